@@ -1,0 +1,1 @@
+"""What stops a call: the exception tree and the circuit breaker."""

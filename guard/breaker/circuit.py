@@ -1,0 +1,75 @@
+"""Circuit breaker as a pure state machine: time is an argument, nothing is awaited.
+
+closed --(threshold consecutive failures)--> open --(cooldown over)--> half_open
+half_open --(probe succeeds)--> closed; half_open --(probe fails)--> open, for twice as long.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import attrs
+
+CircuitState = Literal["closed", "open", "half_open"]
+
+
+@attrs.define
+class CircuitBreaker:
+    """Refuses calls to an endpoint that keeps failing, and lets one probe through at a time.
+
+    Args:
+        threshold: consecutive failures that open the circuit.
+        cooldown_s: first time that the circuit stays open, in seconds; doubles up to the maximum.
+        cooldown_max_s: longest time that it stays open.
+
+    >>> breaker = CircuitBreaker(threshold=1, cooldown_s=5.0)
+    >>> breaker.failed(now_s=0.0)
+    >>> breaker.allows(now_s=1.0), breaker.allows(now_s=5.0), breaker.allows(now_s=5.0)
+    (False, True, False)
+    """
+
+    threshold: int = 5
+    cooldown_s: float = 1.0
+    cooldown_max_s: float = 30.0
+    _failures: int = attrs.field(default=0, init=False)
+    _open_until_s: float | None = attrs.field(default=None, init=False)
+    _next_cooldown_s: float = attrs.field(init=False)
+    _probing: bool = attrs.field(default=False, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._next_cooldown_s = self.cooldown_s
+
+    @property
+    def state(self) -> CircuitState:
+        """The state as of the last call or report."""
+        if self._open_until_s is None:
+            return "closed"
+        return "half_open" if self._probing else "open"
+
+    def allows(self, *, now_s: float) -> bool:
+        """Tell whether a call may go out; when half open, only the first to ask is the probe."""
+        if self._open_until_s is None:
+            return True
+        if self._probing or now_s < self._open_until_s:
+            return False
+        self._probing = True
+        return True
+
+    def succeeded(self) -> None:
+        """Report an answer (any answer of the service, also a refusal)."""
+        self._failures = 0
+        self._open_until_s = None
+        self._probing = False
+        self._next_cooldown_s = self.cooldown_s
+
+    def failed(self, *, now_s: float) -> None:
+        """Report that no usable answer came."""
+        self._failures += 1
+        if self._probing or (self._open_until_s is None and self._failures >= self.threshold):
+            self._open_until_s = now_s + self._next_cooldown_s
+            self._next_cooldown_s = min(self._next_cooldown_s * 2, self.cooldown_max_s)
+        self._probing = False
+
+    def abandoned(self) -> None:
+        """Report that the call ended without telling anything (it was cancelled)."""
+        self._probing = False

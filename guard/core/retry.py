@@ -1,0 +1,84 @@
+"""Retry policy as data: full-jitter backoff, a shared retry quota and ``Retry-After``."""
+
+from __future__ import annotations
+
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+from typing import Final
+
+import attrs
+
+RETRY_AFTER_MAX_S: Final = 300.0
+RETRYABLE_STATUSES: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
+
+
+@attrs.frozen
+class Backoff:
+    """Exponential backoff with full jitter.
+
+    Args:
+        base_s: upper bound of the first delay, in seconds.
+        cap_s: upper bound of every delay.
+    """
+
+    base_s: float = 0.1
+    cap_s: float = 30.0
+
+    def delay_s(self, attempt: int, luck: float) -> float:
+        """Return the delay before a retry.
+
+        Args:
+            attempt: 0 before the first retry.
+            luck: a random number in [0, 1); the caller owns the randomness.
+        """
+        return luck * min(self.cap_s, self.base_s * 2.0 ** min(attempt, 32))
+
+
+@attrs.define
+class RetryQuota:
+    """A token bucket shared by all requests of a process: retries are a share of first tries.
+
+    Each first try earns ``earn`` tokens and each retry costs one, so that a dead gateway sees at
+    most ``1 + earn`` times the offered load once the bucket is empty.
+    """
+
+    earn: float = 0.2
+    capacity: float = 10.0
+    _tokens: float = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._tokens = self.capacity
+
+    def first_try(self) -> None:
+        """Report a request that is not a retry."""
+        self._tokens = min(self.capacity, self._tokens + self.earn)
+
+    def take(self) -> bool:
+        """Take a token for one retry; False means that the retry must not happen."""
+        if self._tokens < 1.0:
+            return False
+        self._tokens -= 1.0
+        return True
+
+
+def retry_after_s(value: str | None, *, now_s: float) -> float | None:
+    """Read a ``Retry-After`` header (RFC 9110, 10.2.3): seconds or a date, capped at 300 s.
+
+    Returns None when the header is absent or is neither.
+    """
+    if value is None:
+        return None
+    text = value.strip()
+    try:
+        seconds = float(text)
+    except ValueError:
+        try:
+            moment = parsedate_to_datetime(text)
+        except (TypeError, ValueError):
+            return None
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=UTC)
+        seconds = moment.timestamp() - now_s
+    if seconds != seconds:  # NaN compares unequal to itself
+        return None
+    return min(max(seconds, 0.0), RETRY_AFTER_MAX_S)

@@ -1,0 +1,208 @@
+"""The background loop: start lazily, submit, cancel, fork, close."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import contextvars
+import os
+import threading
+import weakref
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final, TypeVar
+
+T = TypeVar("T")
+
+_START_TIMEOUT_S: Final = 10.0
+
+
+class LoopClosedError(RuntimeError):
+    """Work was given to a loop that has been closed."""
+
+
+class BackgroundLoop:
+    """An asyncio loop in a daemon thread of its own, started on first use.
+
+    A forked child forgets the thread, the loop and the locks without touching them and starts
+    afresh on its own first use; only the process id tells, since the copy of the old loop still
+    says that it is running.
+
+    Args:
+        name: name of the thread.
+    """
+
+    def __init__(self, name: str = "guard-loop") -> None:
+        self._name = name
+        self._forget()
+        _alive.add(self)
+
+    def _forget(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._services: set[asyncio.Task[Any]] = set()
+        self._closed = False
+
+    @property
+    def thread_ident(self) -> int | None:
+        """Identifier of the loop's thread, None before the start."""
+        return None if self._thread is None else self._thread.ident
+
+    def start(self) -> asyncio.AbstractEventLoop:
+        """Start the thread if it is not running and return its loop.
+
+        Raises:
+            LoopClosedError: the loop was closed.
+            RuntimeError: the thread could not start (no resources, interpreter shutting down).
+        """
+        loop = self._loop
+        if loop is not None and not self._closed:
+            return loop
+        with self._lock:
+            if self._closed:
+                raise LoopClosedError("the background loop is closed")
+            if self._loop is not None:
+                return self._loop
+            started: concurrent.futures.Future[asyncio.AbstractEventLoop] = (
+                concurrent.futures.Future()
+            )
+            # An empty context: a service must not keep the first caller's identity for ever.
+            thread = threading.Thread(
+                target=contextvars.Context().run,
+                args=(self._main, started),
+                name=self._name,
+                daemon=True,
+            )
+            thread.start()
+            self._loop = started.result(timeout=_START_TIMEOUT_S)
+            self._thread = thread
+            return self._loop
+
+    def _main(self, started: concurrent.futures.Future[asyncio.AbstractEventLoop]) -> None:
+        try:
+            # The plain selector loop on purpose: the user's loop policy is the user's.
+            loop = asyncio.SelectorEventLoop()
+        except BaseException as exc:  # noqa: BLE001  # it belongs to the caller who waits
+            started.set_exception(exc)
+            return
+        asyncio.set_event_loop(loop)
+        started.set_result(loop)
+        try:
+            loop.run_forever()
+        finally:
+            with contextlib.suppress(Exception):
+                loop.run_until_complete(loop.shutdown_asyncgens())
+            asyncio.set_event_loop(None)
+            loop.close()
+
+    def submit(
+        self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any
+    ) -> concurrent.futures.Future[T]:
+        """Run ``function(*args)`` on the loop, in the caller's context.
+
+        Raises:
+            LoopClosedError: the loop was closed.
+            RuntimeError: called from the loop's own thread, where waiting would deadlock.
+        """
+        loop = self.start()
+        if threading.get_ident() == self.thread_ident:
+            raise RuntimeError("a blocking call from the background loop's own thread")
+        return asyncio.run_coroutine_threadsafe(function(*args), loop)
+
+    def run(
+        self,
+        function: Callable[..., Coroutine[Any, Any, T]],
+        *args: Any,
+        timeout_s: float | None = None,
+    ) -> T:
+        """Run a coroutine on the loop and wait for it in this thread.
+
+        Whatever ends the wait early (``KeyboardInterrupt``, the timeout) cancels the coroutine
+        before it propagates.
+
+        Raises:
+            TimeoutError: ``timeout_s`` seconds passed.
+        """
+        future = self.submit(function, *args)
+        try:
+            return future.result(timeout_s)
+        except BaseException:
+            future.cancel()
+            raise
+
+    async def run_async(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+        """Run a coroutine on the loop and await it from another loop; cancellation passes through."""
+        return await asyncio.wrap_future(self.submit(function, *args))
+
+    def call_soon(self, callback: Callable[..., object], *args: Any) -> bool:
+        """Schedule a callback on the loop, if it runs; never starts or waits.
+
+        Returns:
+            Whether the callback was scheduled.
+        """
+        loop = self._loop
+        if loop is None or self._closed:
+            return False
+        try:
+            loop.call_soon_threadsafe(callback, *args)
+        except RuntimeError:  # the loop closed in between
+            return False
+        return True
+
+    def spawn(self, function: Callable[[], Awaitable[None]], *, name: str) -> None:
+        """Start a long-lived service task; to be called on the loop's thread.
+
+        The task runs in an empty context and is cancelled by :meth:`close`.
+        """
+
+        async def service() -> None:
+            await function()
+
+        task = asyncio.get_running_loop().create_task(
+            service(), name=name, context=contextvars.Context()
+        )
+        self._services.add(task)
+        task.add_done_callback(self._services.discard)
+
+    def close(self, timeout_s: float = 1.0) -> bool:
+        """Refuse new work, cancel what runs, stop the loop and join the thread. Idempotent.
+
+        Returns:
+            Whether the thread ended within ``timeout_s`` seconds.
+        """
+        with self._lock:
+            self._closed = True
+            loop, thread = self._loop, self._thread
+        if loop is None or thread is None:
+            return True
+        if thread is threading.current_thread():
+            raise RuntimeError("the background loop cannot be closed from its own thread")
+        with contextlib.suppress(RuntimeError):
+            asyncio.run_coroutine_threadsafe(self._wind_up(timeout_s), loop)
+        thread.join(timeout_s)
+        return not thread.is_alive()
+
+    async def _wind_up(self, timeout_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=timeout_s)
+        for task in tasks:
+            if task.done() and not task.cancelled():
+                task.exception()  # seen: nobody is left who could be told
+        loop.call_soon(loop.stop)
+
+
+_alive: weakref.WeakSet[BackgroundLoop] = weakref.WeakSet()
+
+
+def _forget_after_fork() -> None:
+    for background in list(_alive):
+        background._forget()  # the module's own class
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)

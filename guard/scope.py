@@ -1,0 +1,57 @@
+"""Where a piece of code stands: workflow, run, chain, agent, span, protected call.
+
+One context variable holds one immutable scope, so that a check or an event reads the whole of it
+at once, and tasks, threads and interleaved generators can never see a mixture.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Any, Final
+
+import attrs
+
+
+@attrs.define(eq=False)
+class CallRecord:
+    """One protected call: its reservation, and what has been settled against it."""
+
+    call_id: str
+    reservation_id: str | None = None
+    llm_events: int = 0
+
+
+@attrs.frozen(eq=False)
+class Scope:
+    """An immutable position. Fields are None outside of what they name.
+
+    Attributes:
+        workflow_id, run_id: the workflow and this entry of it.
+        chain_id, chain_op: the soft-budget chain and what the next gate request says of it.
+        agent: identity of the agent.
+        trace_id, span_id, parent_span_id: W3C Trace Context ids.
+        model, tools: the call context for the gate.
+        call: the protected call whose body is running.
+    """
+
+    workflow_id: str | None = None
+    run_id: str | None = None
+    chain_id: str | None = None
+    chain_op: str | None = None
+    agent: str | None = None
+    trace_id: str | None = None
+    span_id: str | None = None
+    parent_span_id: str | None = None
+    model: str | None = None
+    tools: tuple[str, ...] = ()
+    call: CallRecord | None = None
+
+    def having(self, **changes: Any) -> Scope:
+        """Return a copy with some fields changed."""
+        return attrs.evolve(self, **changes)
+
+
+OUTSIDE: Final = Scope()
+
+current_scope: ContextVar[Scope] = ContextVar("guard_scope", default=OUTSIDE)
+"""The scope of the running code; ``OUTSIDE`` when there is none."""

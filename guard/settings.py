@@ -1,0 +1,216 @@
+"""Settings: arguments over ``GUARD_*`` environment variables over defaults, frozen and checked."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, Literal
+from urllib.parse import urlsplit
+
+import attrs
+
+from guard.breaker.exceptions import (
+    GuardAuthenticationError,
+    GuardConfigError,
+    InsecureTransportError,
+)
+
+DEFAULT_API_URL: Final = "http://127.0.0.1:8787"
+TransportMode = Literal["auto", "http", "websocket"]
+FallbackMode = Literal["closed", "open"]
+_PREFIX_LENGTH: Final = 8
+
+
+@attrs.frozen
+class Settings:
+    """Everything that a runtime can be told. Neither the key nor the secret is in the ``repr``.
+
+    Attributes:
+        api_key: key of an organisation at the gateway.
+        api_url: base URL of the gateway.
+        hmac_secret: signs every request when set.
+        batch_size: most events in one batch.
+        flush_interval_ms: longest time that an event waits in the buffer, in milliseconds.
+        buffer_size: most events kept in memory.
+        transport_mode: control channel: ``auto`` (WebSocket, else poll), ``websocket`` or ``http``.
+        fallback_mode: without the gateway, refuse protected calls (``closed``) or let them go on.
+        timeout_ms: total time for one answer of the gateway, in milliseconds.
+        spool_dir: directory for events that cannot be delivered; None keeps them in memory.
+        auto_instrument: whether ``init`` instruments the HTTP clients.
+        debug: log at debug level to standard error.
+    """
+
+    api_key: str = attrs.field(repr=False)
+    api_url: str = DEFAULT_API_URL
+    hmac_secret: str | None = attrs.field(default=None, repr=False)
+    batch_size: int = 100
+    flush_interval_ms: int = 1000
+    buffer_size: int = 10_000
+    transport_mode: TransportMode = "auto"
+    fallback_mode: FallbackMode = "closed"
+    timeout_ms: int = 2000
+    spool_dir: Path | None = None
+    auto_instrument: bool = True
+    debug: bool = False
+
+    @property
+    def api_key_prefix(self) -> str:
+        """The first characters of the key: enough to tell keys apart, useless to a thief."""
+        shown = min(_PREFIX_LENGTH, len(self.api_key) // 3)
+        return self.api_key[:shown] + "…" if shown else ""
+
+    @property
+    def timeout_s(self) -> float:
+        """The total deadline of one exchange in seconds."""
+        return self.timeout_ms / 1000
+
+    @classmethod
+    def load(cls, environ: Mapping[str, str] | None = None, **arguments: Any) -> Settings:
+        """Merge arguments, the environment and the defaults.
+
+        Args:
+            environ: the environment; ``os.environ`` when None.
+            arguments: fields of this class; None means "not given".
+
+        Raises:
+            GuardAuthenticationError: no key anywhere (GD-C001).
+            GuardConfigError: a value is not what its variable takes (GD-C003).
+            InsecureTransportError: plain HTTP to anything but a loopback address.
+        """
+        environ = os.environ if environ is None else environ
+        unknown = arguments.keys() - _READERS.keys()
+        if unknown:
+            raise GuardConfigError(
+                f"unknown setting {min(unknown)!r}; known are {', '.join(_READERS)}",
+                error_code="GD-C003",
+            )
+        values: dict[str, Any] = {}
+        for name, (variable, read) in _READERS.items():
+            given = arguments.get(name)
+            source = f"{name}="
+            if given is None:
+                given, source = environ.get(variable), variable
+            if given is None or given == "":
+                continue
+            try:
+                values[name] = read(given)
+            except (TypeError, ValueError) as exc:
+                raise GuardConfigError(
+                    f"{source} takes {exc}", error_code="GD-C003"
+                ) from None  # the cause would carry the value, which may be a secret
+        if "api_key" not in values:
+            raise GuardAuthenticationError(
+                "no API key: pass api_key to guard.init() or set GUARD_API_KEY",
+                error_code="GD-C001",
+            )
+        settings = cls(**values)
+        require_secure(settings.api_url)
+        return settings
+
+
+def require_secure(url: str) -> None:
+    """Refuse plain ``http``/``ws`` to anything but ``localhost`` or a canonical loopback address.
+
+    Raises:
+        InsecureTransportError: before a byte is sent.
+    """
+    parts = urlsplit(url)
+    if parts.scheme in ("https", "wss") or is_loopback(parts.hostname or ""):
+        return
+    raise InsecureTransportError(
+        f"plain {parts.scheme} is allowed to a loopback address only; use https for "
+        f"{parts.hostname}"
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether a host is ``localhost`` or a loopback address in its canonical spelling.
+
+    Spellings such as ``127.1`` or ``0x7f000001`` are refused: resolvers disagree about them.
+    """
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError("a non-empty text")
+    if not value.isprintable() or not value.isascii():
+        raise ValueError("printable ASCII characters without line breaks")
+    return value.strip()
+
+
+def _url(value: Any) -> str:
+    text = _text(value).rstrip("/")
+    wanted = "an address such as https://guard.example.com or http://127.0.0.1:8787"
+    try:
+        parts = urlsplit(text)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        raise ValueError(wanted) from None
+    if not usable or parts.query or parts.fragment or parts.username is not None:
+        raise ValueError(wanted)
+    return text
+
+
+def _whole(low: int, high: int) -> Callable[[Any], int]:
+    def read(value: Any) -> int:
+        try:
+            number = int(value)
+            if isinstance(value, bool | float) or not low <= number <= high:
+                raise ValueError
+        except (TypeError, ValueError):
+            raise ValueError(f"a whole number from {low} to {high}") from None
+        return number
+
+    return read
+
+
+def _choice(*options: str) -> Callable[[Any], str]:
+    def read(value: Any) -> str:
+        text = str(value).strip().lower()
+        if text not in options:
+            raise ValueError(f"one of {', '.join(options)}")
+        return text
+
+    return read
+
+
+def _flag(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    text = str(value).strip().lower()
+    if text in ("1", "true", "yes", "on"):
+        return True
+    if text in ("0", "false", "no", "off"):
+        return False
+    raise ValueError("1 or 0")
+
+
+def _path(value: Any) -> Path:
+    try:
+        return Path(value).expanduser()
+    except (TypeError, RuntimeError):
+        raise ValueError("the path of a directory") from None
+
+
+_READERS: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
+    "api_key": ("GUARD_API_KEY", _text),
+    "api_url": ("GUARD_API_URL", _url),
+    "hmac_secret": ("GUARD_HMAC_SECRET", _text),
+    "batch_size": ("GUARD_BATCH_SIZE", _whole(1, 1000)),
+    "flush_interval_ms": ("GUARD_FLUSH_INTERVAL_MS", _whole(10, 3_600_000)),
+    "buffer_size": ("GUARD_BUFFER_SIZE", _whole(1, 10_000_000)),
+    "transport_mode": ("GUARD_TRANSPORT_MODE", _choice("auto", "http", "websocket")),
+    "fallback_mode": ("GUARD_FALLBACK_MODE", _choice("closed", "open")),
+    "timeout_ms": ("GUARD_TIMEOUT_MS", _whole(10, 600_000)),
+    "spool_dir": ("GUARD_SPOOL_DIR", _path),
+    "auto_instrument": ("GUARD_AUTO_INSTRUMENT", _flag),
+    "debug": ("GUARD_DEBUG", _flag),
+}
