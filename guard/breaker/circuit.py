@@ -65,7 +65,11 @@ class CircuitBreaker:
     def failed(self, *, now_s: float) -> None:
         """Report that no usable answer came."""
         self._failures += 1
-        if self._probing or (self._open_until_s is None and self._failures >= self.threshold):
+        if self._open_until_s is None:
+            opens = self._failures >= self.threshold
+        else:  # failures of requests that were under way when the circuit opened say nothing new
+            opens = now_s >= self._open_until_s
+        if opens:
             self._open_until_s = now_s + self._next_cooldown_s
             self._next_cooldown_s = min(self._next_cooldown_s * 2, self.cooldown_max_s)
         self._probing = False

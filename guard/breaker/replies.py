@@ -41,6 +41,8 @@ class Reply:
         body: the bytes of the body, decoded and capped.
         retry_after: the ``Retry-After`` header, if any.
         now_s: when it was read, in Unix seconds.
+        nonce: the nonce in the request's signature; empty when it was not signed.
+        signature: the ``X-Guard-Signature`` header of the reply.
     """
 
     endpoint: str
@@ -48,6 +50,8 @@ class Reply:
     body: bytes = attrs.field(repr=False)
     retry_after: str | None = None
     now_s: float = 0.0
+    nonce: str = ""
+    signature: str = ""
 
     def problem(self) -> Problem:
         """Return the problem document; an empty one when the body is something else."""

@@ -1,0 +1,1 @@
+"""What talks to the gateway. Runs on the background loop only."""

@@ -133,7 +133,7 @@ class BackgroundLoop:
             raise
 
     async def run_async(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
-        """Run a coroutine on the loop and await it from another loop; cancellation passes through."""
+        """Run a coroutine on the loop, awaited from another one; cancellation passes through."""
         return await asyncio.wrap_future(self.submit(function, *args))
 
     def call_soon(self, callback: Callable[..., object], *args: Any) -> bool:
@@ -198,11 +198,14 @@ class BackgroundLoop:
 
 
 _alive: weakref.WeakSet[BackgroundLoop] = weakref.WeakSet()
+_parents: list[object] = []
 
 
 def _forget_after_fork() -> None:
     for background in list(_alive):
-        background._forget()  # the module's own class
+        # Kept, never closed: closing the copy would touch descriptors that the parent uses.
+        _parents.append((background._loop, background._thread, background._services))
+        background._forget()
 
 
 os.register_at_fork(after_in_child=_forget_after_fork)

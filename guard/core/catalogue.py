@@ -1,0 +1,174 @@
+"""The catalogue of error codes: what an end user is told, and what a developer should know."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import attrs
+
+
+@attrs.frozen
+class Entry:
+    """One error code.
+
+    Attributes:
+        title: what it is, in a few words, for developers.
+        user_message: what an end user can act on; no identifiers.
+        explanation: when it happens and what to do, for developers and operators.
+    """
+
+    title: str
+    user_message: str
+    explanation: str
+
+
+FALLBACK_MESSAGE: Final = (
+    "Something went wrong and the request was stopped. Please try again later."
+)
+
+CATALOGUE: Final[dict[str, Entry]] = {
+    "GD-X000": Entry(
+        "Unspecified error",
+        FALLBACK_MESSAGE,
+        "The base class of the user-facing errors. Look at the exception's text and its cause.",
+    ),
+    "GD-C000": Entry(
+        "Configuration error",
+        "This application is not set up correctly. Please contact its operator.",
+        "The SDK cannot work with the settings that it was given. The text names the setting.",
+    ),
+    "GD-C001": Entry(
+        "API key missing",
+        "This application has no API key. Set GUARD_API_KEY, or pass api_key to guard.init().",
+        "Neither the api_key argument nor GUARD_API_KEY holds a key. The operator of the gateway "
+        "makes one with `guard gateway keys create`.",
+    ),
+    "GD-C002": Entry(
+        "Not initialised",
+        "This application was not started correctly. Please contact its operator.",
+        "status() was called before init(). Call guard.init() first.",
+    ),
+    "GD-C003": Entry(
+        "Bad setting",
+        "This application is not set up correctly. Please contact its operator.",
+        "A setting has a value that it does not take; the text names the variable and its range.",
+    ),
+    "GD-C004": Entry(
+        "Already initialised",
+        "This application was not started correctly. Please contact its operator.",
+        "init() was called again with other settings. Call guard.shutdown() first.",
+    ),
+    "GD-C005": Entry(
+        "Insecure address",
+        "This application is not set up securely. Please contact its operator.",
+        "Plain http is allowed to a loopback address only: anything else would send the key in "
+        "the clear. Use https.",
+    ),
+    "GD-A001": Entry(
+        "Authentication failed",
+        "This application could not sign in to its control service. Please contact its operator.",
+        "The key or the request's HMAC signature was refused. Check GUARD_API_KEY, "
+        "GUARD_HMAC_SECRET and the clock of this machine.",
+    ),
+    "GD-A003": Entry(
+        "API key rejected",
+        "This application's API key was rejected. Please contact its operator.",
+        "The gateway answered 401: the key is unknown, revoked, or belongs to another gateway.",
+    ),
+    "GD-B001": Entry(
+        "Gateway unreachable",
+        "The control service cannot be reached, so the request was stopped. "
+        "Please try again in a moment.",
+        "No usable answer came within the deadline. Check GUARD_API_URL and that the gateway "
+        "runs. GUARD_FALLBACK_MODE=open lets calls go on unchecked (except sensitive ones).",
+    ),
+    "GD-B002": Entry(
+        "Gateway failed",
+        "The control service had a problem, so the request was stopped. "
+        "Please try again in a moment.",
+        "The gateway answered with a 5xx status. Its log says why.",
+    ),
+    "GD-B003": Entry(
+        "Events not delivered",
+        "Usage could not be reported. Please contact the application's operator.",
+        "Events could not be delivered after retries. events_lost and buffer_size say how many. "
+        "GUARD_SPOOL_DIR keeps them on disk.",
+    ),
+    "GD-B004": Entry(
+        "Budget exhausted",
+        "The usage limit has been reached. Please try again later, or ask for a higher limit.",
+        "The gate refused the call because a hard budget over it is used up. "
+        "details holds the budget.",
+    ),
+    "GD-B005": Entry(
+        "Circuit open",
+        "The control service cannot be reached, so the request was stopped. "
+        "Please try again in a moment.",
+        "The gateway failed several times in a row and is left alone for a moment; one probe "
+        "goes out after the cool-down.",
+    ),
+    "GD-I001": Entry(
+        "Store failed",
+        "The control service had a problem, so the request was stopped. "
+        "Please try again in a moment.",
+        "A store behind the gateway failed, so the call could not be checked.",
+    ),
+    "GD-R001": Entry(
+        "Rate cap reached",
+        "Too many requests in a short time. Please wait a moment and try again.",
+        "A rate cap was reached (429). Wait retry_after seconds before trying again.",
+    ),
+    "GD-R002": Entry(
+        "Rate-limit store failed",
+        "The control service had a problem, so the request was stopped. "
+        "Please try again in a moment.",
+        "The store of rate-limit reservations failed; the call is refused whatever the fallback.",
+    ),
+    "GD-P001": Entry(
+        "Protocol mismatch",
+        "This application needs an update. Please contact its operator.",
+        "The SDK and the gateway do not speak the same protocol. Upgrade the SDK to "
+        "min_required_version or newer.",
+    ),
+    "GD-X001": Entry(
+        "Blocked by policy",
+        "This action is not allowed here. Please contact the application's operator.",
+        "A policy of the gateway refused the call; reason and details say which.",
+    ),
+    "GD-X002": Entry(
+        "Refused by decision",
+        "This action was refused. Please contact the application's operator.",
+        "The gateway decided against the call; reason and details say why.",
+    ),
+    "GD-T001": Entry(
+        "Tool blocked",
+        "This tool is not allowed here. Please contact the application's operator.",
+        "The tool, or one of the tools offered to the model, is in a block list; tool_name says "
+        "which.",
+    ),
+    "GD-CH001": Entry(
+        "Chain ceiling reached",
+        "The usage limit of this task has been reached. Please start a new one later.",
+        "The soft budget of a chain reached its ceiling. End the chain or raise the ceiling.",
+    ),
+    "GD-O001": Entry(
+        "Over the reservation",
+        "The request used more than was set aside for it. Please contact the operator.",
+        "The actual cost was above the reservation and its tolerance (422). The cost was recorded.",
+    ),
+    "GD-W002": Entry(
+        "Workflow killed",
+        "This task was stopped by an operator.",
+        "An operator killed the workflow. It stays killed until `guard gateway revive`.",
+    ),
+    "GD-W003": Entry(
+        "Workflow paused",
+        "This task is paused. Please try again later.",
+        "An operator paused the workflow. resume_after says when it lifts itself, if it does.",
+    ),
+    "GD-W004": Entry(
+        "Workflow inactive",
+        "This task cannot run now. Please contact the application's operator.",
+        "The workflow is paused or killed, or belongs to another organisation.",
+    ),
+}

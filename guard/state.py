@@ -1,0 +1,96 @@
+"""The status snapshot and its pure derivation from facts (spec part 3)."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import attrs
+
+from guard.breaker.circuit import CircuitState
+
+State = Literal["ok", "degraded", "offline", "misconfigured"]
+
+_SILENCE_POLLS_MAX: Final = 3
+
+
+@attrs.frozen
+class Facts:
+    """What is known at one moment; the input of :func:`derive_state`.
+
+    Attributes:
+        misconfigured: key missing or rejected, protocol too old, or an insecure address.
+        shut_down: whether ``shutdown`` was called.
+        silence_ms: time since the gateway was last heard; None when it never was.
+        poll_interval_ms: the interval that the gateway asked for.
+        channel: the control channel in use.
+        breaker: state of the circuit breaker.
+        spooled: events on disk.
+        lost_since_contact: whether events were lost since the last usable answer.
+        unseen_hosts: LLM hosts whose answers held no usage.
+    """
+
+    misconfigured: bool = False
+    shut_down: bool = False
+    silence_ms: int | None = None
+    poll_interval_ms: int = 1000
+    channel: str = "none"
+    breaker: CircuitState = "closed"
+    spooled: int = 0
+    lost_since_contact: bool = False
+    unseen_hosts: bool = False
+
+
+def derive_state(facts: Facts) -> State:
+    """Derive the state: the worst thing that is true names it."""
+    if facts.misconfigured:
+        return "misconfigured"
+    quiet = facts.channel == "none" and (
+        facts.silence_ms is None
+        or facts.silence_ms > _SILENCE_POLLS_MAX * facts.poll_interval_ms
+    )
+    if facts.shut_down or facts.breaker == "open" or quiet:
+        return "offline"
+    if (
+        facts.channel != "websocket"
+        or facts.breaker == "half_open"
+        or facts.spooled
+        or facts.lost_since_contact
+        or facts.unseen_hosts
+    ):
+        return "degraded"
+    return "ok"
+
+
+@attrs.frozen
+class GuardStatus:
+    """A snapshot of the runtime, as returned by ``guard.status()``.
+
+    Attributes:
+        state: ``ok``, ``degraded``, ``offline`` or ``misconfigured``.
+        api_url: the gateway's address.
+        protocol: the protocol version that the gateway speaks; None before it was heard.
+        control_channel: ``websocket``, ``poller`` or ``none``.
+        breaker: ``closed``, ``open`` or ``half_open``.
+        buffered, spooled: events that wait in memory and on disk.
+        events_sent, events_lost: totals of this process.
+        last_contact_ms: Unix time of the last usable answer, in milliseconds.
+        last_error_code: code of the newest error, if any.
+        unseen_hosts: LLM hosts whose answers held no usage.
+        sdk_version: version of this package.
+        pid: process that the numbers belong to.
+    """
+
+    state: State
+    api_url: str
+    protocol: int | None
+    control_channel: str
+    breaker: CircuitState
+    buffered: int
+    spooled: int
+    events_sent: int
+    events_lost: int
+    last_contact_ms: int | None
+    last_error_code: str | None
+    unseen_hosts: tuple[str, ...]
+    sdk_version: str
+    pid: int
