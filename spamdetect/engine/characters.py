@@ -1,0 +1,94 @@
+"""What each code point is: kind, script and word-break class, from tables fixed at build time.
+
+The tables are package data rather than calls to :mod:`unicodedata`, so that features do not
+depend on the Unicode version of the interpreter, and so that a whole text is classified with
+one array lookup.
+"""
+
+from __future__ import annotations
+
+import enum
+from functools import cache
+from importlib import resources
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from spamdetect.engine.container import unpack
+
+CODE_POINTS = 0x110000
+FILE_NAME = "characters.model"
+
+
+class Kind(enum.IntEnum):
+    """What a code point is to the structural features."""
+
+    OTHER = 0
+    UPPER = 1
+    LOWER = 2
+    LETTER = 3
+    DIGIT = 4
+    SPACE = 5
+    NEWLINE = 6
+    PUNCTUATION = 7
+    EXCLAMATION = 8
+    QUESTION = 9
+    CURRENCY = 10
+    EMOJI = 11
+    INVISIBLE = 12
+    ACCENT = 13
+    MARK = 14
+    CONTROL = 15
+    SURROGATE = 16
+    STYLED = 17
+    SYMBOL = 18
+    STAR = 19
+    BIDI = 20
+
+
+KINDS = len(Kind)
+
+SCRIPTS = (
+    "COMMON", "LATIN", "CYRILLIC", "GREEK", "ARABIC", "HEBREW", "DEVANAGARI", "BENGALI",
+    "GURMUKHI", "GUJARATI", "ORIYA", "TAMIL", "TELUGU", "KANNADA", "MALAYALAM", "SINHALA",
+    "THAI", "LAO", "TIBETAN", "MYANMAR", "GEORGIAN", "HANGUL", "ETHIOPIC", "KHMER",
+    "MONGOLIAN", "HIRAGANA", "KATAKANA", "CJK", "ARMENIAN", "CHEROKEE", "THAANA", "OTHER",
+)  # fmt: skip
+
+
+@attrs.frozen
+class CharacterTables:
+    """One byte per code point.
+
+    Attributes:
+        kind: a `Kind`.
+        script: an index into `SCRIPTS`; 0 is no letter.
+        word_break: an ASCII letter, see `spamdetect.engine.words`.
+    """
+
+    kind: NDArray[np.uint8]
+    script: NDArray[np.uint8]
+    word_break: NDArray[np.uint8]
+
+
+@cache
+def character_tables() -> CharacterTables:
+    """The tables, read once."""
+    data = resources.files("spamdetect.engine").joinpath(FILE_NAME).read_bytes()
+    arrays = unpack(data, kind="characters", origin=FILE_NAME).arrays
+    return CharacterTables(
+        kind=_expand(arrays["kind_start"], arrays["kind_value"]),
+        script=_expand(arrays["script_start"], arrays["script_value"]),
+        word_break=_expand(arrays["word_break_start"], arrays["word_break_value"]),
+    )
+
+
+def _expand(start: NDArray[np.uint32], value: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    lengths = np.diff(np.append(start.astype(np.int64), CODE_POINTS))
+    return np.repeat(value, lengths)
+
+
+def code_points(text: str) -> NDArray[np.uint32]:
+    """The code points of a text as an array; lone surrogates pass."""
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)

@@ -1,0 +1,173 @@
+"""The engine: everything about a text, from the text alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from spamdetect.engine import classifier, language
+from spamdetect.engine.characters import KINDS, SCRIPTS, character_tables, code_points
+from spamdetect.engine.explain import explain as explain_text
+from spamdetect.engine.normalise import Normalised, normalise
+from spamdetect.engine.results import (
+    LANGUAGE_UNKNOWN,
+    TEXT_EMPTY,
+    TEXT_TRUNCATED,
+    Analysis,
+    Language,
+    Preprocessed,
+    Reason,
+    Verdict,
+)
+from spamdetect.engine.structure import structure
+from spamdetect.engine.words import count_words
+
+MAX_READ = 100_000
+_HEAD = 75_000
+_EMPTY = Verdict(is_spam=False, ham_score=1.0, spam_score=0.0)
+
+
+@attrs.frozen
+class _Reading:
+    """One text, read once."""
+
+    text: str
+    normalised: Normalised
+    kinds: NDArray[np.int64]
+    scripts: NDArray[np.int64]
+    word_count: int
+    language: Language
+    truncated: bool
+
+
+class Engine:
+    """Classifies texts: pure functions of the text and the model, safe to share by threads.
+
+    Example:
+        >>> engine = Engine.load()
+        >>> engine.predict("See you at the station at five?").prediction.is_spam
+        False
+    """
+
+    __slots__ = ("_detector", "_model", "threshold")
+
+    def __init__(
+        self,
+        model: classifier.SpamModel,
+        detector: language.LanguageModel,
+        *,
+        threshold: float | None = None,
+    ) -> None:
+        if threshold is not None and not 0.0 <= threshold <= 1.0:
+            raise ValueError("threshold must lie in [0, 1]")
+        self._model = model
+        self._detector = detector
+        self.threshold = model.threshold if threshold is None else float(threshold)
+
+    @classmethod
+    def load(
+        cls, path: str | os.PathLike[str] | None = None, *, threshold: float | None = None
+    ) -> Engine:
+        """Load the shipped model, or one of your own.
+
+        Args:
+            path: a spam model file, or a folder with ``spam.model`` and, if there is one,
+                ``language.model``; the shipped files by default.
+            threshold: spam from this probability on; the model's own by default.
+
+        Raises:
+            ModelError: a file is missing, damaged or of another format.
+            ValueError: the threshold is outside [0, 1].
+        """
+        if path is None:
+            return cls(classifier.load(), language.load(), threshold=threshold)
+        place = Path(path)
+        if not place.is_dir():
+            return cls(classifier.load(place), language.load(), threshold=threshold)
+        own = place / language.FILE_NAME
+        detector = language.load(own if own.exists() else None)
+        return cls(classifier.load(place / classifier.FILE_NAME), detector, threshold=threshold)
+
+    @property
+    def model_version(self) -> str:
+        """The version of the spam model."""
+        return self._model.version
+
+    def preprocess(self, text: str) -> Preprocessed:
+        """The cleaned text, its statistics and its language."""
+        reading = self._read(text)
+        return Preprocessed(
+            text, reading.normalised.text, len(text), reading.word_count, reading.language
+        )
+
+    def predict(self, text: str) -> Analysis:
+        """Everything about one text, with its verdict."""
+        reading = self._read(text)
+        marked = reading.normalised.marked
+        if not marked:
+            return self._analysis(reading, None)
+        on = structure(reading.normalised, reading.kinds, reading.scripts, len(text))
+        score = self._model.score(code_points(f" {marked} "), on)
+        return self._analysis(reading, self._model.probability(score))
+
+    def predict_many(self, texts: Sequence[str]) -> list[Analysis]:
+        """`predict` for each text, in order."""
+        return [self.predict(text) for text in texts]
+
+    def explain(self, text: str, *, top: int = 10) -> list[Reason]:
+        """The features that moved the verdict most, strongest first.
+
+        Args:
+            text: the text.
+            top: how many at most.
+        """
+        reading = self._read(text)
+        if not reading.normalised.marked:
+            return []
+        on = structure(reading.normalised, reading.kinds, reading.scripts, len(text))
+        return explain_text(self._model, reading.normalised, on, top=top)
+
+    def _read(self, text: str) -> _Reading:
+        tables = character_tables()
+        codes = code_points(text)
+        truncated = len(text) > MAX_READ
+        read = text[:_HEAD] + " " + text[_HEAD - MAX_READ :] if truncated else text
+        return _Reading(
+            text,
+            normalise(read),
+            np.bincount(tables.kind[codes], minlength=KINDS),
+            np.bincount(tables.script[codes], minlength=len(SCRIPTS)),
+            count_words(codes),
+            self._detector.detect(text),
+            truncated,
+        )
+
+    def _analysis(self, reading: _Reading, spam_score: float | None) -> Analysis:
+        if spam_score is None:
+            verdict, error_code = _EMPTY, TEXT_EMPTY
+        else:
+            spam_score = round(spam_score, 6)
+            verdict = Verdict(
+                is_spam=spam_score >= self.threshold,
+                ham_score=round(1.0 - spam_score, 6),
+                spam_score=spam_score,
+            )
+            error_code = ""
+            if reading.truncated:
+                error_code = TEXT_TRUNCATED
+            elif reading.language.language == "und":
+                error_code = LANGUAGE_UNKNOWN
+        return Analysis(
+            reading.text,
+            reading.normalised.text,
+            len(reading.text),
+            reading.word_count,
+            reading.language,
+            verdict,
+            error_code,
+        )

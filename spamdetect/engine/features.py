@@ -1,0 +1,150 @@
+"""Hashed n-grams: from code points to bucket numbers, a whole text or many texts at once.
+
+Character n-grams (2 to 5) roll through the text with spaces at both ends; word n-grams (1 and
+2) come from prefix sums of a polynomial, so that no loop over words is needed. All arithmetic
+is modulo 2^32; the top bits of a multiplicative mix are the bucket.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spamdetect.engine.characters import Kind, character_tables
+
+Hashes = NDArray[np.uint32]
+
+CHAR_NGRAMS: Final = (2, 3, 4, 5)
+SPACE: Final = 32
+_BASE: Final = np.uint32(0x01000193)
+_MIX: Final = np.uint32(0x9E3779B1)
+_SALTS: Final = tuple(
+    np.uint32(salt) for salt in (0, 0x2545F491, 0x85EBCA6B, 0xC2B2AE35, 0x27D4EB2F, 0x165667B1)
+)
+_WORD_SALT: Final = np.uint32(0x7F4A7C15)
+_PAIR_SALT: Final = np.uint32(0x3C6EF372)
+_PAIR: Final = np.uint32(0xB5297A4D)
+_SHIFT_16: Final = np.uint32(16)
+_WORD_KINDS: Final = np.zeros(32, bool)
+_WORD_KINDS[
+    [
+        Kind.UPPER,
+        Kind.LOWER,
+        Kind.LETTER,
+        Kind.DIGIT,
+        Kind.MARK,
+        Kind.STYLED,
+        Kind.CURRENCY,
+        Kind.EMOJI,
+        Kind.OTHER,
+    ]
+] = True
+
+
+def ngram_hashes(codes: Hashes) -> list[Hashes]:
+    """Unmixed hashes of all character n-grams; entry ``i`` of array ``k`` starts at ``i``."""
+    rolled = codes * _BASE + _SALTS[0]
+    out = []
+    for size in CHAR_NGRAMS:
+        rolled = rolled[:-1] * _BASE + codes[size - 1 :]
+        out.append(rolled + _SALTS[size])
+    return out
+
+
+def mix(hashes: Hashes, bits: int) -> Hashes:
+    """The bucket of each hash, in place; ``bits`` is the logarithm of the table size."""
+    hashes ^= hashes >> _SHIFT_16
+    hashes *= _MIX
+    hashes >>= np.uint32(32 - bits)
+    return hashes
+
+
+class PowerTable:
+    """Powers of the base and of its inverse modulo 2^32, grown when a longer text comes."""
+
+    __slots__ = ("_forward", "_inverse")
+
+    def __init__(self) -> None:
+        self._forward, self._inverse = _powers(4096)
+
+    def get(self, size: int) -> tuple[Hashes, Hashes]:
+        """At least ``size`` powers of each."""
+        forward, inverse = self._forward, self._inverse
+        if forward.size < size:
+            forward, inverse = _powers(1 << size.bit_length())
+            if size <= 2**21:
+                self._forward, self._inverse = forward, inverse
+        return forward, inverse
+
+
+def _powers(size: int) -> tuple[Hashes, Hashes]:
+    inverse = np.uint32(pow(int(_BASE), -1, 2**32))
+    steps = np.full((2, size), 1, np.uint32)
+    steps[0, 1:] = _BASE
+    steps[1, 1:] = inverse
+    forward, backward = np.multiply.accumulate(steps, axis=1, dtype=np.uint32)
+    return forward, backward
+
+
+_POWERS: Final = PowerTable()
+
+
+def word_hashes(codes: Hashes) -> tuple[Hashes, NDArray[np.intp]]:
+    """Unmixed hashes of the words, and where each starts.
+
+    Args:
+        codes: code points that begin and end with a space.
+    """
+    is_word = _WORD_KINDS[character_tables().kind[codes]]
+    edges = np.flatnonzero(is_word[1:] != is_word[:-1])
+    edges += 1
+    starts, ends = edges[0::2], edges[1::2]
+    forward, inverse = _POWERS.get(codes.size)
+    sums = np.add.accumulate(codes * forward[: codes.size], dtype=np.uint32)
+    hashes = sums[ends - 1]
+    hashes -= sums[starts - 1]
+    hashes *= inverse[starts]
+    return hashes, starts
+
+
+def pair_hashes(words: Hashes) -> Hashes:
+    """Unmixed hashes of neighbouring words."""
+    return words[:-1] * _PAIR + words[1:] + _PAIR_SALT
+
+
+def text_buckets(codes: Hashes, bits: int) -> Hashes:
+    """The buckets of all n-grams of one text, with repetitions.
+
+    Args:
+        codes: code points that begin and end with a space.
+        bits: the logarithm of the table size.
+    """
+    words, _ = word_hashes(codes)
+    return mix(np.concatenate([*ngram_hashes(codes), words + _WORD_SALT, pair_hashes(words)]), bits)
+
+
+def corpus_buckets(
+    codes: Hashes, text_of: NDArray[np.int64], bits: int
+) -> tuple[Hashes, NDArray[np.int64]]:
+    """The buckets of all n-grams of many texts, and the text that each belongs to.
+
+    Args:
+        codes: the texts one after the other, each with a space at both ends.
+        text_of: for each code point, the number of its text (ascending).
+        bits: the logarithm of the table size.
+    """
+    parts: list[Hashes] = []
+    owners: list[NDArray[np.int64]] = []
+    for size, hashes in zip(CHAR_NGRAMS, ngram_hashes(codes), strict=True):
+        first, last = text_of[: hashes.size], text_of[size - 1 :]
+        inside = first == last
+        parts.append(hashes[inside])
+        owners.append(first[inside])
+    words, starts = word_hashes(codes)
+    owner = text_of[starts]
+    inside = owner[:-1] == owner[1:]
+    parts += [words + _WORD_SALT, pair_hashes(words)[inside]]
+    owners += [owner, owner[:-1][inside]]
+    return mix(np.concatenate(parts), bits), np.concatenate(owners)

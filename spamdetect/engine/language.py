@@ -1,0 +1,242 @@
+"""The language detector: the script decides the candidates, hashed n-grams choose among them."""
+
+from __future__ import annotations
+
+import math
+import os
+import unicodedata
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any, Final
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from spamdetect.engine.characters import SCRIPTS, character_tables, code_points
+from spamdetect.engine.container import Container, read, unpack
+from spamdetect.engine.features import mix
+from spamdetect.engine.links import LINK
+from spamdetect.engine.results import Language, ModelError
+
+FILE_NAME = "language.model"
+KIND = "language"
+FORMAT = 1
+WINDOW = 1200  # code points read
+LETTERS_READ = 400
+UNKNOWN: Final = Language("und", 0.0, is_reliable=False)
+
+# How many letters of text one character of a script is worth.
+_WORTH = np.ones(len(SCRIPTS))
+for _script, _worth in (("CJK", 3.0), ("HIRAGANA", 3.0), ("KATAKANA", 3.0), ("HANGUL", 2.0)):
+    _WORTH[SCRIPTS.index(_script)] = _worth
+_WORTH[0] = 0.0
+# Scripts that are written together.
+MERGED: Final = {"HIRAGANA": "CJK", "KATAKANA": "CJK"}
+_GROUP_OF: Final = tuple(MERGED.get(script, script) for script in SCRIPTS)
+_JOIN = np.zeros((len(SCRIPTS), len(SCRIPTS)))
+for _index, _group in enumerate(_GROUP_OF):
+    _JOIN[_index, SCRIPTS.index(_group)] = _WORTH[_index]
+
+_BASE: Final = np.uint32(0x01000193)
+_SALTS: Final = tuple(
+    np.uint32(salt) for salt in (0x51ED270B, 0x2545F491, 0x85EBCA6B, 0xC2B2AE35, 0x27D4EB2F)
+)
+MAX_NGRAM: Final = 5
+
+
+@attrs.frozen
+class ScriptModel:
+    """The languages of one script and how to tell them apart.
+
+    Attributes:
+        languages: ISO codes.
+        bits: logarithm of the number of buckets.
+        weights: int16, one row for each bucket, one column for each language.
+        scale: what one unit of ``weights`` is worth.
+        bias: one constant for each language.
+        temperature: (slope, intercept) of the sharpness by the logarithm of the n-gram count.
+    """
+
+    languages: tuple[str, ...]
+    bits: int
+    weights: NDArray[np.int16]
+    scale: float
+    bias: NDArray[np.float32]
+    temperature: tuple[float, float]
+
+    def probabilities(self, letters: NDArray[np.uint32]) -> NDArray[np.float64]:
+        """The probability of each language for the letters of a text."""
+        rows = self.weights[letter_buckets(letters, self.bits)]
+        total = rows.sum(axis=0, dtype=np.int32)
+        slope, intercept = self.temperature
+        size = math.log(len(rows))
+        logits = total * (self.scale / len(rows)) + self.bias
+        logits *= math.exp(slope * size + intercept)
+        logits -= logits.max()
+        np.exp(logits, out=logits)
+        logits /= logits.sum()
+        return logits.astype(np.float64)
+
+
+@attrs.frozen
+class LanguageModel:
+    """A detector for every script that it was trained on.
+
+    Attributes:
+        scripts: the model of each script by its name.
+        single: for scripts of one language, that language and its probability.
+        reliable_from: the probability from which an answer is reliable.
+        min_letters: fewer letters than this are never reliable.
+        version: of the model.
+    """
+
+    scripts: Mapping[str, ScriptModel]
+    single: Mapping[str, tuple[str, float]]
+    reliable_from: float
+    min_letters: int
+    version: str
+
+    def detect(self, text: str) -> Language:
+        """The language of a text; links and digits are not read."""
+        letters, group, size = read_letters(text)
+        if not size:
+            return UNKNOWN
+        model = self.scripts.get(group)
+        if model is None:
+            found = self.single.get(group)
+            if found is None:
+                return UNKNOWN
+            name, probability = found
+        else:
+            probabilities = model.probabilities(letters)
+            best = int(probabilities.argmax())
+            name, probability = model.languages[best], float(probabilities[best])
+        reliable = probability >= self.reliable_from and size >= self.min_letters
+        return Language(name, round(probability, 6), reliable)
+
+
+def read_letters(text: str) -> tuple[NDArray[np.uint32], str, int]:
+    """The letters of a text with single spaces between words, its script, and their worth.
+
+    Returns:
+        The code points (a space at both ends), the name of the main script, and how much text
+        there is in letters of an alphabet; 0 when there is none.
+    """
+    tables = character_tables()
+    if len(text) > WINDOW:
+        is_letter = tables.script[code_points(text)] != 0
+        first = int(is_letter.argmax())
+        text = text[first : first + WINDOW]
+    if not text.isascii():
+        text = unicodedata.normalize("NFKC", text)
+    text = text.lower()
+    if "." in text or "@" in text or "//" in text:
+        text = LINK.sub(" ", text)
+    codes = code_points(f" {text} ")
+    scripts = tables.script[codes]
+    worth = np.bincount(scripts, minlength=len(SCRIPTS)) @ _JOIN
+    main = int(worth.argmax())
+    if not worth[main]:
+        return codes[:0], "COMMON", 0
+    is_letter = scripts != 0
+    keep = is_letter.copy()
+    keep[1:] |= is_letter[:-1]  # one separator after each word
+    keep[0] = True
+    letters = np.where(is_letter, codes, np.uint32(32))[keep]
+    if letters.size > LETTERS_READ:
+        letters = np.append(letters[:LETTERS_READ], np.uint32(32))
+    return letters, SCRIPTS[main], int(worth.sum())
+
+
+def letter_buckets(letters: NDArray[np.uint32], bits: int) -> NDArray[np.uint32]:
+    """The buckets of all n-grams of 1 to 5 letters."""
+    rolled = letters * _BASE
+    parts = [rolled + _SALTS[0]]
+    for size in range(2, MAX_NGRAM + 1):
+        rolled = rolled[:-1] * _BASE + letters[size - 1 :]
+        parts.append(rolled + _SALTS[size - 1])
+    return mix(np.concatenate(parts), bits)
+
+
+def dump(model: LanguageModel) -> tuple[str, dict[str, Any], dict[str, NDArray[Any]]]:
+    """The arguments of `spamdetect.engine.container.pack` for a model."""
+    arrays: dict[str, NDArray[Any]] = {}
+    scripts = {}
+    for name, script in model.scripts.items():
+        arrays[f"{name}.weights"] = script.weights.astype(np.int8)
+        arrays[f"{name}.bias"] = script.bias
+        scripts[name] = {
+            "languages": script.languages,
+            "bits": script.bits,
+            "scale": script.scale,
+            "temperature": script.temperature,
+        }
+    meta = {
+        "format": FORMAT,
+        "scripts": scripts,
+        "single": dict(model.single),
+        "reliable_from": model.reliable_from,
+        "min_letters": model.min_letters,
+        "version": model.version,
+    }
+    return KIND, meta, arrays
+
+
+def load(path: str | os.PathLike[str] | None = None) -> LanguageModel:
+    """Read a model file, the shipped one by default.
+
+    Raises:
+        ModelError: missing, damaged or of another format.
+    """
+    if path is None:
+        data = resources.files("spamdetect.engine").joinpath(FILE_NAME).read_bytes()
+        return from_container(unpack(data, kind=KIND, origin=FILE_NAME), FILE_NAME)
+    return from_container(read(path, kind=KIND), os.fspath(path))
+
+
+def from_container(container: Container, origin: str) -> LanguageModel:
+    """The model in a container.
+
+    Raises:
+        ModelError: of another format, or inconsistent.
+    """
+    meta = container.meta
+    if meta.get("format") != FORMAT:
+        raise ModelError(f"{origin} has another model format: train it again with this version")
+    try:
+        return LanguageModel(
+            scripts={
+                name: _script_model(entry, container.arrays, name)
+                for name, entry in meta["scripts"].items()
+            },
+            single={
+                name: (str(language), float(probability))
+                for name, (language, probability) in meta["single"].items()
+            },
+            reliable_from=float(meta["reliable_from"]),
+            min_letters=int(meta["min_letters"]),
+            version=str(meta["version"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise ModelError(
+            f"{origin} does not fit this version: train it again with this version"
+        ) from None
+
+
+def _script_model(
+    entry: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], name: str
+) -> ScriptModel:
+    slope, intercept = entry["temperature"]
+    languages = tuple(str(language) for language in entry["languages"])
+    weights = arrays[f"{name}.weights"].astype(np.int16)
+    if weights.shape != (1 << int(entry["bits"]), len(languages)):
+        raise ValueError("weights of another shape")
+    return ScriptModel(
+        languages=languages,
+        bits=int(entry["bits"]),
+        weights=weights,
+        scale=float(entry["scale"]),
+        bias=np.asarray(arrays[f"{name}.bias"], np.float32),
+        temperature=(float(slope), float(intercept)),
+    )

@@ -1,0 +1,219 @@
+"""From a text as received to the text that the classifier reads.
+
+The steps, in order; each is linear in the length of the text:
+
+1. lone surrogates, private-use characters and controls become spaces;
+2. HTML entities are resolved;
+3. zero-width, format and variation characters and the accents U+0300-036F go (before and after
+   NFKD; marks of Thai, Indic and other scripts stay), runs of marks are cut at 30;
+4. NFKC, lower case, look-alikes that NFKC does not know (small capitals, squared letters);
+5. web addresses, mail addresses and mentions become ``<url>``, ``<mail>``, ``<mention>``;
+6. letters written apart ("f r e e") are joined; runs of three or more equal characters are cut
+   to two letters or to one sign;
+7. words that mix Latin with Cyrillic or Greek are folded to one script;
+8. digits and signs that stand for letters inside a word are undone;
+9. digits become ``0``; white space becomes single spaces.
+
+What was removed or undone is counted, since disguise is evidence. Nothing here is reversible.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+import unicodedata
+from typing import Final
+
+import attrs
+
+from spamdetect.engine.confusables import (
+    CYRILLIC_ALIKE,
+    CYRILLIC_TO_LATIN,
+    GREEK_ALIKE,
+    GREEK_TO_LATIN,
+    LATIN_ALIKE,
+    LATIN_TO_CYRILLIC,
+    LEET_TABLE,
+    LOOKALIKES,
+)
+from spamdetect.engine.links import DOT, LINK
+
+URL, MAIL, MENTION = "\ue000", "\ue001", "\ue002"
+_PUBLIC: Final = {URL: "<url>", MAIL: "<mail>", MENTION: "<mention>"}
+_MARKERS: Final = {"url": URL, "mail": MAIL, "mention": MENTION}
+_MARKER: Final = re.compile("[\ue000-\ue002]")
+
+_UNWANTED: Final = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff\ue000-\uf8ff]")
+_INVISIBLE: Final = re.compile(
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e"
+    "\u2060-\u206f\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff9-\ufffb"
+    "\U0001d173-\U0001d17a\U000e0000-\U000e0fff\U000f0000-\U0010ffff]+"
+)
+_ACCENTS: Final = re.compile("[\u0300-\u036f]+")
+_MARKS: Final = re.compile(
+    "([\u0483-\u0489\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06ed\u0711-\u074a"
+    "\u07a6-\u07b0\u07eb-\u07f3\u0816-\u082d\u0859-\u085b\u0898-\u08ff\u093a-\u094f\u0e31-\u0e4e"
+    "\u0eb1-\u0ece\u0f18-\u0fc6\u135d-\u135f\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\u2de0-\u2dff"
+    "\u302a-\u302f\u3099\u309a\ua66f-\ua69f\ua8e0-\ua8f1\ufe20-\ufe2f]{30})"
+    "[\u0483-\u0489\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06ed\u0711-\u074a"
+    "\u07a6-\u07b0\u07eb-\u07f3\u0816-\u082d\u0859-\u085b\u0898-\u08ff\u093a-\u094f\u0e31-\u0e4e"
+    "\u0eb1-\u0ece\u0f18-\u0fc6\u135d-\u135f\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\u2de0-\u2dff"
+    "\u302a-\u302f\u3099\u309a\ua66f-\ua69f\ua8e0-\ua8f1\ufe20-\ufe2f]+"
+)
+_ENTITY: Final = re.compile(r"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z]{2,31});")
+_SPACED: Final = re.compile(r"(?<![^\W_])[^\W\d_]([ ._*|·~-])[^\W\d_](?:\1[^\W\d_]){2,}(?![^\W_])")
+_REPEATED_LETTER: Final = re.compile(r"([^\W\d_])\1{2,}")
+_REPEATED_SIGN: Final = re.compile(r"([^\w\s]|_)\1+")
+_LEET: Final = re.compile(
+    r"(?<=[^\W\d_])[013457@$!|€]{1,3}(?=[^\W\d_])|(?<![^\W])[@$](?=[^\W\d_]{2})"
+)
+_DIGIT: Final = re.compile(r"\d")
+_WORD: Final = re.compile(r"[^\W\d_]+")
+_CYRILLIC: Final = re.compile("[\u0400-\u052f]")
+_GREEK: Final = re.compile("[\u0370-\u03ff]")
+_LATIN: Final = re.compile("[a-z]")
+_SEPARATORS: Final = str.maketrans("", "", " ._*|·~-")
+_DIGITS: Final = str.maketrans("123456789", "000000000")
+
+
+@attrs.define
+class Normalised:
+    """A normalised text and what was met on the way.
+
+    Attributes:
+        marked: the text with one private-use character for each address or mention.
+        urls: the addresses found, lower case.
+        mails: mail addresses found (count).
+        mentions: mentions found (count).
+        entities: HTML entities resolved (count).
+        spaced: words written letter by letter (count).
+        repeats: runs of one letter (count).
+        mixed: words that mixed scripts (count).
+        leet: digits and signs read as letters (count).
+    """
+
+    marked: str
+    urls: list[str]
+    mails: int = 0
+    mentions: int = 0
+    entities: int = 0
+    spaced: int = 0
+    repeats: int = 0
+    mixed: int = 0
+    leet: int = 0
+
+    @property
+    def text(self) -> str:
+        """The text as published: markers spelled out."""
+        if not (self.urls or self.mails or self.mentions):
+            return self.marked
+        return _MARKER.sub(lambda match: _PUBLIC[match.group()], self.marked)
+
+
+def normalise(text: str) -> Normalised:
+    """Normalise a text for the classifier; see the module for the steps.
+
+    Args:
+        text: any string, lone surrogates and NUL included.
+    """
+    found = Normalised("", [])
+    if "&" in text:
+        text, found.entities = _ENTITY.subn(lambda match: html.unescape(match.group()), text)
+    if text.isascii():
+        text = text.lower()
+        if not text.isprintable():
+            text = _UNWANTED.sub(" ", text)
+    else:
+        text = plain(text)
+    if "." in text or "@" in text or "//" in text:
+        text = _replace_links(text, found)
+    text, found.spaced = _SPACED.subn(_join, text)
+    text, found.repeats = _REPEATED_LETTER.subn(r"\1\1", text)
+    text = _REPEATED_SIGN.sub(r"\1", text)
+    if not text.isascii():
+        text = _fold_scripts(text, found)
+    text, found.leet = _LEET.subn(_unleet, text)
+    text = text.translate(_DIGITS) if text.isascii() else _DIGIT.sub("0", text)
+    found.marked = " ".join(text.split())
+    return found
+
+
+def plain(text: str) -> str:
+    """Lower case NFKC without controls, invisible characters, accents and look-alikes."""
+    text = _UNWANTED.sub(" ", text)
+    text = _INVISIBLE.sub("", text)
+    text = _ACCENTS.sub("", text)
+    text = _MARKS.sub(r"\1", text)
+    text = unicodedata.normalize("NFKD", text)
+    text = _ACCENTS.sub("", text)
+    text = unicodedata.normalize("NFKC", text).lower()
+    return _INVISIBLE.sub("", _ACCENTS.sub("", text)).translate(LOOKALIKES)
+
+
+def _replace_links(text: str, found: Normalised) -> str:
+    def replace(match: re.Match[str]) -> str:
+        name = match.lastgroup or "url"
+        if name == "url":
+            found.urls.append(match.group())
+        elif name == "mail":
+            found.mails += 1
+        else:
+            found.mentions += 1
+        return f" {_MARKERS[name]} "
+
+    if "(" in text or "[" in text or "{" in text:
+        text = DOT.sub(".", text)
+    return LINK.sub(replace, text)
+
+
+def _join(match: re.Match[str]) -> str:
+    return match.group().translate(_SEPARATORS)
+
+
+def _unleet(match: re.Match[str]) -> str:
+    return match.group().translate(LEET_TABLE)
+
+
+def _fold_scripts(text: str, found: Normalised) -> str:
+    latin = len(_LATIN.findall(text))
+    if not latin:
+        return text
+    cyrillic = len(_CYRILLIC.findall(text))
+    greek = len(_GREEK.findall(text))
+    if not (cyrillic or greek):
+        return text
+
+    def fold(match: re.Match[str]) -> str:
+        word = match.group()
+        folded = _fold_word(word, latin, cyrillic, greek)
+        found.mixed += folded != word
+        return folded
+
+    return _WORD.sub(fold, text)
+
+
+def _fold_word(word: str, latin: int, cyrillic: int, greek: int) -> str:
+    """One script for a word that mixes them, or that the text's main script disguises as."""
+    if word.isascii():
+        if cyrillic > 2 * latin and len(word) > 1 and LATIN_ALIKE.issuperset(word):
+            return _map(word, LATIN_TO_CYRILLIC)
+        return word
+    has_latin = _LATIN.search(word) is not None
+    if _CYRILLIC.search(word):
+        foreign = [letter for letter in word if "\u0400" <= letter <= "\u052f"]
+        all_alike = CYRILLIC_ALIKE.issuperset(foreign)
+        if has_latin:
+            if all_alike and (latin >= cyrillic or len(foreign) * 2 < len(word)):
+                return _map(word, CYRILLIC_TO_LATIN)
+            return _map(word, LATIN_TO_CYRILLIC)
+        if all_alike and latin > 2 * cyrillic:
+            return _map(word, CYRILLIC_TO_LATIN)
+    elif _GREEK.search(word) and (
+        has_latin or (latin > 2 * greek and GREEK_ALIKE.issuperset(word))
+    ):
+        return _map(word, GREEK_TO_LATIN)
+    return word
+
+
+def _map(word: str, table: dict[str, str]) -> str:
+    return "".join([table.get(letter, letter) for letter in word])

@@ -1,0 +1,131 @@
+"""Structural features: what a text is made of, apart from its words, in buckets."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spamdetect.engine.characters import SCRIPTS, Kind
+from spamdetect.engine.links import host_kind
+from spamdetect.engine.normalise import Normalised
+
+# Each group is a quantity and the edges of its buckets: below the first edge is bucket 0.
+GROUPS: Final[tuple[tuple[str, tuple[float, ...]], ...]] = (
+    ("length", (8, 16, 30, 50, 80, 120, 170, 260, 420, 800, 2000)),
+    ("links", (1, 2, 3, 6)),
+    ("mail addresses", (1, 2)),
+    ("mentions", (1, 2, 4)),
+    ("hashtags", (1, 2, 4)),
+    ("phone numbers", (1, 2)),
+    ("longest number", (1, 3, 4, 5, 6, 8, 10, 12)),
+    ("amounts of money", (1, 2, 4)),
+    ("percentages", (1, 2)),
+    ("share of digits", (0.0001, 0.03, 0.07, 0.12, 0.2, 0.35)),
+    ("share of capitals", (0.0001, 0.04, 0.1, 0.2, 0.4, 0.7)),
+    ("exclamation marks", (1, 2, 3, 5, 10)),
+    ("question marks", (1, 2, 4)),
+    ("emoji", (1, 2, 4, 8)),
+    ("share of signs", (0.02, 0.05, 0.1, 0.2)),
+    ("line breaks", (1, 3, 8, 30)),
+    ("invisible characters", (1, 2, 4, 16)),
+    ("direction controls", (1,)),
+    ("added accents", (1, 4, 16)),
+    ("styled letters", (1, 4, 16)),
+    ("words of mixed scripts", (1, 2, 5)),
+    ("letters written apart", (1, 2)),
+    ("digits for letters", (1, 2, 4)),
+    ("stretched letters", (1, 3)),
+    ("HTML entities", (1, 4)),
+)
+HOST_KINDS: Final = (
+    "empty", "address", "shortener", "messenger", "familiar", "risky", "ordinary", "other",
+)  # fmt: skip
+SCRIPT_GROUP: Final = ("none", *SCRIPTS[1:])
+
+_OFFSETS: Final[list[int]] = []
+_NAMES: Final[list[str]] = []
+for _name, _edges in GROUPS:
+    _OFFSETS.append(len(_NAMES))
+    _NAMES.extend(f"{_name}:{index}" for index in range(len(_edges) + 1))
+_HOST_OFFSET: Final = len(_NAMES)
+_NAMES.extend(f"link to:{kind}" for kind in HOST_KINDS)
+_SCRIPT_OFFSET: Final = len(_NAMES)
+_NAMES.extend(f"script:{script}" for script in SCRIPT_GROUP)
+
+STRUCTURE_NAMES: Final = tuple(_NAMES)
+STRUCTURE_SIZE: Final = len(_NAMES)
+_PLAN: Final = tuple((offset, edges) for offset, (_, edges) in zip(_OFFSETS, GROUPS, strict=True))
+_HOST_INDEX: Final = {kind: _HOST_OFFSET + i for i, kind in enumerate(HOST_KINDS)}
+
+_NUMBER: Final = re.compile("0+")
+_PHONE: Final = re.compile(r"\+?0(?:[ ().-]{0,2}0){6,}")
+_MONEY: Final = re.compile(
+    r"[$€£₹₽¥฿₴₦₱₫]\s?0|0\s?(?:[$€£₹₽¥฿₴₫%]|usd|eur|gbp|rs|inr|руб|р\b|грн|บาท|usdt|btc|eth)"
+    r"|(?:rs\.?|usd|eur|gbp|inr)\s?0"
+)
+_TAG: Final = re.compile(r"#\w")
+_HOSTS_READ = 8
+
+
+def structure(
+    normalised: Normalised, kinds: NDArray[np.int64], scripts: NDArray[np.int64], length: int
+) -> list[int]:
+    """The structural features that are on, as indices into `STRUCTURE_NAMES`.
+
+    Args:
+        normalised: the text after normalisation.
+        kinds: how many characters of each `Kind` the text as received holds.
+        scripts: how many letters of each script.
+        length: code points of the text as received.
+    """
+    count = kinds.tolist()
+    size = max(1, length)
+    cased = count[Kind.UPPER] + count[Kind.LOWER]
+    marked = normalised.marked
+    longest = phones = money = percent = 0
+    if count[Kind.DIGIT] or "0" in marked:
+        longest = max(map(len, _NUMBER.findall(marked)), default=0)
+        if count[Kind.DIGIT] >= 7:
+            phones = len(_PHONE.findall(marked))
+        money = len(_MONEY.findall(marked))
+        percent = marked.count("0%")
+    signs = count[Kind.PUNCTUATION] + count[Kind.SYMBOL] + count[Kind.STAR]
+    values = (
+        length,
+        len(normalised.urls),
+        normalised.mails,
+        normalised.mentions,
+        len(_TAG.findall(marked)) if "#" in marked else 0,
+        phones,
+        longest,
+        money,
+        percent,
+        count[Kind.DIGIT] / size,
+        count[Kind.UPPER] / cased if cased else 0,
+        count[Kind.EXCLAMATION],
+        count[Kind.QUESTION],
+        count[Kind.EMOJI],
+        signs / size,
+        count[Kind.NEWLINE],
+        count[Kind.INVISIBLE],
+        count[Kind.BIDI],
+        count[Kind.ACCENT],
+        count[Kind.STYLED],
+        normalised.mixed,
+        normalised.spaced,
+        normalised.leet,
+        normalised.repeats,
+        normalised.entities,
+    )
+    on = [
+        offset + bisect_right(edges, value)
+        for (offset, edges), value in zip(_PLAN, values, strict=True)
+    ]
+    if normalised.urls:
+        on += {_HOST_INDEX[host_kind(url)] for url in normalised.urls[:_HOSTS_READ]}
+    on.append(_SCRIPT_OFFSET + (int(scripts[1:].argmax()) + 1 if scripts[1:].any() else 0))
+    return on

@@ -1,0 +1,47 @@
+"""Counting words by the default rules of UAX #29.
+
+A word is a stretch between word boundaries that holds at least one letter or digit. As the
+rules say for text without a dictionary, each ideograph, each Hiragana and each letter of Thai,
+Lao, Khmer and Burmese with its marks is a word of its own, and a run of Katakana is one word.
+Emoji and punctuation are no words; a combining mark belongs to the letter before it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spamdetect.engine.characters import character_tables
+
+# One byte per character: A letter, H Hebrew letter, N digit, K Katakana, S a word by itself,
+# U connector, E mark or format, M B D Q what may stand inside a word, O anything else.
+# Atomic and possessive: no text makes this backtrack.
+_WORD: Final = re.compile(
+    rb"""
+    (?> (?: (?: A E*+ (?: [MB] E*+ (?=[AH]) )?+
+              | H E*+ (?: [MB] E*+ (?=[AH]) | Q E*+ (?=H) )?+
+              | N E*+ (?: [DB] E*+ (?=N) )?+ )++
+          | (?: K E*+ )++ )
+        (?: (?: U E*+ )++ (?=[AHNK])
+            (?: (?: A E*+ (?: [MB] E*+ (?=[AH]) )?+
+                  | H E*+ (?: [MB] E*+ (?=[AH]) | Q E*+ (?=H) )?+
+                  | N E*+ (?: [DB] E*+ (?=N) )?+ )++
+              | (?: K E*+ )++ )
+        )*+
+    ) | S
+    """,
+    re.VERBOSE,
+)
+
+
+def count_words(codes: NDArray[np.uint32]) -> int:
+    """The number of words that hold a letter or a digit.
+
+    Args:
+        codes: the code points of the text.
+    """
+    classes = character_tables().word_break[codes]
+    return len(_WORD.findall(classes.tobytes()))

@@ -1,0 +1,108 @@
+"""Texts as a sparse binary matrix, and the two products that fitting needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from spamdetect.engine.characters import KINDS, SCRIPTS, character_tables, code_points
+from spamdetect.engine.classifier import unique_buckets
+from spamdetect.engine.features import text_buckets
+from spamdetect.engine.normalise import normalise
+from spamdetect.engine.structure import STRUCTURE_SIZE, structure
+
+Progress = Callable[[str, float], None]
+"""Called with the name of the stage and the share of it that is done, in [0, 1]."""
+
+
+def silent(stage: str, share: float) -> None:
+    """Report nothing."""
+
+
+@attrs.frozen
+class Matrix:
+    """Binary features of many texts, row by row.
+
+    Attributes:
+        columns: the columns that are on, row after row.
+        starts: where each row starts in ``columns``, and the end.
+        structure: the structural columns that are on, row after row.
+        structure_starts: the same for ``structure``.
+    """
+
+    columns: NDArray[np.int32]
+    starts: NDArray[np.int64]
+    structure: NDArray[np.int32]
+    structure_starts: NDArray[np.int64]
+
+    @property
+    def rows(self) -> int:
+        """How many texts."""
+        return self.starts.size - 1
+
+    def select(self, rows: NDArray[np.intp]) -> Matrix:
+        """The matrix of some rows, in the order given."""
+        columns, starts = _select(self.columns, self.starts, rows)
+        structural, structure_starts = _select(self.structure, self.structure_starts, rows)
+        return Matrix(columns, starts, structural, structure_starts)
+
+
+def _select(
+    values: NDArray[np.int32], starts: NDArray[np.int64], rows: NDArray[np.intp]
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    lengths = np.diff(starts)[rows]
+    out = np.zeros(rows.size + 1, np.int64)
+    np.cumsum(lengths, out=out[1:])
+    offsets = np.repeat(starts[rows] - out[:-1], lengths)
+    return values[offsets + np.arange(out[-1])], out
+
+
+def build(texts: Sequence[str], bits: int, progress: Progress = silent) -> Matrix:
+    """The features of texts as the engine computes them.
+
+    Args:
+        texts: as received.
+        bits: logarithm of the number of n-gram buckets.
+        progress: told how far it is.
+    """
+    tables = character_tables()
+    columns, structural = [], []
+    for number, text in enumerate(texts):
+        codes = code_points(text)
+        found = normalise(text)
+        kinds = np.bincount(tables.kind[codes], minlength=KINDS)
+        scripts = np.bincount(tables.script[codes], minlength=len(SCRIPTS))
+        buckets = unique_buckets(text_buckets(code_points(f" {found.marked} "), bits))
+        columns.append(buckets.astype(np.int32))
+        structural.append(np.array(structure(found, kinds, scripts, len(text)), np.int32))
+        if number % 500 == 0:
+            progress("reading texts", number / len(texts))
+    progress("reading texts", 1.0)
+    return Matrix(*_stack(columns), *_stack(structural))
+
+
+def join(matrices: Sequence[Matrix]) -> Matrix:
+    """Matrices one below the other."""
+
+    def starts(arrays: list[NDArray[np.int64]]) -> NDArray[np.int64]:
+        lengths = np.concatenate([np.diff(array) for array in arrays])
+        return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+
+    return Matrix(
+        np.concatenate([matrix.columns for matrix in matrices]),
+        starts([matrix.starts for matrix in matrices]),
+        np.concatenate([matrix.structure for matrix in matrices]),
+        starts([matrix.structure_starts for matrix in matrices]),
+    )
+
+
+def _stack(rows: list[NDArray[np.int32]]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    starts = np.zeros(len(rows) + 1, np.int64)
+    np.cumsum([row.size for row in rows], out=starts[1:])
+    return np.concatenate(rows), starts
+
+
+__all__ = ["STRUCTURE_SIZE", "Matrix", "Progress", "build", "join", "silent"]
