@@ -1,0 +1,162 @@
+"""A hard stop for AI agents: budget, kill, pause and tool policy before every call.
+
+Two lines put an agent under guard::
+
+    guard.init()
+
+    @guard.protect
+    def agent(task): ...
+
+Everything public is importable from here and loaded on first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from guard.breaker.exceptions import (
+        GuardAuthenticationError as GuardAuthenticationError,
+    )
+    from guard.breaker.exceptions import (
+        GuardAuthError as GuardAuthError,
+    )
+    from guard.breaker.exceptions import (
+        GuardBackendError as GuardBackendError,
+    )
+    from guard.breaker.exceptions import (
+        GuardBlockedException as GuardBlockedException,
+    )
+    from guard.breaker.exceptions import (
+        GuardBudgetError as GuardBudgetError,
+    )
+    from guard.breaker.exceptions import (
+        GuardConfigError as GuardConfigError,
+    )
+    from guard.breaker.exceptions import (
+        GuardError as GuardError,
+    )
+    from guard.breaker.exceptions import (
+        GuardToolBlockedError as GuardToolBlockedError,
+    )
+    from guard.breaker.exceptions import (
+        WorkflowKilledException as WorkflowKilledException,
+    )
+    from guard.breaker.exceptions import (
+        WorkflowKilledInterrupt as WorkflowKilledInterrupt,
+    )
+    from guard.breaker.exceptions import (
+        WorkflowPausedException as WorkflowPausedException,
+    )
+    from guard.context import (
+        agent as agent,
+    )
+    from guard.context import (
+        chain as chain,
+    )
+    from guard.context import (
+        span as span,
+    )
+    from guard.context import (
+        workflow as workflow,
+    )
+    from guard.core.wire import SDK_MIN_VERSION_FOR_V3 as SDK_MIN_VERSION_FOR_V3
+    from guard.decorators import protect as protect
+    from guard.decorators import sensitive as sensitive
+    from guard.facade import (
+        init as init,
+    )
+    from guard.facade import (
+        init_or_die as init_or_die,
+    )
+    from guard.facade import (
+        set_call_context as set_call_context,
+    )
+    from guard.facade import (
+        shutdown as shutdown,
+    )
+    from guard.facade import (
+        status as status,
+    )
+    from guard.facade import (
+        track_event as track_event,
+    )
+    from guard.facade import (
+        track_llm as track_llm,
+    )
+    from guard.facade import (
+        track_tool as track_tool,
+    )
+    from guard.handling import guarded as guarded
+    from guard.handling import handle as handle
+    from guard.hooks import ErrorContext as ErrorContext
+    from guard.hooks import on_error as on_error
+    from guard.messages import (
+        format_user_message as format_user_message,
+    )
+    from guard.messages import (
+        get_user_message as get_user_message,
+    )
+    from guard.messages import (
+        set_user_message as set_user_message,
+    )
+    from guard.runtime import GuardRuntime as GuardRuntime
+    from guard.state import GuardStatus as GuardStatus
+    from guard.version import __version__ as __version__
+
+_LISTED = {
+    "GuardAuthError": "guard.breaker.exceptions",
+    "GuardBackendError": "guard.breaker.exceptions",
+    "GuardBudgetError": "guard.breaker.exceptions",
+    "GuardConfigError": "guard.breaker.exceptions",
+    "GuardError": "guard.breaker.exceptions",
+    "GuardToolBlockedError": "guard.breaker.exceptions",
+    "WorkflowKilledInterrupt": "guard.breaker.exceptions",
+    "agent": "guard.context",
+    "chain": "guard.context",
+    "format_user_message": "guard.messages",
+    "get_user_message": "guard.messages",
+    "guarded": "guard.handling",
+    "handle": "guard.handling",
+    "init": "guard.facade",
+    "init_or_die": "guard.facade",
+    "on_error": "guard.hooks",
+    "protect": "guard.decorators",
+    "sensitive": "guard.decorators",
+    "set_call_context": "guard.facade",
+    "set_user_message": "guard.messages",
+    "shutdown": "guard.facade",
+    "span": "guard.context",
+    "status": "guard.facade",
+    "track_event": "guard.facade",
+    "track_llm": "guard.facade",
+    "track_tool": "guard.facade",
+    "workflow": "guard.context",
+}
+_UNLISTED = {
+    "ErrorContext": "guard.hooks",
+    "GuardAuthenticationError": "guard.breaker.exceptions",
+    "GuardBlockedException": "guard.breaker.exceptions",
+    "GuardRuntime": "guard.runtime",
+    "GuardStatus": "guard.state",
+    "SDK_MIN_VERSION_FOR_V3": "guard.core.wire",
+    "WorkflowKilledException": "guard.breaker.exceptions",
+    "WorkflowPausedException": "guard.breaker.exceptions",
+    "__version__": "guard.version",
+}
+
+__all__ = sorted(_LISTED)  # type checkers read the imports above
+
+
+def __getattr__(name: str) -> Any:
+    home = _LISTED.get(name) or _UNLISTED.get(name)
+    if home is None:
+        raise AttributeError(f"module 'guard' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = globals()[name] = getattr(import_module(home), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(_LISTED)

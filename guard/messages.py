@@ -1,4 +1,4 @@
-"""End-user messages per error code: override, then catalogue, then fallback (spec parts 2 and 4)."""
+"""End-user messages per code: override, then catalogue, then fallback (spec parts 2, 4)."""
 
 from __future__ import annotations
 

@@ -55,3 +55,6 @@ OUTSIDE: Final = Scope()
 
 current_scope: ContextVar[Scope] = ContextVar("guard_scope", default=OUTSIDE)
 """The scope of the running code; ``OUTSIDE`` when there is none."""
+
+OWN_TRAFFIC: Final = "guard.own_traffic"
+"""Key of the request extension that keeps instrumentation away from the SDK's own requests."""

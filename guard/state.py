@@ -45,8 +45,7 @@ def derive_state(facts: Facts) -> State:
     if facts.misconfigured:
         return "misconfigured"
     quiet = facts.channel == "none" and (
-        facts.silence_ms is None
-        or facts.silence_ms > _SILENCE_POLLS_MAX * facts.poll_interval_ms
+        facts.silence_ms is None or facts.silence_ms > _SILENCE_POLLS_MAX * facts.poll_interval_ms
     )
     if facts.shut_down or facts.breaker == "open" or quiet:
         return "offline"

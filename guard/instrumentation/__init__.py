@@ -1,0 +1,9 @@
+"""Sees every LLM call at the HTTP clients' transport seam, and reads its usage once.
+
+No vendor package is imported: a transport that is not loaded yet is instrumented when it is
+imported. Everything is reversible and idempotent.
+"""
+
+from guard.instrumentation.observer import Instrumentation
+
+__all__ = ["Instrumentation"]

@@ -12,6 +12,7 @@ from guard.breaker.exceptions import BreakerTransportError, GuardError, GuardTra
 from guard.core import wire
 from guard.core.batching import EventBuffer, Record
 from guard.core.ids import IdFactory
+from guard.health import Health
 from guard.io.gateway import GatewayClient, send_blocking
 from guard.scope import Scope
 from guard.settings import Settings
@@ -32,12 +33,19 @@ class Flusher:
         client: the gateway.
         settings: batch size and flush interval.
         ids: event and batch ids.
+        health: where sent and lost events are counted.
     """
 
     def __init__(
-        self, buffer: EventBuffer, client: GatewayClient, settings: Settings, ids: IdFactory
+        self,
+        buffer: EventBuffer,
+        client: GatewayClient,
+        settings: Settings,
+        ids: IdFactory,
+        health: Health,
     ) -> None:
         self._buffer = buffer
+        self._health = health
         self._client = client
         self._settings = settings
         self._ids = ids
@@ -46,8 +54,6 @@ class Flusher:
         self._dropped_reported = 0
         self._in_trouble = False
         self.limits = wire.Limits()
-        self.sent = 0
-        self.lost = 0
         self.in_flight = 0
 
     def wake(self) -> None:
@@ -76,14 +82,14 @@ class Flusher:
         Raises:
             BreakerTransportError: the gateway did not take it; what can be kept stays buffered.
         """
-        lost_before = self.lost
+        lost_before = self._health.lost
         try:
             while len(self._buffer):
                 await self.flush_batch()
         except GuardError as exc:
             raise BreakerTransportError(
                 f"{len(self._buffer)} events are still buffered: {exc}",
-                events_lost=self.lost - lost_before,
+                events_lost=self._health.lost - lost_before,
                 buffer_size=len(self._buffer),
             ) from exc
 
@@ -133,7 +139,7 @@ class Flusher:
                 await self._deliver(records[:half])
                 await self._deliver(records[half:])
                 return
-            self.lost += 1
+            self._health.lost += 1
         except BaseException as exc:
             if isinstance(exc, GuardError):
                 self._trouble(exc)
@@ -152,8 +158,8 @@ class Flusher:
         )
 
     def _count(self, delivered: int, rejected: Sequence[wire.RejectedEvent]) -> None:
-        self.sent += delivered - len(rejected)
-        self.lost += len(rejected)
+        self._health.sent += delivered - len(rejected)
+        self._health.lost += len(rejected)
         for event in rejected:
             logger.warning("the gateway refused an event: %s %s", event.error_code, event.detail)
 
@@ -166,7 +172,7 @@ class Flusher:
         dropped = self._buffer.dropped
         if dropped > self._dropped_reported:
             count, self._dropped_reported = dropped - self._dropped_reported, dropped
-            self.lost += count
+            self._health.lost += count
             record = ("sdk.loss", time.time_ns(), self._ids.serial(), Scope(), {"events": count})
             self._buffer.append(record)
 

@@ -23,16 +23,13 @@ from guard.breaker.exceptions import (
 )
 from guard.breaker.replies import Reply, exception_for
 from guard.core import wire
-from guard.core.ids import IdFactory
 from guard.core.retry import Backoff, RetryQuota
 from guard.core.signing import SignatureParameters, sign, verify_frame
+from guard.scope import OWN_TRAFFIC
 from guard.settings import Settings, is_loopback, require_secure
 from guard.version import __version__
 
 T = TypeVar("T")
-
-OWN_TRAFFIC: Final = "guard.own_traffic"
-"""Key of the request extension that keeps instrumentation away from the SDK's own requests."""
 
 _GZIP_ABOVE_BYTES: Final = 1024
 _REPLY_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -44,19 +41,16 @@ class GatewayClient:
 
     Args:
         settings: address, key, secret and deadline.
-        ids: makes idempotency keys and nonces.
         heard: called with None after each usable answer and with the exception otherwise.
     """
 
     def __init__(
         self,
         settings: Settings,
-        ids: IdFactory,
         heard: Callable[[BaseException | None], None],
     ) -> None:
         require_secure(settings.api_url)
         self._settings = settings
-        self._ids = ids
         self._heard = heard
         self._clock_offset_s = 0.0
         self.circuit = CircuitBreaker()
@@ -87,8 +81,12 @@ class GatewayClient:
         """Ask what the gateway speaks (``GET /api/v1/capabilities``)."""
         return await self._call("GET", wire.CAPABILITIES_PATH, wire.Capabilities)
 
-    async def gate(self, request: wire.GateRequest) -> wire.GateReply:
+    async def gate(self, request: wire.GateRequest, *, asked_again: bool = False) -> wire.GateReply:
         """Ask whether a call may run (``POST /gate``).
+
+        Args:
+            request: the call.
+            asked_again: a new question after an approval, not a retry of the first one.
 
         Raises:
             GuardError: refused, or no usable answer within the deadline.
@@ -99,7 +97,7 @@ class GatewayClient:
             wire.GATE_PATH,
             wire.GateReply,
             body=wire.encode(request),
-            idempotency_key=request.call_id,
+            idempotency_key=f"{request.call_id}-approved" if asked_again else request.call_id,
         )
         if reply.call_id != request.call_id:
             raise GuardTransportError(
@@ -335,7 +333,7 @@ def send_blocking(
         GuardError: the batch was not taken.
     """
     body = gzip.compress(wire.encode(batch), compresslevel=1)
-    client = GatewayClient(settings, IdFactory(), lambda _: None)
+    client = GatewayClient(settings, lambda _: None)
     url = settings.api_url + wire.EVENTS_PATH
     headers = {
         wire.HEADER_API_KEY: settings.api_key,

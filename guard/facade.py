@@ -1,0 +1,317 @@
+"""The module-level functions over the process's one runtime (spec part 4)."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any, Final, NoReturn, cast
+
+import msgspec
+
+from guard.breaker.exceptions import GuardAuthenticationError, GuardConfigError, GuardError
+from guard.core.wire import NAME_LENGTH_MAX, TOKENS_MAX, UNKNOWN_MODEL, LlmData, ToolData
+from guard.hooks import ErrorContext, fire
+from guard.messages import format_user_message
+from guard.runtime import GuardRuntime, active_runtime
+from guard.scope import current_scope
+from guard.state import GuardStatus
+
+_RESERVED_TYPES: Final = frozenset({"llm", "tool", "span", "chain", "sdk.loss"})
+_PAYLOAD_BYTES_MAX: Final = 60_000
+
+_init_lock = threading.RLock()
+
+
+def init(
+    api_key: str | None = None, api_url: str | None = None, debug: bool = False
+) -> GuardRuntime:
+    """Initialise the process's runtime and return it.
+
+    Idempotent: with the same settings the running one comes back. It probes the gateway for at
+    most ``GUARD_TIMEOUT_MS``; one that cannot be reached is not an error (``status().state`` is
+    ``offline`` until it recovers). Inside a running event loop, ``await GuardRuntime.start()``
+    does the same without blocking the loop.
+
+    Args:
+        api_key: key of the gateway; ``GUARD_API_KEY`` when None.
+        api_url: address of the gateway; ``GUARD_API_URL``, else the local gateway, when None.
+        debug: log to standard error at debug level.
+
+    Raises:
+        GuardAuthenticationError: no key anywhere (GD-C001), or the gateway refuses it (GD-A003).
+        GuardConfigError: a bad setting (GD-C003), or initialised with other settings (GD-C004).
+        GuardProtocolError: the gateway needs another SDK version.
+        InsecureTransportError: plain HTTP to anything but a loopback address.
+
+    Example:
+        >>> import guard
+        >>> runtime = guard.init()  # doctest: +SKIP
+    """
+    with _init_lock:
+        try:
+            runtime = active_runtime()
+            if runtime is not None and not runtime.is_shut_down:
+                _same_settings(runtime, api_key, api_url, debug)
+            else:
+                runtime = GuardRuntime(api_key, api_url, debug or None)
+            return runtime.open()
+        except GuardError as exc:
+            fire(exc, ErrorContext("init"))
+            raise
+
+
+def _same_settings(
+    runtime: GuardRuntime, api_key: str | None, api_url: str | None, debug: bool
+) -> None:
+    settings = runtime.settings
+    given = (
+        ("api_key", api_key, settings.api_key),
+        ("api_url", None if api_url is None else api_url.rstrip("/"), settings.api_url),
+        ("debug", debug or None, settings.debug),
+    )
+    for name, wanted, present in given:
+        if wanted is not None and wanted != present:
+            raise GuardConfigError(
+                f"guard is already initialised with another {name}; call guard.shutdown() first",
+                error_code="GD-C004",
+            )
+
+
+def init_or_die(
+    api_key: str | None = None, api_url: str | None = None, debug: bool = False
+) -> GuardRuntime:
+    """Like :func:`init`, but a missing key prints its user message and exits with code 1.
+
+    Raises:
+        SystemExit: no key anywhere (GD-C001). Everything else is raised as by ``init``.
+    """
+    try:
+        return init(api_key, api_url, debug)
+    except GuardAuthenticationError as exc:
+        if exc.error_code != "GD-C001":
+            raise
+        _die(exc)
+
+
+def _die(exc: GuardError) -> NoReturn:
+    print(format_user_message(exc), file=sys.stderr)  # noqa: T201  # the message is the point
+    raise SystemExit(1) from None
+
+
+def ready_runtime() -> GuardRuntime:
+    """Return the runtime for a protected call; made from the environment when there is none."""
+    runtime = active_runtime()
+    if runtime is None:
+        return init()
+    return runtime if runtime.is_open else runtime.open()
+
+
+def _recording_runtime() -> GuardRuntime:
+    """Return the runtime for an event; it connects in the background, nothing is waited for."""
+    runtime = active_runtime()
+    if runtime is None:
+        with _init_lock:
+            runtime = active_runtime() or GuardRuntime()
+    return runtime
+
+
+def shutdown(timeout: float = 2.0, flush: bool = True) -> None:
+    """Close the control socket cleanly, deliver what is buffered, stop the background thread.
+
+    Idempotent, safe to register with ``atexit`` (``init`` does it already); without a runtime it
+    does nothing.
+
+    Args:
+        timeout: total time in seconds.
+        flush: whether to deliver what is buffered.
+
+    Raises:
+        BreakerTransportError: events could not be delivered in time.
+    """
+    runtime = active_runtime()
+    if runtime is not None:
+        runtime.shutdown(timeout, flush)
+
+
+def status() -> GuardStatus:
+    """Return a snapshot of the runtime; thread-safe and without side effects.
+
+    Raises:
+        GuardConfigError: the runtime is not initialised (GD-C002).
+    """
+    runtime = active_runtime()
+    if runtime is None:
+        raise GuardConfigError(
+            "guard is not initialised; call guard.init() first", error_code="GD-C002"
+        )
+    return runtime.status()
+
+
+def track_llm(
+    input_tokens: int,
+    output_tokens: int = 0,
+    *,
+    model: str | None = None,
+    latency_ms: float | None = None,
+    metadata: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Report an LLM call that auto-instrumentation cannot see; report once per real call.
+
+    Buffered: delivered with the next ``@protect`` call of the workflow or after the flush
+    interval. Never raises on transport trouble.
+
+    Args:
+        input_tokens, output_tokens: as the vendor counted them.
+        model: the model's name.
+        latency_ms: duration in milliseconds.
+        metadata: free-form JSON data; it leaves the process.
+
+    Returns:
+        The newest decision known for the workflow: ``{decision, workflow_id, budget, event_id,
+        buffered}``, with decision ``allow``, ``kill``, ``pause`` or ``block``.
+
+    Raises:
+        ValueError: a number is negative or too large, or metadata cannot be encoded.
+        TypeError: an argument has a wrong type.
+        GuardAuthenticationError: no runtime, and no key in the environment (GD-C001).
+
+    Example:
+        >>> track_llm(812, 64, model="my-model")["buffered"]  # doctest: +SKIP
+        True
+    """
+    data = LlmData(
+        model=UNKNOWN_MODEL if model is None else _name("model", model),
+        input_tokens=_tokens("input_tokens", input_tokens),
+        output_tokens=_tokens("output_tokens", output_tokens),
+        latency_ms=_milliseconds("latency_ms", latency_ms),
+        source="manual",
+        metadata=_payload("metadata", metadata),
+    )
+    runtime = _recording_runtime()
+    scope = current_scope.get()
+    if scope.call is not None:
+        scope.call.llm_events += 1
+    at_ms = time.time_ns() // 1_000_000
+    serial = runtime.record("llm", data, scope, at_ms * 1_000_000)
+    return runtime.decision(scope) | {
+        "event_id": runtime.ids.uuid7(at_ms, serial),
+        "buffered": True,
+    }
+
+
+def track_tool(
+    tool_name: str,
+    duration_ms: float | None = None,
+    *,
+    is_retry: bool = False,
+    metadata: Mapping[str, Any] | None = None,
+) -> None:
+    """Report a tool call that auto-instrumentation cannot see.
+
+    Args:
+        tool_name: what tool policies match.
+        duration_ms: duration in milliseconds.
+        is_retry: whether the call repeats an earlier one.
+        metadata: free-form JSON data; it leaves the process.
+
+    Raises:
+        ValueError, TypeError: an argument is not what it should be.
+    """
+    data = ToolData(
+        tool_name=_name("tool_name", tool_name),
+        duration_ms=_milliseconds("duration_ms", duration_ms),
+        is_retry=bool(is_retry),
+        metadata=_payload("metadata", metadata),
+    )
+    _recording_runtime().record("tool", data)
+
+
+def track_event(event_type: str, **kwargs: Any) -> None:
+    """Report an event of your own; the keyword arguments are its payload.
+
+    Raises:
+        ValueError: the type is empty, too long or one of the SDK's own, or the payload cannot be
+            encoded as JSON.
+        TypeError: the type is not a string.
+
+    Example:
+        >>> track_event("ticket.closed", minutes=12)  # doctest: +SKIP
+    """
+    if _name("event_type", event_type) in _RESERVED_TYPES:
+        raise ValueError(f"event type {event_type!r} is one of the SDK's own")
+    _recording_runtime().record(event_type, _payload("the payload", kwargs))
+
+
+def set_call_context(model: str | None = None, tools: list[str] | None = None) -> None:
+    """Tell the gate which model and tools the next calls of this context use.
+
+    Holds until it is set again, or until the enclosing ``workflow``, ``chain``, ``span`` or
+    ``agent`` ends. Without it the gate gets the model ``"unknown"`` and no tools.
+
+    Args:
+        model: name of the model.
+        tools: names of the tools offered to it.
+
+    Raises:
+        TypeError, ValueError: not strings, or too long.
+    """
+    if isinstance(tools, str):
+        raise TypeError("tools is a list of names, not one string")
+    current_scope.set(
+        current_scope.get().having(
+            model=None if model is None else _name("model", model),
+            tools=tuple(_name("tools", tool) for tool in tools or ()),
+        )
+    )
+
+
+def _name(argument: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{argument} must be a string, not {type(value).__name__}")
+    if not value or len(value) > NAME_LENGTH_MAX:
+        raise ValueError(f"{argument} must have 1 to {NAME_LENGTH_MAX} characters")
+    return value
+
+
+def _tokens(argument: str, value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{argument} must be a whole number, not {type(value).__name__}")
+    if not 0 <= value <= TOKENS_MAX:
+        raise ValueError(f"{argument} must be from 0 to {TOKENS_MAX}")
+    return value
+
+
+def _milliseconds(argument: str, value: object) -> float | None:
+    if value is None:
+        return None
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise TypeError(f"{argument} must be a number, not {type(value).__name__}")
+    if not 0 <= value < float("inf"):
+        raise ValueError(f"{argument} must not be negative or infinite")
+    return float(value)
+
+
+def _payload(argument: str, value: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Encode at once, so that the event is what the caller said, whatever it changes later."""
+    if not value:
+        return {}
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{argument} must be a mapping, not {type(value).__name__}")
+    try:
+        encoded = msgspec.json.encode(dict(value))
+    except (TypeError, ValueError, RecursionError) as exc:
+        raise ValueError(f"{argument} cannot be encoded as JSON: {exc}") from None
+    if len(encoded) > _PAYLOAD_BYTES_MAX:
+        raise ValueError(f"{argument} must be at most {_PAYLOAD_BYTES_MAX} bytes of JSON")
+    return cast("dict[str, Any]", msgspec.Raw(encoded))  # encodes as what it holds
+
+
+def _after_fork() -> None:
+    global _init_lock
+    _init_lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,106 @@
+"""``@guarded`` and ``handle``: a GuardError becomes a message on stderr and an exit code."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import AsyncGenerator, Callable, Generator
+from types import TracebackType
+from typing import Any, TypeVar, cast
+
+from guard.breaker.exceptions import GuardError
+from guard.messages import format_user_message
+
+F = TypeVar("F", bound=Callable[..., Any] | staticmethod[..., Any] | classmethod[Any, ..., Any])
+
+
+class handle:  # noqa: N801  # used like a function: `with guard.handle():`
+    """Turn a GuardError into its user message on standard error and exit.
+
+    ``WorkflowKilledInterrupt`` passes unchanged.
+
+    Args:
+        exit_code: code of the ``SystemExit``.
+
+    Raises:
+        SystemExit: a GuardError was raised inside.
+
+    Example:
+        >>> with handle(exit_code=2):
+        ...     pass
+    """
+
+    def __init__(self, *, exit_code: int = 1) -> None:
+        self._exit_code = exit_code
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if isinstance(exc, GuardError):
+            print(format_user_message(exc), file=sys.stderr)  # noqa: T201  # what it is for
+            raise SystemExit(self._exit_code) from exc
+
+    async def __aenter__(self) -> None:
+        return None
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.__exit__(kind, exc, traceback)
+
+
+def guarded(function: F) -> F:
+    """Print the user message of a GuardError raised inside and exit with code 1.
+
+    Example:
+        >>> @guarded
+        ... def main() -> None: ...
+    """
+    if isinstance(function, staticmethod | classmethod):
+        return cast("F", type(function)(guarded(function.__func__)))
+    called: Any = function
+    wrapper: Any
+    if inspect.isasyncgenfunction(called):
+
+        @functools.wraps(called)
+        async def wrapper(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
+            generator = called(*args, **kwargs)
+            try:
+                with handle():
+                    async for item in generator:
+                        yield item
+            finally:
+                await generator.aclose()
+
+    elif inspect.iscoroutinefunction(called):
+
+        @functools.wraps(called)
+        async def wrapper(*args: Any, **kwargs: Any) -> Any:
+            with handle():
+                return await called(*args, **kwargs)
+
+    elif inspect.isgeneratorfunction(called):
+
+        @functools.wraps(called)
+        def wrapper(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+            with handle():
+                return (yield from called(*args, **kwargs))
+
+    else:
+
+        @functools.wraps(called)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            with handle():
+                return called(*args, **kwargs)
+
+    return cast("F", wrapper)

@@ -1,0 +1,60 @@
+"""What a process knows of its gateway: noted by the link, read by ``status()``."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from guard.breaker.exceptions import (
+    GuardAuthenticationError,
+    GuardError,
+    GuardProtocolError,
+    GuardTransportError,
+)
+from guard.core import wire
+
+
+class Health:
+    """Facts as they were last heard. Written on the loop's thread, read from any."""
+
+    def __init__(self) -> None:
+        self.channel = "none"
+        self.protocol: int | None = None
+        self.poll_interval_ms = 1000
+        self.misconfigured = False
+        self.last_contact_ms: int | None = None
+        self.last_error_code: str | None = None
+        self.sent = 0
+        self.lost = 0
+        self.lost_at_contact = 0
+
+    def heard(self, exc: BaseException | None) -> None:
+        """Take note of how a request to the gateway ended: with an answer, or with an exception."""
+        if isinstance(exc, asyncio.CancelledError):
+            return
+        if isinstance(exc, GuardError):
+            self.last_error_code = exc.error_code
+        if isinstance(exc, GuardTransportError):
+            return
+        self.misconfigured = isinstance(exc, GuardAuthenticationError | GuardProtocolError)
+        self.touch()
+        self.lost_at_contact = self.lost
+
+    def touch(self) -> int:
+        """Take note that the gateway was heard just now; returns the time in Unix ms."""
+        self.last_contact_ms = now_ms = time.time_ns() // 1_000_000
+        return now_ms
+
+    def capable(self, capabilities: wire.Capabilities) -> None:
+        """Take note of what the gateway speaks."""
+        self.protocol = capabilities.protocol
+        self.poll_interval_ms = capabilities.control.poll_interval_ms
+
+    def switched(self, channel: str) -> None:
+        """Take note of the control channel in use."""
+        self.channel = channel
+
+    def silence_ms(self) -> int | None:
+        """Return the time since the gateway was last heard, None when it never was."""
+        contact = self.last_contact_ms
+        return None if contact is None else time.time_ns() // 1_000_000 - contact

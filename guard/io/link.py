@@ -1,0 +1,187 @@
+"""The link to the gateway: client, flusher and subscriber of one process, on one loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final
+
+from guard.breaker.exceptions import (
+    GuardBlockedException,
+    GuardProtocolError,
+    GuardTransportError,
+)
+from guard.core import wire
+from guard.core.batching import EventBuffer
+from guard.core.ids import IdFactory
+from guard.health import Health
+from guard.io.flusher import Flusher
+from guard.io.gateway import GatewayClient
+from guard.io.subscriber import Subscriber
+from guard.loop import BackgroundLoop
+from guard.settings import Settings
+from guard.version import __version__
+
+_APPROVALS_KEPT: Final = 1024
+_APPROVAL_WAIT_MAX_S: Final = 3600.0
+
+
+class Link:
+    """Owns everything that talks to the gateway; made on the background loop.
+
+    Args:
+        settings: address, key and intervals.
+        ids: event, batch and nonce ids.
+        buffer: the events to deliver.
+        health: told of what is heard.
+        control_seq: returns the newest control message that was applied.
+        controlled: takes a control message.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        ids: IdFactory,
+        buffer: EventBuffer,
+        health: Health,
+        *,
+        control_seq: Callable[[], int],
+        controlled: Callable[[wire.ControlMessage], None],
+    ) -> None:
+        self._health = health
+        self._apply = controlled
+        self._probed = False
+        self.client = GatewayClient(settings, health.heard)
+        self.flusher = Flusher(buffer, self.client, settings, ids, health)
+        self.subscriber = Subscriber(
+            settings,
+            self.client,
+            seq=control_seq,
+            apply=self._controlled,
+            switched=health.switched,
+        )
+        self._approvals: OrderedDict[str, asyncio.Future[bool]] = OrderedDict()
+
+    async def probe(self) -> None:
+        """Ask for the capabilities and check that both sides speak protocol v3.
+
+        Raises:
+            GuardError: no answer, the key is refused, or the protocol does not fit.
+        """
+        if self._probed:
+            return
+        capabilities = await self.client.capabilities()
+        if capabilities.protocol != wire.PROTOCOL_VERSION or _version(__version__) < _version(
+            capabilities.min_sdk_version
+        ):
+            error = GuardProtocolError(
+                f"the gateway speaks protocol {capabilities.protocol} and asks for SDK "
+                f"{capabilities.min_sdk_version} or newer; this is {__version__}, which speaks "
+                f"protocol {wire.PROTOCOL_VERSION}",
+                min_required_version=capabilities.min_sdk_version,
+            )
+            self._health.heard(error)
+            raise error
+        self._probed = True
+        self.flusher.limits = capabilities.limits
+        self._health.capable(capabilities)
+
+    def start_services(self, background: BackgroundLoop) -> None:
+        """Start the long-lived tasks."""
+        background.spawn(self.flusher.run, name="guard-flusher")
+        background.spawn(self.subscriber.run, name="guard-subscriber")
+
+    async def gate(self, request: wire.GateRequest) -> wire.GateReply:
+        """Ask whether a call may run; what is buffered for its workflow travels along.
+
+        A call that needs a person's approval waits for the answer.
+
+        Raises:
+            GuardError: refused, or no usable answer within the deadline.
+            WorkflowKilledInterrupt: the workflow is killed.
+        """
+        records = self.flusher.luggage(request.workflow_id)
+        request.events = self.flusher.events(records)
+        try:
+            reply = await self.client.gate(request)
+        except BaseException:
+            self.flusher.came_back(records)
+            raise
+        self.flusher.arrived(records, reply.events)
+        if reply.decision == "allow":
+            return reply
+        await self._approved(request, reply)
+        request.events = []
+        reply = await self.client.gate(request, asked_again=True)
+        if reply.decision != "allow":
+            raise GuardTransportError(
+                "an approved call is still pending",
+                source="GATEWAY_ERROR",
+                endpoint=wire.GATE_PATH,
+            )
+        return reply
+
+    async def _approved(self, request: wire.GateRequest, reply: wire.GateReply) -> None:
+        if reply.approval_id is None:
+            raise GuardTransportError(
+                "a pending decision without an approval_id",
+                source="GATEWAY_ERROR",
+                endpoint=wire.GATE_PATH,
+            )
+        ends_ms = reply.expires_at_ms
+        wait_s = _APPROVAL_WAIT_MAX_S
+        if ends_ms is not None:
+            wait_s = min(wait_s, max(0.0, ends_ms / 1000 - time.time()))
+        answer = self._approval(reply.approval_id)
+        try:
+            async with asyncio.timeout(wait_s):
+                approved = await asyncio.shield(answer)
+            reason = "" if approved else "an operator refused the call"
+        except TimeoutError:
+            reason = "no operator approved the call in time"
+        finally:
+            self._approvals.pop(reply.approval_id, None)
+        if reason:
+            raise GuardBlockedException(
+                workflow_id=request.workflow_id,
+                reason=reason,
+                action="approval",
+                tool_name=request.tool_name,
+                status_code=403,
+            )
+
+    def _approval(self, approval_id: str) -> asyncio.Future[bool]:
+        future = self._approvals.get(approval_id)
+        if future is None:
+            # An answer can arrive before the caller waits for it, so both sides make the entry.
+            future = self._approvals[approval_id] = asyncio.get_running_loop().create_future()
+            while len(self._approvals) > _APPROVALS_KEPT:
+                self._approvals.popitem(last=False)
+        return future
+
+    def _controlled(self, message: wire.ControlMessage) -> None:
+        if message.type == "approval" and message.approval_id is not None:
+            future = self._approval(message.approval_id)
+            if not future.done():
+                future.set_result(bool(message.approved))
+        self._apply(message)
+
+    async def close(self) -> None:
+        """Close the control socket cleanly, then the connections."""
+        with contextlib.suppress(Exception):
+            await self.subscriber.close()
+        with contextlib.suppress(Exception):
+            await self.client.close()
+
+
+def _version(text: str) -> tuple[int, ...]:
+    numbers: list[int] = []
+    for part in text.split("."):
+        digits = "".join(sign for sign in part if sign.isdigit())
+        if not digits or not part[0].isdigit():
+            break
+        numbers.append(int(digits))
+    return tuple(numbers)
