@@ -1,0 +1,85 @@
+"""Spam detection: clients of the HTTP service, the service itself, and the engine in process.
+
+Nothing heavy is imported here. Each public name is loaded on first use (PEP 562), so
+``import spamdetect`` costs neither httpx nor numpy nor any server code.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from spamdetect.client import AsyncSpamClient as AsyncSpamClient
+    from spamdetect.errors import SpamAuthError as SpamAuthError
+    from spamdetect.errors import SpamConfigError as SpamConfigError
+    from spamdetect.errors import SpamError as SpamError
+    from spamdetect.errors import SpamRateLimitError as SpamRateLimitError
+    from spamdetect.errors import SpamRequestError as SpamRequestError
+    from spamdetect.errors import SpamResponseError as SpamResponseError
+    from spamdetect.errors import SpamServerError as SpamServerError
+    from spamdetect.errors import SpamTimeoutError as SpamTimeoutError
+    from spamdetect.errors import SpamTransportError as SpamTransportError
+    from spamdetect.models import ErrorCode as ErrorCode
+    from spamdetect.models import Language as Language
+    from spamdetect.models import Prediction as Prediction
+    from spamdetect.models import PredictItem as PredictItem
+    from spamdetect.models import PredictResult as PredictResult
+    from spamdetect.models import PreprocessResult as PreprocessResult
+    from spamdetect.sync import SpamClient as SpamClient
+
+_HOMES: Final[dict[str, str]] = {
+    "AsyncSpamClient": "spamdetect.client",
+    "ErrorCode": "spamdetect.models",
+    "Language": "spamdetect.models",
+    "PredictItem": "spamdetect.models",
+    "PredictResult": "spamdetect.models",
+    "Prediction": "spamdetect.models",
+    "PreprocessResult": "spamdetect.models",
+    "SpamAuthError": "spamdetect.errors",
+    "SpamClient": "spamdetect.sync",
+    "SpamConfigError": "spamdetect.errors",
+    "SpamError": "spamdetect.errors",
+    "SpamRateLimitError": "spamdetect.errors",
+    "SpamRequestError": "spamdetect.errors",
+    "SpamResponseError": "spamdetect.errors",
+    "SpamServerError": "spamdetect.errors",
+    "SpamTimeoutError": "spamdetect.errors",
+    "SpamTransportError": "spamdetect.errors",
+}
+
+__all__ = [
+    "AsyncSpamClient",
+    "ErrorCode",
+    "Language",
+    "PredictItem",
+    "PredictResult",
+    "Prediction",
+    "PreprocessResult",
+    "SpamAuthError",
+    "SpamClient",
+    "SpamConfigError",
+    "SpamError",
+    "SpamRateLimitError",
+    "SpamRequestError",
+    "SpamResponseError",
+    "SpamServerError",
+    "SpamTimeoutError",
+    "SpamTransportError",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        value: Any = version("guard")
+    elif name in _HOMES:
+        value = getattr(import_module(_HOMES[name]), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

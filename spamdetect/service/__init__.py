@@ -1,0 +1,1 @@
+"""The spam-detection service: an ASGI application, its keys, limits and metrics."""

@@ -1,0 +1,323 @@
+"""One call of the API as a generator: requests and pauses out, answers in, a result at the end.
+
+No I/O and no clock in here. A driver sends what is yielded and feeds back what came of it, the
+way ``httpx.Auth.auth_flow`` works; ``client.py`` drives it over the network, tests drive it
+with a list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from typing import Final, TypeVar
+
+import attrs
+import msgspec
+
+from spamdetect._retry import RETRYABLE_STATUS, Quiet, RetryPolicy, RetryQuota, parse_retry_after
+from spamdetect.errors import (
+    SpamAuthError,
+    SpamError,
+    SpamRateLimitError,
+    SpamRequestError,
+    SpamResponseError,
+    SpamServerError,
+    SpamTransportError,
+)
+from spamdetect.models import Language, Prediction, PredictResult, PreprocessResult
+
+PREDICT_PATH: Final = "/v1/spam-detection/predict"
+PREPROCESS_PATH: Final = "/v1/spam-detection/preprocess"
+FEEDBACK_PATH: Final = "/v1/spam-detection/feedback"
+
+R = TypeVar("R")
+W = TypeVar("W", bound=msgspec.Struct)
+
+
+@attrs.frozen
+class ApiRequest:
+    """A POST to send: path below the base URL and JSON body."""
+
+    path: str
+    body: bytes = attrs.field(repr=False)
+
+    @property
+    def max_answer_bytes(self) -> int:
+        """Cap on the answer: it holds the text twice, each code point escaped to 12 bytes."""
+        return (1 << 20) + 32 * len(self.body)
+
+
+@attrs.frozen
+class ApiResponse:
+    """A complete answer: status, lower-case headers, body."""
+
+    status_code: int
+    headers: Mapping[str, str] = attrs.field(repr=False)
+    body: bytes = attrs.field(repr=False)
+
+
+@attrs.frozen
+class Pause:
+    """Wait this many seconds, then continue."""
+
+    delay_s: float
+
+
+Step = ApiRequest | Pause
+Outcome = ApiResponse | SpamTransportError | None
+Exchange = Generator[Step, Outcome, R]
+
+
+@attrs.frozen
+class Clock:
+    """Where time and chance come from."""
+
+    monotonic_s: Callable[[], float]
+    wall_s: Callable[[], float]
+    chance: Callable[[], float]
+
+
+def text_request(path: str, text: str) -> ApiRequest:
+    """Build the request of ``predict`` or ``preprocess``.
+
+    Raises:
+        SpamRequestError: ``text`` is no string, or holds half a surrogate pair, which no JSON
+            document in UTF-8 can carry.
+    """
+    return _request(path, text, {"text": text})
+
+
+def feedback_request(text: str, is_spam: bool, feedback_id: str) -> ApiRequest:
+    """Build the request of ``feedback``; its id makes a repeated one harmless.
+
+    Raises:
+        SpamRequestError: As in :func:`text_request`.
+    """
+    body = {"text": text, "is_spam": is_spam, "feedback_id": feedback_id}
+    return _request(FEEDBACK_PATH, text, body)
+
+
+def _request(path: str, text: str, body: Mapping[str, object]) -> ApiRequest:
+    if not isinstance(text, str):
+        raise SpamRequestError(
+            f"text must be a str, not {type(text).__name__}.", error_code="INVALID_REQUEST"
+        )
+    try:
+        return ApiRequest(path, msgspec.json.encode(body))
+    except UnicodeEncodeError:
+        raise SpamRequestError(
+            "text holds an unpaired surrogate and is not valid Unicode; decode the input with "
+            "errors='replace'.",
+            error_code="INVALID_REQUEST",
+        ) from None
+
+
+def exchange(
+    request: ApiRequest,
+    parse: Callable[[ApiResponse], R],
+    *,
+    policy: RetryPolicy,
+    quota: RetryQuota,
+    quiet: Quiet,
+    clock: Clock,
+    deadline_s: float,
+) -> Exchange[R]:
+    """Run one call to its end, with retries.
+
+    Args:
+        request: What to send.
+        parse: Turns a 2xx answer into the result.
+        policy: Number of retries and their pauses.
+        quota: Bucket that bounds retries over all calls of the process.
+        quiet: Silence asked for by earlier answers of this service.
+        clock: Time and chance.
+        deadline_s: Monotonic second after which no pause may end.
+
+    Raises:
+        SpamError: As the answers say; after retries the last one.
+    """
+    attempt = 0
+    quota.note_attempt()
+    while True:
+        silence_s = quiet.remaining_s(clock.monotonic_s())
+        if silence_s > 0:
+            if clock.monotonic_s() + silence_s >= deadline_s:
+                raise _silenced(quiet.status_code, silence_s)
+            # Jitter upwards: calls held back together must not come back together.
+            yield Pause(silence_s * (1 + 0.1 * clock.chance()))
+            continue
+        outcome = yield request
+        if isinstance(outcome, ApiResponse):
+            if 200 <= outcome.status_code < 300:
+                return parse(outcome)
+            error = error_from(outcome, clock.wall_s())
+            retryable = outcome.status_code in RETRYABLE_STATUS
+            asked_s = parse_retry_after(outcome.headers.get("retry-after"), clock.wall_s())
+            if asked_s is not None and outcome.status_code in {429, 503}:
+                quiet.ask(clock.monotonic_s() + asked_s, outcome.status_code)
+        else:
+            assert outcome is not None
+            error, retryable, asked_s = outcome, True, None
+        attempt += 1
+        if not retryable or attempt > policy.retries:
+            raise error
+        pause_s = policy.pause_s(attempt, clock.chance())
+        if asked_s is None and isinstance(error, SpamRateLimitError):
+            pause_s = max(pause_s, 1.0)
+        if clock.monotonic_s() + max(pause_s, asked_s or 0.0) >= deadline_s or not quota.take():
+            raise error
+        yield Pause(pause_s)
+
+
+def parse_predict(answer: ApiResponse) -> PredictResult:
+    """Read the answer of ``predict``.
+
+    Raises:
+        SpamResponseError: The body is not the contract.
+    """
+    wire = _decode(answer, _PREDICT)
+    data = wire.data
+    return PredictResult(
+        data.input_text,
+        data.processed_text,
+        data.text_length,
+        data.word_count,
+        Language(data.language.language, data.language.probability, data.language.is_reliable),
+        Prediction(data.prediction.is_spam, data.prediction.ham_score, data.prediction.spam_score),
+        data.error_code,
+        wire.message,
+        answer.body,
+    )
+
+
+def parse_preprocess(answer: ApiResponse) -> PreprocessResult:
+    """Read the answer of ``preprocess``.
+
+    Raises:
+        SpamResponseError: The body is not the contract.
+    """
+    wire = _decode(answer, _PREPROCESS)
+    data = wire.data
+    return PreprocessResult(
+        data.input_text,
+        data.processed_text,
+        data.text_length,
+        data.word_count,
+        Language(data.language.language, data.language.probability, data.language.is_reliable),
+        wire.message,
+        answer.body,
+    )
+
+
+def parse_acknowledgement(answer: ApiResponse) -> None:
+    """Read the answer of ``feedback``: an envelope whose data is of no interest.
+
+    Raises:
+        SpamResponseError: The body is no envelope.
+    """
+    _decode(answer, _ENVELOPE)
+
+
+def error_from(answer: ApiResponse, wall_s: float) -> SpamError:
+    """Turn an answer that is no 2xx into the exception for it.
+
+    Args:
+        answer: The answer.
+        wall_s: Unix time now, for a ``Retry-After`` that is a date.
+    """
+    status = answer.status_code
+    try:
+        wire = _ENVELOPE.decode(answer.body)
+        message, code = wire.message[:500], wire.data.error_code[:64]
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        message, code = "", ""
+    message = message or f"The service answered {status} without saying why."
+    if status in {401, 403}:
+        return SpamAuthError(message, status_code=status, error_code=code)
+    if status == 429:
+        retry_after = parse_retry_after(answer.headers.get("retry-after"), wall_s)
+        return SpamRateLimitError(
+            message, retry_after=retry_after, status_code=status, error_code=code
+        )
+    if status == 408:
+        return SpamTransportError(message, status_code=status, error_code=code)
+    if 400 <= status < 500:
+        return SpamRequestError(message, status_code=status, error_code=code)
+    if status >= 500:
+        return SpamServerError(message, status_code=status, error_code=code)
+    return SpamResponseError(
+        f"The service answered {status}, which is not part of the contract; is the base URL right?",
+        status_code=status,
+    )
+
+
+def _silenced(status_code: int, silence_s: float) -> SpamError:
+    message = f"The service asked for silence for another {silence_s:.1f} s; nothing was sent."
+    if status_code == 429:
+        return SpamRateLimitError(message, retry_after=silence_s)
+    return SpamServerError(message, status_code=status_code, error_code="OVERLOADED")
+
+
+class _WireLanguage(msgspec.Struct):
+    language: str
+    probability: float
+    is_reliable: bool
+
+
+class _WirePrediction(msgspec.Struct):
+    is_spam: bool
+    ham_score: float
+    spam_score: float
+
+
+class _WirePreprocessData(msgspec.Struct):
+    input_text: str
+    processed_text: str
+    text_length: int
+    word_count: int
+    language: _WireLanguage
+
+
+class _WirePredictData(_WirePreprocessData):
+    prediction: _WirePrediction
+    error_code: str
+
+
+class _WirePreprocess(msgspec.Struct):
+    message: str
+    data: _WirePreprocessData
+
+
+class _WirePredict(msgspec.Struct):
+    message: str
+    data: _WirePredictData
+
+
+class _WireError(msgspec.Struct):
+    error_code: str = ""
+
+
+class _WireEnvelope(msgspec.Struct):
+    message: str
+    data: _WireError
+
+
+_PREDICT: Final = msgspec.json.Decoder(_WirePredict)
+_PREPROCESS: Final = msgspec.json.Decoder(_WirePreprocess)
+
+_ENVELOPE: Final = msgspec.json.Decoder(_WireEnvelope)
+
+
+def _decode(answer: ApiResponse, decoder: msgspec.json.Decoder[W]) -> W:
+    try:
+        return decoder.decode(answer.body)
+    except msgspec.ValidationError as error:
+        # The message of msgspec names type and path, never the value.
+        reason = str(error)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        reason = "it is not valid JSON"
+    except RecursionError:
+        reason = "it is nested too deep"
+    raise SpamResponseError(
+        f"The answer is not the contract: {reason}. Is the base URL that of a spam-detection API?",
+        status_code=answer.status_code,
+    )

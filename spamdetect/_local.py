@@ -1,0 +1,101 @@
+"""Local mode: the engine in this process behind the same results as the service's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Self
+
+from spamdetect import _messages
+from spamdetect.errors import SpamConfigError, SpamError, SpamRequestError
+from spamdetect.models import Language, Prediction, PredictItem, PredictResult, PreprocessResult
+
+if TYPE_CHECKING:
+    from spamdetect.engine import Analysis, Engine
+
+
+class LocalBackend:
+    """Answers from a loaded engine; thread-safe, because the engine is read-only."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @classmethod
+    def load(cls) -> Self:
+        """Load the model that comes with the package.
+
+        Raises:
+            SpamConfigError: The engine or its model cannot be loaded.
+        """
+        try:
+            from spamdetect.engine import Engine, ModelError
+        except ImportError as error:
+            raise SpamConfigError(
+                "Local mode needs the engine: pip install 'guard[spam]'."
+            ) from error
+        try:
+            return cls(Engine.load())
+        except (ModelError, OSError) as error:
+            raise SpamConfigError(f"The model cannot be loaded: {error}") from error
+
+    def predict(self, text: str) -> PredictResult:
+        """Classify one text."""
+        return _predict_result(self._engine.predict(_checked(text)))
+
+    def predict_items(self, first_index: int, texts: Sequence[str]) -> list[PredictItem]:
+        """Classify a batch, faster than one by one; a text that is none fails alone.
+
+        Args:
+            first_index: Index of the first text in the whole input.
+            texts: The batch.
+        """
+        errors: dict[int, SpamError] = {}
+        for position, text in enumerate(texts):
+            try:
+                _checked(text)
+            except SpamError as error:
+                errors[position] = error
+        good = [text for position, text in enumerate(texts) if position not in errors]
+        found = iter(self._engine.predict_many(good))
+        return [
+            PredictItem(first_index + position, error=errors[position])
+            if position in errors
+            else PredictItem(first_index + position, result=_predict_result(next(found)))
+            for position in range(len(texts))
+        ]
+
+    def preprocess(self, text: str) -> PreprocessResult:
+        """Clean one text and detect its language."""
+        found = self._engine.preprocess(_checked(text))
+        return PreprocessResult(
+            found.input_text,
+            found.processed_text,
+            found.text_length,
+            found.word_count,
+            Language(
+                found.language.language, found.language.probability, found.language.is_reliable
+            ),
+            _messages.PREPROCESSED,
+        )
+
+
+def _checked(text: str) -> str:
+    if not isinstance(text, str):
+        raise SpamRequestError(
+            f"text must be a str, not {type(text).__name__}.", error_code="INVALID_REQUEST"
+        )
+    return text
+
+
+def _predict_result(found: Analysis) -> PredictResult:
+    return PredictResult(
+        found.input_text,
+        found.processed_text,
+        found.text_length,
+        found.word_count,
+        Language(found.language.language, found.language.probability, found.language.is_reliable),
+        Prediction(
+            found.prediction.is_spam, found.prediction.ham_score, found.prediction.spam_score
+        ),
+        found.error_code,
+        _messages.predicted(found.prediction.is_spam, found.error_code),
+    )

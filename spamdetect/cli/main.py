@@ -1,0 +1,75 @@
+"""The command group, its lazy commands, and how errors look."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Final
+
+import click
+
+from spamdetect.errors import SpamError
+
+_COMMANDS: Final[dict[str, str]] = {
+    "predict": "spamdetect.cli.predict",
+    "explain": "spamdetect.cli.predict",
+    "classify": "spamdetect.cli.classify",
+    "serve": "spamdetect.cli.serve",
+    "keys": "spamdetect.cli.keys",
+    "bot": "spamdetect.cli.bot",
+    "train": "spamdetect.cli.training",
+    "evaluate": "spamdetect.cli.training",
+    "doctor": "spamdetect.cli.doctor",
+}
+
+
+class _LazyGroup(click.Group):
+    """Imports a command's module only when the command is run or its help shown."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        command = getattr(import_module(_COMMANDS[cmd_name]), f"{cmd_name}_command")
+        assert isinstance(command, click.Command)
+        return command
+
+
+@click.group(
+    cls=_LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
+    epilog="Start here: spamdetect predict 'You won! Claim your prize now'",
+)
+@click.version_option(package_name="guard", prog_name="spamdetect")
+def cli() -> None:
+    """Tell spam from ham: here, on files, or as a service."""
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        arguments: The arguments; None takes those of the process.
+
+    Returns:
+        The exit code: 0 when all is well, 1 on an error, 2 on wrong usage, 130 after Ctrl-C.
+    """
+    try:
+        outcome = cli.main(args=arguments, prog_name="spamdetect", standalone_mode=False)
+    except click.exceptions.Abort:
+        click.echo("Interrupted.", err=True)
+        return 130
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except SpamError as error:
+        click.echo(f"Error: {error.message}", err=True)
+        return 1
+    except BrokenPipeError:
+        # The reader of our output has gone (`| head`); nothing is wrong.
+        sys.stderr.close()
+        return 0
+    return outcome if isinstance(outcome, int) else 0

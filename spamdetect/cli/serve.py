@@ -1,0 +1,69 @@
+"""``spamdetect serve``: run the service."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+from typing import Any
+
+import click
+
+from spamdetect.service.server import RunningServer, serving
+from spamdetect.service.settings import ServiceSettings, read_service_settings
+
+
+@click.command()
+@click.option("--host", help="Address to bind.  [default: 127.0.0.1]")
+@click.option("--port", type=int, help="Port to bind; 0 takes a free one.  [default: 8788]")
+@click.option("--database-url", help="Key store: sqlite:///PATH or postgresql://...")
+@click.option("--redis-url", help="Limits shared by replicas: redis://...")
+@click.option("--model", "model_path", type=click.Path(path_type=Path), help="Model file.")
+@click.option("--threshold", type=float, help="spam_score from which a text is spam.")
+@click.option("--workers", type=int, help="Threads that run the engine.")
+@click.option("--max-text-chars", type=int, help="Longest text taken.  [default: 100000]")
+@click.option("--rate-per-minute", type=int, help="Requests per minute of a key; 0: no limit.")
+@click.option("--quota-per-day", type=int, help="Requests per day of a key; 0: no limit.")
+@click.option("--store-feedback", is_flag=True, default=None, help="Take and keep feedback.")
+def serve_command(**options: Any) -> None:
+    """Run the spam-detection service until Ctrl-C.
+
+    Works as it is: keys are kept in a SQLite file in your data folder, and the first one is
+    made and printed once. Every option is also read from the environment, as in
+    SPAMDETECT_PORT or SPAMDETECT_DATABASE_URL.
+    """
+    settings = read_service_settings(**options)
+    asyncio.run(_serve(settings))
+
+
+async def _serve(settings: ServiceSettings) -> None:
+    from spamdetect.service.app import SpamService
+
+    loop = asyncio.get_running_loop()
+    async with serving(SpamService(settings)) as server:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, server.stop.set)
+        _greet(server)
+        await server.finished
+    click.echo("Stopped.")
+
+
+def _greet(server: RunningServer) -> None:
+    click.echo(f"spamdetect listens on {server.base_url}  (Ctrl-C stops it)")
+    if server.first_key is None:
+        click.echo("Keys: spamdetect keys list | create | revoke")
+        return
+    click.echo(
+        f"""
+Your first API key, shown this once:
+
+  {server.first_key.api_key}
+
+Try it:
+
+  curl {server.base_url}/v1/spam-detection/predict \\
+    -H 'Content-Type: application/json' \\
+    -H 'x-api-key: {server.first_key.api_key}' \\
+    -d '{{"text": "You won! Claim your prize now"}}'
+"""
+    )

@@ -1,0 +1,168 @@
+"""What the clients return: frozen objects that mirror ``data`` of the HTTP answers.
+
+Source: parts 2 and 4 of the spam detection HTTP API. Texts stay out of ``repr`` so that a
+logged result never leaks a message.
+"""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from typing import Any
+
+import attrs
+
+from spamdetect.errors import SpamError
+
+
+class ErrorCode(StrEnum):
+    """Values of ``data.error_code``: indicators inside a 200, and the reasons of refusals."""
+
+    NONE = ""
+    TEXT_EMPTY = "TEXT_EMPTY"
+    LANGUAGE_UNKNOWN = "LANGUAGE_UNKNOWN"
+    TEXT_TRUNCATED = "TEXT_TRUNCATED"
+
+    INVALID_JSON = "INVALID_JSON"
+    MISSING_API_KEY = "MISSING_API_KEY"
+    INVALID_API_KEY = "INVALID_API_KEY"
+    NOT_FOUND = "NOT_FOUND"
+    METHOD_NOT_ALLOWED = "METHOD_NOT_ALLOWED"
+    REQUEST_TIMEOUT = "REQUEST_TIMEOUT"
+    TEXT_TOO_LONG = "TEXT_TOO_LONG"
+    UNSUPPORTED_MEDIA_TYPE = "UNSUPPORTED_MEDIA_TYPE"
+    INVALID_REQUEST = "INVALID_REQUEST"
+    RATE_LIMITED = "RATE_LIMITED"
+    QUOTA_EXCEEDED = "QUOTA_EXCEEDED"
+    INTERNAL = "INTERNAL"
+    OVERLOADED = "OVERLOADED"
+    UNAVAILABLE = "UNAVAILABLE"
+
+
+@attrs.frozen
+class Language:
+    """The detected language.
+
+    Attributes:
+        language: ISO 639-1 code, 639-3 where there is none, ``und`` when undetermined.
+        probability: Confidence in [0, 1].
+        is_reliable: Whether the detection is good enough to act on.
+    """
+
+    language: str
+    probability: float
+    is_reliable: bool
+
+
+@attrs.frozen
+class Prediction:
+    """The verdict.
+
+    Attributes:
+        is_spam: True when ``spam_score`` reaches the service's threshold.
+        ham_score: Probability that the text is not spam, in [0, 1].
+        spam_score: Probability that it is; ``ham_score + spam_score`` is 1.
+    """
+
+    is_spam: bool
+    ham_score: float
+    spam_score: float
+
+
+def _raw_answer(result: attrs.AttrsInstance, body: bytes) -> dict[str, Any]:
+    if body:
+        decoded: dict[str, Any] = json.loads(body)
+        return decoded
+    data = attrs.asdict(result)
+    message = data.pop("message")
+    data.pop("_body")
+    return {"message": message, "data": data}
+
+
+@attrs.frozen
+class PreprocessResult:
+    """Answer of ``preprocess``: the cleaned text, its statistics and language.
+
+    Attributes:
+        input_text: The text as it was sent.
+        processed_text: The text after preprocessing.
+        text_length: Code points of ``input_text``.
+        word_count: Words by Unicode segmentation that hold a letter or a digit.
+        language: The detected language.
+        message: Human-readable outcome.
+    """
+
+    input_text: str = attrs.field(repr=False)
+    processed_text: str = attrs.field(repr=False)
+    text_length: int
+    word_count: int
+    language: Language
+    message: str = ""
+    _body: bytes = attrs.field(default=b"", repr=False, eq=False)
+
+    @property
+    def raw(self) -> dict[str, Any]:
+        """The whole answer, ``{"message": ..., "data": {...}}``, unknown fields included."""
+        return _raw_answer(self, self._body)
+
+
+@attrs.frozen
+class PredictResult:
+    """Answer of ``predict``: everything that ``preprocess`` says, and the verdict.
+
+    Attributes:
+        input_text: The text as it was sent.
+        processed_text: The text after preprocessing.
+        text_length: Code points of ``input_text``.
+        word_count: Words by Unicode segmentation that hold a letter or a digit.
+        language: The detected language.
+        prediction: The verdict.
+        error_code: "" or one of ``TEXT_EMPTY``, ``LANGUAGE_UNKNOWN``, ``TEXT_TRUNCATED``.
+        message: Human-readable outcome.
+    """
+
+    input_text: str = attrs.field(repr=False)
+    processed_text: str = attrs.field(repr=False)
+    text_length: int
+    word_count: int
+    language: Language
+    prediction: Prediction
+    error_code: str = ""
+    message: str = ""
+    _body: bytes = attrs.field(default=b"", repr=False, eq=False)
+
+    @property
+    def is_spam(self) -> bool:
+        """Short for ``prediction.is_spam``."""
+        return self.prediction.is_spam
+
+    @property
+    def raw(self) -> dict[str, Any]:
+        """The whole answer, ``{"message": ..., "data": {...}}``, unknown fields included."""
+        return _raw_answer(self, self._body)
+
+
+@attrs.frozen
+class PredictItem:
+    """One outcome of ``predict_many``: a result or an error, never both.
+
+    Attributes:
+        index: Position of the text in the input, from 0.
+        result: The result, or None when this text failed.
+        error: The error, or None when this text succeeded.
+    """
+
+    index: int
+    result: PredictResult | None = None
+    error: SpamError | None = None
+
+    def unwrap(self) -> PredictResult:
+        """Return the result, or raise the error of this text.
+
+        Raises:
+            SpamError: The error that this text ended in.
+        """
+        if self.error is not None:
+            raise self.error
+        assert self.result is not None
+        return self.result

@@ -1,0 +1,206 @@
+"""The composition root: settings in, ASGI application out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from spamdetect._exchange import FEEDBACK_PATH, PREDICT_PATH, PREPROCESS_PATH
+from spamdetect.errors import SpamConfigError
+from spamdetect.models import ErrorCode
+from spamdetect.service.hot import HotRoutes, HotState
+from spamdetect.service.keys import KeyStore, StoreError
+from spamdetect.service.limits import Allowance, Limits, MemoryLimits
+from spamdetect.service.metrics import Metrics
+from spamdetect.service.openapi import openapi_document
+from spamdetect.service.respond import RefusalError, envelope
+from spamdetect.service.settings import ServiceSettings, read_service_settings
+from spamdetect.service.work import TextEngine, WorkerPool
+
+_log = logging.getLogger("spamdetect.service")
+
+_HOT_PATHS = frozenset({PREDICT_PATH, PREPROCESS_PATH, FEEDBACK_PATH})
+
+
+class SpamService:
+    """The service as an ASGI application.
+
+    It starts with ASGI lifespan events, or in :meth:`running` where a program runs it itself.
+
+    Args:
+        settings: How it runs; None reads the environment.
+        engine: The engine; None loads the model that the settings name.
+
+    Example:
+        >>> from spamdetect.service.app import SpamService
+        >>> app = SpamService()  # uvicorn module:app
+    """
+
+    def __init__(
+        self, settings: ServiceSettings | None = None, engine: TextEngine | None = None
+    ) -> None:
+        self.settings = settings or read_service_settings()
+        self._engine = engine
+        self._state: HotState | None = None
+        self._hot: HotRoutes | None = None
+        self._lifespan_stack: contextlib.AsyncExitStack | None = None
+        self._pages = Starlette(
+            routes=[
+                Route("/healthz", self._healthz),
+                Route("/readyz", self._readyz),
+                Route("/metrics", self._metrics),
+                Route("/openapi.json", self._openapi),
+            ],
+            exception_handlers={404: _not_found, 405: _not_allowed},
+        )
+        self._pages.router.redirect_slashes = False
+
+    @property
+    def store(self) -> KeyStore:
+        """The key store, while the service runs."""
+        return self._running_state().store
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[SpamService]:
+        """Load the model and open the stores, and close them at the end.
+
+        Raises:
+            SpamConfigError: The model or a store cannot be used.
+        """
+        async with contextlib.AsyncExitStack() as stack:
+            settings = self.settings
+            engine = self._engine
+            if engine is None:
+                engine = await asyncio.to_thread(_load_engine, settings)
+            store = await open_store(settings.database_url)
+            stack.push_async_callback(store.close)
+            metrics = Metrics()
+            metrics.model.labels(engine.model_version).set(1)
+            limits = await open_limits(settings, store, metrics)
+            stack.push_async_callback(limits.close)
+            workers = WorkerPool(
+                engine,
+                settings.workers,
+                settings.max_pending,
+                settings.max_queue_wait_ms / 1000,
+            )
+            stack.push_async_callback(workers.close)
+            self._state = HotState(settings, store, limits, workers, metrics)
+            self._hot = HotRoutes(self._state)
+            try:
+                yield self
+            finally:
+                self._state = self._hot = None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            if scope["path"] in _HOT_PATHS and self._hot is not None:
+                await self._hot(scope, receive, send)
+            else:
+                await self._pages(scope, receive, send)
+        elif scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+        else:
+            await send({"type": "websocket.close", "code": 1000})
+
+    async def _lifespan(self, receive: Any, send: Any) -> None:
+        await receive()
+        stack = contextlib.AsyncExitStack()
+        try:
+            await stack.enter_async_context(self.running())
+        except SpamConfigError as error:
+            await send({"type": "lifespan.startup.failed", "message": error.message})
+            return
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await stack.aclose()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    def _running_state(self) -> HotState:
+        if self._state is None:
+            raise RuntimeError("The service is not running.")
+        return self._state
+
+    async def _healthz(self, request: Request) -> Response:
+        return _json(200, envelope("The service is alive.", {"error_code": ""}))
+
+    async def _readyz(self, request: Request) -> Response:
+        if self._state is None:
+            return _refused(503, ErrorCode.UNAVAILABLE, "The service is starting or stopping.")
+        try:
+            await asyncio.wait_for(self._state.store.ping(), 2)
+        except (StoreError, TimeoutError):
+            return _refused(503, ErrorCode.UNAVAILABLE, "The key store cannot be reached.")
+        return _json(200, envelope("The service is ready.", {"error_code": ""}))
+
+    async def _metrics(self, request: Request) -> Response:
+        state = self._running_state()
+        state.metrics.pending.set(state.workers.pending)
+        state.metrics.busy.set(state.workers.busy)
+        state.metrics.wait_s.set(state.workers.estimated_wait_s)
+        return Response(state.metrics.render(), media_type=Metrics.content_type)
+
+    async def _openapi(self, request: Request) -> Response:
+        return _json(200, openapi_document(self.settings))
+
+
+def _load_engine(settings: ServiceSettings) -> TextEngine:
+    from spamdetect.engine import Engine, ModelError
+
+    try:
+        return Engine.load(settings.model_path, threshold=settings.threshold)
+    except (ModelError, OSError) as error:
+        raise SpamConfigError(f"The model cannot be loaded: {error}") from error
+
+
+async def open_store(database_url: str) -> KeyStore:
+    """Open the key store that a URL names.
+
+    Raises:
+        SpamConfigError: The URL is of no known kind, or the store cannot be opened.
+    """
+    try:
+        if database_url.startswith("sqlite:///"):
+            from spamdetect.service.sqlite_store import SqliteKeyStore
+
+            return await SqliteKeyStore.open(Path(database_url.removeprefix("sqlite:///")))
+    except StoreError as error:
+        raise SpamConfigError(str(error)) from error
+    raise SpamConfigError(
+        "The database URL must be sqlite:///path or postgresql://user@host/name "
+        "(SPAMDETECT_DATABASE_URL)."
+    )
+
+
+async def open_limits(settings: ServiceSettings, store: KeyStore, metrics: Metrics) -> Limits:
+    """Open the limiter that the settings name."""
+    return MemoryLimits(store, Allowance(settings.rate_per_minute, settings.quota_per_day))
+
+
+def _json(status_code: int, body: bytes) -> Response:
+    return Response(body, status_code, media_type="application/json")
+
+
+def _refused(status_code: int, error_code: ErrorCode, message: str) -> Response:
+    return _json(status_code, RefusalError(status_code, error_code, message).body())
+
+
+async def _not_found(request: Request, error: Exception) -> Response:
+    return _refused(404, ErrorCode.NOT_FOUND, "There is no such endpoint; see /openapi.json.")
+
+
+async def _not_allowed(request: Request, error: Exception) -> Response:
+    response = _refused(
+        405, ErrorCode.METHOD_NOT_ALLOWED, "This endpoint does not take that method."
+    )
+    response.headers["allow"] = "GET, HEAD"
+    return response

@@ -1,0 +1,177 @@
+"""The routes that take texts, as bare ASGI: no framework between the socket and the engine."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any, Final
+
+import attrs
+import msgspec
+
+from spamdetect._exchange import FEEDBACK_PATH, PREDICT_PATH, PREPROCESS_PATH
+from spamdetect.models import ErrorCode
+from spamdetect.service.auth import authenticate
+from spamdetect.service.body import (
+    ClientGoneError,
+    check_media_type,
+    decode,
+    read_body,
+    too_long,
+)
+from spamdetect.service.keys import KeyRecord, KeyStore, StoreError
+from spamdetect.service.limits import Limits
+from spamdetect.service.metrics import Metrics
+from spamdetect.service.respond import RefusalError, envelope, retry_after, send_json
+from spamdetect.service.settings import ServiceSettings
+from spamdetect.service.work import WorkerPool
+
+_log = logging.getLogger("spamdetect.service")
+
+
+class TextRequest(msgspec.Struct):
+    """Body of ``predict`` and ``preprocess``."""
+
+    text: str
+
+
+class FeedbackRequest(msgspec.Struct):
+    """Body of ``feedback``."""
+
+    text: str
+    is_spam: bool
+    feedback_id: str = ""
+
+
+_TEXT: Final = msgspec.json.Decoder(TextRequest)
+_FEEDBACK: Final = msgspec.json.Decoder(FeedbackRequest)
+_ENDPOINTS: Final = {
+    PREDICT_PATH: "predict",
+    PREPROCESS_PATH: "preprocess",
+    FEEDBACK_PATH: "feedback",
+}
+
+
+@attrs.frozen
+class HotState:
+    """What the routes work with, made at start-up."""
+
+    settings: ServiceSettings
+    store: KeyStore
+    limits: Limits
+    workers: WorkerPool
+    metrics: Metrics
+
+
+class HotRoutes:
+    """Answers ``predict``, ``preprocess`` and ``feedback``."""
+
+    def __init__(self, state: HotState) -> None:
+        self._state = state
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        started_s = time.perf_counter()
+        endpoint = _ENDPOINTS[scope["path"]]
+        metrics = self._state.metrics
+        try:
+            body = await self._answer(endpoint, scope, receive)
+        except RefusalError as refusal:
+            metrics.answered(
+                endpoint,
+                refusal.status_code,
+                refusal.error_code.value,
+                time.perf_counter() - started_s,
+            )
+            await send_json(
+                send,
+                refusal.status_code,
+                refusal.body(),
+                headers=refusal.headers,
+                close=refusal.close,
+            )
+        except ClientGoneError:
+            return
+        except Exception as error:  # noqa: BLE001 - the last resort, answered as 500 INTERNAL
+            # Only the type: a message or a traceback's locals could hold the caller's text.
+            _log.error("%s failed: %s at %s", endpoint, type(error).__name__, _place(error))
+            seconds = time.perf_counter() - started_s
+            metrics.answered(endpoint, 500, ErrorCode.INTERNAL.value, seconds)
+            internal = RefusalError(
+                500,
+                ErrorCode.INTERNAL,
+                "The service failed on this request; the operator's log says where.",
+            )
+            await send_json(send, 500, internal.body())
+        else:
+            metrics.answered(endpoint, 200, "", time.perf_counter() - started_s)
+            await send_json(send, 200, body)
+
+    async def _answer(self, endpoint: str, scope: Any, receive: Any) -> bytes:
+        state = self._state
+        settings = state.settings
+        if endpoint == "feedback" and not settings.store_feedback:
+            raise RefusalError(
+                404, ErrorCode.NOT_FOUND, "This service does not collect feedback.", close=True
+            )
+        if scope["method"] != "POST":
+            raise RefusalError(
+                405,
+                ErrorCode.METHOD_NOT_ALLOWED,
+                "Use POST.",
+                headers=((b"allow", b"POST"),),
+                close=True,
+            )
+        key = await authenticate(scope, state.store)
+        await state.limits.admit(key)
+        check_media_type(scope)
+        body = await read_body(
+            scope,
+            receive,
+            max_bytes=settings.max_body_bytes,
+            max_chars=settings.max_text_chars,
+            timeout_s=settings.body_timeout_s,
+        )
+        if endpoint == "feedback":
+            return await self._take_feedback(decode(body, _FEEDBACK), key)
+        text = decode(body, _TEXT).text
+        if len(text) > settings.max_text_chars:
+            raise too_long(settings.max_text_chars)
+        answer, is_spam = await state.workers.run(text, predict=endpoint == "predict")
+        if is_spam is not None:
+            state.metrics.classified(is_spam)
+        return answer
+
+    async def _take_feedback(self, report: FeedbackRequest, key: KeyRecord) -> bytes:
+        if len(report.text) > self._state.settings.max_text_chars:
+            raise too_long(self._state.settings.max_text_chars)
+        if len(report.feedback_id) > 64:
+            raise RefusalError(
+                422,
+                ErrorCode.INVALID_REQUEST,
+                "feedback_id may have at most 64 characters.",
+                field="feedback_id",
+            )
+        # Scoped to the key: one caller's id can neither hide nor reveal another's.
+        feedback_id = f"{key.key_id}:{report.feedback_id or time.time_ns()}"
+        try:
+            await self._state.store.add_feedback(
+                feedback_id, key.key_id, report.text, report.is_spam
+            )
+        except StoreError:
+            raise RefusalError(
+                503,
+                ErrorCode.UNAVAILABLE,
+                "The report could not be stored; try again in a moment.",
+                headers=retry_after(1),
+            ) from None
+        return envelope("Thank you, the report was stored.", {"error_code": ""})
+
+
+def _place(error: BaseException) -> str:
+    step = error.__traceback__
+    if step is None:
+        return "unknown"
+    while step.tb_next is not None:
+        step = step.tb_next
+    code = step.tb_frame.f_code
+    return f"{code.co_filename}:{step.tb_lineno} in {code.co_name}"

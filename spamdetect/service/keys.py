@@ -1,0 +1,129 @@
+"""API keys: their form, their hash, and what a key store offers.
+
+A key is ``spam_<id>_<secret>``. The id finds the row, the secret is 256 random bits of which
+only the SHA-256 is stored; a slow hash would add nothing to a secret that cannot be guessed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from typing import Final, Protocol
+
+import attrs
+
+_ID_ALPHABET: Final = "abcdefghijkmnpqrstuvwxyz23456789"
+_KEY: Final = re.compile(r"spam_([a-z0-9]{12})_([A-Za-z0-9_-]{43})")
+
+
+@attrs.frozen
+class NewKey:
+    """A key at the only moment at which it is known.
+
+    Attributes:
+        key_id: Identifies the key in lists and metrics; no secret.
+        api_key: The whole key, for the header ``x-api-key``.
+    """
+
+    key_id: str
+    api_key: str = attrs.field(repr=False)
+
+
+@attrs.frozen
+class KeyRecord:
+    """A stored key.
+
+    Attributes:
+        key_id: Identifies the key.
+        secret_hash: SHA-256 of the secret.
+        label: What the operator called it.
+        owner: Who holds it, such as ``telegram:1234``; empty for keys made on the command line.
+        created_s: Unix time of creation in seconds.
+        revoked_s: Unix time of revocation in seconds, or None while it is active.
+        rate_per_minute: Requests per minute, 0 for no limit, None for the service's default.
+        quota_per_day: Requests per UTC day, 0 for no limit, None for the service's default.
+    """
+
+    key_id: str
+    secret_hash: bytes = attrs.field(repr=False)
+    label: str
+    owner: str
+    created_s: float
+    revoked_s: float | None
+    rate_per_minute: int | None
+    quota_per_day: int | None
+
+
+@attrs.frozen
+class KeySpec:
+    """What a new key shall be; see :class:`KeyRecord`."""
+
+    label: str = ""
+    owner: str = ""
+    rate_per_minute: int | None = None
+    quota_per_day: int | None = None
+
+
+class KeyStore(Protocol):
+    """Where keys, usage counts and feedback live; one conformance suite tests every store."""
+
+    async def find(self, key_id: str) -> KeyRecord | None:
+        """The key with this id, revoked or not."""
+
+    async def create(self, spec: KeySpec) -> NewKey:
+        """Make a key; an owner's earlier key is revoked in the same transaction."""
+
+    async def revoke(self, key_id: str) -> bool:
+        """Revoke a key; False when there is no such active key."""
+
+    async def list_keys(self) -> list[KeyRecord]:
+        """Every key, oldest first."""
+
+    async def active_key_of(self, owner: str) -> KeyRecord | None:
+        """The active key of an owner."""
+
+    async def issued_since(self, owner: str, since_s: float) -> int:
+        """How many keys an owner was given since this Unix time."""
+
+    async def add_usage(self, counts: dict[tuple[str, str], int]) -> None:
+        """Add requests to the counts of (key id, UTC day as ``YYYY-MM-DD``)."""
+
+    async def usage(self, key_id: str, day: str) -> int:
+        """Requests of a key on a UTC day, as far as stored."""
+
+    async def add_feedback(self, feedback_id: str, key_id: str, text: str, is_spam: bool) -> None:
+        """Store a report; the same id again changes nothing."""
+
+    async def ping(self) -> None:
+        """Raise :class:`StoreError` when the store cannot be used."""
+
+    async def close(self) -> None:
+        """Release connections."""
+
+
+class StoreError(Exception):
+    """The key store cannot be reached or used; the text names no secret."""
+
+
+def make_key() -> tuple[NewKey, bytes]:
+    """Make a key and the hash to store."""
+    key_id = "".join(secrets.choice(_ID_ALPHABET) for _ in range(12))
+    secret = secrets.token_urlsafe(32)
+    return NewKey(key_id, f"spam_{key_id}_{secret}"), _hash(secret)
+
+
+def parse_key(api_key: str) -> tuple[str, str] | None:
+    """Split a key into id and secret, or None when it has not the form of a key."""
+    match = _KEY.fullmatch(api_key)
+    return None if match is None else (match[1], match[2])
+
+
+def secret_matches(secret: str, record: KeyRecord) -> bool:
+    """Whether a secret belongs to a record, in constant time."""
+    return hmac.compare_digest(_hash(secret), record.secret_hash)
+
+
+def _hash(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode()).digest()

@@ -1,0 +1,131 @@
+"""Every answer of the service as bytes: the envelope ``{message, data}`` and its headers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from spamdetect import _messages
+from spamdetect.models import ErrorCode
+
+if TYPE_CHECKING:
+    from spamdetect.engine import Analysis, Preprocessed
+
+Send = Any
+_ENCODER: Final = msgspec.json.Encoder()
+
+
+class RefusalError(Exception):
+    """A request that gets no verdict, with the answer that says so.
+
+    Args:
+        status_code: HTTP status.
+        error_code: ``data.error_code``.
+        message: What happened and what to do, for a person.
+        headers: Further headers, such as ``retry-after``.
+        field: The field of the request that is wrong, for ``data.field``.
+        close: Whether the connection ends with this answer, because the body was not read.
+    """
+
+    def __init__(
+        self,
+        status_code: int,
+        error_code: ErrorCode,
+        message: str,
+        *,
+        headers: tuple[tuple[bytes, bytes], ...] = (),
+        field: str = "",
+        close: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.status_code = status_code
+        self.error_code = error_code
+        self.message = message
+        self.headers = headers
+        self.field = field
+        self.close = close
+
+    def body(self) -> bytes:
+        """The envelope of the refusal."""
+        data = {"error_code": self.error_code.value}
+        if self.field:
+            data["field"] = self.field
+        return _ENCODER.encode({"message": self.message, "data": data})
+
+
+def predict_body(found: Analysis) -> bytes:
+    """The envelope of ``predict``."""
+    return _ENCODER.encode(
+        {
+            "message": _messages.predicted(found.prediction.is_spam, found.error_code),
+            "data": {
+                "input_text": found.input_text,
+                "processed_text": found.processed_text,
+                "text_length": found.text_length,
+                "word_count": found.word_count,
+                "language": _language(found),
+                "prediction": {
+                    "is_spam": found.prediction.is_spam,
+                    "ham_score": found.prediction.ham_score,
+                    "spam_score": found.prediction.spam_score,
+                },
+                "error_code": found.error_code,
+            },
+        }
+    )
+
+
+def preprocess_body(found: Preprocessed) -> bytes:
+    """The envelope of ``preprocess``."""
+    return _ENCODER.encode(
+        {
+            "message": _messages.PREPROCESSED,
+            "data": {
+                "input_text": found.input_text,
+                "processed_text": found.processed_text,
+                "text_length": found.text_length,
+                "word_count": found.word_count,
+                "language": _language(found),
+            },
+        }
+    )
+
+
+def envelope(message: str, data: dict[str, object]) -> bytes:
+    """Any other envelope."""
+    return _ENCODER.encode({"message": message, "data": data})
+
+
+async def send_json(
+    send: Send,
+    status_code: int,
+    body: bytes,
+    *,
+    headers: tuple[tuple[bytes, bytes], ...] = (),
+    close: bool = False,
+) -> None:
+    """Send one JSON answer over ASGI."""
+    fields = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        (b"cache-control", b"no-store"),
+        *headers,
+    ]
+    if close:
+        fields.append((b"connection", b"close"))
+    await send({"type": "http.response.start", "status": status_code, "headers": fields})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _language(found: Analysis | Preprocessed) -> dict[str, object]:
+    return {
+        "language": found.language.language,
+        "probability": found.language.probability,
+        "is_reliable": found.language.is_reliable,
+    }
+
+
+def retry_after(seconds: float) -> tuple[tuple[bytes, bytes], ...]:
+    """The header ``Retry-After`` in whole seconds, at least 1."""
+    return ((b"retry-after", str(max(1, -int(-seconds // 1))).encode()),)

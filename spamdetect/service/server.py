@@ -1,0 +1,129 @@
+"""The service on a socket: bind, run uvicorn, stop gracefully."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import socket
+from collections.abc import AsyncIterator, Iterator
+
+import attrs
+import uvicorn
+
+from spamdetect.errors import SpamConfigError
+from spamdetect.service.app import SpamService
+from spamdetect.service.keys import KeySpec, NewKey
+
+# Longer than the client keeps an idle connection, so that the client is the one that closes.
+_KEEP_ALIVE_S = 30
+_GRACE_S = 5
+
+
+@attrs.frozen
+class RunningServer:
+    """A service that takes requests.
+
+    Attributes:
+        base_url: Where it listens.
+        first_key: The key made for an empty key store, else None.
+        stopped: Set it to stop the service.
+    """
+
+    base_url: str
+    first_key: NewKey | None
+    stop: asyncio.Event
+    finished: asyncio.Task[None]
+
+
+@contextlib.asynccontextmanager
+async def serving(service: SpamService) -> AsyncIterator[RunningServer]:
+    """Run a service on its host and port in this event loop, and stop it gracefully at the end.
+
+    Raises:
+        SpamConfigError: The port is in use, or the model or a store cannot be used.
+    """
+    with _bound(service.settings.host, service.settings.port) as listener:
+        async with service.running():
+            first_key = None
+            if not await service.store.list_keys():
+                first_key = await service.store.create(KeySpec(label="first key"))
+            server = _Server(
+                uvicorn.Config(
+                    service,
+                    lifespan="off",
+                    access_log=False,
+                    log_level="warning",
+                    server_header=False,
+                    proxy_headers=False,
+                    ws="none",
+                    timeout_keep_alive=_KEEP_ALIVE_S,
+                    timeout_graceful_shutdown=_GRACE_S,
+                )
+            )
+            stop = asyncio.Event()
+            task = asyncio.create_task(server.serve(sockets=[listener]), name="spamdetect-uvicorn")
+            stopper = asyncio.create_task(_stop_when(stop, server))
+            try:
+                await server.ready.wait()
+                yield RunningServer(_base_url(listener), first_key, stop, task)
+            finally:
+                server.should_exit = True
+                stopper.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn that says when it is ready and leaves signals to whoever runs it."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ready = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        try:
+            await super().startup(sockets)
+        finally:
+            self.ready.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def _stop_when(stop: asyncio.Event, server: uvicorn.Server) -> None:
+    await stop.wait()
+    server.should_exit = True
+
+
+@contextlib.contextmanager
+def _bound(host: str, port: int) -> Iterator[socket.socket]:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as error:
+        raise SpamConfigError(
+            f"{host!r} is no address of this machine: {error.strerror}."
+        ) from None
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(address)
+            listener.listen(2048)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise SpamConfigError(
+                    f"Port {port} on {host} is in use already. Stop what runs there, or choose "
+                    "another one with --port (0 takes a free one)."
+                ) from None
+            raise SpamConfigError(f"Cannot listen on {host}:{port}: {error.strerror}.") from None
+        yield listener
+    finally:
+        listener.close()
+
+
+def _base_url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

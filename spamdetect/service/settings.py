@@ -1,0 +1,132 @@
+"""Service settings: argument, then ``SPAMDETECT_*`` in the environment, then default."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+from spamdetect.errors import SpamConfigError
+from spamdetect.settings import DEFAULT_PORT, read_number
+
+DEFAULT_MAX_TEXT_CHARS: Final = 100_000
+
+
+@attrs.frozen
+class ServiceSettings:
+    """How one process of the service runs.
+
+    Attributes:
+        host: Address to bind.
+        port: Port to bind; 0 takes a free one.
+        database_url: Key store, ``sqlite:///path`` or ``postgresql://...``.
+        redis_url: Rate limits shared by replicas; empty keeps them in the process.
+        model_path: Model file; None takes the one of the package.
+        threshold: ``spam_score`` from which a text is spam; None takes the model's.
+        max_text_chars: Longest text taken, in code points.
+        body_timeout_s: Seconds in which a request's body must arrive.
+        header_timeout_s: Seconds in which a request's head must arrive.
+        max_connections: Most open connections; further ones get 503 and are closed.
+        workers: Threads that run the engine.
+        max_pending: Most requests waiting for a worker; further ones get 503.
+        max_queue_wait_ms: Longest estimated wait for a worker; beyond it requests get 503.
+        rate_per_minute: Requests per minute of a key without a rate of its own; 0 is no limit.
+        quota_per_day: Requests per UTC day of a key without a quota of its own; 0 is no limit.
+        store_feedback: Whether ``feedback`` is offered and stored.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    database_url: str = attrs.field(default="", repr=False)
+    redis_url: str = attrs.field(default="", repr=False)
+    model_path: Path | None = None
+    threshold: float | None = None
+    max_text_chars: int = DEFAULT_MAX_TEXT_CHARS
+    body_timeout_s: float = 10.0
+    header_timeout_s: float = 10.0
+    max_connections: int = 1000
+    workers: int = 1
+    max_pending: int = 1024
+    max_queue_wait_ms: float = 500.0
+    rate_per_minute: int = 6000
+    quota_per_day: int = 0
+    store_feedback: bool = False
+
+    @property
+    def max_body_bytes(self) -> int:
+        """Longest body: each code point may arrive as two escapes of 6 bytes."""
+        return 12 * self.max_text_chars + 4096
+
+
+def default_database_url(environ: Mapping[str, str] | None = None) -> str:
+    """The embedded key store in the user's data folder (XDG Base Directory)."""
+    env = os.environ if environ is None else environ
+    home = env.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
+    return f"sqlite:///{Path(home) / 'spamdetect' / 'spamdetect.sqlite3'}"
+
+
+def read_service_settings(
+    *, environ: Mapping[str, str] | None = None, **arguments: object
+) -> ServiceSettings:
+    """Combine arguments, environment and defaults; an argument of None counts as absent.
+
+    Args:
+        environ: Environment to read instead of the process's own.
+        arguments: Any attribute of :class:`ServiceSettings`.
+
+    Raises:
+        SpamConfigError: A value is wrong; the message names it.
+    """
+    env = os.environ if environ is None else environ
+    from_env: dict[str, object] = {}
+    for field in attrs.fields(ServiceSettings):
+        name = f"SPAMDETECT_{field.name.upper()}"
+        if not env.get(name, "").strip():
+            continue
+        if field.name in _NUMBERS:
+            kind, minimum, maximum = _NUMBERS[field.name]
+            from_env[field.name] = kind(read_number(name, env, 0, minimum=minimum, maximum=maximum))
+        elif field.name == "store_feedback":
+            from_env[field.name] = _read_flag(name, env[name])
+        elif field.name == "model_path":
+            from_env[field.name] = Path(env[name])
+        else:
+            from_env[field.name] = env[name].strip()
+    values: dict[str, object] = {
+        "database_url": default_database_url(env),
+        "workers": max(1, min(4, os.cpu_count() or 1)),
+        **from_env,
+        **{name: value for name, value in arguments.items() if value is not None},
+    }
+    for name, (_, minimum, maximum) in _NUMBERS.items():
+        value = values.get(name)
+        if isinstance(value, int | float) and not minimum <= value <= maximum:
+            raise SpamConfigError(f"{name} must lie between {minimum:g} and {maximum:g}.")
+    return ServiceSettings(**values)  # type: ignore[arg-type]  # checked above, by name
+
+
+_NUMBERS: Final[dict[str, tuple[type[int | float], float, float]]] = {
+    "port": (int, 0, 65535),
+    "threshold": (float, 0, 1),
+    "max_text_chars": (int, 1, 10_000_000),
+    "body_timeout_s": (float, 0.05, 600),
+    "header_timeout_s": (float, 0.05, 600),
+    "max_connections": (int, 1, 1_000_000),
+    "workers": (int, 1, 256),
+    "max_pending": (int, 1, 1_000_000),
+    "max_queue_wait_ms": (float, 1, 60_000),
+    "rate_per_minute": (int, 0, 1_000_000_000),
+    "quota_per_day": (int, 0, 1_000_000_000_000),
+}
+
+
+def _read_flag(name: str, text: str) -> bool:
+    lowered = text.strip().lower()
+    if lowered in {"1", "true", "yes", "on"}:
+        return True
+    if lowered in {"0", "false", "no", "off"}:
+        return False
+    raise SpamConfigError(f"{name} must be 1 or 0.")
