@@ -30,7 +30,7 @@ class CircuitBreaker:
 
     threshold: int = 5
     cooldown_s: float = 1.0
-    cooldown_max_s: float = 30.0
+    cooldown_max_s: float = 10.0
     _failures: int = attrs.field(default=0, init=False)
     _open_until_s: float | None = attrs.field(default=None, init=False)
     _next_cooldown_s: float = attrs.field(init=False)

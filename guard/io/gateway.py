@@ -223,9 +223,10 @@ class GatewayClient:
     ) -> T:
         self._quota.first_try()
         tries = 0
+        failure: GuardTransportError | None = None
         while True:
             if not self.circuit.allows(now_s=time.monotonic()):
-                raise GuardTransportError(
+                raise failure or GuardTransportError(
                     "the gateway has been failing; not asked again yet",
                     source="BREAKER_OPEN",
                     endpoint=endpoint,
@@ -238,6 +239,7 @@ class GatewayClient:
             except GuardTransportError as exc:
                 self.circuit.failed(now_s=time.monotonic())
                 tries += 1
+                failure = exc
                 if not exc.retryable or tries >= attempts or not self._quota.take():
                     raise
                 await asyncio.sleep(self._backoff.delay_s(tries - 1, random.random()))

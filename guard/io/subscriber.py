@@ -135,6 +135,7 @@ class Subscriber:
                     before = self._seq()
                     self._take(message)
                     if message.type == "hello":
+                        self._client.circuit.succeeded()
                         self._use("websocket")
                         if self._seq() < before:
                             raise ChannelError("the gateway counts anew")

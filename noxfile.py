@@ -1,0 +1,109 @@
+"""Every task of the project, each as a session: ``nox -l`` lists them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2025.5"
+nox.options.sessions = ["tests"]
+nox.options.reuse_existing_virtualenvs = True
+nox.options.error_on_missing_interpreters = False
+
+LOCK = "requirements.lock"
+
+
+def install(session: nox.Session) -> None:
+    """Install the locked dependencies, then this checkout."""
+    session.install("--quiet", "--require-hashes", "-r", LOCK)
+    session.install("--quiet", "--no-deps", "-e", ".")
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """Run the main job: an agent under guard, from triage to kill (``nox -s demo -- --help``)."""
+    session.install("--quiet", ".[all]", "openai>=3")
+    session.run("guard", "demo", *session.posargs)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run the test suite on this interpreter (arguments after ``--`` go to pytest)."""
+    install(session)
+    session.run("pytest", *session.posargs)
+
+
+@nox.session(python=["3.11", "3.12", "3.13", "3.14"])
+def matrix(session: nox.Session) -> None:
+    """Run the test suite on every supported interpreter that is installed."""
+    install(session)
+    session.run("pytest", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style and formatting."""
+    install(session)
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Check the types with mypy (strict) and pyright."""
+    install(session)
+    session.run("mypy")
+    session.run("pyright")
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the documentation; warnings are errors."""
+    install(session)
+    session.run("sphinx-build", "-W", "--keep-going", "-b", "html", "docs", "docs/_build/html")
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Run the benchmarks, beside the peers named in them (``nox -s bench -- NAME`` for one)."""
+    install(session)
+    names = session.posargs or sorted(
+        path.stem for path in Path("benchmarks").glob("*.py") if not path.stem.startswith("_")
+    )
+    for name in names:
+        session.run("python", f"benchmarks/{name}.py")
+
+
+@nox.session
+def evaluate(session: nox.Session) -> None:
+    """Print the classifier's and the language detector's tables beside baselines.
+
+    The data directory comes from SPAMDETECT_DATA or from the first argument after ``--``.
+    """
+    data = session.posargs[0] if session.posargs else os.environ.get("SPAMDETECT_DATA")
+    if not data:
+        session.error("set SPAMDETECT_DATA, or: nox -s evaluate -- DATA_DIRECTORY")
+    install(session)
+    session.install("--quiet", "scikit-learn", "lingua-language-detector", "py3langid")
+    session.run("python", "-m", "spamdetect.training.report", data, *session.posargs[1:])
+
+
+@nox.session
+def readme(session: nox.Session) -> None:
+    """Run the README's commands as a new user would, in fresh environments."""
+    session.run("python", "tests/readme_commands.py", *session.posargs)
+
+
+@nox.session
+def lock(session: nox.Session) -> None:
+    """Write ``requirements.lock`` anew."""
+    session.install("--quiet", "uv")
+    session.run(
+        "uv", "pip", "compile", "pyproject.toml",
+        "--universal", "--python-version", "3.11",
+        "--extra", "all", "--group", "dev",
+        "--generate-hashes", "--no-emit-index-url", "--no-header",
+        "--upgrade", "-o", LOCK, "--quiet",
+    )  # fmt: skip
