@@ -1,0 +1,276 @@
+"""A small blocking client of the admin API, for the command line, demos and tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+
+_Json = dict[str, Any]
+
+
+class AdminError(Exception):
+    """The gateway refused an admin request, or did not answer.
+
+    Attributes:
+        status: HTTP status, 0 when there was no answer.
+        problem: the problem document, if there was one.
+    """
+
+    def __init__(self, status: int, message: str, problem: _Json | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.problem = problem or {}
+
+
+class AdminClient:
+    """Talks to ``/api/v1/admin`` over HTTP.
+
+    Args:
+        base_url: of the gateway.
+        admin_key: a key that starts with ``gda_``.
+        organisation: id or name; needed when the gateway has several.
+        timeout_s: total for each request.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        admin_key: str,
+        *,
+        organisation: str | None = None,
+        timeout_s: float = 30.0,
+    ) -> None:
+        self._http = httpx.Client(
+            base_url=f"{base_url.rstrip('/')}/api/v1/admin",
+            headers={"Authorization": f"Bearer {admin_key}"},
+            params={} if organisation is None else {"organisation": organisation},
+            timeout=timeout_s,
+            trust_env=False,
+        )
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def request(self, method: str, path: str, body: Any = None, **query: Any) -> Any:
+        """Send one request and return the decoded reply.
+
+        Raises:
+            AdminError: any answer but success, or none.
+        """
+        params = {name: value for name, value in query.items() if value is not None}
+        if body is None and method in ("POST", "PUT"):
+            body = {}
+        try:
+            response = self._http.request(method, path, json=body, params=params)
+        except httpx.HTTPError as exc:
+            raise AdminError(0, f"the gateway does not answer: {type(exc).__name__}") from None
+        if response.is_success:
+            return response.json() if response.content else None
+        try:
+            problem = response.json()
+        except ValueError:
+            problem = {}
+        detail = problem.get("detail") or problem.get("title") or "no details"
+        raise AdminError(response.status_code, f"{response.status_code}: {detail}", problem)
+
+    # -- organisations and keys ----------------------------------------------------------------
+
+    def create_organisation(self, name: str) -> _Json:
+        """Create a tenant."""
+        return dict(self.request("POST", "/organisations", {"name": name}))
+
+    def create_key(
+        self,
+        name: str = "sdk",
+        *,
+        organisation: str | None = None,
+        workflow_id: str | None = None,
+        role: str = "sdk",
+        signed: bool = False,
+        hmac_secret: str | None = None,
+    ) -> str:
+        """Create a key and return it. With ``hmac_secret`` its requests have to be signed."""
+        made = self.create_key_full(
+            name,
+            organisation=organisation,
+            workflow_id=workflow_id,
+            role=role,
+            signed=signed,
+            hmac_secret=hmac_secret,
+        )
+        return str(made["api_key"])
+
+    def create_key_full(
+        self, name: str = "sdk", *, organisation: str | None = None, **fields: Any
+    ) -> _Json:
+        """Create a key and return ``{key, api_key, hmac_secret}``."""
+        body = {"name": name, **{k: v for k, v in fields.items() if v is not None}}
+        return dict(self.request("POST", "/keys", body, organisation=organisation))
+
+    def keys(self) -> list[_Json]:
+        """List keys."""
+        return list(self.request("GET", "/keys"))
+
+    def revoke_key(self, key_id: str) -> _Json:
+        """Revoke a key at once."""
+        return dict(self.request("DELETE", f"/keys/{key_id}"))
+
+    def rotate_key(self, key_id: str, overlap_ms: int = 0) -> _Json:
+        """Make a key's successor and return ``{key, api_key, hmac_secret}``."""
+        return dict(self.request("POST", f"/keys/{key_id}/rotate", {"overlap_ms": overlap_ms}))
+
+    # -- budgets, policies, prices -------------------------------------------------------------
+
+    def set_budget(
+        self,
+        limit_cents: float | None = None,
+        *,
+        limit_nanousd: int | None = None,
+        scope_kind: str = "organisation",
+        scope_id: str = "",
+        window: str = "total",
+        mode: str = "hard",
+        **fields: Any,
+    ) -> _Json:
+        """Set the budget of a scope and window, in cents or in nano-dollars."""
+        body: _Json = {"scope_kind": scope_kind, "scope_id": scope_id, "window": window}
+        body["mode"] = mode
+        body |= {"limit_cents": limit_cents, "limit_nanousd": limit_nanousd, **fields}
+        return dict(
+            self.request("PUT", "/budgets", {k: v for k, v in body.items() if v is not None})
+        )
+
+    def budgets(self) -> list[_Json]:
+        """List budgets."""
+        return list(self.request("GET", "/budgets"))
+
+    def delete_budget(self, budget_id: str) -> None:
+        """Remove a budget."""
+        self.request("DELETE", f"/budgets/{budget_id}")
+
+    def set_policy(
+        self,
+        name: str = "default",
+        *,
+        scope_kind: str = "organisation",
+        scope_id: str = "*",
+        enabled: bool = True,
+        **document: Any,
+    ) -> _Json:
+        """Set a policy; ``document`` holds its rules, such as ``tools_block=["delete_*"]``."""
+        body = {"scope_kind": scope_kind, "scope_id": scope_id, "enabled": enabled}
+        return dict(self.request("PUT", f"/policies/{name}", {**body, "document": document}))
+
+    def policies(self) -> list[_Json]:
+        """List policies in force."""
+        return list(self.request("GET", "/policies"))
+
+    def delete_policy(self, name: str) -> None:
+        """Take a policy out of force."""
+        self.request("DELETE", f"/policies/{name}")
+
+    def set_price(self, model: str, *, provider: str = "*", **rates: int) -> _Json:
+        """Set a price; ``rates`` such as ``input_per_mtok=3_000_000_000`` (nano-dollars)."""
+        body = {"model": model, "provider": provider, "rates": rates}
+        return dict(self.request("PUT", "/prices", body))
+
+    def update_settings(self, **settings: Any) -> _Json:
+        """Change the organisation's settings; what is left out goes back to its default."""
+        return dict(self.request("PUT", "/organisations/settings", settings))
+
+    # -- control -------------------------------------------------------------------------------
+
+    def kill(
+        self, workflow_id: str | None = None, *, run_id: str | None = None, reason: str = ""
+    ) -> _Json:
+        """Kill a workflow (id or glob), one run, or with neither everything."""
+        return self._order("kill", workflow_id, run_id, reason)
+
+    def pause(
+        self,
+        workflow_id: str | None = None,
+        *,
+        run_id: str | None = None,
+        reason: str = "",
+        resume_after_ms: int | None = None,
+    ) -> _Json:
+        """Pause; with ``resume_after_ms`` it lifts itself after that time."""
+        return self._order("pause", workflow_id, run_id, reason, resume_after_ms=resume_after_ms)
+
+    def resume(
+        self, workflow_id: str | None = None, *, run_id: str | None = None, reason: str = ""
+    ) -> _Json:
+        """Lift a pause, never a kill."""
+        return self._order("resume", workflow_id, run_id, reason)
+
+    def revive(
+        self, workflow_id: str | None = None, *, run_id: str | None = None, reason: str = ""
+    ) -> _Json:
+        """Lift a kill."""
+        return self._order("revive", workflow_id, run_id, reason)
+
+    def _order(
+        self, action: str, workflow_id: str | None, run_id: str | None, reason: str, **more: Any
+    ) -> _Json:
+        body = {"action": action, "workflow_id": workflow_id, "run_id": run_id, "reason": reason}
+        body |= more
+        return dict(
+            self.request("POST", "/control", {k: v for k, v in body.items() if v is not None})
+        )
+
+    def approvals(self, status: str | None = "pending") -> list[_Json]:
+        """List approvals."""
+        return list(self.request("GET", "/approvals", status=status))
+
+    def answer_approval(self, approval_id: str, *, approved: bool, reason: str = "") -> _Json:
+        """Approve or refuse a waiting call."""
+        body = {"approved": approved, "reason": reason}
+        return dict(self.request("POST", f"/approvals/{approval_id}", body))
+
+    # -- figures -------------------------------------------------------------------------------
+
+    def workflows(self, *, after: str = "", limit: int = 100) -> list[_Json]:
+        """List workflows."""
+        return list(self.request("GET", "/workflows", after=after, limit=limit))
+
+    def workflow(self, workflow_id: str) -> _Json:
+        """Show one workflow: state, spend, counts."""
+        quoted = httpx.URL("http://x").copy_with(path=f"/workflows/{workflow_id}").raw_path
+        return dict(self.request("GET", quoted.decode()))
+
+    def events(
+        self,
+        *,
+        after: int = 0,
+        limit: int = 1000,
+        workflow_id: str | None = None,
+        type: str | None = None,  # noqa: A002 (the field's name on the wire)
+    ) -> list[_Json]:
+        """List recorded events in the order of arrival."""
+        return list(
+            self.request(
+                "GET", "/events", after=after, limit=limit, workflow_id=workflow_id, type=type
+            )
+        )
+
+    def usage(self, group_by: str = "workflow", **query: Any) -> list[_Json]:
+        """Sum usage by group."""
+        return list(self.request("GET", "/usage", group_by=group_by, **query))
+
+    def ledger(self) -> list[_Json]:
+        """List balances: committed, reserved, remaining."""
+        return list(self.request("GET", "/ledger"))
+
+    def verify_ledger(self) -> _Json:
+        """Check every balance against its entries."""
+        return dict(self.request("GET", "/ledger/verify"))
+
+    def audit(self, *, after: int = 0, limit: int = 1000) -> list[_Json]:
+        """List audit entries."""
+        return list(self.request("GET", "/audit", after=after, limit=limit))
+
+    def verify_audit(self) -> _Json:
+        """Check the audit log's chain."""
+        return dict(self.request("GET", "/audit/verify"))

@@ -1,0 +1,81 @@
+"""What the gateway's commands share: options, the client, tables and JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import click
+
+from guard.gateway.admin_client import AdminClient, AdminError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def admin_options(command: F) -> F:
+    """Add the options of every command that talks to a gateway."""
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+        click.option("--organisation", help="Id or name, when the gateway has several."),
+        click.option(
+            "--admin-key", envvar="GUARD_ADMIN_KEY", show_envvar=True, help="Starts with gda_."
+        ),
+        click.option(
+            "--url",
+            envvar="GUARD_GATEWAY_URL",
+            default="http://127.0.0.1:8787",
+            show_default=True,
+            show_envvar=True,
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+@contextlib.contextmanager
+def client_of(options: dict[str, Any]) -> Iterator[AdminClient]:
+    """Open the admin client that the options describe; errors become one line."""
+    if not options["admin_key"]:
+        raise click.ClickException("an admin key is needed: --admin-key or GUARD_ADMIN_KEY")
+    client = AdminClient(options["url"], options["admin_key"], organisation=options["organisation"])
+    try:
+        yield client
+    except AdminError as exc:
+        raise click.ClickException(safe(str(exc))) from None
+    finally:
+        client.close()
+
+
+def safe(value: Any) -> str:
+    """Return a value for a terminal: names come from outside and may hold control characters."""
+    text = "" if value is None else str(value)
+    return "".join(
+        char if not unicodedata.category(char).startswith("C") else "\N{REPLACEMENT CHARACTER}"
+        for char in text
+    )
+
+
+def show(options: dict[str, Any], rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
+    """Print rows as a table, or as JSON when asked."""
+    if options["as_json"]:
+        click.echo(json.dumps(list(rows), indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*columns)
+    for row in rows:
+        table.add_row(*(Text(safe(row.get(column))) for column in columns))
+    Console().print(table)
+
+
+def note(options: dict[str, Any], text: str, value: Any) -> None:
+    """Print one outcome as text, or as JSON when asked."""
+    if options["as_json"]:
+        click.echo(json.dumps(value, indent=2))
+    else:
+        click.echo("\n".join(safe(line) for line in text.splitlines()))

@@ -1,0 +1,97 @@
+"""What services ask of a storage, and what comes back. One command is one transaction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from guard.core import wire
+
+
+class Refusal(Struct, kw_only=True):
+    """Why a call is refused, with the protocol's status and code."""
+
+    status: int
+    error_code: str
+    title: str
+    reason: str
+    action: str | None = None
+    workflow_id: str | None = None
+    tool_name: str | None = None
+    retry_after_ms: int | None = None
+    resume_after_ms: int | None = None
+    budget: wire.Budget | None = None
+    details: dict[str, Any] = {}
+
+
+class ApprovalNeed(Struct, kw_only=True):
+    """A call that a person has to approve."""
+
+    tool_name: str | None
+    timeout_ms: int
+
+
+class PricedEvent(Struct):
+    """An event that was checked and priced, ready to be charged."""
+
+    event: wire.Event
+    data_json: bytes
+    cost: int = 0
+    price_source: str | None = None
+    provider: str | None = None
+    model: str | None = None
+    response_id: str | None = None
+    input_tokens: int = 0
+    output_tokens: int = 0
+    flags: str = ""
+    final: bool = False
+
+
+class Request(Struct, kw_only=True):
+    """Who asks, and how a repeat is recognised."""
+
+    organisation_id: str
+    key_id: str
+    key_workflow_id: str | None = None
+    idempotency_key: str | None = None
+    fingerprint: bytes = b""
+
+
+class GateCommand(Struct, kw_only=True):
+    """Ingest what travelled along, then decide one call."""
+
+    request: Request
+    call: wire.GateRequest
+    events: list[PricedEvent] = []
+    rejected: list[wire.RejectedEvent] = []
+    refusal: Refusal | None = None
+    approval: ApprovalNeed | None = None
+    declared_nanousd: int | None = None
+    worst_case: bool = False
+
+
+class IngestCommand(Struct, kw_only=True):
+    """Record and charge events."""
+
+    request: Request
+    events: list[PricedEvent]
+    rejected: list[wire.RejectedEvent] = []
+    batch: bool = True
+
+
+class ReleaseCommand(Struct, kw_only=True):
+    """Give back a hold."""
+
+    request: Request
+    reservation_id: str
+
+
+class Answer(Struct):
+    """A finished reply. ``replay`` tells that it repeats an earlier one."""
+
+    status: int
+    body: bytes
+    retry_after_ms: int | None = None
+    replay: bool = False
+    kept: bool = True

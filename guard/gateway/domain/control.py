@@ -1,0 +1,101 @@
+"""Control messages folded into the state of a workflow or run. Newest wins, by ``seq``.
+
+``resume`` never lifts a kill, only ``revive`` does. A target is an exact workflow id, a glob, or a
+run id. Two slots per target are enough: the newest of kill and revive, and the newest of pause,
+resume and revive; so messages may be applied in any order and more than once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from msgspec import Struct
+
+from guard.core.wire import ControlMessage
+from guard.gateway.domain import globs
+
+State = Literal["active", "paused", "killed"]
+
+
+class Standing(Struct, frozen=True):
+    """The control state of one workflow or run at one moment."""
+
+    state: State = "active"
+    reason: str = ""
+    resume_at_ms: int | None = None
+    by_run: bool = False
+
+
+ACTIVE = Standing()
+
+
+class _Slots(Struct):
+    life: ControlMessage | None = None
+    flow: ControlMessage | None = None
+
+
+class ControlBook:
+    """Every standing order of one organisation."""
+
+    __slots__ = ("_exact", "_patterns", "_runs")
+
+    def __init__(self) -> None:
+        self._exact: dict[str, _Slots] = {}
+        self._patterns: dict[str, _Slots] = {}
+        self._runs: dict[str, _Slots] = {}
+
+    def apply(self, message: ControlMessage) -> None:
+        """Take in one message; older ones than those known change nothing."""
+        if message.type not in ("kill", "revive", "pause", "resume"):
+            return
+        slots = self._slots(message)
+        if message.type in ("kill", "revive"):
+            slots.life = _newest(slots.life, message)
+        if message.type != "kill":
+            slots.flow = _newest(slots.flow, message)
+
+    def standing(self, workflow_id: str | None, run_id: str | None, now_ms: int) -> Standing:
+        """Return the state that holds for a run of a workflow now."""
+        if not (self._exact or self._patterns or self._runs):
+            return ACTIVE
+        life = flow = None
+        for slots in self._matching(workflow_id, run_id):
+            life = _newest(life, slots.life)
+            flow = _newest(flow, slots.flow)
+        if life is not None and life.type == "kill":
+            return Standing("killed", life.reason, None, life.run_id is not None)
+        if flow is not None and flow.type == "pause":
+            resume_at_ms = None
+            if flow.resume_after_ms is not None:
+                resume_at_ms = flow.at_ms + flow.resume_after_ms
+                if now_ms >= resume_at_ms:
+                    return ACTIVE
+            return Standing("paused", flow.reason, resume_at_ms, flow.run_id is not None)
+        return ACTIVE
+
+    def targets(self) -> list[str]:
+        """Return the exact workflow ids and patterns that have orders."""
+        return [*self._exact, *self._patterns]
+
+    def _slots(self, message: ControlMessage) -> _Slots:
+        if message.run_id is not None:
+            return self._runs.setdefault(message.run_id, _Slots())
+        target = message.workflow_id or "*"
+        table = self._patterns if globs.is_pattern(target) else self._exact
+        return table.setdefault(target, _Slots())
+
+    def _matching(self, workflow_id: str | None, run_id: str | None) -> Iterator[_Slots]:
+        if run_id is not None and run_id in self._runs:
+            yield self._runs[run_id]
+        if workflow_id is not None and workflow_id in self._exact:
+            yield self._exact[workflow_id]
+        for pattern, slots in self._patterns.items():
+            if pattern == "*" or (workflow_id is not None and globs.matches(pattern, workflow_id)):
+                yield slots
+
+
+def _newest(left: ControlMessage | None, right: ControlMessage | None) -> ControlMessage | None:
+    if left is None or (right is not None and right.seq > left.seq):
+        return right
+    return left

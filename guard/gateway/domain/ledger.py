@@ -1,0 +1,243 @@
+"""The money rules: what fits, what is held, what is charged. Pure functions over balances.
+
+The property that everything here keeps is ``committed + reserved <= bound + overshoot`` for each
+hard balance, where ``bound`` is the highest total that a grant was ever allowed to reach (the
+limit, or an open chain's ceiling) and ``overshoot`` is what reported costs went over it. A
+reported cost is real money already spent, so it is always committed; only grants can be refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from msgspec import Struct
+
+from guard.core import wire
+from guard.gateway.domain.records import Budget
+
+ReservationState = Literal["open", "settled", "released", "expired"]
+Basis = Literal["declared", "worst_case", "learned", "default"]
+
+
+class Balance(Struct):
+    """One budget's account for one concrete scope id and epoch."""
+
+    balance_id: int
+    budget_id: str
+    scope_id: str
+    epoch_ms: int
+    ends_ms: int | None
+    opening: int = 0
+    committed: int = 0
+    reserved: int = 0
+    overshoot: int = 0
+    bound: int = 0
+    level: int = 0
+    exhausted: bool = False
+
+
+class Account(Struct):
+    """A balance with the budget that rules it."""
+
+    rule: Budget
+    balance: Balance
+
+    def room(self, chain_over_permille: int | None = None) -> int:
+        """Return how much more may be granted; negative when the scope is over."""
+        balance = self.balance
+        return self.ceiling(chain_over_permille) - balance.committed - balance.reserved
+
+    def ceiling(self, chain_over_permille: int | None = None) -> int:
+        """Return the highest total that a grant may reach, inside an open chain or outside."""
+        limit = self.rule.limit_nanousd
+        if chain_over_permille is None or self.rule.scope_kind == "chain":
+            return limit
+        return limit + limit * chain_over_permille // 1000
+
+    def label(self) -> str:
+        """Name the scope for a person: ``workflow research (day)``."""
+        scope = f"{self.rule.scope_kind} {self.balance.scope_id}".strip()
+        return f"{scope} ({self.rule.window})"
+
+    def view(self) -> wire.Budget:
+        """Return the balance as the protocol shows it."""
+        return wire.Budget.of(
+            limit=self.rule.limit_nanousd,
+            spent=self.balance.committed,
+            reserved=self.balance.reserved,
+            resets_at_ms=self.balance.ends_ms,
+            scope=self.label(),
+        )
+
+
+class Reservation(Struct):
+    """A hold on a set of balances, made for one protected call."""
+
+    reservation_id: str
+    organisation_id: str
+    key_id: str
+    call_id: str
+    balance_ids: tuple[int, ...]
+    amount: int
+    held: int
+    created_at_ms: int
+    expires_at_ms: int
+    spent: int = 0
+    state: ReservationState = "open"
+    basis: Basis = "default"
+    workflow_id: str | None = None
+    run_id: str | None = None
+    chain_id: str | None = None
+    agent: str | None = None
+    model: str | None = None
+    function: str = ""
+
+
+class Judgement(Struct):
+    """Whether an amount fits all balances at once."""
+
+    amount: int
+    refused_by: Account | None = None
+    refused_by_chain: bool = False
+    warnings: list[str] = []
+
+
+class Charge(Struct):
+    """What committing a cost did."""
+
+    over: bool = False
+    over_account: Account | None = None
+    exhausted: list[Account] = []
+    crossed: list[tuple[Account, float]] = []
+
+
+def judge(
+    accounts: Sequence[Account], amount: int, *, guess: bool, chain_over_permille: int | None = None
+) -> Judgement:
+    """Decide, without changing anything, whether ``amount`` may be held on every balance.
+
+    Args:
+        accounts: every balance over the call.
+        amount: the hold asked for, in nano-dollars.
+        guess: nothing is known about the call, so the hold may shrink to what is left.
+        chain_over_permille: the allowance of an open chain, or ``None`` outside of one.
+    """
+    warnings: list[str] = []
+    for account in accounts:
+        room = account.room(chain_over_permille)
+        if account.rule.mode == "hard":
+            if room < 1 or (room < amount and not guess):
+                in_chain = chain_over_permille is not None
+                return Judgement(amount, account, in_chain, warnings)
+            amount = min(amount, room)
+        plain_room = account.room()
+        if plain_room < amount:
+            why = "chain allowance" if account.rule.mode == "hard" else "soft budget"
+            warnings.append(f"over budget: {account.label()}, {why} in use")
+        else:
+            share = warned_share(account, amount)
+            if share is not None:
+                warnings.append(f"{share:.0%} of budget used or held: {account.label()}")
+    return Judgement(amount, None, False, warnings)
+
+
+def warned_share(account: Account, amount: int) -> float | None:
+    """Return the used share when it, with ``amount``, is at a threshold; else ``None``."""
+    limit = account.rule.limit_nanousd
+    if limit <= 0 or not account.rule.thresholds:
+        return None
+    share = (account.balance.committed + account.balance.reserved + amount) / limit
+    return share if share >= min(account.rule.thresholds) else None
+
+
+def hold(accounts: Iterable[Account], amount: int, chain_over_permille: int | None = None) -> None:
+    """Hold an amount that :func:`judge` has allowed."""
+    for account in accounts:
+        balance = account.balance
+        balance.reserved += amount
+        total = balance.committed + balance.reserved
+        ceiling = account.ceiling(chain_over_permille)
+        if account.rule.mode == "soft":
+            ceiling = max(ceiling, total)
+        if total > account.rule.limit_nanousd:
+            balance.bound = max(balance.bound, ceiling)
+        else:
+            balance.bound = max(balance.bound, account.rule.limit_nanousd)
+
+
+def give_back(
+    reservation: Reservation, balances: Iterable[Balance], state: ReservationState
+) -> int:
+    """Close an open reservation and return what was still held. Closed ones are left alone."""
+    if reservation.state != "open":
+        return 0
+    left = reservation.held
+    for balance in balances:
+        balance.reserved -= left
+    reservation.held = 0
+    reservation.state = state
+    return left
+
+
+def charge(
+    accounts: Sequence[Account],
+    cost: int,
+    reservation: Reservation | None,
+    reserved_balances: Iterable[Balance],
+    *,
+    strict: bool = False,
+    chain_over_permille: int | None = None,
+) -> Charge:
+    """Commit a real cost, using up the reservation's hold first.
+
+    Args:
+        accounts: every balance that the cost belongs to.
+        cost: nano-dollars, zero or more.
+        reservation: the hold that the cost was made under, in any state.
+        reserved_balances: the balances that the reservation holds on.
+        strict: any consumption above the reservation plus epsilon counts as over.
+        chain_over_permille: the allowance of an open chain, or ``None`` outside of one.
+    """
+    taken = 0
+    if reservation is not None:
+        taken = min(reservation.held, cost) if reservation.state == "open" else 0
+        reservation.held -= taken
+        reservation.spent += cost
+        for balance in reserved_balances:
+            balance.reserved -= taken
+    outcome = Charge(exhausted=[], crossed=[])
+    for account in accounts:
+        balance, rule = account.balance, account.rule
+        balance.committed += cost
+        total = balance.committed + balance.reserved
+        balance.bound = max(balance.bound, rule.limit_nanousd)
+        balance.overshoot = max(balance.overshoot, total - balance.bound, 0)
+        if rule.mode != "hard":
+            continue
+        ceiling = account.ceiling(chain_over_permille)
+        uncovered = cost > taken and total > ceiling + rule.epsilon_nanousd
+        if strict and reservation is not None:
+            uncovered |= reservation.spent > reservation.amount + rule.epsilon_nanousd
+        if uncovered and not outcome.over:
+            outcome.over, outcome.over_account = True, account
+    for account in accounts:
+        _note_levels(account, outcome)
+    return outcome
+
+
+def _note_levels(account: Account, outcome: Charge) -> None:
+    balance, limit = account.balance, account.rule.limit_nanousd
+    thresholds = sorted(account.rule.thresholds)
+    level = sum(1 for share in thresholds if balance.committed >= share * limit)
+    if level > balance.level:
+        outcome.crossed.append((account, thresholds[level - 1]))
+    balance.level = level
+    if account.rule.mode == "hard" and balance.committed >= limit and not balance.exhausted:
+        balance.exhausted = True
+        outcome.exhausted.append(account)
+
+
+def tightest(accounts: Iterable[Account]) -> Account | None:
+    """Return the account with the least room, hard ones before soft ones."""
+    return min(accounts, key=lambda a: (a.rule.mode == "soft", a.room()), default=None)

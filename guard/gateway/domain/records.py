@@ -1,0 +1,308 @@
+"""What the gateway keeps, as the admin API shows it. Money is integer nano-dollars."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct, field
+
+from guard.core.wire import NANOUSD_MAX, NanoUsd
+from guard.gateway.domain.windows import Window
+
+ScopeKind = Literal["organisation", "workflow", "agent", "chain", "key", "model"]
+PolicyScope = Literal["organisation", "workflow", "agent", "key"]
+BudgetMode = Literal["hard", "soft"]
+ApprovalStatus = Literal["pending", "approved", "refused", "expired"]
+
+Label = Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$")]
+Glob = Annotated[str, Meta(min_length=1, max_length=256)]
+DurationMs = Annotated[int, Meta(ge=1, le=366 * 86_400_000)]
+PerMtok = Annotated[int, Meta(ge=0, le=10**15)]
+
+
+class OrganisationSettings(Struct, kw_only=True):
+    """How the ledger treats one organisation.
+
+    Args:
+        strict: reserve the worst case, refuse what cannot be priced, and report every
+            consumption above the reservation.
+        chain_over_permille: how far an open chain may go over a budget, in thousandths.
+        chain_ttl_ms: how long a chain stays open without a sign of life.
+        reservation_ttl_ms: how long a hold lasts without a sign of life.
+        default_hold_nanousd: held for a call about which nothing is known.
+    """
+
+    strict: bool = False
+    chain_over_permille: Annotated[int, Meta(ge=0, le=10_000)] = 200
+    chain_ttl_ms: DurationMs = 3_600_000
+    reservation_ttl_ms: DurationMs = 900_000
+    default_hold_nanousd: Annotated[int, Meta(ge=1, le=NANOUSD_MAX)] = 1_000_000
+
+
+class Organisation(Struct, kw_only=True):
+    """One tenant."""
+
+    organisation_id: str
+    name: str
+    created_at_ms: int
+    settings: OrganisationSettings
+
+
+class Key(Struct, kw_only=True):
+    """An API key as it may be shown: never the key itself."""
+
+    key_id: str
+    organisation_id: str | None
+    role: Literal["sdk", "admin"]
+    name: str
+    prefix: str
+    workflow_id: str | None = None
+    signed: bool = False
+    created_at_ms: int = 0
+    expires_at_ms: int | None = None
+    revoked_at_ms: int | None = None
+
+
+class Budget(Struct, kw_only=True):
+    """A limit on one scope and window.
+
+    ``scope_id`` is an exact id; ``"*"`` gives every id of that kind a balance of its own, and an
+    exact budget with the same kind and window takes its place for that id. It is empty for the
+    organisation.
+    """
+
+    budget_id: str
+    organisation_id: str
+    scope_kind: ScopeKind
+    scope_id: str
+    window: Window
+    limit_nanousd: int
+    mode: BudgetMode = "hard"
+    epsilon_nanousd: int = 0
+    thresholds: list[float] = field(default_factory=lambda: [0.8, 1.0])
+    version: int = 1
+    created_at_ms: int = 0
+    updated_at_ms: int = 0
+
+
+class RateCap(Struct, kw_only=True):
+    """At most ``calls`` calls in any ``per_ms``, counted for each value of ``by``."""
+
+    calls: Annotated[int, Meta(ge=1, le=100_000)]
+    per_ms: DurationMs = 60_000
+    by: Literal["organisation", "workflow", "agent", "key", "tool"] = "organisation"
+    tools: list[Glob] = []
+
+
+class PolicyDocument(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The rules of one policy. Tool and model names are compared folded (NFKC, no case).
+
+    Args:
+        tools_block: a tool that matches is refused (GD-T001), block wins over allow.
+        tools_allow: when set, a tool that matches none is refused.
+        models_block, models_allow: the same for models (GD-X001).
+        sensitive_tools: tools treated as sensitive although the caller did not say so.
+        sensitive_action: what happens to a sensitive call.
+        approval_tools: tools that a person has to approve, call by call.
+        approval_timeout_ms: how long the answer may take; none in time refuses.
+        rate_caps: call rates (429).
+    """
+
+    tools_block: Annotated[list[Glob], Meta(max_length=1000)] = []
+    tools_allow: Annotated[list[Glob], Meta(max_length=1000)] | None = None
+    models_block: Annotated[list[Glob], Meta(max_length=1000)] = []
+    models_allow: Annotated[list[Glob], Meta(max_length=1000)] | None = None
+    sensitive_tools: Annotated[list[Glob], Meta(max_length=1000)] = []
+    sensitive_action: Literal["allow", "approve", "block"] = "allow"
+    approval_tools: Annotated[list[Glob], Meta(max_length=1000)] = []
+    approval_timeout_ms: DurationMs = 300_000
+    rate_caps: Annotated[list[RateCap], Meta(max_length=100)] = []
+
+
+class Policy(Struct, kw_only=True):
+    """One named policy of an organisation, with its version."""
+
+    policy_id: str
+    organisation_id: str
+    name: str
+    scope_kind: PolicyScope = "organisation"
+    scope_id: str = "*"
+    enabled: bool = True
+    document: PolicyDocument
+    version: int = 1
+    created_at_ms: int = 0
+    updated_at_ms: int = 0
+
+
+class Rates(Struct, kw_only=True, frozen=True):
+    """Prices in nano-dollars per million tokens. Unset ones follow from input and output."""
+
+    input_per_mtok: PerMtok
+    output_per_mtok: PerMtok
+    cache_read_per_mtok: PerMtok | None = None
+    cache_write_per_mtok: PerMtok | None = None
+    reasoning_per_mtok: PerMtok | None = None
+    audio_per_mtok: PerMtok | None = None
+
+
+class Price(Struct, kw_only=True):
+    """The operator's price for the models that match. ``model: "*"`` is the default price for
+    models that nothing else prices."""
+
+    price_id: str
+    organisation_id: str
+    provider: str
+    model: str
+    rates: Rates
+    version: int = 1
+    updated_at_ms: int = 0
+
+
+class Webhook(Struct, kw_only=True):
+    """Where threshold and approval notices are sent (Standard Webhooks). Secret not shown."""
+
+    webhook_id: str
+    organisation_id: str
+    url: str
+    types: list[str] = []
+    enabled: bool = True
+    created_at_ms: int = 0
+
+
+class Delivery(Struct, kw_only=True):
+    """One webhook message and how its delivery went."""
+
+    delivery_id: str
+    webhook_id: str
+    type: str
+    created_at_ms: int
+    attempts: int
+    delivered_at_ms: int | None
+    failed: bool
+    last_status: int | None
+
+
+class Workflow(Struct, kw_only=True):
+    """A workflow as seen by the gateway, with its control state."""
+
+    workflow_id: str
+    state: Literal["active", "paused", "killed"] = "active"
+    reason: str = ""
+    resume_at_ms: int | None = None
+    first_seen_ms: int | None = None
+    last_seen_ms: int | None = None
+    spent_nanousd: NanoUsd = 0
+    spent_cents: float = 0.0
+    calls: int = 0
+    events: int = 0
+
+
+class Run(Struct, kw_only=True):
+    """One entry of a workflow."""
+
+    run_id: str
+    workflow_id: str | None
+    state: Literal["active", "paused", "killed"] = "active"
+    first_seen_ms: int
+    last_seen_ms: int
+    spent_nanousd: int = 0
+
+
+class Approval(Struct, kw_only=True):
+    """A call that waits for, or has had, a person's answer."""
+
+    approval_id: str
+    organisation_id: str
+    call_id: str
+    status: ApprovalStatus
+    tool_name: str | None
+    function: str
+    workflow_id: str | None
+    run_id: str | None
+    agent: str | None
+    requested_at_ms: int
+    deadline_ms: int
+    answered_at_ms: int | None = None
+    answered_by: str | None = None
+    reason: str = ""
+
+
+class AuditEntry(Struct, kw_only=True):
+    """One act of an operator. ``hash`` covers everything else and the entry before it."""
+
+    seq: int
+    at_ms: int
+    organisation_id: str | None
+    actor: str
+    action: str
+    target: str
+    details: dict[str, Any]
+    prev_hash: str
+    hash: str
+
+
+class BalanceView(Struct, kw_only=True):
+    """What one scope has spent and holds in one window."""
+
+    balance_id: int
+    budget_id: str
+    scope_kind: ScopeKind
+    scope_id: str
+    window: Window
+    epoch_ms: int
+    ends_ms: int | None
+    mode: BudgetMode
+    limit_nanousd: int
+    committed_nanousd: int
+    reserved_nanousd: int
+    remaining_nanousd: int
+    overshoot_nanousd: int
+    limit_cents: float
+    committed_cents: float
+    reserved_cents: float
+    exhausted: bool
+
+
+class StoredEvent(Struct, kw_only=True):
+    """One event as recorded."""
+
+    event_seq: int
+    event_id: str
+    type: str
+    at_ms: int
+    received_at_ms: int
+    workflow_id: str | None
+    run_id: str | None
+    chain_id: str | None
+    agent: str | None
+    call_id: str | None
+    reservation_id: str | None
+    key_id: str
+    model: str | None
+    cost_nanousd: int
+    price_source: str | None
+    flags: list[str]
+    data: dict[str, Any]
+
+
+class UsageRow(Struct, kw_only=True):
+    """Usage summed over one group."""
+
+    group: str | None
+    events: int
+    llm_calls: int
+    tool_calls: int
+    input_tokens: int
+    output_tokens: int
+    cost_nanousd: int
+    cost_cents: float
+    unpriced: int
+
+
+class LedgerReport(Struct, kw_only=True):
+    """Outcome of checking every balance against its entries."""
+
+    balances: int
+    reservations_open: int
+    events: int
+    problems: list[str]

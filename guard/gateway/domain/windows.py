@@ -1,0 +1,31 @@
+"""Budget windows: which epoch a moment belongs to. All windows are UTC."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Final, Literal
+
+Window = Literal["total", "hour", "day", "month"]
+
+HOUR_MS: Final = 3_600_000
+DAY_MS: Final = 24 * HOUR_MS
+
+
+def epoch_of(window: Window, at_ms: int) -> tuple[int, int | None]:
+    """Return the start and the end of the epoch that holds a moment, in Unix milliseconds.
+
+    ``total`` has one epoch, which starts at 0 and never ends.
+
+    >>> epoch_of("hour", 3_600_001)
+    (3600000, 7200000)
+    """
+    if window == "total":
+        return 0, None
+    if window == "month":
+        day = dt.datetime.fromtimestamp(at_ms / 1000, dt.UTC)
+        start = day.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+        end = (start + dt.timedelta(days=32)).replace(day=1)
+        return int(start.timestamp()) * 1000, int(end.timestamp()) * 1000
+    size = HOUR_MS if window == "hour" else DAY_MS
+    start_ms = at_ms - at_ms % size
+    return start_ms, start_ms + size

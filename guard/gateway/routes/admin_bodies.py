@@ -1,0 +1,237 @@
+"""Bodies and queries of the admin API."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from guard.core.wire import NANOUSD_MAX, NANOUSD_PER_CENT
+from guard.gateway.domain import records
+from guard.gateway.domain.records import DurationMs, Label
+
+Reason = Annotated[str, Meta(max_length=512)]
+Limit = Annotated[int, Meta(ge=1, le=1000)]
+Moment = Annotated[int, Meta(ge=0, le=2**53)]
+Target = Annotated[str, Meta(min_length=1, max_length=256)]
+CentsLimit = Annotated[float, Meta(ge=0, le=NANOUSD_MAX / NANOUSD_PER_CENT)]
+Thresholds = Annotated[list[Annotated[float, Meta(gt=0, le=10)]], Meta(max_length=20)]
+NanoLimit = Annotated[int, Meta(ge=0, le=NANOUSD_MAX)]
+
+
+class Strict(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A body in which an unknown field is a mistake."""
+
+
+class NoQuery(Struct):
+    """No query parameters of its own."""
+
+
+class Page(Struct, kw_only=True):
+    """Paging by the last item of the page before."""
+
+    after: Annotated[str, Meta(max_length=512)] = ""
+    limit: Limit = 100
+
+
+class NumberedPage(Struct, kw_only=True):
+    """Paging by number."""
+
+    after: Moment = 0
+    limit: Limit = 100
+
+
+class NewOrganisation(Strict, kw_only=True):
+    """A tenant to create."""
+
+    name: Label
+
+
+class NewKeyBody(Strict, kw_only=True):
+    """A key to create. ``workflow_id`` confines it to one workflow."""
+
+    name: Label = "sdk"
+    role: Literal["sdk", "admin"] = "sdk"
+    workflow_id: Target | None = None
+    expires_at_ms: Moment | None = None
+    signed: bool = False
+    hmac_secret: Annotated[str, Meta(min_length=16, max_length=256)] | None = None
+
+
+class RotateBody(Strict, kw_only=True):
+    """How long the old key stays good beside its successor."""
+
+    overlap_ms: Annotated[int, Meta(ge=0, le=90 * 86_400_000)] = 0
+
+
+class CreatedKey(Struct, kw_only=True):
+    """A new key with its secrets, which are never shown again."""
+
+    key: records.Key
+    api_key: str
+    hmac_secret: str | None = None
+
+
+class BudgetBody(Strict, kw_only=True):
+    """A budget to set; give the limit in nano-dollars or in cents."""
+
+    scope_kind: records.ScopeKind = "organisation"
+    scope_id: Annotated[str, Meta(max_length=256)] = ""
+    window: Literal["total", "hour", "day", "month"] = "total"
+    limit_nanousd: NanoLimit | None = None
+    limit_cents: CentsLimit | None = None
+    mode: records.BudgetMode = "hard"
+    epsilon_nanousd: NanoLimit = 0
+    thresholds: Thresholds = msgspec.field(default_factory=lambda: [0.8, 1.0])
+
+    def limit(self) -> int:
+        """Return the limit in nano-dollars.
+
+        Raises:
+            ValueError: not exactly one of the two limits is there, or the scope makes no sense.
+        """
+        if (self.limit_nanousd is None) == (self.limit_cents is None):
+            raise ValueError("give exactly one of limit_nanousd and limit_cents")
+        if (self.scope_kind == "organisation") != (self.scope_id == ""):
+            raise ValueError("scope_id is empty for the organisation and set for all others")
+        if self.limit_nanousd is not None:
+            return self.limit_nanousd
+        assert self.limit_cents is not None
+        return min(round(self.limit_cents * NANOUSD_PER_CENT), NANOUSD_MAX)
+
+
+class PolicyBody(Strict, kw_only=True):
+    """A policy to set under its name."""
+
+    scope_kind: records.PolicyScope = "organisation"
+    scope_id: Target = "*"
+    enabled: bool = True
+    document: records.PolicyDocument = msgspec.field(default_factory=records.PolicyDocument)
+
+
+class PreviewBody(Strict, kw_only=True):
+    """A policy to try against recent traffic, in place of the one of the same name."""
+
+    name: Label
+    policy: PolicyBody
+    calls: Limit = 500
+
+
+class PreviewedCall(Struct, kw_only=True):
+    """A recent call that the change decides differently."""
+
+    call_id: str
+    at_ms: int
+    workflow_id: str | None
+    function: str
+    tool_name: str | None
+    model: str
+    before: str
+    after: str
+    reason: str
+
+
+class Preview(Struct, kw_only=True):
+    """What a policy change would have done to recent calls."""
+
+    calls: int
+    changed: int
+    newly_refused: int
+    newly_allowed: int
+    newly_pending: int
+    examples: list[PreviewedCall]
+
+
+class PriceBody(Strict, kw_only=True):
+    """A price to set for the models that match."""
+
+    model: Target
+    provider: Target = "*"
+    rates: records.Rates
+
+
+class ControlBody(Strict, kw_only=True):
+    """An order. Without ``workflow_id`` and ``run_id`` it is about everything."""
+
+    action: Literal["kill", "pause", "resume", "revive"]
+    workflow_id: Target | None = None
+    run_id: Target | None = None
+    reason: Reason = ""
+    resume_after_ms: DurationMs | None = None
+
+
+class ApprovalBody(Strict, kw_only=True):
+    """A person's answer."""
+
+    approved: bool
+    reason: Reason = ""
+
+
+class WebhookBody(Strict, kw_only=True):
+    """Where notices go. An empty ``types`` means all of them."""
+
+    url: Annotated[str, Meta(max_length=2048, pattern=r"^https?://[^\s]+$")]
+    types: Annotated[list[Label], Meta(max_length=50)] = []
+    enabled: bool = True
+
+
+class CreatedWebhook(Struct, kw_only=True):
+    """A webhook with its signing secret, which is never shown again."""
+
+    webhook: records.Webhook
+    secret: str
+
+
+class UsageQuery(Struct, kw_only=True):
+    """What to sum, and over which time (by default all of it)."""
+
+    group_by: Literal["workflow", "run", "agent", "chain", "key", "model", "provider", "type",
+                      "hour", "day", "total"] = "workflow"  # fmt: skip
+    since_ms: Moment = 0
+    until_ms: Moment = 2**53
+    limit: Limit = 100
+
+
+class EventsQuery(Struct, kw_only=True):
+    """Which events."""
+
+    after: Moment = 0
+    limit: Limit = 100
+    workflow_id: Target | None = None
+    type: Target | None = None
+
+
+class RunsQuery(Struct, kw_only=True):
+    """Which runs."""
+
+    workflow_id: Target | None = None
+    after: Annotated[str, Meta(max_length=512)] = ""
+    limit: Limit = 100
+
+
+class ApprovalsQuery(Struct, kw_only=True):
+    """Which approvals."""
+
+    status: records.ApprovalStatus | None = None
+    limit: Limit = 100
+
+
+class LedgerQuery(Struct, kw_only=True):
+    """Whether windows that have ended are shown."""
+
+    all: bool = False
+
+
+class LimitQuery(Struct, kw_only=True):
+    """How many."""
+
+    limit: Limit = 100
+
+
+class AuditReport(Struct, kw_only=True):
+    """Outcome of checking the audit log's hash chain."""
+
+    entries: int
+    first_bad_seq: int | None
+    ok: bool

@@ -1,0 +1,113 @@
+"""The routes of every call: gate, release, events. Bare ASGI."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from guard.core import wire
+from guard.gateway.domain.commands import Answer, Request
+from guard.gateway.routes.auth import Authenticator, Identity
+from guard.gateway.routes.http import (
+    Receive,
+    Scope,
+    Send,
+    decoded,
+    fail,
+    headers_of,
+    read_body,
+    send_answer,
+)
+from guard.gateway.services.gatekeeper import Gatekeeper
+from guard.gateway.settings import GatewaySettings
+from guard.gateway.storage.base import StoreError
+
+T = TypeVar("T")
+
+
+class HotRoutes:
+    """Serves ``POST /gate``, ``POST /gate/release`` and ``POST /api/v1/events``."""
+
+    def __init__(
+        self, gatekeeper: Gatekeeper, authenticator: Authenticator, settings: GatewaySettings
+    ) -> None:
+        self._gatekeeper = gatekeeper
+        self._authenticator = authenticator
+        self._settings = settings
+        self.paths: dict[str, Callable[[Scope, Receive, Send], Awaitable[None]]] = {
+            wire.GATE_PATH: self._gate,
+            wire.RELEASE_PATH: self._release,
+            wire.EVENTS_PATH: self._events,
+        }
+
+    async def _gate(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request, body, _ = await self._enter(scope, receive)
+        call = parse(body, wire.GateRequest)
+        if len(call.events) > self._settings.max_batch_events:
+            raise self._too_many()
+        try:
+            answer = await self._gatekeeper.gate(request, call)
+        except StoreError:
+            raise fail(
+                503,
+                "GD-R002",
+                "Reservation store failed",
+                "the call cannot be decided now",
+                reason="RATE_LIMIT_STORE",
+            ) from None
+        await send_answer(send, answer)
+
+    async def _release(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request, body, _ = await self._enter(scope, receive)
+        answer = await self._gatekeeper.release(request, parse(body, wire.ReleaseRequest))
+        await send_answer(send, answer)
+
+    async def _events(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request, body, _ = await self._enter(scope, receive)
+        batch = parse(body, wire.EventBatch)
+        if len(batch.events) > self._settings.max_batch_events:
+            raise self._too_many()
+        answer: Answer = await self._gatekeeper.ingest(request, batch)
+        await send_answer(send, answer)
+
+    async def _enter(self, scope: Scope, receive: Receive) -> tuple[Request, bytes, Identity]:
+        if scope["method"] != "POST":
+            raise fail(405, "GD-P005", "Method not allowed", headers=[(b"allow", b"POST")])
+        headers = headers_of(scope)
+        bytes_max = self._settings.max_batch_bytes
+        raw = await read_body(headers, receive, bytes_max)
+        self._authenticator.check_protocol(headers)
+        identity = await self._authenticator.identify(scope, headers, raw)
+        body = decoded(headers, raw, bytes_max)
+        idempotency_key = headers.get(b"idempotency-key")
+        request = Request(
+            organisation_id=identity.organisation_id,
+            key_id=identity.key_id,
+            key_workflow_id=identity.workflow_id,
+        )
+        if idempotency_key is not None:
+            text = idempotency_key.decode("latin-1").strip()
+            if not 1 <= len(text) <= wire.NAME_LENGTH_MAX:
+                raise fail(400, "GD-P002", "Bad request", "Idempotency-Key: 1 to 256 characters")
+            request.idempotency_key = text
+            request.fingerprint = hashlib.blake2b(
+                body, digest_size=16, person=scope["path"].encode()[:16]
+            ).digest()
+        return request, body, identity
+
+    def _too_many(self) -> Exception:
+        most = self._settings.max_batch_events
+        return fail(413, "GD-P003", "Body too large", f"at most {most} events")
+
+
+def parse(body: bytes, kind: type[T]) -> T:
+    """Decode a body.
+
+    Raises:
+        ProblemError: 400, naming the field and what was expected.
+    """
+    try:
+        return wire.decode(body, kind)
+    except wire.WireError as exc:
+        raise fail(400, "GD-P002", "Bad request", str(exc)) from None

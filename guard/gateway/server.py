@@ -1,0 +1,215 @@
+"""Runs the application on uvicorn, with deadlines and caps that uvicorn alone does not have."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import weakref
+from typing import Any, Final
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from guard.core import wire
+from guard.gateway.app import GatewayApp
+from guard.gateway.domain import render
+from guard.gateway.settings import GatewaySettings
+
+_SCAN_INTERVAL_S: Final = 0.25
+_HEAD_MAX: Final = 32_768
+
+
+class PortInUseError(OSError):
+    """Another process listens on the wanted port."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a listening socket.
+
+    Raises:
+        PortInUseError: the port is taken.
+        OSError: the address cannot be used.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen(2048)
+    except OSError as exc:
+        listening.close()
+        if exc.errno in (98, 48, 10048):
+            raise PortInUseError(exc.errno, f"port {port} on {host} is in use") from None
+        raise
+    listening.setblocking(False)
+    return listening
+
+
+def base_url(listening: socket.socket) -> str:
+    """Return the URL of a listening socket."""
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class _Watch:
+    """Connections of one server, scanned for stalled requests by one timer for all."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self.deadline_s = settings.request_deadline_ms / 1000
+        self.connections_max = settings.connections_max
+        self.protocols: weakref.WeakSet[GuardedHttpProtocol] = weakref.WeakSet()
+
+    async def run(self) -> None:
+        """Scan until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(_SCAN_INTERVAL_S)
+            self.scan(loop.time())
+
+    def scan(self, now: float) -> None:
+        """End what has been owed for too long."""
+        for protocol in list(self.protocols):
+            if protocol.waiting_since is not None and (
+                now - protocol.waiting_since > self.deadline_s
+            ):
+                protocol.end_stalled()
+
+
+class GuardedHttpProtocol(HttpToolsProtocol):
+    """Ends requests whose head or body does not arrive in time, and caps heads and connections.
+
+    ``waiting_since`` is when the connection, or the request now arriving, began; ``None`` while
+    nothing is owed by the client. One scan per quarter second reads it, so that a request costs
+    two attribute writes and no timer.
+    """
+
+    watch: _Watch
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn narrows the type the same way
+        """Refuse connections above the cap."""
+        super().connection_made(transport)
+        self.waiting_since: float | None = self.loop.time()
+        self._head_bytes = 0
+        self.watch.protocols.add(self)
+        if len(self.connections) > self.watch.connections_max:
+            self._refuse(503, "GD-B002", "Too many connections")
+
+    def on_message_begin(self) -> None:
+        """Start the clock of a request."""
+        super().on_message_begin()
+        self._head_bytes = 0
+        self.waiting_since = self.loop.time()
+
+    def on_url(self, url: bytes) -> None:
+        """Count the head."""
+        super().on_url(url)
+        self._count(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Count the head."""
+        super().on_header(name, value)
+        self._count(len(name) + len(value))
+
+    def on_message_complete(self) -> None:
+        """Stop the clock: the request is here."""
+        super().on_message_complete()
+        self.waiting_since = None
+
+    def handle_websocket_upgrade(self) -> None:
+        """Stop the clock: the WebSocket keeps its own."""
+        self.waiting_since = None
+        self.watch.protocols.discard(self)
+        super().handle_websocket_upgrade()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self.waiting_since = None
+        self.watch.protocols.discard(self)
+        super().connection_lost(exc)
+
+    def end_stalled(self) -> None:
+        """Answer 408 where an answer is still possible, and close."""
+        self.waiting_since = None
+        cycle = self.cycle
+        if cycle is None or not cycle.response_started:
+            self._refuse(408, "GD-P006", "Request timed out")
+        elif not self.transport.is_closing():
+            self.transport.close()
+
+    def _count(self, size: int) -> None:
+        self._head_bytes += size + 4
+        if self._head_bytes > _HEAD_MAX:
+            self._refuse(431, "GD-P003", "Request head too large")
+
+    def _refuse(self, status: int, error_code: str, title: str) -> None:
+        if self.transport.is_closing():
+            return
+        body = wire.encode(render.problem(status, error_code, title))
+        head = (
+            f"HTTP/1.1 {status} {title}\r\ncontent-type: application/problem+json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
+
+
+class GatewayServer:
+    """One gateway on one listening socket.
+
+    Args:
+        app: the application, not yet opened.
+        listening: the socket to serve.
+    """
+
+    def __init__(self, app: GatewayApp, listening: socket.socket) -> None:
+        self.app = app
+        self.base_url = base_url(listening)
+        self._listening = listening
+        self._watch = _Watch(app.settings)
+        protocol = type("BoundHttpProtocol", (GuardedHttpProtocol,), {"watch": self._watch})
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                app,
+                http=protocol,
+                ws="websockets-sansio",
+                ws_max_size=app.settings.max_batch_bytes,
+                ws_per_message_deflate=False,
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=75,
+                timeout_graceful_shutdown=max(1, app.settings.drain_timeout_ms // 1000),
+                backlog=2048,
+            )
+        )
+
+    async def serve(self) -> None:
+        """Serve until :meth:`stop`; the application has to be open. Closes it at the end."""
+        watching = asyncio.create_task(self._watch.run(), name="guard-gateway-watch")
+        try:
+            await self._server.serve(sockets=[self._listening])
+        finally:
+            watching.cancel()
+            self.app.drain()
+            await self.app.close()
+
+    @property
+    def started(self) -> bool:
+        """Whether requests are answered."""
+        return bool(self._server.started)
+
+    def stop(self) -> None:
+        """End serving, letting open requests finish. Call on the server's loop."""
+        self.app.drain()
+        self._server.should_exit = True
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """Return a loop of the fastest kind that is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: Any = uvloop.new_event_loop()
+    return loop  # type: ignore[no-any-return]  # uvloop has no complete stubs

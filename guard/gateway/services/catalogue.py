@@ -1,0 +1,59 @@
+"""Policies and prices of each organisation, kept ready for the hot path."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from guard.gateway.domain.records import OrganisationSettings, Policy, Rates
+from guard.gateway.services.pricing import PriceBook
+from guard.gateway.storage.base import NotFoundError, Storage
+
+
+class OrgView(Struct):
+    """What is in force for one organisation."""
+
+    settings: OrganisationSettings
+    policies: list[Policy]
+    prices: PriceBook
+
+
+class CatalogueCache:
+    """Reads an organisation's view once, and again after a change."""
+
+    def __init__(self, storage: Storage, fallback: Rates) -> None:
+        self._storage = storage
+        self._fallback = fallback
+        self._views: dict[str, OrgView] = {}
+        self._generation = 0
+
+    def cached(self, organisation_id: str) -> OrgView | None:
+        """Return the view without waiting, if it is known."""
+        return self._views.get(organisation_id)
+
+    async def view(self, organisation_id: str) -> OrgView:
+        """Return what is in force now."""
+        view = self._views.get(organisation_id)
+        while view is None:
+            generation = self._generation
+            view = await self._read(organisation_id)
+            if generation == self._generation:
+                self._views[organisation_id] = view
+            else:  # changed while it was read
+                view = self._views.get(organisation_id)
+        return view
+
+    def forget(self, organisation_id: str | None) -> None:
+        """Read again before the next use."""
+        self._generation += 1
+        if organisation_id is None:
+            self._views.clear()
+        else:
+            self._views.pop(organisation_id, None)
+
+    async def _read(self, organisation_id: str) -> OrgView:
+        for organisation in await self._storage.organisations():
+            if organisation.organisation_id == organisation_id:
+                policies = await self._storage.policies(organisation_id)
+                prices = await self._storage.prices(organisation_id)
+                return OrgView(organisation.settings, policies, PriceBook(prices, self._fallback))
+        raise NotFoundError("no such organisation")

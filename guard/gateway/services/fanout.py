@@ -1,0 +1,82 @@
+"""Control messages to every open channel of this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from guard.core import wire
+from guard.gateway.storage.base import Announcement
+
+QUEUE_MAX: Final = 1000
+"""A channel that falls this far behind is closed; it reconnects and is replayed."""
+
+
+class Subscription:
+    """One channel's view of the messages; iterate with :meth:`next`."""
+
+    def __init__(self, key_id: str) -> None:
+        self.key_id = key_id
+        self.overrun = False
+        self._queue: asyncio.Queue[wire.ControlMessage | None] = asyncio.Queue()
+
+    def offer(self, message: wire.ControlMessage | None) -> None:
+        """Queue a message, or ``None`` to have the channel look at its key again."""
+        if self._queue.qsize() >= QUEUE_MAX:
+            self.overrun = True
+        else:
+            self._queue.put_nowait(message)
+
+    async def next(self, timeout_s: float) -> wire.ControlMessage | None:
+        """Return the next message; ``None`` asks for a look at the key.
+
+        Raises:
+            TimeoutError: nothing came in time.
+        """
+        async with asyncio.timeout(timeout_s):
+            return await self._queue.get()
+
+
+class Hub:
+    """Hands committed messages to the subscriptions of their organisation."""
+
+    def __init__(self) -> None:
+        self._subscriptions: dict[str, set[Subscription]] = {}
+        self.closing = False
+
+    def subscribe(self, organisation_id: str, key_id: str) -> Subscription:
+        """Open a subscription; everything committed from now on reaches it."""
+        subscription = Subscription(key_id)
+        self._subscriptions.setdefault(organisation_id, set()).add(subscription)
+        return subscription
+
+    def unsubscribe(self, organisation_id: str, subscription: Subscription) -> None:
+        """Close a subscription."""
+        group = self._subscriptions.get(organisation_id, set())
+        group.discard(subscription)
+        if not group:
+            self._subscriptions.pop(organisation_id, None)
+
+    def publish(self, news: Sequence[Announcement]) -> None:
+        """Pass on what was committed."""
+        for announcement in news:
+            if announcement.kind == "control" and announcement.organisation_id is not None:
+                for subscription in self._subscriptions.get(announcement.organisation_id, ()):
+                    if announcement.key_id in (None, subscription.key_id):
+                        subscription.offer(announcement.message)
+            elif announcement.kind == "catalogue":
+                for group in self._subscriptions.values():
+                    for subscription in group:
+                        subscription.offer(None)
+
+    def close(self) -> None:
+        """Wake every channel so that it can end."""
+        self.closing = True
+        for group in self._subscriptions.values():
+            for subscription in group:
+                subscription.offer(None)
+
+    def count(self) -> int:
+        """Return how many channels are open."""
+        return sum(len(group) for group in self._subscriptions.values())

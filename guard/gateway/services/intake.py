@@ -1,0 +1,81 @@
+"""Events checked and priced before they reach the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from guard.core import wire
+from guard.gateway.domain.commands import PricedEvent
+from guard.gateway.services.pricing import PriceBook
+
+_SDK_TYPES = {"llm": wire.LlmData, "tool": wire.ToolData, "span": wire.SpanData,
+              "chain": wire.Chain}  # fmt: skip
+
+
+def prepare(
+    events: Sequence[wire.Event],
+    prices: PriceBook,
+    *,
+    key_workflow_id: str | None,
+    max_event_bytes: int,
+) -> tuple[list[PricedEvent], list[wire.RejectedEvent]]:
+    """Check and price events one by one; a bad one is rejected and the others go on."""
+    priced: list[PricedEvent] = []
+    rejected: list[wire.RejectedEvent] = []
+    for event in events:
+        try:
+            if key_workflow_id is not None:
+                _confine(event, key_workflow_id)
+            priced.append(_price(event, prices, max_event_bytes))
+        except _RejectedError as exc:
+            rejected.append(wire.RejectedEvent(event.event_id, exc.error_code, str(exc)))
+    return priced, rejected
+
+
+class _RejectedError(Exception):
+    def __init__(self, error_code: str, detail: str) -> None:
+        super().__init__(detail)
+        self.error_code = error_code
+
+
+def _confine(event: wire.Event, workflow_id: str) -> None:
+    if event.workflow_id is None:
+        event.workflow_id = workflow_id
+    elif event.workflow_id != workflow_id:
+        raise _RejectedError("GD-W004", "the key is for another workflow")
+
+
+def _price(event: wire.Event, prices: PriceBook, max_event_bytes: int) -> PricedEvent:
+    if not event.event_id or not event.type:
+        raise _RejectedError("GD-E001", "event_id and type may not be empty")
+    try:
+        data_json = wire.encode(event.data)
+    except wire.WireError:
+        raise _RejectedError("GD-E001", "data holds a number out of range") from None
+    if len(data_json) > max_event_bytes:
+        raise _RejectedError("GD-E002", f"data is larger than {max_event_bytes} bytes")
+    priced = PricedEvent(event, data_json)
+    kind = _SDK_TYPES.get(event.type)
+    if kind is None:
+        return priced
+    try:
+        data = msgspec.convert(event.data, kind)
+    except (msgspec.ValidationError, RecursionError) as exc:
+        raise _RejectedError("GD-E001", f"data: {exc}") from None
+    if isinstance(data, wire.LlmData):
+        priced.cost, priced.price_source = prices.cost(data)
+        priced.provider, priced.model = data.provider, data.model
+        priced.response_id = data.response_id or None
+        if priced.response_id is not None and priced.provider is None:
+            priced.provider = ""
+        priced.input_tokens = data.input_tokens + data.cache_read_tokens + data.cache_write_tokens
+        priced.output_tokens = data.output_tokens + data.reasoning_tokens + data.audio_tokens
+        flags = ["estimated"] if data.estimated else []
+        if priced.price_source == "fallback":
+            flags.append("unpriced")
+        priced.flags = " ".join(flags)
+    elif isinstance(data, wire.SpanData):
+        priced.final = data.final
+    return priced

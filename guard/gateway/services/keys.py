@@ -1,0 +1,98 @@
+"""API keys: made, hashed, looked up, revoked."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Callable
+from typing import Final, Literal
+
+from msgspec import Struct
+
+from guard.core.ids import IdFactory
+from guard.gateway.domain.records import Key
+from guard.gateway.storage.base import Directory, KeySecret
+
+SDK_PREFIX: Final = "gdk_"
+ADMIN_PREFIX: Final = "gda_"
+_CACHE_MAX: Final = 20_000
+
+
+class NewKey(Struct):
+    """A key just made. The secrets are shown once and then only kept as a hash (the key) or for
+    checking signatures (the HMAC secret)."""
+
+    key: Key
+    api_key: str
+    key_hash: bytes
+    hmac_secret: str | None
+
+    def __repr__(self) -> str:
+        return f"NewKey({self.key.prefix}...)"
+
+
+def hash_key(api_key: str) -> bytes:
+    """Return what is stored of a key. Keys carry 256 random bits, so a plain hash is enough."""
+    return hashlib.sha256(api_key.encode("utf-8", "replace")).digest()
+
+
+def make_key(
+    ids: IdFactory,
+    now_ms: int,
+    *,
+    role: Literal["sdk", "admin"],
+    organisation_id: str | None,
+    name: str,
+    workflow_id: str | None = None,
+    expires_at_ms: int | None = None,
+    signed: bool = False,
+    hmac_secret: str | None = None,
+) -> NewKey:
+    """Make a key, and an HMAC secret when its requests have to be signed."""
+    api_key = (SDK_PREFIX if role == "sdk" else ADMIN_PREFIX) + secrets.token_urlsafe(32)
+    if signed and hmac_secret is None:
+        hmac_secret = secrets.token_urlsafe(32)
+    key = Key(
+        key_id=ids.uuid7(now_ms),
+        organisation_id=organisation_id,
+        role=role,
+        name=name,
+        prefix=api_key[:12],
+        workflow_id=workflow_id,
+        signed=hmac_secret is not None,
+        expires_at_ms=expires_at_ms,
+    )
+    return NewKey(key, api_key, hash_key(api_key), hmac_secret)
+
+
+class KeyRing:
+    """Looks keys up by hash, with a cache that a revocation empties at once."""
+
+    def __init__(self, directory: Directory, clock_ms: Callable[[], int]) -> None:
+        self._directory = directory
+        self._clock_ms = clock_ms
+        self._cache: dict[bytes, KeySecret | None] = {}
+        self._generation = 0
+
+    async def find(self, api_key: str, role: str) -> KeySecret | None:
+        """Return a valid key of this role, or ``None``."""
+        hashed = hash_key(api_key)
+        found = self._cache.get(hashed)
+        if found is None and hashed not in self._cache:
+            generation = self._generation
+            found = await self._directory.find_key(hashed)
+            if generation == self._generation:
+                if len(self._cache) >= _CACHE_MAX:
+                    self._cache.clear()
+                self._cache[hashed] = found
+        if found is None or found.key.role != role or found.key.revoked_at_ms is not None:
+            return None
+        expires_at_ms = found.key.expires_at_ms
+        if expires_at_ms is not None and expires_at_ms <= self._clock_ms():
+            return None
+        return found
+
+    def forget(self) -> None:
+        """Drop everything looked up so far: some key has changed."""
+        self._generation += 1
+        self._cache.clear()

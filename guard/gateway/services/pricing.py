@@ -1,0 +1,147 @@
+"""Prices: the operator's own, then the published snapshot, then the operator's default."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Final
+
+from guard.core.wire import UNKNOWN_MODEL, LlmData
+from guard.gateway.domain import globs
+from guard.gateway.domain.records import Price, Rates
+from guard.gateway.domain.tariffs import Tariff
+
+if TYPE_CHECKING:
+    from genai_prices.types import ModelInfo
+
+NANOUSD_PER_USD: Final = 1_000_000_000
+ASSUMED_INPUT_TOKENS: Final = 4096
+WORST_INPUT_TOKENS: Final = 200_000
+WORST_OUTPUT_TOKENS: Final = 128_000
+_CACHE_MAX: Final = 10_000
+
+
+class PriceBook:
+    """Prices in force for one organisation.
+
+    Args:
+        prices: the operator's prices; one for model ``"*"`` is the default for unknown models.
+        fallback: what is charged, and flagged, when nothing else prices a model.
+    """
+
+    def __init__(self, prices: Sequence[Price], fallback: Rates) -> None:
+        # Longer patterns are more specific, so they are asked first.
+        self._own = sorted(prices, key=lambda p: (-len(p.model), -len(p.provider)))
+        self._fallback = Tariff(fallback, "fallback")
+        self._known: dict[tuple[str | None, str], Tariff | None] = {}
+
+    def tariff(self, provider: str | None, model: str) -> Tariff | None:
+        """Return the tariff of a model, or ``None`` when nobody knows its price."""
+        key = (provider, model)
+        if key not in self._known:
+            if len(self._known) >= _CACHE_MAX:
+                self._known.clear()
+            self._known[key] = self._find(provider, model)
+        return self._known[key]
+
+    def cost(self, usage: LlmData) -> tuple[int, str]:
+        """Return what a reported call costs, and where that comes from.
+
+        A call without a known price is charged the fallback: never free, never lost.
+        """
+        if usage.cost_nanousd is not None:
+            return usage.cost_nanousd, "vendor"
+        tariff = self.tariff(usage.provider, usage.model) or self._fallback
+        return tariff.cost(usage), tariff.source
+
+    def declared(
+        self, model: str, max_input: int | None, max_output: int | None, *, strict: bool
+    ) -> int | None:
+        """Return the hold that a model and declared maxima ask for, or ``None`` to estimate."""
+        tariff = self.tariff(None, model)
+        if tariff is None or (max_output is None and not strict):
+            return None
+        if strict:
+            max_input = max_input or tariff.context_window or WORST_INPUT_TOKENS
+            max_output = max_output or WORST_OUTPUT_TOKENS
+        else:
+            max_input = ASSUMED_INPUT_TOKENS if max_input is None else max_input
+        return tariff.most(max_input, max_output or 0)
+
+    def _find(self, provider: str | None, model: str) -> Tariff | None:
+        default = None
+        for price in self._own:
+            if price.model == "*":
+                default = default or Tariff(price.rates, "default")
+                continue
+            name = globs.fold(model)
+            if globs.matches(globs.fold(price.model), name) and (
+                provider is None or globs.matches(globs.fold(price.provider), globs.fold(provider))
+            ):
+                return Tariff(price.rates, "operator")
+        if model == UNKNOWN_MODEL:
+            return default
+        return published(provider, model) or default
+
+
+def published(provider: str | None, model: str) -> Tariff | None:
+    """Return the published tariff of a model (the ``genai-prices`` snapshot), if there is one."""
+    from genai_prices import data_snapshot  # 1.6 MB of tables; loaded when first needed
+
+    snapshot = data_snapshot.get_snapshot()
+    for provider_id in (provider, None) if provider else (None,):
+        try:
+            _, info = snapshot.find_provider_model(model, None, provider_id, None)
+        except LookupError:
+            continue
+        return _tariff(info)
+    return None
+
+
+def _tariff(info: ModelInfo) -> Tariff | None:
+    price = info.get_prices(dt.datetime.now(dt.UTC))
+    values: dict[str, Any] = {
+        name: getattr(price, f"{source}_mtok")
+        for name, source in (
+            ("input_per_mtok", "input"),
+            ("output_per_mtok", "output"),
+            ("cache_read_per_mtok", "cache_read"),
+            ("cache_write_per_mtok", "cache_write"),
+            ("reasoning_per_mtok", "output_reasoning"),
+            ("audio_per_mtok", "output_audio"),
+            ("input_audio", "input_audio"),
+        )
+    }
+    input_audio = values.pop("input_audio")
+    if values["audio_per_mtok"] is None:
+        values["audio_per_mtok"] = input_audio
+    if values["input_per_mtok"] is None and values["output_per_mtok"] is None:
+        return None
+    starts = sorted({t.start for v in values.values() for t in getattr(v, "tiers", ())})
+    return Tariff(
+        base=_rates(values, 0),
+        source="published",
+        tiers=tuple((start, _rates(values, start + 1)) for start in starts),
+        context_window=info.context_window,
+    )
+
+
+def _rates(values: dict[str, Any], prompt_tokens: int) -> Rates:
+    at_size = {name: _nanousd(value, prompt_tokens) for name, value in values.items()}
+    return Rates(
+        input_per_mtok=at_size.pop("input_per_mtok") or 0,
+        output_per_mtok=at_size.pop("output_per_mtok") or 0,
+        **at_size,
+    )
+
+
+def _nanousd(value: Any, prompt_tokens: int) -> int | None:
+    if value is None:
+        return None
+    for tier in reversed(getattr(value, "tiers", ())):
+        if prompt_tokens > tier.start:
+            value = tier.price
+            break
+    usd = Decimal(getattr(value, "base", value))
+    return int((usd * NANOUSD_PER_USD).to_integral_value(rounding="ROUND_CEILING"))

@@ -1,0 +1,66 @@
+"""Settings of one gateway process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from guard.core import wire
+
+
+def _positive(_: Any, attribute: attrs.Attribute[Any], value: float) -> None:
+    if value <= 0:
+        raise ValueError(f"{attribute.name} must be positive")
+
+
+@attrs.frozen(kw_only=True)
+class GatewaySettings:
+    """How a gateway listens, stores and defends itself.
+
+    Args:
+        database: the SQLite file.
+        host: address to listen on; loopback by default, put a TLS proxy in front for others.
+        port: 0 picks a free one.
+        durable: sync each commit to the disk, so that power loss takes nothing away.
+        public_url: the URL that clients use, when a proxy stands in front; needed for signed
+            requests, whose signature covers the URI.
+        request_deadline_ms: how long a request's head and body may take to arrive.
+        connections_max: connections at once; more are refused with 503.
+        control_ping_interval_ms: how often the control channel says that it is alive.
+        sweep_interval_ms: how often holds are expired when nothing else happens.
+        drain_timeout_ms: how long open requests may take to finish at shutdown.
+        max_batch_events, max_batch_bytes, max_event_bytes: what one request may hold.
+        poll_wait_max_ms: longest wait of one control long poll.
+        fallback_price: nano-dollars per million input and output tokens charged, and flagged,
+            for models that nothing prices; never zero.
+        log_level: of the server's own logger.
+    """
+
+    database: Path
+    host: str = "127.0.0.1"
+    port: int = attrs.field(default=0, validator=attrs.validators.in_(range(65536)))
+    durable: bool = False
+    public_url: str | None = None
+    request_deadline_ms: int = attrs.field(default=10_000, validator=_positive)
+    connections_max: int = attrs.field(default=2000, validator=_positive)
+    control_ping_interval_ms: int = attrs.field(default=15_000, validator=_positive)
+    sweep_interval_ms: int = attrs.field(default=500, validator=_positive)
+    drain_timeout_ms: int = attrs.field(default=5000, validator=_positive)
+    max_batch_events: int = attrs.field(default=1000, validator=_positive)
+    max_batch_bytes: int = attrs.field(default=1_048_576, validator=_positive)
+    max_event_bytes: int = attrs.field(default=65_536, validator=_positive)
+    poll_interval_ms: int = attrs.field(default=1000, validator=_positive)
+    poll_wait_max_ms: int = attrs.field(default=30_000, validator=_positive)
+    fallback_input_per_mtok: int = attrs.field(default=15_000_000_000, validator=_positive)
+    fallback_output_per_mtok: int = attrs.field(default=75_000_000_000, validator=_positive)
+    log_level: str = "warning"
+
+    def limits(self) -> wire.Limits:
+        """Return the limits as capabilities tell them."""
+        return wire.Limits(
+            max_batch_events=self.max_batch_events,
+            max_batch_bytes=self.max_batch_bytes,
+            max_event_bytes=self.max_event_bytes,
+        )
