@@ -93,8 +93,8 @@ class Gateway:
             raise
         self.base_url = server.base_url
         serving = asyncio.create_task(server.serve())
-        while not server.started and not serving.done():
-            await asyncio.sleep(0.005)
+        # The socket listens since before this thread began, so requests that come early wait in
+        # its backlog.
         self._started.set()
         await serving
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import weakref
+from collections.abc import Iterator
 from typing import Any, Final
 
 import uvicorn
@@ -153,6 +155,15 @@ class GuardedHttpProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
+class _Server(uvicorn.Server):
+    """uvicorn without its own signal handling, which would replace the caller's."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals alone."""
+        yield
+
+
 class GatewayServer:
     """One gateway on one listening socket.
 
@@ -167,7 +178,7 @@ class GatewayServer:
         self._listening = listening
         self._watch = _Watch(app.settings)
         protocol = type("BoundHttpProtocol", (GuardedHttpProtocol,), {"watch": self._watch})
-        self._server = uvicorn.Server(
+        self._server = _Server(
             uvicorn.Config(
                 app,
                 http=protocol,
@@ -200,7 +211,11 @@ class GatewayServer:
         return bool(self._server.started)
 
     def stop(self) -> None:
-        """End serving, letting open requests finish. Call on the server's loop."""
+        """End serving, letting open requests finish. Call on the server's loop.
+
+        A second call does not wait for them any longer.
+        """
+        self._server.force_exit = self._server.should_exit
         self.app.drain()
         self._server.should_exit = True
 
