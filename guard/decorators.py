@@ -11,9 +11,7 @@ from guard.breaker.exceptions import GuardError, WorkflowKilledInterrupt
 from guard.calls import ProtectedCall, Target
 from guard.facade import ready_runtime
 
-F = TypeVar(
-    "F", bound="Callable[..., Any] | staticmethod[..., Any] | classmethod[Any, ..., Any]"
-)
+F = TypeVar("F", bound="Callable[..., Any] | staticmethod[..., Any] | classmethod[Any, ..., Any]")
 
 _SENSITIVE: Final = "__guard_sensitive__"
 

@@ -196,7 +196,7 @@ def track_llm(
         scope.call.llm_events += 1
     at_ms = time.time_ns() // 1_000_000
     serial = runtime.record("llm", data, scope, at_ms * 1_000_000)
-    return runtime.decision(scope) | {
+    return runtime.decisions.newest(scope, runtime.control) | {
         "event_id": runtime.ids.uuid7(at_ms, serial),
         "buffered": True,
     }

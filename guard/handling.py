@@ -12,9 +12,7 @@ from typing import Any, TypeVar, cast
 from guard.breaker.exceptions import GuardError
 from guard.messages import format_user_message
 
-F = TypeVar(
-    "F", bound="Callable[..., Any] | staticmethod[..., Any] | classmethod[Any, ..., Any]"
-)
+F = TypeVar("F", bound="Callable[..., Any] | staticmethod[..., Any] | classmethod[Any, ..., Any]")
 
 
 class handle:  # noqa: N801  # used like a function: `with guard.handle():`

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 
+from guard.breaker.circuit import CircuitState
 from guard.breaker.exceptions import (
     GuardAuthenticationError,
     GuardError,
@@ -12,6 +14,8 @@ from guard.breaker.exceptions import (
     GuardTransportError,
 )
 from guard.core import wire
+from guard.state import Facts, GuardStatus, derive_state
+from guard.version import __version__
 
 
 class Health:
@@ -58,3 +62,40 @@ class Health:
         """Return the time since the gateway was last heard, None when it never was."""
         contact = self.last_contact_ms
         return None if contact is None else time.time_ns() // 1_000_000 - contact
+
+    def snapshot(
+        self,
+        *,
+        api_url: str,
+        breaker: CircuitState,
+        buffered: int,
+        unseen_hosts: tuple[str, ...],
+        shut_down: bool,
+    ) -> GuardStatus:
+        """Return the status that follows from these facts; changes nothing."""
+        facts = Facts(
+            misconfigured=self.misconfigured,
+            shut_down=shut_down,
+            silence_ms=self.silence_ms(),
+            poll_interval_ms=self.poll_interval_ms,
+            channel=self.channel,
+            breaker=breaker,
+            lost_since_contact=self.lost > self.lost_at_contact,
+            unseen_hosts=bool(unseen_hosts),
+        )
+        return GuardStatus(
+            state=derive_state(facts),
+            api_url=api_url,
+            protocol=self.protocol,
+            control_channel=self.channel,
+            breaker=breaker,
+            buffered=buffered,
+            spooled=facts.spooled,
+            events_sent=self.sent,
+            events_lost=self.lost,
+            last_contact_ms=self.last_contact_ms,
+            last_error_code=self.last_error_code,
+            unseen_hosts=unseen_hosts,
+            sdk_version=__version__,
+            pid=os.getpid(),
+        )

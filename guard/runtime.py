@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
+import concurrent.futures
 import logging
 import os
 import threading
 import time
-from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
-
-import msgspec
 
 from guard.breaker.exceptions import (
     BreakerTransportError,
@@ -25,6 +24,7 @@ from guard.core import wire
 from guard.core.batching import EventBuffer
 from guard.core.control import ControlState
 from guard.core.ids import IdFactory
+from guard.decisions import Decisions
 from guard.health import Health
 from guard.hooks import ErrorContext, fire
 from guard.instrumentation import Instrumentation
@@ -32,8 +32,7 @@ from guard.interrupts import ActiveBodies
 from guard.loop import BackgroundLoop, LoopClosedError
 from guard.scope import Scope, current_scope
 from guard.settings import Settings
-from guard.state import Facts, GuardStatus, derive_state
-from guard.version import __version__
+from guard.state import GuardStatus
 
 if TYPE_CHECKING:  # the link imports httpx and websockets, which `import guard` must not
     from guard.io.link import Link
@@ -42,8 +41,6 @@ T = TypeVar("T")
 logger = logging.getLogger("guard")
 
 _CLOSE_S: Final = 1.0
-_BUDGETS_KEPT: Final = 1024
-_DECISIONS: Final = {"kill": "kill", "pause": "pause", "budget": "block"}
 
 
 class GuardRuntime:
@@ -118,7 +115,7 @@ class GuardRuntime:
         self.ids = IdFactory()
         self.buffer = EventBuffer(self.settings.buffer_size)
         self.bodies = ActiveBodies()
-        self._budgets: OrderedDict[str, wire.Budget] = OrderedDict()
+        self.decisions = Decisions()
         self._link: Link | None = None
         self._opened = False
         self._connecting = False
@@ -150,7 +147,13 @@ class GuardRuntime:
             GuardProtocolError: SDK and gateway do not fit.
         """
         if not self._opened:
-            self._guarded("init", self._run, self._connect)
+            try:
+                self._background.run(self._connect)
+            except LoopClosedError:
+                raise _was_shut_down() from None
+            except BaseException as exc:
+                self._discard(exc)
+                raise
             self._ready()
         return self
 
@@ -205,24 +208,9 @@ class GuardRuntime:
             self._link.start_services(self._background)
         return self._link
 
-    def _run(self, function: Any, *args: Any) -> Any:
-        try:
-            return self._background.run(function, *args)
-        except LoopClosedError:
-            raise GuardTransportError(
-                "guard was shut down", source="BREAKER_OPEN", retryable=False
-            ) from None
-
-    def _guarded(self, stage: str, function: Any, *args: Any) -> Any:
-        try:
-            return function(*args)
-        except BaseException as exc:
-            self._discard(exc, stage)
-            raise
-
-    def _discard(self, exc: BaseException, stage: str = "init") -> None:
+    def _discard(self, exc: BaseException) -> None:
         """A runtime that could not start leaves nothing behind."""
-        self.told(exc, stage)
+        self.told(exc, "init")
         self._shut_down = True
         self._background.close(_CLOSE_S)
         _uninstall(self)
@@ -340,42 +328,28 @@ class GuardRuntime:
 
     def gate(self, request: wire.GateRequest) -> wire.GateReply:
         """Ask the gateway, from sync code; see :meth:`guard.io.link.Link.gate`."""
-        reply: wire.GateReply = self._run(self._gate, request)
-        return reply
+        try:
+            return self._background.run(self._gate, request)
+        except (LoopClosedError, concurrent.futures.CancelledError):
+            raise _was_shut_down() from None
 
     async def gate_async(self, request: wire.GateRequest) -> wire.GateReply:
         """Ask the gateway from async code; the caller's loop goes on meanwhile."""
         try:
             return await self._background.run_async(self._gate, request)
         except LoopClosedError:
-            raise GuardTransportError(
-                "guard was shut down", source="BREAKER_OPEN", retryable=False
-            ) from None
+            raise _was_shut_down() from None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._shut_down and task is not None and not task.cancelling():
+                raise _was_shut_down() from None  # it was the loop's end, not the user's wish
+            raise
 
     async def _gate(self, request: wire.GateRequest) -> wire.GateReply:
         reply = await (await self._linked()).gate(request)
-        if reply.budget is not None and request.workflow_id is not None:
-            budgets = self._budgets
-            budgets[request.workflow_id] = reply.budget
-            budgets.move_to_end(request.workflow_id)
-            if len(budgets) > _BUDGETS_KEPT:
-                budgets.popitem(last=False)
+        if reply.budget is not None:
+            self.decisions.learned(request.workflow_id, reply.budget)
         return reply
-
-    def decision(self, scope: Scope) -> dict[str, Any]:
-        """Return the newest decision known for a scope's workflow, without asking."""
-        workflow_id = scope.workflow_id
-        halt = self.control.halt(
-            workflow_id, scope.run_id, time.time_ns() // 1_000_000, budgets=True
-        )
-        budget = self._budgets.get(workflow_id) if workflow_id is not None else None
-        if halt is not None and halt.budget is not None:
-            budget = halt.budget
-        return {
-            "decision": "allow" if halt is None else _DECISIONS[halt.kind],
-            "workflow_id": workflow_id,
-            "budget": None if budget is None else msgspec.to_builtins(budget),
-        }
 
     def check(self, scope: Scope) -> None:
         """Refuse if the scope's workflow is killed or paused; reads a local snapshot only.
@@ -430,35 +404,21 @@ class GuardRuntime:
 
     def status(self) -> GuardStatus:
         """Return a snapshot; thread-safe and without side effects."""
-        health, link = self.health, self._link
-        flusher = link.flusher if link is not None else None
-        unseen = self.instrumentation.unseen_hosts()
-        facts = Facts(
-            misconfigured=health.misconfigured,
-            shut_down=self._shut_down,
-            silence_ms=health.silence_ms(),
-            poll_interval_ms=health.poll_interval_ms,
-            channel=health.channel,
-            breaker=link.client.circuit.state if link is not None else "closed",
-            lost_since_contact=health.lost > health.lost_at_contact,
-            unseen_hosts=bool(unseen),
-        )
-        return GuardStatus(
-            state=derive_state(facts),
+        link = self._link
+        in_flight = link.flusher.in_flight if link is not None else 0
+        return self.health.snapshot(
             api_url=self.settings.api_url,
-            protocol=health.protocol,
-            control_channel=health.channel,
-            breaker=facts.breaker,
-            buffered=len(self.buffer) + (flusher.in_flight if flusher is not None else 0),
-            spooled=facts.spooled,
-            events_sent=health.sent,
-            events_lost=health.lost,
-            last_contact_ms=health.last_contact_ms,
-            last_error_code=health.last_error_code,
-            unseen_hosts=unseen,
-            sdk_version=__version__,
-            pid=os.getpid(),
+            breaker=link.client.circuit.state if link is not None else "closed",
+            buffered=len(self.buffer) + in_flight,
+            unseen_hosts=self.instrumentation.unseen_hosts(),
+            shut_down=self._shut_down,
         )
+
+
+def _was_shut_down() -> GuardTransportError:
+    return GuardTransportError(
+        "guard was shut down; call guard.init() again", source="BREAKER_OPEN", retryable=False
+    )
 
 
 _lock = threading.Lock()

@@ -1,0 +1,24 @@
+"""``python -m guard`` and the ``guard`` command."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Run the command line; say what to install when its parts are missing."""
+    try:
+        from guard.cli import cli
+    except ModuleNotFoundError as exc:
+        if exc.name is None or exc.name.partition(".")[0] == "guard":
+            raise
+        sys.stderr.write(
+            f"guard: the command line needs the package {exc.name!r}, which is not installed.\n"
+            'Install the extra from a checkout: pip install ".[gateway]" (or ".[all]")\n'
+        )
+        raise SystemExit(1) from None
+    cli(prog_name="guard")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""The ``guard`` command: demo, doctor, status, explain and the gateway."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from importlib import import_module
+from typing import Final
+
+import click
+
+from guard.core.catalogue import CATALOGUE
+from guard.version import __version__
+
+_LAZY: Final = {
+    "demo": ("guard.demo.command", "demo", "Watch an agent under guard, from triage to kill."),
+    "gateway": ("guard.gateway.cli", "gateway", "Run and operate the self-hosted gateway."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose heavy commands are imported when they are used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return all names, the lazy ones too."""
+        return sorted([*super().list_commands(ctx), *_LAZY])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command, imported now if it is a lazy one."""
+        if cmd_name not in _LAZY:
+            return super().get_command(ctx, cmd_name)
+        module, name, _ = _LAZY[cmd_name]
+        try:
+            command = getattr(import_module(module), name)
+        except ModuleNotFoundError as exc:
+            if exc.name is None or exc.name.partition(".")[0] in ("guard", "spamdetect"):
+                raise
+            raise click.ClickException(
+                f"`guard {cmd_name}` needs the package {exc.name!r}, which is not installed. "
+                'Install everything from a checkout: pip install ".[all]"'
+            ) from None
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands without importing the lazy ones."""
+        rows = []
+        for name in self.list_commands(ctx):
+            if name in _LAZY:
+                rows.append((name, _LAZY[name][2]))
+            elif (command := super().get_command(ctx, name)) is not None:
+                rows.append((name, command.get_short_help_str(limit=60)))
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="guard")
+def cli() -> None:
+    """A hard stop for AI agents: budget, kill, pause and tool policy before every call.
+
+    \b
+    Start here:
+      guard demo              watch it work, on this machine alone
+      guard gateway serve     run a gateway and get a first API key
+      guard doctor            check the settings of this environment
+    """
+
+
+@cli.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
+def status(as_json: bool) -> None:
+    """Connect with this environment's settings and print the status.
+
+    Exit code 0 when the state is ok or degraded.
+    """
+    import attrs
+
+    import guard
+
+    _or_exit(as_json)
+    snapshot = guard.status()
+    guard.shutdown()
+    facts = attrs.asdict(snapshot)
+    if as_json:
+        click.echo(json.dumps(facts))
+    else:
+        width = max(map(len, facts))
+        for name, value in facts.items():
+            shown = ", ".join(value) if isinstance(value, tuple) else value
+            click.echo(
+                f"{name.replace('_', ' '):<{width}}  {'-' if shown in (None, '') else shown}"
+            )
+    raise SystemExit(0 if snapshot.state in ("ok", "degraded") else 1)
+
+
+@cli.command()
+def doctor() -> None:
+    """Check this environment's settings, and the way to the gateway.
+
+    \b
+    Settings come from the environment: GUARD_API_KEY, GUARD_API_URL,
+    GUARD_HMAC_SECRET, GUARD_FALLBACK_MODE, GUARD_SPOOL_DIR and others.
+    """
+    import guard
+    from guard.settings import DEFAULT_API_URL
+
+    _check(True, "python", platform.python_version())
+    _check(True, "guard", __version__)
+    key = os.environ.get("GUARD_API_KEY", "")
+    _check(
+        bool(key),
+        "GUARD_API_KEY",
+        "set" if key else "not set; `guard gateway serve` makes a gateway and a first key",
+    )
+    _check(True, "GUARD_API_URL", os.environ.get("GUARD_API_URL") or f"{DEFAULT_API_URL} (default)")
+    if not key:
+        raise SystemExit(1)
+    _or_exit(False)
+    snapshot = guard.status()
+    guard.shutdown()
+    reached = snapshot.protocol is not None
+    _check(
+        reached,
+        "gateway",
+        f"speaks protocol v{snapshot.protocol}" if reached else "no answer; is it running?",
+    )
+    _check(
+        snapshot.control_channel != "none",
+        "control channel",
+        snapshot.control_channel,
+    )
+    raise SystemExit(0 if reached else 1)
+
+
+@cli.command()
+@click.argument("code", required=False)
+def explain(code: str | None) -> None:
+    """Explain an error code, such as GD-B004; without one, list them all."""
+    if code is None:
+        for name, entry in CATALOGUE.items():
+            click.echo(f"{name:<9}  {entry.title}")
+        return
+    found = CATALOGUE.get(code.upper())
+    if found is None:
+        raise click.ClickException(f"no error code {code!r}; `guard explain` lists them")
+    click.echo(f"{code.upper()}: {found.title}\n\n{found.explanation}\n")
+    click.echo(f"End users are told: {found.user_message}")
+
+
+def _check(good: bool, what: str, detail: str) -> None:
+    mark = click.style("ok  ", fg="green") if good else click.style("FAIL", fg="red")
+    click.echo(f"{mark}  {what:<16} {detail}")
+
+
+def _or_exit(as_json: bool) -> None:
+    """Initialise guard and give the control channel a moment to open; exit 1 on an error."""
+    import time
+
+    import guard
+    from guard.breaker.exceptions import BreakerError
+
+    try:
+        guard.init()
+    except BreakerError as exc:
+        if as_json:
+            click.echo(json.dumps({"state": "misconfigured", "error": str(exc)}))
+        else:
+            click.echo(f"guard: {exc}", err=True)
+        raise SystemExit(1) from None
+    ends = time.monotonic() + 2.0
+    while guard.status().control_channel != "websocket" and time.monotonic() < ends:
+        time.sleep(0.02)
