@@ -18,8 +18,9 @@ COVERED: Final = ("@method", "@target-uri", "content-digest", "x-api-key")
 SKEW_MAX_S: Final = 300
 _LABEL: Final = "guard"
 _INPUT = re.compile(
-    r'guard=\((?P<covered>[^()]*)\);created=(?P<created>\d{1,12});nonce="(?P<nonce>[\w-]{8,128})"'
-    r';keyid="(?P<keyid>[^"\\]{1,256})";alg="hmac-sha256"'
+    r"guard=(?P<described>\((?P<covered>[^()]*)\);created=(?P<created>\d{1,12})"
+    r';nonce="(?P<nonce>[\w-]{8,128})";keyid="(?P<keyid>[ !#-\[\]-~]{1,256})";alg="hmac-sha256")',
+    re.ASCII,
 )
 _SIGNATURE = re.compile(r"guard=:(?P<value>[A-Za-z0-9+/]{43}=):")
 _FRAME_CONTEXT: Final = b"guard.v3 control frame\n"
@@ -55,7 +56,7 @@ def sign(
     """Return the headers that sign one request.
 
     Args:
-        method: HTTP method.
+        method: HTTP method; its case counts (RFC 9421, 2.2.1).
         target_uri: the absolute URI as sent, with its query.
         body: the bytes on the wire, after content coding; ``b""`` when there is none.
         api_key: the value of ``X-API-Key``.
@@ -101,7 +102,8 @@ def verify(
     if matched["covered"] != " ".join(f'"{name}"' for name in COVERED):
         raise SignatureError("the signature covers other components than this protocol asks for")
     parameters = SignatureParameters(int(matched["created"]), matched["nonce"], matched["keyid"])
-    base = _signature_base(method, target_uri, digest, api_key, _describe(parameters))
+    # The parameters as they were sent: `created=0017` must not pass for `created=17`.
+    base = _signature_base(method, target_uri, digest, api_key, matched["described"])
     right = hmac.compare_digest(value["value"].encode(), _mac(secret, base).encode())
     if not right or not hmac.compare_digest(digest.encode(), content_digest(body).encode()):
         raise SignatureError("the signature does not match the request")
@@ -138,7 +140,7 @@ def _signature_base(
     method: str, target_uri: str, digest: str, api_key: str, described: str
 ) -> bytes:
     lines = (
-        f'"@method": {method.upper()}',
+        f'"@method": {method}',
         f'"@target-uri": {target_uri}',
         f'"content-digest": {digest}',
         f'"x-api-key": {api_key}',
