@@ -46,13 +46,14 @@ class Halt:
 
 def is_pattern(target: str) -> bool:
     """Tell whether a target is a glob pattern rather than one workflow's id."""
-    return any(sign in target for sign in "*?[")
+    return "*" in target or "?" in target
 
 
 def matches(target: str, workflow_id: str) -> bool:
     """Tell whether a target (an id, a pattern or ``"*"``) concerns a workflow."""
     return target in (EVERYTHING, workflow_id) or (
-        is_pattern(target) and fnmatchcase(workflow_id, target)
+        # Only * and ? are signs of a pattern: `job[1]` is a name and must not concern `job1`.
+        is_pattern(target) and fnmatchcase(workflow_id, target.replace("[", "[[]"))
     )
 
 
@@ -99,11 +100,16 @@ class Lane:
             patterns = {t: m for t, m in patterns.items() if t == target or m.seq > mark.seq}
         return attrs.evolve(self, exact=exact, patterns=patterns)
 
-    def restarted(self) -> Lane:
-        """Return the lane with every mark older than anything that is still to come."""
+    def restarted(self, newest: int) -> Lane:
+        """Return the lane with every mark older than anything that is still to come.
+
+        The marks keep their order among themselves: a kill that was newer than a revive still is.
+        """
 
         def aged(marks: Mapping[str, Mark]) -> dict[str, Mark]:
-            return {key: attrs.evolve(mark, seq=0) for key, mark in marks.items()}
+            return {
+                key: attrs.evolve(mark, seq=mark.seq - newest - 1) for key, mark in marks.items()
+            }
 
         return Lane(aged(self.exact), aged(self.patterns), aged(self.runs))
 
@@ -176,5 +182,8 @@ class ControlState:
         # The gateway counts anew (its store was replaced). Halts stay until it says otherwise:
         # forgetting a kill is the one mistake that this state must not make.
         return ControlState(
-            0, self.kills.restarted(), self.pauses.restarted(), self.budgets.restarted()
+            0,
+            self.kills.restarted(self.seq),
+            self.pauses.restarted(self.seq),
+            self.budgets.restarted(self.seq),
         )
