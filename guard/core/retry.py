@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import Final
@@ -9,6 +10,7 @@ from typing import Final
 import attrs
 
 RETRY_AFTER_MAX_S: Final = 300.0
+_SECONDS: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 RETRYABLE_STATUSES: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
@@ -64,21 +66,19 @@ class RetryQuota:
 def retry_after_s(value: str | None, *, now_s: float) -> float | None:
     """Read a ``Retry-After`` header (RFC 9110, 10.2.3): seconds or a date, capped at 300 s.
 
-    Returns None when the header is absent or is neither.
+    Returns None when the header is absent or is neither (``nan``, ``inf``, ``-5``, ``1_000``).
     """
     if value is None:
         return None
     text = value.strip()
-    try:
+    if _SECONDS.fullmatch(text):
         seconds = float(text)
-    except ValueError:
+    else:
         try:
             moment = parsedate_to_datetime(text)
-        except (TypeError, ValueError):
+            if moment.tzinfo is None:
+                moment = moment.replace(tzinfo=UTC)
+            seconds = moment.timestamp() - now_s
+        except (TypeError, ValueError, IndexError, OverflowError):
             return None
-        if moment.tzinfo is None:
-            moment = moment.replace(tzinfo=UTC)
-        seconds = moment.timestamp() - now_s
-    if seconds != seconds:  # NaN compares unequal to itself
-        return None
     return min(max(seconds, 0.0), RETRY_AFTER_MAX_S)
