@@ -27,8 +27,8 @@ from guard.breaker.exceptions import (
     WorkflowKilledInterrupt,
     WorkflowPausedException,
 )
-from guard.core.retry import retry_after_s
-from guard.core.wire import Problem, WireError, decode
+from guard.core.retry import RETRY_AFTER_MAX_S, retry_after_s
+from guard.core.wire import Problem, salvage
 
 
 @attrs.frozen
@@ -54,11 +54,8 @@ class Reply:
     signature: str = ""
 
     def problem(self) -> Problem:
-        """Return the problem document; an empty one when the body is something else."""
-        try:
-            return decode(self.body, Problem)
-        except WireError:
-            return Problem()
+        """Return what can be used of the problem document; all defaults when nothing can."""
+        return salvage(self.body, Problem)
 
 
 Row = Callable[[Reply, Problem], BaseException]
@@ -158,7 +155,7 @@ def _paused(reply: Reply, problem: Problem) -> BaseException:
 def _rate_limited(reply: Reply, problem: Problem) -> BaseException:
     wait_s = retry_after_s(reply.retry_after, now_s=reply.now_s)
     if wait_s is None and problem.retry_after_ms is not None:
-        wait_s = retry_after_s(str(problem.retry_after_ms / 1000), now_s=reply.now_s)
+        wait_s = min(problem.retry_after_ms / 1000, RETRY_AFTER_MAX_S)
     body: dict[str, object] = {}
     if problem != Problem():
         body = {

@@ -7,6 +7,8 @@ milliseconds, money is integer nano-dollars (``*_nanousd``) with the decimal cen
 
 from __future__ import annotations
 
+import contextlib
+import re
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
@@ -287,8 +289,8 @@ class ControlMessage(Struct, omit_defaults=True):
     workflow_id: str | None = None
     run_id: str | None = None
     reason: str = ""
-    resume_after_ms: int | None = None
-    at_ms: int = 0
+    resume_after_ms: UnixMs | None = None
+    at_ms: UnixMs = 0
     budget: Budget | None = None
     exhausted: bool = False
     approval_id: str | None = None
@@ -315,11 +317,11 @@ class Problem(Struct, omit_defaults=True):
     workflow_id: str | None = None
     tool_name: str | None = None
     details: dict[str, Any] = {}
-    retry_after_ms: int | None = None
-    resume_after_ms: int | None = None
+    retry_after_ms: UnixMs | None = None
+    resume_after_ms: UnixMs | None = None
     min_required_version: str | None = None
     upgrade_url: str | None = None
-    server_time_ms: int | None = None
+    server_time_ms: UnixMs | None = None
     budget: Budget | None = None
     events: EventsOutcome | None = None
 
@@ -329,6 +331,9 @@ class WireError(ValueError):
 
 
 T = TypeVar("T")
+S = TypeVar("S", bound=Struct)
+
+_CHOICE: Final = re.compile(r"Invalid enum value .*?(?=(?: - at `[^`]*`)?\Z)", re.DOTALL)
 
 _encoder = msgspec.json.Encoder()
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
@@ -358,5 +363,31 @@ def decode(data: bytes | str, kind: type[T]) -> T:
         decoder = _decoders[kind] = msgspec.json.Decoder(kind)
     try:
         return decoder.decode(data)  # type: ignore[no-any-return]  # the decoder was built for kind
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise WireError(str(exc) or type(exc).__name__) from exc
+    except UnicodeDecodeError:
+        raise WireError("not UTF-8") from None
+    except RecursionError:
+        raise WireError("nested too deep") from None
+    except msgspec.DecodeError as exc:
+        # `from None`: for a choice, the cause's text repeats the value that was sent.
+        raise WireError(_CHOICE.sub("Expected one of the protocol's values", str(exc))) from None
+
+
+def salvage(data: bytes | str, kind: type[S]) -> S:
+    """Decode a message whose fields all have defaults, leaving out what is missing or wrong.
+
+    For documents that explain a refusal: one bad member must not hide the others.
+    """
+    try:
+        return decode(data, kind)
+    except WireError:
+        pass
+    try:
+        members = decode(data, dict[str, Any])
+    except WireError:
+        return kind()
+    kept: dict[str, Any] = {}
+    for field in msgspec.structs.fields(kind):
+        if field.encode_name in members:
+            with contextlib.suppress(msgspec.ValidationError, RecursionError):
+                kept[field.name] = msgspec.convert(members[field.encode_name], field.type)
+    return kind(**kept)
