@@ -22,24 +22,25 @@ DOCS_BASE_URL: Final = "http://127.0.0.1:8787/docs/errors"
 _NO_DETAILS: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
-class BreakerError(Exception):
-    """Root of every exception of the SDK that is an ``Exception``.
-
-    Instances pickle and copy whole: attributes, notes and, where it can be pickled, the cause.
-    """
+class _Portable(BaseException):
+    """Pickles and copies whole: attributes, notes and, where it survives pickling, the cause."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         state = dict(self.__dict__)
         cause = self.__cause__
         if cause is not None:
+            # Many exceptions can be written and not read again; one such cause would make the
+            # whole error unreadable where it arrives (a process pool hangs on that).
             with contextlib.suppress(Exception):
-                pickle.dumps(cause)
+                pickle.loads(pickle.dumps(cause))  # noqa: S301  # what this line has just made
                 state["__cause__"] = cause
         return _rebuild, (type(self), self.args, state)
 
     def __copy__(self) -> Self:
         clone: Self = _rebuild(type(self), self.args, dict(self.__dict__))
         clone.__cause__ = self.__cause__
+        clone.__context__ = self.__context__
+        clone.__suppress_context__ = self.__suppress_context__
         clone.__traceback__ = self.__traceback__
         return clone
 
@@ -47,9 +48,15 @@ class BreakerError(Exception):
 def _rebuild(cls: type[Any], args: tuple[Any, ...], state: dict[str, Any]) -> Any:
     exc = cls.__new__(cls, *args)
     exc.args = args
-    exc.__cause__ = state.pop("__cause__", None)
+    cause = state.pop("__cause__", None)
+    if cause is not None:  # setting it, even to None, hides a later context
+        exc.__cause__ = cause
     exc.__dict__.update(state)
     return exc
+
+
+class BreakerError(_Portable, Exception):
+    """Root of every exception of the SDK that is an ``Exception``."""
 
 
 class GuardError(BreakerError):
@@ -352,7 +359,7 @@ class WorkflowKilledException(GuardError):
         self.reason = reason
 
 
-class WorkflowKilledInterrupt(BaseException):  # the contract fixes the name
+class WorkflowKilledInterrupt(_Portable, BaseException):  # the contract fixes the name
     """An operator killed the workflow, before the call or in the middle of it.
 
     Not an ``Exception``: name it before a generic handler if clean-up needs it, and re-raise it.
@@ -375,9 +382,6 @@ class WorkflowKilledInterrupt(BaseException):  # the contract fixes the name
 
     def __str__(self) -> str:
         return f"[{self.error_code}] {self.args[0]}"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.args, dict(self.__dict__))
 
 
 class BreakerTransportError(BreakerError):
