@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import threading
 from collections.abc import Callable
 from typing import Final
 
@@ -45,6 +47,8 @@ class _Registration:
 
 
 _hooks: tuple[_Registration, ...] = ()
+_lock = threading.Lock()
+"""Held while the tuple is replaced; firing reads it without."""
 
 
 def on_error(hook: Hook) -> Callable[[], None]:
@@ -67,11 +71,13 @@ def on_error(hook: Hook) -> Callable[[], None]:
     if not callable(hook):
         raise TypeError(f"on_error takes a callable, not {type(hook).__name__}")
     registration = _Registration(hook)
-    _hooks = (*_hooks, registration)
+    with _lock:
+        _hooks = (*_hooks, registration)
 
     def unregister() -> None:
         global _hooks
-        _hooks = tuple(other for other in _hooks if other is not registration)
+        with _lock:
+            _hooks = tuple(other for other in _hooks if other is not registration)
 
     return unregister
 
@@ -86,3 +92,11 @@ def fire(error: BaseException, context: ErrorContext) -> None:
             registration.hook(error, context)
         except Exception:
             logger.debug("an on_error hook raised", exc_info=True)
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
