@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import sys
 import threading
 import time
@@ -308,3 +309,13 @@ class agent(_Boundary):  # noqa: N801  # used like a function: `with guard.agent
     def _inner(self, outer: Scope) -> Scope:
         self.agent_id = self.name or _new_id()
         return outer.having(agent=self.agent_id)
+
+
+def _after_fork() -> None:
+    # Ids must not repeat the parent's, and the lock may be held by a thread that is gone.
+    global _ids, _chains_lock
+    _ids = IdFactory()
+    _chains_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
