@@ -154,7 +154,7 @@ def _url(value: Any) -> str:
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         raise ValueError(wanted) from None
-    if not usable or parts.query or parts.fragment or parts.username is not None:
+    if not usable or " " in text or parts.query or parts.fragment or parts.username is not None:
         raise ValueError(wanted)
     return text
 
