@@ -15,6 +15,8 @@ from typing import Any, Final, TypeVar
 T = TypeVar("T")
 
 _START_TIMEOUT_S: Final = 10.0
+_WIND_UP_SHARE: Final = 0.8
+"""Part of the time to close that tasks have to end in; the rest is for the thread itself."""
 
 
 class LoopClosedError(RuntimeError):
@@ -39,10 +41,12 @@ class BackgroundLoop:
 
     def _forget(self) -> None:
         self._pid = os.getpid()
-        self._lock = threading.Lock()
+        # Re-entrant: a signal handler may close the loop while its thread is inside submit().
+        self._lock = threading.RLock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._services: set[asyncio.Task[Any]] = set()
+        self._pending: set[concurrent.futures.Future[Any]] = set()
         self._closed = False
 
     @property
@@ -76,9 +80,13 @@ class BackgroundLoop:
                 daemon=True,
             )
             thread.start()
-            self._loop = started.result(timeout=_START_TIMEOUT_S)
-            self._thread = thread
-            return self._loop
+            try:
+                loop = started.result(timeout=_START_TIMEOUT_S)
+            except BaseException:  # also Ctrl-C: the thread must not run for ever without an owner
+                started.add_done_callback(_stop_when_started)
+                raise
+            self._thread, self._loop = thread, loop
+            return loop
 
     def _main(self, started: concurrent.futures.Future[asyncio.AbstractEventLoop]) -> None:
         try:
@@ -106,10 +114,22 @@ class BackgroundLoop:
             LoopClosedError: the loop was closed.
             RuntimeError: called from the loop's own thread, where waiting would deadlock.
         """
-        loop = self.start()
         if threading.get_ident() == self.thread_ident:
             raise RuntimeError("a blocking call from the background loop's own thread")
-        return asyncio.run_coroutine_threadsafe(function(*args), loop)
+        coroutine = function(*args)
+        try:
+            # Under the lock, so that what is submitted before close() is also cancelled by it.
+            with self._lock:
+                loop = self.start()
+                future = asyncio.run_coroutine_threadsafe(coroutine, loop)
+                self._pending.add(future)
+        except BaseException as exc:
+            coroutine.close()
+            if self._closed and isinstance(exc, RuntimeError):
+                raise LoopClosedError("the background loop is closed") from None
+            raise
+        future.add_done_callback(self._pending.discard)
+        return future
 
     def run(
         self,
@@ -172,17 +192,26 @@ class BackgroundLoop:
         Returns:
             Whether the thread ended within ``timeout_s`` seconds.
         """
+        if self._thread is threading.current_thread():
+            raise RuntimeError("the background loop cannot be closed from its own thread")
         with self._lock:
             self._closed = True
             loop, thread = self._loop, self._thread
-        if loop is None or thread is None:
+        if loop is None or thread is None or not thread.is_alive():
             return True
-        if thread is threading.current_thread():
-            raise RuntimeError("the background loop cannot be closed from its own thread")
-        with contextlib.suppress(RuntimeError):
-            asyncio.run_coroutine_threadsafe(self._wind_up(timeout_s), loop)
+        winding_up = self._wind_up(timeout_s * _WIND_UP_SHARE)
+        try:
+            asyncio.run_coroutine_threadsafe(winding_up, loop)
+        except RuntimeError:  # another close() was faster
+            winding_up.close()
         thread.join(timeout_s)
+        if thread.is_alive():  # something blocks it; who waits for an answer must not wait for ever
+            self._cancel_pending()
         return not thread.is_alive()
+
+    def _cancel_pending(self) -> None:
+        for future in list(self._pending):
+            future.cancel()
 
     async def _wind_up(self, timeout_s: float) -> None:
         loop = asyncio.get_running_loop()
@@ -194,7 +223,14 @@ class BackgroundLoop:
         for task in tasks:
             if task.done() and not task.cancelled():
                 task.exception()  # seen: nobody is left who could be told
+        self._cancel_pending()  # the answers of tasks that would not end
         loop.call_soon(loop.stop)
+
+
+def _stop_when_started(started: concurrent.futures.Future[asyncio.AbstractEventLoop]) -> None:
+    if started.exception() is None:
+        loop = started.result()
+        loop.call_soon_threadsafe(loop.stop)
 
 
 _alive: weakref.WeakSet[BackgroundLoop] = weakref.WeakSet()
