@@ -99,14 +99,23 @@ def word_hashes(codes: Hashes) -> tuple[Hashes, NDArray[np.intp]]:
     """
     is_word = _WORD_KINDS[character_tables().kind[codes]]
     edges = np.flatnonzero(is_word[1:] != is_word[:-1])
-    edges += 1
     starts, ends = edges[0::2], edges[1::2]
+    return _between(codes, starts, ends), starts
+
+
+def span_hashes(codes: Hashes, edges: NDArray[np.intp]) -> Hashes:
+    """Unmixed hashes of what stands between neighbouring positions, the later one included."""
+    return _between(codes, edges[:-1], edges[1:])
+
+
+def _between(codes: Hashes, before: NDArray[np.intp], last: NDArray[np.intp]) -> Hashes:
+    """Polynomial hashes of the code points after ``before`` up to ``last``."""
     forward, inverse = _POWERS.get(codes.size)
     sums = np.add.accumulate(codes * forward[: codes.size], dtype=np.uint32)
-    hashes = sums[ends - 1]
-    hashes -= sums[starts - 1]
-    hashes *= inverse[starts]
-    return hashes, starts
+    hashes = sums[last]
+    hashes -= sums[before]
+    hashes *= inverse[before]
+    return hashes
 
 
 def pair_hashes(words: Hashes) -> Hashes:

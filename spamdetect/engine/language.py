@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from spamdetect.engine.characters import SCRIPTS, character_tables, code_points
 from spamdetect.engine.container import Container, read, unpack
-from spamdetect.engine.features import mix
+from spamdetect.engine.features import mix, span_hashes
 from spamdetect.engine.links import LINK
 from spamdetect.engine.results import Language, ModelError
 
@@ -42,6 +42,8 @@ _BASE: Final = np.uint32(0x01000193)
 _SALTS: Final = tuple(
     np.uint32(salt) for salt in (0x51ED270B, 0x2545F491, 0x85EBCA6B, 0xC2B2AE35, 0x27D4EB2F)
 )
+_WORD_SALT: Final = np.uint32(0x7F4A7C15)
+_SPACE: Final = np.uint32(32)
 MAX_NGRAM: Final = 5
 
 
@@ -52,31 +54,35 @@ class ScriptModel:
     Attributes:
         languages: ISO codes.
         bits: logarithm of the number of buckets.
-        weights: int16, one row for each bucket, one column for each language.
+        weights: int8, one row for each bucket, one column for each language.
         scale: what one unit of ``weights`` is worth.
         bias: one constant for each language.
+        power: a text of ``n`` n-grams divides their sum by ``n ** power``.
         temperature: (slope, intercept) of the sharpness by the logarithm of the n-gram count.
     """
 
     languages: tuple[str, ...]
     bits: int
-    weights: NDArray[np.int16]
+    weights: NDArray[np.int8]
     scale: float
     bias: NDArray[np.float32]
+    power: float
     temperature: tuple[float, float]
 
     def probabilities(self, letters: NDArray[np.uint32]) -> NDArray[np.float64]:
         """The probability of each language for the letters of a text."""
-        rows = self.weights[letter_buckets(letters, self.bits)]
-        total = rows.sum(axis=0, dtype=np.int32)
+        buckets = letter_buckets(letters, self.bits)
+        # As float32 the sum is exact, and many times faster than over int8.
+        total = np.ones(buckets.size, np.float32) @ self.weights.take(buckets, axis=0)
         slope, intercept = self.temperature
-        size = math.log(len(rows))
-        logits = total * (self.scale / len(rows)) + self.bias
-        logits *= math.exp(slope * size + intercept)
+        size = buckets.size
+        logits: NDArray[np.float64] = total * (self.scale * size**-self.power)
+        logits *= math.exp(slope * math.log(size) + intercept)
+        logits += self.bias
         logits -= logits.max()
         np.exp(logits, out=logits)
         logits /= logits.sum()
-        return logits.astype(np.float64)
+        return logits
 
 
 @attrs.frozen
@@ -150,12 +156,24 @@ def read_letters(text: str) -> tuple[NDArray[np.uint32], str, int]:
 
 
 def letter_buckets(letters: NDArray[np.uint32], bits: int) -> NDArray[np.uint32]:
-    """The buckets of all n-grams of 1 to 5 letters."""
+    """The buckets of all whole words and of all n-grams of 1 to 5 letters within words.
+
+    Args:
+        letters: words with single spaces between them and one at both ends.
+        bits: logarithm of the number of buckets.
+    """
+    spaces = letters == _SPACE
+    passed = np.add.accumulate(spaces, dtype=np.int32)
     rolled = letters * _BASE
     parts = [rolled + _SALTS[0]]
     for size in range(2, MAX_NGRAM + 1):
         rolled = rolled[:-1] * _BASE + letters[size - 1 :]
-        parts.append(rolled + _SALTS[size - 1])
+        if size == 2:
+            parts.append(rolled + _SALTS[1])
+        elif rolled.size:
+            inside = passed[size - 2 : size - 2 + rolled.size] == passed[: rolled.size]
+            parts.append(rolled[inside] + _SALTS[size - 1])
+    parts.append(span_hashes(letters, np.flatnonzero(spaces)) + _WORD_SALT)
     return mix(np.concatenate(parts), bits)
 
 
@@ -164,12 +182,13 @@ def dump(model: LanguageModel) -> tuple[str, dict[str, Any], dict[str, NDArray[A
     arrays: dict[str, NDArray[Any]] = {}
     scripts = {}
     for name, script in model.scripts.items():
-        arrays[f"{name}.weights"] = script.weights.astype(np.int8)
+        arrays[f"{name}.weights"] = script.weights
         arrays[f"{name}.bias"] = script.bias
         scripts[name] = {
             "languages": script.languages,
             "bits": script.bits,
             "scale": script.scale,
+            "power": script.power,
             "temperature": script.temperature,
         }
     meta = {
@@ -229,7 +248,7 @@ def _script_model(
 ) -> ScriptModel:
     slope, intercept = entry["temperature"]
     languages = tuple(str(language) for language in entry["languages"])
-    weights = arrays[f"{name}.weights"].astype(np.int16)
+    weights = arrays[f"{name}.weights"]
     if weights.shape != (1 << int(entry["bits"]), len(languages)):
         raise ValueError("weights of another shape")
     return ScriptModel(
@@ -237,6 +256,7 @@ def _script_model(
         bits=int(entry["bits"]),
         weights=weights,
         scale=float(entry["scale"]),
+        power=float(entry["power"]),
         bias=np.asarray(arrays[f"{name}.bias"], np.float32),
         temperature=(float(slope), float(intercept)),
     )

@@ -41,6 +41,7 @@ class Settings:
     smoothing: float = 1.0
     min_count: int = 2
     iterations: int = 60
+    hinge: bool = False
 
 
 @attrs.frozen
@@ -111,9 +112,14 @@ def fit(
         scores = row_sums((grams * ratio)[columns], starts) * scale
         scores += row_sums(rest[matrix.structure], matrix.structure_starts) * value + bias
         margins = sign * scores
-        total = float((weights * np.logaddexp(0.0, -margins)).sum())
+        if settings.hinge:
+            short = np.maximum(0.0, 1.0 - margins)
+            total = float((weights * short**2).sum())
+            slope = -2.0 * weights * sign * short
+        else:
+            total = float((weights * np.logaddexp(0.0, -margins)).sum())
+            slope = -weights * sign / (1.0 + np.exp(np.clip(margins, -500, 500)))
         total += 0.5 * settings.l2 * float((point[:-1] ** 2).sum())
-        slope = -weights * sign / (1.0 + np.exp(np.clip(margins, -500, 500)))
         gradient = np.empty_like(point)
         gradient[: active.size] = ratio * np.bincount(
             columns, (slope * scale)[row_of], minlength=active.size
