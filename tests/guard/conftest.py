@@ -1,0 +1,94 @@
+"""Fixtures: one real gateway for the run, an organisation of its own for each test."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import attrs
+import pytest
+
+import guard
+from guard import hooks, messages
+from guard.gateway.admin_client import AdminClient
+from guard.gateway.embedded import Gateway, run_gateway
+from guard.runtime import GuardRuntime, active_runtime
+from tests.support.proxy import ChaosProxy
+
+_numbers = itertools.count(1)
+
+
+@attrs.frozen
+class Tenant:
+    """An organisation at the real gateway, with a key and an operator."""
+
+    url: str
+    key: str
+    admin: AdminClient
+
+    def llm_events(self, workflow_id: str | None = None) -> list[dict[str, Any]]:
+        """Return the recorded LLM events."""
+        return self.admin.events(workflow_id=workflow_id, type="llm")
+
+    def spent_nanousd(self, workflow_id: str) -> int:
+        """Return what a workflow has spent."""
+        return int(self.admin.workflow(workflow_id)["spent_nanousd"])
+
+
+@pytest.fixture(scope="session")
+def gateway() -> Iterator[Gateway]:
+    """The real gateway, in this process, on a free loopback port."""
+    with run_gateway() as running:
+        yield running
+
+
+@pytest.fixture
+def tenant(gateway: Gateway) -> Iterator[Tenant]:
+    """A fresh organisation with a key."""
+    name = f"test-{next(_numbers)}"
+    gateway.admin.create_organisation(name)
+    admin = AdminClient(gateway.base_url, gateway.admin_key, organisation=name)
+    yield Tenant(gateway.base_url, admin.create_key("test"), admin)
+    admin.close()
+
+
+@pytest.fixture
+def proxy(gateway: Gateway) -> Iterator[ChaosProxy]:
+    """A breakable way to the real gateway."""
+    chaos = ChaosProxy(gateway.base_url)
+    yield chaos
+    chaos.close()
+
+
+@pytest.fixture(autouse=True)
+def _clean_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No settings from outside, and nothing left behind: runtime, hooks, message overrides."""
+    for name in list(os.environ):
+        if name.startswith("GUARD_") and not name.startswith("GUARD_TEST_"):
+            monkeypatch.delenv(name)
+    yield
+    runtime = active_runtime()
+    if runtime is not None:
+        runtime.shutdown(flush=False)
+    hooks._hooks = ()
+    messages._overrides.clear()
+
+
+@pytest.fixture
+def start(tenant: Tenant) -> Callable[..., GuardRuntime]:
+    """Start a runtime for the tenant; keyword arguments are settings."""
+
+    def starter(**settings: Any) -> GuardRuntime:
+        settings.setdefault("api_key", tenant.key)
+        settings.setdefault("api_url", tenant.url)
+        return guard.GuardRuntime(**settings).open()
+
+    return starter
+
+
+@pytest.fixture
+def runtime(start: Callable[..., GuardRuntime]) -> GuardRuntime:
+    """A runtime with default settings, connected to the real gateway."""
+    return start()

@@ -1,0 +1,1 @@
+"""What tests share: a breakable proxy, a clean runtime, waiting for conditions."""
