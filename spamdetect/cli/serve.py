@@ -42,9 +42,9 @@ async def _serve(settings: ServiceSettings) -> None:
     loop = asyncio.get_running_loop()
     async with serving(SpamService(settings)) as server:
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, server.stop.set)
+            loop.add_signal_handler(number, server.listening.stop.set)
         _greet(server)
-        await server.finished
+        await server.listening.finished
     click.echo("Stopped.")
 
 

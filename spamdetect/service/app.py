@@ -173,6 +173,14 @@ async def open_store(database_url: str) -> KeyStore:
             from spamdetect.service.sqlite_store import SqliteKeyStore
 
             return await SqliteKeyStore.open(Path(database_url.removeprefix("sqlite:///")))
+        if database_url.startswith(("postgresql://", "postgres://")):
+            try:
+                from spamdetect.service.postgres_store import PostgresKeyStore
+            except ImportError:
+                raise SpamConfigError(
+                    "A PostgreSQL key store needs asyncpg: pip install asyncpg."
+                ) from None
+            return await PostgresKeyStore.open(database_url)
     except StoreError as error:
         raise SpamConfigError(str(error)) from error
     raise SpamConfigError(
@@ -182,8 +190,18 @@ async def open_store(database_url: str) -> KeyStore:
 
 
 async def open_limits(settings: ServiceSettings, store: KeyStore, metrics: Metrics) -> Limits:
-    """Open the limiter that the settings name."""
-    return MemoryLimits(store, Allowance(settings.rate_per_minute, settings.quota_per_day))
+    """Open the limiter that the settings name.
+
+    Raises:
+        SpamConfigError: The Redis URL is none.
+    """
+    default = Allowance(settings.rate_per_minute, settings.quota_per_day)
+    in_process = MemoryLimits(store, default)
+    if not settings.redis_url:
+        return in_process
+    from spamdetect.service.redis_limits import RedisLimits
+
+    return RedisLimits.open(settings.redis_url, in_process, default, metrics)
 
 
 def _json(status_code: int, body: bytes) -> Response:

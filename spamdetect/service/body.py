@@ -87,6 +87,35 @@ async def read_body(
         message = await _soon(receive, deadline_s - loop.time())
 
 
+async def drain(scope: Scope, receive: Receive, *, max_bytes: int, timeout_s: float) -> bool:
+    """Read the rest of a refused request's body and forget it.
+
+    Closing a connection on which the client still sends makes TCP reset it, and the client then
+    loses the answer that says why.
+
+    Returns:
+        True when the body is complete, so that the connection can be kept.
+
+    Raises:
+        ClientGoneError: The client has gone.
+    """
+    if header(scope, b"expect") is not None:
+        return False
+    size = 0
+    try:
+        async with asyncio.timeout(timeout_s):
+            while size <= max_bytes:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGoneError
+                size += len(message.get("body", b""))
+                if not message.get("more_body", False):
+                    return True
+    except TimeoutError:
+        pass
+    return False
+
+
 def too_long(max_chars: int) -> RefusalError:
     """413 for a text or a body beyond the limit."""
     return RefusalError(

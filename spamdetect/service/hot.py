@@ -16,6 +16,7 @@ from spamdetect.service.body import (
     ClientGoneError,
     check_media_type,
     decode,
+    drain,
     read_body,
     too_long,
 )
@@ -43,6 +44,8 @@ class FeedbackRequest(msgspec.Struct):
     feedback_id: str = ""
 
 
+# How much of a refused body is read, in longest bodies, before the connection is cut.
+_DRAIN_FACTOR: Final = 4
 _TEXT: Final = msgspec.json.Decoder(TextRequest)
 _FEEDBACK: Final = msgspec.json.Decoder(FeedbackRequest)
 _ENDPOINTS: Final = {
@@ -76,6 +79,10 @@ class HotRoutes:
         try:
             body = await self._answer(endpoint, scope, receive)
         except RefusalError as refusal:
+            try:
+                close = refusal.close and not await self._drained(scope, receive)
+            except ClientGoneError:
+                return
             metrics.answered(
                 endpoint,
                 refusal.status_code,
@@ -87,7 +94,7 @@ class HotRoutes:
                 refusal.status_code,
                 refusal.body(),
                 headers=refusal.headers,
-                close=refusal.close,
+                close=close,
             )
         except ClientGoneError:
             return
@@ -105,6 +112,15 @@ class HotRoutes:
         else:
             metrics.answered(endpoint, 200, "", time.perf_counter() - started_s)
             await send_json(send, 200, body)
+
+    async def _drained(self, scope: Any, receive: Any) -> bool:
+        settings = self._state.settings
+        return await drain(
+            scope,
+            receive,
+            max_bytes=_DRAIN_FACTOR * settings.max_body_bytes,
+            timeout_s=settings.body_timeout_s,
+        )
 
     async def _answer(self, endpoint: str, scope: Any, receive: Any) -> bytes:
         state = self._state

@@ -81,6 +81,9 @@ class KeyStore(Protocol):
     async def list_keys(self) -> list[KeyRecord]:
         """Every key, oldest first."""
 
+    async def has_keys(self) -> bool:
+        """Whether there is any key, revoked or not."""
+
     async def active_key_of(self, owner: str) -> KeyRecord | None:
         """The active key of an owner."""
 
@@ -95,6 +98,9 @@ class KeyStore(Protocol):
 
     async def add_feedback(self, feedback_id: str, key_id: str, text: str, is_spam: bool) -> None:
         """Store a report; the same id again changes nothing."""
+
+    async def feedback(self) -> list[tuple[str, bool]]:
+        """Every stored report as (text, is spam), oldest first, for retraining."""
 
     async def ping(self) -> None:
         """Raise :class:`StoreError` when the store cannot be used."""

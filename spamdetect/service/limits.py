@@ -43,19 +43,22 @@ class Allowance:
         )
 
 
-def next_cell(cell_s: float, now_s: float, rate_per_minute: int) -> tuple[float, float]:
+def next_cell(
+    cell_s: float, now_s: float, rate_per_minute: int, burst_s: float = BURST_S
+) -> tuple[float, float]:
     """Take one request out of a rate (generic cell rate algorithm).
 
     Args:
         cell_s: The key's number after its last request; 0 for none yet.
         now_s: Time in seconds.
         rate_per_minute: The rate, above 0.
+        burst_s: How many seconds' worth of requests may come at once.
 
     Returns:
         The new number and 0, or the old number and the seconds until a request is taken again.
     """
     interval_s = 60.0 / rate_per_minute
-    tolerance_s = max(BURST_S, interval_s) - interval_s
+    tolerance_s = max(burst_s, interval_s) - interval_s
     start_s = max(cell_s, now_s)
     if start_s - now_s > tolerance_s:
         return cell_s, start_s - now_s - tolerance_s

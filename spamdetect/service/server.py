@@ -7,6 +7,7 @@ import contextlib
 import errno
 import socket
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import attrs
 import uvicorn
@@ -14,6 +15,8 @@ import uvicorn
 from spamdetect.errors import SpamConfigError
 from spamdetect.service.app import SpamService
 from spamdetect.service.keys import KeySpec, NewKey
+from spamdetect.service.protocol import hardened_protocol
+from spamdetect.service.settings import ServiceSettings
 
 # Longer than the client keeps an idle connection, so that the client is the one that closes.
 _KEEP_ALIVE_S = 30
@@ -21,19 +24,36 @@ _GRACE_S = 5
 
 
 @attrs.frozen
+class Listening:
+    """An application that takes requests.
+
+    Attributes:
+        base_url: Where it listens.
+        stop: Set it to stop the server.
+        finished: Done when the server has stopped.
+    """
+
+    base_url: str
+    stop: asyncio.Event
+    finished: asyncio.Task[None]
+
+
+@attrs.frozen
 class RunningServer:
     """A service that takes requests.
 
     Attributes:
-        base_url: Where it listens.
+        listening: Where, and how to stop it.
         first_key: The key made for an empty key store, else None.
-        stopped: Set it to stop the service.
     """
 
-    base_url: str
+    listening: Listening
     first_key: NewKey | None
-    stop: asyncio.Event
-    finished: asyncio.Task[None]
+
+    @property
+    def base_url(self) -> str:
+        """Where it listens."""
+        return self.listening.base_url
 
 
 @contextlib.asynccontextmanager
@@ -43,34 +63,57 @@ async def serving(service: SpamService) -> AsyncIterator[RunningServer]:
     Raises:
         SpamConfigError: The port is in use, or the model or a store cannot be used.
     """
-    with _bound(service.settings.host, service.settings.port) as listener:
+    settings = service.settings
+    # The port first: it is what fails most often, and the model need not be loaded to say so.
+    with _bound(settings.host, settings.port) as listener:
         async with service.running():
             first_key = None
-            if not await service.store.list_keys():
+            if not await service.store.has_keys():
                 first_key = await service.store.create(KeySpec(label="first key"))
-            server = _Server(
-                uvicorn.Config(
-                    service,
-                    lifespan="off",
-                    access_log=False,
-                    log_level="warning",
-                    server_header=False,
-                    proxy_headers=False,
-                    ws="none",
-                    timeout_keep_alive=_KEEP_ALIVE_S,
-                    timeout_graceful_shutdown=_GRACE_S,
-                )
-            )
-            stop = asyncio.Event()
-            task = asyncio.create_task(server.serve(sockets=[listener]), name="spamdetect-uvicorn")
-            stopper = asyncio.create_task(_stop_when(stop, server))
-            try:
-                await server.ready.wait()
-                yield RunningServer(_base_url(listener), first_key, stop, task)
-            finally:
-                server.should_exit = True
-                stopper.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+            async with _listening(service, listener, settings) as listening:
+                yield RunningServer(listening, first_key)
+
+
+@contextlib.asynccontextmanager
+async def serving_app(app: Any, settings: ServiceSettings) -> AsyncIterator[Listening]:
+    """Run any ASGI application without lifespan on the host and port of the settings.
+
+    Raises:
+        SpamConfigError: The port is in use.
+    """
+    with _bound(settings.host, settings.port) as listener:
+        async with _listening(app, listener, settings) as listening:
+            yield listening
+
+
+@contextlib.asynccontextmanager
+async def _listening(
+    app: Any, listener: socket.socket, settings: ServiceSettings
+) -> AsyncIterator[Listening]:
+    server = _Server(
+        uvicorn.Config(
+            app,
+            lifespan="off",
+            access_log=False,
+            log_level="warning",
+            server_header=False,
+            proxy_headers=False,
+            ws="none",
+            http=hardened_protocol(settings),
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=_GRACE_S,
+        )
+    )
+    stop = asyncio.Event()
+    task = asyncio.create_task(server.serve(sockets=[listener]), name="spamdetect-uvicorn")
+    stopper = asyncio.create_task(_stop_when(stop, server))
+    try:
+        await server.ready.wait()
+        yield Listening(_base_url(listener), stop, task)
+    finally:
+        server.should_exit = True
+        stopper.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 class _Server(uvicorn.Server):

@@ -131,6 +131,10 @@ class SqliteKeyStore:
         rows = self._read(f"SELECT {_COLUMNS} FROM api_keys ORDER BY created_s, key_id", ())  # noqa: S608 - constant
         return [KeyRecord(*row) for row in rows]
 
+    async def has_keys(self) -> bool:
+        """See :class:`~spamdetect.service.keys.KeyStore`."""
+        return bool(self._read("SELECT 1 FROM api_keys LIMIT 1", ()))
+
     async def active_key_of(self, owner: str) -> KeyRecord | None:
         """See :class:`~spamdetect.service.keys.KeyStore`."""
         rows = self._read(
@@ -176,6 +180,11 @@ class SqliteKeyStore:
             )
 
         await self._write(write)
+
+    async def feedback(self) -> list[tuple[str, bool]]:
+        """See :class:`~spamdetect.service.keys.KeyStore`."""
+        rows = self._read("SELECT text, is_spam FROM feedback ORDER BY received_s, feedback_id", ())
+        return [(text, bool(is_spam)) for text, is_spam in rows]
 
     async def ping(self) -> None:
         """See :class:`~spamdetect.service.keys.KeyStore`."""

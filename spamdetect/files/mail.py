@@ -1,0 +1,105 @@
+"""The text of a mail: subject and body as a reader sees them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from email import policy
+from email.message import EmailMessage
+from email.parser import BytesParser
+from html.parser import HTMLParser
+from typing import Final
+
+_PARSER: Final = BytesParser(policy=policy.default)
+_ESCAPED_FROM: Final = re.compile(rb"^>(>*From )", re.MULTILINE)
+_HIDDEN: Final = frozenset({"script", "style", "head", "title", "template"})
+_BREAKS: Final = frozenset({"br", "p", "div", "tr", "li", "table", "h1", "h2", "h3", "hr"})
+
+
+def mail_text(raw: bytes) -> str:
+    """Give the subject, an empty line and the body of a mail.
+
+    The plain part is taken where there is one, else the text of the HTML part; attachments are
+    left out. A mail that is broken gives as much as can be read.
+
+    Args:
+        raw: The mail as it came (RFC 5322, MIME).
+    """
+    message = _PARSER.parsebytes(raw)
+    assert isinstance(message, EmailMessage)
+    try:
+        subject = str(message.get("subject", ""))
+    except Exception:  # noqa: BLE001 - the standard parser fails in many ways on broken headers
+        subject = ""
+    body = _body(message)
+    return f"{subject}\n\n{body}".strip() if subject else body.strip()
+
+
+def split_mbox(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """Split an mbox into its mails, holding one at a time (RFC 4155, mboxrd quoting undone).
+
+    Args:
+        lines: The lines of the file with their ends.
+    """
+    current: list[bytes] | None = None
+    after_blank = True
+    for line in lines:
+        if after_blank and line.startswith(b"From "):
+            if current is not None:
+                yield _unescape(current)
+            current = []
+        elif current is not None:
+            current.append(line)
+        after_blank = line in {b"\n", b"\r\n"}
+    if current is not None:
+        yield _unescape(current)
+
+
+def _unescape(lines: list[bytes]) -> bytes:
+    return _ESCAPED_FROM.sub(rb"\1", b"".join(lines))
+
+
+def _body(message: EmailMessage) -> str:
+    try:
+        part = message.get_body(("plain", "html"))
+    except Exception:  # noqa: BLE001 - as above
+        part = None
+    if part is None:
+        part = message
+    try:
+        content = part.get_content()
+    except Exception:  # noqa: BLE001 - an unknown charset, a broken encoding
+        payload = part.get_payload(decode=True)
+        content = payload.decode("utf-8", "replace") if isinstance(payload, bytes) else ""
+    if not isinstance(content, str):
+        return ""
+    return _html_text(content) if part.get_content_subtype() == "html" else content
+
+
+class _TextOfHtml(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.parts: list[str] = []
+        self._hidden = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag in _HIDDEN:
+            self._hidden += 1
+        elif tag in _BREAKS:
+            self.parts.append("\n")
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in _HIDDEN:
+            self._hidden = max(0, self._hidden - 1)
+
+    def handle_data(self, data: str) -> None:
+        if not self._hidden:
+            self.parts.append(data)
+
+
+def _html_text(html: str) -> str:
+    parser = _TextOfHtml()
+    parser.feed(html)
+    parser.close()
+    lines = (" ".join(line.split()) for line in "".join(parser.parts).splitlines())
+    return "\n".join(line for line in lines if line)

@@ -1,0 +1,198 @@
+"""Texts out of files: plain lines, CSV, JSONL, mbox, .eml, or a folder of .eml files."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+import attrs
+import msgspec
+
+from spamdetect.errors import SpamConfigError
+from spamdetect.files.mail import mail_text, split_mbox
+
+FORMATS: Final = ("lines", "csv", "jsonl", "mbox", "eml")
+_BY_SUFFIX: Final = {
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".mbox": "mbox",
+    ".eml": "eml",
+}
+_USUAL_COLUMNS: Final = ("text", "message", "body", "content", "sms", "email", "comment")
+
+
+@attrs.frozen
+class Record:
+    """One text of a file.
+
+    Attributes:
+        index: Position from 0.
+        text: The text, or None when this record holds none.
+        problem: Why it holds none.
+        end_byte: Bytes of the input read when this record was complete.
+    """
+
+    index: int
+    text: str | None = attrs.field(repr=False)
+    problem: str = ""
+    end_byte: int = 0
+
+
+def detect_format(path: Path) -> str:
+    """Tell the format from a name's ending; what is unknown is read as plain lines."""
+    if path.is_dir():
+        return "eml"
+    return _BY_SUFFIX.get(path.suffix.lower(), "lines")
+
+
+def input_bytes(path: Path) -> int:
+    """How many bytes there are to read."""
+    if path.is_dir():
+        return sum(file.stat().st_size for file in _mail_files(path))
+    return path.stat().st_size
+
+
+def read_records(path: Path, file_format: str, column: str | None) -> Iterator[Record]:
+    """Read the texts of a file one after the other.
+
+    Args:
+        path: The file, or a folder of .eml files.
+        file_format: One of ``FORMATS``.
+        column: Column of a CSV, field of JSONL objects; None finds the usual ones.
+
+    Raises:
+        SpamConfigError: The file cannot be read, or no column of texts is found.
+    """
+    try:
+        if file_format == "eml":
+            yield from _read_mails(path)
+            return
+        with path.open("rb") as stream:
+            counted = _CountedLines(stream)
+            texts = _READERS[file_format](counted, column)
+            for index, (text, problem) in enumerate(texts):
+                yield Record(index, text, problem, counted.bytes_read)
+    except OSError as error:
+        raise SpamConfigError(f"Cannot read {path}: {error.strerror}.") from error
+
+
+class _CountedLines:
+    """Iterates over the lines of a binary file and knows how far it has read."""
+
+    def __init__(self, stream: Iterable[bytes]) -> None:
+        self._lines = iter(stream)
+        self.bytes_read = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        for line in self._lines:
+            self.bytes_read += len(line)
+            yield line
+
+    def decoded(self) -> Iterator[str]:
+        """The lines as text; what is no UTF-8 becomes U+FFFD, a byte order mark goes."""
+        for number, line in enumerate(self):
+            text = line.decode("utf-8", "replace")
+            yield text.removeprefix("\ufeff") if number == 0 else text
+
+
+_Texts = Iterator[tuple[str | None, str]]
+
+
+def _read_lines(lines: _CountedLines, column: str | None) -> _Texts:
+    for line in lines.decoded():
+        yield line.rstrip("\r\n"), ""
+
+
+def _read_csv(lines: _CountedLines, column: str | None) -> _Texts:
+    # Fields longer than the module's default of 128 KiB are no error here.
+    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
+    rows = lines.decoded()
+    first = next(rows, "")
+    delimiter = max("\t;,", key=first.count) if first else ","
+    header = next(csv.reader([first], delimiter=delimiter), [])
+    position = _column_position(header, column)
+    reader = csv.reader(rows, delimiter=delimiter)
+    while True:
+        try:
+            row = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            yield None, f"row is not CSV: {error}"
+            continue
+        if len(row) > position:
+            yield row[position], ""
+        elif row:
+            yield None, "row has too few columns"
+
+
+def _column_position(header: list[str], column: str | None) -> int:
+    names = [name.strip() for name in header]
+    if column is not None:
+        if column in names:
+            return names.index(column)
+        raise SpamConfigError(f"There is no column {column!r}; there are: {_listed(names)}.")
+    if len(names) == 1:
+        return 0
+    lowered = [name.lower() for name in names]
+    for usual in _USUAL_COLUMNS:
+        if usual in lowered:
+            return lowered.index(usual)
+    raise SpamConfigError(
+        f"Which column holds the texts? Pass --column; there are: {_listed(names)}."
+    )
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(repr(name) for name in names[:20]) or "none"
+
+
+def _read_jsonl(lines: _CountedLines, column: str | None) -> _Texts:
+    for line in lines.decoded():
+        if not line.strip():
+            continue
+        try:
+            value = msgspec.json.decode(line)
+        except (msgspec.DecodeError, RecursionError):
+            yield None, "line is not JSON"
+            continue
+        if isinstance(value, dict):
+            if column is None:
+                column = next((name for name in _USUAL_COLUMNS if name in value), None)
+                if column is None:
+                    raise SpamConfigError(
+                        f"Which field holds the texts? Pass --column; there are: "
+                        f"{_listed([str(name) for name in value])}."
+                    )
+            value = value.get(column)
+        yield (value, "") if isinstance(value, str) else (None, "no text in this record")
+
+
+def _read_mbox(lines: _CountedLines, column: str | None) -> _Texts:
+    for raw in split_mbox(lines):
+        yield mail_text(raw), ""
+
+
+def _read_mails(path: Path) -> Iterator[Record]:
+    end_byte = 0
+    for index, file in enumerate(_mail_files(path) if path.is_dir() else [path]):
+        raw = file.read_bytes()
+        end_byte += len(raw)
+        yield Record(index, mail_text(raw), "", end_byte)
+
+
+def _mail_files(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.eml"))
+
+
+_READERS: Final = {
+    "lines": _read_lines,
+    "csv": _read_csv,
+    "jsonl": _read_jsonl,
+    "mbox": _read_mbox,
+}

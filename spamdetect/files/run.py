@@ -1,0 +1,106 @@
+"""Classifying a file: texts in, verdicts out, on all cores, stopping cleanly when asked."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+from spamdetect.engine import Analysis, Engine, classify_many
+from spamdetect.files.journal import Verdict
+from spamdetect.files.records import Record
+
+# Below this, starting processes takes longer than the work.
+_IN_PROCESS_BYTES: Final = 1 << 20
+_BATCH: Final = 64
+
+
+@attrs.frozen
+class Job:
+    """What to classify and how.
+
+    Attributes:
+        model_path: Model file; None takes the one of the package.
+        threshold: Spam from this score on; None takes the model's.
+        processes: Processes; None takes all cores, or this process alone for a small input.
+        input_bytes: Size of the input.
+        with_text: Whether verdicts carry their text.
+    """
+
+    model_path: Path | None = None
+    threshold: float | None = None
+    processes: int | None = None
+    input_bytes: int = 0
+    with_text: bool = False
+
+
+async def classify_records(
+    records: Iterable[Record], job: Job, stop: threading.Event
+) -> AsyncIterator[tuple[Verdict, int]]:
+    """Classify records in order.
+
+    Args:
+        records: The records.
+        job: How.
+        stop: When set, no further record is begun; those under way still come out.
+
+    Yields:
+        A verdict, and the bytes of the input read for it.
+    """
+    waiting: deque[Record] = deque()
+
+    def texts() -> Iterator[str]:
+        for record in records:
+            if stop.is_set():
+                return
+            waiting.append(record)
+            if record.text is not None:
+                yield record.text
+
+    async for analysis in _analyses(texts(), job):
+        while waiting[0].text is None:
+            record = waiting.popleft()
+            yield _without_text(record), record.end_byte
+        record = waiting.popleft()
+        yield _with_verdict(record, analysis, job.with_text), record.end_byte
+    for record in waiting:
+        yield _without_text(record), record.end_byte
+
+
+async def _analyses(texts: Iterator[str], job: Job) -> AsyncIterator[Analysis]:
+    small = job.processes is None and job.input_bytes < _IN_PROCESS_BYTES
+    if small or job.processes == 1:
+        engine = Engine.load(job.model_path, threshold=job.threshold)
+        while batch := list(itertools.islice(texts, _BATCH)):
+            for analysis in engine.predict_many(batch):
+                yield analysis
+        return
+    async for analysis in classify_many(
+        texts, model_path=job.model_path, threshold=job.threshold, processes=job.processes
+    ):
+        yield analysis
+
+
+def _without_text(record: Record) -> Verdict:
+    return Verdict(record.index, error_code="INVALID_RECORD", note=record.problem)
+
+
+def _with_verdict(record: Record, found: Analysis, with_text: bool) -> Verdict:
+    return Verdict(
+        record.index,
+        found.prediction.is_spam,
+        found.prediction.spam_score,
+        found.prediction.ham_score,
+        found.language.language,
+        found.language.probability,
+        found.language.is_reliable,
+        found.text_length,
+        found.word_count,
+        found.error_code,
+        text=record.text if with_text else None,
+    )

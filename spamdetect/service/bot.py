@@ -1,0 +1,305 @@
+"""The chat bot that hands out API keys: ``/token`` in a private chat on Telegram.
+
+Source: spam detection HTTP API, part 5. One active key per user; a new ``/token`` replaces it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import logging
+import os
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+from telegram import BotCommand, Update, User
+from telegram.constants import ParseMode
+from telegram.error import InvalidToken, TelegramError
+from telegram.ext import Application, ApplicationBuilder, CommandHandler, ContextTypes, filters
+
+from spamdetect.errors import SpamConfigError
+from spamdetect.service.keys import KeyRecord, KeySpec, KeyStore, StoreError
+from spamdetect.service.limits import Limits, next_cell
+from spamdetect.settings import read_number
+
+_log = logging.getLogger("spamdetect.bot")
+
+_DAY_S: Final = 86_400.0
+_BURST_S: Final = 30.0
+_MAX_USERS: Final = 100_000
+_COMMANDS: Final = (
+    ("token", "Get an API key (replaces the one you have)"),
+    ("usage", "See your key and today's requests"),
+    ("revoke", "Revoke your key"),
+    ("help", "What this bot does"),
+)
+BotApp = Application[Any, Any, Any, Any, Any, Any]
+_Handler = Callable[[Update, ContextTypes.DEFAULT_TYPE], Coroutine[Any, Any, None]]
+
+
+@attrs.frozen
+class BotSettings:
+    """How the bot runs.
+
+    Attributes:
+        token: What Telegram's BotFather gave; never shown.
+        api_url: Bot API server, without ``/bot``; a local server works.
+        service_url: Base URL of the service, shown to users.
+        keys_per_day: Most keys that one user gets in 24 hours.
+        commands_per_minute: Commands per minute of one user that are answered.
+        rate_per_minute: Requests per minute of the keys handed out.
+        quota_per_day: Requests per UTC day of the keys handed out.
+        webhook_url: Public HTTPS address for Telegram to call; empty polls instead.
+        webhook_secret: Shared secret of the webhook.
+    """
+
+    token: str = attrs.field(repr=False)
+    api_url: str = "https://api.telegram.org"
+    service_url: str = ""
+    keys_per_day: int = 5
+    commands_per_minute: int = 10
+    rate_per_minute: int = 60
+    quota_per_day: int = 1000
+    webhook_url: str = ""
+    webhook_secret: str = attrs.field(default="", repr=False)
+
+
+def read_bot_settings(
+    *,
+    token_file: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    **arguments: str | None,
+) -> BotSettings:
+    """Combine arguments, ``SPAMDETECT_BOT_*`` in the environment and defaults.
+
+    Args:
+        token_file: File that holds the token; else ``SPAMDETECT_BOT_TOKEN``.
+        environ: Environment to read instead of the process's own.
+        arguments: ``api_url``, ``service_url``, ``webhook_url``.
+
+    Raises:
+        SpamConfigError: The token is missing, or a value is wrong.
+    """
+    env = os.environ if environ is None else environ
+    token = env.get("SPAMDETECT_BOT_TOKEN", "")
+    if token_file is not None:
+        try:
+            token = token_file.read_text("utf-8")
+        except OSError as error:
+            raise SpamConfigError(f"Cannot read {token_file}: {error.strerror}.") from None
+    token = token.strip()
+    if not token:
+        raise SpamConfigError(
+            "No bot token. Get one from @BotFather on Telegram, then set SPAMDETECT_BOT_TOKEN or "
+            "pass --token-file."
+        )
+    values: dict[str, Any] = {}
+    for field in attrs.fields(BotSettings):
+        name = f"SPAMDETECT_BOT_{field.name.upper()}"
+        if field.name == "token" or not env.get(name, "").strip():
+            continue
+        values[field.name] = (
+            int(read_number(name, env, 0)) if field.type in {int, "int"} else env[name]
+        )
+    values.update({name: value for name, value in arguments.items() if value is not None})
+    settings = BotSettings(token, **values)
+    if settings.webhook_url and len(settings.webhook_secret) < 16:
+        raise SpamConfigError(
+            "A webhook needs SPAMDETECT_BOT_WEBHOOK_SECRET, of at least 16 characters A-Z a-z 0-9 "
+            "_ -, so that only Telegram can call it."
+        )
+    return settings
+
+
+class TokenBot:
+    """Answers the commands.
+
+    Args:
+        settings: How it runs.
+        store: Where keys live; the service reads the same store.
+        limits: Tells a key's requests of today.
+    """
+
+    def __init__(self, settings: BotSettings, store: KeyStore, limits: Limits) -> None:
+        self._settings = settings
+        self._store = store
+        self._limits = limits
+        # Per user: the number of the rate limit, and whether it was told to slow down.
+        self._rates: OrderedDict[int, tuple[float, bool]] = OrderedDict()
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[BotApp]:
+        """Take updates until the end of the block.
+
+        Raises:
+            SpamConfigError: Telegram refuses the token, or cannot be reached.
+        """
+        builder = (
+            ApplicationBuilder()
+            .token(self._settings.token)
+            .base_url(f"{self._settings.api_url.rstrip('/')}/bot")
+        )
+        polls = not self._settings.webhook_url
+        if not polls:
+            builder = builder.updater(None)
+        app: BotApp = builder.build()
+        for name, handler in (
+            ("start", self._help),
+            ("help", self._help),
+            ("token", self._token),
+            ("revoke", self._revoke),
+            ("usage", self._usage),
+        ):
+            app.add_handler(
+                CommandHandler(name, self._guarded(handler), filters.UpdateType.MESSAGE)
+            )
+        app.add_error_handler(_log_error)
+        try:
+            await app.initialize()
+            await app.bot.set_my_commands([BotCommand(*command) for command in _COMMANDS])
+            if polls:
+                await app.bot.delete_webhook()
+            else:
+                await app.bot.set_webhook(
+                    self._settings.webhook_url,
+                    secret_token=self._settings.webhook_secret,
+                    allowed_updates=["message"],
+                )
+        except InvalidToken:
+            raise SpamConfigError("Telegram refuses the bot token; check it.") from None
+        except TelegramError as error:
+            raise SpamConfigError(
+                f"The Bot API at {self._settings.api_url} cannot be used: {type(error).__name__}."
+            ) from None
+        try:
+            await app.start()
+            if app.updater is not None:
+                await app.updater.start_polling(
+                    timeout=30, allowed_updates=["message"], error_callback=_log_polling_error
+                )
+            yield app
+        finally:
+            if app.updater is not None and app.updater.running:
+                await app.updater.stop()
+            await app.stop()
+            await app.shutdown()
+
+    async def take_webhook(self, app: BotApp, secret: str, body: dict[str, Any]) -> bool:
+        """Take one update that Telegram delivered.
+
+        Args:
+            app: The running application.
+            secret: Header ``X-Telegram-Bot-Api-Secret-Token`` of the request.
+            body: The decoded update.
+
+        Returns:
+            False when the secret is wrong.
+        """
+        expected = self._settings.webhook_secret
+        if not hmac.compare_digest(secret.encode(), expected.encode()):
+            return False
+        update = Update.de_json(body, app.bot)
+        await app.update_queue.put(update)
+        return True
+
+    def _guarded(self, handler: Callable[[User], Coroutine[Any, Any, str]]) -> _Handler:
+        async def guarded(update: Update, context: ContextTypes.DEFAULT_TYPE) -> None:
+            user, chat, message = update.effective_user, update.effective_chat, update.message
+            if user is None or chat is None or message is None or user.is_bot:
+                return
+            may_answer, may_scold = self._admit(user.id)
+            if not may_answer:
+                if may_scold:
+                    await message.reply_text("Slow down, please; try again in a minute.")
+                return
+            if chat.type != chat.PRIVATE:
+                await message.reply_text("Write to me in a private chat; keys are personal.")
+                return
+            try:
+                answer = await handler(user)
+            except StoreError as error:
+                _log.error("the key store failed: %s", error)
+                answer = "Sorry, keys are not available at the moment; try again later."
+            await message.reply_text(answer, parse_mode=ParseMode.HTML)
+
+        return guarded
+
+    def _admit(self, user_id: int) -> tuple[bool, bool]:
+        cell_s, was_told = self._rates.pop(user_id, (0.0, False))
+        cell_s, wait_s = next_cell(
+            cell_s, time.monotonic(), self._settings.commands_per_minute, _BURST_S
+        )
+        throttled = wait_s > 0
+        self._rates[user_id] = (cell_s, throttled)
+        while len(self._rates) > _MAX_USERS:
+            self._rates.popitem(last=False)
+        return not throttled, throttled and not was_told
+
+    async def _help(self, user: User) -> str:
+        where = f" at {self._settings.service_url}" if self._settings.service_url else ""
+        commands = "\n".join(f"/{name} - {what}" for name, what in _COMMANDS)
+        return (
+            f"I give out API keys for the spam-detection service{where}.\n\n{commands}\n\n"
+            "Send the key in the header <code>x-api-key</code> of each request."
+        )
+
+    async def _token(self, user: User) -> str:
+        owner = _owner(user)
+        issued = await self._store.issued_since(owner, time.time() - _DAY_S)
+        if issued >= self._settings.keys_per_day:
+            return (
+                f"You had {issued} keys in the last 24 hours, and that is the most. Your newest "
+                "one still works, unless you revoked it."
+            )
+        earlier = await self._store.active_key_of(owner)
+        new = await self._store.create(
+            KeySpec(
+                label="chat bot",
+                owner=owner,
+                rate_per_minute=self._settings.rate_per_minute,
+                quota_per_day=self._settings.quota_per_day,
+            )
+        )
+        replaced = "Your earlier key no longer works. " if earlier is not None else ""
+        return (
+            f"Your API key:\n\n<code>{new.api_key}</code>\n\n{replaced}I cannot show it again: "
+            "store it, and delete this message. It allows "
+            f"{_limits_of(self._settings.rate_per_minute, self._settings.quota_per_day)}."
+        )
+
+    async def _revoke(self, user: User) -> str:
+        record = await self._store.active_key_of(_owner(user))
+        if record is None or not await self._store.revoke(record.key_id):
+            return "You have no key. /token gives you one."
+        return "Your key is revoked and refused from now on. /token gives you a new one."
+
+    async def _usage(self, user: User) -> str:
+        record: KeyRecord | None = await self._store.active_key_of(_owner(user))
+        if record is None:
+            return "You have no key. /token gives you one."
+        used = await self._limits.usage_today(record.key_id)
+        limits = _limits_of(record.rate_per_minute or 0, record.quota_per_day or 0)
+        return f"Key <code>{record.key_id}</code>: {used} requests today (UTC). It allows {limits}."
+
+
+def _owner(user: User) -> str:
+    return f"telegram:{user.id}"
+
+
+def _limits_of(rate_per_minute: int, quota_per_day: int) -> str:
+    rate = f"{rate_per_minute} requests a minute" if rate_per_minute else "any rate"
+    quota = f"{quota_per_day} a day" if quota_per_day else "any number a day"
+    return f"{rate} and {quota}"
+
+
+def _log_polling_error(error: TelegramError) -> None:
+    # Only the type: texts of errors can name the URL, and the URL holds the token.
+    _log.warning("polling failed, trying again: %s", type(error).__name__)
+
+
+async def _log_error(update: object, context: ContextTypes.DEFAULT_TYPE) -> None:
+    _log.warning("an update failed: %s", type(context.error).__name__)

@@ -1,0 +1,235 @@
+"""The key store of replicas: PostgreSQL through asyncpg.
+
+Nothing is cached: each request asks the database, so that a key revoked anywhere is refused
+everywhere at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any, Final, Self
+
+import asyncpg  # type: ignore[import-untyped]  # ships no types
+
+from spamdetect.service.keys import KeyRecord, KeySpec, NewKey, StoreError, make_key
+
+_SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS spamdetect_api_keys (
+  key_id text PRIMARY KEY,
+  secret_hash bytea NOT NULL,
+  label text NOT NULL,
+  owner text NOT NULL,
+  created_s double precision NOT NULL,
+  revoked_s double precision,
+  rate_per_minute bigint,
+  quota_per_day bigint
+);
+CREATE UNIQUE INDEX IF NOT EXISTS spamdetect_one_active_key_per_owner
+  ON spamdetect_api_keys (owner) WHERE revoked_s IS NULL AND owner <> '';
+CREATE INDEX IF NOT EXISTS spamdetect_keys_by_owner
+  ON spamdetect_api_keys (owner, created_s) WHERE owner <> '';
+CREATE TABLE IF NOT EXISTS spamdetect_key_usage (
+  key_id text NOT NULL, day text NOT NULL, requests bigint NOT NULL,
+  PRIMARY KEY (key_id, day)
+);
+CREATE TABLE IF NOT EXISTS spamdetect_feedback (
+  feedback_id text PRIMARY KEY, key_id text NOT NULL, received_s double precision NOT NULL,
+  is_spam boolean NOT NULL, text bytea NOT NULL
+);
+"""
+_COLUMNS: Final = (
+    "key_id, secret_hash, label, owner, created_s, revoked_s, rate_per_minute, quota_per_day"
+)
+# Any number: replicas that start together must not run the schema at the same time.
+_SCHEMA_LOCK: Final = 7_236_114_501
+_TIMEOUT_S: Final = 2.0
+_FAILURES: Final = (
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    OSError,
+    TimeoutError,
+    ValueError,
+)
+
+
+class PostgresKeyStore:
+    """Keys in PostgreSQL, in tables named ``spamdetect_*``.
+
+    Args:
+        pool: Connections to the database.
+    """
+
+    def __init__(self, pool: asyncpg.Pool) -> None:
+        self._pool = pool
+
+    @classmethod
+    async def open(cls, dsn: str) -> Self:
+        """Connect, and make the tables where they are missing.
+
+        Args:
+            dsn: ``postgresql://user:password@host/name``.
+
+        Raises:
+            StoreError: The database cannot be reached or refuses.
+        """
+        try:
+            pool = await asyncio.wait_for(
+                asyncpg.create_pool(dsn, min_size=1, max_size=10, command_timeout=_TIMEOUT_S),
+                2 * _TIMEOUT_S,
+            )
+            assert pool is not None
+            async with pool.acquire() as connection, connection.transaction():
+                await connection.execute(f"SELECT pg_advisory_xact_lock({_SCHEMA_LOCK})")
+                await connection.execute(_SCHEMA)
+        except _FAILURES as error:
+            # The text of the error could hold the DSN and so the password: only its type.
+            raise StoreError(
+                f"Cannot open the PostgreSQL key store: {type(error).__name__}. "
+                "Is the server up and the database URL right?"
+            ) from None
+        return cls(pool)
+
+    async def find(self, key_id: str) -> KeyRecord | None:
+        """See :class:`~spamdetect.service.keys.KeyStore`."""
+        rows = await self._fetch(
+            f"SELECT {_COLUMNS} FROM spamdetect_api_keys WHERE key_id = $1",  # noqa: S608 - constant
+            key_id,
+        )
+        return KeyRecord(*rows[0]) if rows else None
+
+    async def create(self, spec: KeySpec) -> NewKey:
+        """See :class:`~spamdetect.service.keys.KeyStore`."""
+        new, secret_hash = make_key()
+        now_s = time.time()
+        try:
+            async with self._pool.acquire(timeout=_TIMEOUT_S) as db, db.transaction():
+                if spec.owner:
+                    # Two requests of one owner at once take turns, instead of one failing.
+                    await db.execute(
+                        "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", spec.owner
+                    )
+                    await db.execute(
+                        "UPDATE spamdetect_api_keys SET revoked_s = $1"
+                        " WHERE owner = $2 AND revoked_s IS NULL",
+                        now_s,
+                        spec.owner,
+                    )
+                await db.execute(
+                    f"INSERT INTO spamdetect_api_keys ({_COLUMNS})"  # noqa: S608 - constant
+                    " VALUES ($1, $2, $3, $4, $5, NULL, $6, $7)",
+                    new.key_id,
+                    secret_hash,
+                    spec.label,
+                    spec.owner,
+                    now_s,
+                    spec.rate_per_minute,
+                    spec.quota_per_day,
+                )
+        except _FAILURES as error:
+            raise _store_error(error) from None
+        return new
+
+    async def revoke(self, key_id: str) -> bool:
+        """See :class:`~spamdetect.service.keys.KeyStore`."""
+        rows = await self._fetch(
+            "UPDATE spamdetect_api_keys SET revoked_s = $1"
+            " WHERE key_id = $2 AND revoked_s IS NULL RETURNING key_id",
+            time.time(),
+            key_id,
+        )
+        return bool(rows)
+
+    async def list_keys(self) -> list[KeyRecord]:
+        """See :class:`~spamdetect.service.keys.KeyStore`."""
+        rows = await self._fetch(
+            f"SELECT {_COLUMNS} FROM spamdetect_api_keys ORDER BY created_s, key_id"  # noqa: S608 - constant
+        )
+        return [KeyRecord(*row) for row in rows]
+
+    async def has_keys(self) -> bool:
+        """See :class:`~spamdetect.service.keys.KeyStore`."""
+        return bool(await self._fetch("SELECT 1 FROM spamdetect_api_keys LIMIT 1"))
+
+    async def active_key_of(self, owner: str) -> KeyRecord | None:
+        """See :class:`~spamdetect.service.keys.KeyStore`."""
+        rows = await self._fetch(
+            f"SELECT {_COLUMNS} FROM spamdetect_api_keys"  # noqa: S608 - constant
+            " WHERE owner = $1 AND revoked_s IS NULL",
+            owner,
+        )
+        return KeyRecord(*rows[0]) if rows else None
+
+    async def issued_since(self, owner: str, since_s: float) -> int:
+        """See :class:`~spamdetect.service.keys.KeyStore`."""
+        rows = await self._fetch(
+            "SELECT count(*) FROM spamdetect_api_keys WHERE owner = $1 AND created_s >= $2",
+            owner,
+            since_s,
+        )
+        return int(rows[0][0])
+
+    async def add_usage(self, counts: dict[tuple[str, str], int]) -> None:
+        """See :class:`~spamdetect.service.keys.KeyStore`."""
+        # In one order, so that replicas that write at once cannot lock each other out.
+        ordered = sorted(counts.items())
+        await self._fetch(
+            "INSERT INTO spamdetect_key_usage (key_id, day, requests)"
+            " SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[])"
+            " ON CONFLICT (key_id, day) DO UPDATE"
+            " SET requests = spamdetect_key_usage.requests + excluded.requests",
+            [key_id for (key_id, _), _ in ordered],
+            [day for (_, day), _ in ordered],
+            [requests for _, requests in ordered],
+        )
+
+    async def usage(self, key_id: str, day: str) -> int:
+        """See :class:`~spamdetect.service.keys.KeyStore`."""
+        rows = await self._fetch(
+            "SELECT requests FROM spamdetect_key_usage WHERE key_id = $1 AND day = $2", key_id, day
+        )
+        return int(rows[0][0]) if rows else 0
+
+    async def add_feedback(self, feedback_id: str, key_id: str, text: str, is_spam: bool) -> None:
+        """See :class:`~spamdetect.service.keys.KeyStore`."""
+        # Bytes, because a text of PostgreSQL cannot hold U+0000 and a reported text may.
+        await self._fetch(
+            "INSERT INTO spamdetect_feedback (feedback_id, key_id, received_s, is_spam, text)"
+            " VALUES ($1, $2, $3, $4, $5) ON CONFLICT (feedback_id) DO NOTHING",
+            feedback_id,
+            key_id,
+            time.time(),
+            is_spam,
+            text.encode(),
+        )
+
+    async def feedback(self) -> list[tuple[str, bool]]:
+        """See :class:`~spamdetect.service.keys.KeyStore`."""
+        rows = await self._fetch(
+            "SELECT text, is_spam FROM spamdetect_feedback ORDER BY received_s, feedback_id"
+        )
+        return [(bytes(text).decode(), bool(is_spam)) for text, is_spam in rows]
+
+    async def ping(self) -> None:
+        """See :class:`~spamdetect.service.keys.KeyStore`."""
+        await self._fetch("SELECT 1 FROM spamdetect_api_keys LIMIT 1")
+
+    async def close(self) -> None:
+        """See :class:`~spamdetect.service.keys.KeyStore`."""
+        try:
+            await asyncio.wait_for(self._pool.close(), _TIMEOUT_S)
+        except TimeoutError:
+            self._pool.terminate()
+
+    async def _fetch(self, sql: str, *parameters: Any) -> list[Any]:
+        try:
+            async with self._pool.acquire(timeout=_TIMEOUT_S) as connection:
+                rows: list[Any] = await connection.fetch(sql, *parameters)
+                return rows
+        except _FAILURES as error:
+            raise _store_error(error) from None
+
+
+def _store_error(error: Exception) -> StoreError:
+    # The type only: the text could hold values of the statement.
+    return StoreError(f"The PostgreSQL key store failed: {type(error).__name__}.")
