@@ -125,7 +125,7 @@ class TestKinds:
 
     @pytest.mark.asyncio
     async def test_partials_and_callable_objects(self) -> None:
-        class Callable_:
+        class Adder:
             async def __call__(self, number: int) -> int:
                 return number + 1
 
@@ -133,7 +133,7 @@ class TestKinds:
             return one + two
 
         assert await guard.protect(functools.partial(add, 1))(2) == 3
-        assert await guard.protect(Callable_())(2) == 3
+        assert await guard.protect(Adder())(2) == 3
 
     def test_not_a_callable(self) -> None:
         with pytest.raises(TypeError, match="callable"):
