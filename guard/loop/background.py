@@ -223,7 +223,8 @@ class BackgroundLoop:
         for task in tasks:
             if task.done() and not task.cancelled():
                 task.exception()  # seen: nobody is left who could be told
-        self._cancel_pending()  # the answers of tasks that would not end
+        await asyncio.sleep(0)  # the answers of those that did end go out
+        self._cancel_pending()  # and the others get one now
         loop.call_soon(loop.stop)
 
 
