@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from guard.core import wire
 from guard.gateway.domain.records import Rates
+from guard.gateway.routes import docs
 from guard.gateway.routes.admin import AdminHandlers, operations
 from guard.gateway.routes.admin_app import AdminApp, starlette_app
 from guard.gateway.routes.auth import Authenticator
@@ -82,7 +83,7 @@ class GatewayApp:
             self.storage, authenticator, settings, clock_ms, lambda: self.draining
         )
         admin = AdminApp(operations(AdminHandlers(self.storage, clock_ms)), self.keys, self.storage)
-        self._cold = starlette_app([*health.routes(), *admin.routes()])
+        self._cold = starlette_app([*health.routes(), *admin.routes(), *docs.routes()])
         self._sweeper: asyncio.Task[None] | None = None
 
     # -- life cycle ----------------------------------------------------------------------------
