@@ -183,8 +183,10 @@ def test_many_threads_and_one_consumer_lose_nothing_silently() -> None:
 
     def produce(number: int) -> None:
         start.wait()
-        for serial in range(each):
-            sizes.append(buffer.append(record(KINDS[serial % 6], number * each + serial)))
+        sizes.extend(
+            buffer.append(record(KINDS[serial % 6], number * each + serial))
+            for serial in range(each)
+        )
 
     def consume() -> None:
         start.wait()

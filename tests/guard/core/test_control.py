@@ -67,10 +67,9 @@ def oracle(
             )
             if newest is None or newest.type == ends:
                 continue
-            if newest.resume_after_ms is not None and kind == "pause":
-                if now_ms >= newest.at_ms + newest.resume_after_ms:
-                    continue
-            return kind
+            wait_ms = newest.resume_after_ms if kind == "pause" else None
+            if wait_ms is None or now_ms < newest.at_ms + wait_ms:
+                return kind
     return None
 
 
