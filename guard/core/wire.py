@@ -170,8 +170,12 @@ class GateRequest(Struct, omit_defaults=True):
     call_id: Name
     kind: CallKind
     function: Annotated[str, Meta(max_length=512)]
-    model: Name = UNKNOWN_MODEL
-    tools: Annotated[list[Name], Meta(max_length=1024)] = []
+    # Factories of our own, because `omit_defaults` leaves out a plain default: the gate always
+    # gets a model and a tool list, also when they are placeholders (spec parts 2 and 9).
+    model: Name = msgspec.field(default_factory=lambda: UNKNOWN_MODEL)
+    tools: Annotated[list[Name], Meta(max_length=1024)] = msgspec.field(
+        default_factory=lambda: list[str]()
+    )
     tool_name: Name | None = None
     sensitive: bool = False
     workflow_id: Name | None = None
