@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final, Literal
 
 import attrs
@@ -60,7 +61,7 @@ def derive_state(facts: Facts) -> State:
     return "ok"
 
 
-@attrs.frozen
+@dataclass(frozen=True, slots=True)
 class GuardStatus:
     """A snapshot of the runtime, as returned by ``guard.status()``.
 
