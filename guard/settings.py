@@ -154,6 +154,8 @@ def _url(value: Any) -> str:
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         raise ValueError(wanted) from None
+    if parts.scheme == "ws" and parts.hostname:
+        require_secure(text)  # away from this machine, the missing TLS is the graver mistake
     if not usable or " " in text or parts.query or parts.fragment or parts.username is not None:
         raise ValueError(wanted)
     return text
