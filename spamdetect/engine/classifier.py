@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spamdetect.engine.container import Container, read, unpack
-from spamdetect.engine.features import Hashes, text_buckets
+from spamdetect.engine.features import Hashes, table_size, text_buckets
 from spamdetect.engine.results import ModelError
 from spamdetect.engine.structure import STRUCTURE_SIZE
 
@@ -26,7 +26,7 @@ class SpamModel:
     """The weights of the classifier.
 
     Attributes:
-        bits: logarithm of the number of buckets.
+        bits: see `spamdetect.engine.features.text_buckets`.
         weights: one weight for each bucket, int8.
         scale: what one unit of ``weights`` is worth.
         structure: one weight for each structural feature.
@@ -107,7 +107,7 @@ def from_container(container: Container, origin: str) -> SpamModel:
             weights=container.arrays["weights"], structure=container.arrays["structure"], **meta
         )
         sound = (
-            model.weights.size == 1 << model.bits
+            model.weights.size == table_size(model.bits)
             and model.weights.dtype == np.int8
             and model.structure.size == STRUCTURE_SIZE
             and all(

@@ -112,7 +112,7 @@ class Engine:
         if not marked:
             return self._analysis(reading, None)
         on = structure(reading.normalised, reading.kinds, reading.scripts, len(text))
-        score = self._model.score(code_points(f" {marked} "), on)
+        score = self._model.score(reading.normalised.readable_codes, on)
         return self._analysis(reading, self._model.probability(score))
 
     def predict_many(self, texts: Sequence[str]) -> list[Analysis]:

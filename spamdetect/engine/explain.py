@@ -37,7 +37,7 @@ def explain(model: SpamModel, normalised: Normalised, on: list[int], *, top: int
         for index in on
         if (weight := float(model.structure[index]) * model.slope)
     ]
-    buckets = unique_buckets(text_buckets(code_points(f" {normalised.marked} "), model.bits))
+    buckets = unique_buckets(text_buckets(normalised.readable_codes, model.bits))
     unit = model.scale * model.slope / max(1, buckets.size) ** model.power
     seen: dict[str, float] = {}
     for match in _PIECE.finditer(normalised.marked):

@@ -123,15 +123,23 @@ def pair_hashes(words: Hashes) -> Hashes:
     return words[:-1] * _PAIR + words[1:] + _PAIR_SALT
 
 
+def table_size(bits: int) -> int:
+    """How many buckets there are: ``2 ** bits`` for characters, half as many for words."""
+    return (1 << bits) + (1 << (bits - 1))
+
+
 def text_buckets(codes: Hashes, bits: int) -> Hashes:
     """The buckets of all n-grams of one text, with repetitions.
 
     Args:
         codes: code points that begin and end with a space.
-        bits: the logarithm of the table size.
+        bits: logarithm of the number of buckets for characters; words have their own, behind.
     """
     words, _ = word_hashes(codes)
-    return mix(np.concatenate([*ngram_hashes(codes), words + _WORD_SALT, pair_hashes(words)]), bits)
+    grams = mix(np.concatenate(ngram_hashes(codes)), bits)
+    tokens = mix(np.concatenate((words + _WORD_SALT, pair_hashes(words))), bits - 1)
+    tokens += np.uint32(1 << bits)
+    return np.concatenate((grams, tokens))
 
 
 def corpus_buckets(
@@ -142,18 +150,20 @@ def corpus_buckets(
     Args:
         codes: the texts one after the other, each with a space at both ends.
         text_of: for each code point, the number of its text (ascending).
-        bits: the logarithm of the table size.
+        bits: see `text_buckets`.
     """
     parts: list[Hashes] = []
     owners: list[NDArray[np.int64]] = []
     for size, hashes in zip(CHAR_NGRAMS, ngram_hashes(codes), strict=True):
-        first, last = text_of[: hashes.size], text_of[size - 1 :]
-        inside = first == last
+        first = text_of[: hashes.size]
+        inside = first == text_of[size - 1 :]
         parts.append(hashes[inside])
         owners.append(first[inside])
-    words, starts = word_hashes(codes)
-    owner = text_of[starts]
+    grams = mix(np.concatenate(parts), bits)
+    words, before = word_hashes(codes)
+    owner = text_of[before]
     inside = owner[:-1] == owner[1:]
-    parts += [words + _WORD_SALT, pair_hashes(words)[inside]]
-    owners += [owner, owner[:-1][inside]]
-    return mix(np.concatenate(parts), bits), np.concatenate(owners)
+    tokens = np.concatenate((words + _WORD_SALT, pair_hashes(words)[inside]))
+    tokens = mix(tokens, bits - 1)
+    tokens += np.uint32(1 << bits)
+    return np.concatenate((grams, tokens)), np.concatenate((*owners, owner, owner[:-1][inside]))

@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from spamdetect.engine.characters import SCRIPTS, character_tables, code_points
 from spamdetect.engine.container import Container, read, unpack
 from spamdetect.engine.features import mix, span_hashes
-from spamdetect.engine.links import LINK
+from spamdetect.engine.links import replace_links
 from spamdetect.engine.results import Language, ModelError
 
 FILE_NAME = "language.model"
 KIND = "language"
 FORMAT = 1
-WINDOW = 1200  # code points read
+WINDOW = 800  # code points read
 LETTERS_READ = 400
 UNKNOWN: Final = Language("und", 0.0, is_reliable=False)
 
@@ -138,7 +138,7 @@ def read_letters(text: str) -> tuple[NDArray[np.uint32], str, int]:
         text = unicodedata.normalize("NFKC", text)
     text = text.lower()
     if "." in text or "@" in text or "//" in text:
-        text = LINK.sub(" ", text)
+        text = replace_links(text, lambda _: " ")
     codes = code_points(f" {text} ")
     scripts = tables.script[codes]
     worth = np.bincount(scripts, minlength=len(SCRIPTS)) @ _JOIN

@@ -8,11 +8,11 @@ The steps, in order; each is linear in the length of the text:
    NFKD; marks of Thai, Indic and other scripts stay), runs of marks are cut at 30;
 4. NFKC, lower case, look-alikes that NFKC does not know (small capitals, squared letters);
 5. web addresses, mail addresses and mentions become ``<url>``, ``<mail>``, ``<mention>``;
-6. letters written apart ("f r e e") are joined; runs of three or more equal characters are cut
-   to two letters or to one sign;
+6. letters written apart ("f r e e") are joined;
 7. words that mix Latin with Cyrillic or Greek are folded to one script;
 8. digits and signs that stand for letters inside a word are undone;
-9. digits become ``0``; white space becomes single spaces.
+9. digits become ``0``, controls and white space become single spaces, and runs of equal
+   characters are cut: to two letters (when there are three or more), to one sign.
 
 What was removed or undone is counted, since disguise is evidence. Nothing here is reversible.
 """
@@ -26,6 +26,10 @@ from typing import Final
 
 import attrs
 
+import numpy as np
+from numpy.typing import NDArray
+
+from spamdetect.engine.characters import Kind, character_tables, code_points
 from spamdetect.engine.confusables import (
     CYRILLIC_ALIKE,
     CYRILLIC_TO_LATIN,
@@ -36,9 +40,11 @@ from spamdetect.engine.confusables import (
     LEET_TABLE,
     LOOKALIKES,
 )
-from spamdetect.engine.links import DOT, LINK
+from spamdetect.engine.links import DOT, host_of, replace_links
 
 URL, MAIL, MENTION = "\ue000", "\ue001", "\ue002"
+NUMBER, HOST = "\ue003", "\ue004"
+_NOTHING: Final = np.array([32], np.uint32)
 _PUBLIC: Final = {URL: "<url>", MAIL: "<mail>", MENTION: "<mention>"}
 _MARKERS: Final = {"url": URL, "mail": MAIL, "mention": MENTION}
 _MARKER: Final = re.compile("[\ue000-\ue002]")
@@ -62,18 +68,27 @@ _MARKS: Final = re.compile(
 )
 _ENTITY: Final = re.compile(r"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z]{2,31});")
 _SPACED: Final = re.compile(r"(?<![^\W_])[^\W\d_]([ ._*|·~-])[^\W\d_](?:\1[^\W\d_]){2,}(?![^\W_])")
-_REPEATED_LETTER: Final = re.compile(r"([^\W\d_])\1{2,}")
-_REPEATED_SIGN: Final = re.compile(r"([^\w\s]|_)\1+")
-_LEET: Final = re.compile(
-    r"(?<=[^\W\d_])[013457@$!|€]{1,3}(?=[^\W\d_])|(?<![^\W])[@$](?=[^\W\d_]{2})"
-)
-_DIGIT: Final = re.compile(r"\d")
+_LEET: Final = re.compile(r"[013457@$!|€]{1,3}(?=[^\W\d_])")
+_NUMBER: Final = re.compile(r"\d{2,12}")
 _WORD: Final = re.compile(r"[^\W\d_]+")
 _CYRILLIC: Final = re.compile("[\u0400-\u052f]")
 _GREEK: Final = re.compile("[\u0370-\u03ff]")
 _LATIN: Final = re.compile("[a-z]")
 _SEPARATORS: Final = str.maketrans("", "", " ._*|·~-")
-_DIGITS: Final = str.maketrans("123456789", "000000000")
+_ASCII_SHAPE: Final = {
+    **{code: " " for code in (*range(33), 127)},
+    **{code: "0" for code in range(48, 58)},
+}
+_BLANK: Final = np.zeros(32, bool)
+_BLANK[[Kind.SPACE, Kind.NEWLINE, Kind.CONTROL]] = True
+_LETTER: Final = np.zeros(32, bool)
+_LETTER[[Kind.UPPER, Kind.LOWER, Kind.LETTER]] = True
+_SIGN: Final = ~_LETTER
+_SIGN[Kind.DIGIT] = False
+_SPACE: Final = np.uint32(32)
+_ZERO: Final = np.uint32(48)
+NUMBERS_READ: Final = 30
+HOSTS_READ: Final = 8
 
 
 @attrs.define
@@ -81,19 +96,22 @@ class Normalised:
     """A normalised text and what was met on the way.
 
     Attributes:
-        marked: the text with one private-use character for each address or mention.
+        codes: the code points of the text, a space at both ends, with one private-use
+            character for each address or mention; just one space for an empty text.
         urls: the addresses found, lower case.
+        numbers: the first numbers of two digits or more, as written.
         mails: mail addresses found (count).
         mentions: mentions found (count).
         entities: HTML entities resolved (count).
         spaced: words written letter by letter (count).
-        repeats: runs of one letter (count).
+        repeats: letters dropped from runs of three or more of one letter (count).
         mixed: words that mixed scripts (count).
         leet: digits and signs read as letters (count).
     """
 
-    marked: str
+    codes: NDArray[np.uint32]
     urls: list[str]
+    numbers: list[str]
     mails: int = 0
     mentions: int = 0
     entities: int = 0
@@ -101,6 +119,7 @@ class Normalised:
     repeats: int = 0
     mixed: int = 0
     leet: int = 0
+    marked: str = ""
 
     @property
     def text(self) -> str:
@@ -109,6 +128,15 @@ class Normalised:
             return self.marked
         return _MARKER.sub(lambda match: _PUBLIC[match.group()], self.marked)
 
+    @property
+    def readable_codes(self) -> NDArray[np.uint32]:
+        """What the classifier reads: the codes, then hosts and numbers, each after a marker."""
+        if not (self.urls or self.numbers):
+            return self.codes
+        hosts = [HOST + host_of(url)[:64] for url in self.urls[:HOSTS_READ]]
+        numbers = [NUMBER + number for number in self.numbers]
+        return np.concatenate([self.codes, code_points(" ".join([*hosts, *numbers, ""]))])
+
 
 def normalise(text: str) -> Normalised:
     """Normalise a text for the classifier; see the module for the steps.
@@ -116,26 +144,51 @@ def normalise(text: str) -> Normalised:
     Args:
         text: any string, lone surrogates and NUL included.
     """
-    found = Normalised("", [])
+    found = Normalised(_NOTHING, [], [])
     if "&" in text:
         text, found.entities = _ENTITY.subn(lambda match: html.unescape(match.group()), text)
-    if text.isascii():
-        text = text.lower()
-        if not text.isprintable():
-            text = _UNWANTED.sub(" ", text)
-    else:
-        text = plain(text)
+    text = text.lower() if text.isascii() else plain(text)
     if "." in text or "@" in text or "//" in text:
         text = _replace_links(text, found)
     text, found.spaced = _SPACED.subn(_join, text)
-    text, found.repeats = _REPEATED_LETTER.subn(r"\1\1", text)
-    text = _REPEATED_SIGN.sub(r"\1", text)
     if not text.isascii():
         text = _fold_scripts(text, found)
-    text, found.leet = _LEET.subn(_unleet, text)
-    text = text.translate(_DIGITS) if text.isascii() else _DIGIT.sub("0", text)
-    found.marked = " ".join(text.split())
+    text = _undo_leet(text, found)
+    _finish(text, found)
     return found
+
+
+def _finish(text: str, found: Normalised) -> None:
+    """Digits, white space and repetitions."""
+    kind = character_tables().kind
+    if text.isascii():
+        shaped = text.translate(_ASCII_SHAPE)
+        codes = code_points(f" {shaped} ")
+        has_digit = "0" in shaped
+    else:
+        codes = code_points(f" {text} ").copy()
+        kinds = kind[codes]
+        digit = kinds == Kind.DIGIT
+        has_digit = bool(digit.any())
+        codes[digit] = _ZERO
+        codes[_BLANK[kinds]] = _SPACE
+    if has_digit:
+        found.numbers = _NUMBER.findall(text)[:NUMBERS_READ]
+    again = np.flatnonzero(codes[1:] == codes[:-1])
+    if again.size:
+        again += 1
+        repeated = kind[codes[again]]
+        stretched = _LETTER[repeated]
+        stretched[0] = False
+        stretched[1:] &= again[1:] - again[:-1] == 1
+        drop = again[stretched | _SIGN[repeated]]
+        if drop.size:
+            found.repeats = int(stretched.sum())
+            keep = np.ones(codes.size, bool)
+            keep[drop] = False
+            codes = codes[keep]
+    found.codes = codes
+    found.marked = codes[1:-1].tobytes().decode("utf-32-le")
 
 
 def plain(text: str) -> str:
@@ -163,15 +216,23 @@ def _replace_links(text: str, found: Normalised) -> str:
 
     if "(" in text or "[" in text or "{" in text:
         text = DOT.sub(".", text)
-    return LINK.sub(replace, text)
+    return replace_links(text, replace)
 
 
 def _join(match: re.Match[str]) -> str:
     return match.group().translate(_SEPARATORS)
 
 
-def _unleet(match: re.Match[str]) -> str:
-    return match.group().translate(LEET_TABLE)
+def _undo_leet(text: str, found: Normalised) -> str:
+    def undo(match: re.Match[str]) -> str:
+        signs, start = match.group(), match.start()
+        before = match.string[start - 1] if start else " "
+        if not before.isalpha():
+            return signs
+        found.leet += 1
+        return signs.translate(LEET_TABLE)
+
+    return _LEET.sub(undo, text)
 
 
 def _fold_scripts(text: str, found: Normalised) -> str:

@@ -63,10 +63,9 @@ _HOST_INDEX: Final = {kind: _HOST_OFFSET + i for i, kind in enumerate(HOST_KINDS
 
 _NUMBER: Final = re.compile("0+")
 _PHONE: Final = re.compile(r"\+?0(?:[ ().-]{0,2}0){6,}")
-_MONEY: Final = re.compile(
-    r"[$€£₹₽¥฿₴₦₱₫]\s?0|0\s?(?:[$€£₹₽¥฿₴₫%]|usd|eur|gbp|rs|inr|руб|р\b|грн|บาท|usdt|btc|eth)"
-    r"|(?:rs\.?|usd|eur|gbp|inr)\s?0"
-)
+_MONEY_SIGN: Final = re.compile(r"[$€£₹₽¥฿₴₦₱₫] ?0")
+_MONEY_WORD: Final = re.compile(r"0 ?(?:[€£₹₽¥฿₴₫]|usd|eur|gbp|rs\b|inr|руб|р\b|грн|บาท|btc|eth\b)")
+_RUPEES: Final = re.compile(r"rs\.? ?0")
 _TAG: Final = re.compile(r"#\w")
 _HOSTS_READ = 8
 
@@ -91,7 +90,11 @@ def structure(
         longest = max(map(len, _NUMBER.findall(marked)), default=0)
         if count[Kind.DIGIT] >= 7:
             phones = len(_PHONE.findall(marked))
-        money = len(_MONEY.findall(marked))
+        money = (
+            len(_MONEY_SIGN.findall(marked))
+            + len(_MONEY_WORD.findall(marked))
+            + len(_RUPEES.findall(marked))
+        )
         percent = marked.count("0%")
     signs = count[Kind.PUNCTUATION] + count[Kind.SYMBOL] + count[Kind.STAR]
     values = (

@@ -109,6 +109,7 @@ def fullwidth(text: str, random: Random) -> str:
 
 def emoji_splits(text: str, random: Random) -> str:
     """Emoji between words and within some."""
+
     def split(match: re.Match[str]) -> str:
         word, draw = match.group(), random.random()
         if draw < 0.15 and len(word) > 3:
@@ -121,6 +122,7 @@ def emoji_splits(text: str, random: Random) -> str:
 
 def right_to_left(text: str, random: Random) -> str:
     """Direction controls around words."""
+
     def wrap(match: re.Match[str]) -> str:
         if random.random() < 0.3:
             return "\u202d" + match.group() + "\u202c"
@@ -139,6 +141,7 @@ def entities(text: str, random: Random) -> str:
 
 def url_tricks(text: str, random: Random) -> str:
     """Addresses broken up so that filters miss them."""
+
     def trick(match: re.Match[str]) -> str:
         url, kind = match.group(), random.randrange(4)
         if kind == 0:

@@ -72,7 +72,9 @@ def train_language(
     return model
 
 
-def fit_language(rows: Sequence[LanguageRow], seed: int, progress: Progress = silent) -> LanguageModel:
+def fit_language(
+    rows: Sequence[LanguageRow], seed: int, progress: Progress = silent
+) -> LanguageModel:
     """Fit the detector to labelled texts."""
     total = Counter(row.language for row in rows)
     by_script: dict[str, list[Sample]] = defaultdict(list)
@@ -144,7 +146,9 @@ def spans(samples: Sequence[Sample], random: Random) -> list[Sample]:
 
 def _weight(name: str, counts: Counter[str]) -> float:
     """Less for rare languages, more for languages with few texts."""
-    return (1.0 if name in COMMON else RARE_WEIGHT) * min(3.0, float((10_000 / counts[name]) ** 0.3))
+    return (1.0 if name in COMMON else RARE_WEIGHT) * min(
+        3.0, float((10_000 / counts[name]) ** 0.3)
+    )
 
 
 def _temperature(

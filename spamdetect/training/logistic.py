@@ -9,6 +9,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from spamdetect.engine.features import table_size
 from spamdetect.engine.structure import STRUCTURE_SIZE
 from spamdetect.training.matrix import Matrix, Progress, silent
 
@@ -25,23 +26,26 @@ class Settings:
         power: a row of ``n`` n-grams has entries of ``n ** -power``.
         l2: strength of the penalty on the weights.
         structure_value: the value of a structural feature that is on.
+        word_value: the same for words and pairs of words, beside 1 for character n-grams.
         ratio_power: exponent of the log-count ratio that scales each n-gram; 0 for none.
         ratio_floor: added to that scale.
         smoothing: added to the counts that the ratio is taken of.
         min_count: n-grams of fewer texts than this are left out.
         iterations: of the optimiser, at most.
+        hinge: squared hinge loss rather than logistic loss.
     """
 
     bits: int = 20
     power: float = 0.5
-    l2: float = 1e-5
-    structure_value: float = 0.3
+    l2: float = 2e-6
+    structure_value: float = 0.1
+    word_value: float = 2.0
     ratio_power: float = 1.0
     ratio_floor: float = 0.0
-    smoothing: float = 1.0
+    smoothing: float = 0.1
     min_count: int = 2
     iterations: int = 60
-    hinge: bool = False
+    hinge: bool = True
 
 
 @attrs.frozen
@@ -89,7 +93,7 @@ def fit(
         settings: see there.
         progress: told how far it is.
     """
-    size = 1 << settings.bits
+    size = table_size(settings.bits)
     lengths = np.diff(matrix.starts)
     present = np.bincount(matrix.columns, minlength=size)
     active = np.flatnonzero(present >= settings.min_count)
@@ -103,6 +107,7 @@ def fit(
     scale = row_scale(matrix, settings.power)
     weights = weights / weights.sum()
     ratio = _ratio(columns, row_of, labels, weights * matrix.rows, active.size, settings)
+    ratio[active >= 1 << settings.bits] *= settings.word_value
     sign = np.where(labels, 1.0, -1.0)
     structure_lengths = np.diff(matrix.structure_starts)
     value = settings.structure_value

@@ -75,7 +75,7 @@ def build(texts: Sequence[str], bits: int, progress: Progress = silent) -> Matri
         found = normalise(text)
         kinds = np.bincount(tables.kind[codes], minlength=KINDS)
         scripts = np.bincount(tables.script[codes], minlength=len(SCRIPTS))
-        buckets = unique_buckets(text_buckets(code_points(f" {found.marked} "), bits))
+        buckets = unique_buckets(text_buckets(found.readable_codes, bits))
         columns.append(buckets.astype(np.int32))
         structural.append(np.array(structure(found, kinds, scripts, len(text)), np.int32))
         if number % 500 == 0:

@@ -62,7 +62,15 @@ def fit(
         for start in range(0, len(texts), settings.batch):
             rows = shuffled[start : start + settings.batch]
             rate = settings.rate * (1.0 - 0.9 * step / steps)
-            _step(table, squares, [texts[row] for row in rows], labels[rows], weights[rows], settings, rate)
+            _step(
+                table,
+                squares,
+                [texts[row] for row in rows],
+                labels[rows],
+                weights[rows],
+                settings,
+                rate,
+            )
             step += 1
             if step % 50 == 0:
                 progress("fitting", step / steps)

@@ -1,0 +1,189 @@
+"""Training the spam classifier: from labelled texts to a model file."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from spamdetect.engine import classifier
+from spamdetect.engine.classifier import SpamModel
+from spamdetect.engine.container import pack
+from spamdetect.engine.features import table_size
+from spamdetect.training import logistic, metrics
+from spamdetect.training.augment import Plan, copies
+from spamdetect.training.dataset import FOLDS, DataError, SpamRow, read_spam
+from spamdetect.training.logistic import Fitted, Settings
+from spamdetect.training.matrix import Matrix, Progress, build, join, silent
+
+VERSION: Final = "1.0.0"
+DEFAULTS: Final = Settings()
+DEFAULT_PLAN: Final = Plan()
+TEMPER: Final = 0.7
+CLIP: Final = 0.9995
+Floats = NDArray[np.float64]
+
+
+@attrs.frozen
+class Corpus:
+    """Texts with their features and those of their copies.
+
+    Attributes:
+        rows: the texts.
+        matrix: the features of the texts, then of the copies.
+        owner: for each row of the matrix, the number of the text it is of.
+        labels: which texts are spam.
+    """
+
+    rows: Sequence[SpamRow]
+    matrix: Matrix
+    owner: NDArray[np.intp]
+    labels: NDArray[np.bool_]
+    plan: Plan
+
+    @property
+    def folds(self) -> NDArray[np.intp]:
+        """The fold of each text."""
+        return np.array([row.fold for row in self.rows])
+
+    @property
+    def sources(self) -> NDArray[np.str_]:
+        """The source of each text."""
+        return np.array([row.source for row in self.rows])
+
+
+def corpus(
+    rows: Sequence[SpamRow],
+    seed: int,
+    settings: Settings = DEFAULTS,
+    plan: Plan = DEFAULT_PLAN,
+    progress: Progress = silent,
+) -> Corpus:
+    """Compute the features of texts and of their copies."""
+    texts, owners = copies(rows, plan, seed)
+    originals = build([row.text for row in rows], settings.bits, progress)
+    added = [build(texts, settings.bits, progress)] if texts else []
+    return Corpus(
+        rows,
+        join([originals, *added]),
+        np.concatenate([np.arange(len(rows)), np.array(owners, np.intp)]),
+        np.array([row.is_spam for row in rows]),
+        plan,
+    )
+
+
+def fit_on(
+    data: Corpus,
+    chosen: NDArray[np.bool_],
+    settings: Settings = DEFAULTS,
+    progress: Progress = silent,
+) -> Fitted:
+    """Fit to some of the texts and their copies.
+
+    A source with ``n`` texts weighs ``n ** 0.7``, so that a large one does not decide alone.
+
+    Args:
+        data: all texts.
+        chosen: which of them to fit to.
+        settings: of the fit.
+        progress: told how far it is.
+
+    Raises:
+        DataError: the chosen texts are of one class.
+    """
+    if data.labels[chosen].all() or not data.labels[chosen].any():
+        raise DataError("a part of the data to be fitted holds one class only")
+    use = np.flatnonzero(chosen[data.owner])
+    owner = data.owner[use]
+    sources = data.sources
+    counts = Counter(sources[chosen].tolist())
+    share = {source: count ** (TEMPER - 1.0) for source, count in counts.items()}
+    weights = np.array([share[source] for source in sources[owner].tolist()])
+    weights[use >= len(data.rows)] *= data.plan.weight
+    return logistic.fit(data.matrix.select(use), data.labels[owner], weights, settings, progress)
+
+
+def scores_of(data: Corpus, fitted: Fitted, chosen: NDArray[np.bool_]) -> Floats:
+    """The raw scores of some of the texts themselves."""
+    return fitted.scores(data.matrix.select(np.flatnonzero(chosen)))
+
+
+def out_of_fold(data: Corpus, settings: Settings = DEFAULTS, progress: Progress = silent) -> Floats:
+    """A raw score for each text from a fit that has not seen its fold."""
+    folds = data.folds
+    found = np.zeros(len(data.rows))
+    present = sorted(set(folds.tolist()))
+    if len(present) < 2:
+        raise DataError("the texts lie in one fold; at least two are needed for calibration")
+    for number, fold in enumerate(present):
+        inside = folds == fold
+        progress("cross-validating", number / len(present))
+        found[inside] = scores_of(data, fit_on(data, ~inside, settings), inside)
+    progress("cross-validating", 1.0)
+    return found
+
+
+def train(
+    paths: Iterable[str | os.PathLike[str]],
+    out: str | os.PathLike[str],
+    seed: int = 0,
+    progress: Progress = silent,
+) -> SpamModel:
+    """Train the classifier on labelled texts and write its model file.
+
+    The same data, seed and version give the same file, byte for byte, on the same kind of
+    machine.
+
+    Args:
+        paths: JSONL or CSV files, or folders with such; see `read_spam`.
+        out: the file to write.
+        seed: of everything that is drawn.
+        progress: told the stage and the share of it that is done.
+
+    Raises:
+        DataError: the data cannot be used; the text says which file and line.
+
+    Example:
+        >>> train(["data/spam"], "spam.model", seed=0)  # doctest: +SKIP
+    """
+    data = corpus(read_spam(paths), seed, progress=progress)
+    held_out = out_of_fold(data, progress=progress)
+    model = finish(data, held_out, fit_on(data, np.ones(len(data.rows), bool), progress=progress))
+    Path(out).write_bytes(pack(*classifier.dump(model)))
+    return model
+
+
+def finish(data: Corpus, held_out: Floats, fitted: Fitted) -> SpamModel:
+    """Calibrate, choose the threshold, and round the weights to eight bits."""
+    slope, offset = metrics.platt(data.labels, held_out)
+    used = np.abs(fitted.weights[fitted.weights != 0])
+    scale = float(np.quantile(used, CLIP)) / 127.0 if used.size else 1.0
+    weights = np.clip(np.rint(fitted.weights / scale), -127, 127).astype(np.int8)
+    return SpamModel(
+        bits=table_bits(weights.size),
+        weights=weights,
+        scale=scale,
+        structure=fitted.structure.astype(np.float32),
+        bias=fitted.bias,
+        slope=slope,
+        offset=offset,
+        power=fitted.power,
+        threshold=0.5,
+        version=VERSION,
+    )
+
+
+def table_bits(size: int) -> int:
+    """The ``bits`` of a table of this size."""
+    return next(bits for bits in range(1, 31) if table_size(bits) == size)
+
+
+__all__ = [
+    "FOLDS", "Corpus", "corpus", "finish", "fit_on", "out_of_fold", "scores_of", "train",
+]  # fmt: skip
