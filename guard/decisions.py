@@ -32,7 +32,9 @@ class Decisions:
     def newest(self, scope: Scope, control: ControlState) -> dict[str, Any]:
         """Return ``{decision, workflow_id, budget}`` for a scope."""
         now_ms = time.time_ns() // 1_000_000
-        halt = control.halt(scope.workflow_id, scope.run_id, now_ms, budgets=True)
+        # Inside a chain a budget is soft, and only the gate knows the chain's ceiling.
+        soft = scope.chain_id is not None
+        halt = control.halt(scope.workflow_id, scope.run_id, now_ms, budgets=not soft)
         budget = self._budgets.get(scope.workflow_id)
         if halt is not None and halt.budget is not None:
             budget = halt.budget

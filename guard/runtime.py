@@ -374,7 +374,10 @@ class GuardRuntime:
         if scope.workflow_id is None and scope.call is None:
             return
         halt = self.control.halt(
-            scope.workflow_id, scope.run_id, time.time_ns() // 1_000_000, budgets=True
+            scope.workflow_id,
+            scope.run_id,
+            time.time_ns() // 1_000_000,
+            budgets=scope.chain_id is None,  # inside a chain a budget is soft: the gate decides
         )
         if halt is None:
             return
