@@ -6,9 +6,6 @@ import asyncio
 import os
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Iterable
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
-from typing import cast
 
 from spamdetect.engine.core import Engine
 from spamdetect.engine.results import Analysis
@@ -24,6 +21,13 @@ def _start(path: str | None, threshold: float | None) -> None:
 def _classify(texts: list[str]) -> list[Analysis]:
     assert _worker is not None
     return _worker.predict_many(texts)
+
+
+def usable_cores() -> int:
+    """How many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 async def classify_many(
@@ -57,7 +61,11 @@ async def classify_many(
         >>> async def spam(lines):
         ...     return [a async for a in classify_many(lines) if a.prediction.is_spam]
     """
-    count = len(os.sched_getaffinity(0)) if processes is None else processes
+    # Imported here: they would double the time that importing the engine takes.
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
+    count = usable_cores() if processes is None else processes
     if count < 1 or chunk_size < 1:
         raise ValueError("processes and chunk_size must be at least 1")
     path = None if model_path is None else os.fspath(model_path)
@@ -91,7 +99,7 @@ async def _chunks(texts: Iterable[str] | AsyncIterable[str], size: int) -> Async
                 yield chunk
                 chunk = []
     else:
-        for text in cast("Iterable[str]", texts):
+        for text in texts:
             chunk.append(text)
             if len(chunk) == size:
                 yield chunk

@@ -58,7 +58,7 @@ class SpamModel:
         """
         buckets = unique_buckets(text_buckets(codes, self.bits))
         total = float(self.weights[buckets].sum(dtype=np.int64)) * self.scale
-        total /= max(1, buckets.size) ** self.power
+        total /= float(max(1, buckets.size) ** self.power)
         return total + float(self.structure[structure].sum()) + self.bias
 
     def probability(self, score: float) -> float:

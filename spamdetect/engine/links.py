@@ -28,138 +28,33 @@ LINK = re.compile(
 DOT = re.compile(r"(?<=\w) ?(?:\[\.\]|\(\.\)|\{\.\}|\[dot\]|\(dot\)) ?(?=\w)")
 HOST = re.compile(r"(?:[a-z]+\s?:\s?//)?(?:[^/@\s]*@)?([^/:?#\s]*)")
 
-SHORTENERS = frozenset(
-    [
-        "bit.ly",
-        "goo.gl",
-        "tinyurl.com",
-        "t.co",
-        "ow.ly",
-        "is.gd",
-        "buff.ly",
-        "cutt.ly",
-        "rb.gy",
-        "shorturl.at",
-        "t.ly",
-        "tiny.cc",
-        "rebrand.ly",
-        "bl.ink",
-        "lnkd.in",
-        "s.id",
-        "v.gd",
-        "adf.ly",
-        "soo.gd",
-        "clck.ru",
-        "vk.cc",
-        "u.to",
-        "shorturl.asia",
-        "bitly.com",
-        "cutt.us",
-        "tiny.one",
-        "urlz.fr",
-        "qr.ae",
-        "linktr.ee",
-        "shrtco.de",
-        "1url.com",
-        "gg.gg",
-        "j.mp",
-        "rotf.lol",
-        "surl.li",
-    ]
+_SHORTENERS = (
+    "bit.ly goo.gl tinyurl.com t.co ow.ly is.gd buff.ly cutt.ly rb.gy shorturl.at t.ly "
+    "tiny.cc rebrand.ly bl.ink lnkd.in s.id v.gd adf.ly soo.gd clck.ru vk.cc u.to "
+    "shorturl.asia bitly.com cutt.us tiny.one urlz.fr qr.ae linktr.ee shrtco.de 1url.com "
+    "gg.gg j.mp rotf.lol surl.li"
 )
-MESSENGERS = frozenset(
-    [
-        "t.me",
-        "wa.me",
-        "telegram.me",
-        "telegram.dog",
-        "api.whatsapp.com",
-        "chat.whatsapp.com",
-        "line.me",
-        "lin.ee",
-        "discord.gg",
-        "discord.com",
-        "m.me",
-        "signal.me",
-        "viber.com",
-    ]
+SHORTENERS = frozenset(_SHORTENERS.split())
+_MESSENGERS = (
+    "t.me wa.me telegram.me telegram.dog api.whatsapp.com chat.whatsapp.com line.me "
+    "lin.ee discord.gg discord.com m.me signal.me viber.com"
 )
-FAMILIAR = frozenset(
-    [
-        "youtube.com",
-        "youtu.be",
-        "google.com",
-        "wikipedia.org",
-        "github.com",
-        "twitter.com",
-        "x.com",
-        "facebook.com",
-        "instagram.com",
-        "linkedin.com",
-        "reddit.com",
-        "amazon.com",
-        "apple.com",
-        "microsoft.com",
-        "vk.com",
-        "yandex.ru",
-        "medium.com",
-        "stackoverflow.com",
-        "nytimes.com",
-        "bbc.co.uk",
-        "bbc.com",
-        "cnn.com",
-        "yahoo.com",
-        "sourceforge.net",
-        "python.org",
-        "mozilla.org",
-        "habr.com",
-        "telegram.org",
-        "spotify.com",
-        "netflix.com",
-        "imdb.com",
-        "ebay.com",
-    ]
+MESSENGERS = frozenset(_MESSENGERS.split())
+_FAMILIAR = (
+    "youtube.com youtu.be google.com wikipedia.org github.com twitter.com x.com "
+    "facebook.com instagram.com linkedin.com reddit.com amazon.com apple.com "
+    "microsoft.com vk.com yandex.ru medium.com stackoverflow.com nytimes.com bbc.co.uk "
+    "bbc.com cnn.com yahoo.com sourceforge.net python.org mozilla.org habr.com "
+    "telegram.org spotify.com netflix.com imdb.com ebay.com"
 )
-ORDINARY_TLDS = frozenset(["com", "org", "net", "edu", "gov", "uk", "de", "fr", "ru", "io"])
-RISKY_TLDS = frozenset(
-    [
-        "tk",
-        "ml",
-        "ga",
-        "cf",
-        "gq",
-        "xyz",
-        "top",
-        "club",
-        "site",
-        "online",
-        "shop",
-        "click",
-        "win",
-        "bid",
-        "vip",
-        "icu",
-        "buzz",
-        "rest",
-        "loan",
-        "work",
-        "sbs",
-        "cyou",
-        "fun",
-        "live",
-        "space",
-        "store",
-        "link",
-        "bet",
-        "casino",
-        "biz",
-        "cc",
-        "info",
-        "pro",
-        "lol",
-        "ru.com",
-    ]
+FAMILIAR = frozenset(_FAMILIAR.split())
+_ORDINARY_TLDS = "com org net edu gov uk de fr ru io"
+ORDINARY_TLDS = frozenset(_ORDINARY_TLDS.split())
+_RISKY_TLDS = (
+    "tk ml ga cf gq xyz top club site online shop click win bid vip icu buzz rest loan "
+    "work sbs cyou fun live space store link bet casino biz cc info pro lol ru.com"
 )
+RISKY_TLDS = frozenset(_RISKY_TLDS.split())
 
 
 def replace_links(text: str, replace: Callable[[re.Match[str]], str]) -> str:

@@ -25,7 +25,6 @@ import unicodedata
 from typing import Final
 
 import attrs
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -76,8 +75,8 @@ _GREEK: Final = re.compile("[\u0370-\u03ff]")
 _LATIN: Final = re.compile("[a-z]")
 _SEPARATORS: Final = str.maketrans("", "", " ._*|·~-")
 _ASCII_SHAPE: Final = {
-    **{code: " " for code in (*range(33), 127)},
-    **{code: "0" for code in range(48, 58)},
+    **dict.fromkeys((*range(33), 127), " "),
+    **dict.fromkeys(range(48, 58), "0"),
 }
 _BLANK: Final = np.zeros(32, bool)
 _BLANK[[Kind.SPACE, Kind.NEWLINE, Kind.CONTROL]] = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import unicodedata
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -142,7 +143,7 @@ def build() -> bytes:
     script_start, script_value = runs(scripts)
     break_start, break_value = runs(breaks)
     meta = {"unicode": unicodedata.unidata_version}
-    arrays = {
+    arrays: dict[str, NDArray[Any]] = {
         "kind_start": kind_start, "kind_value": kind_value,
         "script_start": script_start, "script_value": script_value,
         "word_break_start": break_start, "word_break_value": break_value,

@@ -142,7 +142,7 @@ def records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
         with path.open("rb") as raw:
             stream = gzip.GzipFile(fileobj=raw) if path.name.endswith(".gz") else raw
-            lines = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")  # type: ignore[type-var]  # GzipFile reads like a raw stream
+            lines = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
             yield from _csv(path, lines) if ".csv" in path.suffixes else _jsonl(path, lines)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be read: {error}") from None

@@ -24,10 +24,11 @@ from spamdetect.training.matrix import Progress, silent
 VERSION: Final = "1.0.0"
 # Languages that most short messages are written in; the others weigh less in the fit, since
 # a detector that guesses a rare language for every odd word is wrong most of the time.
-COMMON: Final = frozenset(
+_COMMON: Final = (
     "af ar bg bn ca cs cy da de el en es et fa fi fr gu he hi hr hu id it ja ko lt lv mk ml mr nl "
-    "nb pa pl pt ro ru sk sl sq sv ta te th tl tr uk ur vi zh".split()
+    "nb pa pl pt ro ru sk sl sq sv ta te th tl tr uk ur vi zh"
 )
+COMMON: Final = frozenset(_COMMON.split())
 RARE_WEIGHT: Final = 0.15
 MIN_TEXTS: Final = 250
 MIN_TEXTS_ALONE: Final = 100

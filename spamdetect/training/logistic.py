@@ -157,7 +157,7 @@ def _ratio(
     spam = np.bincount(columns, (weights * labels)[row_of], minlength=size) + settings.smoothing
     ham = np.bincount(columns, (weights * ~labels)[row_of], minlength=size) + settings.smoothing
     ratio = np.abs(np.log((spam / spam.sum()) / (ham / ham.sum())))
-    return ratio**settings.ratio_power + settings.ratio_floor
+    return np.asarray(ratio**settings.ratio_power + settings.ratio_floor)
 
 
 def minimise(

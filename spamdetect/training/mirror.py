@@ -23,11 +23,12 @@ SITES: Final = (
     "https://{a}.{b}.edu/{c}.pdf", "https://www.amazon.com/dp/{X}", "https://{a}{b}.io/{c}",
     "https://www.instagram.com/p/{x}/", "https://{a}.fr/{b}/{c}", "http://www.{a}.in/{b}",
 )  # fmt: skip
-STEMS: Final = (
+_STEMS: Final = (
     "river stone maple garden north blue cedar harbor field museum school library travel kitchen "
     "recipe photo music history science weather report notes paper team board project guide "
     "village union local city central open bright green silver winter summer monday"
-).split()
+)
+STEMS: Final = tuple(_STEMS.split())
 _ALPHABET: Final = "abcdefghijkmnpqrstuvwxyzABCDEFGHJKLMNPQRSTUVWXYZ23456789_-"
 
 
@@ -77,7 +78,7 @@ def with_code(text: str, random: Random) -> str:
     """A line of a program or a log."""
     line = random.choice([
         "for i in range(10): print(i)", "SELECT id, name FROM users WHERE id = 7;",
-        "def main() -> None:\n    return 0", "ERROR 2024-05-01 10:32:11 worker 3: timeout after 30s",
+        "def main() -> None:\n    return 0", "ERROR 2024-05-01 10:32:11 worker 3: timed out",
         "git commit -m 'fix test' && git push", "if (x > 0) { return x * 2; }",
         "$ pip install numpy==2.1.0", '{"id": 17, "name": "test", "ok": true}',
     ])  # fmt: skip

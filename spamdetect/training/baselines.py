@@ -1,0 +1,133 @@
+"""Other people's classifiers, fitted in the same run on the same parts of the data.
+
+They need packages that neither the engine nor its training needs; what is not installed is
+left out of the report.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spamdetect.training import metrics
+from spamdetect.training.dataset import SpamRow
+
+Floats = NDArray[np.float64]
+Predict = Callable[[Sequence[str]], Floats]
+Baseline = Callable[[Sequence[SpamRow], int], Predict]
+CALIBRATION_FOLD: Final = 4
+
+
+def available() -> dict[str, Baseline]:
+    """The baselines whose packages are installed."""
+    found: dict[str, Baseline] = {}
+    if importlib.util.find_spec("sklearn"):
+        found["word counts + naive Bayes"] = naive_bayes
+        found["TF-IDF char+word, logistic"] = tfidf_logistic
+        found["TF-IDF char+word, SVC calibrated"] = tfidf_svc
+    if importlib.util.find_spec("fasttext"):
+        found["fastText"] = fasttext_model
+    return found
+
+
+def naive_bayes(rows: Sequence[SpamRow], seed: int) -> Predict:
+    """Multinomial naive Bayes on word counts."""
+    text, bayes = _sklearn("feature_extraction.text"), _sklearn("naive_bayes")
+    counter = text.CountVectorizer()
+    model = bayes.MultinomialNB()
+    model.fit(counter.fit_transform([row.text for row in rows]), _labels(rows))
+    return lambda texts: np.asarray(model.predict_proba(counter.transform(texts))[:, 1])
+
+
+def _tfidf() -> Any:
+    text, pipeline = _sklearn("feature_extraction.text"), _sklearn("pipeline")
+    common = {"sublinear_tf": True, "dtype": np.float32}
+    return pipeline.make_union(
+        text.TfidfVectorizer(
+            analyzer="char_wb", ngram_range=(2, 5), min_df=3, max_features=300_000, **common
+        ),
+        text.TfidfVectorizer(ngram_range=(1, 2), min_df=2, max_features=200_000, **common),
+    )
+
+
+def tfidf_logistic(rows: Sequence[SpamRow], seed: int) -> Predict:
+    """Logistic regression on TF-IDF of character 2-5-grams and word 1-2-grams."""
+    features = _tfidf()
+    model = _sklearn("linear_model").LogisticRegression(C=10, solver="liblinear", random_state=seed)
+    model.fit(features.fit_transform([row.text for row in rows]), _labels(rows))
+    return lambda texts: np.asarray(model.predict_proba(features.transform(texts))[:, 1])
+
+
+def tfidf_svc(rows: Sequence[SpamRow], seed: int) -> Predict:
+    """A linear SVC on the same features, calibrated on a held-out fold (Platt)."""
+    features = _tfidf()
+    matrix = features.fit_transform([row.text for row in rows]).tocsr()
+    labels = _labels(rows)
+    held = np.array([row.fold == CALIBRATION_FOLD for row in rows])
+    if not held.any() or held.all():
+        held = np.arange(len(rows)) % 5 == 0
+    svc = _sklearn("svm").LinearSVC
+    first = svc(C=1.0, random_state=seed).fit(matrix[~held], labels[~held])
+    slope, offset = metrics.platt(labels[held], first.decision_function(matrix[held]))
+    model = svc(C=1.0, random_state=seed).fit(matrix, labels)
+
+    def predict(texts: Sequence[str]) -> Floats:
+        scores = model.decision_function(features.transform(texts))
+        return np.asarray(1.0 / (1.0 + np.exp(-np.clip(slope * scores + offset, -60, 60))))
+
+    return predict
+
+
+def fasttext_model(rows: Sequence[SpamRow], seed: int) -> Predict:
+    """fastText with word pairs and character 2-5-grams."""
+    fasttext = importlib.import_module("fasttext")
+    with tempfile.TemporaryDirectory() as folder, _silence():
+        file = Path(folder) / "train.txt"
+        with file.open("w", encoding="utf-8", errors="replace") as out:
+            for row in rows:
+                label = "spam" if row.is_spam else "ham"
+                out.write(f"__label__{label} {' '.join(row.text.lower().split())}\n")
+        model = fasttext.train_supervised(
+            str(file), epoch=15, lr=0.5, wordNgrams=2, minn=2, maxn=5, dim=16, bucket=200_000,
+            thread=1, seed=seed, verbose=0,
+        )  # fmt: skip
+
+    def predict(texts: Sequence[str]) -> Floats:
+        out = []
+        for text in texts:
+            line = " ".join(text.lower().encode("utf-8", "replace").decode().split())
+            found = {name: chance for chance, name in model.f.predict(line, 2, 0.0, "strict")}
+            out.append(found.get("__label__spam", 0.0))
+        return np.asarray(np.clip(np.array(out), 0.0, 1.0))
+
+    return predict
+
+
+@contextlib.contextmanager
+def _silence() -> Any:
+    """Drop what native code writes to the error stream."""
+    saved, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(null)
+
+
+def _labels(rows: Sequence[SpamRow]) -> NDArray[np.bool_]:
+    return np.array([row.is_spam for row in rows])
+
+
+def _sklearn(name: str) -> Any:
+    return importlib.import_module(f"sklearn.{name}")

@@ -1,0 +1,226 @@
+"""The evaluation report: ``python -m spamdetect.training.report DATA_DIR``.
+
+Prints, as Markdown, the figures of the classifier beside baselines fitted in the same run, of
+the language detector beside others, and what the engine costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Final
+
+import attrs
+import numpy as np
+
+from spamdetect.engine import language
+from spamdetect.training import baselines, footprint, language_report, metrics
+from spamdetect.training.attacks import ATTACKS
+from spamdetect.training.dataset import FOLDS, DataError, SpamRow, read_language, read_spam
+from spamdetect.training.evaluate import (
+    MIN_CLASS,
+    SUITE_FOLD,
+    SUITE_LENGTH,
+    SUITE_TEXTS,
+    Evaluation,
+    cross_check,
+    mean,
+    related,
+)
+from spamdetect.training.metrics import Scores
+from spamdetect.training.mirror import MIRROR
+
+OURS: Final = "spamdetect"
+QUICK_SOURCES: Final = 3
+
+
+@attrs.frozen
+class Row:
+    """One line of the classifier's table."""
+
+    name: str
+    in_domain: Scores
+    unseen: Scores
+    attacked: Scores
+    link_fpr: float
+
+
+def baseline_row(
+    name: str, baseline: baselines.Baseline, rows: Sequence[SpamRow], seed: int, *, quick: bool
+) -> Row:
+    """A baseline under the same tests as ours: folds, left-out sources, disguises, links."""
+    labels = np.array([row.is_spam for row in rows])
+    folds = np.array([row.fold for row in rows])
+    sources = np.array([row.source for row in rows])
+    texts = [row.text for row in rows]
+    parts = []
+    attacked: list[Scores] = []
+    link_fpr = 0.0
+    for fold in range(1 if quick else FOLDS):
+        predict = baseline([row for row in rows if row.fold != fold], seed)
+        inside = np.flatnonzero(folds == fold)
+        parts.append(metrics.scores(labels[inside], predict([texts[i] for i in inside])))
+        if fold == SUITE_FOLD:
+            sample = [row for row in rows if row.fold == fold]
+            Random(seed).shuffle(sample)
+            sample = sample[:SUITE_TEXTS]
+            truth = np.array([row.is_spam for row in sample])
+            for change in ATTACKS.values():
+                changed = [
+                    change(row.text[:SUITE_LENGTH], Random(f"{seed}:{n}"))
+                    for n, row in enumerate(sample)
+                ]
+                attacked.append(metrics.scores(truth, predict(changed)))
+            linked = [
+                MIRROR["a link"](row.text[:SUITE_LENGTH], Random(f"{seed}:{n}"))
+                for n, row in enumerate(sample)
+            ]
+            link_fpr = float((predict(linked)[~truth] >= 0.5).mean())
+    names = sorted(set(sources.tolist()))
+    unseen = []
+    for source in names[:QUICK_SOURCES] if quick else names:
+        inside = np.flatnonzero(sources == source)
+        if min(int(labels[inside].sum()), int((~labels[inside]).sum())) < MIN_CLASS:
+            continue
+        apart = related(source, names)
+        predict = baseline([row for row in rows if row.source not in apart], seed)
+        unseen.append(metrics.scores(labels[inside], predict([texts[i] for i in inside])))
+    return Row(name, mean(parts), mean(unseen), mean(attacked), link_fpr)
+
+
+def our_row(evaluation: Evaluation) -> Row:
+    """The line of the engine's own recipe."""
+    return Row(
+        OURS, evaluation.in_domain, evaluation.unseen, evaluation.attacked,
+        evaluation.mirror["a link"],
+    )  # fmt: skip
+
+
+def classifier_table(rows: Sequence[Row]) -> str:
+    """The classifiers side by side."""
+    lines = [
+        "| Model | in | unseen source | disguised | ham with a link |",
+        "| | F1 / AUC / recall at 1 % FPR / ECE | F1 / AUC / recall / FPR / ECE | F1 / AUC | FPR |",
+    ]
+    lines.insert(1, "|---|---|---|---|---|")
+    for row in rows:
+        a, b, c = row.in_domain, row.unseen, row.attacked
+        lines.append(
+            f"| {row.name} | {a.f1:.3f} / {a.auc:.3f} / {a.recall_at_1:.3f} / {a.ece:.3f} "
+            f"| {b.f1:.3f} / {b.auc:.3f} / {b.recall:.3f} / {b.fpr:.3f} / {b.ece:.3f} "
+            f"| {c.f1:.3f} / {c.auc:.3f} | {row.link_fpr:.3f} |"
+        )
+    return "\n".join(lines)
+
+
+def detail_tables(evaluation: Evaluation) -> str:
+    """Each source, disguise and harmless addition."""
+    lines = [
+        "| left-out source | F1 | AUC | recall | FPR | ECE | texts |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {name} | {s.f1:.3f} | {s.auc:.3f} | {s.recall:.3f} | {s.fpr:.3f} | {s.ece:.3f} "
+        f"| {s.texts} |"
+        for name, s in evaluation.by_source.items()
+    ]
+    lines += ["", "| disguise | F1 | change | AUC |", "|---|---|---|---|"]
+    lines.append(f"| none | {evaluation.clean.f1:.3f} | | {evaluation.clean.auc:.3f} |")
+    lines += [
+        f"| {name} | {s.f1:.3f} | {s.f1 - evaluation.clean.f1:+.3f} | {s.auc:.3f} |"
+        for name, s in evaluation.attacks.items()
+    ]
+    lines += [
+        "",
+        "| ham with | FPR |",
+        "|---|---|",
+        f"| nothing added | {evaluation.mirror_clean:.3f} |",
+    ]
+    lines += [f"| {name} | {share:.3f} |" for name, share in evaluation.mirror.items()]
+    lines += ["", "| copy | verdicts changed |", "|---|---|"]
+    lines += [f"| {name} | {share:.3f} |" for name, share in evaluation.copies.items()]
+    return "\n".join(lines)
+
+
+def language_table(folder: Path) -> str:
+    """The detectors side by side, over the common languages of the development texts."""
+    rows = read_language([folder], "dev")
+    lines = [
+        "| Detector | words | pairs | sentences | mean | chat | reliable at | ECE | texts/s |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    detectors = {OURS: _our_detector} | language_report.peers()
+    for name, build in detectors.items():
+        found = language_report.score(rows, build())
+        kinds = " | ".join(f"{found.by_kind.get(kind, 0):.3f}" for kind in language_report.KINDS)
+        lines.append(
+            f"| {name} | {kinds} | {found.average:.3f} | {found.chat:.3f} | {found.reliable:.3f} at "
+            f"{found.coverage:.3f} | {found.ece:.3f} | {found.per_second:,.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def _our_detector() -> language_report.Detect:
+    return language_report.ours(language.load())
+
+
+def footprint_table(texts: Sequence[str]) -> str:
+    """What the engine costs."""
+    cost = footprint.measure(texts)
+    lines = ["| Cost | |", "|---|---|", f"| import and load | {cost.load_ms:.0f} ms |"]
+    lines.append(f"| resident memory, engine | {cost.rss_mb:.0f} MB |")
+    lines.append(f"| resident memory, detector alone | {cost.detector_rss_mb:.0f} MB |")
+    lines += [f"| {name} | {size:.0f} kB |" for name, size in cost.model_kb.items()]
+    lines += [
+        f"| {name}, texts/s on one core | {rate:,.0f} |" for name, rate in cost.per_second.items()
+    ]
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the report; 2 when the data cannot be used."""
+    parser = argparse.ArgumentParser(prog="python -m spamdetect.training.report")
+    parser.add_argument("data", type=Path, help="a folder that holds spam/ and lang/")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer folds and sources for baselines"
+    )
+    parser.add_argument("--no-baselines", action="store_true")
+    chosen = parser.parse_args(arguments)
+    start = time.monotonic()
+
+    def note(stage: str) -> None:
+        sys.stderr.write(f"[{time.monotonic() - start:6.0f} s] {stage}\n")
+
+    try:
+        rows = read_spam([chosen.data / "spam"])
+        note("language detectors")
+        languages = language_table(chosen.data / "lang")
+        note("cost")
+        cost = footprint_table([row.text for row in rows])
+        note("our classifier")
+        evaluation = cross_check(rows, chosen.seed)
+        table = [our_row(evaluation)]
+        for name, baseline in ({} if chosen.no_baselines else baselines.available()).items():
+            note(name)
+            table.append(baseline_row(name, baseline, rows, chosen.seed, quick=chosen.quick))
+    except DataError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    sections = {
+        "Classifier": classifier_table(table),
+        "Details": detail_tables(evaluation),
+        "Language": languages,
+        "Cost": cost,
+    }
+    for title, body in sections.items():
+        sys.stdout.write(f"## {title}\n\n{body}\n\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
