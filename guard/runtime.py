@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
+from guard import debuglog
 from guard.breaker.exceptions import (
     BreakerTransportError,
     GuardConfigError,
@@ -88,20 +89,27 @@ class GuardRuntime:
         spool_dir: str | os.PathLike[str] | None = None,
         auto_instrument: bool | None = None,
     ) -> None:
-        self.settings = Settings.load(
-            api_key=api_key,
-            api_url=api_url,
-            debug=debug,
-            hmac_secret=hmac_secret,
-            batch_size=batch_size,
-            flush_interval_ms=flush_interval_ms,
-            buffer_size=buffer_size,
-            transport_mode=transport_mode,
-            fallback_mode=fallback_mode,
-            timeout_ms=timeout_ms,
-            spool_dir=None if spool_dir is None else Path(spool_dir),
-            auto_instrument=auto_instrument,
-        )
+        try:
+            self.settings = Settings.load(
+                api_key=api_key,
+                api_url=api_url,
+                debug=debug,
+                hmac_secret=hmac_secret,
+                batch_size=batch_size,
+                flush_interval_ms=flush_interval_ms,
+                buffer_size=buffer_size,
+                transport_mode=transport_mode,
+                fallback_mode=fallback_mode,
+                timeout_ms=timeout_ms,
+                spool_dir=None if spool_dir is None else Path(spool_dir),
+                auto_instrument=auto_instrument,
+            )
+            _refuse_second()
+        except GuardError as exc:
+            fire(exc, ErrorContext("init"))
+            raise
+        if self.settings.debug:
+            debuglog.start()
         self.control = ControlState()
         self._background = BackgroundLoop()
         self._shut_down = False
@@ -212,7 +220,11 @@ class GuardRuntime:
         """A runtime that could not start leaves nothing behind."""
         self.told(exc, "init")
         self._shut_down = True
+        link = self._link
+        if link is not None:
+            self._closed_link(link, time.monotonic() + _CLOSE_S)
         self._background.close(_CLOSE_S)
+        debuglog.stop()
         _uninstall(self)
 
     def shutdown(self, timeout: float = 2.0, flush: bool = True) -> None:
@@ -245,6 +257,7 @@ class GuardRuntime:
             failure = exc
         finally:
             self._background.close(max(0.05, min(_CLOSE_S, ends - time.monotonic())))
+            debuglog.stop()
         if failure is not None:
             raise failure
 
@@ -433,14 +446,18 @@ def active_runtime() -> GuardRuntime | None:
     return _current
 
 
+def _refuse_second() -> None:
+    if _current is not None and not _current.is_shut_down:
+        raise GuardConfigError(
+            "guard is already initialised in this process; call guard.shutdown() first",
+            error_code="GD-C004",
+        )
+
+
 def _install(runtime: GuardRuntime) -> None:
     global _current
     with _lock:
-        if _current is not None and not _current.is_shut_down:
-            raise GuardConfigError(
-                "guard is already initialised in this process; call guard.shutdown() first",
-                error_code="GD-C004",
-            )
+        _refuse_second()
         _current = runtime
 
 
