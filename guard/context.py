@@ -156,16 +156,19 @@ class _Boundary:
 
 def _traced(outer: Scope) -> dict[str, str | None]:
     """Return the ids of a new span below ``outer``, or below a running OpenTelemetry span."""
-    trace_id, parent = outer.trace_id, outer.span_id
+    trace_id, parent, foreign = outer.trace_id, outer.span_id, outer.foreign_span_id
     otel = sys.modules.get("opentelemetry.trace")
     if otel is not None:
         context = otel.get_current_span().get_span_context()
-        if context.is_valid and f"{context.trace_id:032x}" != trace_id:
-            trace_id, parent = f"{context.trace_id:032x}", f"{context.span_id:016x}"
+        # One that was running before ``outer`` was opened is an ancestor already.
+        if context.is_valid and f"{context.span_id:016x}" != foreign:
+            trace_id, foreign = f"{context.trace_id:032x}", f"{context.span_id:016x}"
+            parent = foreign
     return {
         "trace_id": trace_id or _ids.trace_id(),
         "span_id": _ids.span_id(),
         "parent_span_id": parent,
+        "foreign_span_id": foreign,
     }
 
 

@@ -30,6 +30,7 @@ class Scope:
         chain_id, chain_op: the soft-budget chain and what the next gate request says of it.
         agent: identity of the agent.
         trace_id, span_id, parent_span_id: W3C Trace Context ids.
+        foreign_span_id: the OpenTelemetry span that was running when this span was opened.
         model, tools: the call context for the gate.
         call: the protected call whose body is running.
     """
@@ -42,6 +43,7 @@ class Scope:
     trace_id: str | None = None
     span_id: str | None = None
     parent_span_id: str | None = None
+    foreign_span_id: str | None = None
     model: str | None = None
     tools: tuple[str, ...] = ()
     call: CallRecord | None = None
