@@ -1,0 +1,466 @@
+"""What is imported, when, and in which direction (architecture: Map, Invariants)."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import pytest
+
+import guard
+
+ROOT: Final = Path(__file__).parents[2]
+
+# --- the public surface (spec part 4, SDK interface; part 7) --------------------------------------
+
+NONE = inspect.Parameter.empty
+POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
+KEYWORD = inspect.Parameter.KEYWORD_ONLY
+REST = inspect.Parameter.VAR_KEYWORD
+
+INIT = [("api_key", POSITIONAL, None), ("api_url", POSITIONAL, None), ("debug", POSITIONAL, False)]
+SURFACE: dict[str, list[tuple[str, Any, Any]]] = {
+    "init": INIT,
+    "init_or_die": INIT,
+    "protect": [("function", POSITIONAL, NONE)],
+    "sensitive": [("function", POSITIONAL, NONE)],
+    "guarded": [("function", POSITIONAL, NONE)],
+    "handle": [("exit_code", KEYWORD, 1)],
+    "workflow": [("name", POSITIONAL, None)],
+    "chain": [("name", POSITIONAL, None), ("op", KEYWORD, "auto")],
+    "span": [("name", POSITIONAL, None)],
+    "agent": [("name", POSITIONAL, None)],
+    "set_call_context": [("model", POSITIONAL, None), ("tools", POSITIONAL, None)],
+    "on_error": [("hook", POSITIONAL, NONE)],
+    "track_llm": [
+        ("input_tokens", POSITIONAL, NONE), ("output_tokens", POSITIONAL, 0),
+        ("model", KEYWORD, None), ("latency_ms", KEYWORD, None), ("metadata", KEYWORD, None),
+    ],
+    "track_tool": [
+        ("tool_name", POSITIONAL, NONE), ("duration_ms", POSITIONAL, None),
+        ("is_retry", KEYWORD, False), ("metadata", KEYWORD, None),
+    ],
+    "track_event": [("event_type", POSITIONAL, NONE), ("kwargs", REST, NONE)],
+    "format_user_message": [("exc", POSITIONAL, NONE), ("locale", POSITIONAL, "en")],
+    "set_user_message": [("code", POSITIONAL, NONE), ("text", POSITIONAL, NONE)],
+    "get_user_message": [("code", POSITIONAL, NONE)],
+    "shutdown": [("timeout", POSITIONAL, 2.0), ("flush", POSITIONAL, True)],
+    "status": [],
+}  # fmt: skip
+EXCEPTIONS = [
+    "GuardError", "GuardAuthError", "GuardConfigError", "GuardBackendError", "GuardBudgetError",
+    "GuardToolBlockedError", "WorkflowKilledInterrupt",
+]  # fmt: skip
+UNLISTED = [
+    "WorkflowPausedException", "WorkflowKilledException", "GuardAuthenticationError",
+    "GuardBlockedException", "GuardRuntime", "GuardStatus", "ErrorContext",
+    "SDK_MIN_VERSION_FOR_V3", "__version__",
+]  # fmt: skip
+
+
+def test_the_listing_is_exactly_the_curated_surface() -> None:
+    assert len(SURFACE) == 20
+    assert len(EXCEPTIONS) == 7
+    assert dir(guard) == sorted([*SURFACE, *EXCEPTIONS])
+    assert sorted(guard.__all__) == dir(guard)
+
+
+@pytest.mark.parametrize(("name", "parameters"), SURFACE.items())
+def test_each_signature_is_the_specs(name: str, parameters: list[tuple[str, Any, Any]]) -> None:
+    found = inspect.signature(getattr(guard, name)).parameters.values()
+    assert [(each.name, each.kind, each.default) for each in found] == parameters
+
+
+@pytest.mark.parametrize("name", [*SURFACE, *EXCEPTIONS, *UNLISTED])
+def test_each_name_is_importable_by_name(name: str) -> None:
+    namespace: dict[str, Any] = {}
+    exec(f"from guard import {name}", namespace)
+    assert namespace[name] is getattr(guard, name)
+
+
+def test_a_star_import_gives_the_listing() -> None:
+    namespace: dict[str, Any] = {}
+    exec("from guard import *", namespace)
+    assert sorted(namespace.keys() - {"__builtins__"}) == dir(guard)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        guard.nonsense  # noqa: B018  # reading it is the test
+
+
+def test_public_names_stay_functions_after_their_modules_are_imported() -> None:
+    """No module may carry the name of a public function: the import would shadow it."""
+    script = (
+        "import pkgutil, importlib, guard\n"
+        "names = [m.name for m in pkgutil.iter_modules(guard.__path__)]\n"
+        "assert not set(names) & set(dir(guard)), names"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+# --- what `import guard` loads --------------------------------------------------------------------
+
+
+def loaded_by(statement: str) -> set[str]:
+    script = (
+        "import sys; before = set(sys.modules)\n"
+        f"{statement}\n"
+        "print(*sorted(set(sys.modules) - before))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    return set(done.stdout.split())
+
+
+def test_import_guard_loads_nothing_but_itself() -> None:
+    loaded = loaded_by("import guard")
+    foreign = {
+        name
+        for name in loaded
+        if name.partition(".")[0] not in sys.stdlib_module_names and name != "guard"
+    }
+    assert not foreign, "no vendor, framework or server code, not even httpx, websockets, msgspec"
+    assert "asyncio" not in loaded
+
+
+def test_listing_the_names_loads_nothing() -> None:
+    assert loaded_by("import guard; dir(guard); guard.__all__") == loaded_by("import guard")
+
+
+VENDORS = {
+    "openai", "anthropic", "langgraph", "langchain_core", "agents", "mcp", "litellm", "aiohttp",
+    "requests", "botocore", "google", "starlette", "uvicorn", "jinja2", "asyncpg", "redis",
+    "click", "rich", "argon2", "genai_prices", "prometheus_client", "numpy", "spamdetect",
+    "telegram", "opentelemetry",
+}  # fmt: skip
+
+
+def test_using_the_whole_surface_loads_no_vendor_framework_or_server() -> None:
+    uses = "\n".join(f"guard.{name}" for name in [*SURFACE, *EXCEPTIONS, *UNLISTED])
+    loaded = {name.partition(".")[0] for name in loaded_by(f"import guard\n{uses}")}
+    assert not loaded & VENDORS
+    assert "guard" in loaded
+
+
+def test_a_handler_of_errors_needs_no_http_client() -> None:
+    loaded = loaded_by("from guard.breaker.exceptions import GuardError")
+    assert not loaded & {"httpx", "websockets", "msgspec", "asyncio"}
+
+
+def test_import_spamdetect_loads_neither_classifier_nor_service() -> None:
+    loaded = loaded_by("import spamdetect")
+    assert not {name for name in loaded if name.startswith(("spamdetect.engine", "numpy"))}
+    assert not {name.partition(".")[0] for name in loaded} & (VENDORS - {"spamdetect"})
+
+
+# --- the arrows -----------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class Arrow:
+    """One import statement's target, from one module."""
+
+    source: str
+    target: str
+    line: int
+    lazy: bool
+    typing_only: bool
+
+    def __str__(self) -> str:
+        return f"{self.source}:{self.line} imports {self.target}"
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def modules(package: str) -> dict[str, Path]:
+    return {module_name(path): path for path in sorted((ROOT / package).rglob("*.py"))}
+
+
+ALL: Final = modules("guard") | modules("spamdetect")
+
+
+def is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+def arrows_of(source: str, path: Path) -> Iterator[Arrow]:
+    def walk(node: ast.AST, lazy: bool, typing_only: bool) -> Iterator[Arrow]:
+        for child in ast.iter_child_nodes(node):
+            targets: list[str] = []
+            if isinstance(child, ast.Import):
+                targets = [alias.name for alias in child.names]
+            elif isinstance(child, ast.ImportFrom):
+                assert child.level == 0, f"{source}:{child.lineno}: relative imports are not used"
+                base = child.module or ""
+                for alias in child.names:
+                    whole = f"{base}.{alias.name}"
+                    targets.append(whole if whole in ALL else base)
+            for target in dict.fromkeys(targets):
+                yield Arrow(source, target, child.lineno, lazy, typing_only)
+            inside = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            yield from walk(child, lazy or inside, typing_only or is_type_checking(child))
+
+    yield from walk(ast.parse(path.read_text()), False, False)
+
+
+ARROWS: Final = [arrow for name, path in ALL.items() for arrow in arrows_of(name, path)]
+
+
+def inner(package: str) -> list[Arrow]:
+    """The arrows inside one package, whatever it is that they point to there."""
+    return [
+        arrow
+        for arrow in ARROWS
+        if arrow.source.partition(".")[0] == arrow.target.partition(".")[0] == package
+    ]
+
+
+def component(module: str, depth: int = 1) -> str:
+    """``guard.core.wire`` belongs to ``core``; the package itself is ``(root)``."""
+    return ".".join(module.split(".")[1 : 1 + depth]) or "(root)"
+
+
+GUARD_LEVELS: Final = {
+    "version": 0, "core": 0, "loop": 0,
+    "breaker": 1, "scope": 1, "messages": 1,
+    "settings": 2, "hooks": 2, "state": 2, "handling": 2, "decisions": 2, "interrupts": 2,
+    "health": 3,
+    "io": 4, "instrumentation": 4,
+    "runtime": 5,
+    "facade": 6, "context": 6, "calls": 6,
+    "decorators": 7,
+    "(root)": 8,
+    "integrations": 9, "testing": 9,
+    "gateway": 10,  # beside the SDK; its own rules are below
+    "demo": 11,
+    "cli": 12, "doctor": 12,
+    "__main__": 13,
+}  # fmt: skip
+SPAM_LEVELS: Final = {
+    "errors": 0, "engine": 0, "_version": 0, "version": 0,
+    "models": 1, "settings": 1, "_retry": 1,
+    "_messages": 2, "_exchange": 2,
+    "_http": 3, "_local": 3,
+    "client": 4,
+    "sync": 5,
+    "(root)": 6,
+    "files": 7, "service": 7, "training": 7,
+    "testing": 8,
+    "cli": 9,
+    "__main__": 10,
+}  # fmt: skip
+TABLES: Final = [("guard", GUARD_LEVELS), ("spamdetect", SPAM_LEVELS)]
+
+
+@pytest.mark.parametrize(("package", "levels"), TABLES)
+def test_every_module_has_its_place(package: str, levels: dict[str, int]) -> None:
+    """A new module is put into the table above, so that somebody thinks of its arrows."""
+    assert {component(module) for module in modules(package)} <= levels.keys()
+
+
+@pytest.mark.parametrize(("package", "levels"), TABLES)
+def test_no_arrow_points_up(package: str, levels: dict[str, int]) -> None:
+    found = inner(package)
+    assert len(found) > 50
+    up = [
+        str(arrow)
+        for arrow in found
+        if component(arrow.source) != component(arrow.target)
+        and levels[component(arrow.target)] >= levels[component(arrow.source)]
+        and not (component(arrow.source) == "(root)" and arrow.typing_only)
+    ]
+    assert not up
+
+
+PACKAGES: Final = {"guard", "spamdetect"}
+
+
+def test_guard_and_spamdetect_do_not_know_each_other() -> None:
+    """Except the demo: an application over both, which the command line loads when it is run."""
+    crossing = [
+        str(arrow)
+        for arrow in ARROWS
+        if {arrow.source.partition(".")[0], arrow.target.partition(".")[0]} == PACKAGES
+        and component(arrow.source) != "demo"
+    ]
+    assert not crossing
+
+
+def test_only_the_command_line_loads_the_demo_and_only_when_it_is_run() -> None:
+    callers = [
+        arrow
+        for arrow in ARROWS
+        if arrow.target.startswith("guard.demo") and not arrow.source.startswith("guard.demo")
+    ]
+    assert {arrow.source for arrow in callers} <= {"guard.cli"}
+    assert all(arrow.lazy for arrow in callers)
+
+
+def test_the_gateway_knows_of_the_sdk_only_the_core() -> None:
+    """It speaks the protocol; it never sees the SDK's runtime, its errors or its settings."""
+    wrong = [
+        str(arrow)
+        for arrow in inner("guard")
+        if component(arrow.source) == "gateway"
+        and component(arrow.target) not in ("gateway", "core", "version")
+    ]
+    assert not wrong
+
+
+def test_the_sdk_does_not_know_the_gateway() -> None:
+    wrong = [
+        str(arrow)
+        for arrow in inner("guard")
+        if component(arrow.target) == "gateway"
+        and component(arrow.source) not in ("gateway", "cli", "doctor", "demo", "testing")
+    ]
+    assert not wrong
+
+
+def test_in_the_gateway_only_the_composition_root_names_a_concrete_store() -> None:
+    """routes, dashboard -> services -> storage/base."""
+    wrong = [
+        str(arrow)
+        for arrow in inner("guard")
+        if arrow.target.startswith("guard.gateway.storage.")
+        and arrow.target not in ("guard.gateway.storage.base", "guard.gateway.storage")
+        and not arrow.source.startswith("guard.gateway.storage")
+        and arrow.source != "guard.gateway.app"
+    ]
+    assert not wrong
+
+
+def test_in_the_gateway_services_do_not_know_the_web_nor_the_domain_the_services() -> None:
+    order = {"domain": 0, "storage": 1, "services": 2, "routes": 3, "dashboard": 3}
+    wrong = [
+        str(arrow)
+        for arrow in inner("guard")
+        if arrow.source.startswith("guard.gateway.")
+        and arrow.target.startswith("guard.gateway.")
+        and (source := component(arrow.source, 2).partition(".")[2]) in order
+        and (target := component(arrow.target, 2).partition(".")[2]) in order
+        and order[target] > order[source]
+    ]
+    assert not wrong
+
+
+WEB: Final = {
+    "starlette", "uvicorn", "httpx", "httpx2", "websockets", "anyio", "socket", "http",
+    "urllib.request", "telegram", "aiogram", "asyncpg", "redis", "prometheus_client", "click", "rich",
+}  # fmt: skip
+
+
+def test_the_engine_imports_no_service_and_no_web_code() -> None:
+    wrong = [
+        str(arrow)
+        for arrow in ARROWS
+        if arrow.source.startswith("spamdetect.engine")
+        and (
+            arrow.target in WEB
+            or arrow.target.partition(".")[0] in WEB
+            or (
+                arrow.target.startswith("spamdetect")
+                and component(arrow.target) not in ("engine", "errors")
+            )
+        )
+    ]
+    assert not wrong
+
+
+def test_the_clients_never_import_the_engine_except_the_local_backend_lazily() -> None:
+    clients = {"client", "sync", "_exchange", "_http", "_retry", "_messages", "models", "settings",
+               "errors", "(root)"}  # fmt: skip
+    to_engine = [
+        str(arrow)
+        for arrow in inner("spamdetect")
+        if component(arrow.target) == "engine" and component(arrow.source) in clients
+    ]
+    assert not to_engine
+    to_local = [
+        arrow
+        for arrow in inner("spamdetect")
+        if component(arrow.target) == "_local" and component(arrow.source) != "_local"
+    ]
+    assert to_local
+    assert all(arrow.lazy or arrow.typing_only for arrow in to_local)
+
+
+IMPURE: Final = {
+    "asyncio", "socket", "ssl", "time", "threading", "random", "logging", "subprocess", "pathlib",
+    "tempfile", "sqlite3", "http", "urllib", "signal", "selectors", "concurrent", "multiprocessing",
+    "httpx", "httpx2", "websockets", "anyio", "wrapt",
+}  # fmt: skip
+
+
+def test_the_core_is_pure() -> None:
+    """No asyncio, no I/O, no clock, nothing of guard: time and chance are arguments."""
+    wrong = [
+        str(arrow)
+        for arrow in ARROWS
+        if arrow.source.startswith("guard.core")
+        and (
+            arrow.target.partition(".")[0] in IMPURE
+            or (arrow.target.startswith("guard") and component(arrow.target) != "core")
+        )
+    ]
+    assert not wrong
+
+
+def test_the_loop_knows_nothing_of_guard() -> None:
+    wrong = [
+        str(arrow)
+        for arrow in inner("guard")
+        if component(arrow.source) == "loop" and component(arrow.target) != "loop"
+    ]
+    assert not wrong
+
+
+SDK_LIBRARIES: Final = {
+    "attrs",
+    "attr",
+    "msgspec",
+    "httpx",
+    "websockets",
+    "anyio",
+    "wrapt",
+    "guard",
+}
+
+
+def test_the_sdk_imports_its_own_dependencies_only() -> None:
+    """Transports of others (aiohttp, requests, ...) are reached when the user has loaded them."""
+    foreign = [
+        str(arrow)
+        for arrow in ARROWS
+        if arrow.source.partition(".")[0] == "guard"
+        and component(arrow.source)
+        not in ("gateway", "demo", "cli", "doctor", "integrations", "testing", "__main__")
+        and not arrow.lazy
+        and not arrow.typing_only
+        and arrow.target.partition(".")[0] not in SDK_LIBRARIES | sys.stdlib_module_names
+    ]
+    assert not foreign
+
+
+def test_the_arrow_reader_sees_what_python_sees() -> None:
+    """The reader above is not blind: a module's eager arrows are what its import really loads."""
+    importlib.import_module("guard.io.gateway")
+    eager = {
+        arrow.target
+        for arrow in ARROWS
+        if arrow.source == "guard.io.gateway" and not arrow.lazy and not arrow.typing_only
+    }
+    assert {"guard.core.wire", "guard.settings", "httpx"} <= eager
+    assert eager - {"__future__"} <= sys.modules.keys()
