@@ -30,6 +30,7 @@ R = TypeVar("R")
 
 _open_clients: weakref.WeakSet[SpamClient] = weakref.WeakSet()
 _provider = BlockingPortalProvider()
+_left_behind: list[object] = []
 
 
 class SpamClient:
@@ -206,9 +207,12 @@ def _result(future: Future[R]) -> R:
 
 def _forget_after_fork() -> None:
     global _provider
+    # Never freed: their finalizers would wait for a thread that the child does not have.
+    _left_behind.append(_provider)
     _provider = BlockingPortalProvider()
     for client in list(_open_clients):
         client._lock = threading.Lock()
+        _left_behind.append((client._portal, client._client))
         client._portal = None
         client._client = client._make()
 

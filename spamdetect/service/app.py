@@ -94,6 +94,7 @@ class SpamService:
                 settings.max_queue_wait_ms / 1000,
             )
             stack.push_async_callback(workers.close)
+            await workers.warm_up()
             self._state = HotState(settings, store, limits, workers, metrics)
             self._hot = HotRoutes(self._state)
             try:

@@ -18,7 +18,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 _JSON_TYPE: Final = re.compile(
     r"""\s*application/json\s*(?:;\s*charset\s*=\s*"?utf-?8"?\s*)?;?\s*""", re.IGNORECASE
 )
-_FIELD: Final = re.compile(r"`(\w+)`|`\$\.(\w+)")
+_FIELD: Final = re.compile(r"`\$\.(\w+)|field `(\w+)`")
 
 
 class ClientGoneError(Exception):
@@ -58,62 +58,82 @@ def check_media_type(scope: Scope) -> None:
         )
 
 
-async def read_body(
-    scope: Scope, receive: Receive, *, max_bytes: int, max_chars: int, timeout_s: float
-) -> bytes:
-    """Read a whole body, within a size and a total time.
+class RequestBody:
+    """The body of one request: read within limits, or read and forgotten.
 
-    Raises:
-        RefusalError: 413 ``TEXT_TOO_LONG`` or 408 ``REQUEST_TIMEOUT``.
-        ClientGoneError: The client has gone.
+    Args:
+        scope: The ASGI scope.
+        receive: The ASGI channel.
+        timeout_s: Seconds in which the whole body must arrive.
     """
-    declared = header(scope, b"content-length")
-    if declared is not None and int(declared) > max_bytes:
-        raise too_long(max_chars)
-    message = await _soon(receive, timeout_s)
-    chunks: list[bytes] = []
-    size = 0
-    loop = asyncio.get_running_loop()
-    deadline_s = loop.time() + timeout_s
-    while True:
+
+    __slots__ = ("_complete", "_deadline_s", "_receive", "_scope", "_timeout_s")
+
+    def __init__(self, scope: Scope, receive: Receive, timeout_s: float) -> None:
+        self._scope = scope
+        self._receive = receive
+        self._timeout_s = timeout_s
+        self._deadline_s = 0.0
+        self._complete = False
+
+    async def read(self, *, max_bytes: int, max_chars: int) -> bytes:
+        """Read the whole body.
+
+        Raises:
+            RefusalError: 413 ``TEXT_TOO_LONG`` or 408 ``REQUEST_TIMEOUT``.
+            ClientGoneError: The client has gone.
+        """
+        declared = header(self._scope, b"content-length")
+        if declared is not None and int(declared) > max_bytes:
+            raise too_long(max_chars)
+        chunks: list[bytes] = []
+        size = 0
+        while not self._complete:
+            chunks.append(await self._next())
+            size += len(chunks[-1])
+            if size > max_bytes:
+                raise too_long(max_chars)
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    async def drain(self, *, max_bytes: int) -> bool:
+        """Read the rest of a refused request's body and forget it.
+
+        Closing a connection on which the client still sends makes TCP reset it, and the client
+        then loses the answer that says why.
+
+        Returns:
+            True when the body is complete, so that the connection can be kept.
+
+        Raises:
+            ClientGoneError: The client has gone.
+        """
+        if header(self._scope, b"expect") is not None:
+            return self._complete
+        size = 0
+        while not self._complete:
+            try:
+                size += len(await self._next())
+            except RefusalError:
+                return False
+            if size > max_bytes:
+                return False
+        return True
+
+    async def _next(self) -> bytes:
+        now_s = asyncio.get_running_loop().time()
+        self._deadline_s = self._deadline_s or now_s + self._timeout_s
+        try:
+            async with asyncio.timeout(self._deadline_s - now_s):
+                message = await self._receive()
+        except TimeoutError:
+            raise RefusalError(
+                408, ErrorCode.REQUEST_TIMEOUT, "The body did not arrive in time.", close=True
+            ) from None
         if message["type"] == "http.disconnect":
             raise ClientGoneError
-        chunks.append(message.get("body", b""))
-        size += len(chunks[-1])
-        if size > max_bytes:
-            raise too_long(max_chars)
-        if not message.get("more_body", False):
-            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-        message = await _soon(receive, deadline_s - loop.time())
-
-
-async def drain(scope: Scope, receive: Receive, *, max_bytes: int, timeout_s: float) -> bool:
-    """Read the rest of a refused request's body and forget it.
-
-    Closing a connection on which the client still sends makes TCP reset it, and the client then
-    loses the answer that says why.
-
-    Returns:
-        True when the body is complete, so that the connection can be kept.
-
-    Raises:
-        ClientGoneError: The client has gone.
-    """
-    if header(scope, b"expect") is not None:
-        return False
-    size = 0
-    try:
-        async with asyncio.timeout(timeout_s):
-            while size <= max_bytes:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientGoneError
-                size += len(message.get("body", b""))
-                if not message.get("more_body", False):
-                    return True
-    except TimeoutError:
-        pass
-    return False
+        self._complete = not message.get("more_body", False)
+        chunk: bytes = message.get("body", b"")
+        return chunk
 
 
 def too_long(max_chars: int) -> RefusalError:
@@ -145,15 +165,4 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise RefusalError(
             400, ErrorCode.INVALID_JSON, "The body is not valid JSON in UTF-8."
-        ) from None
-
-
-async def _soon(receive: Receive, timeout_s: float) -> dict[str, Any]:
-    try:
-        async with asyncio.timeout(timeout_s):
-            message: dict[str, Any] = await receive()
-            return message
-    except TimeoutError:
-        raise RefusalError(
-            408, ErrorCode.REQUEST_TIMEOUT, "The body did not arrive in time.", close=True
         ) from None

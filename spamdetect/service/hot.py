@@ -14,10 +14,9 @@ from spamdetect.models import ErrorCode
 from spamdetect.service.auth import authenticate
 from spamdetect.service.body import (
     ClientGoneError,
+    RequestBody,
     check_media_type,
     decode,
-    drain,
-    read_body,
     too_long,
 )
 from spamdetect.service.keys import KeyRecord, KeyStore, StoreError
@@ -71,16 +70,18 @@ class HotRoutes:
 
     def __init__(self, state: HotState) -> None:
         self._state = state
+        self._max_drained_bytes = _DRAIN_FACTOR * state.settings.max_body_bytes
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         started_s = time.perf_counter()
         endpoint = _ENDPOINTS[scope["path"]]
         metrics = self._state.metrics
+        body = RequestBody(scope, receive, self._state.settings.body_timeout_s)
         try:
-            body = await self._answer(endpoint, scope, receive)
+            answer = await self._answer(endpoint, scope, body)
         except RefusalError as refusal:
             try:
-                close = refusal.close and not await self._drained(scope, receive)
+                close = refusal.close and not await body.drain(max_bytes=self._max_drained_bytes)
             except ClientGoneError:
                 return
             metrics.answered(
@@ -111,18 +112,9 @@ class HotRoutes:
             await send_json(send, 500, internal.body())
         else:
             metrics.answered(endpoint, 200, "", time.perf_counter() - started_s)
-            await send_json(send, 200, body)
+            await send_json(send, 200, answer)
 
-    async def _drained(self, scope: Any, receive: Any) -> bool:
-        settings = self._state.settings
-        return await drain(
-            scope,
-            receive,
-            max_bytes=_DRAIN_FACTOR * settings.max_body_bytes,
-            timeout_s=settings.body_timeout_s,
-        )
-
-    async def _answer(self, endpoint: str, scope: Any, receive: Any) -> bytes:
+    async def _answer(self, endpoint: str, scope: Any, body: RequestBody) -> bytes:
         state = self._state
         settings = state.settings
         if endpoint == "feedback" and not settings.store_feedback:
@@ -140,16 +132,12 @@ class HotRoutes:
         key = await authenticate(scope, state.store)
         await state.limits.admit(key)
         check_media_type(scope)
-        body = await read_body(
-            scope,
-            receive,
-            max_bytes=settings.max_body_bytes,
-            max_chars=settings.max_text_chars,
-            timeout_s=settings.body_timeout_s,
+        content = await body.read(
+            max_bytes=settings.max_body_bytes, max_chars=settings.max_text_chars
         )
         if endpoint == "feedback":
-            return await self._take_feedback(decode(body, _FEEDBACK), key)
-        text = decode(body, _TEXT).text
+            return await self._take_feedback(decode(content, _FEEDBACK), key)
+        text = decode(content, _TEXT).text
         if len(text) > settings.max_text_chars:
             raise too_long(settings.max_text_chars)
         answer, is_spam = await state.workers.run(text, predict=endpoint == "predict")

@@ -30,6 +30,7 @@ _BATCH_CHARS: Final = 50_000
 # What a text costs besides its length, in characters; keeps many tiny texts from being free.
 _BASE_COST_CHARS: Final = 100
 _SPEED_WEIGHT: Final = 0.2
+_WARM_UP_TEXT: Final = "Are we still on for lunch? Reply here or call me. " * 4
 
 
 class TextEngine(Protocol):
@@ -78,7 +79,9 @@ class WorkerPool:
         self._queue: deque[_Job] = deque()
         self._queued_chars = 0
         self._busy = 0
-        # Optimistic at first: shedding needs evidence.
+        self._busy_chars = 0
+        self._busy_since_s = 0.0
+        # Zero until warm_up or the first batch: shedding needs evidence.
         self._seconds_per_char = 0.0
         self._closed = False
 
@@ -97,7 +100,15 @@ class WorkerPool:
         """How long a job that came now would wait, in seconds."""
         if self._busy < self._workers:
             return 0.0
-        return self._queued_chars * self._seconds_per_char / self._workers
+        elapsed_s = time.perf_counter() - self._busy_since_s
+        running_s = self._busy_chars * self._seconds_per_char - elapsed_s
+        queued_s = self._queued_chars * self._seconds_per_char
+        return (max(0.0, running_s) + queued_s) / self._workers
+
+    async def warm_up(self) -> None:
+        """Run the engine a few times, so that its speed is known before the first request."""
+        for _ in range(3):
+            await self.run(_WARM_UP_TEXT, predict=True)
 
     async def run(self, text: str, *, predict: bool) -> tuple[bytes, bool | None]:
         """Analyse one text.
@@ -143,7 +154,11 @@ class WorkerPool:
         chars = 0
         # With several workers, leave something for the others.
         most = max(1, min(_BATCH_TEXTS, -(-len(self._queue) // (self._workers - self._busy))))
-        while self._queue and len(batch) < most and chars < _BATCH_CHARS:
+        # A batch must be over well within the longest wait, or it is itself the wait.
+        most_chars = float(_BATCH_CHARS)
+        if self._seconds_per_char:
+            most_chars = min(most_chars, self._max_wait_s / 4 / self._seconds_per_char)
+        while self._queue and len(batch) < most and (not batch or chars < most_chars):
             job = self._queue.popleft()
             self._queued_chars -= job.cost_chars
             # The client has gone: nobody wants this any more.
@@ -153,11 +168,13 @@ class WorkerPool:
         if not batch:
             return
         self._busy += 1
+        self._busy_chars += chars
         loop = asyncio.get_running_loop()
-        started_s = time.perf_counter()
+        started_s = self._busy_since_s = time.perf_counter()
 
         def finished(done: asyncio.Future[list[_Outcome]]) -> None:
             self._busy -= 1
+            self._busy_chars -= chars
             self._learn_speed((time.perf_counter() - started_s) / chars)
             for job, outcome in zip(batch, done.result(), strict=True):
                 if job.future.done():

@@ -1,0 +1,232 @@
+"""One suite for every key store."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import sqlite3
+import stat
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from spamdetect.errors import SpamConfigError
+from spamdetect.service.app import open_store
+from spamdetect.service.keys import KeySpec, KeyStore, StoreError, parse_key, secret_matches
+
+pytestmark = pytest.mark.asyncio
+
+
+@pytest_asyncio.fixture(params=["sqlite", "postgres"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[KeyStore]:
+    if request.param == "sqlite":
+        opened = await open_store(f"sqlite:///{tmp_path / 'folder' / 'keys.sqlite3'}")
+    else:
+        url = request.getfixturevalue("postgres_url")
+        schema = f"spamdetect_test_{secrets.token_hex(6)}"
+        import asyncpg
+
+        connection = await asyncpg.connect(url)
+        await connection.execute(f"CREATE SCHEMA {schema}")
+        joint = "&" if "?" in url else "?"
+        opened = await open_store(f"{url}{joint}search_path={schema}")
+    yield opened
+    await opened.close()
+    if request.param == "postgres":
+        await connection.execute(f"DROP SCHEMA {schema} CASCADE")
+        await connection.close()
+
+
+async def test_a_key_is_made_found_and_revoked(store: KeyStore) -> None:
+    assert not await store.has_keys()
+    before_s = time.time()
+    new = await store.create(KeySpec("label", rate_per_minute=3, quota_per_day=0))
+    assert await store.has_keys()
+    parts = parse_key(new.api_key)
+    assert parts is not None
+    assert parts[0] == new.key_id
+    record = await store.find(new.key_id)
+    assert record is not None
+    assert secret_matches(parts[1], record)
+    assert not secret_matches(parts[1][:-1] + ("a" if parts[1][-1] != "a" else "b"), record)
+    assert (record.label, record.owner, record.rate_per_minute, record.quota_per_day) == (
+        "label",
+        "",
+        3,
+        0,
+    )
+    assert before_s <= record.created_s <= time.time()
+    assert record.revoked_s is None
+    assert await store.revoke(new.key_id)
+    assert not await store.revoke(new.key_id)
+    assert not await store.revoke("nosuchkey234")
+    record = await store.find(new.key_id)
+    assert record is not None
+    assert record.revoked_s is not None
+    assert await store.find("nosuchkey234") is None
+
+
+async def test_keys_are_listed_oldest_first(store: KeyStore) -> None:
+    made = [(await store.create(KeySpec(f"key {n}"))).key_id for n in range(5)]
+    assert [record.key_id for record in await store.list_keys()] == made
+
+
+async def test_an_owner_has_one_active_key(store: KeyStore) -> None:
+    since_s = time.time()
+    first = await store.create(KeySpec(owner="telegram:1"))
+    other = await store.create(KeySpec(owner="telegram:2"))
+    second = await store.create(KeySpec(owner="telegram:1"))
+    active = await store.active_key_of("telegram:1")
+    assert active is not None
+    assert active.key_id == second.key_id
+    revoked = await store.find(first.key_id)
+    assert revoked is not None
+    assert revoked.revoked_s is not None
+    theirs = await store.active_key_of("telegram:2")
+    assert theirs is not None
+    assert theirs.key_id == other.key_id
+    assert await store.issued_since("telegram:1", since_s) == 2
+    assert await store.issued_since("telegram:1", time.time() + 10) == 0
+    assert await store.active_key_of("telegram:3") is None
+
+
+async def test_an_owner_asking_many_times_at_once_has_one_active_key(store: KeyStore) -> None:
+    await asyncio.gather(*(store.create(KeySpec(owner="telegram:1")) for _ in range(20)))
+    records = await store.list_keys()
+    assert len(records) == 20
+    assert sum(record.revoked_s is None for record in records) == 1
+
+
+async def test_keys_without_owner_do_not_replace_one_another(store: KeyStore) -> None:
+    for _ in range(3):
+        await store.create(KeySpec())
+    assert all(record.revoked_s is None for record in await store.list_keys())
+
+
+async def test_usage_adds_up(store: KeyStore) -> None:
+    await store.add_usage({("a", "2026-11-01"): 2, ("b", "2026-11-01"): 5})
+    await store.add_usage({("a", "2026-11-01"): 3, ("a", "2026-11-02"): 1})
+    assert await store.usage("a", "2026-11-01") == 5
+    assert await store.usage("a", "2026-11-02") == 1
+    assert await store.usage("b", "2026-11-01") == 5
+    assert await store.usage("c", "2026-11-01") == 0
+
+
+async def test_feedback_is_kept_once_and_whole(store: KeyStore) -> None:
+    text = "null \x00, quotes '; DROP TABLE feedback; --, 😀"
+    for _ in range(2):
+        await store.add_feedback("id1", "key", text, True)
+    await store.add_feedback("id2", "key", "ham", False)
+    assert sorted(await store.feedback()) == sorted([(text, True), ("ham", False)])
+
+
+async def test_values_are_never_sql(store: KeyStore) -> None:
+    evil = "'; DELETE FROM api_keys; DELETE FROM spamdetect_api_keys; --"
+    await store.create(KeySpec(evil, owner=evil))
+    assert await store.find(evil) is None
+    assert not await store.revoke(evil)
+    [record] = await store.list_keys()
+    assert (record.label, record.owner) == (evil, evil)
+
+
+async def test_no_secret_is_stored_or_shown(store: KeyStore, tmp_path: Path) -> None:
+    new = await store.create(KeySpec("label"))
+    secret = new.api_key.rpartition("_")[2]
+    parts = parse_key(new.api_key)
+    assert parts is not None
+    secret = parts[1]
+    record = await store.find(new.key_id)
+    assert secret not in repr(new) + repr(record) + repr(store)
+    assert "secret_hash" not in repr(record)
+    await store.close()
+    files = await asyncio.to_thread(lambda: [f for f in tmp_path.rglob("*") if f.is_file()])
+    for file in files:
+        assert secret.encode() not in file.read_bytes()
+
+
+async def test_a_closed_store_says_so(store: KeyStore) -> None:
+    await store.close()
+    for use in (store.ping(), store.find("x"), store.create(KeySpec())):
+        with pytest.raises(StoreError):
+            await use
+
+
+async def test_the_file_is_for_its_owner_alone(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "folder" / "keys.sqlite3"
+    store = await open_store(f"sqlite:///{path}")
+    await store.create(KeySpec())
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    for file in path.parent.iterdir():
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600, file.name
+    await store.close()
+
+
+async def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    link = tmp_path / "keys.sqlite3"
+    os.symlink(target, link)
+    with pytest.raises(SpamConfigError, match="Cannot open the key store"):
+        await open_store(f"sqlite:///{link}")
+    assert not target.exists()
+
+
+async def test_a_revocation_by_another_process_is_seen_at_once(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'keys.sqlite3'}"
+    one, other = await open_store(url), await open_store(url)
+    new = await one.create(KeySpec())
+    for store in (one, other):
+        record = await store.find(new.key_id)
+        assert record is not None
+        assert record.revoked_s is None
+    await other.revoke(new.key_id)
+    record = await one.find(new.key_id)
+    assert record is not None
+    assert record.revoked_s is not None
+    await one.close()
+    await other.close()
+
+
+async def test_a_locked_file_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "keys.sqlite3"
+    store = await open_store(f"sqlite:///{path}")
+    blocker = sqlite3.connect(path, isolation_level=None)
+    blocker.execute("BEGIN IMMEDIATE")
+    making = asyncio.create_task(store.create(KeySpec()))
+    # Reading goes on meanwhile: no request waits for the writer.
+    assert await store.find("nosuchkey234") is None
+    blocker.execute("COMMIT")
+    blocker.close()
+    assert (await asyncio.wait_for(making, 20)).api_key
+    await store.close()
+
+
+@pytest.mark.parametrize("url", ["mysql://x", "", "keys.sqlite3", "sqlite://x"])
+async def test_an_unknown_url_is_refused(url: str) -> None:
+    with pytest.raises(SpamConfigError, match="must be sqlite:///path or postgresql://"):
+        await open_store(url)
+
+
+async def test_an_unreachable_database_names_no_password() -> None:
+    with pytest.raises(SpamConfigError) as caught:
+        await open_store("postgresql://user:hunter2@127.0.0.1:1/name")
+    assert "hunter2" not in str(caught.value)
+
+
+async def test_replicas_may_start_together(postgres_url: str) -> None:
+    import asyncpg
+
+    schema = f"spamdetect_test_{secrets.token_hex(6)}"
+    connection = await asyncpg.connect(postgres_url)
+    await connection.execute(f"CREATE SCHEMA {schema}")
+    joint = "&" if "?" in postgres_url else "?"
+    url = f"{postgres_url}{joint}search_path={schema}"
+    stores: list[Any] = await asyncio.gather(*(open_store(url) for _ in range(6)))
+    assert not await stores[0].has_keys()
+    await asyncio.gather(*(store.close() for store in stores))
+    await connection.execute(f"DROP SCHEMA {schema} CASCADE")
+    await connection.close()

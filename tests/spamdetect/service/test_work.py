@@ -1,0 +1,170 @@
+"""The worker pool: batches, isolation, and shedding before latency grows."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import pytest
+
+from spamdetect.engine import Analysis, Engine, Preprocessed
+from spamdetect.service.respond import RefusalError
+from spamdetect.service.work import WorkerPool
+from spamdetect.testing import run_service_async
+
+pytestmark = pytest.mark.asyncio
+
+
+class Gate:
+    """The real engine behind a gate, so that a test decides when work goes on."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.model_version = engine.model_version
+        self.open = threading.Event()
+        self.batches: list[int] = []
+        self.seconds_per_text = 0.0
+        self._engine = engine
+
+    def preprocess(self, text: str) -> Preprocessed:
+        return self._engine.preprocess(text)
+
+    def predict_many(self, texts: Sequence[str]) -> list[Analysis]:
+        assert self.open.wait(30)
+        time.sleep(self.seconds_per_text * len(texts))
+        self.batches.append(len(texts))
+        for text in texts:
+            if "poison" in text:
+                raise ValueError(text)
+        return self._engine.predict_many(texts)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return Engine.load()
+
+
+async def test_texts_that_wait_together_are_analysed_together(
+    engine: Engine, until: Callable[..., Awaitable[None]]
+) -> None:
+    gate = Gate(engine)
+    pool = WorkerPool(gate, 1, 1000, 60)
+    calls = [asyncio.create_task(pool.run(f"text {n}", predict=True)) for n in range(100)]
+    await until(lambda: pool.pending == 99)
+    gate.open.set()
+    bodies = await asyncio.gather(*calls)
+    assert all(f"text {n}".encode() in body for n, (body, _) in enumerate(bodies))
+    assert gate.batches == [1, 64, 35]
+    await pool.close()
+
+
+async def test_one_text_that_fails_fails_alone(
+    engine: Engine, until: Callable[..., Awaitable[None]]
+) -> None:
+    gate = Gate(engine)
+    pool = WorkerPool(gate, 1, 1000, 60)
+    texts = ["a", "b", "poison", "c"]
+    calls = [asyncio.create_task(pool.run(text, predict=True)) for text in texts]
+    await until(lambda: pool.pending == 3)
+    gate.open.set()
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    assert [isinstance(outcome, ValueError) for outcome in outcomes] == [False, False, True, False]
+    assert (await pool.run("next", predict=True))[1] in {True, False}
+    await pool.close()
+
+
+async def test_a_full_queue_refuses(engine: Engine, until: Callable[..., Awaitable[None]]) -> None:
+    gate = Gate(engine)
+    pool = WorkerPool(gate, 1, 5, 60)
+    calls = [asyncio.create_task(pool.run("text", predict=True)) for _ in range(6)]
+    await until(lambda: pool.pending == 5)
+    with pytest.raises(RefusalError) as caught:
+        await pool.run("one more", predict=True)
+    assert (caught.value.status_code, caught.value.error_code.value) == (503, "OVERLOADED")
+    assert dict(caught.value.headers)[b"retry-after"] == b"1"
+    gate.open.set()
+    await asyncio.gather(*calls)
+    await pool.run("one more", predict=True)
+    await pool.close()
+
+
+async def test_a_long_estimated_wait_refuses_before_the_queue_is_full(engine: Engine) -> None:
+    gate = Gate(engine)
+    gate.open.set()
+    gate.seconds_per_text = 0.02
+    pool = WorkerPool(gate, 1, 100_000, 0.2)
+    await pool.run("learn the speed", predict=True)
+    calls = [asyncio.create_task(pool.run("learn the speed", predict=True)) for _ in range(500)]
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    refused = sum(isinstance(outcome, RefusalError) for outcome in outcomes)
+    assert 400 < refused < 500
+    await pool.close()
+
+
+async def test_who_has_gone_is_not_worked_for(
+    engine: Engine, until: Callable[..., Awaitable[None]]
+) -> None:
+    gate = Gate(engine)
+    pool = WorkerPool(gate, 1, 1000, 60)
+    calls = [asyncio.create_task(pool.run("text", predict=True)) for _ in range(10)]
+    await until(lambda: pool.pending == 9)
+    for call in calls[1:]:
+        call.cancel()
+    last = asyncio.create_task(pool.run("last", predict=True))
+    await until(lambda: pool.pending == 10)
+    gate.open.set()
+    await last
+    assert sum(gate.batches) == 2
+    await pool.close()
+
+
+async def test_closing_refuses_what_waits(
+    engine: Engine, until: Callable[..., Awaitable[None]]
+) -> None:
+    gate = Gate(engine)
+    pool = WorkerPool(gate, 1, 1000, 60)
+    calls = [asyncio.create_task(pool.run("text", predict=True)) for _ in range(3)]
+    await until(lambda: pool.pending == 2)
+    closing = asyncio.create_task(pool.close())
+    await until(lambda: pool.pending == 0)
+    gate.open.set()
+    await closing
+    outcomes: list[Any] = await asyncio.gather(*calls, return_exceptions=True)
+    assert [isinstance(outcome, RefusalError) for outcome in outcomes] == [False, True, True]
+    with pytest.raises(RefusalError):
+        await pool.run("text", predict=True)
+
+
+async def test_an_overloaded_service_answers_fast_and_most_with_503(engine: Engine) -> None:
+    import httpx
+
+    gate = Gate(engine)
+    gate.open.set()
+    gate.seconds_per_text = 0.02
+    async with run_service_async(engine=gate, workers=1, max_queue_wait_ms=200) as service:
+        limits = httpx.Limits(max_connections=100)
+        async with httpx.AsyncClient(limits=limits, timeout=60) as client:
+            statuses: list[int] = []
+
+            async def ask() -> None:
+                for _ in range(5):
+                    answer = await client.post(
+                        f"{service.base_url}/v1/spam-detection/predict",
+                        json={"text": "hello"},
+                        headers={"x-api-key": service.api_key},
+                    )
+                    statuses.append(answer.status_code)
+                    if answer.status_code == 503:
+                        assert answer.json()["data"] == {"error_code": "OVERLOADED"}
+                        assert answer.headers["retry-after"] == "1"
+
+            await asyncio.gather(*(ask() for _ in range(100)))
+            metrics = (await client.get(f"{service.base_url}/metrics")).text
+    assert set(statuses) == {200, 503}
+    assert statuses.count(503) > 100
+    # One by one, the 500 texts of 20 ms would have taken 10 s; the service answered each soon.
+    # (Its own measure: the HTTP client of this test queues connections for longer than that.)
+    soon = 'spamdetect_request_seconds_bucket{endpoint="predict",le="2.5"} 500.0'
+    assert soon in metrics
