@@ -148,14 +148,16 @@ _UNLISTED = {
 __all__ = sorted(_LISTED)  # type checkers read the imports above
 
 
-def __getattr__(name: str) -> Any:
-    home = _LISTED.get(name) or _UNLISTED.get(name)
-    if home is None:
-        raise AttributeError(f"module 'guard' has no attribute {name!r}")
-    from importlib import import_module
+if not TYPE_CHECKING:  # a type checker takes a module with __getattr__ to have every name
 
-    value = globals()[name] = getattr(import_module(home), name)
-    return value
+    def __getattr__(name: str) -> Any:
+        home = _LISTED.get(name) or _UNLISTED.get(name)
+        if home is None:
+            raise AttributeError(f"module 'guard' has no attribute {name!r}")
+        from importlib import import_module
+
+        value = globals()[name] = getattr(import_module(home), name)
+        return value
 
 
 def __dir__() -> list[str]:
