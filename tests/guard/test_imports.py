@@ -358,7 +358,8 @@ def test_in_the_gateway_services_do_not_know_the_web_nor_the_domain_the_services
 
 WEB: Final = {
     "starlette", "uvicorn", "httpx", "httpx2", "websockets", "anyio", "socket", "http",
-    "urllib.request", "telegram", "aiogram", "asyncpg", "redis", "prometheus_client", "click", "rich",
+    "urllib.request", "telegram", "aiogram", "asyncpg", "redis", "prometheus_client", "click",
+    "rich",
 }  # fmt: skip
 
 

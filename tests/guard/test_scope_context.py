@@ -288,7 +288,7 @@ class TestChain:
 
     def test_op_is_for_the_keyword_only(self) -> None:
         with pytest.raises(TypeError):
-            guard.chain("c", "start")  # type: ignore[misc]  # the spec's signature forbids it
+            guard.chain("c", "start")  # type: ignore[call-arg]  # the spec's signature forbids it
 
     def test_an_exception_ends_an_automatic_chain_too(self) -> None:
         name = f"chain-{uuid.uuid4()}"
