@@ -144,9 +144,11 @@ def status() -> GuardStatus:
     """
     runtime = active_runtime()
     if runtime is None:
-        raise GuardConfigError(
+        error = GuardConfigError(
             "guard is not initialised; call guard.init() first", error_code="GD-C002"
         )
+        fire(error, ErrorContext("status"))
+        raise error
     return runtime.status()
 
 

@@ -20,7 +20,7 @@ class ErrorContext:
     """Where an error happened.
 
     Attributes:
-        stage: ``init``, ``gate``, ``call``, ``track``, ``flush`` or ``shutdown``.
+        stage: ``init``, ``gate``, ``call``, ``track``, ``flush``, ``shutdown`` or ``status``.
         workflow_id: the workflow, if any.
         tool_name: the tool, if any.
         api_key_prefix: the first characters of the key, never the key.
