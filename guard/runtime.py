@@ -23,13 +23,13 @@ from guard.breaker.exceptions import (
 from guard.breaker.halts import Refusal, exception_for_halt
 from guard.core import wire
 from guard.core.batching import EventBuffer
-from guard.core.control import ControlState
+from guard.core.control import ControlState, Mark
 from guard.core.ids import IdFactory
 from guard.decisions import Decisions
 from guard.health import Health
 from guard.hooks import ErrorContext, fire
 from guard.instrumentation import Instrumentation
-from guard.interrupts import ActiveBodies
+from guard.interrupts import ActiveBodies, TaskBody
 from guard.loop import BackgroundLoop, LoopClosedError
 from guard.scope import Scope, current_scope
 from guard.settings import Settings
@@ -340,14 +340,41 @@ class GuardRuntime:
     # -- gate and checks ----------------------------------------------------------------------
 
     def gate(self, request: wire.GateRequest) -> wire.GateReply:
-        """Ask the gateway, from sync code; see :meth:`guard.io.link.Link.gate`."""
+        """Ask the gateway, from sync code; see :meth:`guard.io.link.Link.gate`.
+
+        A kill ends the wait: of this workflow, or of a protected call around this one.
+        """
+        scope = Scope(workflow_id=request.workflow_id, run_id=request.run_id)
         try:
-            return self._background.run(self._gate, request)
-        except (LoopClosedError, concurrent.futures.CancelledError):
+            future = self._background.submit(self._gate, request)
+        except LoopClosedError:
             raise _was_shut_down() from None
+        try:
+            with self.bodies.waiting(scope, future.cancel):
+                return future.result()
+        except concurrent.futures.CancelledError:
+            raise _was_shut_down() from None
+        finally:
+            future.cancel()
 
     async def gate_async(self, request: wire.GateRequest) -> wire.GateReply:
         """Ask the gateway from async code; the caller's loop goes on meanwhile."""
+        wait = TaskBody(Scope(workflow_id=request.workflow_id, run_id=request.run_id))
+        self.bodies.enter(wait)
+        try:
+            reply = await self._answer_of(request)
+        except BaseException as exc:
+            killed = wait.end(exc)
+            if killed is None or killed is exc:
+                raise
+            raise killed from None
+        else:
+            wait.end(None)  # a kill that came with the answer is seen when the body is entered
+            return reply
+        finally:
+            self.bodies.leave(wait)
+
+    async def _answer_of(self, request: wire.GateRequest) -> wire.GateReply:
         try:
             return await self._background.run_async(self._gate, request)
         except LoopClosedError:
@@ -374,6 +401,11 @@ class GuardRuntime:
         halt = self.control.halt(scope.workflow_id, scope.run_id, time.time_ns() // 1_000_000)
         if halt is not None:
             raise exception_for_halt(halt, scope.workflow_id)
+
+    def killed(self, scope: Scope) -> Mark | None:
+        """Return what killed the scope's workflow or run, if something did."""
+        now_ms = time.time_ns() // 1_000_000
+        return self.control.kills.find(scope.workflow_id, scope.run_id, now_ms)
 
     def check_request(self, scope: Scope) -> None:
         """Refuse the next LLM request of a killed, paused or exhausted scope, without a round trip.
@@ -409,12 +441,11 @@ class GuardRuntime:
 
     def _controlled(self, message: wire.ControlMessage) -> None:
         """Apply a control message (on the loop); a kill stops the bodies that it concerns."""
-        now_ms = self.health.touch()
-        state = self.control = self.control.apply(message)
-        if message.type == "kill":
-            self.bodies.interrupt(
-                lambda scope: state.kills.find(scope.workflow_id, scope.run_id, now_ms)
-            )
+        self.health.touch()
+        before = self.control.kills
+        self.control = self.control.apply(message)
+        if self.control.kills is not before:  # also by a replay, a pattern, an older revive
+            self.bodies.interrupt(self.killed)
 
     # -- status -------------------------------------------------------------------------------
 
