@@ -17,11 +17,13 @@ from contextvars import Token, copy_context
 from types import TracebackType
 from typing import Any, Final, Literal, ParamSpec, Self, TypeVar, cast
 
-from guard.breaker.halts import unwrap
+from guard.breaker.exceptions import WorkflowKilledInterrupt
+from guard.breaker.halts import interrupt_for, unwrap
 from guard.core.ids import IdFactory
 from guard.core.wire import NAME_LENGTH_MAX, SpanData
 from guard.runtime import active_runtime
 from guard.scope import Scope, current_scope
+from guard.threads import ThreadBody
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -38,7 +40,13 @@ _chains_lock = threading.Lock()
 def carry(function: Callable[P, R]) -> Callable[P, R]:
     """Bind a function to the current workflow, span and call, for plain threads and executors.
 
-    ``asyncio.to_thread`` does this by itself; ``threading.Thread`` and executors do not.
+    A kill of the workflow stops the function in its thread, as it stops a protected body.
+    ``asyncio.to_thread`` takes the context along by itself; ``threading.Thread`` and executors do
+    not.
+
+    Raises (from the bound function):
+        WorkflowKilledInterrupt: the workflow is killed, before or in mid-call.
+        GuardError: a refusal from inside, as its public exception.
 
     Example:
         >>> threading.Thread(target=carry(len), args=("abc",)).start()
@@ -49,7 +57,32 @@ def carry(function: Callable[P, R]) -> Callable[P, R]:
     def carried(*args: P.args, **kwargs: P.kwargs) -> R:
         def inside() -> R:
             current_scope.set(scope)
-            return function(*args, **kwargs)
+            runtime = active_runtime()
+            if runtime is None or (scope.workflow_id is None and scope.call is None):
+                return function(*args, **kwargs)
+            error: BaseException | None
+            body = ThreadBody(scope, sys._getframe())
+            runtime.bodies.enter(body)
+            try:
+                killed = runtime.killed(scope)
+                if killed is not None:
+                    raise interrupt_for(killed, scope.workflow_id)
+                result = function(*args, **kwargs)
+                error = body.end(None)
+            except BaseException as exc:
+                try:
+                    error = body.end(exc)
+                except WorkflowKilledInterrupt as late:  # meant for the body, raised only here
+                    error = body.end(late)
+                error = None if error is None else unwrap(error)
+                if error is exc or error is None:
+                    raise
+                raise error from None
+            finally:
+                runtime.bodies.leave(body)
+            if error is not None:
+                raise error
+            return result
 
         return copy_context().run(inside)
 
