@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from contextvars import Token
 from typing import Any, Final
@@ -16,9 +17,10 @@ from guard.breaker.exceptions import (
 )
 from guard.breaker.halts import unwrap
 from guard.core import wire
-from guard.interrupts import Body, TaskBody, ThreadBody
+from guard.interrupts import Body, TaskBody
 from guard.runtime import GuardRuntime
 from guard.scope import CallRecord, Scope, current_scope
+from guard.threads import ThreadBody
 
 _FUNCTION_LENGTH_MAX: Final = 512
 
@@ -51,6 +53,7 @@ class ProtectedCall:
 
     __slots__ = (
         "_body",
+        "_open",
         "_record",
         "_runtime",
         "_started_s",
@@ -68,6 +71,7 @@ class ProtectedCall:
         self._started_s = time.monotonic()
         self._token: Token[Scope] | None = None
         self._body: Body | None = None
+        self._open = False
         self._record = CallRecord(ids.uuid7(time.time_ns() // 1_000_000))
         self.scope = outer.having(
             trace_id=outer.trace_id or ids.trace_id(),
@@ -102,6 +106,7 @@ class ProtectedCall:
     def admitted(self, reply: wire.GateReply) -> None:
         """The gateway allowed the call."""
         self._record.reservation_id = reply.reservation_id
+        self._open = True
 
     def refused(self, exc: BaseException) -> None:
         """The gateway, or the local check, did not allow the call."""
@@ -109,37 +114,44 @@ class ProtectedCall:
 
     def falls_back(self, exc: BaseException) -> bool:
         """Tell whether the call goes on although the gateway could not be asked."""
-        return (
+        self._open = (
             isinstance(exc, GuardTransportError)
             and not isinstance(exc, RateLimitError)
             and self._runtime.settings.fallback_mode == "open"
             and not self._target.sensitive
             and not self._runtime.is_shut_down
         )
+        return self._open
 
     def enter(self, *, in_task: bool) -> None:
         """The body (or its next step) is about to run in the current task or thread.
+
+        To be called by the very function that calls the body: an interrupt is delivered only below
+        that function's frame.
 
         Raises:
             WorkflowKilledInterrupt, WorkflowPausedException: it must not, since the gate's answer.
         """
         self._token = current_scope.set(self.scope)
-        body: Body = TaskBody(self.scope) if in_task else ThreadBody(self.scope)
+        body: Body = TaskBody(self.scope) if in_task else ThreadBody(self.scope, sys._getframe(1))
         self._body = body
         self._runtime.bodies.enter(body)
         # A kill that was applied before the body was known to `bodies` is seen here.
         self._runtime.check(self.scope)
 
     def leave(self, exc: BaseException | None = None) -> BaseException | None:
-        """The body (or its step) ended; return what is to be raised now, or None."""
+        """The body (or its step) ended; return what is to be raised now, or None.
+
+        A kill that was posted to a thread can be raised in here; leave again with that exception.
+        """
         body, token = self._body, self._token
         if body is not None:
             exc = body.end(exc)
             self._runtime.bodies.leave(body)
             self._body = None
         if token is not None:
-            current_scope.reset(token)
             self._token = None
+            current_scope.reset(token)
         return None if exc is None else unwrap(exc)
 
     def settle(self, exc: BaseException | None = None) -> BaseException | None:
@@ -149,7 +161,13 @@ class ProtectedCall:
         return error
 
     def finish(self, exc: BaseException | None) -> None:
-        """The call is over: record its closing event, tell the hooks of its error."""
+        """The call is over: record its closing event, tell the hooks of its error. Idempotent.
+
+        A call that the gateway never allowed has no closing event.
+        """
+        if not self._open:
+            return
+        self._open = False
         duration_ms = (time.monotonic() - self._started_s) * 1000
         outcome = _outcome(exc)
         if self._target.sensitive:

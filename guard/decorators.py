@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 from collections.abc import AsyncGenerator, Callable, Generator
 from typing import Any, Final, TypeVar, cast
 
 from guard.breaker.exceptions import GuardError, WorkflowKilledInterrupt
 from guard.calls import ProtectedCall, Target
 from guard.facade import ready_runtime
+
+logger = logging.getLogger("guard")
 
 F = TypeVar("F", bound="Callable[..., Any] | staticmethod[..., Any] | classmethod[Any, ..., Any]")
 
@@ -114,23 +117,30 @@ async def _gate_async(call: ProtectedCall) -> None:
             raise
 
 
+# An interrupt that is posted while the body runs can be raised as late as at the first instruction
+# of what is called next, which is `settle` or `leave`: hence their second call, with what arrived.
+
+
 def _protect_function(function: Any) -> Any:
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         call = _begin(function, wrapper)
-        _gate(call)
+        error: BaseException | None
         try:
+            _gate(call)
             call.enter(in_task=False)
             result = function(*args, **kwargs)
-            # Inside the `try`: an interrupt that arrives now is still the body's.
-            killed = call.settle()
+            error = call.settle()
         except BaseException as exc:
-            error = call.settle(exc)
+            try:
+                error = call.settle(exc)
+            except WorkflowKilledInterrupt as late:
+                error = call.settle(late)
             if error is exc or error is None:
                 raise
             raise error from None
-        if killed is not None:
-            raise killed
+        if error is not None:
+            raise error
         return result
 
     return wrapper
@@ -140,18 +150,19 @@ def _protect_coroutine(function: Any) -> Any:
     @functools.wraps(function)
     async def wrapper(*args: Any, **kwargs: Any) -> Any:
         call = _begin(function, wrapper)
-        await _gate_async(call)
+        error: BaseException | None
         try:
+            await _gate_async(call)
             call.enter(in_task=True)
             result = await function(*args, **kwargs)
+            error = call.settle()
         except BaseException as exc:
             error = call.settle(exc)
             if error is exc or error is None:
                 raise
             raise error from None
-        killed = call.settle()
-        if killed is not None:
-            raise killed
+        if error is not None:
+            raise error
         return result
 
     return wrapper
@@ -161,29 +172,33 @@ def _protect_generator(function: Any) -> Any:
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
         call = _begin(function, wrapper)
-        _gate(call)
         generator = function(*args, **kwargs)
         step: Callable[[Any], Any] = generator.send
         value: Any = None
+        error: BaseException | None
+        _gate(call)
         while True:
             try:
                 call.enter(in_task=False)
                 item = step(value)
+                error = call.leave()
             except BaseException as exc:
-                error = call.leave(exc)
+                try:
+                    error = call.leave(exc)
+                except WorkflowKilledInterrupt as late:
+                    error = call.leave(late)
                 if isinstance(error, StopIteration):
                     call.finish(None)
                     return error.value
+                _close(generator)
                 call.finish(None if isinstance(error, GeneratorExit) else error)
                 if error is exc or error is None:
                     raise
-                generator.close()
                 raise error from None
-            killed = call.leave(None)
-            if killed is not None:
-                generator.close()
-                call.finish(killed)
-                raise killed
+            if error is not None:
+                _close(generator)
+                call.finish(error)
+                raise error
             try:
                 value, step = (yield item), generator.send
             except BaseException as exc:  # noqa: BLE001  # it belongs to the inner generator
@@ -192,36 +207,53 @@ def _protect_generator(function: Any) -> Any:
     return wrapper
 
 
+def _close(generator: Generator[Any, Any, Any]) -> None:
+    """Run what the generator has left to clean up; why the call ends is what is raised."""
+    try:
+        generator.close()
+    except Exception:
+        logger.debug("a protected generator could not be closed", exc_info=True)
+
+
 def _protect_async_generator(function: Any) -> Any:
     @functools.wraps(function)
     async def wrapper(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
         call = _begin(function, wrapper)
-        await _gate_async(call)
         generator = function(*args, **kwargs)
         step: Callable[[Any], Any] = generator.asend
         value: Any = None
+        error: BaseException | None
+        await _gate_async(call)
         while True:
             try:
                 call.enter(in_task=True)
                 item = await step(value)
+                error = call.leave()
             except BaseException as exc:
                 error = call.leave(exc)
                 if isinstance(error, StopAsyncIteration):
                     call.finish(None)
                     return
+                await _aclose(generator)
                 call.finish(None if isinstance(error, GeneratorExit) else error)
                 if error is exc or error is None:
                     raise
-                await generator.aclose()
                 raise error from None
-            killed = call.leave(None)
-            if killed is not None:
-                await generator.aclose()
-                call.finish(killed)
-                raise killed
+            if error is not None:
+                await _aclose(generator)
+                call.finish(error)
+                raise error
             try:
                 value, step = (yield item), generator.asend
             except BaseException as exc:  # noqa: BLE001  # it belongs to the inner generator
                 value, step = exc, generator.athrow
 
     return wrapper
+
+
+async def _aclose(generator: AsyncGenerator[Any, Any]) -> None:
+    """Run what the generator has left to clean up; why the call ends is what is raised."""
+    try:
+        await generator.aclose()
+    except Exception:
+        logger.debug("a protected generator could not be closed", exc_info=True)

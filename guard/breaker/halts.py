@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from guard.breaker.exceptions import (
     GuardBudgetError,
     GuardError,
     WorkflowKilledInterrupt,
     WorkflowPausedException,
 )
-from guard.core.control import Halt
+from guard.core.control import Halt, Mark
 
 
 class Refusal(BaseException):
@@ -21,6 +23,11 @@ class Refusal(BaseException):
     def __init__(self, error: GuardError) -> None:
         super().__init__(str(error))
         self.error = error
+
+
+def interrupt_for(mark: Mark, workflow_id: str | None) -> WorkflowKilledInterrupt:
+    """Return what a kill raises in and around a body."""
+    return WorkflowKilledInterrupt(workflow_id=workflow_id, reason=mark.reason)
 
 
 def exception_for_halt(
@@ -43,13 +50,40 @@ def exception_for_halt(
 
 
 def unwrap(exc: BaseException) -> BaseException:
-    """Return the one refusal or kill inside nested single-leaf groups, or ``exc`` itself.
+    """Return the public exception that a scope's boundary raises for ``exc``.
 
-    ``asyncio.TaskGroup`` wraps what its tasks raise; user code should not have to know.
+    ``asyncio.TaskGroup`` and anyio wrap what their tasks raise; user code should not have to know.
+    A group of nothing but kills and refusals becomes its first kill, else its first refusal; in
+    any other group the refusals become public exceptions and the group stays.
     """
-    leaf = exc
-    while isinstance(leaf, BaseExceptionGroup) and len(leaf.exceptions) == 1:
-        leaf = leaf.exceptions[0]
-    if isinstance(leaf, Refusal):
-        return leaf.error
-    return leaf if isinstance(leaf, WorkflowKilledInterrupt) else exc
+    if isinstance(exc, Refusal):
+        return exc.error
+    if not isinstance(exc, BaseExceptionGroup):
+        return exc
+    leaves = list(_leaves(exc))
+    kills = [leaf for leaf in leaves if isinstance(leaf, WorkflowKilledInterrupt)]
+    refusals = [leaf for leaf in leaves if isinstance(leaf, Refusal)]
+    if len(kills) + len(refusals) == len(leaves):
+        return kills[0] if kills else refusals[0].error
+    if len(leaves) == 1 and isinstance(leaves[0], GuardError):
+        return leaves[0]
+    return _with_public_leaves(exc) if refusals else exc
+
+
+def _leaves(exc: BaseException) -> Iterator[BaseException]:
+    if isinstance(exc, BaseExceptionGroup):
+        for inner in exc.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield exc
+
+
+def _with_public_leaves(exc: BaseException) -> BaseException:
+    if isinstance(exc, Refusal):
+        return exc.error
+    if not isinstance(exc, BaseExceptionGroup):
+        return exc
+    # The plain constructor makes an ExceptionGroup when nothing else is left inside.
+    group = BaseExceptionGroup(exc.message, [_with_public_leaves(e) for e in exc.exceptions])
+    group.__cause__, group.__suppress_context__ = exc.__cause__, exc.__suppress_context__
+    return group.with_traceback(exc.__traceback__)
