@@ -7,117 +7,114 @@ stream under it is wrapped, and every chunk is handed on before anything else ha
 from __future__ import annotations
 
 import functools
-import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from types import ModuleType
-from typing import Any, Final
+from typing import Any
 
-import wrapt
+import msgspec
 
-from guard.instrumentation.observer import Exchange, Instrumentation
+from guard.instrumentation import seams
+from guard.instrumentation.exchange import Exchange
+from guard.instrumentation.include_usage import UsageChunkFilter, asking_for_usage
+from guard.instrumentation.observer import Instrumentation, inside
 from guard.scope import OWN_TRAFFIC
 
-_MODULES: Final = ("httpx", "httpx2")
-_ORIGINAL: Final = "__guard_original__"
 
-_active: Instrumentation | None = None
-_hooked: set[str] = set()
-
-
-def install(instrumentation: Instrumentation) -> None:
-    """Observe clients of both modules, also those made before; again changes nothing."""
-    global _active
-    _active = instrumentation
-    for name in _MODULES:
-        if name in sys.modules:
-            _patch(sys.modules[name])
-        elif name not in _hooked:
-            _hooked.add(name)
-            wrapt.register_post_import_hook(_imported, name)
-
-
-def uninstall(instrumentation: Instrumentation) -> None:
-    """Restore both modules if ``instrumentation`` is the one that observes them."""
-    global _active
-    if _active is not instrumentation:
-        return
-    _active = None
-    for name in _MODULES:
-        module = sys.modules.get(name)
-        if module is not None:
-            for kind in (module.Client, module.AsyncClient):
-                original = getattr(kind.send, _ORIGINAL, None)
-                if original is not None:
-                    kind.send = original
-
-
-def _imported(module: ModuleType) -> None:
-    if _active is not None:
-        _patch(module)
-
-
-def _patch(module: ModuleType) -> None:
-    if hasattr(module.Client.send, _ORIGINAL):  # also when httpx2 has been aliased as httpx
-        return
+def patch(module: ModuleType) -> None:
+    """Hook both clients of ``httpx`` or ``httpx2``."""
     sync_tee, async_tee = _tees(module)
-    module.Client.send = _sync_send(module.Client.send, sync_tee)
-    module.AsyncClient.send = _async_send(module.AsyncClient.send, async_tee)
+    stream = module.ByteStream
+    seams.replace(module.Client, "send", lambda send: _sync_send(send, sync_tee, stream))
+    seams.replace(module.AsyncClient, "send", lambda send: _async_send(send, async_tee, stream))
 
 
-def _sync_send(original: Any, tee: Any) -> Any:
+def _sync_send(original: Any, tee: Any, byte_stream: Any) -> Any:
     @functools.wraps(original)
     def send(self: Any, request: Any, **options: Any) -> Any:
-        exchange = _begin(request)
+        exchange = _begin(request, byte_stream)
         if exchange is None:
             return original(self, request, **options)
-        response = original(self, request, **options)
-        return _observe(exchange, response, tee, bool(options.get("stream")))
+        token = inside.set(True)
+        try:
+            response = original(self, request, **options)
+        finally:
+            inside.reset(token)
+        return _observe(exchange, response, tee, options)
 
-    setattr(send, _ORIGINAL, original)
     return send
 
 
-def _async_send(original: Any, tee: Any) -> Any:
+def _async_send(original: Any, tee: Any, byte_stream: Any) -> Any:
     @functools.wraps(original)
     async def send(self: Any, request: Any, **options: Any) -> Any:
-        exchange = _begin(request)
+        exchange = _begin(request, byte_stream)
         if exchange is None:
             return await original(self, request, **options)
-        response = await original(self, request, **options)
-        return _observe(exchange, response, tee, bool(options.get("stream")))
+        token = inside.set(True)
+        try:
+            response = await original(self, request, **options)
+        finally:
+            inside.reset(token)
+        return _observe(exchange, response, tee, options)
 
-    setattr(send, _ORIGINAL, original)
     return send
 
 
-def _begin(request: Any) -> Exchange | None:
-    instrumentation = _active
+def _begin(request: Any, byte_stream: Any) -> Exchange | None:
+    instrumentation = seams.active()
     if instrumentation is None or request.extensions.get(OWN_TRAFFIC):
         return None
     url = request.url
-    return instrumentation.begin(url.host, url.path, lambda: _body(request))
+    exchange = instrumentation.begin(request.method, url.host, url.path, lambda: _body(request))
+    if exchange is not None and exchange.endpoint.injectable:
+        _ask_for_usage(instrumentation, exchange, request, byte_stream)
+    return exchange
+
+
+def _ask_for_usage(
+    instrumentation: Instrumentation, exchange: Exchange, request: Any, byte_stream: Any
+) -> None:
+    if not instrumentation.inject_stream_usage:
+        return
+    body = asking_for_usage(_body(request))
+    if body is not None:
+        request._content = body
+        request.stream = byte_stream(body)
+        request.headers["content-length"] = str(len(body))
+        # The added chunk is to be taken out again, so the stream must not be compressed.
+        request.headers["accept-encoding"] = "identity"
+        exchange.filter = UsageChunkFilter()
 
 
 def _body(request: Any) -> bytes:
     try:
         content = request.content
-    except Exception:  # noqa: BLE001  # a streamed upload was not kept, and that is fine
-        return b""
+    except Exception:  # noqa: BLE001  # a streamed upload is not kept, and that is fine
+        return _form(request)
     return content if isinstance(content, bytes) else b""
 
 
-def _observe(exchange: Exchange, response: Any, tee: Any, streamed: bool) -> Any:
-    if not streamed:
-        exchange.whole(response.status_code, response.content)
-    elif exchange.streaming(
-        response.status_code,
-        response.headers.get("content-type", ""),
-        response.headers.get("content-encoding", ""),
-    ):
-        if response.is_stream_consumed:  # an event hook of the user has read it already
-            exchange.whole(response.status_code, response.content)
-        else:
-            response.stream = tee(response.stream, exchange)
+def _form(request: Any) -> bytes:
+    """Return the text fields of a multipart form as JSON, for the model's name."""
+    fields = {
+        field.name: field.value
+        for field in getattr(request.stream, "fields", ())
+        if isinstance(getattr(field, "value", None), str)
+    }
+    return msgspec.json.encode(fields) if fields else b""
+
+
+def _observe(exchange: Exchange, response: Any, tee: Any, options: dict[str, Any]) -> Any:
+    header: Callable[[str], str | None] = response.headers.get
+    status = response.status_code
+    if not options.get("stream"):
+        exchange.whole(status, header, response.content)
+    elif response.is_stream_consumed:  # an event hook of the user has read it already
+        content = getattr(response, "_content", None)
+        if content is not None:
+            exchange.whole(status, header, content)
+    elif exchange.streaming(status, header, response.headers.get("content-encoding", "")):
+        response.stream = tee(response.stream, exchange)
     return response
 
 
@@ -132,11 +129,19 @@ def _tees(module: ModuleType) -> tuple[type[Any], type[Any]]:
             self._exchange = exchange
 
         def __iter__(self) -> Iterator[bytes]:
-            feed = self._exchange.feed
+            feed, hide = self._exchange.feed, self._exchange.filter
             try:
+                if hide is None:
+                    for chunk in self._stream:
+                        feed(chunk)
+                        yield chunk
+                    return
                 for chunk in self._stream:
                     feed(chunk)
-                    yield chunk
+                    if shown := hide.feed(chunk):
+                        yield shown
+                if shown := hide.rest():
+                    yield shown
             finally:
                 self._exchange.finish()
 
@@ -146,17 +151,28 @@ def _tees(module: ModuleType) -> tuple[type[Any], type[Any]]:
             finally:
                 self._exchange.finish()
 
+        def __del__(self) -> None:  # dropped without being closed
+            self._exchange.finish()
+
     class AsyncTee(async_base):  # type: ignore[misc]  # the base is known at run time only
         def __init__(self, stream: Any, exchange: Exchange) -> None:
             self._stream = stream
             self._exchange = exchange
 
         async def __aiter__(self) -> AsyncIterator[bytes]:
-            feed = self._exchange.feed
+            feed, hide = self._exchange.feed, self._exchange.filter
             try:
+                if hide is None:
+                    async for chunk in self._stream:
+                        feed(chunk)
+                        yield chunk
+                    return
                 async for chunk in self._stream:
                     feed(chunk)
-                    yield chunk
+                    if shown := hide.feed(chunk):
+                        yield shown
+                if shown := hide.rest():
+                    yield shown
             finally:
                 self._exchange.finish()
 
@@ -165,5 +181,8 @@ def _tees(module: ModuleType) -> tuple[type[Any], type[Any]]:
                 await self._stream.aclose()
             finally:
                 self._exchange.finish()
+
+        def __del__(self) -> None:  # dropped without being closed
+            self._exchange.finish()
 
     return SyncTee, AsyncTee

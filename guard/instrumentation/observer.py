@@ -1,23 +1,29 @@
-"""What all transports share: check before a request, observe its response, report once."""
+"""What all transports share: check before a request, report once what it used."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-import zlib
+from collections import OrderedDict
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any, Final, Protocol
 
-from guard.core.usage import ResponseFormat, Usage, find_format
+from guard.core.usage import PENDING, Usage, find_endpoint
 from guard.core.wire import NAME_LENGTH_MAX, UNKNOWN_MODEL, LlmData
+from guard.instrumentation import seams
+from guard.instrumentation.exchange import Exchange
 from guard.scope import Scope, current_scope
 
 logger = logging.getLogger("guard.instrumentation")
 
-_HEAD_BYTES: Final = 64 * 1024
-_TAIL_BYTES: Final = 64 * 1024
-_BODY_BYTES_MAX: Final = 16 * 1024 * 1024
 _UNSEEN_HOSTS_MAX: Final = 100
+_RESPONSES_KEPT: Final = 4096
+_RESPONSE_ID_LENGTH_MAX: Final = 512
+
+inside: ContextVar[bool] = ContextVar("guard_inside_llm_call", default=False)
+"""Set while an observed request is sent: a transport below (httpx over aiohttp) is not another."""
 
 
 class Record(Protocol):
@@ -33,33 +39,43 @@ class Instrumentation:
     Args:
         record: takes an ``llm`` event.
         check: raises when the scope's next LLM request must not go out.
+        inject_stream_usage: whether streams are asked for their usage where the host is known to
+            accept that.
     """
 
-    def __init__(self, record: Record, check: Callable[[Scope], None]) -> None:
+    def __init__(
+        self,
+        record: Record,
+        check: Callable[[Scope], None],
+        *,
+        inject_stream_usage: bool = False,
+    ) -> None:
         self._record = record
         self._check = check
+        self.inject_stream_usage = inject_stream_usage
+        self.failures = 0
         self._unseen: dict[str, None] = {}
+        self._responses: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def install(self) -> None:
         """Instrument the supported transports, now or when they are imported. Idempotent."""
-        from guard.instrumentation import httpx
-
-        httpx.install(self)
+        seams.install(self)
 
     def uninstall(self) -> None:
         """Take the hooks out again. Idempotent."""
-        from guard.instrumentation import httpx
-
-        httpx.uninstall(self)
+        seams.uninstall(self)
 
     def unseen_hosts(self) -> tuple[str, ...]:
         """Return the LLM hosts whose answers held no usage."""
         return tuple(self._unseen)
 
-    def begin(self, host: str, path: str, body: Callable[[], bytes]) -> Exchange | None:
+    def begin(
+        self, method: str, host: str, path: str, body: Callable[[], bytes]
+    ) -> Exchange | None:
         """Check and start to observe a request; None when it is not an LLM call.
 
         Args:
+            method: the HTTP method, in upper case.
             host, path: of the URL.
             body: returns the request's body; asked only when it is needed.
 
@@ -67,26 +83,31 @@ class Instrumentation:
             WorkflowKilledInterrupt: the workflow is killed.
             Refusal: it is paused or its budget is exhausted.
         """
-        response_format = find_format(host, path)
-        if response_format is None:
+        endpoint = find_endpoint(method, host, path)
+        if endpoint is None or inside.get():
             return None
         scope = current_scope.get()
-        self._check(scope)
-        return Exchange(self, response_format, scope, host, body)
+        if endpoint.asks:
+            self._check(scope)
+        return Exchange(self, endpoint, scope, host, path, body)
 
     def report(self, exchange: Exchange, usage: Usage | None, *, streamed: bool) -> None:
         """Record what a call used, or that its host did not say."""
         if usage is None:
-            if len(self._unseen) < _UNSEEN_HOSTS_MAX and exchange.host not in self._unseen:
-                self._unseen[exchange.host] = None
-                logger.warning(
-                    "an LLM answer of %s held no usage; it is not charged", exchange.host
-                )
+            if exchange.endpoint.certain:
+                self._not_seen(exchange.host)
             return
-        model = (usage.model or UNKNOWN_MODEL)[:NAME_LENGTH_MAX]
+        if usage is PENDING:
+            return
+        provider = exchange.endpoint.format.provider
+        response_id = usage.response_id
+        if response_id is not None:
+            response_id = response_id[:_RESPONSE_ID_LENGTH_MAX]
+            if self._reported((provider, response_id)):
+                return
         data = LlmData(
-            model=model,
-            provider=exchange.format.provider,
+            model=(usage.model or UNKNOWN_MODEL)[:NAME_LENGTH_MAX],
+            provider=provider,
             input_tokens=usage.input_tokens,
             output_tokens=usage.output_tokens,
             cache_read_tokens=usage.cache_read_tokens,
@@ -98,122 +119,30 @@ class Instrumentation:
             streamed=streamed,
             estimated=usage.estimated,
             source="auto",
-            response_id=usage.response_id,
+            response_id=response_id,
+            metadata=dict(usage.units),
         )
         call = exchange.scope.call
         if call is not None:
             call.llm_events += 1
         self._record("llm", data, exchange.scope)
 
+    def failed(self, where: logging.Logger) -> None:
+        """Count an error of the observer itself; called while it is handled."""
+        self.failures += 1
+        where.debug("a response could not be observed", exc_info=True)
 
-class Exchange:
-    """One LLM call under observation. Nothing that goes wrong here reaches the user."""
+    def _reported(self, response: tuple[str, str]) -> bool:
+        """Tell whether a response was reported already; remembers it."""
+        if response in self._responses:
+            return True
+        self._responses[response] = None
+        if len(self._responses) > _RESPONSES_KEPT:
+            with contextlib.suppress(KeyError):  # another thread was faster
+                self._responses.popitem(last=False)
+        return False
 
-    __slots__ = (
-        "_body",
-        "_chunks",
-        "_decoder",
-        "_done",
-        "_head",
-        "_owner",
-        "_size",
-        "_sse",
-        "_tail",
-        "_undecodable",
-        "format",
-        "host",
-        "scope",
-        "started_s",
-    )
-
-    def __init__(
-        self,
-        owner: Instrumentation,
-        response_format: ResponseFormat,
-        scope: Scope,
-        host: str,
-        body: Callable[[], bytes],
-    ) -> None:
-        self._owner = owner
-        self.format = response_format
-        self.scope = scope
-        self.host = host
-        self.started_s = time.monotonic()
-        self._body = body
-        self._done = False
-        self._sse = False
-        self._decoder: Any = None
-        self._undecodable = False
-        self._head = bytearray()
-        self._tail = bytearray()
-        self._size = 0
-        self._chunks = 0
-
-    def whole(self, status: int, body: bytes) -> None:
-        """The response was read whole; ``body`` is decoded."""
-        if self._done or status >= 400:
-            return
-        self._done = True
-        try:
-            self._owner.report(self, self.format.from_body(body), streamed=False)
-        except Exception:
-            logger.debug("usage could not be read", exc_info=True)
-
-    def streaming(self, status: int, content_type: str, content_encoding: str) -> bool:
-        """The response is about to be read by the user; False when there is nothing to observe."""
-        if status >= 400:
-            self._done = True
-            return False
-        self._sse = "event-stream" in content_type
-        encoding = content_encoding.strip().lower()
-        if encoding == "gzip":
-            self._decoder = zlib.decompressobj(16 + zlib.MAX_WBITS)
-        elif encoding == "deflate":
-            self._decoder = zlib.decompressobj()
-        elif encoding not in ("", "identity"):
-            self._undecodable = True
-        return True
-
-    def feed(self, chunk: bytes) -> None:
-        """Take a look at a chunk as it passes by."""
-        try:
-            if self._undecodable:
-                return
-            if self._decoder is not None:
-                chunk = self._decoder.decompress(chunk, _BODY_BYTES_MAX)
-            self._size += len(chunk)
-            if not self._sse:
-                if self._size <= _BODY_BYTES_MAX:
-                    self._head += chunk
-                return
-            self._chunks += chunk.count(b"data:")
-            room = _HEAD_BYTES - len(self._head)
-            if room > 0:
-                self._head += chunk[:room]
-                chunk = chunk[room:]
-            if chunk:
-                self._tail += chunk
-                if len(self._tail) > 2 * _TAIL_BYTES:
-                    del self._tail[:-_TAIL_BYTES]
-        except Exception:
-            self._undecodable = True
-            logger.debug("a chunk could not be observed", exc_info=True)
-
-    def finish(self) -> None:
-        """The stream ended, was abandoned, or broke: settle what it used. Idempotent."""
-        if self._done:
-            return
-        self._done = True
-        try:
-            if self._undecodable:
-                usage = None
-            elif self._sse:
-                head, tail = bytes(self._head), bytes(self._tail)
-                if self._size == len(head) + len(tail):  # nothing in between was let go
-                    head, tail = head + tail, b""
-                usage = self.format.from_stream(head, tail, self._chunks, self._body())
-            else:
-                usage = self.format.from_body(bytes(self._head))
-            self._owner.report(self, usage, streamed=self._sse)
-        except Exception:
-            logger.debug("usage could not be read", exc_info=True)
+    def _not_seen(self, host: str) -> None:
+        if host not in self._unseen and len(self._unseen) < _UNSEEN_HOSTS_MAX:
+            self._unseen[host] = None
+            logger.warning("an LLM answer of %s held no usage; it is not charged", host)

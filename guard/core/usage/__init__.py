@@ -1,6 +1,19 @@
 """Token usage out of vendors' responses: one file per vendor family, bytes in, ``Usage`` out."""
 
-from guard.core.usage.base import ResponseFormat, Usage
-from guard.core.usage.vendors import find_format
+from guard.core.usage.base import PENDING, Call, ResponseFormat, Usage
+from guard.core.usage.reading import read_body, read_recorded
+from guard.core.usage.recording import Recording
+from guard.core.usage.vendors import Endpoint, find_endpoint, find_format
 
-__all__ = ["ResponseFormat", "Usage", "find_format"]
+__all__ = [
+    "PENDING",
+    "Call",
+    "Endpoint",
+    "Recording",
+    "ResponseFormat",
+    "Usage",
+    "find_endpoint",
+    "find_format",
+    "read_body",
+    "read_recorded",
+]

@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import attrs
 import msgspec
+
+from guard.core.wire import TOKENS_MAX
+
+if TYPE_CHECKING:
+    from guard.core.usage.framing import Events
+
+Message = dict[str, Any]
+"""A decoded JSON object."""
+
+_NO_UNITS: Final[Mapping[str, float]] = MappingProxyType({})
+_BYTES_PER_TOKEN: Final = 4
+_REQUEST_BYTES_MAX: Final = 16 * 1024 * 1024
+_FORM_MODEL: Final = re.compile(rb'name="model"\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,256})\r\n')
 
 
 @attrs.frozen
@@ -20,6 +37,7 @@ class Usage:
         cost_nanousd: what the vendor says that it charged, if it does.
         response_id: the vendor's id of the response, if it has one.
         estimated: the vendor did not say; counted from the text.
+        units: what is billed by something else than tokens, such as ``audio_seconds``.
     """
 
     model: str | None = None
@@ -32,27 +50,69 @@ class Usage:
     cost_nanousd: int | None = None
     response_id: str | None = None
     estimated: bool = False
+    units: Mapping[str, float] = _NO_UNITS
+
+
+PENDING: Final = Usage()
+"""The response says that it is not finished: its usage comes with a later poll."""
+
+
+def _nothing() -> bytes:
+    return b""
+
+
+def _no_header(name: str) -> str | None:
+    return None
+
+
+@attrs.frozen
+class Call:
+    """What a format may know of the call beside the response's body.
+
+    Attributes:
+        path: of the URL; some vendors name the model there.
+        request: returns the request's body, ``b""`` when it was not kept.
+        header: returns a response header by its lower-case name.
+    """
+
+    path: str = ""
+    request: Callable[[], bytes] = _nothing
+    header: Callable[[str], str | None] = _no_header
+
+    def model(self) -> str | None:
+        """Return the model that the request asks for."""
+        body = self.request()
+        if body[:1] != b"{":
+            found = _FORM_MODEL.search(body[:_REQUEST_BYTES_MAX])
+            return found[1].decode("utf-8", "replace") if found else None
+        return text_or_none(mapping(parse(body)).get("model"))
+
+    def prompt_tokens(self) -> int:
+        """Estimate the tokens of the request from the length of its texts."""
+        body = self.request()
+        if len(body) > _REQUEST_BYTES_MAX:
+            return 0
+        asked = mapping(parse(body))
+        return tokens_of(text_bytes(asked.get(name) for name in _PROMPT_FIELDS))
 
 
 class ResponseFormat(Protocol):
-    """How one vendor's API says what was used. Implementations never raise on bad bytes."""
+    """How one vendor's API says what was used. Implementations never raise on bad data."""
 
     @property
     def provider(self) -> str:
         """The vendor's name."""
 
-    def from_body(self, body: bytes) -> Usage | None:
-        """Read the usage of a whole JSON body; None when there is none."""
-
-    def from_stream(self, head: bytes, tail: bytes, chunks: int, request: bytes) -> Usage | None:
-        """Read the usage of an event stream.
+    def from_message(self, message: Message, call: Call) -> Usage | None:
+        """Read the usage of a whole response; None if it says nothing, ``PENDING`` if not yet.
 
         Args:
-            head: the first bytes of the decoded stream.
-            tail: its last bytes; empty when ``head`` holds the whole stream.
-            chunks: how many events the stream had.
-            request: the request's body, to estimate from when the stream says nothing.
+            message: the decoded body; of a very large one what ``framing.outline`` found.
+            call: the request.
         """
+
+    def from_events(self, events: Events, call: Call) -> Usage | None:
+        """Read the usage of a stream of events; estimate it when the stream does not say."""
 
 
 def parse(data: bytes | str) -> Any:
@@ -65,7 +125,9 @@ def parse(data: bytes | str) -> Any:
 
 def count(value: Any) -> int:
     """Return a token count; 0 for everything that is not a non-negative whole number."""
-    return value if type(value) is int and value >= 0 else 0
+    if type(value) is float and value.is_integer():
+        value = int(value)
+    return min(value, TOKENS_MAX) if type(value) is int and value >= 0 else 0
 
 
 def text_or_none(value: Any) -> str | None:
@@ -73,12 +135,57 @@ def text_or_none(value: Any) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
-def mapping(value: Any) -> dict[str, Any]:
+def mapping(value: Any) -> Message:
     """Return a JSON object, or an empty one."""
     return value if isinstance(value, dict) else {}
 
 
-def sse_payloads(data: bytes) -> list[bytes]:
-    """Return the ``data:`` payloads of the whole lines in a piece of an event stream."""
-    lines = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
-    return [line[5:].strip() for line in lines if line.startswith(b"data:")]
+def items(value: Any) -> list[Any]:
+    """Return a JSON array, or an empty one."""
+    return value if isinstance(value, list) else []
+
+
+def nanousd(dollars: Any) -> int | None:
+    """Return dollars as nano-dollars; None for anything that is not an amount."""
+    if isinstance(dollars, int | float) and not isinstance(dollars, bool) and 0 <= dollars < 1e9:
+        return round(dollars * 1_000_000_000)
+    return None
+
+
+_PROMPT_FIELDS: Final = (
+    "messages", "input", "contents", "content", "prompt", "system", "instructions", "message",
+    "systemInstruction", "system_instruction", "preamble", "texts", "inputs", "query", "documents",
+    "requests", "instances", "inputText", "tools",
+)  # fmt: skip
+_TEXT_FIELDS: Final = frozenset({
+    "text", "content", "arguments", "thinking", "partial_json", "reasoning", "reasoning_content",
+    "refusal", "response", "input", "prompt", "outputText", "generation", "completion", "query",
+    "message", "delta", "description", "name", "title", "system", "instructions",
+})  # fmt: skip
+"""Names under which vendors put text. What else is a string (ids, data, URLs) is not counted."""
+
+_DEPTH_MAX: Final = 64
+
+
+def text_bytes(values: Iterable[Any]) -> int:
+    """Return the length of the texts inside JSON values, in bytes of UTF-8."""
+    total = 0
+    waiting: list[tuple[Any, int]] = [(value, 0) for value in values]
+    while waiting:
+        value, depth = waiting.pop()
+        if isinstance(value, str):
+            total += len(value.encode("utf-8", "replace"))
+        elif isinstance(value, list):
+            waiting.extend((item, depth) for item in value)
+        elif isinstance(value, dict) and depth < _DEPTH_MAX:
+            waiting.extend(
+                (item, depth + 1)
+                for name, item in value.items()
+                if not isinstance(item, str) or name in _TEXT_FIELDS
+            )
+    return total
+
+
+def tokens_of(size_bytes: float) -> int:
+    """Estimate tokens from a text's length: about four bytes each, whatever the language."""
+    return math.ceil(size_bytes / _BYTES_PER_TOKEN)

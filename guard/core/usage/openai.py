@@ -1,24 +1,41 @@
-"""OpenAI's chat-completions format, also spoken by many other vendors.
+"""OpenAI's chat completions, also spoken by many other vendors, and embeddings.
 
 Cached and reasoning tokens are subsets of the prompt and the completion there; here the buckets
 are disjoint. A stream says its usage only when ``stream_options.include_usage`` asked for it, in
 the last chunk; without it the tokens are estimated and flagged.
+
+Variants of other vendors: DeepSeek names its cache hits ``prompt_cache_hit_tokens``; Groq ends a
+stream with ``x_groq.usage``; OpenRouter adds ``usage.cost`` in dollars; at xAI and Perplexity the
+reasoning tokens come on top of the completion.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import attrs
 
-from guard.core.usage.base import Usage, count, mapping, parse, sse_payloads, text_or_none
+from guard.core.usage.base import (
+    Call,
+    Message,
+    Usage,
+    count,
+    items,
+    mapping,
+    nanousd,
+    text_bytes,
+    text_or_none,
+    tokens_of,
+)
+from guard.core.usage.framing import Events, last_object
 
-_CHARACTERS_PER_TOKEN: Final = 4
+_REASONING_ON_TOP: Final = frozenset({"x-ai", "perplexity"})
+_SAYS_COST: Final = frozenset({"openrouter"})
 
 
 @attrs.frozen
 class ChatCompletions:
-    """``POST .../chat/completions``.
+    """``POST .../chat/completions``, ``.../completions``, ``.../embeddings``.
 
     Attributes:
         provider: the vendor behind the host.
@@ -26,58 +43,93 @@ class ChatCompletions:
 
     provider: str
 
-    def from_body(self, body: bytes) -> Usage | None:
-        """Read ``usage`` of a chat completion."""
-        return _usage(mapping(parse(body)))
+    def from_message(self, message: Message, call: Call) -> Usage | None:
+        """Read ``usage`` of a completion or of embeddings."""
+        usage = self._usage(message)
+        if usage is not None and usage.model is None:
+            usage = attrs.evolve(usage, model=call.model())
+        return usage
 
-    def from_stream(self, head: bytes, tail: bytes, chunks: int, request: bytes) -> Usage | None:
+    def from_events(self, events: Events, call: Call) -> Usage | None:
         """Read the last chunk that holds ``usage``; estimate when none does."""
-        for payload in reversed(sse_payloads(tail or head)):
-            if b'"usage"' in payload:
-                usage = _usage(mapping(parse(payload)))
-                if usage is not None:
-                    return usage
-        payloads = sse_payloads(head)
-        return _estimate(chunks, request, mapping(parse(payloads[0]))) if payloads else None
+        for chunk in events.newest(b'"usage"'):
+            usage = self._usage(chunk)
+            if usage is not None:
+                return attrs.evolve(
+                    usage,
+                    model=usage.model or call.model(),
+                    # Some hosts count along in every chunk; such a count is not the last word.
+                    estimated=usage.estimated or _unfinished(chunk),
+                )
+        opening = events.opening()
+        if events.first is not events.last:
+            late = self._usage({**opening, "usage": last_object(events.end, "usage") or None})
+            if late is not None:
+                return attrs.evolve(late, model=late.model or call.model())
+        if "choices" not in opening:
+            return None
+        spoken = text_bytes(
+            mapping(choice).get("delta", mapping(choice).get("text"))
+            for chunk in events.every()
+            for choice in items(chunk.get("choices"))
+        )
+        return Usage(
+            model=text_or_none(opening.get("model")) or call.model(),
+            input_tokens=call.prompt_tokens(),
+            output_tokens=tokens_of(spoken * events.scale),
+            response_id=text_or_none(opening.get("id")),
+            estimated=True,
+        )
+
+    def _usage(self, response: Message) -> Usage | None:
+        usage = response.get("usage")
+        if not isinstance(usage, dict):
+            usage = mapping(response.get("x_groq")).get("usage")
+        if not isinstance(usage, dict) or not (
+            "prompt_tokens" in usage or "completion_tokens" in usage or "total_tokens" in usage
+        ):
+            return None
+        prompt = mapping(usage.get("prompt_tokens_details"))
+        completion = mapping(usage.get("completion_tokens_details"))
+        asked, said = count(usage.get("prompt_tokens")), count(usage.get("completion_tokens"))
+        cache_read = (
+            count(prompt.get("cached_tokens"))
+            or count(usage.get("prompt_cache_hit_tokens"))
+            or count(usage.get("cached_tokens"))
+        )
+        cache_write = count(prompt.get("cache_write_tokens"))
+        audio_in, audio_out = (
+            count(prompt.get("audio_tokens")),
+            count(completion.get("audio_tokens")),
+        )
+        reasoning = count(completion.get("reasoning_tokens")) or count(
+            usage.get("reasoning_tokens")
+        )
+        if self._on_top(asked, said, reasoning, count(usage.get("total_tokens"))):
+            visible = said + count(usage.get("citation_tokens"))
+        else:
+            visible = said - reasoning
+        return Usage(
+            model=text_or_none(response.get("model")),
+            input_tokens=max(0, asked - cache_read - cache_write - audio_in),
+            output_tokens=max(0, visible - audio_out),
+            cache_read_tokens=cache_read,
+            cache_write_tokens=cache_write,
+            reasoning_tokens=reasoning,
+            audio_tokens=audio_in + audio_out,
+            cost_nanousd=nanousd(usage.get("cost")) if self.provider in _SAYS_COST else None,
+            response_id=text_or_none(response.get("id")),
+        )
+
+    def _on_top(self, asked: int, said: int, reasoning: int, total: int) -> bool:
+        """Tell whether reasoning comes on top of the completion: the total shows it."""
+        if reasoning and total and total == asked + said + reasoning:
+            return True
+        if reasoning and total and total == asked + said:
+            return False
+        return self.provider in _REASONING_ON_TOP
 
 
-def _usage(response: dict[str, Any]) -> Usage | None:
-    usage = response.get("usage")
-    if not isinstance(usage, dict):
-        return None
-    prompt = mapping(usage.get("prompt_tokens_details"))
-    completion = mapping(usage.get("completion_tokens_details"))
-    cache_read = count(prompt.get("cached_tokens"))
-    cache_write = count(prompt.get("cache_write_tokens"))
-    audio_in, audio_out = count(prompt.get("audio_tokens")), count(completion.get("audio_tokens"))
-    reasoning = count(completion.get("reasoning_tokens"))
-    return Usage(
-        model=text_or_none(response.get("model")),
-        input_tokens=max(
-            0, count(usage.get("prompt_tokens")) - cache_read - cache_write - audio_in
-        ),
-        output_tokens=max(0, count(usage.get("completion_tokens")) - reasoning - audio_out),
-        cache_read_tokens=cache_read,
-        cache_write_tokens=cache_write,
-        reasoning_tokens=reasoning,
-        audio_tokens=audio_in + audio_out,
-        response_id=text_or_none(response.get("id")),
-    )
-
-
-def _estimate(chunks: int, request: bytes, first: dict[str, Any]) -> Usage:
-    """Estimate: about a token a chunk, and about four characters a token of the prompt."""
-    asked = mapping(parse(request))
-    messages = asked.get("messages")
-    characters = 0
-    for message in messages if isinstance(messages, list) else []:
-        content = mapping(message).get("content")
-        parts = content if isinstance(content, list) else [{"text": content}]
-        characters += sum(len(text_or_none(mapping(part).get("text")) or "") for part in parts)
-    return Usage(
-        model=text_or_none(first.get("model")) or text_or_none(asked.get("model")),
-        input_tokens=-(-characters // _CHARACTERS_PER_TOKEN),
-        output_tokens=chunks,
-        response_id=text_or_none(first.get("id")),
-        estimated=True,
-    )
+def _unfinished(chunk: Message) -> bool:
+    choices = items(chunk.get("choices"))
+    return bool(choices) and not any(mapping(c).get("finish_reason") for c in choices)

@@ -1,39 +1,210 @@
-"""Which vendor's format a URL speaks."""
+"""Which vendor's format a URL speaks: the table of hosts and paths."""
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
-from guard.core.usage.base import ResponseFormat
-from guard.core.usage.openai import ChatCompletions
+import attrs
 
-_PROVIDERS: Final[dict[str, str]] = {
+from guard.core.usage.anthropic import AnthropicMessages
+from guard.core.usage.base import ResponseFormat
+from guard.core.usage.bedrock import Converse, InvokeModel
+from guard.core.usage.cohere import Cohere
+from guard.core.usage.gemini import Gemini, Interactions
+from guard.core.usage.ollama import Ollama
+from guard.core.usage.openai import ChatCompletions
+from guard.core.usage.openai_responses import Responses
+from guard.core.usage.shapes import AnyShape
+
+_HOSTS: Final[dict[str, str]] = {
     "api.openai.com": "openai",
-    "api.deepseek.com": "deepseek",
-    "api.groq.com": "groq",
+    "api.anthropic.com": "anthropic",
+    "generativelanguage.googleapis.com": "google",
+    "aiplatform.googleapis.com": "google",
     "api.mistral.ai": "mistral",
+    "codestral.mistral.ai": "mistral",
+    "api.cohere.com": "cohere",
+    "api.cohere.ai": "cohere",
+    "api.groq.com": "groq",
+    "api.deepseek.com": "deepseek",
     "api.together.xyz": "together",
+    "api.together.ai": "together",
     "api.fireworks.ai": "fireworks",
     "api.x.ai": "x-ai",
+    "api.perplexity.ai": "perplexity",
     "openrouter.ai": "openrouter",
+    "api.openrouter.ai": "openrouter",
+    "api.cerebras.ai": "cerebras",
+    "api.moonshot.ai": "moonshotai",
+    "api.moonshot.cn": "moonshotai",
+    "api.z.ai": "zai",
+    "open.bigmodel.cn": "zhipuai",
+    "api.minimax.io": "minimax",
+    "dashscope-intl.aliyuncs.com": "alibaba",
+    "dashscope.aliyuncs.com": "alibaba",
+    "router.huggingface.co": "huggingface",
+    "inference.baseten.co": "baseten",
+    "api.ai21.com": "ai21",
+    "integrate.api.nvidia.com": "nvidia",
+    "ollama.com": "ollama",
 }
-_COMPATIBLE: Final = "openai"
-"""Provider of a host that is not known and speaks OpenAI's format."""
+_HOST_ENDINGS: Final[tuple[tuple[str, str], ...]] = (
+    (".openai.azure.com", "azure"),
+    (".cognitiveservices.azure.com", "azure"),
+    (".services.ai.azure.com", "azure"),
+    (".models.ai.azure.com", "azure"),
+    (".api.openai.com", "openai"),  # regional endpoints
+    ("-aiplatform.googleapis.com", "google"),
+    (".aiplatform.googleapis.com", "google"),
+)
+_BEDROCK_HOST: Final = re.compile(r"bedrock-runtime(-fips)?\.[a-z0-9-]+\.(amazonaws|api\.aws)\b")
 
-_formats: dict[str, ChatCompletions] = {}
+ACCEPTS_INCLUDE_USAGE: Final = frozenset({
+    "openai", "azure", "groq", "deepseek", "together", "fireworks", "x-ai", "openrouter",
+    "cerebras", "moonshotai", "baseten",
+})  # fmt: skip
+"""Vendors known to accept ``stream_options.include_usage`` (Mistral answers 422)."""
+
+_FREE_OF_CHARGE: Final = frozenset({
+    "files", "uploads", "parts", "complete", "cancel", "models", "moderations", "fine_tuning",
+    "vector_stores", "search", "batches", "threads", "assistants", "conversations", "items",
+    "count_tokens", "count-tokens", "countTokens", "input_tokens", "tokenize", "detokenize",
+    "evals", "containers", "sessions", "client_secrets", "cachedContents", "tags", "show", "pull",
+    "push", "create", "copy", "delete", "ps", "version", "keys", "credits", "datasets", "feedback",
+    "webhooks", "agents", "libraries", "documents", "token", "oauth", "skills", "environments",
+})  # fmt: skip
+"""Path segments of LLM hosts that no answer of theirs charges tokens for."""
+
+_STORED: Final = re.compile(r"/(completions|responses|interactions)/.")
+"""What stands below these paths was made, and charged, earlier."""
+
+_CACHE_MAX: Final = 2048
 
 
-def find_format(host: str, path: str) -> ResponseFormat | None:
-    """Return the format of an LLM call, or None when the URL is not one.
+@attrs.frozen
+class Endpoint:
+    """An LLM call's URL.
+
+    Attributes:
+        format: reads the usage.
+        certain: whether an answer without usage has to be reported. Paths such as
+            ``/v1/messages`` are also used by services that are no LLM.
+        asks: whether a request here makes a model work (a poll does not).
+        injectable: whether ``stream_options.include_usage`` may be added to a request.
+    """
+
+    format: ResponseFormat
+    certain: bool = True
+    asks: bool = True
+    injectable: bool = False
+
+
+_known: dict[tuple[str, str, str], Endpoint | None] = {}
+
+
+def find_endpoint(method: str, host: str, path: str) -> Endpoint | None:
+    """Return what is known of an LLM call's URL, or None when it is not one.
 
     Args:
+        method: the HTTP method, in upper case.
         host: the host name, in lower case, without the port.
         path: the path of the URL, without the query.
     """
-    if not path.endswith("/chat/completions"):
-        return None
-    provider = "azure" if host.endswith(".azure.com") else _PROVIDERS.get(host, _COMPATIBLE)
-    found = _formats.get(provider)
+    key = (method, host, path)
+    try:
+        return _known[key]
+    except KeyError:
+        if len(_known) >= _CACHE_MAX:
+            _known.clear()
+        found = _known[key] = _find(method, host, path)
+        return found
+
+
+def find_format(host: str, path: str) -> ResponseFormat | None:
+    """Return the format of a POST to an LLM URL, or None when it is not one."""
+    endpoint = find_endpoint("POST", host, path)
+    return None if endpoint is None else endpoint.format
+
+
+def provider_of(host: str) -> str | None:
+    """Return the vendor behind a host, or None for a host that is not in the table."""
+    found = _HOSTS.get(host)
     if found is None:
-        found = _formats[provider] = ChatCompletions(provider)
+        found = next((name for ending, name in _HOST_ENDINGS if host.endswith(ending)), None)
+    if found is None and _BEDROCK_HOST.match(host):
+        return "aws"
     return found
+
+
+def _find(method: str, host: str, path: str) -> Endpoint | None:
+    provider = provider_of(host)
+    if method == "GET":
+        return _polled(provider, path)
+    if method != "POST":
+        return None
+    found = _by_path(provider, path)
+    if found is not None or provider is None:
+        return found
+    if _FREE_OF_CHARGE.isdisjoint(re.split(r"[/:]", path)) and not _STORED.search(path):
+        return Endpoint(AnyShape(provider))
+    return None
+
+
+def _polled(provider: str | None, path: str) -> Endpoint | None:
+    """Return the endpoint of work that was started earlier: responses and batches of OpenAI."""
+    if re.search(r"/v1/(responses|batches)/[^/]+$", path) and provider in (None, "openai", "azure"):
+        return Endpoint(Responses(provider or "openai"), certain=False, asks=False)
+    return None
+
+
+def _by_path(provider: str | None, path: str) -> Endpoint | None:
+    known = provider is not None
+    last = path.rstrip("/").rsplit("/", 1)[-1]
+    if ":" in last and last.rsplit(":", 1)[-1] in _GOOGLE_METHODS:
+        return _google(provider, path, last.rsplit(":", 1)[-1])
+    if path.endswith("/completions"):
+        chat = ChatCompletions(provider or "openai")
+        return Endpoint(chat, injectable=provider in ACCEPTS_INCLUDE_USAGE)
+    if last == "embeddings" and provider != "ollama":
+        return Endpoint(ChatCompletions(provider or "openai"), certain=known)
+    if last == "responses":
+        return Endpoint(Responses(provider or "openai"), certain=known)
+    if re.search(
+        r"/(images/(generations|edits|variations)|audio/(transcriptions|translations))$", path
+    ):
+        return Endpoint(Responses(provider or "openai"), certain=known)
+    if path.endswith("/v1/messages") and provider not in ("openai", "azure"):
+        return Endpoint(AnthropicMessages(provider or "anthropic"), certain=known)
+    if path.endswith("/anthropic/v1/messages"):
+        return Endpoint(AnthropicMessages(provider or "anthropic"))
+    if last == "interactions":
+        return Endpoint(Interactions(), certain=known)
+    if "/model/" in path and last in ("converse", "converse-stream"):
+        return Endpoint(Converse())
+    if "/model/" in path and last in ("invoke", "invoke-with-response-stream"):
+        return Endpoint(InvokeModel())
+    if provider in (None, "ollama") and re.search(r"/api/(chat|generate|embed)$", path):
+        return Endpoint(Ollama(), certain=known)
+    if provider in (None, "cohere") and re.search(
+        r"/v[12]/(chat|embed|rerank|generate|summarize)$", path
+    ):
+        return Endpoint(Cohere(), certain=known)
+    return None
+
+
+_GOOGLE_METHODS: Final = frozenset({
+    "generateContent", "streamGenerateContent", "embedContent", "batchEmbedContents", "predict",
+    "rawPredict", "streamRawPredict",
+})  # fmt: skip
+
+
+def _google(provider: str | None, path: str, method: str) -> Endpoint:
+    if method in ("rawPredict", "streamRawPredict"):
+        if "/publishers/anthropic/" in path:
+            return Endpoint(AnthropicMessages("google"))
+        return Endpoint(AnyShape("google"))
+    embeds = method in ("embedContent", "batchEmbedContents", "predict")
+    return Endpoint(
+        Gemini("google", embeds=embeds), certain=provider is not None and method != "predict"
+    )

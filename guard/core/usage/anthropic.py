@@ -1,0 +1,102 @@
+"""Anthropic's Messages API, also on Vertex and inside Bedrock's InvokeModel.
+
+``input_tokens`` excludes both kinds of cached tokens; thinking is part of ``output_tokens``. In a
+stream ``message_start`` says the input and ``message_delta`` repeats fields cumulatively: the last
+one that is not null counts, field by field; a zero is not missing.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import attrs
+
+from guard.core.usage.base import (
+    Call,
+    Message,
+    Usage,
+    count,
+    items,
+    mapping,
+    text_bytes,
+    text_or_none,
+    tokens_of,
+)
+from guard.core.usage.framing import Events, last_object
+
+_COUNTS: Final = (
+    "input_tokens",
+    "output_tokens",
+    "cache_read_input_tokens",
+    "cache_creation_input_tokens",
+)
+
+
+@attrs.frozen
+class AnthropicMessages:
+    """``POST /v1/messages`` and ``...:rawPredict``.
+
+    Attributes:
+        provider: ``anthropic``, or the platform that serves the model.
+    """
+
+    provider: str = "anthropic"
+
+    def from_message(self, message: Message, call: Call) -> Usage | None:
+        """Read ``usage`` of a message."""
+        said = message.get("usage")
+        if not isinstance(said, dict) or not any(name in said for name in _COUNTS):
+            return None
+        return _usage(message, said, call)
+
+    def from_events(self, events: Events, call: Call) -> Usage | None:
+        """Merge what ``message_start`` and the ``message_delta`` events say."""
+        opening = mapping(events.opening().get("message"))
+        said: Message = {}
+        ended = False
+        for event in reversed(list(events.newest(b'"usage"'))):
+            kind = event.get("type")
+            source = mapping(event.get("message")) if kind == "message_start" else event
+            ended = ended or kind == "message_delta"
+            said.update((k, v) for k, v in mapping(source.get("usage")).items() if v is not None)
+        if not ended and events.first is not events.last:
+            late = last_object(events.end, "usage")
+            ended = "output_tokens" in late
+            said.update((k, v) for k, v in late.items() if v is not None)
+        if not said and not opening:
+            return None
+        usage = _usage(opening, said, call)
+        if ended:
+            return usage
+        spoken = text_bytes(
+            part
+            for event in events.every()
+            for part in (event.get("delta"), mapping(event.get("content_block")).get("text"))
+        )
+        return attrs.evolve(
+            usage,
+            input_tokens=usage.input_tokens if said else call.prompt_tokens(),
+            output_tokens=max(usage.output_tokens, tokens_of(spoken * events.scale)),
+            estimated=True,
+        )
+
+
+def _usage(message: Message, said: Message, call: Call) -> Usage:
+    totals = {name: count(said.get(name)) for name in _COUNTS}
+    for step in items(said.get("iterations")):
+        # The totals leave out what server-side compaction of the context used.
+        if mapping(step).get("type") == "compaction":
+            for name in _COUNTS:
+                totals[name] += count(step.get(name))
+    thinking = count(mapping(said.get("output_tokens_details")).get("thinking_tokens"))
+    searches = count(mapping(said.get("server_tool_use")).get("web_search_requests"))
+    return Usage(
+        model=text_or_none(message.get("model")) or call.model(),
+        input_tokens=totals["input_tokens"],
+        output_tokens=max(0, totals["output_tokens"] - thinking),
+        cache_read_tokens=totals["cache_read_input_tokens"],
+        cache_write_tokens=totals["cache_creation_input_tokens"],
+        reasoning_tokens=thinking,
+        response_id=text_or_none(message.get("id")),
+        units={"web_searches": float(searches)} if searches else {},
+    )

@@ -1,0 +1,135 @@
+"""Amazon Bedrock: Converse and InvokeModel, whole and as binary event streams.
+
+Converse speaks one format for all models, input without cached tokens. InvokeModel passes on the
+model's own format; its counts are in response headers, or in the stream's last frame.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+from urllib.parse import unquote
+
+import attrs
+
+from guard.core.usage.anthropic import AnthropicMessages
+from guard.core.usage.base import (
+    Call,
+    Message,
+    Usage,
+    count,
+    mapping,
+    parse,
+    text_bytes,
+    text_or_none,
+    tokens_of,
+)
+from guard.core.usage.framing import Events, last_object
+
+_MODEL: Final = re.compile(r"/model/(.+)/(?:converse|converse-stream|invoke[a-z-]*)$")
+_HEADER: Final = "x-amzn-bedrock-{}-token-count"
+
+
+@attrs.frozen
+class Converse:
+    """``POST /model/{id}/converse`` and ``/converse-stream``."""
+
+    provider: str = "aws"
+
+    def from_message(self, message: Message, call: Call) -> Usage | None:
+        """Read ``usage`` of an answer."""
+        said = message.get("usage")
+        if not isinstance(said, dict) or not ("inputTokens" in said or "outputTokens" in said):
+            return None
+        return Usage(
+            model=model_of(call),
+            input_tokens=count(said.get("inputTokens")),
+            output_tokens=count(said.get("outputTokens")),
+            cache_read_tokens=count(said.get("cacheReadInputTokens")),
+            cache_write_tokens=count(said.get("cacheWriteInputTokens")),
+        )
+
+    def from_events(self, events: Events, call: Call) -> Usage | None:
+        """Read the ``metadata`` event; estimate when the stream ended before it."""
+        for event in events.newest(b'"usage"'):
+            usage = self.from_message(event, call)
+            if usage is not None:
+                return usage
+        usage = self.from_message({"usage": last_object(events.end, "usage")}, call)
+        if usage is not None or not events.first:
+            return usage
+        spoken = text_bytes(_spoken(event.get("delta")) for event in events.every())
+        return Usage(
+            model=model_of(call),
+            input_tokens=call.prompt_tokens(),
+            output_tokens=tokens_of(spoken * events.scale),
+            estimated=True,
+        )
+
+
+@attrs.frozen
+class InvokeModel:
+    """``POST /model/{id}/invoke`` and ``/invoke-with-response-stream``."""
+
+    provider: str = "aws"
+
+    def from_message(self, message: Message, call: Call) -> Usage | None:
+        """Read the model's own ``usage`` where it is known, else the response headers."""
+        usage = AnthropicMessages(self.provider).from_message(message, call)
+        if usage is not None:
+            return attrs.evolve(usage, model=model_of(call))
+        if call.header(_HEADER.format("input")) is None:
+            return None
+        return Usage(
+            model=model_of(call),
+            input_tokens=_said(call, "input"),
+            output_tokens=_said(call, "output"),
+            cache_read_tokens=_said(call, "cache-read-input"),
+            cache_write_tokens=_said(call, "cache-write-input"),
+            response_id=text_or_none(message.get("id")),
+        )
+
+    def from_events(self, events: Events, call: Call) -> Usage | None:
+        """Read the model's own events and the metrics that Bedrock adds to the last one."""
+        own = AnthropicMessages(self.provider).from_events(events, call)
+        if own is not None and not own.estimated:
+            return attrs.evolve(own, model=model_of(call))
+        for event in events.newest(b'"amazon-bedrock-invocationMetrics"'):
+            metrics = mapping(event.get("amazon-bedrock-invocationMetrics"))
+            return Usage(
+                model=model_of(call),
+                input_tokens=count(metrics.get("inputTokenCount")),
+                output_tokens=count(metrics.get("outputTokenCount")),
+                cache_read_tokens=count(metrics.get("cacheReadInputTokenCount")),
+                cache_write_tokens=count(metrics.get("cacheWriteInputTokenCount")),
+                response_id=own.response_id if own is not None else None,
+            )
+        if own is not None or not events.first:
+            return own and attrs.evolve(own, model=model_of(call))
+        return Usage(
+            model=model_of(call),
+            input_tokens=call.prompt_tokens(),
+            output_tokens=tokens_of(text_bytes(events.every()) * events.scale),
+            estimated=True,
+        )
+
+
+def model_of(call: Call) -> str | None:
+    """Return the model's id (or ARN) out of the path."""
+    found = _MODEL.search(call.path)
+    return unquote(found[1]) if found else None
+
+
+def _spoken(delta: object) -> object:
+    """Return a delta's texts; a tool's input is a piece of JSON in a string."""
+    inner = mapping(delta)
+    return [
+        inner.get("text"),
+        mapping(inner.get("toolUse")).get("input"),
+        mapping(inner.get("reasoningContent")).get("text"),
+    ]
+
+
+def _said(call: Call, name: str) -> int:
+    value = parse(call.header(_HEADER.format(name)) or "0")
+    return count(value)

@@ -1,0 +1,85 @@
+"""Cohere: chat, generate, embed, rerank, versions 1 and 2.
+
+``billed_units`` is what the bill says; ``tokens`` what the model saw. The bill counts here, the
+tokens only where there is no bill. Reranking is billed by search units.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import attrs
+
+from guard.core.usage.base import (
+    Call,
+    Message,
+    Usage,
+    count,
+    mapping,
+    text_bytes,
+    text_or_none,
+    tokens_of,
+)
+from guard.core.usage.framing import Events, last_object
+
+_UNITS: Final = ("search_units", "classifications", "images", "pages")
+
+
+@attrs.frozen
+class Cohere:
+    """``POST /v2/chat``, ``/v2/embed``, ``/v2/rerank`` and their version 1."""
+
+    provider: str = "cohere"
+
+    def from_message(self, message: Message, call: Call) -> Usage | None:
+        """Read ``usage`` (version 2 chat) or ``meta`` (everything else)."""
+        said = mapping(message.get("usage") or message.get("meta"))
+        return _usage(message, said, call)
+
+    def from_events(self, events: Events, call: Call) -> Usage | None:
+        """Read the closing event: ``message-end`` or ``stream-end``; estimate without it."""
+        opening = events.opening()
+        for marker in (b'"billed_units"', b'"usage"'):
+            for event in events.newest(marker):
+                inner = mapping(event.get("delta") or event.get("response") or event)
+                usage = _usage(
+                    {**opening, **inner}, mapping(inner.get("usage") or inner.get("meta")), call
+                )
+                if usage is not None:
+                    return usage
+        late = last_object(events.end, "usage") or last_object(events.end, "meta")
+        usage = _usage(opening, late, call)
+        if usage is not None:
+            return usage
+        if "type" not in opening and "event_type" not in opening:
+            return None
+        spoken = text_bytes(
+            part for event in events.every() for part in (event.get("delta"), event.get("text"))
+        )
+        return Usage(
+            model=call.model(),
+            input_tokens=call.prompt_tokens(),
+            output_tokens=tokens_of(spoken * events.scale),
+            response_id=_identity(opening),
+            estimated=True,
+        )
+
+
+def _usage(message: Message, said: Message, call: Call) -> Usage | None:
+    billed, tokens = mapping(said.get("billed_units")), mapping(said.get("tokens"))
+    if not billed and not tokens:
+        return None
+    asked = count(billed.get("input_tokens", tokens.get("input_tokens")))
+    cached = min(asked, count(said.get("cached_tokens")))
+    return Usage(
+        model=text_or_none(message.get("model")) or call.model(),
+        input_tokens=asked - cached,
+        output_tokens=count(billed.get("output_tokens", tokens.get("output_tokens"))),
+        cache_read_tokens=cached,
+        response_id=_identity(message),
+        units={name: float(count(billed[name])) for name in _UNITS if count(billed.get(name))},
+    )
+
+
+def _identity(message: Message) -> str | None:
+    return text_or_none(message.get("id")) or text_or_none(message.get("generation_id"))

@@ -1,0 +1,217 @@
+"""From bytes to messages: event streams (SSE), JSON lines, AWS event-stream frames.
+
+A long stream is recorded with its beginning and its end only. What is cut in two at either side of
+the gap is left out; the end of a message that is larger than the recorded end can still be searched
+for its usage with :func:`last_object` and :func:`outline`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+import struct
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, Literal
+
+import attrs
+
+from guard.core.usage.base import Message, mapping, parse
+
+Framing = Literal["body", "sse", "lines", "aws"]
+
+_PRELUDE: Final = struct.Struct(">III")
+_FRAME_BYTES_MIN: Final = 16
+_FRAME_BYTES_MAX: Final = 24 * 1024 * 1024  # the protocol's own limit
+_DECODER: Final = json.JSONDecoder()
+
+
+@attrs.frozen
+class Recorded:
+    """What is left of a response's decoded body.
+
+    Attributes:
+        head: its first bytes.
+        tail: its last bytes; empty when ``head`` holds all of it.
+        size: how many bytes were seen.
+        cut: it could not be observed to the end (cap, or bad encoding).
+    """
+
+    head: bytes
+    tail: bytes = b""
+    size: int = 0
+    cut: bool = False
+
+
+@attrs.frozen
+class Events:
+    """The messages of a stream, undecoded.
+
+    Attributes:
+        first: those from the beginning.
+        last: those up to the end; the same list when nothing is missing between them.
+        end: the last bytes of the stream.
+        scale: size of the stream as a multiple of what ``first`` and ``last`` hold.
+    """
+
+    first: Sequence[bytes]
+    last: Sequence[bytes]
+    end: bytes = b""
+    scale: float = 1.0
+
+    def newest(self, marker: bytes) -> Iterator[Message]:
+        """Yield the messages that contain ``marker``, the last one first."""
+        for payload in reversed(self.last):
+            if marker in payload:
+                yield mapping(parse(payload))
+        if self.first is not self.last:
+            for payload in reversed(self.first):
+                if marker in payload:
+                    yield mapping(parse(payload))
+
+    def every(self) -> Iterator[Message]:
+        """Yield all messages in order."""
+        for payload in self.first:
+            yield mapping(parse(payload))
+        if self.first is not self.last:
+            for payload in self.last:
+                yield mapping(parse(payload))
+
+    def opening(self) -> Message:
+        """Return the first message that is a JSON object."""
+        for payload in self.first:
+            message = parse(payload)
+            if isinstance(message, dict):
+                return message
+        return {}
+
+
+def framing_of(content_type: str, head: bytes) -> Framing:
+    """Tell how messages are framed: by the content type, else by the first bytes."""
+    content_type = content_type.lower()
+    if "vnd.amazon.eventstream" in content_type:
+        return "aws"
+    if "event-stream" in content_type:
+        return "sse"
+    if "ndjson" in content_type or "jsonl" in content_type or "stream+json" in content_type:
+        return "lines"
+    if head[:5] == b"data:" or head[:6] == b"event:":
+        return "sse"
+    first, separator, second = head.partition(b"\n")
+    if separator and first[:1] == b"{" and second[:1] == b"{" and first.rstrip()[-1:] == b"}":
+        return "lines"
+    return "body"
+
+
+def events_of(framing: Framing, recorded: Recorded) -> Events:
+    """Split what was recorded into messages."""
+    split = _SPLITTERS[framing]
+    first = split(recorded.head, False)
+    if not recorded.tail:
+        return Events(first, first, recorded.head[-_END_BYTES:])
+    held = len(recorded.head) + len(recorded.tail)
+    return Events(first, split(recorded.tail, True), recorded.tail, max(1.0, recorded.size / held))
+
+
+_END_BYTES: Final = 64 * 1024
+
+
+def _sse(data: bytes, resumed: bool) -> list[bytes]:
+    if b"\r" in data:
+        data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    lines = data.split(b"\n")
+    # Of a line that began in the gap only the end is here: it does not start with the field's name.
+    return [line[5:].strip() for line in lines if line[:5] == b"data:"]
+
+
+def _lines(data: bytes, resumed: bool) -> list[bytes]:
+    lines = data.split(b"\n")
+    if resumed:
+        del lines[0]
+    return [line for line in lines if line.strip()]
+
+
+def _aws(data: bytes, resumed: bool) -> list[bytes]:
+    payloads: list[bytes] = []
+    position = 0
+    while position + _FRAME_BYTES_MIN <= len(data):
+        total, headers, checksum = _PRELUDE.unpack_from(data, position)
+        if zlib.crc32(data[position : position + 8]) != checksum:
+            if not resumed:
+                break
+            # Inside a frame that began in the gap. A frame starts with its length, so with a zero.
+            position = data.find(b"\0", position + 1)
+            if position < 0:
+                break
+            continue
+        if total > _FRAME_BYTES_MAX or position + total > len(data):
+            break
+        payloads.append(_unpacked(data[position + 12 + headers : position + total - 4]))
+        position += total
+    return payloads
+
+
+def _unpacked(payload: bytes) -> bytes:
+    """Return a frame's payload; Bedrock wraps what models say in base64."""
+    if payload[:10] == b'{"bytes":"' or (b'"bytes"' in payload and b'"chunk"' in payload):
+        message = mapping(parse(payload))
+        inner = mapping(message.get("chunk", message)).get("bytes")
+        if isinstance(inner, str):
+            try:
+                return base64.b64decode(inner)
+            except (binascii.Error, ValueError):
+                return payload
+    return payload
+
+
+_SPLITTERS: Final[dict[Framing, Callable[[bytes, bool], list[bytes]]]] = {
+    "sse": _sse,
+    "lines": _lines,
+    "aws": _aws,
+    "body": lambda data, resumed: [] if resumed else [data],
+}
+
+
+def outline(recorded: Recorded) -> Message:
+    """Return what can be told of a JSON body of which only the beginning and the end are left.
+
+    Inside a JSON string quotes are escaped, so that text which looks like a field is not found.
+    """
+    message: Message = {}
+    end = recorded.tail
+    for name in _TEXTS:
+        found = re.search(_TEXT % name, recorded.head) or re.search(_TEXT % name, end)
+        if found:
+            message[name.decode()] = found[1].decode("utf-8", "replace")
+    for name in _NUMBERS:
+        found = re.search(_NUMBER % name, end)
+        if found:
+            message[name.decode()] = int(found[1])
+    for key in _OBJECTS:
+        inner = last_object(end, key)
+        if inner:
+            message[key] = inner
+    return message
+
+
+_TEXTS: Final = (b"id", b"responseId", b"model", b"modelVersion", b"object", b"type", b"status")
+_NUMBERS: Final = (b"prompt_eval_count", b"eval_count")
+_OBJECTS: Final = ("usage", "usageMetadata", "meta")
+_TEXT: Final = rb'"%s"\s*:\s*"([^"\\]{1,512})"'
+_NUMBER: Final = rb'"%s"\s*:\s*(\d{1,12})\b'
+
+
+def last_object(data: bytes, name: str) -> Message:
+    """Return the last JSON object that stands under ``"name":`` in a piece of JSON."""
+    key = b'"' + name.encode() + b'"'
+    position = len(data)
+    while (position := data.rfind(key, 0, position)) >= 0:
+        text = data[position + len(key) :].decode("utf-8", "replace").lstrip()
+        if text[:1] == ":" and (text := text[1:].lstrip())[:1] == "{":
+            try:
+                return mapping(_DECODER.raw_decode(text)[0])
+            except (ValueError, RecursionError):
+                continue
+    return {}

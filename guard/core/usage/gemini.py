@@ -1,0 +1,177 @@
+"""Google's Gemini API and Vertex AI: generateContent, its stream, embeddings, interactions.
+
+``promptTokenCount`` includes what came from the cache, and not the prompts of built-in tools;
+thoughts are not among the candidates. In a stream every chunk repeats the counts: the last wins.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import attrs
+
+from guard.core.usage.base import (
+    Call,
+    Message,
+    Usage,
+    count,
+    items,
+    mapping,
+    text_bytes,
+    text_or_none,
+    tokens_of,
+)
+from guard.core.usage.framing import Events, last_object
+
+_MODEL: Final = re.compile(r"(?:models|tunedModels|endpoints)/([^/:]+)")
+
+
+@attrs.frozen
+class Gemini:
+    """``POST .../models/{model}:generateContent``, ``:streamGenerateContent``, ``:embedContent``,
+    ``:batchEmbedContents``, ``:predict``.
+
+    Attributes:
+        provider: ``google``.
+        embeds: whether the URL is one of the embedding methods, whose answers may not say usage.
+    """
+
+    provider: str = "google"
+    embeds: bool = False
+
+    def from_message(self, message: Message, call: Call) -> Usage | None:
+        """Read ``usageMetadata``; for embeddings without it, estimate from the request."""
+        usage = _usage(message, call)
+        if usage is None and self.embeds:
+            return _embedded(message, call)
+        return usage
+
+    def from_events(self, events: Events, call: Call) -> Usage | None:
+        """Read the last chunk with ``usageMetadata``; estimate when it is not the last word."""
+        opening = events.opening()
+        for chunk in events.newest(b'"usageMetadata"'):
+            usage = _usage({**opening, **chunk}, call)
+            if usage is not None:
+                return usage if _finished(events) else _at_least(usage, events)
+        late = last_object(events.end, "usageMetadata")
+        if late:
+            return _usage({**opening, "usageMetadata": late}, call)
+        if "candidates" not in opening:
+            return None
+        return attrs.evolve(
+            _at_least(Usage(input_tokens=call.prompt_tokens()), events),
+            model=text_or_none(opening.get("modelVersion")) or _model(call),
+            response_id=text_or_none(opening.get("responseId")),
+        )
+
+
+def _usage(message: Message, call: Call) -> Usage | None:
+    said = message.get("usageMetadata")
+    if not isinstance(said, dict):
+        return None
+    cached = count(said.get("cachedContentTokenCount"))
+    audio_in = _audio(said.get("promptTokensDetails"))
+    audio_out = _audio(said.get("candidatesTokensDetails"))
+    asked = count(said.get("promptTokenCount")) + count(said.get("toolUsePromptTokenCount"))
+    return Usage(
+        model=text_or_none(message.get("modelVersion")) or _model(call),
+        input_tokens=max(0, asked - cached - audio_in),
+        output_tokens=max(0, count(said.get("candidatesTokenCount")) - audio_out),
+        cache_read_tokens=cached,
+        reasoning_tokens=count(said.get("thoughtsTokenCount")),
+        audio_tokens=audio_in + audio_out,
+        response_id=text_or_none(message.get("responseId")),
+    )
+
+
+def _audio(details: Any) -> int:
+    return sum(
+        count(mapping(part).get("tokenCount"))
+        for part in items(details)
+        if mapping(part).get("modality") == "AUDIO"
+    )
+
+
+def _model(call: Call) -> str | None:
+    found = _MODEL.search(call.path)
+    return found[1] if found else call.model()
+
+
+def _embedded(message: Message, call: Call) -> Usage | None:
+    """Vertex counts each text; the Gemini API may say nothing of embeddings."""
+    counted = [
+        count(mapping(mapping(mapping(p).get("embeddings")).get("statistics")).get("token_count"))
+        for p in items(message.get("predictions"))
+    ]
+    if any(counted):
+        return Usage(model=_model(call), input_tokens=sum(counted))
+    if "embedding" in message or "embeddings" in message:
+        return Usage(model=_model(call), input_tokens=call.prompt_tokens(), estimated=True)
+    return None
+
+
+def _finished(events: Events) -> bool:
+    return (
+        any(
+            mapping(candidate).get("finishReason")
+            for chunk in events.newest(b'"finishReason"')
+            for candidate in items(chunk.get("candidates"))
+        )
+        or next(events.newest(b'"promptFeedback"'), None) is not None
+    )
+
+
+def _at_least(usage: Usage, events: Events) -> Usage:
+    spoken = text_bytes(
+        mapping(candidate).get("content")
+        for chunk in events.every()
+        for candidate in items(chunk.get("candidates"))
+    )
+    visible = max(usage.output_tokens, tokens_of(spoken * events.scale) - usage.reasoning_tokens)
+    return attrs.evolve(usage, output_tokens=visible, estimated=True)
+
+
+@attrs.frozen
+class Interactions:
+    """``/v1beta/interactions`` of the Gemini API."""
+
+    provider: str = "google"
+
+    def from_message(self, message: Message, call: Call) -> Usage | None:
+        """Read ``usage`` of an interaction."""
+        said = message.get("usage")
+        if not isinstance(said, dict) or "total_input_tokens" not in said:
+            return None
+        cached = count(said.get("total_cached_tokens"))
+        return Usage(
+            model=text_or_none(message.get("model")) or call.model(),
+            input_tokens=max(
+                0,
+                count(said.get("total_input_tokens"))
+                + count(said.get("total_tool_use_tokens"))
+                - cached,
+            ),
+            output_tokens=count(said.get("total_output_tokens")),
+            cache_read_tokens=cached,
+            reasoning_tokens=count(said.get("total_thought_tokens")),
+            response_id=text_or_none(message.get("id")),
+        )
+
+    def from_events(self, events: Events, call: Call) -> Usage | None:
+        """Read the closing event's interaction; estimate when there is none."""
+        for event in events.newest(b'"total_input_tokens"'):
+            usage = self.from_message(mapping(event.get("interaction", event)), call)
+            if usage is not None:
+                return usage
+        started = mapping(events.opening().get("interaction"))
+        if not started:
+            return None
+        spoken = text_bytes(event.get("delta") for event in events.every())
+        return Usage(
+            model=text_or_none(started.get("model")) or call.model(),
+            input_tokens=call.prompt_tokens(),
+            output_tokens=tokens_of(spoken * events.scale),
+            response_id=text_or_none(started.get("id")),
+            estimated=True,
+        )

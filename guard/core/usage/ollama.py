@@ -1,0 +1,60 @@
+"""Ollama's own API: JSON lines, the last of them with ``done: true`` and the counts.
+
+The prompt's count is absent when the prompt was in the cache: that is a zero, not an unknown.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from guard.core.usage.base import (
+    Call,
+    Message,
+    Usage,
+    count,
+    text_bytes,
+    text_or_none,
+    tokens_of,
+)
+from guard.core.usage.framing import Events
+
+
+@attrs.frozen
+class Ollama:
+    """``POST /api/chat``, ``/api/generate``, ``/api/embed``."""
+
+    provider: str = "ollama"
+
+    def from_message(self, message: Message, call: Call) -> Usage | None:
+        """Read the counts of a finished answer."""
+        if (
+            not message.get("done")
+            and "prompt_eval_count" not in message
+            and "embeddings" not in message
+        ):
+            return None
+        return Usage(
+            model=text_or_none(message.get("model")) or call.model(),
+            input_tokens=count(message.get("prompt_eval_count")),
+            output_tokens=count(message.get("eval_count")),
+        )
+
+    def from_events(self, events: Events, call: Call) -> Usage | None:
+        """Read the line that says ``done``; estimate when the stream ended before it."""
+        for line in events.newest(b'"done"'):
+            if line.get("done") is True:
+                return self.from_message(line, call)
+        opening = events.opening()
+        if "done" not in opening:
+            return None
+        spoken = text_bytes(
+            part
+            for line in events.every()
+            for part in (line.get("message"), line.get("response"), line.get("thinking"))
+        )
+        return Usage(
+            model=text_or_none(opening.get("model")) or call.model(),
+            input_tokens=call.prompt_tokens(),
+            output_tokens=tokens_of(spoken * events.scale),
+            estimated=True,
+        )

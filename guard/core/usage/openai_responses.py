@@ -1,0 +1,110 @@
+"""OpenAI's Responses API, and what counts like it: images, transcriptions, batches."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import attrs
+
+from guard.core.usage.base import (
+    PENDING,
+    Call,
+    Message,
+    Usage,
+    count,
+    mapping,
+    text_bytes,
+    text_or_none,
+    tokens_of,
+)
+from guard.core.usage.framing import Events, last_object
+
+_NOT_YET: Final = frozenset({
+    "queued", "in_progress", "validating", "finalizing", "cancelling",
+})  # fmt: skip
+
+
+@attrs.frozen
+class Responses:
+    """``/v1/responses`` (also background polling), ``/v1/batches/{id}``, ``/v1/images/*``,
+    ``/v1/audio/transcriptions``.
+
+    Attributes:
+        provider: the vendor behind the host.
+    """
+
+    provider: str
+
+    def from_message(self, message: Message, call: Call) -> Usage | None:
+        """Read ``usage`` of a response, image, transcript or batch."""
+        if message.get("status") in _NOT_YET:
+            return PENDING
+        usage = read_usage(message)
+        if usage is None and message.get("object") in ("response", "batch"):
+            return PENDING  # failed or cancelled before anything was used
+        if usage is not None and usage.model is None:
+            usage = attrs.evolve(usage, model=call.model())
+        return usage
+
+    def from_events(self, events: Events, call: Call) -> Usage | None:
+        """Read the closing event; estimate when the stream ended before it."""
+        for event in events.newest(b'"usage"'):
+            usage = read_usage(mapping(event.get("response", event)))
+            if usage is not None:
+                return attrs.evolve(usage, model=usage.model or call.model())
+        opening = mapping(events.opening())
+        started = mapping(opening.get("response"))
+        ended = read_usage({**started, "usage": last_object(events.end, "usage") or None})
+        if ended is not None:
+            return attrs.evolve(ended, model=ended.model or call.model())
+        if "type" not in opening:
+            return None
+        spoken = text_bytes(
+            event.get("delta")
+            for event in events.every()
+            if str(event.get("type", "")).endswith(".delta")
+        )
+        return Usage(
+            model=text_or_none(started.get("model")) or call.model(),
+            input_tokens=call.prompt_tokens(),
+            output_tokens=tokens_of(spoken * events.scale),
+            response_id=text_or_none(started.get("id")),
+            estimated=True,
+        )
+
+
+def read_usage(response: Message) -> Usage | None:
+    """Read ``usage.input_tokens`` and ``usage.output_tokens``; details are subsets of them."""
+    usage = response.get("usage")
+    if not isinstance(usage, dict):
+        return None
+    identity = text_or_none(response.get("id"))
+    model = text_or_none(response.get("model"))
+    if usage.get("type") == "duration":
+        return Usage(model=model, response_id=identity, units=_seconds(usage.get("seconds")))
+    if "input_tokens" not in usage and "output_tokens" not in usage:
+        return None
+    # Transcripts say `input_token_details`, everything else `input_tokens_details`.
+    asked = mapping(usage.get("input_tokens_details", usage.get("input_token_details")))
+    said = mapping(usage.get("output_tokens_details", usage.get("output_token_details")))
+    cache_read, cache_write = (
+        count(asked.get("cached_tokens")) or count(asked.get("cache_read_input_tokens")),
+        count(asked.get("cache_write_tokens")),
+    )
+    audio_in, audio_out = count(asked.get("audio_tokens")), count(said.get("audio_tokens"))
+    reasoning = count(said.get("reasoning_tokens"))
+    return Usage(
+        model=model,
+        input_tokens=max(0, count(usage.get("input_tokens")) - cache_read - cache_write - audio_in),
+        output_tokens=max(0, count(usage.get("output_tokens")) - reasoning - audio_out),
+        cache_read_tokens=cache_read,
+        cache_write_tokens=cache_write,
+        reasoning_tokens=reasoning,
+        audio_tokens=audio_in + audio_out,
+        response_id=identity,
+    )
+
+
+def _seconds(value: object) -> dict[str, float]:
+    valid = isinstance(value, int | float) and 0 <= value < float("inf")
+    return {"audio_seconds": float(value)} if valid else {}  # type: ignore[arg-type]  # narrowed above

@@ -1,0 +1,73 @@
+"""From a body, whole or recorded in passing, to its usage."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import attrs
+import msgspec
+
+from guard.core.usage.base import Call, ResponseFormat, Usage, mapping, parse
+from guard.core.usage.framing import (
+    Events,
+    Framing,
+    Recorded,
+    events_of,
+    framing_of,
+    outline,
+)
+from guard.core.usage.recording import HEAD_BYTES, TAIL_BYTES
+
+_WHOLE_BYTES: Final = 256 * 1024
+"""A body up to this size is decoded whole; of a larger one the beginning and the end are read."""
+
+
+def read_body(
+    response_format: ResponseFormat, body: bytes, content_type: str, call: Call
+) -> Usage | None:
+    """Read the usage of a decoded body that is there as a whole."""
+    if len(body) <= _WHOLE_BYTES:
+        return read_recorded(response_format, Recorded(body, size=len(body)), content_type, call)
+    shortened = Recorded(body[:HEAD_BYTES], body[-TAIL_BYTES:], len(body))
+    usage = read_recorded(response_format, shortened, content_type, call)
+    if usage is not None and not usage.estimated:
+        return usage
+    whole = Recorded(body, size=len(body))
+    return read_recorded(response_format, whole, content_type, call) or usage
+
+
+def read_recorded(
+    response_format: ResponseFormat, recorded: Recorded, content_type: str, call: Call
+) -> Usage | None:
+    """Read the usage of what was recorded; estimated if it could not be observed to its end.
+
+    Args:
+        response_format: of the vendor.
+        recorded: beginning and end of the decoded body.
+        content_type: the header's value.
+        call: what formats may know beside the body.
+    """
+    framing = framing_of(content_type, recorded.head)
+    if framing == "body":
+        usage = _of_body(response_format, recorded, call)
+    else:
+        usage = response_format.from_events(events_of(framing, recorded), call)
+    if usage is not None and recorded.cut:
+        return attrs.evolve(usage, estimated=True)
+    return usage
+
+
+def is_stream(content_type: str, recorded: Recorded) -> bool:
+    """Tell whether a body was a stream of messages."""
+    framing: Framing = framing_of(content_type, recorded.head)
+    return framing != "body" or recorded.head[:1] == b"["
+
+
+def _of_body(response_format: ResponseFormat, recorded: Recorded, call: Call) -> Usage | None:
+    if recorded.tail:
+        return response_format.from_message(outline(recorded), call)
+    decoded = parse(recorded.head)
+    if isinstance(decoded, list):  # Gemini streams one JSON array where SSE was not asked for
+        messages = [msgspec.json.encode(message) for message in decoded]
+        return response_format.from_events(Events(messages, messages, recorded.head[-4096:]), call)
+    return response_format.from_message(mapping(decoded), call)

@@ -1,0 +1,95 @@
+"""Keeps the beginning and the end of a body that passes by, in bounded memory."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from guard.core.usage.decoding import Decoder, DecodingError, decoder_for
+from guard.core.usage.framing import Recorded
+
+HEAD_BYTES: Final = 64 * 1024
+TAIL_BYTES: Final = 64 * 1024
+DECODED_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Most bytes that are decoded: what a compressed body holds beyond them is not seen."""
+
+_PENDING_BYTES: Final = 64 * 1024
+
+
+class Recording:
+    """Takes a body's chunks as they are on the wire.
+
+    A chunk costs an append: chunks are kept as they are until they amount to 64 KiB, then decoded
+    and cut down to the first and the last 64 KiB.
+
+    Args:
+        content_encoding: value of the header; empty for identity.
+
+    Example:
+        >>> recording = Recording("")
+        >>> recording.feed(b"data: {}")
+        >>> recording.recorded().head
+        b'data: {}'
+    """
+
+    __slots__ = ("_cut", "_decoder", "_head", "_pending", "_pending_bytes", "_size", "_tail")
+
+    def __init__(self, content_encoding: str) -> None:
+        self._pending: list[bytes] = []
+        self._pending_bytes = 0
+        self._head = bytearray()
+        self._tail = bytearray()
+        self._size = 0
+        self._cut = False
+        self._decoder: Decoder | None = None
+        if content_encoding:
+            try:
+                self._decoder = decoder_for(content_encoding)
+            except DecodingError:
+                self._cut = True
+
+    def feed(self, chunk: bytes) -> None:
+        """Take a chunk."""
+        self._pending.append(chunk)
+        self._pending_bytes += len(chunk)
+        if self._pending_bytes > _PENDING_BYTES:
+            self._settle()
+
+    def recorded(self) -> Recorded:
+        """Return what is left of everything so far."""
+        self._settle()
+        head, tail = bytes(self._head), bytes(self._tail)
+        if self._size == len(head) + len(tail):  # nothing in between was let go
+            head, tail = head + tail, b""
+        return Recorded(head, tail, self._size, self._cut)
+
+    def _settle(self) -> None:
+        pending, self._pending, self._pending_bytes = self._pending, [], 0
+        if self._cut:
+            return
+        if self._decoder is None:
+            for chunk in pending:
+                self._keep(chunk)
+            return
+        try:
+            for piece in self._decoder.decode(b"".join(pending)):
+                self._keep(piece)
+                if self._size > DECODED_BYTES_MAX:
+                    self._cut = True
+                    break
+        except DecodingError:
+            self._cut = True
+
+    def _keep(self, data: bytes) -> None:
+        self._size += len(data)
+        room = HEAD_BYTES - len(self._head)
+        if room > 0:
+            self._head += data[:room]
+            data = data[room:]
+        if not data:
+            return
+        if len(data) >= TAIL_BYTES:
+            self._tail[:] = data[-TAIL_BYTES:]
+            return
+        self._tail += data
+        if len(self._tail) > 2 * TAIL_BYTES:
+            del self._tail[:-TAIL_BYTES]

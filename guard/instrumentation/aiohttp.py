@@ -1,0 +1,125 @@
+"""The seam of aiohttp: ``ClientSession._request``, and what is read from the response's content.
+
+The session, the response and its reader stay aiohttp's own: an observed reader changes its class
+to one that tells of every piece that is taken out of its buffer. aiohttp decodes bodies before
+they reach the reader.
+"""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+from typing import Any, Final
+
+import msgspec
+
+from guard.instrumentation import seams
+from guard.instrumentation.exchange import Exchange
+from guard.instrumentation.observer import inside
+
+_observed: Final[dict[int, Exchange]] = {}
+"""Exchanges by the identity of their reader, which has no room for one more attribute."""
+
+
+def patch(module: ModuleType) -> None:
+    """Hook the session of ``aiohttp``."""
+    reader = _observed_reader(module.StreamReader)
+    seams.replace(module.ClientSession, "_request", lambda request: _request(request, reader))
+
+
+def _request(original: Any, reader: Any) -> Any:
+    @functools.wraps(original)
+    async def request(self: Any, method: str, str_or_url: Any, **options: Any) -> Any:
+        exchange = _begin(self, method, str_or_url, options)
+        if exchange is None:
+            return await original(self, method, str_or_url, **options)
+        token = inside.set(True)
+        try:
+            response = await original(self, method, str_or_url, **options)
+        finally:
+            inside.reset(token)
+        _observe(exchange, response, reader)
+        return response
+
+    return request
+
+
+def _begin(session: Any, method: str, str_or_url: Any, options: dict[str, Any]) -> Exchange | None:
+    instrumentation = seams.active()
+    if instrumentation is None:
+        return None
+    try:
+        url = session._build_url(str_or_url)
+        host, path = url.host or "", url.path
+    except Exception:  # noqa: BLE001  # aiohttp will say what is wrong with it
+        return None
+    return instrumentation.begin(method.upper(), host, path, lambda: _body(options))
+
+
+def _body(options: dict[str, Any]) -> bytes:
+    data = options.get("data")
+    if data is None:
+        try:
+            return msgspec.json.encode(options.get("json"))
+        except (TypeError, ValueError):
+            return b""
+    if isinstance(data, str):
+        return data.encode()
+    return data if isinstance(data, bytes) else b""
+
+
+def _observe(exchange: Exchange, response: Any, reader: Any) -> None:
+    header = response.headers.get
+    body = response._body
+    content = response.content
+    if body is not None:  # read already, by a middleware
+        exchange.whole(response.status, header, body)
+    elif type(content) is not reader.__base__:
+        exchange.dropped()  # the reader of a response without a body
+    elif exchange.streaming(response.status, header, _encoding(response)):
+        _observed[id(content)] = exchange
+        content.__class__ = reader
+        content.settle()
+
+
+def _encoding(response: Any) -> str:
+    """Return the encoding of what the reader holds: none, unless the session does not decode."""
+    session = response._session
+    if session is not None and session.auto_decompress is False:
+        return str(response.headers.get("content-encoding", ""))
+    return ""
+
+
+def _observed_reader(base: type[Any]) -> type[Any]:
+    class ObservedReader(base):  # type: ignore[misc]  # the base is known at run time only
+        """A reader that tells its exchange of what is taken out of its buffer."""
+
+        __slots__ = ()
+
+        def _read_nowait_chunk(self, n: int) -> bytes:
+            chunk: bytes = super()._read_nowait_chunk(n)
+            exchange = _observed.get(id(self))
+            if exchange is not None:
+                exchange.feed(chunk)
+                self.settle()
+            return chunk
+
+        def feed_eof(self) -> None:
+            super().feed_eof()
+            self.settle()
+
+        def set_exception(self, *args: Any, **options: Any) -> None:
+            # The connection broke, or the response was closed or released early.
+            super().set_exception(*args, **options)
+            self.settle(ended=True)
+
+        def settle(self, *, ended: bool = False) -> None:
+            if ended or (self._eof and not self._buffer):
+                exchange = _observed.pop(id(self), None)
+                if exchange is not None:
+                    exchange.finish()
+
+        def __del__(self) -> None:  # dropped without being closed
+            self.settle(ended=True)
+
+    return ObservedReader

@@ -1,0 +1,40 @@
+"""The seam of botocore: ``URLLib3Session.send``, for Amazon Bedrock."""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+from typing import Any
+
+from guard.instrumentation import seams
+from guard.instrumentation.observer import inside
+from guard.instrumentation.requests import begin
+from guard.instrumentation.urllib3 import observe
+
+
+def patch(module: ModuleType) -> None:
+    """Hook the HTTP session of ``botocore.httpsession``."""
+    seams.replace(module.URLLib3Session, "send", _send)
+
+
+def _send(original: Any) -> Any:
+    @functools.wraps(original)
+    def send(self: Any, request: Any) -> Any:
+        exchange = begin(request)
+        if exchange is None:
+            return original(self, request)
+        token = inside.set(True)
+        try:
+            response = original(self, request)
+        finally:
+            inside.reset(token)
+        header = response.headers.get
+        if not request.stream_output:
+            exchange.whole(response.status_code, header, response.content)
+        elif exchange.streaming(
+            response.status_code, header, response.headers.get("content-encoding") or ""
+        ):
+            observe(exchange, response.raw)
+        return response
+
+    return send

@@ -1,0 +1,60 @@
+"""The seam of requests: ``HTTPAdapter.send``."""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from guard.instrumentation import seams
+from guard.instrumentation.exchange import Exchange
+from guard.instrumentation.observer import inside
+from guard.instrumentation.urllib3 import observe
+
+
+def patch(module: ModuleType) -> None:
+    """Hook the adapter of ``requests``, and so every session."""
+    seams.replace(module.adapters.HTTPAdapter, "send", _send)
+
+
+def _send(original: Any) -> Any:
+    @functools.wraps(original)
+    def send(self: Any, request: Any, *args: Any, **options: Any) -> Any:
+        exchange = begin(request)
+        if exchange is None:
+            return original(self, request, *args, **options)
+        token = inside.set(True)
+        try:
+            response = original(self, request, *args, **options)
+        finally:
+            inside.reset(token)
+        if exchange.streaming(
+            response.status_code,
+            response.headers.get,
+            response.headers.get("content-encoding", ""),
+        ):
+            observe(exchange, response.raw)
+        return response
+
+    return send
+
+
+def begin(request: Any) -> Exchange | None:
+    """Check and start to observe a prepared request of requests or botocore."""
+    instrumentation = seams.active()
+    if instrumentation is None:
+        return None
+    try:
+        parts = urlsplit(request.url)
+        method, host, path = request.method.upper(), parts.hostname or "", unquote(parts.path)
+    except (AttributeError, TypeError, ValueError):
+        return None
+    return instrumentation.begin(method, host, path, lambda: _body(request))
+
+
+def _body(request: Any) -> bytes:
+    body = request.body
+    if isinstance(body, str):
+        return body.encode()
+    return bytes(body) if isinstance(body, bytes | bytearray) else b""

@@ -1,0 +1,99 @@
+"""Which instrumentation is active, and the hooks that feed it: patched now or at import.
+
+A hook is a method of a transport's class, replaced by a wrapper that asks for :func:`active` at
+each call. Another tool may wrap the same method over it; then the wrapper stays where it is and
+does nothing while no instrumentation is active.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
+
+import wrapt
+
+if TYPE_CHECKING:
+    from guard.instrumentation.observer import Instrumentation
+
+logger = logging.getLogger("guard.instrumentation")
+
+_SEAMS: Final[dict[str, str]] = {
+    "httpx": "guard.instrumentation.httpx",
+    "httpx2": "guard.instrumentation.httpx",
+    "aiohttp": "guard.instrumentation.aiohttp",
+    "requests": "guard.instrumentation.requests",
+    "botocore.httpsession": "guard.instrumentation.botocore",
+}
+"""Module of a client, and the module here whose ``patch(module)`` hooks it."""
+
+_active: Instrumentation | None = None
+_awaited: set[str] = set()
+_patches: dict[tuple[type[Any], str], tuple[Any, Any]] = {}
+_lock = threading.RLock()
+
+
+def active() -> Instrumentation | None:
+    """Return the instrumentation that observes this process, if one does."""
+    return _active
+
+
+def install(instrumentation: Instrumentation) -> None:
+    """Observe the clients, also those made before; again changes nothing."""
+    global _active
+    with _lock:
+        _active = instrumentation
+        for name in _SEAMS:
+            module = sys.modules.get(name)
+            if module is not None and name in _awaited | _loaded(module):
+                _patch(name, module)
+            elif name not in _awaited:
+                _awaited.add(name)
+                wrapt.register_post_import_hook(_imported, name)
+
+
+def uninstall(instrumentation: Instrumentation) -> None:
+    """Restore the clients if ``instrumentation`` is the one that observes them."""
+    global _active
+    with _lock:
+        if _active is not instrumentation:
+            return
+        _active = None
+        for (owner, name), (wrapper, original) in list(_patches.items()):
+            if owner.__dict__.get(name) is wrapper:
+                setattr(owner, name, original)
+                del _patches[owner, name]
+
+
+def replace(owner: type[Any], name: str, wrap: Callable[[Any], Any]) -> None:
+    """Replace a method by ``wrap(method)``, once, until :func:`uninstall`."""
+    current = owner.__dict__.get(name)
+    known = _patches.get((owner, name))
+    if current is None or (known is not None and current is not known[1]):
+        return  # inherited from a class that has the hook, or hooked (maybe below another's)
+    wrapper = wrap(current)
+    _patches[owner, name] = (wrapper, current)
+    setattr(owner, name, wrapper)
+
+
+def _imported(module: ModuleType) -> None:
+    with _lock:
+        if _active is not None:
+            _patch(module.__name__, module)
+
+
+def _loaded(module: ModuleType) -> set[str]:
+    """Return the module's name once its import has ended."""
+    initialising = getattr(module.__spec__, "_initializing", False)
+    return set() if initialising else {module.__name__}
+
+
+def _patch(name: str, module: ModuleType) -> None:
+    try:
+        importlib.import_module(_SEAMS[name]).patch(module)
+    except Exception:
+        logger.warning("this version of %s cannot be instrumented", name, exc_info=True)

@@ -1,0 +1,113 @@
+"""Observes the body of a urllib3 response, which requests and botocore read from.
+
+The response stays urllib3's own; the methods of this one object that hand out its body tell the
+exchange of every piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from guard.instrumentation.exchange import Exchange
+
+_ITERATING: Final = ("stream", "read_chunked")
+_READING: Final = ("read", "read1")
+_CLOSING: Final = ("close", "release_conn", "drain_conn")
+
+
+def observe(exchange: Exchange, raw: Any) -> None:
+    """Have every piece of a response's body told to the exchange.
+
+    Args:
+        exchange: of the request.
+        raw: a ``urllib3.HTTPResponse`` of which nothing has been read.
+    """
+    body = _Body(exchange, raw)
+    for name in _ITERATING:
+        if hasattr(raw, name):
+            setattr(raw, name, body.iterating(getattr(raw, name)))
+    for name in _READING:
+        if hasattr(raw, name):
+            setattr(raw, name, body.reading(getattr(raw, name)))
+    for name in _CLOSING:
+        if hasattr(raw, name):
+            setattr(raw, name, body.closing(getattr(raw, name)))
+
+
+class _Body:
+    """The methods call each other; only what the outermost one hands out is told."""
+
+    def __init__(self, exchange: Exchange, raw: Any) -> None:
+        self._exchange = exchange
+        self._raw = raw
+        self._depth = 0
+        self._started = False
+
+    def iterating(self, original: Any) -> Any:
+        def iterate(*args: Any, **options: Any) -> Iterator[bytes]:
+            chunks = original(*args, **options)
+            outermost = self._depth == 0
+            try:
+                while True:
+                    self._depth += 1
+                    try:
+                        chunk = next(chunks, None)
+                    finally:
+                        self._depth -= 1
+                    if chunk is None:
+                        return
+                    if outermost:
+                        self._told(chunk, args, options)
+                    yield chunk
+            finally:
+                if outermost:
+                    self._exchange.finish()
+
+        return iterate
+
+    def reading(self, original: Any) -> Any:
+        def read(*args: Any, **options: Any) -> Any:
+            if self._depth:
+                return original(*args, **options)
+            self._depth += 1
+            try:
+                data = original(*args, **options)
+            except BaseException:
+                self._exchange.finish()
+                raise
+            finally:
+                self._depth -= 1
+            if data:
+                self._told(data, args, options)
+            asked = args[0] if args else options.get("amt")
+            if asked is None or (not data and asked) or self._ended():
+                self._exchange.finish()
+            return data
+
+        return read
+
+    def closing(self, original: Any) -> Any:
+        def close(*args: Any, **options: Any) -> Any:
+            try:
+                return original(*args, **options)
+            finally:
+                if not self._depth:  # while it reads, it releases a connection that is at its end
+                    self._exchange.finish()
+
+        return close
+
+    def _told(self, data: bytes, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        if not self._started:
+            self._started = True
+            decoded = args[1] if len(args) > 1 else options.get("decode_content")
+            if decoded is None:
+                decoded = getattr(self._raw, "decode_content", False)
+            headers = self._raw.headers
+            encoding = "" if decoded else headers.get("content-encoding") or ""
+            self._exchange.streaming(self._raw.status, headers.get, encoding)
+        self._exchange.feed(data)
+
+    def _ended(self) -> bool:
+        raw = self._raw
+        return raw.isclosed() and not len(getattr(raw, "_decoded_buffer", b""))
