@@ -8,10 +8,11 @@ one array lookup.
 from __future__ import annotations
 
 import enum
-from functools import cache
+from collections.abc import Mapping
+from functools import cache, cached_property
 from importlib import resources
+from typing import Any
 
-import attrs
 import numpy as np
 from numpy.typing import NDArray
 
@@ -57,9 +58,8 @@ SCRIPTS = (
 )  # fmt: skip
 
 
-@attrs.frozen
 class CharacterTables:
-    """One byte per code point.
+    """One byte per code point; each table is made when it is first asked for.
 
     Attributes:
         kind: a `Kind`.
@@ -67,26 +67,33 @@ class CharacterTables:
         word_break: an ASCII letter, see `spamdetect.engine.words`.
     """
 
-    kind: NDArray[np.uint8]
-    script: NDArray[np.uint8]
-    word_break: NDArray[np.uint8]
+    def __init__(self, runs: Mapping[str, NDArray[Any]]) -> None:
+        self._runs = runs
+
+    @cached_property
+    def kind(self) -> NDArray[np.uint8]:
+        return self._expanded("kind")
+
+    @cached_property
+    def script(self) -> NDArray[np.uint8]:
+        return self._expanded("script")
+
+    @cached_property
+    def word_break(self) -> NDArray[np.uint8]:
+        return self._expanded("word_break")
+
+    def _expanded(self, name: str) -> NDArray[np.uint8]:
+        start = self._runs[f"{name}_start"].astype(np.int64)
+        lengths = np.diff(np.append(start, CODE_POINTS))
+        table: NDArray[np.uint8] = np.repeat(self._runs[f"{name}_value"], lengths)
+        return table
 
 
 @cache
 def character_tables() -> CharacterTables:
     """The tables, read once."""
     data = resources.files("spamdetect.engine").joinpath(FILE_NAME).read_bytes()
-    arrays = unpack(data, kind="characters", origin=FILE_NAME).arrays
-    return CharacterTables(
-        kind=_expand(arrays["kind_start"], arrays["kind_value"]),
-        script=_expand(arrays["script_start"], arrays["script_value"]),
-        word_break=_expand(arrays["word_break_start"], arrays["word_break_value"]),
-    )
-
-
-def _expand(start: NDArray[np.uint32], value: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    lengths = np.diff(np.append(start.astype(np.int64), CODE_POINTS))
-    return np.repeat(value, lengths)
+    return CharacterTables(unpack(data, kind="characters", origin=FILE_NAME).arrays)
 
 
 def code_points(text: str) -> NDArray[np.uint32]:

@@ -70,13 +70,13 @@ def unpack(data: bytes, *, kind: str, origin: str) -> Container:
     advice = "reinstall the package, or train the model again"
     if len(data) < len(MAGIC) + 4 + DIGEST_BYTES or data[: len(MAGIC)] != MAGIC:
         raise ModelError(f"{origin} is not a model file of this version: {advice}")
-    body, digest = data[:-DIGEST_BYTES], data[-DIGEST_BYTES:]
+    body, digest = memoryview(data)[:-DIGEST_BYTES], data[-DIGEST_BYTES:]
     if hashlib.sha256(body).digest() != digest:
         raise ModelError(f"{origin} is damaged (its checksum does not match): {advice}")
     try:
         offset = len(MAGIC) + 4
         (header_size,) = struct.unpack_from("<I", body, len(MAGIC))
-        header = json.loads(body[offset : offset + header_size])
+        header = json.loads(bytes(body[offset : offset + header_size]))
         offset += header_size
         found = str(header["kind"])
         arrays: dict[str, NDArray[Any]] = {}
@@ -91,7 +91,7 @@ def unpack(data: bytes, *, kind: str, origin: str) -> Container:
     return Container(found, meta, arrays)
 
 
-def _array(entry: Mapping[str, Any], body: bytes, offset: int) -> NDArray[Any]:
+def _array(entry: Mapping[str, Any], body: memoryview, offset: int) -> NDArray[Any]:
     if entry["dtype"] not in DTYPES:
         raise ValueError(f"array type {entry['dtype']!r}")
     shape = tuple(int(side) for side in entry["shape"])

@@ -158,8 +158,9 @@ def language_table(folder: Path) -> str:
         found = language_report.score(rows, build())
         kinds = " | ".join(f"{found.by_kind.get(kind, 0):.3f}" for kind in language_report.KINDS)
         lines.append(
-            f"| {name} | {kinds} | {found.average:.3f} | {found.chat:.3f} | {found.reliable:.3f} at "
-            f"{found.coverage:.3f} | {found.ece:.3f} | {found.per_second:,.0f} |"
+            f"| {name} | {kinds} | {found.average:.3f} | {found.chat:.3f} "
+            f"| {found.reliable:.3f} at {found.coverage:.3f} | {found.ece:.3f} "
+            f"| {found.per_second:,.0f} |"
         )
     return "\n".join(lines)
 
