@@ -143,8 +143,7 @@ class TokenBot:
             .token(self._settings.token)
             .base_url(f"{self._settings.api_url.rstrip('/')}/bot")
         )
-        polls = not self._settings.webhook_url
-        if not polls:
+        if self._settings.webhook_url:
             builder = builder.updater(None)
         app: BotApp = builder.build()
         for name, handler in (
@@ -159,22 +158,10 @@ class TokenBot:
             )
         app.add_error_handler(_log_error)
         try:
-            await app.initialize()
-            await app.bot.set_my_commands([BotCommand(*command) for command in _COMMANDS])
-            if polls:
-                await app.bot.delete_webhook()
-            else:
-                await app.bot.set_webhook(
-                    self._settings.webhook_url,
-                    secret_token=self._settings.webhook_secret,
-                    allowed_updates=["message"],
-                )
-        except InvalidToken:
-            raise SpamConfigError("Telegram refuses the bot token; check it.") from None
-        except TelegramError as error:
-            raise SpamConfigError(
-                f"The Bot API at {self._settings.api_url} cannot be used: {type(error).__name__}."
-            ) from None
+            await self._connect(app)
+        except SpamConfigError:
+            await app.bot.shutdown()
+            raise
         try:
             await app.start()
             if app.updater is not None:
@@ -187,6 +174,25 @@ class TokenBot:
                 await app.updater.stop()
             await app.stop()
             await app.shutdown()
+
+    async def _connect(self, app: BotApp) -> None:
+        try:
+            await app.initialize()
+            await app.bot.set_my_commands([BotCommand(*command) for command in _COMMANDS])
+            if self._settings.webhook_url:
+                await app.bot.set_webhook(
+                    self._settings.webhook_url,
+                    secret_token=self._settings.webhook_secret,
+                    allowed_updates=["message"],
+                )
+            else:
+                await app.bot.delete_webhook()
+        except InvalidToken:
+            raise SpamConfigError("Telegram refuses the bot token; check it.") from None
+        except TelegramError as error:
+            raise SpamConfigError(
+                f"The Bot API at {self._settings.api_url} cannot be used: {type(error).__name__}."
+            ) from None
 
     async def take_webhook(self, app: BotApp, secret: str, body: dict[str, Any]) -> bool:
         """Take one update that Telegram delivered.

@@ -63,15 +63,17 @@ async def test_metrics_count_what_happened_and_name_no_text_and_no_key() -> None
 @pytest.mark.asyncio
 async def test_a_revoked_key_is_refused_at_once(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'keys.sqlite3'}"
-    async with run_service_async(database_url=url) as service:
-        async with AsyncSpamClient(service.base_url, service.api_key) as spam:
+    async with (
+        run_service_async(database_url=url) as service,
+        AsyncSpamClient(service.base_url, service.api_key) as spam,
+    ):
+        await spam.predict("hello")
+        beside = await open_store(url)
+        assert await beside.revoke(service.api_key.split("_")[1])
+        await beside.close()
+        with pytest.raises(SpamAuthError) as caught:
             await spam.predict("hello")
-            beside = await open_store(url)
-            assert await beside.revoke(service.api_key.split("_")[1])
-            await beside.close()
-            with pytest.raises(SpamAuthError) as caught:
-                await spam.predict("hello")
-            assert caught.value.error_code == "INVALID_API_KEY"
+        assert caught.value.error_code == "INVALID_API_KEY"
 
 
 @pytest.mark.asyncio
@@ -122,22 +124,26 @@ async def test_a_failed_start_is_told_to_the_asgi_server(tmp_path: Path) -> None
 
 @pytest.mark.asyncio
 async def test_a_shorter_limit_and_another_threshold_hold() -> None:
-    async with run_service_async(max_text_chars=10, threshold=0.0) as service:
-        async with AsyncSpamClient(service.base_url, service.api_key) as spam:
-            assert (await spam.predict("0123456789")).is_spam
-            with pytest.raises(SpamRequestError) as caught:
-                await spam.predict("01234567890")
-            assert caught.value.error_code == "TEXT_TOO_LONG"
-            assert "10 characters" in caught.value.message
+    async with (
+        run_service_async(max_text_chars=10, threshold=0.0) as service,
+        AsyncSpamClient(service.base_url, service.api_key) as spam,
+    ):
+        assert (await spam.predict("0123456789")).is_spam
+        with pytest.raises(SpamRequestError) as caught:
+            await spam.predict("01234567890")
+        assert caught.value.error_code == "TEXT_TOO_LONG"
+        assert "10 characters" in caught.value.message
 
 
 @pytest.mark.asyncio
 async def test_feedback_is_refused_unless_turned_on() -> None:
-    async with run_service_async() as service:
-        async with AsyncSpamClient(service.base_url, service.api_key) as spam:
-            with pytest.raises(SpamRequestError) as caught:
-                await spam.send_feedback("text", is_spam=True)
-            assert caught.value.status_code == 404
+    async with (
+        run_service_async() as service,
+        AsyncSpamClient(service.base_url, service.api_key) as spam,
+    ):
+        with pytest.raises(SpamRequestError) as caught:
+            await spam.send_feedback("text", is_spam=True)
+        assert caught.value.status_code == 404
 
 
 @pytest.mark.asyncio
@@ -178,14 +184,16 @@ class Broken:
 @pytest.mark.asyncio
 async def test_a_failing_engine_is_500_and_leaks_nothing(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    async with run_service_async(engine=Broken()) as service:
-        async with AsyncSpamClient(service.base_url, service.api_key, retries=0) as spam:
-            for call in (spam.predict, spam.preprocess):
-                with pytest.raises(SpamServerError) as caught:
-                    await call("canary-text-4711")
-                assert (caught.value.status_code, caught.value.error_code) == (500, "INTERNAL")
-                assert "canary" not in str(caught.value)
-            assert (await spam.predict("hello")).text_length == 5
+    async with (
+        run_service_async(engine=Broken()) as service,
+        AsyncSpamClient(service.base_url, service.api_key, retries=0) as spam,
+    ):
+        for call in (spam.predict, spam.preprocess):
+            with pytest.raises(SpamServerError) as caught:
+                await call("canary-text-4711")
+            assert (caught.value.status_code, caught.value.error_code) == (500, "INTERNAL")
+            assert "canary" not in str(caught.value)
+        assert (await spam.predict("hello")).text_length == 5
     service_log = [r for r in caplog.records if r.name.startswith("spamdetect")]
     assert len(service_log) == 2
     assert "ValueError" in service_log[0].getMessage()
@@ -204,26 +212,26 @@ async def test_postgres_away_and_back(
     await connection.execute(f"CREATE SCHEMA {schema}")
     await connection.close()
     url = f"{private_postgres.url}&search_path={schema}"
-    async with run_service_async(database_url=url) as service:
-        async with (
-            AsyncSpamClient(service.base_url, service.api_key, retries=0) as spam,
-            httpx.AsyncClient(base_url=service.base_url) as client,
-        ):
-            await spam.predict("hello")
-            await asyncio.to_thread(private_postgres.stop)
-            try:
-                with pytest.raises(SpamServerError) as caught:
-                    await spam.predict("hello")
-                assert (caught.value.status_code, caught.value.error_code) == (503, "UNAVAILABLE")
-                assert (await client.get("/healthz")).status_code == 200
-                assert (await client.get("/readyz")).status_code == 503
-            finally:
-                await asyncio.to_thread(private_postgres.start)
-            async with asyncio.timeout(30):
-                while (await client.get("/readyz")).status_code != 200:
-                    await asyncio.sleep(0.05)
-            async with AsyncSpamClient(service.base_url, service.api_key) as again:
-                assert (await again.predict("hello")).text_length == 5
+    async with (
+        run_service_async(database_url=url) as service,
+        AsyncSpamClient(service.base_url, service.api_key, retries=0) as spam,
+        httpx.AsyncClient(base_url=service.base_url) as client,
+    ):
+        await spam.predict("hello")
+        await asyncio.to_thread(private_postgres.stop)
+        try:
+            with pytest.raises(SpamServerError) as caught:
+                await spam.predict("hello")
+            assert (caught.value.status_code, caught.value.error_code) == (503, "UNAVAILABLE")
+            assert (await client.get("/healthz")).status_code == 200
+            assert (await client.get("/readyz")).status_code == 503
+        finally:
+            await asyncio.to_thread(private_postgres.start)
+        async with asyncio.timeout(30):
+            while (await client.get("/readyz")).status_code != 200:
+                await asyncio.sleep(0.05)
+        async with AsyncSpamClient(service.base_url, service.api_key) as again:
+            assert (await again.predict("hello")).text_length == 5
 
 
 @contextlib.asynccontextmanager
@@ -254,27 +262,33 @@ async def test_a_head_that_does_not_come_is_408() -> None:
 
 @pytest.mark.asyncio
 async def test_a_second_head_that_does_not_come_is_408_too() -> None:
-    async with run_service_async(header_timeout_s=0.2) as service:
-        async with _connection(service) as (reader, writer), asyncio.timeout(20):
-            writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
-            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
-            await reader.readuntil(b"}}")
-            writer.write(b"GET /hea")
-            assert _answer_of(await reader.read())[0] == 408
+    async with (
+        run_service_async(header_timeout_s=0.2) as service,
+        _connection(service) as (reader, writer),
+        asyncio.timeout(20),
+    ):
+        writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+        await reader.readuntil(b"}}")
+        writer.write(b"GET /hea")
+        assert _answer_of(await reader.read())[0] == 408
 
 
 @pytest.mark.asyncio
 async def test_a_body_that_does_not_come_is_408() -> None:
-    async with run_service_async(body_timeout_s=0.2) as service:
-        async with _connection(service) as (reader, writer), asyncio.timeout(20):
-            writer.write(
-                b"POST /v1/spam-detection/predict HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n"
-                b"content-type: application/json\r\nx-api-key: "
-                + service.api_key.encode()
-                + b'\r\n\r\n{"text'
-            )
-            status, data = _answer_of(await reader.read())
-            assert (status, data) == (408, {"error_code": "REQUEST_TIMEOUT"})
+    async with (
+        run_service_async(body_timeout_s=0.2) as service,
+        _connection(service) as (reader, writer),
+        asyncio.timeout(20),
+    ):
+        writer.write(
+            b"POST /v1/spam-detection/predict HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n"
+            b"content-type: application/json\r\nx-api-key: "
+            + service.api_key.encode()
+            + b'\r\n\r\n{"text'
+        )
+        status, data = _answer_of(await reader.read())
+        assert (status, data) == (408, {"error_code": "REQUEST_TIMEOUT"})
 
 
 @pytest.mark.asyncio
