@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 
 from guard.core import wire
 from guard.gateway.domain.records import Rates
-from guard.gateway.routes import docs
-from guard.gateway.routes.admin import AdminHandlers, operations
+from guard.gateway.routes.admin import AdminHandlers
 from guard.gateway.routes.admin_app import AdminApp, starlette_app
+from guard.gateway.routes.admin_table import operations
 from guard.gateway.routes.auth import Authenticator
 from guard.gateway.routes.control import ControlRoutes
+from guard.gateway.routes.document import DocumentRoutes
 from guard.gateway.routes.health import HealthRoutes
 from guard.gateway.routes.hot import HotRoutes
 from guard.gateway.routes.http import (
@@ -29,6 +30,9 @@ from guard.gateway.services.catalogue import CatalogueCache
 from guard.gateway.services.fanout import Hub
 from guard.gateway.services.gatekeeper import Gatekeeper
 from guard.gateway.services.keys import KeyRing
+from guard.gateway.services.metrics import Counts, GatewayCollector
+from guard.gateway.services.webhooks import WebhookSender
+from guard.gateway.services.metrics import Counts, GatewayCollector
 from guard.gateway.settings import GatewaySettings
 from guard.gateway.storage.base import Announcement, Storage, StoreError
 from guard.gateway.storage.memory_rates import MemoryRates
@@ -65,6 +69,7 @@ class GatewayApp:
             output_per_mtok=settings.fallback_output_per_mtok,
         )
         self.hub = Hub()
+        self.counts = Counts()
         self.keys = KeyRing(self.storage, clock_ms)
         self.catalogue = CatalogueCache(self.storage, fallback)
         gatekeeper = Gatekeeper(
@@ -72,19 +77,24 @@ class GatewayApp:
             self.catalogue,
             MemoryRates(clock_ms),
             max_event_bytes=settings.max_event_bytes,
+            clock_ms=clock_ms,
         )
         authenticator = Authenticator(self.keys, self.storage, clock_ms, settings.public_url)
         self._control = ControlRoutes(self.storage, self.hub, authenticator, settings, clock_ms)
         self._hot: dict[str, AsgiApp] = {
-            **HotRoutes(gatekeeper, authenticator, settings).paths,
+            **HotRoutes(gatekeeper, authenticator, settings, self.counts).paths,
             wire.CONTROL_PATH: self._control.poll,
         }
         health = HealthRoutes(
             self.storage, authenticator, settings, clock_ms, lambda: self.draining
         )
-        admin = AdminApp(operations(AdminHandlers(self.storage, clock_ms)), self.keys, self.storage)
-        self._cold = starlette_app([*health.routes(), *admin.routes(), *docs.routes()])
-        self._sweeper: asyncio.Task[None] | None = None
+        table = operations(AdminHandlers(self.storage, gatekeeper.recent, clock_ms))
+        admin = AdminApp(table, self.keys, self.storage)
+        collector = GatewayCollector(self.counts, self.hub.count, self.storage.statistics)
+        document = DocumentRoutes(table, collector)
+        self._cold = starlette_app([*health.routes(), *document.routes(), *admin.routes()])
+        self._webhooks = WebhookSender(self.storage, clock_ms)
+        self._tasks: list[asyncio.Task[None]] = []
 
     # -- life cycle ----------------------------------------------------------------------------
 
@@ -95,7 +105,10 @@ class GatewayApp:
             StoreError: the store cannot be opened.
         """
         await self.storage.open(self._committed)
-        self._sweeper = asyncio.create_task(self._sweep(), name="guard-gateway-sweeper")
+        self._tasks = [
+            asyncio.create_task(self._sweep(), name="guard-gateway-sweeper"),
+            asyncio.create_task(self._webhooks.run(), name="guard-gateway-webhooks"),
+        ]
 
     def drain(self) -> None:
         """Stop being ready and end the control channels; open requests go on."""
@@ -103,12 +116,12 @@ class GatewayApp:
         self.hub.close()
 
     async def close(self) -> None:
-        """Stop the sweeper and close the store."""
-        if self._sweeper is not None:
-            self._sweeper.cancel()
+        """Stop what runs beside the requests and close the store."""
+        while self._tasks:
+            task = self._tasks.pop()
+            task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._sweeper
-            self._sweeper = None
+                await task
         await self.storage.close()
 
     def _committed(self, news: Sequence[Announcement]) -> None:
@@ -116,6 +129,8 @@ class GatewayApp:
             if announcement.kind == "catalogue":
                 self.keys.forget()
                 self.catalogue.forget(announcement.organisation_id)
+            elif announcement.kind == "webhooks":
+                self._webhooks.wake()
         self.hub.publish(news)
 
     async def _sweep(self) -> None:
@@ -139,10 +154,11 @@ class GatewayApp:
             try:
                 await hot(scope, receive, send)
             except ProblemError as exc:
-                await send_answer(send, exc.answer, exc.headers)
+                self.counts.answered(scope["path"], exc.answer.status)
+                await send_answer(scope, send, exc.answer, exc.headers)
             except StoreError:
                 unavailable = fail(503, "GD-B002", "Store not available", "try again")
-                await send_answer(send, unavailable.answer)
+                await send_answer(scope, send, unavailable.answer)
         elif scope["type"] == "websocket":
             if scope["path"] == wire.CONTROL_WS_PATH:
                 await self._control.websocket(scope, receive, send)

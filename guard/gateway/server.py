@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from guard.core import wire
 from guard.gateway.app import GatewayApp
 from guard.gateway.domain import render
+from guard.gateway.routes.http import ONE_WRITE
 from guard.gateway.settings import GatewaySettings
 
 _SCAN_INTERVAL_S: Final = 0.25
@@ -92,6 +93,7 @@ class GuardedHttpProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self.waiting_since: float | None = self.loop.time()
         self._head_bytes = 0
+        self._in_head = True
         self.watch.protocols.add(self)
         if len(self.connections) > self.watch.connections_max:
             self._refuse(503, "GD-B002", "Too many connections")
@@ -100,17 +102,41 @@ class GuardedHttpProtocol(HttpToolsProtocol):
         """Start the clock of a request."""
         super().on_message_begin()
         self._head_bytes = 0
+        self._in_head = True
         self.waiting_since = self.loop.time()
 
-    def on_url(self, url: bytes) -> None:
-        """Count the head."""
-        super().on_url(url)
-        self._count(len(url))
+    def on_headers_complete(self) -> None:
+        """The head is here."""
+        self._in_head = False
+        super().on_headers_complete()
+        extensions: dict[str, Any] = {ONE_WRITE: self._one_write}
+        self.scope["extensions"] = extensions
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Count the head."""
-        super().on_header(name, value)
-        self._count(len(name) + len(value))
+    def data_received(self, data: bytes) -> None:
+        """Cap the head: what arrives while it is not complete."""
+        super().data_received(data)
+        if self._in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > _HEAD_MAX:
+                self._refuse(431, "GD-P003", "Request head too large")
+
+    def _one_write(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+        """Write a whole answer; what uvicorn's ``send`` does in two messages and many checks."""
+        cycle = self.cycle
+        if cycle.disconnected or self.transport.is_closing():
+            return
+        cycle.response_started = cycle.response_complete = True
+        parts = [STATUS_LINE[status]]
+        for name, value in (*cycle.default_headers, *headers):
+            parts += (name, b": ", value, b"\r\n")
+        if not cycle.keep_alive:
+            parts.append(b"connection: close\r\n")
+        parts += (b"\r\n", body)
+        self.transport.write(b"".join(parts))
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            self.transport.close()
+        cycle.on_response()
 
     def on_message_complete(self) -> None:
         """Stop the clock: the request is here."""
@@ -137,11 +163,6 @@ class GuardedHttpProtocol(HttpToolsProtocol):
             self._refuse(408, "GD-P006", "Request timed out")
         elif not self.transport.is_closing():
             self.transport.close()
-
-    def _count(self, size: int) -> None:
-        self._head_bytes += size + 4
-        if self._head_bytes > _HEAD_MAX:
-            self._refuse(431, "GD-P003", "Request head too large")
 
     def _refuse(self, status: int, error_code: str, title: str) -> None:
         if self.transport.is_closing():
@@ -189,6 +210,7 @@ class GatewayServer:
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                proxy_headers=False,
                 timeout_keep_alive=75,
                 timeout_graceful_shutdown=max(1, app.settings.drain_timeout_ms // 1000),
                 backlog=2048,
@@ -204,11 +226,6 @@ class GatewayServer:
             watching.cancel()
             self.app.drain()
             await self.app.close()
-
-    @property
-    def started(self) -> bool:
-        """Whether requests are answered."""
-        return bool(self._server.started)
 
     def stop(self) -> None:
         """End serving, letting open requests finish. Call on the server's loop.

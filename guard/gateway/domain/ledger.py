@@ -125,30 +125,22 @@ def judge(
     """
     warnings: list[str] = []
     for account in accounts:
-        room = account.room(chain_over_permille)
-        if account.rule.mode == "hard":
+        rule, balance = account.rule, account.balance
+        limit = rule.limit_nanousd
+        used = balance.committed + balance.reserved
+        if rule.mode == "hard":
+            room = account.ceiling(chain_over_permille) - used
             if room < 1 or (room < amount and not guess):
                 in_chain = chain_over_permille is not None
                 return Judgement(amount, account, in_chain, warnings)
             amount = min(amount, room)
-        plain_room = account.room()
-        if plain_room < amount:
-            why = "chain allowance" if account.rule.mode == "hard" else "soft budget"
+        if used + amount > limit:
+            why = "chain allowance" if rule.mode == "hard" else "soft budget"
             warnings.append(f"over budget: {account.label()}, {why} in use")
-        else:
-            share = warned_share(account, amount)
-            if share is not None:
-                warnings.append(f"{share:.0%} of budget used or held: {account.label()}")
+        elif rule.thresholds and used + amount >= min(rule.thresholds) * limit > 0:
+            share = (used + amount) / limit
+            warnings.append(f"{share:.0%} of budget used or held: {account.label()}")
     return Judgement(amount, None, False, warnings)
-
-
-def warned_share(account: Account, amount: int) -> float | None:
-    """Return the used share when it, with ``amount``, is at a threshold; else ``None``."""
-    limit = account.rule.limit_nanousd
-    if limit <= 0 or not account.rule.thresholds:
-        return None
-    share = (account.balance.committed + account.balance.reserved + amount) / limit
-    return share if share >= min(account.rule.thresholds) else None
 
 
 def hold(accounts: Iterable[Account], amount: int, chain_over_permille: int | None = None) -> None:

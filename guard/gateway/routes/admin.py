@@ -1,26 +1,35 @@
-"""What operators can do: the table of admin operations and their handlers."""
+"""What operators can do: the handlers of the admin operations."""
 
 from __future__ import annotations
 
 import base64
 import secrets
 from collections.abc import Callable
-from typing import Any
 
 from guard.core import wire
 from guard.core.ids import IdFactory
 from guard.gateway.domain import records
 from guard.gateway.routes import admin_bodies as bodies
-from guard.gateway.routes.operations import Call, Operation
+from guard.gateway.routes.operations import Call
+from guard.gateway.services.applying import Wanted, apply, check_distinct
 from guard.gateway.services.keys import NewKey, make_key
+from guard.gateway.services.preview import (
+    EXAMPLES_MAX,
+    Difference,
+    RecentCalls,
+    compare,
+    replaced,
+)
+from guard.gateway.services.webhooks import check_url
 from guard.gateway.storage.base import ConflictError, Storage
 
 
 class AdminHandlers:
     """Handlers over the storage port; each returns the reply's value."""
 
-    def __init__(self, storage: Storage, clock_ms: Callable[[], int]) -> None:
+    def __init__(self, storage: Storage, recent: RecentCalls, clock_ms: Callable[[], int]) -> None:
         self._storage = storage
+        self._recent = recent
         self._clock_ms = clock_ms
         self._ids = IdFactory()
 
@@ -97,17 +106,7 @@ class AdminHandlers:
 
     async def put_budget(self, call: Call) -> records.Budget:
         wanted: bodies.BudgetBody = call.body
-        budget = records.Budget(
-            budget_id="",
-            organisation_id=call.caller.organisation(),
-            scope_kind=wanted.scope_kind,
-            scope_id=wanted.scope_id,
-            window=wanted.window,
-            limit_nanousd=wanted.limit(),
-            mode=wanted.mode,
-            epsilon_nanousd=wanted.epsilon_nanousd,
-            thresholds=wanted.thresholds,
-        )
+        budget = as_budget(call.caller.organisation(), wanted)
         return await self._storage.put_budget(call.caller.actor, budget)
 
     async def delete_budget(self, call: Call) -> None:
@@ -135,19 +134,49 @@ class AdminHandlers:
 
     async def put_price(self, call: Call) -> records.Price:
         wanted: bodies.PriceBody = call.body
-        price = records.Price(
-            price_id="",
-            organisation_id=call.caller.organisation(),
-            provider=wanted.provider,
-            model=wanted.model,
-            rates=wanted.rates,
-        )
+        price = as_price(call.caller.organisation(), wanted)
         return await self._storage.put_price(call.caller.actor, price)
 
     async def delete_price(self, call: Call) -> None:
         await self._storage.delete_price(
             call.caller.actor, call.caller.organisation(), call.path["price_id"]
         )
+
+    async def preview(self, call: Call) -> bodies.Preview:
+        wanted: bodies.PreviewBody = call.body
+        own = call.caller.organisation()
+        calls = self._recent.newest(own, wanted.calls)
+        current = await self._storage.policies(own)
+        changed = as_policy(own, wanted.name, wanted.policy)
+        found = compare(calls, current, replaced(current, changed))
+        return bodies.Preview(
+            calls=len(calls),
+            changed=len(found),
+            newly_refused=sum(d.after.startswith("refuse") for d in found),
+            newly_allowed=sum(d.after == "allow" for d in found),
+            newly_pending=sum(d.after == "pending" for d in found),
+            examples=[_previewed(d) for d in found[-EXAMPLES_MAX:]],
+        )
+
+    async def apply(self, call: Call) -> bodies.Plan:
+        wanted: bodies.ApplyBody = call.body
+        own = call.caller.organisation()
+        full = Wanted(
+            [as_budget(own, b) for b in wanted.budgets],
+            [as_policy(own, p.name, p) for p in wanted.policies],
+            [as_price(own, p) for p in wanted.prices],
+        )
+        check_distinct(full)
+        changes = await apply(
+            self._storage,
+            call.caller.actor,
+            own,
+            full,
+            dry_run=wanted.dry_run,
+            prune=wanted.prune,
+        )
+        changed = sum(change.change != "unchanged" for change in changes)
+        return bodies.Plan(dry_run=wanted.dry_run, changed=changed, changes=changes)
 
     # -- control -------------------------------------------------------------------------------
 
@@ -227,6 +256,7 @@ class AdminHandlers:
 
     async def put_webhook(self, call: Call) -> bodies.CreatedWebhook:
         wanted: bodies.WebhookBody = call.body
+        check_url(wanted.url)
         secret = "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
         webhook = records.Webhook(
             webhook_id="",
@@ -247,6 +277,51 @@ class AdminHandlers:
         return await self._storage.deliveries(call.caller.organisation(), call.query.limit)
 
 
+def as_budget(organisation_id: str, body: bodies.BudgetBody) -> records.Budget:
+    """Build a budget from its body.
+
+    Raises:
+        ValueError: the limit or the scope makes no sense.
+    """
+    return records.Budget(
+        budget_id="",
+        organisation_id=organisation_id,
+        scope_kind=body.scope_kind,
+        scope_id=body.scope_id,
+        window=body.window,
+        limit_nanousd=body.limit(),
+        mode=body.mode,
+        epsilon_nanousd=body.epsilon_nanousd,
+        thresholds=body.thresholds,
+    )
+
+
+def as_price(organisation_id: str, body: bodies.PriceBody) -> records.Price:
+    """Build a price from its body."""
+    return records.Price(
+        price_id="",
+        organisation_id=organisation_id,
+        provider=body.provider,
+        model=body.model,
+        rates=body.rates,
+    )
+
+
+def _previewed(difference: Difference) -> bodies.PreviewedCall:
+    call = difference.recent.call
+    return bodies.PreviewedCall(
+        call_id=call.call_id,
+        at_ms=difference.recent.at_ms,
+        workflow_id=call.workflow_id,
+        function=call.function,
+        tool_name=call.tool_name,
+        model=call.model,
+        before=difference.before,
+        after=difference.after,
+        reason=difference.reason,
+    )
+
+
 def as_policy(organisation_id: str, name: str, body: bodies.PolicyBody) -> records.Policy:
     """Build a policy from its body."""
     return records.Policy(
@@ -262,67 +337,3 @@ def as_policy(organisation_id: str, name: str, body: bodies.PolicyBody) -> recor
 
 def _shown_once(made: NewKey, key: records.Key) -> bodies.CreatedKey:
     return bodies.CreatedKey(key=key, api_key=made.api_key, hmac_secret=made.hmac_secret)
-
-
-def operations(h: AdminHandlers) -> list[Operation]:
-    """Return the table of admin operations."""
-    r, b = records, bodies
-
-    def op(
-        method: str, path: str, handler: Any, summary: str, reply: Any, **more: Any
-    ) -> Operation:
-        tag = path.split("/")[1]
-        return Operation(method, path, handler, summary, reply, tag=tag, **more)
-
-    return [
-        op("GET", "/organisations", h.organisations, "List organisations", list[r.Organisation],
-           wide=True),
-        op("POST", "/organisations", h.create_organisation, "Create an organisation",
-           r.Organisation, body=b.NewOrganisation, status=201, wide=True, conflicts=True),
-        op("PUT", "/organisations/settings", h.settings, "Change an organisation's settings",
-           r.Organisation, body=r.OrganisationSettings),
-        op("GET", "/keys", h.keys, "List keys", list[r.Key]),
-        op("POST", "/keys", h.create_key, "Create a key, shown once", b.CreatedKey,
-           body=b.NewKeyBody, status=201),
-        op("POST", "/keys/{key_id}/rotate", h.rotate_key, "Make a key's successor", b.CreatedKey,
-           body=b.RotateBody, status=201, conflicts=True),
-        op("DELETE", "/keys/{key_id}", h.revoke_key, "Revoke a key at once", r.Key),
-        op("GET", "/budgets", h.budgets, "List budgets", list[r.Budget]),
-        op("PUT", "/budgets", h.put_budget, "Set a budget for a scope and window", r.Budget,
-           body=b.BudgetBody),
-        op("DELETE", "/budgets/{budget_id}", h.delete_budget, "Remove a budget", None, status=204),
-        op("GET", "/policies", h.policies, "List policies in force", list[r.Policy]),
-        op("PUT", "/policies/{name}", h.put_policy, "Set a policy", r.Policy, body=b.PolicyBody),
-        op("DELETE", "/policies/{name}", h.delete_policy, "Take a policy out of force", None,
-           status=204),
-        op("GET", "/policies/{name}/versions", h.policy_versions, "List a policy's versions",
-           list[r.Policy]),
-        op("GET", "/prices", h.prices, "List the operator's prices", list[r.Price]),
-        op("PUT", "/prices", h.put_price, "Set a price", r.Price, body=b.PriceBody),
-        op("DELETE", "/prices/{price_id}", h.delete_price, "Remove a price", None, status=204),
-        op("GET", "/workflows", h.workflows, "List workflows", list[r.Workflow], query=b.Page),
-        op("GET", "/workflows/{workflow_id:path}", h.workflow, "Show a workflow", r.Workflow),
-        op("GET", "/runs", h.runs, "List runs", list[r.Run], query=b.RunsQuery),
-        op("POST", "/control", h.control, "Kill, pause, resume or revive", wire.ControlMessage,
-           body=b.ControlBody),
-        op("GET", "/approvals", h.approvals, "List approvals", list[r.Approval],
-           query=b.ApprovalsQuery),
-        op("POST", "/approvals/{approval_id}", h.answer_approval, "Answer an approval",
-           r.Approval, body=b.ApprovalBody, conflicts=True),
-        op("GET", "/usage", h.usage, "Sum usage by group", list[r.UsageRow], query=b.UsageQuery),
-        op("GET", "/events", h.events, "List events", list[r.StoredEvent], query=b.EventsQuery),
-        op("GET", "/ledger", h.ledger, "List balances", list[r.BalanceView], query=b.LedgerQuery),
-        op("GET", "/ledger/verify", h.verify_ledger, "Check balances against entries",
-           r.LedgerReport, wide=True),
-        op("GET", "/audit", h.audit, "List audit entries", list[r.AuditEntry],
-           query=b.NumberedPage),
-        op("GET", "/audit/verify", h.verify_audit, "Check the audit log's chain", b.AuditReport,
-           wide=True),
-        op("GET", "/webhooks", h.webhooks, "List webhooks", list[r.Webhook]),
-        op("PUT", "/webhooks", h.put_webhook, "Set a webhook; its secret is shown once",
-           b.CreatedWebhook, body=b.WebhookBody),
-        op("DELETE", "/webhooks/{webhook_id}", h.delete_webhook, "Remove a webhook", None,
-           status=204),
-        op("GET", "/webhooks/deliveries", h.deliveries, "List webhook deliveries",
-           list[r.Delivery], query=b.LimitQuery),
-    ]  # fmt: skip

@@ -10,6 +10,7 @@ from msgspec import Meta, Struct
 from guard.core.wire import NANOUSD_MAX, NANOUSD_PER_CENT
 from guard.gateway.domain import records
 from guard.gateway.domain.records import DurationMs, Label
+from guard.gateway.services.applying import Change
 
 Reason = Annotated[str, Meta(max_length=512)]
 Limit = Annotated[int, Meta(ge=1, le=1000)]
@@ -235,3 +236,27 @@ class AuditReport(Struct, kw_only=True):
     entries: int
     first_bad_seq: int | None
     ok: bool
+
+
+class ApplyPolicy(PolicyBody, kw_only=True):
+    """A policy with its name."""
+
+    name: Label
+
+
+class ApplyBody(Strict, kw_only=True):
+    """Everything that is to be in force."""
+
+    budgets: Annotated[list[BudgetBody], Meta(max_length=1000)] = []
+    policies: Annotated[list[ApplyPolicy], Meta(max_length=1000)] = []
+    prices: Annotated[list[PriceBody], Meta(max_length=1000)] = []
+    dry_run: bool = False
+    prune: bool = False
+
+
+class Plan(Struct, kw_only=True):
+    """What was, or would be, changed."""
+
+    dry_run: bool
+    changed: int
+    changes: list[Change]

@@ -160,7 +160,7 @@ class ControlRoutes:
         if identity.hmac_secret is not None:
             signature = signing.sign_frame(identity.hmac_secret, identity.nonce, answer.body)
             extra.append((b"x-guard-signature", signature.encode()))
-        await send_answer(send, answer, extra)
+        await send_answer(scope, send, answer, extra)
 
     async def _wait_for_news(
         self, identity: Identity, headers: dict[bytes, bytes], after: int, wait_ms: int

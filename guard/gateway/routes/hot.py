@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -20,6 +21,7 @@ from guard.gateway.routes.http import (
     send_answer,
 )
 from guard.gateway.services.gatekeeper import Gatekeeper
+from guard.gateway.services.metrics import Counts
 from guard.gateway.settings import GatewaySettings
 from guard.gateway.storage.base import StoreError
 
@@ -30,8 +32,13 @@ class HotRoutes:
     """Serves ``POST /gate``, ``POST /gate/release`` and ``POST /api/v1/events``."""
 
     def __init__(
-        self, gatekeeper: Gatekeeper, authenticator: Authenticator, settings: GatewaySettings
+        self,
+        gatekeeper: Gatekeeper,
+        authenticator: Authenticator,
+        settings: GatewaySettings,
+        counts: Counts,
     ) -> None:
+        self._counts = counts
         self._gatekeeper = gatekeeper
         self._authenticator = authenticator
         self._settings = settings
@@ -43,6 +50,7 @@ class HotRoutes:
 
     async def _gate(self, scope: Scope, receive: Receive, send: Send) -> None:
         request, body, _ = await self._enter(scope, receive)
+        started = time.perf_counter()
         call = parse(body, wire.GateRequest)
         if len(call.events) > self._settings.max_batch_events:
             raise self._too_many()
@@ -56,12 +64,15 @@ class HotRoutes:
                 "the call cannot be decided now",
                 reason="RATE_LIMIT_STORE",
             ) from None
-        await send_answer(send, answer)
+        self._counts.gated(time.perf_counter() - started)
+        self._counts.answered(wire.GATE_PATH, answer.status)
+        await send_answer(scope, send, answer)
 
     async def _release(self, scope: Scope, receive: Receive, send: Send) -> None:
         request, body, _ = await self._enter(scope, receive)
         answer = await self._gatekeeper.release(request, parse(body, wire.ReleaseRequest))
-        await send_answer(send, answer)
+        self._counts.answered(wire.RELEASE_PATH, answer.status)
+        await send_answer(scope, send, answer)
 
     async def _events(self, scope: Scope, receive: Receive, send: Send) -> None:
         request, body, _ = await self._enter(scope, receive)
@@ -69,7 +80,8 @@ class HotRoutes:
         if len(batch.events) > self._settings.max_batch_events:
             raise self._too_many()
         answer: Answer = await self._gatekeeper.ingest(request, batch)
-        await send_answer(send, answer)
+        self._counts.answered(wire.EVENTS_PATH, answer.status)
+        await send_answer(scope, send, answer)
 
     async def _enter(self, scope: Scope, receive: Receive) -> tuple[Request, bytes, Identity]:
         if scope["method"] != "POST":

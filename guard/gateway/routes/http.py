@@ -18,6 +18,9 @@ AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 JSON: Final = b"application/json"
 PROBLEM_JSON: Final = b"application/problem+json"
+ONE_WRITE: Final = "guard.one_write"
+"""ASGI extension of the gateway's own server: a callable that takes status, headers and body of a
+whole answer and writes them at once. Headers may not hold what a client sent."""
 
 
 class ProblemError(Exception):
@@ -123,9 +126,9 @@ def _too_large(bytes_max: int) -> ProblemError:
 
 
 async def send_answer(
-    send: Send, answer: Answer, headers: list[tuple[bytes, bytes]] | None = None
+    scope: Scope, send: Send, answer: Answer, headers: list[tuple[bytes, bytes]] | None = None
 ) -> None:
-    """Send a finished reply."""
+    """Send a finished reply: in one write where the server offers it, else by ASGI messages."""
     status = answer.status
     out = [
         (b"content-type", JSON if status < 400 else PROBLEM_JSON),
@@ -137,5 +140,9 @@ async def send_answer(
         out.append((b"idempotency-replayed", b"true"))
     if headers:
         out += headers
+    extensions = scope.get("extensions")
+    if extensions is not None and ONE_WRITE in extensions:
+        extensions[ONE_WRITE](status, out, answer.body)
+        return
     await send({"type": "http.response.start", "status": status, "headers": out})
     await send({"type": "http.response.body", "body": answer.body})

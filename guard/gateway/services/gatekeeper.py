@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
-
-from msgspec import Struct
 
 from guard.core import wire
 from guard.gateway.domain import policy
@@ -21,6 +19,7 @@ from guard.gateway.domain.commands import (
 from guard.gateway.domain.policy import CapUse
 from guard.gateway.services import intake
 from guard.gateway.services.catalogue import CatalogueCache, OrgView
+from guard.gateway.services.preview import RecentCall, RecentCalls
 from guard.gateway.storage.base import Ledger
 
 
@@ -29,15 +28,6 @@ class RateStore(Protocol):
 
     async def take(self, uses: Sequence[CapUse]) -> int | None:
         """Return ``None`` for a call that may go on, else the wait in milliseconds."""
-
-
-class Counts(Struct):
-    """What this process has decided, for metrics."""
-
-    allowed: int = 0
-    refused: int = 0
-    pending: int = 0
-    events: int = 0
 
 
 class Gatekeeper:
@@ -50,7 +40,10 @@ class Gatekeeper:
         rates: RateStore,
         *,
         max_event_bytes: int,
+        clock_ms: Callable[[], int],
     ) -> None:
+        self.recent = RecentCalls()
+        self._clock_ms = clock_ms
         self._ledger = ledger
         self._catalogue = catalogue
         self._rates = rates
@@ -66,6 +59,9 @@ class Gatekeeper:
         command = GateCommand(request=request, call=call)
         if call.events:
             command.events, command.rejected = self._prepare(request, view, call.events)
+            call.events = []
+        recent = RecentCall(self._clock_ms(), request.key_id, call)
+        self.recent.note(request.organisation_id, recent)
         command.refusal = _confined(request, call)
         if view.policies and command.refusal is None:
             verdict = policy.evaluate(view.policies, call, request.key_id)

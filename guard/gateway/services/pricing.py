@@ -35,6 +35,7 @@ class PriceBook:
         self._own = sorted(prices, key=lambda p: (-len(p.model), -len(p.provider)))
         self._fallback = Tariff(fallback, "fallback")
         self._known: dict[tuple[str | None, str], Tariff | None] = {}
+        self._declared: dict[tuple[str, int | None, int | None, bool], int | None] = {}
 
     def tariff(self, provider: str | None, model: str) -> Tariff | None:
         """Return the tariff of a model, or ``None`` when nobody knows its price."""
@@ -59,6 +60,16 @@ class PriceBook:
         self, model: str, max_input: int | None, max_output: int | None, *, strict: bool
     ) -> int | None:
         """Return the hold that a model and declared maxima ask for, or ``None`` to estimate."""
+        key = (model, max_input, max_output, strict)
+        if key not in self._declared:
+            if len(self._declared) >= _CACHE_MAX:
+                self._declared.clear()
+            self._declared[key] = self._declare(model, max_input, max_output, strict)
+        return self._declared[key]
+
+    def _declare(
+        self, model: str, max_input: int | None, max_output: int | None, strict: bool
+    ) -> int | None:
         tariff = self.tariff(None, model)
         if tariff is None or (max_output is None and not strict):
             return None

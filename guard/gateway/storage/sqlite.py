@@ -34,19 +34,23 @@ class SqliteStorage(SqliteAdmin):
 
     async def gate(self, command: GateCommand) -> Answer:
         """Decide one call."""
-        return await self.write(lambda books: sqlite_ledger.gate(books, command))
+        return await self.write(lambda books: sqlite_ledger.gate(books, command), command.request)
 
     async def ingest(self, command: IngestCommand) -> Answer:
         """Record and charge events."""
-        return await self.write(lambda books: sqlite_ledger.ingest(books, command))
+        return await self.write(lambda books: sqlite_ledger.ingest(books, command), command.request)
 
     async def release(self, command: ReleaseCommand) -> Answer:
         """Give back a hold."""
-        return await self.write(lambda books: sqlite_ledger.release(books, command))
+        return await self.write(
+            lambda books: sqlite_ledger.release(books, command), command.request
+        )
 
     async def sweep(self) -> int:
         """Expire what has run out."""
-        return await self.write(sqlite_ledger.sweep)
+        closed = await self.write(sqlite_ledger.sweep)
+        await self.checkpoint()
+        return closed
 
     async def verify_ledger(self) -> records.LedgerReport:
         """Check every balance against its entries."""

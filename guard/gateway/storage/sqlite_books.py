@@ -6,6 +6,7 @@ workflows) are written once per group; a rollback throws the whole cache away an
 
 from __future__ import annotations
 
+import functools
 import heapq
 import json
 import sqlite3
@@ -23,11 +24,10 @@ from guard.gateway.domain.commands import Answer, Request
 from guard.gateway.domain.control import ControlBook
 from guard.gateway.domain.estimates import Estimate
 from guard.gateway.domain.ledger import Account, Balance, Reservation
-from guard.gateway.domain.render import conflict
 from guard.gateway.storage.base import Announcement
+from guard.gateway.storage.sqlite_replay import ReplayTable
 
 CACHE_MAX: Final = 50_000
-IDEMPOTENCY_TTL_MS: Final = windows.DAY_MS
 
 Dims = tuple[str | None, str | None, str | None, str | None, str | None]
 """Workflow, agent, chain, key and model of a call or an event."""
@@ -69,10 +69,14 @@ class Books:
 
     # -- transaction ---------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """Open a transaction and read the store's clock, which never runs backwards."""
+    def begin(self, hints: list[str]) -> None:
+        """Open a transaction and read the store's clock, which never runs backwards.
+
+        ``hints`` are the idempotency keys of the group, looked up together.
+        """
         self.connection.execute("BEGIN IMMEDIATE")
         self.now = max(self.now, self._clock_ms())
+        self._replies.begin(self.now, hints)
 
     def commit(self) -> list[Announcement]:
         """Write back everything that changed, commit, and return what has to be announced."""
@@ -86,6 +90,10 @@ class Books:
         if self.connection.in_transaction:
             self.connection.execute("ROLLBACK")
         self._load()
+
+    def truncate_log(self) -> None:
+        """Copy the whole write-ahead log into the database and start it afresh."""
+        self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
 
     def _load(self) -> None:
         execute = self.connection.execute
@@ -104,13 +112,16 @@ class Books:
         self._dirty_estimates: dict[tuple[str, str], Estimate] = {}
         self._workflow_deltas: dict[tuple[str, str], list[int]] = {}
         self._run_deltas: dict[tuple[str, str], list[Any]] = {}
-        self._replies: dict[tuple[str, str], tuple[bytes, int, bytes, int]] = {}
+        self._replies = ReplayTable(self.connection)
         row = execute("SELECT value FROM facts WHERE name = 'clock_ms'").fetchone()
         if row is not None:
             self.now = max(self.now, int(row[0]))
         for (organisation_id,) in execute("SELECT organisation_id FROM organisations").fetchall():
             self.reload_org(organisation_id)
-        for row in execute("SELECT * FROM reservations WHERE state = 'open'").fetchall():
+        for row in execute(
+            "SELECT * FROM reservations WHERE reservation_id >= coalesce((SELECT value FROM facts"
+            " WHERE name = 'oldest_open'), '') AND state = 'open'"
+        ).fetchall():
             self._adopt(_reservation(row))
         for row in execute(
             "SELECT b.balance_id, u.organisation_id FROM balances b JOIN budgets u"
@@ -267,28 +278,12 @@ class Books:
 
     def replay(self, request: Request) -> Answer | None:
         """Return the kept answer to a repeated request, a conflict, or ``None`` for a new one."""
-        if request.idempotency_key is None:
-            return None
-        key = (request.key_id, request.idempotency_key)
-        kept = self._replies.get(key)
-        if kept is None:
-            kept = self.connection.execute(
-                "SELECT fingerprint, status, body, expires_at_ms FROM idempotency"
-                " WHERE key_id = ? AND idempotency_key = ?",
-                key,
-            ).fetchone()
-        if kept is None or kept[3] <= self.now:
-            return None
-        if kept[0] != request.fingerprint:
-            return conflict()
-        return Answer(kept[1], kept[2], replay=True)
+        return None if request.idempotency_key is None else self._replies.find(request)
 
     def keep(self, request: Request, answer: Answer) -> None:
         """Keep an answer for repeats, in the transaction that its effects belong to."""
         if request.idempotency_key is not None and answer.kept:
-            self._replies[request.key_id, request.idempotency_key] = (
-                request.fingerprint, answer.status, answer.body, self.now + IDEMPOTENCY_TTL_MS,
-            )  # fmt: skip
+            self._replies.keep(request, answer)
 
     # -- small tables --------------------------------------------------------------------------
 
@@ -384,7 +379,7 @@ class Books:
             many(
                 "INSERT INTO reservations VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
                 [(r.reservation_id, r.organisation_id, r.key_id, r.call_id,
-                  json.dumps(r.balance_ids), r.amount, r.held, r.created_at_ms, r.expires_at_ms,
+                  ids_text(r.balance_ids), r.amount, r.held, r.created_at_ms, r.expires_at_ms,
                   r.spent, r.state, r.basis, r.workflow_id, r.run_id, r.chain_id, r.agent,
                   r.model, r.function) for r in self._new_reservations.values()],
             )  # fmt: skip
@@ -417,12 +412,7 @@ class Books:
                 [(*key, *delta) for key, delta in self._run_deltas.items()],
             )
             self._run_deltas.clear()
-        if self._replies:
-            many(
-                "INSERT OR REPLACE INTO idempotency VALUES (?,?,?,?,?,?)",
-                [(*key, *kept) for key, kept in self._replies.items()],
-            )
-            self._replies.clear()
+        self._replies.flush()
         if self._dirty_chains:
             many(
                 "INSERT OR REPLACE INTO chains VALUES (?,?,?,?,?)",
@@ -463,6 +453,12 @@ def _reservation(row: tuple[Any, ...]) -> Reservation:
         expires_at_ms=row[8], spent=row[9], state=row[10], basis=row[11], workflow_id=row[12],
         run_id=row[13], chain_id=row[14], agent=row[15], model=row[16], function=row[17],
     )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=4096)
+def ids_text(balance_ids: tuple[int, ...]) -> str:
+    """Return balance numbers as the JSON that their column holds."""
+    return json.dumps(balance_ids)
 
 
 def wall_clock_ms() -> int:

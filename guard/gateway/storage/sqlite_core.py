@@ -11,13 +11,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+from guard.gateway.domain.commands import Request
 from guard.gateway.storage import sqlite_schema
 from guard.gateway.storage.base import Announcement, StoreError
 from guard.gateway.storage.sqlite_books import Books, wall_clock_ms
 from guard.gateway.storage.sqlite_queries import Reader
+from guard.gateway.storage.sqlite_replay import request_hint
 from guard.gateway.storage.sqlite_writer import GroupWriter
 
 T = TypeVar("T")
+WAL_PAGES_MAX = 32_768
+CHECKPOINT_ITEMS = 20_000
 
 
 class SqliteCore:
@@ -44,6 +48,7 @@ class SqliteCore:
         self._reader: Reader | None = None
         self._connections: list[sqlite3.Connection] = []
         self._lock_file: int | None = None
+        self._copied_at = 0
         self._readers = ThreadPoolExecutor(1, thread_name_prefix="guard-gateway-reader")
 
     # -- life cycle ----------------------------------------------------------------------------
@@ -59,7 +64,7 @@ class SqliteCore:
         except (OSError, sqlite3.Error, RuntimeError) as exc:
             await asyncio.to_thread(self._close_files)
             raise StoreError(f"cannot open the database: {exc}") from exc
-        self._writer = GroupWriter(self._books, listener)
+        self._writer = GroupWriter(self._books, listener, inline=not self._durable)
 
     def _open(self) -> Books:
         self._lock_file = os.open(f"{self.path}.lock", os.O_CREAT | os.O_RDWR, 0o600)
@@ -92,6 +97,17 @@ class SqliteCore:
             os.close(self._lock_file)
             self._lock_file = None
 
+    async def checkpoint(self) -> None:
+        """Now and then copy the write-ahead log into the database, beside the writer."""
+        writer = self._writer
+        if writer is None or writer.items - self._copied_at < CHECKPOINT_ITEMS:
+            return
+        self._copied_at = writer.items
+        pages = await self.read(lambda reader: reader.checkpoint())
+        if pages > WAL_PAGES_MAX:
+            # Under constant load the log never ends where a copy does, so the writer waits once.
+            await writer.submit(lambda books: books.truncate_log(), alone=True)
+
     async def ready(self) -> bool:
         """Tell whether the store answers and its last commit succeeded."""
         if self._writer is None:
@@ -114,11 +130,14 @@ class SqliteCore:
             "healthy": writer.healthy,
         }
 
-    def write(self, work: Callable[[Books], T]) -> asyncio.Future[T]:
-        """Run work in the writer's next transaction."""
+    def write(
+        self, work: Callable[[Books], T], request: Request | None = None, weight: int = 1
+    ) -> asyncio.Future[T]:
+        """Run work in the writer's next transaction; ``request`` is looked up for replays."""
         if self._writer is None:
             raise StoreError("the store is not open")
-        return self._writer.submit(work)
+        hint = None if request is None else request_hint(request)
+        return self._writer.submit(work, hint, weight=weight)
 
     async def read(self, work: Callable[[Reader], T]) -> T:
         """Run a query beside the writer."""

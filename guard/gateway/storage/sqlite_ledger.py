@@ -379,10 +379,7 @@ def sweep(books: Books) -> int:
     sqlite_control.reset_windows(books)
     execute = books.connection.execute
     execute("DELETE FROM nonces WHERE expires_at_ms < ?", (books.now,))
-    execute(
-        "DELETE FROM idempotency WHERE (key_id, idempotency_key) IN (SELECT key_id,"
-        " idempotency_key FROM idempotency WHERE expires_at_ms < ? LIMIT ?)",
-        (books.now, SWEEP_MAX),
-    )
+    oldest = next(iter(books.reservations), None) or books.ids.uuid7(books.now)
+    execute("INSERT OR REPLACE INTO facts VALUES ('oldest_open', ?)", (oldest,))
     execute("INSERT OR REPLACE INTO facts VALUES ('clock_ms', ?)", (str(books.now),))
     return closed

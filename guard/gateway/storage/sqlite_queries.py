@@ -42,6 +42,11 @@ class Reader:
         """Return all rows of a query."""
         return self.connection.execute(sql, arguments).fetchall()
 
+    def checkpoint(self) -> int:
+        """Copy what can be copied of the write-ahead log; return its length in pages."""
+        _, log_pages, _ = self.connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        return int(log_pages)
+
     def control_book(self, organisation_id: str) -> ControlBook:
         """Return the standing orders of an organisation."""
         book = ControlBook()

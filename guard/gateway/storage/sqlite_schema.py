@@ -37,7 +37,6 @@ CREATE TABLE reservations (
   spent INTEGER NOT NULL, state TEXT NOT NULL, basis TEXT NOT NULL, workflow_id TEXT,
   run_id TEXT, chain_id TEXT, agent TEXT, model TEXT, function TEXT NOT NULL
 ) STRICT, WITHOUT ROWID;
-CREATE INDEX reservations_open ON reservations (expires_at_ms) WHERE state = 'open';
 CREATE TABLE events (
   event_seq INTEGER PRIMARY KEY, organisation_id TEXT NOT NULL, event_id TEXT NOT NULL,
   type TEXT NOT NULL, at_ms INTEGER NOT NULL, received_at_ms INTEGER NOT NULL,
@@ -52,12 +51,12 @@ CREATE UNIQUE INDEX events_response ON events (organisation_id, provider, respon
   WHERE response_id IS NOT NULL;
 CREATE INDEX events_cost ON events (organisation_id, charged_at_ms) WHERE cost_nanousd > 0;
 CREATE INDEX events_workflow ON events (organisation_id, workflow_id, event_seq);
-CREATE TABLE idempotency (
-  key_id TEXT NOT NULL, idempotency_key TEXT NOT NULL, fingerprint BLOB NOT NULL,
-  status INTEGER NOT NULL, body BLOB NOT NULL, expires_at_ms INTEGER NOT NULL,
-  PRIMARY KEY (key_id, idempotency_key)
+CREATE TABLE idempotency_0 (
+  request TEXT PRIMARY KEY, fingerprint BLOB NOT NULL, status INTEGER NOT NULL, body BLOB NOT NULL
 ) STRICT, WITHOUT ROWID;
-CREATE INDEX idempotency_expiry ON idempotency (expires_at_ms);
+CREATE TABLE idempotency_1 (
+  request TEXT PRIMARY KEY, fingerprint BLOB NOT NULL, status INTEGER NOT NULL, body BLOB NOT NULL
+) STRICT, WITHOUT ROWID;
 CREATE TABLE nonces (
   key_id TEXT NOT NULL, nonce TEXT NOT NULL, expires_at_ms INTEGER NOT NULL,
   PRIMARY KEY (key_id, nonce)
@@ -149,7 +148,7 @@ def connect(path: str, *, durable: bool) -> sqlite3.Connection:
     connection.execute("PRAGMA foreign_keys = ON")
     connection.execute("PRAGMA temp_store = MEMORY")
     connection.execute("PRAGMA cache_size = -65536")
-    connection.execute("PRAGMA wal_autocheckpoint = 4000")
+    connection.execute("PRAGMA wal_autocheckpoint = 0")  # checkpoints run beside the writer
     return connection
 
 

@@ -1,0 +1,263 @@
+"""Gateway decisions per second and latency, beside the null ASGI app on the same server.
+
+Run: ``python -m benchmarks.gateway [--seconds 3] [--rounds 3] [--concurrency 1 32 256]``
+
+Each case is served by a process of its own; one client process, a raw asyncio protocol that keeps
+one request in flight on each connection, drives all of them in turn, round after round, so that
+the machine's mood reaches every case alike. Ratios are what counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import multiprocessing
+import os
+import platform
+import socket
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from guard.core.ids import IdFactory
+
+_IDS = IdFactory()
+_BODY = {
+    "call_id": "0194a5c8-0000-7000-8000-000000000001",
+    "kind": "llm",
+    "function": "agent.step",
+    "model": "gpt-4o",
+    "tools": ["search", "read_file"],
+    "workflow_id": "research",
+    "run_id": "0194a5c8-0000-7000-8000-000000000002",
+    "agent": "planner",
+    "max_input_tokens": 2000,
+    "max_output_tokens": 500,
+}
+
+
+# -- servers -----------------------------------------------------------------------------------
+
+
+async def _null_app(scope: Any, receive: Any, send: Any) -> None:
+    if scope["type"] != "http":
+        return
+    while (await receive()).get("more_body"):
+        pass
+    body = b'{"decision":"allow"}'
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _serve_null(pipe: Connection) -> None:
+    import uvicorn
+
+    from guard.gateway.server import bind, new_event_loop
+
+    listening = bind("127.0.0.1", 0)
+    config = uvicorn.Config(
+        _null_app, http="httptools", lifespan="off", log_config=None, access_log=False,
+        server_header=False, proxy_headers=False,
+    )  # fmt: skip
+    server = uvicorn.Server(config)
+    pipe.send((listening.getsockname()[1], ""))
+    loop = new_event_loop()
+    asyncio.set_event_loop(loop)
+    loop.run_until_complete(server.serve(sockets=[listening]))
+
+
+def _serve_gateway(pipe: Connection, durable: bool) -> None:
+    from guard.gateway.app import GatewayApp
+    from guard.gateway.server import GatewayServer, bind, new_event_loop
+    from guard.gateway.services.bootstrap import first_run
+    from guard.gateway.settings import GatewaySettings
+
+    async def main() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            listening = bind("127.0.0.1", 0)
+            settings = GatewaySettings(database=Path(folder) / "g.sqlite3", durable=durable)
+            app = GatewayApp(settings)
+            await app.open()
+            made = await first_run(app.storage, app.clock_ms())
+            assert made is not None
+            await _set_budgets(app, made.organisation_id)
+            pipe.send((listening.getsockname()[1], made.api_key))
+            await GatewayServer(app, listening).serve()
+
+    loop = new_event_loop()
+    loop.run_until_complete(main())
+
+
+async def _set_budgets(app: Any, organisation_id: str) -> None:
+    from guard.gateway.domain.records import Budget
+    from guard.gateway.storage.base import Actor
+
+    for kind, scope_id, window in (("organisation", "", "month"), ("workflow", "*", "day")):
+        budget = Budget(
+            budget_id="", organisation_id=organisation_id, scope_kind=kind, scope_id=scope_id,
+            window=window, limit_nanousd=2**60,
+        )  # fmt: skip
+        await app.storage.put_budget(Actor("benchmark"), budget)
+
+
+@contextlib.contextmanager
+def _server(target: Any, *arguments: Any) -> Iterator[tuple[int, str]]:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=target, args=(theirs, *arguments), daemon=True)
+    process.start()
+    try:
+        if not ours.poll(30):
+            raise RuntimeError("the server did not start")
+        yield ours.recv()
+    finally:
+        process.terminate()
+        process.join(10)
+
+
+# -- client ------------------------------------------------------------------------------------
+
+
+class _Caller(asyncio.Protocol):
+    """Keeps one request in flight and notes how long each took."""
+
+    def __init__(self, head: bytes, tail: bytes, until: float) -> None:
+        self._head, self._tail, self._until = head, tail, until
+        self._left = 0
+        self._buffer = b""
+        self._sent_at = 0.0
+        self.took: list[float] = []
+        self.failures = 0
+        self.done = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport: Any = transport
+        self._send()
+
+    def _send(self) -> None:
+        # Keys as the SDK makes them: UUIDv7.
+        key = _IDS.uuid7(time.time_ns() // 1_000_000).encode()
+        self._sent_at = time.perf_counter()
+        self._transport.write(self._head + key + b"\r\n\r\n" + self._tail)
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        end = self._buffer.find(b"\r\n\r\n")
+        if end < 0:
+            return
+        lowered = self._buffer[:end].lower()
+        at = lowered.index(b"content-length: ") + 16
+        length = int(lowered[at:].split(b"\r\n", 1)[0])
+        if len(self._buffer) < end + 4 + length:
+            return
+        now = time.perf_counter()
+        self.took.append(now - self._sent_at)
+        self.failures += not self._buffer.startswith(b"HTTP/1.1 200")
+        self._buffer = b""
+        if now < self._until:
+            self._send()
+        else:
+            self._transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.done.done():
+            self.done.set_result(None)
+
+
+async def _drive(port: int, api_key: str, concurrency: int, seconds: float) -> dict[str, float]:
+    body = json.dumps(_BODY).encode()
+    head = (
+        f"POST /gate HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nX-API-Key: {api_key}\r\n"
+        "X-Guard-Protocol: 3\r\nUser-Agent: guard-python/0.7.0\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nIdempotency-Key: "
+    ).encode()
+    loop = asyncio.get_running_loop()
+    start = time.perf_counter()
+    callers = []
+    for _ in range(concurrency):
+        _, caller = await loop.create_connection(
+            lambda: _Caller(head, body, start + seconds), "127.0.0.1", port, family=socket.AF_INET
+        )
+        callers.append(caller)
+    async with asyncio.timeout(seconds + 30):
+        await asyncio.gather(*(caller.done for caller in callers))
+    elapsed = time.perf_counter() - start
+    took = sorted(t for caller in callers for t in caller.took)
+    if sum(caller.failures for caller in callers):
+        raise RuntimeError("a request failed")
+    return {
+        "per_s": len(took) / elapsed,
+        "p50_us": took[len(took) // 2] * 1e6,
+        "p99_us": took[len(took) * 99 // 100] * 1e6,
+    }
+
+
+def main() -> None:
+    """Run all cases and print a table and ratios."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 32, 256])
+    parser.add_argument("--results", type=Path, help="folder for a JSON file of the results")
+    options = parser.parse_args()
+    cases = {
+        "null ASGI app": (_serve_null,),
+        "gateway, SQLite": (_serve_gateway, False),
+        "gateway, SQLite durable": (_serve_gateway, True),
+    }
+    loop_factory = _fast_loop()
+    found: dict[int, dict[str, list[dict[str, float]]]] = {}
+    with contextlib.ExitStack() as stack:
+        servers = {name: stack.enter_context(_server(*case)) for name, case in cases.items()}
+        for concurrency in options.concurrency:
+            results = found[concurrency] = {name: [] for name in cases}
+            for _ in range(options.rounds):
+                for name, (port, api_key) in servers.items():
+                    with asyncio.Runner(loop_factory=loop_factory) as runner:
+                        results[name].append(
+                            runner.run(_drive(port, api_key, concurrency, options.seconds))
+                        )
+    _report(found)
+    if options.results is not None:
+        _keep(options.results, found)
+
+
+def _fast_loop() -> Any:
+    from guard.gateway.server import new_event_loop
+
+    return new_event_loop
+
+
+def _report(found: dict[int, dict[str, list[dict[str, float]]]]) -> None:
+    for concurrency, results in found.items():
+        print(f"\nconcurrency {concurrency}")
+        null = statistics.median(r["per_s"] for r in results["null ASGI app"])
+        for name, rounds in results.items():
+            per_s = statistics.median(r["per_s"] for r in rounds)
+            best = max(r["per_s"] for r in rounds)
+            p50 = statistics.median(r["p50_us"] for r in rounds)
+            p99 = statistics.median(r["p99_us"] for r in rounds)
+            print(
+                f"  {name:26} median {per_s:8.0f}/s  best {best:8.0f}/s  p50 {p50:8.0f} us"
+                f"  p99 {p99:8.0f} us  {per_s / null:5.2f}x null"
+            )
+
+
+def _keep(folder: Path, found: dict[int, Any]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    day = time.strftime("%Y-%m-%d")
+    machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {sys.version.split()[0]}"
+    path = folder / f"gateway-{day}.json"
+    path.write_text(json.dumps({"date": day, "machine": machine, "results": found}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
