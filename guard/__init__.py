@@ -70,6 +70,9 @@ if TYPE_CHECKING:
         init_or_die as init_or_die,
     )
     from guard.facade import (
+        instrument as instrument,
+    )
+    from guard.facade import (
         set_call_context as set_call_context,
     )
     from guard.facade import (
@@ -86,6 +89,9 @@ if TYPE_CHECKING:
     )
     from guard.facade import (
         track_tool as track_tool,
+    )
+    from guard.facade import (
+        uninstrument as uninstrument,
     )
     from guard.handling import guarded as guarded
     from guard.handling import handle as handle
@@ -143,6 +149,8 @@ _UNLISTED = {
     "WorkflowKilledException": "guard.breaker.exceptions",
     "WorkflowPausedException": "guard.breaker.exceptions",
     "__version__": "guard.version",
+    "instrument": "guard.facade",
+    "uninstrument": "guard.facade",
 }
 
 __all__ = sorted(_LISTED)  # type checkers read the imports above

@@ -152,6 +152,24 @@ def status() -> GuardStatus:
     return runtime.status()
 
 
+def instrument() -> None:
+    """Observe the LLM calls of this process; ``init`` does it unless ``GUARD_AUTO_INSTRUMENT=0``.
+
+    Idempotent, and undone by :func:`uninstrument`. Clients that exist already are observed too.
+
+    Raises:
+        GuardAuthenticationError: no runtime, and no key in the environment (GD-C001).
+    """
+    _recording_runtime().instrumentation.install()
+
+
+def uninstrument() -> None:
+    """Stop observing LLM calls and give the HTTP clients their own methods back. Idempotent."""
+    runtime = active_runtime()
+    if runtime is not None:
+        runtime.instrumentation.uninstall()
+
+
 def track_llm(
     input_tokens: int,
     output_tokens: int = 0,

@@ -62,6 +62,7 @@ class GuardRuntime:
         timeout_ms: total time for one answer of the gateway, in milliseconds.
         spool_dir: directory for events that cannot be delivered.
         auto_instrument: whether HTTP clients are instrumented.
+        inject_stream_usage: whether streams are asked for their usage where the vendor accepts it.
 
     Raises:
         GuardAuthenticationError: no key (GD-C001).
@@ -88,6 +89,7 @@ class GuardRuntime:
         timeout_ms: int | None = None,
         spool_dir: str | os.PathLike[str] | None = None,
         auto_instrument: bool | None = None,
+        inject_stream_usage: bool | None = None,
     ) -> None:
         try:
             self.settings = Settings.load(
@@ -103,6 +105,7 @@ class GuardRuntime:
                 timeout_ms=timeout_ms,
                 spool_dir=None if spool_dir is None else Path(spool_dir),
                 auto_instrument=auto_instrument,
+                inject_stream_usage=inject_stream_usage,
             )
             _refuse_second()
         except GuardError as exc:
@@ -115,7 +118,11 @@ class GuardRuntime:
         self._shut_down = False
         self._at_exit_registered = False
         self._fresh_process()
-        self.instrumentation = Instrumentation(record=self.record, check=self.check_request)
+        self.instrumentation = Instrumentation(
+            record=self.record,
+            check=self.check_request,
+            inject_stream_usage=self.settings.inject_stream_usage,
+        )
         _install(self)
 
     def _fresh_process(self) -> None:

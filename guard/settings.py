@@ -39,6 +39,9 @@ class Settings:
         timeout_ms: total time for one answer of the gateway, in milliseconds.
         spool_dir: directory for events that cannot be delivered; None keeps them in memory.
         auto_instrument: whether ``init`` instruments the HTTP clients.
+        inject_stream_usage: whether streams are asked for their usage (httpx and httpx2, where the
+            vendor is known to accept ``stream_options.include_usage``); what that adds to the
+            stream is taken out again.
         debug: log at debug level to standard error.
     """
 
@@ -53,6 +56,7 @@ class Settings:
     timeout_ms: int = 2000
     spool_dir: Path | None = None
     auto_instrument: bool = True
+    inject_stream_usage: bool = False
     debug: bool = False
 
     @property
@@ -214,5 +218,6 @@ _READERS: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
     "timeout_ms": ("GUARD_TIMEOUT_MS", _whole(10, 600_000)),
     "spool_dir": ("GUARD_SPOOL_DIR", _path),
     "auto_instrument": ("GUARD_AUTO_INSTRUMENT", _flag),
+    "inject_stream_usage": ("GUARD_INJECT_STREAM_USAGE", _flag),
     "debug": ("GUARD_DEBUG", _flag),
 }
