@@ -1,0 +1,13 @@
+"""Training and measuring the engine; needs numpy alone, and is not needed to classify.
+
+Example:
+    >>> from spamdetect.training import train
+    >>> train(["data/spam"], "spam.model", seed=0)  # doctest: +SKIP
+"""
+
+from spamdetect.training.dataset import DataError
+from spamdetect.training.evaluate import evaluate
+from spamdetect.training.language_fit import train_language
+from spamdetect.training.spam_fit import train
+
+__all__ = ["DataError", "evaluate", "train", "train_language"]
