@@ -32,7 +32,6 @@ from guard.gateway.services.gatekeeper import Gatekeeper
 from guard.gateway.services.keys import KeyRing
 from guard.gateway.services.metrics import Counts, GatewayCollector
 from guard.gateway.services.webhooks import WebhookSender
-from guard.gateway.services.metrics import Counts, GatewayCollector
 from guard.gateway.settings import GatewaySettings
 from guard.gateway.storage.base import Announcement, Storage, StoreError
 from guard.gateway.storage.memory_rates import MemoryRates
