@@ -48,6 +48,7 @@ class BackgroundLoop:
         self._services: set[asyncio.Task[Any]] = set()
         self._pending: set[concurrent.futures.Future[Any]] = set()
         self._closed = False
+        self._winding_up = False
 
     @property
     def thread_ident(self) -> int | None:
@@ -197,13 +198,16 @@ class BackgroundLoop:
         with self._lock:
             self._closed = True
             loop, thread = self._loop, self._thread
+            first, self._winding_up = not self._winding_up, True
         if loop is None or thread is None or not thread.is_alive():
             return True
-        winding_up = self._wind_up(timeout_s * _WIND_UP_SHARE)
-        try:
-            asyncio.run_coroutine_threadsafe(winding_up, loop)
-        except RuntimeError:  # another close() was faster
-            winding_up.close()
+        # Once: a second one would cancel the first, or come when the loop takes no more callbacks.
+        if first:
+            winding_up = self._wind_up(timeout_s * _WIND_UP_SHARE)
+            try:
+                asyncio.run_coroutine_threadsafe(winding_up, loop)
+            except RuntimeError:  # it has ended by itself
+                winding_up.close()
         thread.join(timeout_s)
         if thread.is_alive():  # something blocks it; who waits for an answer must not wait for ever
             self._cancel_pending()
