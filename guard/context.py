@@ -1,7 +1,8 @@
 """``workflow``, ``chain``, ``span``, ``agent``: context managers and decorators (spec 2, 3).
 
-Each works with ``with``, with ``async with`` and as a decorator of functions and coroutine
-functions, and is safe with interleaved tasks. ``carry`` takes the context into plain threads.
+Each works with ``with``, with ``async with`` and as a decorator of functions, coroutine functions,
+generators and asynchronous generators, and is safe with interleaved tasks. ``carry`` takes the
+context into plain threads.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import Token, copy_context
 from types import TracebackType
 from typing import Any, Final, Literal, ParamSpec, Self, TypeVar, cast
@@ -23,6 +25,7 @@ from guard.core.ids import IdFactory
 from guard.core.wire import NAME_LENGTH_MAX, SpanData
 from guard.runtime import active_runtime
 from guard.scope import Scope, current_scope
+from guard.stepping import stepped
 from guard.threads import ThreadBody
 
 P = ParamSpec("P")
@@ -113,12 +116,25 @@ class _Boundary:
     def _left(self, scope: Scope, error: BaseException | None) -> None:
         """The scope was left; emit what there is to emit."""
 
-    def __enter__(self) -> Self:
+    def _begin(self) -> None:
         if self._outer is not None:
             raise RuntimeError(f"this {self.kind} is open already; make another one")
         self._outer = outer = current_scope.get()
         self._started_s = time.monotonic()
         self._scope = self._inner(outer)
+
+    def _end(self, exc: BaseException | None) -> None:
+        self._outer = None
+        error = None if exc is None else unwrap(exc)
+        self._left(self._scope, error)
+        runtime = active_runtime()
+        if error is not None and runtime is not None:
+            runtime.told(error, "call", self._scope)
+        if error is not None and error is not exc:
+            raise error from None
+
+    def __enter__(self) -> Self:
+        self._begin()
         self._token = current_scope.set(self._scope)
         return self
 
@@ -128,20 +144,15 @@ class _Boundary:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        token, outer, self._outer = self._token, self._outer, None
+        token, outer = self._token, self._outer
         if token is None or outer is None:
             raise RuntimeError(f"this {self.kind} is not open")
+        self._token = None
         try:
             current_scope.reset(token)
         except ValueError:  # left in another context than it was entered in (a generator's end)
             current_scope.set(outer)
-        error = None if exc is None else unwrap(exc)
-        self._left(self._scope, error)
-        runtime = active_runtime()
-        if error is not None and runtime is not None:
-            runtime.told(error, "call", self._scope)
-        if error is not None and error is not exc:
-            raise error from None
+        self._end(exc)
 
     async def __aenter__(self) -> Self:
         return self.__enter__()
@@ -157,8 +168,12 @@ class _Boundary:
     def __call__(self, function: F) -> F:
         """Decorate a function: every call of it is an entry of its own."""
         called: Any = function
-        wrapper: Any
-        if inspect.iscoroutinefunction(called):
+        if isinstance(called, staticmethod | classmethod):
+            return cast("F", type(called)(self(called.__func__)))
+        wrapper: Any = stepped(called, lambda: _Iteration(self._again()))
+        if wrapper is not None:
+            pass
+        elif inspect.iscoroutinefunction(called):
 
             @functools.wraps(called)
             async def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -185,6 +200,28 @@ class _Boundary:
                 error_code=getattr(error, "error_code", None),
             )
             runtime.record("span", data, scope)
+
+
+class _Iteration:
+    """One iteration of a decorated generator: its steps run inside, its consumer stays outside."""
+
+    def __init__(self, boundary: _Boundary) -> None:
+        self._boundary = boundary
+        boundary._begin()
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        boundary = self._boundary
+        consumer = current_scope.get()
+        current_scope.set(boundary._scope)
+        try:
+            yield
+        finally:
+            boundary._scope = current_scope.get()  # such as a call context that the body has set
+            current_scope.set(consumer)
+
+    def ended(self, exc: BaseException | None) -> None:
+        self._boundary._end(exc)
 
 
 def _traced(outer: Scope) -> dict[str, str | None]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
 from guard.breaker.exceptions import GuardError
 from guard.messages import format_user_message
+from guard.stepping import stepped
 
 F = TypeVar("F", bound="Callable[..., Any] | staticmethod[..., Any] | classmethod[Any, ..., Any]")
 
@@ -59,6 +60,16 @@ class handle:  # noqa: N801  # used like a function: `with guard.handle():`
         self.__exit__(kind, exc, traceback)
 
 
+class _Handled:
+    """One iteration of a guarded generator."""
+
+    def step(self) -> handle:
+        return handle()
+
+    def ended(self, exc: BaseException | None) -> None:
+        """Nothing is left to do: the step has handled it."""
+
+
 def guarded(function: F) -> F:
     """Print the user message of a GuardError raised inside and exit with code 1.
 
@@ -69,32 +80,15 @@ def guarded(function: F) -> F:
     if isinstance(function, staticmethod | classmethod):
         return cast("F", type(function)(guarded(function.__func__)))
     called: Any = function
-    wrapper: Any
-    if inspect.isasyncgenfunction(called):
-
-        @functools.wraps(called)
-        async def wrapper(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-            generator = called(*args, **kwargs)
-            try:
-                with handle():
-                    async for item in generator:
-                        yield item
-            finally:
-                await generator.aclose()
-
+    wrapper: Any = stepped(called, _Handled)
+    if wrapper is not None:
+        pass
     elif inspect.iscoroutinefunction(called):
 
         @functools.wraps(called)
         async def wrapper(*args: Any, **kwargs: Any) -> Any:
             with handle():
                 return await called(*args, **kwargs)
-
-    elif inspect.isgeneratorfunction(called):
-
-        @functools.wraps(called)
-        def wrapper(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-            with handle():
-                return (yield from called(*args, **kwargs))
 
     else:
 
