@@ -62,12 +62,8 @@ class TestInit:
             guard.init(debug={})
             guard.track_tool("search")
             """
-        loud = run_python(
-            source.format(True), GUARD_API_KEY=tenant.key, GUARD_API_URL=tenant.url
-        )
-        quiet = run_python(
-            source.format(False), GUARD_API_KEY=tenant.key, GUARD_API_URL=tenant.url
-        )
+        loud = run_python(source.format(True), GUARD_API_KEY=tenant.key, GUARD_API_URL=tenant.url)
+        quiet = run_python(source.format(False), GUARD_API_KEY=tenant.key, GUARD_API_URL=tenant.url)
         assert loud.returncode == quiet.returncode == 0
         assert "guard" in loud.stderr
         assert tenant.key not in loud.stderr
@@ -124,9 +120,7 @@ class ControlServer:
 
 
 class TestShutdown:
-    def test_sends_a_clean_websocket_close_frame(
-        self, start: Callable[..., GuardRuntime]
-    ) -> None:
+    def test_sends_a_clean_websocket_close_frame(self, start: Callable[..., GuardRuntime]) -> None:
         """Part 4, shutdown: sends a clean WebSocket close frame."""
         server = ControlServer()
         try:
@@ -148,9 +142,7 @@ class TestShutdown:
         assert len(tenant.admin.events(type="custom")) == 250
         assert guard.status().buffered == 0
 
-    def test_flush_false_does_not(
-        self, start: Callable[..., GuardRuntime], tenant: Any
-    ) -> None:
+    def test_flush_false_does_not(self, start: Callable[..., GuardRuntime], tenant: Any) -> None:
         """Part 4, shutdown: ``flush``."""
         start(flush_interval_ms=3_600_000)
         guard.track_event("custom")

@@ -177,11 +177,8 @@ class TestCuratedSurface:
 
 def _modules() -> list[str]:
     """Return every module of the package that can be imported here."""
-    names = ["guard"]
-    for info in pkgutil.walk_packages(guard.__path__, "guard.", onerror=lambda _: None):
-        if not info.name.endswith("__main__"):
-            names.append(info.name)
-    return names
+    walked = pkgutil.walk_packages(guard.__path__, "guard.", onerror=lambda _: None)
+    return ["guard", *(info.name for info in walked if not info.name.endswith("__main__"))]
 
 
 class TestRemoved:
