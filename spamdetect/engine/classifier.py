@@ -57,9 +57,13 @@ class SpamModel:
             structure: the structural features that are on.
         """
         buckets = unique_buckets(text_buckets(codes, self.bits))
-        total = float(self.weights[buckets].sum(dtype=np.int64)) * self.scale
-        total /= float(max(1, buckets.size) ** self.power)
-        return total + float(self.structure[structure].sum()) + self.bias
+        total = float(self.weights[buckets].sum(dtype=np.int64))
+        return self.combine(total, buckets.size, structure)
+
+    def combine(self, total: float, size: int, structure: list[int]) -> float:
+        """The raw score from the sum of the int8 weights of ``size`` different buckets."""
+        grams = total * self.scale / float(max(1, size) ** self.power)
+        return grams + float(self.structure[structure].sum()) + self.bias
 
     def probability(self, score: float) -> float:
         """The calibrated probability of spam for a score."""

@@ -10,7 +10,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from spamdetect.engine import classifier, language
+from spamdetect.engine import bulk, classifier, language
 from spamdetect.engine.characters import KINDS, SCRIPTS, character_tables, code_points
 from spamdetect.engine.explain import explain as explain_text
 from spamdetect.engine.normalise import Normalised, normalise
@@ -116,8 +116,34 @@ class Engine:
         return self._analysis(reading, self._model.probability(score))
 
     def predict_many(self, texts: Sequence[str]) -> list[Analysis]:
-        """`predict` for each text, in order."""
-        return [self.predict(text) for text in texts]
+        """`predict` for each text, in order; short texts are read many at a time."""
+        found: dict[int, Analysis] = {}
+        short: list[int] = []
+        for number, text in enumerate(texts):
+            if len(text) > bulk.MAX_LENGTH:
+                found[number] = self.predict(text)
+            else:
+                short.append(number)
+        for start in range(0, len(short), bulk.GROUP):
+            part = short[start : start + bulk.GROUP]
+            found.update(zip(part, self._predict_short([texts[i] for i in part]), strict=True))
+        return [found[number] for number in range(len(texts))]
+
+    def _predict_short(self, texts: list[str]) -> list[Analysis]:
+        kinds, scripts, words = bulk.statistics(texts)
+        languages = bulk.languages(self._detector, texts)
+        readings = [
+            _Reading(text, normalise(text), kinds[n], scripts[n], words[n], languages[n], False)
+            for n, text in enumerate(texts)
+        ]
+        full = [reading for reading in readings if reading.normalised.marked]
+        on = [structure(r.normalised, r.kinds, r.scripts, len(r.text)) for r in full]
+        raw = bulk.scores(self._model, [r.normalised for r in full], on) if full else []
+        chances = iter([self._model.probability(score) for score in raw])
+        return [
+            self._analysis(reading, next(chances) if reading.normalised.marked else None)
+            for reading in readings
+        ]
 
     def explain(self, text: str, *, top: int = 10) -> list[Reason]:
         """The features that moved the verdict most, strongest first.

@@ -43,14 +43,20 @@ _WORD_KINDS[
 ] = True
 
 
-def ngram_hashes(codes: Hashes) -> list[Hashes]:
-    """Unmixed hashes of all character n-grams; entry ``i`` of array ``k`` starts at ``i``."""
-    rolled = codes * _BASE + _SALTS[0]
-    out = []
-    for size in CHAR_NGRAMS:
+def rolled_hashes(codes: Hashes, longest: int) -> list[Hashes]:
+    """Polynomial hashes of all n-grams of 1 to ``longest``; entry ``i`` starts at ``i``."""
+    rolled = codes * _BASE
+    out = [rolled]
+    for size in range(2, longest + 1):
         rolled = rolled[:-1] * _BASE + codes[size - 1 :]
-        out.append(rolled + _SALTS[size])
+        out.append(rolled)
     return out
+
+
+def ngram_hashes(codes: Hashes) -> list[Hashes]:
+    """Unmixed hashes of the character n-grams of each size in `CHAR_NGRAMS`."""
+    rolled = rolled_hashes(codes, CHAR_NGRAMS[-1])
+    return [rolled[size - 1] + _SALTS[size] for size in CHAR_NGRAMS]
 
 
 def mix(hashes: Hashes, bits: int) -> Hashes:

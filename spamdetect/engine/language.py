@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import os
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any, Final
 
@@ -15,9 +14,12 @@ from numpy.typing import NDArray
 
 from spamdetect.engine.characters import SCRIPTS, character_tables, code_points
 from spamdetect.engine.container import Container, read, unpack
-from spamdetect.engine.features import mix, span_hashes
+from spamdetect.engine.features import mix, rolled_hashes, span_hashes
 from spamdetect.engine.links import replace_links
 from spamdetect.engine.results import Language, ModelError
+
+Singles = NDArray[np.float32]
+Doubles = NDArray[np.float64]
 
 FILE_NAME = "language.model"
 KIND = "language"
@@ -34,16 +36,15 @@ _WORTH[0] = 0.0
 # Scripts that are written together.
 MERGED: Final = {"HIRAGANA": "CJK", "KATAKANA": "CJK"}
 _GROUP_OF: Final = tuple(MERGED.get(script, script) for script in SCRIPTS)
-_JOIN = np.zeros((len(SCRIPTS), len(SCRIPTS)))
+JOIN = np.zeros((len(SCRIPTS), len(SCRIPTS)))
 for _index, _group in enumerate(_GROUP_OF):
-    _JOIN[_index, SCRIPTS.index(_group)] = _WORTH[_index]
+    JOIN[_index, SCRIPTS.index(_group)] = _WORTH[_index]
 
-_BASE: Final = np.uint32(0x01000193)
-_SALTS: Final = tuple(
+SALTS: Final = tuple(
     np.uint32(salt) for salt in (0x51ED270B, 0x2545F491, 0x85EBCA6B, 0xC2B2AE35, 0x27D4EB2F)
 )
-_WORD_SALT: Final = np.uint32(0x7F4A7C15)
-_SPACE: Final = np.uint32(32)
+WORD_SALT: Final = np.uint32(0x7F4A7C15)
+SPACE: Final = np.uint32(32)
 MAX_NGRAM: Final = 5
 
 
@@ -69,19 +70,31 @@ class ScriptModel:
     power: float
     temperature: tuple[float, float]
 
-    def probabilities(self, letters: NDArray[np.uint32]) -> NDArray[np.float64]:
+    def probabilities(self, letters: NDArray[np.uint32]) -> Doubles:
         """The probability of each language for the letters of a text."""
-        buckets = letter_buckets(letters, self.bits)
-        # As float32 the sum is exact, and many times faster than over int8.
-        total = np.ones(buckets.size, np.float32) @ self.weights.take(buckets, axis=0)
+        (found,) = self.softmax(*self.sums([letter_buckets(letters, self.bits)]))
+        return np.asarray(found, np.float64)
+
+    def sums(self, texts: Sequence[NDArray[np.uint32]]) -> tuple[Singles, Doubles]:
+        """For the buckets of each text, the sum of their weights, and how many they are."""
+        totals = np.empty((len(texts), len(self.languages)), np.float32)
+        for row, buckets in enumerate(texts):
+            # As float32 the sum is exact, and many times faster than over int8.
+            np.matmul(
+                np.ones(buckets.size, np.float32),
+                self.weights.take(buckets, axis=0),
+                out=totals[row],
+            )
+        return totals, np.array([buckets.size for buckets in texts], np.float64)
+
+    def softmax(self, totals: Singles, sizes: Doubles) -> Doubles:
+        """The probability of each language from what `sums` returns, a row for each text."""
         slope, intercept = self.temperature
-        size = buckets.size
-        logits: NDArray[np.float64] = total * (self.scale * size**-self.power)
-        logits *= math.exp(slope * math.log(size) + intercept)
-        logits += self.bias
-        logits -= logits.max()
+        sharp = self.scale * sizes**-self.power * np.exp(slope * np.log(sizes) + intercept)
+        logits: Doubles = totals * sharp[:, None] + self.bias
+        logits -= logits.max(axis=1, keepdims=True)
         np.exp(logits, out=logits)
-        logits /= logits.sum()
+        logits /= logits.sum(axis=1, keepdims=True)
         return logits
 
 
@@ -110,14 +123,20 @@ class LanguageModel:
             return UNKNOWN
         model = self.scripts.get(group)
         if model is None:
-            found = self.single.get(group)
-            if found is None:
-                return UNKNOWN
-            name, probability = found
-        else:
-            probabilities = model.probabilities(letters)
-            best = int(probabilities.argmax())
-            name, probability = model.languages[best], float(probabilities[best])
+            return self.alone(group, size)
+        return self.answer(model, model.probabilities(letters), size)
+
+    def alone(self, group: str, size: int) -> Language:
+        """The answer for a script that is not modelled: its only language, or unknown."""
+        found = self.single.get(group)
+        return UNKNOWN if found is None else self._language(*found, size)
+
+    def answer(self, model: ScriptModel, probabilities: Doubles, size: int) -> Language:
+        """The answer for a modelled script from the probability of each language."""
+        best = int(probabilities.argmax())
+        return self._language(model.languages[best], float(probabilities[best]), size)
+
+    def _language(self, name: str, probability: float, size: int) -> Language:
         reliable = probability >= self.reliable_from and size >= self.min_letters
         return Language(name, round(probability, 6), reliable)
 
@@ -134,14 +153,9 @@ def read_letters(text: str) -> tuple[NDArray[np.uint32], str, int]:
         is_letter = tables.script[code_points(text)] != 0
         first = int(is_letter.argmax())
         text = text[first : first + WINDOW]
-    if not text.isascii():
-        text = unicodedata.normalize("NFKC", text)
-    text = text.lower()
-    if "." in text or "@" in text or "//" in text:
-        text = replace_links(text, lambda _: " ")
-    codes = code_points(f" {text} ")
+    codes = code_points(f" {spoken(text)} ")
     scripts = tables.script[codes]
-    worth = np.bincount(scripts, minlength=len(SCRIPTS)) @ _JOIN
+    worth = np.bincount(scripts, minlength=len(SCRIPTS)) @ JOIN
     main = int(worth.argmax())
     if not worth[main]:
         return codes[:0], "COMMON", 0
@@ -155,6 +169,16 @@ def read_letters(text: str) -> tuple[NDArray[np.uint32], str, int]:
     return letters, SCRIPTS[main], int(worth.sum())
 
 
+def spoken(text: str) -> str:
+    """A text in lower case NFKC without addresses and mentions."""
+    if not text.isascii():
+        text = unicodedata.normalize("NFKC", text)
+    text = text.lower()
+    if "." in text or "@" in text or "//" in text:
+        text = replace_links(text, lambda _: " ")
+    return text
+
+
 def letter_buckets(letters: NDArray[np.uint32], bits: int) -> NDArray[np.uint32]:
     """The buckets of all whole words and of all n-grams of 1 to 5 letters within words.
 
@@ -162,18 +186,17 @@ def letter_buckets(letters: NDArray[np.uint32], bits: int) -> NDArray[np.uint32]
         letters: words with single spaces between them and one at both ends.
         bits: logarithm of the number of buckets.
     """
-    spaces = letters == _SPACE
+    spaces = letters == SPACE
     passed = np.add.accumulate(spaces, dtype=np.int32)
-    rolled = letters * _BASE
-    parts = [rolled + _SALTS[0]]
-    for size in range(2, MAX_NGRAM + 1):
-        rolled = rolled[:-1] * _BASE + letters[size - 1 :]
-        if size == 2:
-            parts.append(rolled + _SALTS[1])
-        elif rolled.size:
+    parts = []
+    for size, (salt, rolled) in enumerate(
+        zip(SALTS, rolled_hashes(letters, MAX_NGRAM), strict=True), 1
+    ):
+        if size > 2:
             inside = passed[size - 2 : size - 2 + rolled.size] == passed[: rolled.size]
-            parts.append(rolled[inside] + _SALTS[size - 1])
-    parts.append(span_hashes(letters, np.flatnonzero(spaces)) + _WORD_SALT)
+            rolled = rolled[inside]
+        parts.append(rolled + salt)
+    parts.append(span_hashes(letters, np.flatnonzero(spaces)) + WORD_SALT)
     return mix(np.concatenate(parts), bits)
 
 

@@ -43,5 +43,9 @@ def count_words(codes: NDArray[np.uint32]) -> int:
     Args:
         codes: the code points of the text.
     """
-    classes = character_tables().word_break[codes]
-    return len(_WORD.findall(classes.tobytes()))
+    return count_in_classes(character_tables().word_break[codes].tobytes())
+
+
+def count_in_classes(classes: bytes) -> int:
+    """The same from the word-break class of each character."""
+    return len(_WORD.findall(classes))

@@ -118,6 +118,12 @@ def test_predict_many_equals_predict(engine: Engine) -> None:
     assert engine.predict_many([]) == []
 
 
+@given(st.lists(st.text(st.characters(codec=None), max_size=60), max_size=12))
+@settings(max_examples=100, deadline=None)
+def test_any_texts_together(texts: list[str]) -> None:
+    assert shared().predict_many(texts) == [shared().predict(text) for text in texts]
+
+
 def test_threads_share_an_engine(engine: Engine) -> None:
     texts = [f"message number {number} " * (number % 7 + 1) for number in range(200)]
     expected = [engine.predict(text) for text in texts]

@@ -1,0 +1,145 @@
+"""Reading many short texts at once: one array operation for all of them instead of one each.
+
+Every figure equals what the one-by-one path gives; the tests hold the two against each other.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spamdetect.engine.characters import KINDS, SCRIPTS, Kind, character_tables, code_points
+from spamdetect.engine.classifier import SpamModel
+from spamdetect.engine.features import corpus_buckets, mix, rolled_hashes, span_hashes
+from spamdetect.engine.language import (
+    JOIN,
+    SALTS,
+    SPACE,
+    UNKNOWN,
+    WORD_SALT,
+    LanguageModel,
+    spoken,
+)
+from spamdetect.engine.normalise import Normalised
+from spamdetect.engine.results import Language
+from spamdetect.engine.words import count_in_classes
+
+MAX_LENGTH: Final = 300  # longer texts gain nothing from company
+GROUP: Final = 256
+
+Counts = NDArray[np.int64]
+
+
+def statistics(texts: Sequence[str]) -> tuple[Counts, Counts, list[int]]:
+    """For each text, how many characters of each kind and script, and how many words."""
+    tables = character_tables()
+    codes = code_points("\n".join([*texts, ""]))
+    lengths = np.array([len(text) + 1 for text in texts])
+    owner = np.repeat(np.arange(len(texts)), lengths)
+    kinds = np.bincount(owner * KINDS + tables.kind[codes], minlength=len(texts) * KINDS)
+    kinds = kinds.reshape(-1, KINDS)
+    kinds[:, Kind.NEWLINE] -= 1  # the separator
+    width = len(SCRIPTS)
+    scripts = np.bincount(owner * width + tables.script[codes], minlength=len(texts) * width)
+    breaks = tables.word_break[codes]
+    breaks[np.cumsum(lengths) - 1] = ord("\n")
+    words = [count_in_classes(part) for part in breaks.tobytes().split(b"\n")[: len(texts)]]
+    return kinds, scripts.reshape(-1, width), words
+
+
+def languages(detector: LanguageModel, texts: Sequence[str]) -> list[Language]:
+    """What the detector says of each text; none longer than `MAX_LENGTH`."""
+    tables = character_tables()
+    padded = [f" {spoken(text)} " for text in texts]
+    codes = code_points("".join(padded))
+    owner = np.repeat(np.arange(len(texts)), [len(text) for text in padded])
+    scripts = tables.script[codes]
+    width = len(SCRIPTS)
+    counts = np.bincount(owner * width + scripts, minlength=len(texts) * width)
+    worth = counts.reshape(-1, width) @ JOIN
+    main = worth.argmax(axis=1)
+    sizes = worth.sum(axis=1).astype(int).tolist()
+    is_letter = scripts != 0
+    keep = is_letter.copy()
+    keep[1:] |= is_letter[:-1]
+    keep[0] = True
+    keep[1:] |= owner[1:] != owner[:-1]
+    letters = np.where(is_letter, codes, SPACE)[keep]
+    owner = owner[keep]
+    found = [UNKNOWN] * len(texts)
+    members: dict[str, list[int]] = defaultdict(list)
+    for number, script in enumerate(main.tolist()):
+        if sizes[number]:
+            members[SCRIPTS[script]].append(number)
+    for group, numbers in members.items():
+        model = detector.scripts.get(group)
+        if model is None:
+            for number in numbers:
+                found[number] = detector.alone(group, sizes[number])
+            continue
+        chosen = np.zeros(len(texts), bool)
+        chosen[numbers] = True
+        mine = chosen[owner]
+        buckets = _letter_buckets(letters[mine], owner[mine], numbers, model.bits)
+        chances = model.softmax(*model.sums(buckets))
+        for number, row in zip(numbers, chances, strict=True):
+            found[number] = detector.answer(model, row, sizes[number])
+    return found
+
+
+def _letter_buckets(
+    letters: NDArray[np.uint32], owner: NDArray[np.intp], numbers: list[int], bits: int
+) -> list[NDArray[np.uint32]]:
+    """`spamdetect.engine.language.letter_buckets` for each text."""
+    spaces = letters == SPACE
+    passed = np.add.accumulate(spaces, dtype=np.int32)
+    parts, owners = [], []
+    for size, (salt, rolled) in enumerate(
+        zip(SALTS, rolled_hashes(letters, len(SALTS)), strict=True), 1
+    ):
+        first = owner[: rolled.size]
+        if size == 1:
+            parts.append(rolled + salt)
+            owners.append(first)
+            continue
+        # Two spaces meet between texts: no longer n-gram within words can pass them.
+        inside = (
+            first == owner[1:]
+            if size == 2
+            else passed[size - 2 : size - 2 + rolled.size] == passed[: rolled.size]
+        )
+        parts.append(rolled[inside] + salt)
+        owners.append(first[inside])
+    edges = np.flatnonzero(spaces)
+    inside = owner[edges[:-1]] == owner[edges[1:]]
+    parts.append(span_hashes(letters, edges)[inside] + WORD_SALT)
+    owners.append(owner[edges[:-1]][inside])
+    buckets, of = mix(np.concatenate(parts), bits), np.concatenate(owners)
+    order = np.argsort(of.astype(np.uint16), kind="stable")
+    ends = np.searchsorted(of[order], numbers, side="right")
+    return np.split(buckets[order], ends[:-1])
+
+
+def scores(
+    model: SpamModel, texts: Sequence[Normalised], structures: Sequence[list[int]]
+) -> list[float]:
+    """The raw score of each text."""
+    codes = [text.readable_codes for text in texts]
+    owner = np.repeat(np.arange(len(texts)), [code.size for code in codes])
+    buckets, owners = corpus_buckets(np.concatenate(codes), owner, model.bits)
+    keys = (owners.astype(np.uint64) << np.uint64(32)) | buckets
+    keys.sort()
+    keep = np.append(True, keys[1:] != keys[:-1])
+    keys = keys[keep]
+    owners = (keys >> np.uint64(32)).astype(np.intp)
+    weights = model.weights[keys & np.uint64(0xFFFFFFFF)]
+    totals = np.bincount(owners, weights, minlength=len(texts)).tolist()
+    sizes = np.bincount(owners, minlength=len(texts)).tolist()
+    return [
+        model.combine(total, size, on)
+        for total, size, on in zip(totals, sizes, structures, strict=True)
+    ]
