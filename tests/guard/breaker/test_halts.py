@@ -51,9 +51,24 @@ def test_a_refusal_comes_out_of_nested_groups() -> None:
             nested = BaseExceptionGroup("tasks", [nested])
 
 
-def test_a_group_of_several_stays_a_group() -> None:
-    group = BaseExceptionGroup("tasks", [Refusal(GuardBudgetError()), ValueError()])
-    assert unwrap(group) is group
+def test_a_group_of_several_stays_a_group_and_shows_no_carrier() -> None:
+    """User code sees only documented exceptions, also inside a group."""
+    refused, own = GuardBudgetError(), ValueError()
+    for group in (
+        BaseExceptionGroup("tasks", [Refusal(refused), own]),
+        BaseExceptionGroup("tasks", [own, BaseExceptionGroup("inner", [Refusal(refused)])]),
+    ):
+        found = unwrap(group)
+        assert isinstance(found, BaseExceptionGroup)
+        assert not found.subgroup(Refusal)
+        assert found.subgroup(lambda leaf: leaf is own)
+        assert found.subgroup(lambda leaf: leaf is refused)
+
+
+def test_a_group_of_nothing_but_stops_is_the_gravest_of_them() -> None:
+    refused, kill = GuardBudgetError(), WorkflowKilledInterrupt(workflow_id="w")
+    assert unwrap(BaseExceptionGroup("tasks", [Refusal(refused), kill])) is kill
+    assert unwrap(BaseExceptionGroup("tasks", [Refusal(refused), Refusal(refused)])) is refused
 
 
 def test_what_is_the_users_stays_as_it_is() -> None:

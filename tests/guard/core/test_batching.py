@@ -33,10 +33,13 @@ def serials(records: list[Record]) -> list[int]:
     return [each[2] for each in records]
 
 
-def test_an_append_tells_how_many_wait() -> None:
+def test_it_knows_how_many_wait() -> None:
     buffer = EventBuffer(10)
-    assert [buffer.append(record("llm", serial)) for serial in range(3)] == [1, 2, 3]
-    assert len(buffer) == 3
+    for serial in range(3):
+        assert len(buffer) == serial
+        buffer.append(record(KINDS[serial], serial))
+    buffer.take(2)
+    assert len(buffer) == 1
 
 
 @pytest.mark.parametrize(
@@ -178,15 +181,14 @@ def test_many_threads_and_one_consumer_lose_nothing_silently() -> None:
     buffer = EventBuffer(capacity)
     done = threading.Event()
     start = threading.Barrier(threads + 1)
-    sizes: list[int] = []
+    sizes = [0] * threads
     taken: list[Record] = []
 
     def produce(number: int) -> None:
         start.wait()
-        sizes.extend(
+        for serial in range(each):
             buffer.append(record(KINDS[serial % 6], number * each + serial))
-            for serial in range(each)
-        )
+            sizes[number] = max(sizes[number], len(buffer))
 
     def consume() -> None:
         start.wait()
@@ -215,4 +217,5 @@ def test_many_threads_and_one_consumer_lose_nothing_silently() -> None:
     assert len(buffer) == 0
     assert max(Counter(serials(taken)).values()) == 1
     assert len(taken) + buffer.dropped == threads * each
-    assert max(sizes) <= capacity + threads + 1
+    # One record for each thread that appends at this instant, and a batch that comes back.
+    assert max(sizes) <= capacity + threads + 50
