@@ -71,7 +71,12 @@ def sensitive(function: F) -> F:
         return cast("F", type(function)(sensitive(function.__func__)))
     if not callable(function):
         raise TypeError(f"@sensitive takes a callable, not {type(function).__name__}")
-    setattr(function, _SENSITIVE, True)
+    marked: Any = function
+    while marked is not None:
+        # Another decorator (``@guarded``, ``@workflow``) may stand between this one and
+        # ``@protect``; the mark has to reach the one that asks the gate.
+        setattr(marked, _SENSITIVE, True)
+        marked = getattr(marked, "__wrapped__", None)
     return function
 
 
