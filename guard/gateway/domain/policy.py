@@ -63,11 +63,23 @@ def evaluate(policies: Sequence[Policy], call: wire.GateRequest, key_id: str) ->
     return verdict
 
 
+def blocks_reported(
+    policies: Sequence[Policy], event: wire.Event, tool_name: str, key_id: str
+) -> bool:
+    """Tell whether a tool call that was reported afterwards would have been blocked."""
+    return any(
+        policy.enabled
+        and _applies(policy, event, key_id)
+        and globs.first_match(policy.document.tools_block, tool_name) is not None
+        for policy in policies
+    )
+
+
 def _own_tool(call: wire.GateRequest) -> str:
     return call.tool_name if call.tool_name is not None else call.function
 
 
-def _applies(policy: Policy, call: wire.GateRequest, key_id: str) -> bool:
+def _applies(policy: Policy, call: wire.GateRequest | wire.Event, key_id: str) -> bool:
     if policy.scope_kind == "organisation":
         return True
     value = {"workflow": call.workflow_id, "agent": call.agent, "key": key_id}[policy.scope_kind]

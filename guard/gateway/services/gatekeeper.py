@@ -96,6 +96,9 @@ class Gatekeeper:
             view.prices,
             key_workflow_id=request.key_workflow_id,
             max_event_bytes=self._max_event_bytes,
+            blocks=lambda event, tool: policy.blocks_reported(
+                view.policies, event, tool, request.key_id
+            ),
         )
 
     def _price(self, command: GateCommand, view: OrgView) -> None:

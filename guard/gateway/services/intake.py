@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -20,15 +20,19 @@ def prepare(
     *,
     key_workflow_id: str | None,
     max_event_bytes: int,
+    blocks: Callable[[wire.Event, str], bool],
 ) -> tuple[list[PricedEvent], list[wire.RejectedEvent]]:
-    """Check and price events one by one; a bad one is rejected and the others go on."""
+    """Check and price events one by one; a bad one is rejected and the others go on.
+
+    ``blocks`` tells whether a policy blocks a tool: what ran although it is blocked is flagged.
+    """
     priced: list[PricedEvent] = []
     rejected: list[wire.RejectedEvent] = []
     for event in events:
         try:
             if key_workflow_id is not None:
                 _confine(event, key_workflow_id)
-            priced.append(_price(event, prices, max_event_bytes))
+            priced.append(_price(event, prices, max_event_bytes, blocks))
         except _RejectedError as exc:
             rejected.append(wire.RejectedEvent(event.event_id, exc.error_code, str(exc)))
     return priced, rejected
@@ -47,7 +51,12 @@ def _confine(event: wire.Event, workflow_id: str) -> None:
         raise _RejectedError("GD-W004", "the key is for another workflow")
 
 
-def _price(event: wire.Event, prices: PriceBook, max_event_bytes: int) -> PricedEvent:
+def _price(
+    event: wire.Event,
+    prices: PriceBook,
+    max_event_bytes: int,
+    blocks: Callable[[wire.Event, str], bool],
+) -> PricedEvent:
     if not event.event_id or not event.type:
         raise _RejectedError("GD-E001", "event_id and type may not be empty")
     try:
@@ -76,6 +85,8 @@ def _price(event: wire.Event, prices: PriceBook, max_event_bytes: int) -> Priced
         if priced.price_source == "fallback":
             flags.append("unpriced")
         priced.flags = " ".join(flags)
+    elif isinstance(data, wire.ToolData):
+        priced.flags = "blocked_tool" if blocks(event, data.tool_name) else ""
     elif isinstance(data, wire.SpanData):
         priced.final = data.final
     return priced
