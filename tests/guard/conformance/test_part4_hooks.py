@@ -56,11 +56,15 @@ class TestRegistration:
         """Part 4, on_error: before the exception propagates, with that exception."""
         tenant.admin.set_policy("p", tools_block=["step"])
         when: list[list[GuardError]] = []
-        with pytest.raises(GuardError) as raised:
+
+        def attempt() -> None:
             try:
                 step()
             finally:
                 when.append([error for error, _ in seen])
+
+        with pytest.raises(GuardError) as raised:
+            attempt()
         assert when == [[raised.value]]
 
     @pytest.mark.usefixtures("runtime")
