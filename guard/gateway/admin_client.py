@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 
 _Json = dict[str, Any]
+
+
+def _quoted(name: str) -> str:
+    return quote(name, safe="")
 
 
 class AdminError(Exception):
@@ -161,7 +166,7 @@ class AdminClient:
     ) -> _Json:
         """Set a policy; ``document`` holds its rules, such as ``tools_block=["delete_*"]``."""
         body = {"scope_kind": scope_kind, "scope_id": scope_id, "enabled": enabled}
-        return dict(self.request("PUT", f"/policies/{name}", {**body, "document": document}))
+        return dict(self.request("PUT", f"/policies/{_quoted(name)}", {**body, "document": document}))
 
     def policies(self) -> list[_Json]:
         """List policies in force."""
@@ -169,7 +174,7 @@ class AdminClient:
 
     def delete_policy(self, name: str) -> None:
         """Take a policy out of force."""
-        self.request("DELETE", f"/policies/{name}")
+        self.request("DELETE", f"/policies/{_quoted(name)}")
 
     def set_price(self, model: str, *, provider: str = "*", **rates: int) -> _Json:
         """Set a price; ``rates`` such as ``input_per_mtok=3_000_000_000`` (nano-dollars)."""
@@ -237,8 +242,7 @@ class AdminClient:
 
     def workflow(self, workflow_id: str) -> _Json:
         """Show one workflow: state, spend, counts."""
-        quoted = httpx.URL("http://x").copy_with(path=f"/workflows/{workflow_id}").raw_path
-        return dict(self.request("GET", quoted.decode()))
+        return dict(self.request("GET", f"/workflows/{_quoted(workflow_id)}"))
 
     def events(
         self,

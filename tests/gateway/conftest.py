@@ -1,0 +1,203 @@
+"""A gateway shared by the folder, and an organisation of its own for each test."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import httpx
+import pytest
+
+from guard.gateway.admin_client import AdminClient
+from guard.gateway.embedded import Gateway, run_gateway
+from guard.gateway.storage.base import Storage
+from guard.gateway.storage.sqlite import SqliteStorage
+
+_numbers = itertools.count(1)
+
+SERVE = "import sys; from guard.gateway.cli import gateway; gateway(sys.argv[1:])"
+
+
+@pytest.fixture(scope="session")
+def proof_scale() -> float:
+    """How much longer than usual the long proofs run (``GUARD_PROOF_SCALE``; 1 is a short run)."""
+    return float(os.environ.get("GUARD_PROOF_SCALE", "1"))
+
+
+@pytest.fixture(scope="session", params=["sqlite", "sqlite-durable"])
+def storage_factory(request: pytest.FixtureRequest) -> Callable[..., Storage]:
+    """Every storage that has to pass the conformance suite, by name."""
+
+    def make(folder: Path, **options: Any) -> Storage:
+        durable = request.param == "sqlite-durable"
+        return SqliteStorage(folder / "gateway.sqlite3", durable=durable, **options)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def gateway() -> Iterator[Gateway]:
+    """A gateway in this process."""
+    with run_gateway(control_ping_interval_ms=200, sweep_interval_ms=50) as running:
+        yield running
+
+
+@attrs.define
+class Tenant:
+    """One organisation with a key, and the SDK's calls as plain HTTP."""
+
+    gateway: Gateway
+    organisation_id: str
+    admin: AdminClient
+    api_key: str
+    http: httpx.Client
+
+    def gate(self, **fields: Any) -> httpx.Response:
+        """Ask for a call."""
+        headers = fields.pop("headers", {})
+        number = next(_numbers)
+        body = {"call_id": f"call-{number}", "kind": "call", "function": "work", **fields}
+        return self.http.post("/gate", json=body, headers=headers)
+
+    def allowed(self, **fields: Any) -> dict[str, Any]:
+        """Ask for a call that has to be allowed."""
+        response = self.gate(**fields)
+        assert response.status_code == 200, response.text
+        reply: dict[str, Any] = response.json()
+        assert reply["decision"] == "allow"
+        return reply
+
+    def refused(self, status: int, error_code: str, **fields: Any) -> dict[str, Any]:
+        """Ask for a call that has to be refused in this way."""
+        response = self.gate(**fields)
+        problem: dict[str, Any] = response.json()
+        assert (response.status_code, problem.get("error_code")) == (status, error_code), problem
+        assert response.headers["content-type"] == "application/problem+json"
+        assert problem["status"] == status
+        return problem
+
+    def send(self, *events: dict[str, Any], headers: Any = None) -> httpx.Response:
+        """Send events."""
+        body = {"batch_id": f"batch-{next(_numbers)}", "sent_at_ms": 1, "events": list(events)}
+        return self.http.post("/api/v1/events", json=body, headers=headers)
+
+    @staticmethod
+    def llm(cost_nanousd: int | None = None, **fields: Any) -> dict[str, Any]:
+        """Make an ``llm`` event."""
+        data = {"model": "gpt-4o", **fields.pop("data", {})}
+        if cost_nanousd is not None:
+            data["cost_nanousd"] = cost_nanousd
+        event_id = fields.pop("event_id", f"event-{next(_numbers)}")
+        return {"event_id": event_id, "type": "llm", "at_ms": 1, "data": data, **fields}
+
+    @staticmethod
+    def final(reservation_id: str) -> dict[str, Any]:
+        """Make the span event that closes a reservation."""
+        data = {"name": "work", "final": True}
+        return {"event_id": f"event-{next(_numbers)}", "type": "span", "at_ms": 1, "data": data,
+                "reservation_id": reservation_id}  # fmt: skip
+
+    def balance(self, **fields: Any) -> dict[str, Any]:
+        """Return the one balance with these fields."""
+        found = [b for b in self.admin.ledger() if fields.items() <= b.items()]
+        assert len(found) == 1, found
+        return found[0]
+
+
+def new_tenant(gateway: Gateway, **key_fields: Any) -> Tenant:
+    """Make an organisation and a key."""
+    root = AdminClient(gateway.base_url, gateway.admin_key)
+    organisation = root.create_organisation(f"org-{next(_numbers)}")["organisation_id"]
+    root.close()
+    admin = AdminClient(gateway.base_url, gateway.admin_key, organisation=organisation)
+    api_key = admin.create_key("test", **key_fields)
+    headers = {"X-API-Key": api_key, "X-Guard-Protocol": "3"}
+    http = httpx.Client(base_url=gateway.base_url, headers=headers, trust_env=False)
+    return Tenant(gateway, organisation, admin, api_key, http)
+
+
+@pytest.fixture
+def make_tenant(gateway: Gateway) -> Iterator[Callable[..., Tenant]]:
+    """Make tenants; the ledger has to be right when the test ends."""
+    made: list[Tenant] = []
+
+    def make(**key_fields: Any) -> Tenant:
+        made.append(new_tenant(gateway, **key_fields))
+        return made[-1]
+
+    yield make
+    assert gateway.admin.verify_ledger()["problems"] == []
+    for tenant in made:
+        tenant.http.close()
+        tenant.admin.close()
+
+
+@pytest.fixture
+def tenant(make_tenant: Callable[..., Tenant]) -> Tenant:
+    """One tenant."""
+    return make_tenant()
+
+
+@pytest.fixture
+def eventually() -> Callable[..., Any]:
+    """Wait for a condition, to a deadline."""
+
+    def wait(condition: Callable[[], Any], timeout_s: float = 20.0) -> Any:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            value = condition()
+            if value:
+                return value
+            assert time.monotonic() < deadline, "the condition did not come true in time"
+            time.sleep(0.01)
+
+    return wait
+
+
+@attrs.define
+class Served:
+    """A gateway in a process of its own."""
+
+    process: subprocess.Popen[str]
+    base_url: str
+    api_key: str
+    admin_key: str
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., Served]]:
+    """Start ``guard gateway serve`` on a database that stays the same within the test."""
+    started: list[subprocess.Popen[str]] = []
+    keys: dict[str, str] = {}
+
+    def start(*arguments: str, port: int = 0) -> Served:
+        process = subprocess.Popen(
+            [sys.executable, "-c", SERVE, "serve", "--port", str(port),
+             "--database", str(tmp_path / "gateway.sqlite3"), *arguments],
+            stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        started.append(process)
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        assert first.startswith("guard gateway on "), first
+        if not keys:
+            process.stdout.readline()
+            for _ in range(2):
+                name, _, value = process.stdout.readline().strip().partition("=")
+                keys[name] = value
+        return Served(process, first.split()[-1], keys["GUARD_API_KEY"], keys["GUARD_ADMIN_KEY"])
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.wait(10)
+        assert process.stdout is not None
+        process.stdout.close()

@@ -1,0 +1,193 @@
+"""Kill, pause, resume, revive: at the gate, over the WebSocket, by long poll."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import Any
+
+import httpx
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+
+from guard.gateway.embedded import run_gateway
+
+CENT = 10_000_000
+
+
+def open_channel(tenant: Any, after: int = 0, **headers: str) -> ClientConnection:
+    url = tenant.gateway.base_url.replace("http", "ws") + f"/api/v1/control/ws?after={after}"
+    merged = {"X-API-Key": tenant.api_key, "X-Guard-Protocol": "3", **headers}
+    return connect(url, subprotocols=["guard.v3"], additional_headers=merged)  # type: ignore[list-item]
+
+
+def next_message(channel: ClientConnection, kind: str | None = None) -> dict[str, Any]:
+    deadline = time.monotonic() + 20
+    while True:
+        message: dict[str, Any] = json.loads(channel.recv(timeout=deadline - time.monotonic()))
+        if message["type"] == kind or (kind is None and message["type"] != "ping"):
+            return message
+
+
+def test_kill_persists_for_a_workflow_never_seen(tenant: Any) -> None:
+    tenant.admin.kill("later", reason="stop it")
+    problem = tenant.refused(403, "GD-W002", workflow_id="later")
+    assert (problem["action"], problem["reason"]) == ("kill", "stop it")
+    assert tenant.admin.workflow("later")["state"] == "killed"
+    tenant.allowed(workflow_id="other")
+
+
+def test_resume_never_lifts_a_kill(tenant: Any) -> None:
+    tenant.admin.pause("w")
+    tenant.admin.kill("w")
+    tenant.admin.resume("w")
+    tenant.refused(403, "GD-W002", workflow_id="w")
+    tenant.admin.revive("w")
+    tenant.allowed(workflow_id="w")
+
+
+def test_pause_tells_when_it_ends_and_lifts_itself(tenant: Any, eventually: Any) -> None:
+    tenant.admin.pause("w", resume_after_ms=700)
+    problem = tenant.refused(403, "GD-W003", workflow_id="w")
+    assert 0 < problem["resume_after_ms"] <= 700
+    eventually(lambda: tenant.gate(workflow_id="w").status_code == 200)
+
+
+def test_patterns_everything_and_newest_wins(tenant: Any) -> None:
+    tenant.admin.kill("bill-*")
+    tenant.refused(403, "GD-W002", workflow_id="bill-eu")
+    tenant.admin.revive("bill-eu")
+    tenant.allowed(workflow_id="bill-eu")
+    tenant.refused(403, "GD-W002", workflow_id="bill-us")
+    tenant.admin.pause()
+    tenant.refused(403, "GD-W003", workflow_id="anything")
+    tenant.refused(403, "GD-W003")
+    tenant.admin.resume()
+    tenant.allowed(workflow_id="anything")
+
+
+def test_killing_a_run_ends_that_run_alone(tenant: Any) -> None:
+    tenant.admin.kill("w", run_id="r1")
+    tenant.refused(403, "GD-W002", workflow_id="w", run_id="r1")
+    tenant.allowed(workflow_id="w", run_id="r2")
+    runs = tenant.admin.request("GET", "/runs", workflow_id="w")
+    assert {r["run_id"]: r["state"] for r in runs} == {"r1": "killed", "r2": "active"}
+
+
+def test_names_with_slashes_and_unicode(tenant: Any) -> None:
+    name = "équipe/агент ?x=1%20 <script>"
+    tenant.allowed(workflow_id=name)
+    assert tenant.admin.workflow(name)["state"] == "active"
+
+
+def test_socket_replays_then_pushes(tenant: Any) -> None:
+    tenant.admin.kill("a")
+    tenant.admin.revive("a")
+    with open_channel(tenant) as channel:
+        assert channel.subprotocol == "guard.v3"
+        hello = next_message(channel)
+        assert (hello["type"], hello["seq"]) == ("hello", 2)
+        assert [next_message(channel)["seq"] for _ in range(2)] == [1, 2]
+        tenant.admin.pause("b", reason="lunch", resume_after_ms=60_000)
+        pushed = next_message(channel)
+        assert pushed["seq"] == 3
+        assert pushed["resume_after_ms"] == 60_000
+        assert next_message(channel, "ping")["seq"] == 3
+        channel.send(json.dumps({"type": "ack", "seq": 3}))
+        channel.send("no JSON at all")
+        tenant.admin.resume("b")
+        assert next_message(channel)["type"] == "resume"
+    with open_channel(tenant, after=3) as channel:
+        next_message(channel)
+        assert next_message(channel)["seq"] == 4
+
+
+def test_socket_refuses_and_ends_with_its_key(tenant: Any) -> None:
+    with pytest.raises(InvalidStatus) as refused:
+        open_channel(tenant, **{"X-API-Key": "gdk_wrong"})
+    assert refused.value.response.status_code == 401
+    assert json.loads(refused.value.response.body)["error_code"] == "GD-A003"
+    with open_channel(tenant) as channel:
+        next_message(channel)
+        tenant.admin.revoke_key(tenant.admin.keys()[0]["key_id"])
+        with pytest.raises(ConnectionClosed) as closed:
+            next_message(channel, "never")
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 4401
+
+
+def test_exhausted_budget_is_pushed_and_lifted(tenant: Any) -> None:
+    tenant.admin.set_budget(10, scope_kind="workflow", scope_id="w")
+    with open_channel(tenant) as channel:
+        next_message(channel)
+        tenant.send(tenant.llm(10 * CENT, workflow_id="w"))
+        message = next_message(channel)
+        assert (message["type"], message["exhausted"], message["workflow_id"]) == (
+            "budget", True, "w",
+        )  # fmt: skip
+        tenant.admin.set_budget(20, scope_kind="workflow", scope_id="w")
+        lifted = next_message(channel)
+        assert (lifted["type"], lifted.get("exhausted", False)) == ("budget", False)
+
+
+def test_key_budget_reaches_only_that_key(tenant: Any) -> None:
+    own = tenant.admin.keys()[0]["key_id"]
+    tenant.admin.set_budget(1, scope_kind="key", scope_id=own)
+    other = tenant.admin.create_key("other")
+    tenant.send(tenant.llm(CENT))
+    assert tenant.http.get("/api/v1/control").json()["messages"][0]["workflow_id"] == "*"
+    elsewhere = tenant.http.get("/api/v1/control", headers={"X-API-Key": other})
+    assert elsewhere.json() == {"messages": [], "seq": 1}
+
+
+def test_window_reset_lifts_exhaustion(eventually: Any) -> None:
+    now = [1_800_000_000_000]
+    with run_gateway(clock_ms=lambda: now[0], sweep_interval_ms=20) as gateway:
+        headers = {"X-API-Key": gateway.api_key, "X-Guard-Protocol": "3"}
+        with httpx.Client(base_url=gateway.base_url, headers=headers) as http:
+            gateway.admin.set_budget(1, window="hour")
+            event = {"event_id": "e", "type": "llm", "at_ms": 1, "data": {"cost_nanousd": CENT}}
+            http.post("/api/v1/events", json={"batch_id": "b", "sent_at_ms": 1, "events": [event]})
+            call = {"call_id": "c", "kind": "call", "function": "f"}
+            refused = http.post("/gate", json=call)
+            assert refused.status_code == 402
+            assert refused.json()["budget"]["resets_at_ms"] == 1_800_000_000_000 + 3_600_000
+            now[0] += 3_600_000
+
+            def messages() -> list[dict[str, Any]]:
+                found: list[dict[str, Any]] = http.get("/api/v1/control").json()["messages"]
+                return found
+
+            eventually(lambda: len(messages()) == 2)
+            assert [m.get("exhausted", False) for m in messages()] == [True, False]
+            assert http.post("/gate", json=call).status_code == 200
+
+
+def test_long_poll_waits_for_news(tenant: Any) -> None:
+    assert tenant.http.get("/api/v1/control?after=7").json() == {"messages": [], "seq": 0}
+    timer = threading.Timer(0.2, tenant.admin.kill, ["w"])
+    timer.start()
+    reply = tenant.http.get("/api/v1/control?after=0&wait_ms=15000", timeout=20).json()
+    timer.join()
+    assert [m["type"] for m in reply["messages"]] == ["kill"]
+    assert reply["seq"] == 1
+
+
+@pytest.mark.parametrize("query", ["after=-1", "after=x", "wait_ms=9" * 30, "after=²"])
+def test_bad_positions_are_400(tenant: Any, query: str) -> None:
+    assert tenant.http.get(f"/api/v1/control?{query}").status_code == 400
+
+
+def test_state_survives_a_restart(tmp_path: Any) -> None:
+    database = tmp_path / "g.sqlite3"
+    with run_gateway(database) as gateway:
+        api_key = gateway.api_key
+        gateway.admin.kill("w")
+        gateway.admin.set_budget(10)
+    with run_gateway(database) as gateway:
+        headers = {"X-API-Key": api_key, "X-Guard-Protocol": "3"}
+        call = {"call_id": "c", "kind": "call", "function": "f", "workflow_id": "w"}
+        reply = httpx.post(f"{gateway.base_url}/gate", json=call, headers=headers)
+        assert reply.json()["error_code"] == "GD-W002"

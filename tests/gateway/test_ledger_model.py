@@ -1,0 +1,279 @@
+"""The ledger against a model of it, through the storage port, step by step."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    multiple,
+    rule,
+    run_state_machine_as_test,
+)
+
+from guard.core import wire
+from guard.gateway.domain.commands import (
+    GateCommand,
+    IngestCommand,
+    PricedEvent,
+    ReleaseCommand,
+    Request,
+)
+from guard.gateway.domain.records import Budget, OrganisationSettings
+from guard.gateway.storage.base import Actor, Storage
+
+HOUR = 3_600_000
+TTL = HOUR // 2
+ACTOR = Actor("model")
+
+
+@attrs.define
+class Account:
+    """What the model thinks of one balance."""
+
+    committed: int = 0
+    reserved: int = 0
+    overshoot: int = 0
+    bound: int = 0
+
+
+@attrs.define
+class Hold:
+    """What the model thinks of one reservation."""
+
+    id: str
+    workflow: str
+    keys: list[tuple[str, int]]
+    held: int
+    expires: int
+    open: bool = True
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Two scopes: the organisation for ever, each workflow by the hour."""
+
+    holds = Bundle("holds")
+    events = Bundle("events")
+
+    def __init__(self, make_storage: Callable[..., Storage]) -> None:
+        super().__init__()
+        self.make_storage = make_storage
+        self.folder = tempfile.TemporaryDirectory()
+        self.runner = asyncio.Runner()
+        self.now = 1_800_000_000_000
+        self.serial = itertools.count(1)
+        self.limits = {"org": 1000, "flow": 600}
+        self.accounts: dict[tuple[str, int], Account] = {}
+        self.all_holds: list[Hold] = []
+        self.charged: dict[str, int] = {}
+        self.storage = self.new_storage()
+
+    def new_storage(self) -> Storage:
+        storage = self.make_storage(Path(self.folder.name), clock_ms=lambda: self.now)
+        self.run(storage.open(lambda news: None))
+        return storage
+
+    def run(self, coroutine: Any) -> Any:
+        async def main() -> Any:
+            return await coroutine
+
+        return self.runner.run(main())
+
+    @initialize()
+    def begin(self) -> None:
+        made = self.run(self.storage.create_organisation(ACTOR, "o"))
+        self.org: str = made.organisation_id
+        settings = OrganisationSettings(reservation_ttl_ms=TTL)
+        self.run(self.storage.update_organisation(ACTOR, self.org, settings))
+        self.set_limits()
+
+    def set_limits(self) -> None:
+        for kind, scope_id, window, name in (("organisation", "", "total", "org"),
+                                             ("workflow", "*", "hour", "flow")):  # fmt: skip
+            budget = Budget(
+                budget_id="", organisation_id=self.org, scope_kind=kind, scope_id=scope_id,  # type: ignore[arg-type]
+                window=window, limit_nanousd=self.limits[name],  # type: ignore[arg-type]
+            )  # fmt: skip
+            self.run(self.storage.put_budget(ACTOR, budget))
+        for (name, epoch), account in self.accounts.items():
+            if name == "org" or epoch + HOUR > self.now:
+                account.bound = max(account.bound, self.limit((name, epoch)))
+
+    def limit(self, key: tuple[str, int]) -> int:
+        return self.limits["org" if key[0] == "org" else "flow"]
+
+    def scopes(self, workflow: str) -> list[tuple[str, int]]:
+        keys = [("org", 0), (workflow, self.now - self.now % HOUR)]
+        for key in keys:
+            self.accounts.setdefault(key, Account(bound=self.limit(key)))
+        return keys
+
+    def expire(self) -> None:
+        for hold in self.all_holds:
+            if hold.open and hold.expires <= self.now:
+                self.close(hold)
+
+    def close(self, hold: Hold) -> None:
+        if hold.open:
+            for key in hold.keys:
+                self.accounts[key].reserved -= hold.held
+            hold.open, hold.held = False, 0
+
+    def request(self) -> Request:
+        return Request(organisation_id=self.org, key_id="k")
+
+    # -- steps ---------------------------------------------------------------------------------
+
+    @rule(target=holds, workflow=st.sampled_from("ab"), amount=st.integers(1, 400))
+    def gate(self, workflow: str, amount: int) -> Any:
+        number = next(self.serial)
+        call = wire.GateRequest(
+            call_id=f"c{number}", kind="llm", function="f", workflow_id=workflow
+        )
+        command = GateCommand(request=self.request(), call=call, declared_nanousd=amount)
+        answer = self.run(self.storage.gate(command))
+        keys = self.scopes(workflow)
+
+        def fits() -> bool:
+            accounts = [(self.accounts[key], self.limit(key)) for key in keys]
+            return all(a.committed + a.reserved + amount <= limit for a, limit in accounts)
+
+        expected = fits()
+        if not expected:
+            self.expire()
+            expected = fits()
+        assert answer.status == (200 if expected else 402)
+        if not expected:
+            return multiple()
+        reply = wire.decode(answer.body, wire.GateReply)
+        assert reply.reserved_nanousd == amount
+        assert reply.reservation_id is not None
+        for key in keys:
+            account = self.accounts[key]
+            account.reserved += amount
+            account.bound = max(account.bound, self.limit(key))
+        hold = Hold(reply.reservation_id, workflow, keys, amount, self.now + TTL)
+        self.all_holds.append(hold)
+        return hold
+
+    @rule(target=events, hold=holds, cost=st.integers(1, 500), final=st.booleans())
+    def charge(self, hold: Hold, cost: int, final: bool) -> Any:
+        return self.ingest(f"e{next(self.serial)}", hold.workflow, cost, hold, final)
+
+    @rule(target=events, workflow=st.sampled_from("ab"), cost=st.integers(1, 200))
+    def charge_without_a_hold(self, workflow: str, cost: int) -> Any:
+        return self.ingest(f"e{next(self.serial)}", workflow, cost, None, False)
+
+    @rule(event=events)
+    def charge_again(self, event: tuple[str, str, int, Hold | None, bool]) -> None:
+        self.ingest(*event)
+
+    def ingest(
+        self, event_id: str, workflow: str, cost: int, hold: Hold | None, final: bool
+    ) -> Any:
+        event = wire.Event(
+            event_id=event_id, type="llm", at_ms=1, workflow_id=workflow,
+            reservation_id=None if hold is None else hold.id,
+        )  # fmt: skip
+        priced = PricedEvent(event, b"{}", cost=cost, price_source="vendor", final=final)
+        command = IngestCommand(request=self.request(), events=[priced])
+        answer = self.run(self.storage.ingest(command))
+        reply = wire.decode(answer.body, wire.EventsReply)
+        if event_id in self.charged:
+            assert (answer.status, reply.duplicates) == (202, 1)
+            return multiple()
+        assert reply.accepted == 1
+        self.charged[event_id] = cost
+        keys = self.scopes(workflow) if hold is None else hold.keys
+        taken = 0
+        if hold is not None and hold.open:
+            taken = min(hold.held, cost)
+            hold.held -= taken
+            hold.expires = self.now + TTL
+        over = False
+        for key in keys:
+            account = self.accounts[key]
+            account.committed += cost
+            account.reserved -= taken
+            total = account.committed + account.reserved
+            account.bound = max(account.bound, self.limit(key))
+            account.overshoot = max(account.overshoot, total - account.bound)
+            over |= cost > taken and total > self.limit(key)
+        if hold is not None and final:
+            self.close(hold)
+        assert answer.status == (422 if over else 202)
+        return (event_id, workflow, cost, hold, final)
+
+    @rule(hold=consumes(holds))
+    def release(self, hold: Hold) -> None:
+        command = ReleaseCommand(request=self.request(), reservation_id=hold.id)
+        assert self.run(self.storage.release(command)).status == 200
+        self.close(hold)
+
+    @rule(step=st.sampled_from([1000, TTL, HOUR]))
+    def time_passes(self, step: int) -> None:
+        self.now += step
+
+    @rule()
+    def sweep(self) -> None:
+        self.run(self.storage.sweep())
+        self.expire()
+
+    @rule(org=st.integers(0, 2000), flow=st.integers(0, 1000))
+    def change_limits(self, org: int, flow: int) -> None:
+        self.limits = {"org": org, "flow": flow}
+        self.set_limits()
+
+    @rule()
+    def restart(self) -> None:
+        self.run(self.storage.close())
+        self.storage = self.new_storage()
+
+    # -- what always holds ---------------------------------------------------------------------
+
+    @invariant()
+    def the_books_agree(self) -> None:
+        report = self.run(self.storage.verify_ledger())
+        assert report.problems == []
+        if not hasattr(self, "org"):
+            return
+        views = self.run(self.storage.balances(self.org, current_only=False))
+        seen = {("org" if v.scope_kind == "organisation" else v.scope_id, v.epoch_ms): v
+                for v in views}  # fmt: skip
+        for key, account in self.accounts.items():
+            view = seen[key]
+            assert (view.committed_nanousd, view.reserved_nanousd) == (
+                account.committed, account.reserved,
+            )  # fmt: skip
+            assert view.overshoot_nanousd == account.overshoot
+            assert account.committed + account.reserved <= account.bound + account.overshoot
+        org_total = self.accounts.get(("org", 0), Account()).committed
+        assert org_total == sum(self.charged.values())
+
+    def teardown(self) -> None:
+        self.run(self.storage.close())
+        self.runner.close()
+        self.folder.cleanup()
+
+
+def test_ledger_against_its_model(
+    storage_factory: Callable[..., Storage], proof_scale: float
+) -> None:
+    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        lambda: LedgerMachine(storage_factory),
+        settings=settings(
+            max_examples=max(1, round(25 * proof_scale)), stateful_step_count=40, deadline=None
+        ),
+    )

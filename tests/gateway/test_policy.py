@@ -1,0 +1,231 @@
+"""Tool and model policy, rate caps, approvals, previews, webhooks."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from guard.gateway.admin_client import AdminError
+from guard.gateway.domain import globs
+from guard.gateway.services.webhooks import check_url, signature
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        {"tool_name": "delete_file"},
+        {"tools": ["search", "Delete_File"]},
+        {"tool_name": "ｄｅｌｅｔｅ_file"},
+        {"tool_name": " DELETE_x "},
+    ],
+)
+def test_blocked_tools(tenant: Any, call: dict[str, Any]) -> None:
+    tenant.admin.set_policy(tools_block=["delete_*"])
+    problem = tenant.refused(403, "GD-T001", **call)
+    assert problem["tool_name"] == call.get("tool_name", call.get("tools", [""])[-1])
+    tenant.allowed(tool_name="search")
+
+
+def test_block_wins_over_allow_and_the_rest_is_refused(tenant: Any) -> None:
+    tenant.admin.set_policy(tools_allow=["read_*", "search"], tools_block=["read_secret"])
+    tenant.allowed(tools=["read_file", "search"])
+    tenant.refused(403, "GD-T001", tool_name="read_secret")
+    tenant.refused(403, "GD-T001", tools=["search", "write_file"])
+
+
+def test_models(tenant: Any) -> None:
+    tenant.admin.set_policy(models_allow=["gpt-4o*"], models_block=["gpt-4o-mini"])
+    tenant.allowed(model="gpt-4o")
+    tenant.allowed()  # a call without a model is judged by its events
+    assert tenant.refused(403, "GD-X001", model="gpt-4o-mini")["action"] == "model"
+    tenant.refused(403, "GD-X001", model="claude-sonnet-4-5")
+
+
+def test_policy_scopes_and_removal(tenant: Any) -> None:
+    tenant.admin.set_policy("night", scope_kind="workflow", scope_id="night-*", tools_block=["*"])
+    tenant.refused(403, "GD-T001", workflow_id="night-1", tool_name="x")
+    tenant.allowed(workflow_id="day", tool_name="x")
+    tenant.admin.set_policy("night", enabled=False)
+    tenant.allowed(workflow_id="night-1", tool_name="x")
+    tenant.admin.delete_policy("night")
+    versions = tenant.admin.request("GET", "/policies/night/versions")
+    assert [v["version"] for v in versions] == [2, 1]
+
+
+def test_policy_change_is_pushed(tenant: Any) -> None:
+    tenant.admin.set_policy(tools_block=["x"])
+    tenant.admin.set_policy(tools_block=["x"])  # the same again changes nothing
+    messages = tenant.http.get("/api/v1/control").json()["messages"]
+    assert [m["type"] for m in messages] == ["policy"]
+
+
+def test_rate_cap(tenant: Any) -> None:
+    tenant.admin.set_policy(rate_caps=[{"calls": 2, "per_ms": 3_600_000, "by": "workflow"}])
+    tenant.allowed(workflow_id="w")
+    tenant.allowed(workflow_id="w")
+    response = tenant.gate(workflow_id="w")
+    assert response.json()["error_code"] == "GD-R001"
+    assert 3500 < int(response.headers["retry-after"]) <= 3600
+    assert response.json()["retry_after_ms"] > 3_500_000
+    tenant.allowed(workflow_id="other")
+
+
+def test_refused_calls_still_have_their_events_recorded(tenant: Any) -> None:
+    tenant.admin.set_policy(tools_block=["x"])
+    problem = tenant.refused(403, "GD-T001", tool_name="x", events=[tenant.llm(5)])
+    assert problem["events"]["accepted"] == 1
+
+
+def test_kill_comes_before_policy(tenant: Any) -> None:
+    tenant.admin.set_policy(tools_block=["x"])
+    tenant.admin.kill("w")
+    tenant.refused(403, "GD-W002", tool_name="x", workflow_id="w")
+
+
+@pytest.mark.parametrize("approved", [True, False])
+def test_approval(tenant: Any, approved: bool) -> None:
+    tenant.admin.set_policy(approval_tools=["wire_*"])
+    call = {"call_id": "call-a", "tool_name": "wire_money", "workflow_id": "w"}
+    headers = {"Idempotency-Key": "approval"}
+    pending = tenant.gate(**call, headers=headers).json()
+    assert pending["decision"] == "pending"
+    assert tenant.gate(**call, headers=headers).json()["approval_id"] == pending["approval_id"]
+    waiting = tenant.admin.approvals()
+    assert [a["approval_id"] for a in waiting] == [pending["approval_id"]]
+    tenant.admin.answer_approval(pending["approval_id"], approved=approved, reason="because")
+    message = tenant.http.get("/api/v1/control").json()["messages"][-1]
+    assert (message["type"], message["approved"]) == ("approval", approved)
+    if approved:
+        assert tenant.gate(**call, headers=headers).json()["decision"] == "allow"
+        # The approval is for that call, not for another one under its id.
+        tenant.refused(403, "GD-X001", **{**call, "tool_name": "wire_all"})
+    else:
+        assert tenant.refused(403, "GD-X001", **call, headers=headers)["reason"] == "because"
+    with pytest.raises(AdminError, match="409"):
+        tenant.admin.answer_approval(pending["approval_id"], approved=True)
+
+
+def test_approval_without_an_answer_refuses(tenant: Any, eventually: Any) -> None:
+    tenant.admin.set_policy(sensitive_action="approve", approval_timeout_ms=100)
+    call = {"call_id": "call-t", "sensitive": True}
+    assert tenant.gate(**call).json()["decision"] == "pending"
+    eventually(lambda: tenant.http.get("/api/v1/control").json()["messages"][-1].get("approved")
+               is False)  # fmt: skip
+    tenant.refused(403, "GD-X001", **call)
+
+
+def test_sensitive_calls_can_be_blocked(tenant: Any) -> None:
+    tenant.admin.set_policy(sensitive_tools=["deploy"], sensitive_action="block")
+    tenant.refused(403, "GD-X001", tool_name="deploy")
+    tenant.refused(403, "GD-X001", sensitive=True)
+    tenant.allowed(tool_name="read")
+
+
+def test_preview_against_recent_calls(tenant: Any) -> None:
+    for tool in ("read", "delete_a", "delete_b"):
+        tenant.allowed(tool_name=tool)
+    body = {"name": "new", "policy": {"document": {"tools_block": ["delete_*"]}}}
+    preview = tenant.admin.request("POST", "/policies/preview", body)
+    assert (preview["calls"], preview["newly_refused"]) == (3, 2)
+    assert [e["tool_name"] for e in preview["examples"]] == ["delete_a", "delete_b"]
+    tenant.allowed(tool_name="delete_a")  # nothing was changed
+
+
+def test_apply_is_idempotent(tenant: Any) -> None:
+    body = {
+        "budgets": [{"limit_cents": 5}, {"limit_cents": 1, "scope_kind": "workflow",
+                                         "scope_id": "*", "window": "day"}],
+        "policies": [{"name": "p", "document": {"tools_block": ["x"]}}],
+        "prices": [{"model": "m", "rates": {"input_per_mtok": 1, "output_per_mtok": 2}}],
+    }  # fmt: skip
+    dry = tenant.admin.request("POST", "/apply", {**body, "dry_run": True})
+    assert (dry["changed"], tenant.admin.budgets()) == (4, [])
+    assert tenant.admin.request("POST", "/apply", body)["changed"] == 4
+    assert tenant.admin.request("POST", "/apply", body)["changed"] == 0
+    plan = tenant.admin.request("POST", "/apply", {"prune": True})
+    assert [c["change"] for c in plan["changes"]] == ["delete"] * 4
+    with pytest.raises(AdminError, match="named twice"):
+        tenant.admin.request("POST", "/apply", {"budgets": body["budgets"][:1] * 2})
+
+
+# -- webhooks ----------------------------------------------------------------------------------
+
+
+class _Receiver(http.server.BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        self.server.received.append((dict(self.headers), body))  # type: ignore[attr-defined]
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def receiver() -> Iterator[Any]:
+    server = http.server.HTTPServer(("127.0.0.1", 0), _Receiver)
+    server.received = []  # type: ignore[attr-defined]
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join(10)
+    server.server_close()
+
+
+def test_threshold_webhooks_are_signed(tenant: Any, receiver: Any, eventually: Any) -> None:
+    url = f"http://127.0.0.1:{receiver.server_port}/hook"
+    made = tenant.admin.request("PUT", "/webhooks", {"url": url, "types": ["budget.threshold"]})
+    tenant.admin.set_budget(10, thresholds=[0.5, 1.0])
+    tenant.send(tenant.llm(60_000_000))
+    eventually(lambda: receiver.received)
+    headers, body = receiver.received[0]
+    notice = json.loads(body)
+    assert (notice["type"], notice["data"]["threshold"]) == ("budget.threshold", 0.5)
+    expected = signature(
+        made["secret"], headers["webhook-id"], int(headers["webhook-timestamp"]), body
+    )
+    assert headers["webhook-signature"] == expected
+    eventually(lambda: tenant.admin.request("GET", "/webhooks/deliveries")[0]["delivered_at_ms"])
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://example.com/", "ftp://example.com/", "https://u:p@example.com/", "https:///x",
+     "http://localhost.example.com/", "http://169.254.169.254/"],
+)  # fmt: skip
+def test_webhook_addresses_that_are_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="URL"):
+        check_url(url)
+
+
+def test_webhook_signature_vector() -> None:
+    # The example of the Standard Webhooks specification.
+    secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+    body = b'{"test": 2432232314}'
+    got = signature(secret, "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, body)
+    assert got == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
+
+
+# -- globs -------------------------------------------------------------------------------------
+
+
+def _matches_slowly(pattern: str, name: str) -> bool:
+    if not pattern:
+        return not name
+    if pattern[0] == "*":
+        return any(_matches_slowly(pattern[1:], name[i:]) for i in range(len(name) + 1))
+    return bool(name) and pattern[0] in ("?", name[0]) and _matches_slowly(pattern[1:], name[1:])
+
+
+@given(st.text("ab*?.[", max_size=8), st.text("ab.[\n", max_size=8))
+def test_globs_agree_with_the_definition(pattern: str, name: str) -> None:
+    assert globs.matches(pattern, name) == _matches_slowly(pattern, name)
