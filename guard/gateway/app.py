@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from guard.core import wire
 from guard.gateway.domain.records import Rates
+from guard.gateway.routes import docs
 from guard.gateway.routes.admin import AdminHandlers
 from guard.gateway.routes.admin_app import AdminApp, starlette_app
 from guard.gateway.routes.admin_table import operations
@@ -91,7 +92,9 @@ class GatewayApp:
         admin = AdminApp(table, self.keys, self.storage)
         collector = GatewayCollector(self.counts, self.hub.count, self.storage.statistics)
         document = DocumentRoutes(table, collector)
-        self._cold = starlette_app([*health.routes(), *document.routes(), *admin.routes()])
+        self._cold = starlette_app(
+            [*health.routes(), *docs.routes(), *document.routes(), *admin.routes()]
+        )
         self._webhooks = WebhookSender(self.storage, clock_ms)
         self._tasks: list[asyncio.Task[None]] = []
 
