@@ -30,7 +30,8 @@ class ServiceSettings:
         body_timeout_s: Seconds in which a request's body must arrive.
         header_timeout_s: Seconds in which a request's head must arrive.
         max_connections: Most open connections; further ones get 503 and are closed.
-        workers: Threads that run the engine.
+        workers: Threads that run the engine; more than one helps long texts only, because the
+            interpreter runs one thread at a time.
         max_pending: Most requests waiting for a worker; further ones get 503.
         max_queue_wait_ms: Longest estimated wait for a worker; beyond it requests get 503.
         rate_per_minute: Requests per minute of a key without a rate of its own; 0 is no limit.
@@ -97,7 +98,6 @@ def read_service_settings(
             from_env[field.name] = env[name].strip()
     values: dict[str, object] = {
         "database_url": default_database_url(env),
-        "workers": max(1, min(4, os.cpu_count() or 1)),
         **from_env,
         **{name: value for name, value in arguments.items() if value is not None},
     }
