@@ -36,6 +36,7 @@ from guard.gateway.storage.base import Actor, Storage
 
 HOUR = 3_600_000
 TTL = HOUR // 2
+AMOUNTS = (1, 99, 100, 101, 200, 400)  # often just fit, or just do not
 ACTOR = Actor("model")
 
 
@@ -136,7 +137,11 @@ class LedgerMachine(RuleBasedStateMachine):
 
     # -- steps ---------------------------------------------------------------------------------
 
-    @rule(target=holds, workflow=st.sampled_from("ab"), amount=st.integers(1, 400))
+    @rule(
+        target=holds,
+        workflow=st.sampled_from("ab"),
+        amount=st.sampled_from([1, 99, 100, 101, 200, 400]),
+    )
     def gate(self, workflow: str, amount: int) -> Any:
         number = next(self.serial)
         call = wire.GateRequest(
