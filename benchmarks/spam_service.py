@@ -1,8 +1,8 @@
 """Requests per second and latency of the service beside a null ASGI app on the same server.
 
 The null app reads the body and answers a constant of the same size, on uvicorn set up alike; what
-the service costs beyond it is the key check, JSON, limits, metrics and the engine. Each server
-runs in a process of its own. Prints numbers and ratios; asserts nothing.
+the service costs beyond it is the key check, JSON, limits, metrics and the engine, in a thread
+("service") or in so many processes ("service 2"). Each server runs in a process of its own. Prints numbers and ratios; asserts nothing.
 
     python benchmarks/spam_service.py [--seconds 4]
 """
@@ -44,7 +44,10 @@ def _serve(kind: str, tell: Connection) -> None:
             async with serving_app(_null_app, ServiceSettings(port=0)) as listening:
                 tell.send((listening.base_url, "key"))
                 await asyncio.Event().wait()
-        async with run_service_async(max_queue_wait_ms=5000, max_pending=10_000) as service:
+        processes = int(kind.rpartition(" ")[2]) if " " in kind else 0
+        async with run_service_async(
+            max_queue_wait_ms=5000, max_pending=10_000, processes=processes
+        ) as service:
             tell.send((service.base_url, service.api_key))
             await asyncio.Event().wait()
 
@@ -94,9 +97,9 @@ def main() -> None:
     import uvloop
 
     context = multiprocessing.get_context("spawn")
-    print(f"{'':<10}{'conns':>6}{'req/s':>9}{'p50 ms':>9}{'p99 ms':>9}{'refused':>9}{'of null':>9}")
+    print(f"{'':<12}{'conns':>6}{'req/s':>9}{'p50 ms':>9}{'p99 ms':>9}{'refused':>9}{'of null':>9}")
     null_rates: dict[int, float] = {}
-    for kind in ("null", "service"):
+    for kind in ("null", "service", "service 1", "service 2"):
         receive, send = context.Pipe(duplex=False)
         server = context.Process(target=_serve, args=(kind, send), daemon=True)
         server.start()
@@ -108,7 +111,7 @@ def main() -> None:
                 null_rates.setdefault(connections, rate)
                 p50, p99 = waits_s[len(waits_s) // 2], waits_s[len(waits_s) * 99 // 100]
                 print(
-                    f"{kind:<10}{connections:>6}{rate:>9,.0f}{p50 * 1e3:>9.2f}{p99 * 1e3:>9.2f}"
+                    f"{kind:<12}{connections:>6}{rate:>9,.0f}{p50 * 1e3:>9.2f}{p99 * 1e3:>9.2f}"
                     f"{refused:>9}{rate / null_rates[connections]:>9.2f}"
                 )
         finally:

@@ -21,6 +21,7 @@ from spamdetect.service.settings import ServiceSettings, read_service_settings
 @click.option("--model", "model_path", type=click.Path(path_type=Path), help="Model file.")
 @click.option("--threshold", type=float, help="spam_score from which a text is spam.")
 @click.option("--workers", type=int, help="Threads that run the engine.  [default: 1]")
+@click.option("--processes", type=int, help="Run the engine in so many processes instead.")
 @click.option("--max-text-chars", type=int, help="Longest text taken.  [default: 100000]")
 @click.option("--rate-per-minute", type=int, help="Requests per minute of a key; 0: no limit.")
 @click.option("--quota-per-day", type=int, help="Requests per day of a key; 0: no limit.")

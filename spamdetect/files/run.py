@@ -8,12 +8,14 @@ import os
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Final
 
 import attrs
 
 from spamdetect.engine import Analysis, Engine
+from spamdetect.errors import SpamError
 from spamdetect.files.journal import Verdict
 from spamdetect.files.records import Record
 from spamdetect.pool import engine_pool, loaded_engine
@@ -97,6 +99,11 @@ async def _analyses(texts: Iterator[str], job: Job) -> AsyncIterator[Analysis]:
         while under_way:
             for analysis in await under_way.popleft():
                 yield analysis
+    except BrokenProcessPool:
+        raise SpamError(
+            "A worker process was ended from outside, for its memory perhaps. What is done is "
+            "kept; the same command goes on, with fewer --processes if memory is short."
+        ) from None
     finally:
         for future in under_way:
             future.cancel()
