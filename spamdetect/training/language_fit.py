@@ -37,7 +37,7 @@ OTHER_BITS: Final = 11
 SPANS: Final = 4  # single words and pairs cut from each longer text
 LEVELS: Final = 40  # steps of a weight on each side of zero; more only make the file larger
 HELD_OUT: Final = 20  # one text in so many sets the temperature
-RELIABLE_FROM: Final = 0.7
+RELIABLE_FROM: Final = 0.67
 MIN_LETTERS: Final = 5
 SETTINGS: Final = softmax.SoftmaxSettings(epochs=4, rate=0.5)
 
