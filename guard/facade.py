@@ -11,7 +11,9 @@ from typing import Any, Final, NoReturn, cast
 
 import msgspec
 
+from guard import runtime as _runtimes
 from guard.breaker.exceptions import GuardAuthenticationError, GuardConfigError, GuardError
+from guard.core.ids import TAILS
 from guard.core.wire import NAME_LENGTH_MAX, TOKENS_MAX, ToolData
 from guard.hooks import ErrorContext, fire
 from guard.messages import format_user_message
@@ -23,6 +25,10 @@ _RESERVED_TYPES: Final = frozenset({"llm", "tool", "span", "chain", "sdk.loss"})
 _PAYLOAD_BYTES_MAX: Final = 60_000
 
 _init_lock = threading.RLock()
+_scope = current_scope.get
+_time_ns = time.time_ns
+_model: str | None = None
+"""The model name that was checked last."""
 
 
 def init(
@@ -202,45 +208,52 @@ def track_llm(
         >>> track_llm(812, 64, model="my-model")["buffered"]  # doctest: +SKIP
         True
     """
+    global _model
     # This is somebody's hot path. What is right, as nearly always, passes without a call; no
     # lock, no JSON and no wait: the loop turns the record into an event later.
-    if type(input_tokens) is not int or not 0 <= input_tokens <= TOKENS_MAX:
+    if (
+        type(input_tokens) is not int
+        or type(output_tokens) is not int
+        or not 0 <= input_tokens | output_tokens < TOKENS_MAX
+    ):
         input_tokens = _tokens("input_tokens", input_tokens)
-    if type(output_tokens) is not int or not 0 <= output_tokens <= TOKENS_MAX:
         output_tokens = _tokens("output_tokens", output_tokens)
-    if model is not None and (type(model) is not str or not 0 < len(model) <= NAME_LENGTH_MAX):
-        model = _name("model", model)
+    if model is not _model:  # the same name as last time, mostly
+        _model = None if model is None else _name("model", model)
     if latency_ms is not None:
         latency_ms = _milliseconds("latency_ms", latency_ms)
     encoded = _payload("metadata", metadata) if metadata else None
-    runtime = active_runtime() or _recording_runtime()
-    scope = current_scope.get()
-    call = scope.call
-    if call is not None:
-        call.llm_events += 1
-    at_ns = time.time_ns()
-    serial = runtime.ids.serial()
-    record = ("llm", at_ns, serial, scope, model, input_tokens, output_tokens, latency_ms, encoded)
-    if runtime.is_shut_down:
-        runtime.health.lose(1)  # nobody is left who would deliver it
+    runtime = _runtimes.current
+    if runtime is None:
+        runtime = _recording_runtime()
+    scope = _scope()
+    if scope.call is not None:
+        scope.call.llm_events += 1
+    at_ns = _time_ns()
+    ids = runtime.ids
+    serial = next(ids.count)
+    lane = runtime.buffer.llm
+    lane.append(
+        ("llm", at_ns, serial, scope, model, input_tokens, output_tokens, latency_ms, encoded)
+    )
+    if len(lane) >= lane.notice_at:
+        runtime.buffer.notice()
+    # The same as ids.uuid7(at_ms, serial), without the call.
+    at_ms = at_ns // 1_000_000
+    head_ms, block, head = ids.head
+    if head_ms == at_ms and block == serial >> 8:
+        event_id = head + TAILS[serial & 0xFF]
     else:
-        lane = runtime.buffer.llm
-        lane.append(record)
-        if len(lane) >= lane.notice_at:
-            runtime.buffer.notice()
-    event_id = runtime.ids.uuid7(at_ns // 1_000_000, serial)
-    known_scope, known_control, budget = runtime.decisions.known
-    if known_scope is scope and known_control is runtime.control and budget is None:
-        return {
-            "decision": "allow",
-            "workflow_id": scope.workflow_id,
-            "budget": None,
-            "event_id": event_id,
-            "buffered": True,
-        }
-    decision = runtime.decisions.newest(scope, runtime.control)
+        event_id = ids.uuid7(at_ms, serial)
+    plain_scope, plain = runtime.decisions.plain
+    if plain_scope is scope:
+        decision = plain.copy()
+    else:
+        control = runtime.control
+        decision = runtime.decisions.newest(scope, control)
+        if runtime.control is not control:  # it changed meanwhile: the next event has to look
+            runtime.decisions.changed()
     decision["event_id"] = event_id
-    decision["buffered"] = True
     return decision
 
 

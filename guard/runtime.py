@@ -387,6 +387,7 @@ class GuardRuntime:
         self.health.touch()
         before = self.control.kills
         self.control = self.control.apply(message)
+        self.decisions.changed()
         if self.control.kills is not before:  # also by a replay, a pattern, an older revive
             self.bodies.interrupt(self.killed)
 
@@ -412,16 +413,17 @@ def _was_shut_down() -> GuardTransportError:
 
 
 _lock = threading.Lock()
-_current: GuardRuntime | None = None
+current: GuardRuntime | None = None
+"""The process's runtime; read it with :func:`active_runtime` where a call does not matter."""
 
 
 def active_runtime() -> GuardRuntime | None:
     """Return the process's runtime, or None."""
-    return _current
+    return current
 
 
 def _refuse_second() -> None:
-    if _current is not None and not _current.is_shut_down:
+    if current is not None and not current.is_shut_down:
         raise GuardConfigError(
             "guard is already initialised in this process; call guard.shutdown() first",
             error_code="GD-C004",
@@ -429,24 +431,24 @@ def _refuse_second() -> None:
 
 
 def _install(runtime: GuardRuntime) -> None:
-    global _current
+    global current
     with _lock:
         _refuse_second()
-        _current = runtime
+        current = runtime
 
 
 def _uninstall(runtime: GuardRuntime) -> None:
-    global _current
+    global current
     with _lock:
-        if _current is runtime:
-            _current = None
+        if current is runtime:
+            current = None
 
 
 def _after_fork() -> None:
     global _lock
     _lock = threading.Lock()
-    if _current is not None:
-        _current.forked()
+    if current is not None:
+        current.forked()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable
 from typing import Final
 
 _COUNTER_BITS: Final = 34
 _VERSION_7: Final = 0x7 << 76
 _VARIANT: Final = 0b10 << 62
 _TAIL_BITS: Final = 8
-_TAILS: Final = tuple(f"{number:02x}" for number in range(1 << _TAIL_BITS))
+TAILS: Final = tuple(f"{number:02x}" for number in range(1 << _TAIL_BITS))
 
 
 class IdFactory:
@@ -26,27 +25,32 @@ class IdFactory:
     True
     """
 
-    __slots__ = ("_count", "_head", "_process_bits", "serial")
+    __slots__ = ("_process_bits", "count", "head")
 
     def __init__(self, process_bits: int | None = None) -> None:
         bits = int.from_bytes(os.urandom(5), "big") if process_bits is None else process_bits
         self._process_bits = bits & ((1 << 40) - 1)
-        self._count = itertools.count(1)
-        self._head = (-1, -1, "")
-        self.serial: Callable[[], int] = self._count.__next__
-        """Returns the next number of this process; cheap enough for a caller's hot path."""
+        self.count = itertools.count(1)
+        """The numbers of this process; ``next(ids.count)`` is :meth:`serial` without the call."""
+        self.head = (-1, -1, "")
+        """``(at_ms, serial >> 8, text)``: what the newest ids have in common, for callers that
+        put the last two digits behind it by themselves."""
+
+    def serial(self) -> int:
+        """Return the next number of this process."""
+        return next(self.count)
 
     def uuid7(self, at_ms: int, serial: int | None = None) -> str:
         """Return a UUIDv7 for a time in Unix milliseconds (and a number from :meth:`serial`)."""
         if serial is None:
-            serial = next(self._count)
+            serial = next(self.count)
         block = serial >> _TAIL_BITS
         # Neighbours share all but the last two digits; one tuple, so that no thread sees a mixture.
-        head_ms, head_block, head = self._head
+        head_ms, head_block, head = self.head
         if head_ms != at_ms or head_block != block:
             head = self._head_of(at_ms, block)
-            self._head = (at_ms, block, head)
-        return head + _TAILS[serial & 0xFF]
+            self.head = (at_ms, block, head)
+        return head + TAILS[serial & 0xFF]
 
     def _head_of(self, at_ms: int, block: int) -> str:
         serial = (block << _TAIL_BITS) & ((1 << _COUNTER_BITS) - 1)
@@ -62,4 +66,4 @@ class IdFactory:
 
     def span_id(self) -> str:
         """Return a W3C span id: 16 lower-case hex digits, never all zero."""
-        return f"{((self._process_bits << 24) | (next(self._count) & 0xFFFFFF)) or 1:016x}"
+        return f"{((self._process_bits << 24) | (next(self.count) & 0xFFFFFF)) or 1:016x}"
