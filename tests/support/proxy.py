@@ -39,6 +39,13 @@ class ChaosProxy:
         self._thread = threading.Thread(target=self._run, daemon=True, name="chaos-proxy")
         self._thread.start()
 
+    def retarget(self, target_url: str) -> None:
+        """Send new connections to another server."""
+        parts = urlsplit(target_url)
+        assert parts.hostname is not None
+        assert parts.port is not None
+        self._target = (parts.hostname, parts.port)
+
     def cut(self) -> None:
         """Cut every open connection with a reset."""
         asyncio.run_coroutine_threadsafe(self._cut(), self._loop).result(10)
@@ -56,10 +63,15 @@ class ChaosProxy:
         )
         self._loop.run_forever()
         server.close()
+        # What was accepted and not served yet gets its turn, so that it is closed below.
+        self._loop.run_until_complete(asyncio.sleep(0.01))
         tasks = asyncio.all_tasks(self._loop)
         for task in tasks:
             task.cancel()
         self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        for writer in list(self._writers):
+            _reset(writer)
+        self._loop.run_until_complete(asyncio.sleep(0.01))  # transports close one turn later
         self._loop.close()
 
     async def _cut(self) -> None:
