@@ -58,6 +58,7 @@ class GuardRuntime:
         fallback_mode: ``closed`` or ``open``.
         timeout_ms: total time for one answer of the gateway, in milliseconds.
         spool_dir: directory for events that cannot be delivered.
+        spool_max_bytes: size of the spool at which the least important events make room.
         auto_instrument: whether HTTP clients are instrumented.
         inject_stream_usage: whether streams are asked for their usage where the vendor accepts it.
 
@@ -85,6 +86,7 @@ class GuardRuntime:
         fallback_mode: str | None = None,
         timeout_ms: int | None = None,
         spool_dir: str | os.PathLike[str] | None = None,
+        spool_max_bytes: int | None = None,
         auto_instrument: bool | None = None,
         inject_stream_usage: bool | None = None,
     ) -> None:
@@ -101,6 +103,7 @@ class GuardRuntime:
                 fallback_mode=fallback_mode,
                 timeout_ms=timeout_ms,
                 spool_dir=None if spool_dir is None else Path(spool_dir),
+                spool_max_bytes=spool_max_bytes,
                 auto_instrument=auto_instrument,
                 inject_stream_usage=inject_stream_usage,
             )
