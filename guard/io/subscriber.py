@@ -151,10 +151,10 @@ class Subscriber:
         parts = urlsplit(settings.api_url)
         secure = parts.scheme == "https"
         path = f"{parts.path}{wire.CONTROL_WS_PATH}?after={self._seq()}"
-        # The handshake is an HTTP request, so that is the address in its signature.
-        headers, nonce = self._client.signed("GET", f"{parts.scheme}://{parts.netloc}{path}", b"")
+        url = f"{'wss' if secure else 'ws'}://{parts.netloc}{path}"
+        headers, nonce = self._client.signed("GET", url, b"")  # the URI that the gateway checks
         async with connect(
-            f"{'wss' if secure else 'ws'}://{parts.netloc}{path}",
+            url,
             additional_headers={
                 wire.HEADER_API_KEY: settings.api_key,
                 wire.HEADER_PROTOCOL: str(wire.PROTOCOL_VERSION),
