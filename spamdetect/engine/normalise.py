@@ -86,6 +86,11 @@ _LETTER: Final = np.zeros(32, bool)
 _LETTER[[Kind.UPPER, Kind.LOWER, Kind.LETTER]] = True
 _SIGN: Final = ~_LETTER
 _SIGN[Kind.DIGIT] = False
+_PATTERN_UP_TO: Final = 300
+_RUN: Final = re.compile(
+    r"([^a-z0-9])\1|([a-z])\2\2|\s[\s\x00-\x1f\x7f-\x9f]|\s$|[\x00-\x1f\x7f-\x9f]"
+)
+_NONE: Final = np.array([], np.intp)
 _SPACE: Final = np.uint32(32)
 _ZERO: Final = np.uint32(48)
 NUMBERS_READ: Final = 30
@@ -175,7 +180,11 @@ def _finish(text: str, found: Normalised) -> None:
         codes[_BLANK[kinds]] = _SPACE
     if has_digit:
         found.numbers = _NUMBER.findall(text)[:NUMBERS_READ]
-    again = np.flatnonzero(codes[1:] == codes[:-1])
+    # In a short text the pattern is the faster way to see that nothing is to be cut.
+    if len(text) > _PATTERN_UP_TO or _RUN.search(text) or codes[0] == codes[1]:
+        again = np.flatnonzero(codes[1:] == codes[:-1])
+    else:
+        again = _NONE
     if again.size:
         again += 1
         repeated = kind[codes[again]]

@@ -123,7 +123,7 @@ def _fit_script(
     scale = float(np.quantile(np.abs(table[table != 0]), 0.9995)) / LEVELS
     weights8 = np.clip(np.rint(table / scale), -LEVELS, LEVELS).astype(np.int8)
     model = ScriptModel(
-        tuple(languages), bits, weights8, scale, np.zeros(len(languages), np.float32),
+        tuple(languages), bits, weights8, scale, np.zeros(len(languages)),
         SETTINGS.power, (0.0, 0.0),
     )  # fmt: skip
     return attrs.evolve(model, temperature=_temperature(model, held, index))
