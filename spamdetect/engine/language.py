@@ -92,7 +92,7 @@ class ScriptModel:
         logits = np.empty((len(texts), len(self.languages)))
         for row, buckets in enumerate(texts):
             totals = np.ones(buckets.size, np.float32) @ self.weights.take(buckets, axis=0)
-            np.multiply(totals, self.sharpness(buckets.size), out=logits[row])
+            np.multiply(totals.astype(np.float64), self.sharpness(buckets.size), out=logits[row])
         logits += self.bias
         first = logits.argmax(axis=1)
         logits -= logits.max(axis=1, keepdims=True)
