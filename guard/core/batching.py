@@ -69,7 +69,9 @@ class EventBuffer:
         dropped: how many records were shed so far.
     """
 
-    __slots__ = ("_awake", "_batch_size", "_lanes", "_lock", "_wake", "capacity", "dropped", "llm")
+    __slots__ = (
+        "_awake", "_batch_size", "_lanes", "_lock", "_started", "_wake", "capacity", "dropped", "llm",
+    )  # fmt: skip
 
     def __init__(
         self, capacity: int, batch_size: int = 100, wake: Callable[[], bool] = lambda: True
@@ -79,6 +81,7 @@ class EventBuffer:
         self._batch_size = batch_size
         self._wake = wake
         self._awake = False
+        self._started = False
         # Re-entrant: a signal handler may record while its thread is in `notice`. It is held for
         # microseconds, around counting only.
         self._lock = threading.RLock()
@@ -103,13 +106,14 @@ class EventBuffer:
         with self._lock:
             while len(self) > self.capacity:
                 self._shed()
-            wakes = not self._awake
+            wakes = not self._awake and (not self._started or len(self) >= self._batch_size)
             if wakes:
+                self._started = True
                 self._awake = True
             self._mark()
         if wakes and not self._wake():
             with self._lock:
-                self._awake = False
+                self._awake = self._started = False
                 for lane in self._lanes:  # try again, but not with every single record
                     lane.notice_at = min(lane.notice_at, len(lane) + self._batch_size)
 
@@ -124,6 +128,7 @@ class EventBuffer:
             if size >= self._batch_size:
                 return False
             self._awake = False
+            self._started = True
             self._mark()
         return True
 

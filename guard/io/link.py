@@ -67,6 +67,7 @@ class Link:
             buffer, self.client, settings, ids, health, told=told, spool=_spool(settings)
         )
         self._probing: asyncio.Task[None] | None = None
+        self._services: list[asyncio.Task[None]] = []
         self.subscriber = Subscriber(
             settings,
             self.client,
@@ -102,8 +103,10 @@ class Link:
 
     def start_services(self, background: BackgroundLoop) -> None:
         """Start the long-lived tasks."""
-        background.spawn(self.flusher.run, name="guard-flusher")
-        background.spawn(self.subscriber.run, name="guard-subscriber")
+        self._services = [
+            background.spawn(self.flusher.run, name="guard-flusher"),
+            background.spawn(self.subscriber.run, name="guard-subscriber"),
+        ]
 
     async def gate(self, request: wire.GateRequest) -> wire.GateReply:
         """Ask whether a call may run; what is buffered for its workflow travels along.
@@ -207,9 +210,14 @@ class Link:
             logger.debug("late probe: %s", exc)
 
     async def close(self) -> None:
-        """Close the control socket cleanly, then the connections."""
+        """Close the control socket cleanly, end the services, then close the connections."""
         with contextlib.suppress(Exception):
             await self.subscriber.close()
+        services = self._services if self._probing is None else [*self._services, self._probing]
+        for task in services:  # first: one that is just connecting would leave a socket behind
+            task.cancel()
+        if services:
+            await asyncio.wait(services)
         with contextlib.suppress(Exception):
             await self.client.close()
 

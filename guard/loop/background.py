@@ -185,7 +185,7 @@ class BackgroundLoop:
             return False
         return True
 
-    def spawn(self, function: Callable[[], Awaitable[None]], *, name: str) -> None:
+    def spawn(self, function: Callable[[], Awaitable[None]], *, name: str) -> asyncio.Task[None]:
         """Start a long-lived service task; to be called on the loop's thread.
 
         The task runs in an empty context and is cancelled by :meth:`close`.
@@ -199,6 +199,7 @@ class BackgroundLoop:
         )
         self._services.add(task)
         task.add_done_callback(self._services.discard)
+        return task
 
     def close(self, timeout_s: float = 1.0) -> bool:
         """Refuse new work, cancel what runs, stop the loop and join the thread. Idempotent.
