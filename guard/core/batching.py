@@ -70,7 +70,8 @@ class EventBuffer:
     """
 
     __slots__ = (
-        "_awake", "_batch_size", "_lanes", "_lock", "_started", "_wake", "capacity", "dropped", "llm",
+        "_awake", "_batch_size", "_lanes", "_lock", "_started", "_wake",
+        "capacity", "dropped", "llm",
     )  # fmt: skip
 
     def __init__(

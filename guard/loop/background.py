@@ -18,6 +18,7 @@ from guard.loop.threads import ServiceLoop
 T = TypeVar("T")
 
 _START_TIMEOUT_S: Final = 10.0
+_ROUNDS: Final = 5
 _WIND_UP_SHARE: Final = 0.8
 """Part of the time to close that tasks have to end in; the rest is for the thread itself."""
 
@@ -116,6 +117,7 @@ class BackgroundLoop:
         finally:
             with contextlib.suppress(Exception):
                 loop.run_until_complete(loop.shutdown_asyncgens())
+                loop.run_until_complete(_settled())
             asyncio.set_event_loop(None)
             loop.close()
 
@@ -251,9 +253,15 @@ class BackgroundLoop:
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
             elif not task.cancelled():
                 task.exception()  # seen: nobody is left who could be told
-        await asyncio.sleep(0)  # the answers of those that did end go out
+        await _settled()  # the answers of those that did end go out
         self._cancel_pending()  # and the others get one now
         loop.call_soon(loop.stop)
+
+
+async def _settled() -> None:
+    """Let what was just closed or answered run its callbacks; a transport takes a few rounds."""
+    for _ in range(_ROUNDS):
+        await asyncio.sleep(0)
 
 
 def _stop_when_started(started: concurrent.futures.Future[asyncio.AbstractEventLoop]) -> None:
