@@ -166,7 +166,9 @@ class AdminClient:
     ) -> _Json:
         """Set a policy; ``document`` holds its rules, such as ``tools_block=["delete_*"]``."""
         body = {"scope_kind": scope_kind, "scope_id": scope_id, "enabled": enabled}
-        return dict(self.request("PUT", f"/policies/{_quoted(name)}", {**body, "document": document}))
+        return dict(
+            self.request("PUT", f"/policies/{_quoted(name)}", {**body, "document": document})
+        )
 
     def policies(self) -> list[_Json]:
         """List policies in force."""
