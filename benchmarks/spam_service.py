@@ -2,7 +2,8 @@
 
 The null app reads the body and answers a constant of the same size, on uvicorn set up alike; what
 the service costs beyond it is the key check, JSON, limits, metrics and the engine, in a thread
-("service") or in so many processes ("service 2"). Each server runs in a process of its own. Prints numbers and ratios; asserts nothing.
+("service") or in so many processes ("service 2"). Each server runs in a process of its own.
+Prints numbers and ratios; asserts nothing.
 
     python benchmarks/spam_service.py [--seconds 4]
 """
@@ -101,8 +102,9 @@ def main() -> None:
     null_rates: dict[int, float] = {}
     for kind in ("null", "service", "service 1", "service 2"):
         receive, send = context.Pipe(duplex=False)
-        server = context.Process(target=_serve, args=(kind, send), daemon=True)
+        server = context.Process(target=_serve, args=(kind, send))
         server.start()
+        send.close()  # so that a server that cannot start ends the wait for its address
         url, key = receive.recv()
         try:
             for connections in (1, 32, 256):
