@@ -24,7 +24,7 @@ from guard.core.usage.base import (
     text_or_none,
     tokens_of,
 )
-from guard.core.usage.framing import Events, last_object
+from guard.core.usage.framing import Events
 
 _MODEL: Final = re.compile(r"/model/(.+)/(?:converse|converse-stream|invoke[a-z-]*)$")
 _HEADER: Final = "x-amzn-bedrock-{}-token-count"
@@ -55,7 +55,7 @@ class Converse:
             usage = self.from_message(event, call)
             if usage is not None:
                 return usage
-        usage = self.from_message({"usage": last_object(events.end, "usage")}, call)
+        usage = self.from_message({"usage": events.late("usage")}, call)
         if usage is not None or not events.first:
             return usage
         spoken = text_bytes(_spoken(event.get("delta")) for event in events.every())

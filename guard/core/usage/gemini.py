@@ -22,7 +22,7 @@ from guard.core.usage.base import (
     text_or_none,
     tokens_of,
 )
-from guard.core.usage.framing import Events, last_object
+from guard.core.usage.framing import Events
 
 _MODEL: Final = re.compile(r"(?:models|tunedModels|endpoints)/([^/:]+)")
 
@@ -54,9 +54,9 @@ class Gemini:
             usage = _usage({**opening, **chunk}, call)
             if usage is not None:
                 return usage if _finished(events) else _at_least(usage, events)
-        late = last_object(events.end, "usageMetadata")
-        if late:
-            return _usage({**opening, "usageMetadata": late}, call)
+        late = events.late("usageMetadata")
+        if late and (usage := _usage({**opening, "usageMetadata": late}, call)) is not None:
+            return usage if _finished(events) else attrs.evolve(usage, estimated=True)
         if "candidates" not in opening:
             return None
         return attrs.evolve(

@@ -27,7 +27,7 @@ from guard.core.usage.base import (
     text_or_none,
     tokens_of,
 )
-from guard.core.usage.framing import Events, last_object
+from guard.core.usage.framing import Events
 
 _REASONING_ON_TOP: Final = frozenset({"x-ai", "perplexity"})
 _SAYS_COST: Final = frozenset({"openrouter"})
@@ -62,10 +62,9 @@ class ChatCompletions:
                     estimated=usage.estimated or _unfinished(chunk),
                 )
         opening = events.opening()
-        if events.first is not events.last:
-            late = self._usage({**opening, "usage": last_object(events.end, "usage") or None})
-            if late is not None:
-                return attrs.evolve(late, model=late.model or call.model())
+        late = self._usage({**opening, "usage": events.late("usage") or None})
+        if late is not None:
+            return attrs.evolve(late, model=late.model or call.model())
         if "choices" not in opening:
             return None
         spoken = text_bytes(
@@ -85,9 +84,11 @@ class ChatCompletions:
         usage = response.get("usage")
         if not isinstance(usage, dict):
             usage = mapping(response.get("x_groq")).get("usage")
-        if not isinstance(usage, dict) or not (
-            "prompt_tokens" in usage or "completion_tokens" in usage or "total_tokens" in usage
-        ):
+        if not isinstance(usage, dict):
+            return None
+        if usage.keys() == {"total_tokens"}:  # embeddings of some servers
+            usage = {"prompt_tokens": usage["total_tokens"]}
+        if "prompt_tokens" not in usage and "completion_tokens" not in usage:
             return None
         prompt = mapping(usage.get("prompt_tokens_details"))
         completion = mapping(usage.get("completion_tokens_details"))

@@ -17,7 +17,7 @@ from guard.core.usage.base import (
     text_or_none,
     tokens_of,
 )
-from guard.core.usage.framing import Events, last_object
+from guard.core.usage.framing import Events
 
 _NOT_YET: Final = frozenset({
     "queued", "in_progress", "validating", "finalizing", "cancelling",
@@ -54,7 +54,7 @@ class Responses:
                 return attrs.evolve(usage, model=usage.model or call.model())
         opening = mapping(events.opening())
         started = mapping(opening.get("response"))
-        ended = read_usage({**started, "usage": last_object(events.end, "usage") or None})
+        ended = read_usage({**started, "usage": events.late("usage") or None})
         if ended is not None:
             return attrs.evolve(ended, model=ended.model or call.model())
         if "type" not in opening:

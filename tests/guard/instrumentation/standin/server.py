@@ -32,6 +32,8 @@ class StandIn:
         hold: a stream stops before its last third and waits for the client to go away.
         tear: a stream stops there and the connection breaks.
         encoding: ``gzip`` or ``deflate`` to compress every answer.
+        instead: an answer to give instead of a vendor's, with its usage.
+        status: of every answer.
     """
 
     def __init__(self) -> None:
@@ -40,6 +42,8 @@ class StandIn:
         self.hold = False
         self.tear = False
         self.encoding = ""
+        self.instead: Reply | None = None
+        self.status = 200
         self._numbers = itertools.count(1)
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
@@ -60,6 +64,8 @@ class StandIn:
         self.bodies.clear()
         self.hold = self.tear = False
         self.encoding = ""
+        self.instead = None
+        self.status = 200
 
     def close(self) -> None:
         """End it."""
@@ -83,7 +89,9 @@ class StandIn:
             if not message.get("more_body"):
                 break
         self.bodies.append(body)
-        reply = self._reply(scope["method"], scope["path"], scope["query_string"], body)
+        reply = self.instead or self._reply(
+            scope["method"], scope["path"], scope["query_string"], body
+        )
         self.said.append(reply.usage)
         headers = {"content-type": reply.content_type, **reply.headers}
         if self.encoding:
@@ -91,7 +99,7 @@ class StandIn:
         await send(
             {
                 "type": "http.response.start",
-                "status": 200,
+                "status": self.status,
                 "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
             }
         )
