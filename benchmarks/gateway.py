@@ -60,7 +60,7 @@ async def _null_app(scope: Any, receive: Any, send: Any) -> None:
 def _serve_null(pipe: Connection) -> None:
     import uvicorn
 
-    from guard.gateway.server import bind, new_event_loop
+    from guard.gateway.server import bind, new_event_loop, tune_process
 
     listening = bind("127.0.0.1", 0)
     config = uvicorn.Config(
@@ -69,6 +69,7 @@ def _serve_null(pipe: Connection) -> None:
     )  # fmt: skip
     server = uvicorn.Server(config)
     pipe.send((listening.getsockname()[1], ""))
+    tune_process()
     loop = new_event_loop()
     asyncio.set_event_loop(loop)
     loop.run_until_complete(server.serve(sockets=[listening]))
@@ -76,7 +77,7 @@ def _serve_null(pipe: Connection) -> None:
 
 def _serve_gateway(pipe: Connection, durable: bool) -> None:
     from guard.gateway.app import GatewayApp
-    from guard.gateway.server import GatewayServer, bind, new_event_loop
+    from guard.gateway.server import GatewayServer, bind, new_event_loop, tune_process
     from guard.gateway.services.bootstrap import first_run
     from guard.gateway.settings import GatewaySettings
 
@@ -90,6 +91,7 @@ def _serve_gateway(pipe: Connection, durable: bool) -> None:
             assert made is not None
             await _set_budgets(app, made.organisation_id)
             pipe.send((listening.getsockname()[1], made.api_key))
+            tune_process()
             await GatewayServer(app, listening).serve()
 
     loop = new_event_loop()

@@ -143,6 +143,8 @@ class GatewayApp:
                 await self.storage.sweep()
             except StoreError as exc:
                 logger.warning("the sweep failed: %s", exc)
+            except Exception:  # the sweeper outlives whatever one round meets
+                logger.exception("the sweep failed")
 
     # -- ASGI ----------------------------------------------------------------------------------
 

@@ -54,6 +54,7 @@ class OrgState(Struct):
     control: ControlBook
     rules: dict[str, dict[str, list[records.Budget]]]
     accounts: dict[Dims, tuple[float, list[Account]]]
+    compacted_seq: int = 0
 
 
 class Books:
