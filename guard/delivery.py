@@ -170,7 +170,7 @@ class Delivery:
         waiting = 0
         lost = 0
         try:
-            if flush and self.waiting:
+            if flush and (self.waiting or (self.link and self.link.flusher.spooled)):
                 failure = self._last_flush(ends_s - reserve_s)
             waiting = self.waiting
             self._close_link(ends_s - reserve_s / 2)

@@ -154,6 +154,7 @@ class Flusher:
             BreakerTransportError: the gateway did not take it; what can be kept stays buffered.
         """
         lost_before = self._health.lost
+        self._look_at_s = 0.0
         try:
             await self._drain()
         except GuardError as exc:
@@ -213,9 +214,11 @@ class Flusher:
 
     async def _send_spooled(self) -> int:
         spool = self._spool
-        if spool is None or not await self._has_spooled(spool):
+        if spool is None:
             return 0
         async with self._one_flush:
+            if not await self._has_spooled(spool):
+                return 0
             try:
                 claimed = await in_thread(spool.claim, self.limits.max_batch_events, finish=True)
             except SpoolError as exc:
@@ -244,9 +247,10 @@ class Flusher:
     async def _has_spooled(self, spool: Spool) -> bool:
         if not spool.pending and time.monotonic() < self._look_at_s:
             return False
-        self._look_at_s = time.monotonic() + _SPOOL_LOOK_S  # others may have left something
         try:
-            return await in_thread(spool.look, finish=True) > 0
+            found = await in_thread(spool.look, finish=True)  # others may have left something
+            self._look_at_s = time.monotonic() + _SPOOL_LOOK_S
+            return found > 0
         except SpoolError as exc:
             self._spool_failed(exc)
             return False

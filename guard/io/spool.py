@@ -51,6 +51,7 @@ CREATE TABLE IF NOT EXISTS events (
   event_id TEXT NOT NULL,
   priority INTEGER NOT NULL,
   claimed_until_ms INTEGER NOT NULL DEFAULT 0,
+  claimed_by TEXT,
   body BLOB NOT NULL,
   UNIQUE (owner, event_id)
 );
@@ -112,6 +113,7 @@ class Spool:
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
         self._inode = 0
+        self._holder = _holder(os.getpid())
         self._busy_ms = _BUSY_MS
         self.pending = 0
 
@@ -156,6 +158,15 @@ class Spool:
         def take(connection: sqlite3.Connection) -> list[Claimed]:
             now_ms = time.time_ns() // 1_000_000
             connection.execute("BEGIN IMMEDIATE")
+            holders = connection.execute(
+                "SELECT DISTINCT claimed_by FROM events WHERE owner = ? AND claimed_until_ms > 0",
+                (self._owner,),
+            ).fetchall()
+            dead = [(holder,) for (holder,) in holders if not _lives(holder)]
+            connection.executemany(
+                "UPDATE events SET claimed_until_ms = 0, claimed_by = NULL WHERE claimed_by = ?",
+                dead,
+            )
             # A claim from further ahead than a lease was made under another clock: it is void.
             rows = connection.execute(
                 "SELECT id, body FROM events WHERE owner = ?"
@@ -163,8 +174,8 @@ class Spool:
                 (self._owner, now_ms, now_ms + 2 * self._lease_ms, most),
             ).fetchall()
             connection.executemany(
-                "UPDATE events SET claimed_until_ms = ? WHERE id = ?",
-                [(now_ms + self._lease_ms, row) for row, _ in rows],
+                "UPDATE events SET claimed_until_ms = ?, claimed_by = ? WHERE id = ?",
+                [(now_ms + self._lease_ms, self._holder, row) for row, _ in rows],
             )
             connection.execute("COMMIT")
             return [Claimed(row, body) for row, body in rows]
@@ -192,7 +203,8 @@ class Spool:
         def free(connection: sqlite3.Connection) -> None:
             connection.execute("BEGIN IMMEDIATE")
             connection.executemany(
-                "UPDATE events SET claimed_until_ms = 0 WHERE id = ?", [(row,) for row in rows]
+                "UPDATE events SET claimed_until_ms = 0, claimed_by = NULL WHERE id = ?",
+                [(row,) for row in rows],
             )
             connection.execute("COMMIT")
 
@@ -350,6 +362,31 @@ class Spool:
         if connection is not None:
             with contextlib.suppress(sqlite3.Error):
                 connection.close()
+
+
+def _holder(pid: int) -> str:
+    """Name a process so that a later one with the same number is told apart, where that works."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return f"{pid}:{fields[19]}"  # the time of its start, in ticks since boot
+    except (OSError, IndexError):
+        return f"{pid}:"
+
+
+def _lives(holder: str) -> bool:
+    """Tell whether a process that claimed events may still deliver them.
+
+    One that lives out of sight (in another container) seems dead; that its events are then sent
+    by two processes does no harm, since they are charged by ``event_id``.
+    """
+    pid = holder.partition(":")[0]
+    try:
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, ValueError, OverflowError):
+        return False
+    except OSError:
+        pass  # another user's
+    return _holder(int(pid)) == holder
 
 
 def _damaged(exc: sqlite3.DatabaseError) -> bool:
