@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import stat
@@ -91,6 +92,21 @@ def test_connections_are_capped(strict: Gateway, eventually: Any) -> None:
 def test_malformed_bodies_are_400(tenant: Any, body: bytes) -> None:
     reply = tenant.http.post("/gate", content=body, headers={"content-type": "application/json"})
     assert (reply.status_code, reply.json()["error_code"]) == (400, "GD-P002")
+
+
+def test_pipelined_requests_are_answered_in_order(tenant: Any) -> None:
+    requests = b""
+    for number in range(5):
+        body = json.dumps({"call_id": f"p{number}", "kind": "call", "function": "f"}).encode()
+        requests += (
+            f"POST /gate HTTP/1.1\r\nHost: x\r\nX-API-Key: {tenant.api_key}\r\n"
+            f"X-Guard-Protocol: 3\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n"
+        ).encode() + body
+    last = b"HEAD /gate HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    received = talk(tenant.gateway, requests + last)
+    assert re.findall(rb'"call_id":"(p\d)"', received) == [b"p0", b"p1", b"p2", b"p3", b"p4"]
+    assert received.endswith(b"\r\n\r\n")  # an answer to HEAD has no body
 
 
 def test_hostile_names_are_only_names(tenant: Any) -> None:
