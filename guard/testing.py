@@ -7,6 +7,7 @@ guard.testing``), and ask for the ``guard_sandbox`` fixture. Needs the extra ``g
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["GuardSandbox", "guard_gateway", "guard_sandbox"]
 
 _NANOUSD_PER_USD: Final = 1_000_000_000
+_HEARD_WITHIN_S: Final = 10.0
 _numbers = itertools.count(1)
 
 
@@ -72,20 +74,28 @@ class GuardSandbox:
         self.admin.set_policy("sandbox", tools_block=list(patterns))
 
     def kill(self, workflow: str | None = None, *, reason: str = "") -> None:
-        """Kill a workflow, or everything."""
-        self.admin.kill(workflow, reason=reason)
+        """Kill a workflow, or everything; returns when the runtime has heard of it."""
+        self._obeyed(self.admin.kill(workflow, reason=reason))
 
     def revive(self, workflow: str | None = None) -> None:
         """Lift a kill."""
-        self.admin.revive(workflow)
+        self._obeyed(self.admin.revive(workflow))
 
     def pause(self, workflow: str | None = None, *, reason: str = "") -> None:
         """Pause a workflow, or everything."""
-        self.admin.pause(workflow, reason=reason)
+        self._obeyed(self.admin.pause(workflow, reason=reason))
 
     def resume(self, workflow: str | None = None) -> None:
         """Lift a pause."""
-        self.admin.resume(workflow)
+        self._obeyed(self.admin.resume(workflow))
+
+    def _obeyed(self, order: dict[str, Any]) -> None:
+        """Wait until the runtime has heard an order."""
+        ends = time.monotonic() + _HEARD_WITHIN_S
+        while self.runtime.control.seq < int(order["seq"]):
+            if time.monotonic() > ends:
+                raise TimeoutError(f"the runtime has not heard the order: {self.runtime.status()}")
+            time.sleep(0.002)
 
     # -- what happened -------------------------------------------------------------------------
 
