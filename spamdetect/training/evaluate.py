@@ -163,7 +163,10 @@ def leave_one_source_out(
         inside = sources == name
         if min(int(data.labels[inside].sum()), int((~data.labels[inside]).sum())) < MIN_CLASS:
             continue
-        fitted = fit_on(data, ~np.isin(sources, sorted(related(name, names))), settings)
+        rest = ~np.isin(sources, sorted(related(name, names)))
+        if data.labels[rest].all() or not data.labels[rest].any():
+            continue
+        fitted = fit_on(data, rest, settings)
         scores = chance(scores_of(data, fitted, inside))
         found[name] = metrics.scores(data.labels[inside], scores, threshold)
     progress("leaving one source out", 1.0)
