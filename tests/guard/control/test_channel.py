@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,8 @@ class TestModes:
         @guard.protect
         def body() -> None:
             entered.set()
-            while True:
+            ends = time.monotonic() + WAIT_S
+            while time.monotonic() < ends:
                 pass
 
         until(lambda: channel(runtime) != "none", WAIT_S)
@@ -75,7 +77,8 @@ class TestModes:
         @guard.protect
         def body() -> None:
             entered.set()
-            while True:
+            ends = time.monotonic() + WAIT_S
+            while time.monotonic() < ends:
                 pass
 
         def run() -> None:
@@ -165,7 +168,7 @@ def test_an_unsigned_or_forged_frame_is_refused(start: Start, tenant: Any) -> No
     made = tenant.admin.create_key_full("signed", signed=True)
     runtime = start(api_key=made["api_key"], hmac_secret=made["hmac_secret"])
     until(lambda: channel(runtime) == "websocket", WAIT_S)
-    link = runtime._link
+    link = runtime.delivery.link
     assert link is not None
     forged = wire.encode(wire.ControlMessage(seq=7, type="kill", workflow_id="w"))
     signed = b'{"payload":"{\\"seq\\":7,\\"type\\":\\"kill\\"}","signature":"00"}'
@@ -328,7 +331,7 @@ class TestPause:
         self, runtime: GuardRuntime
     ) -> None:
         """A gateway whose clock is ten minutes behind still pauses for a minute."""
-        link = runtime._link
+        link = runtime.delivery.link
         assert link is not None
         now_ms = wire_now_ms()
         behind_ms = 600_000
@@ -359,6 +362,4 @@ class TestPause:
 
 
 def wire_now_ms() -> int:
-    import time
-
     return time.time_ns() // 1_000_000
