@@ -164,7 +164,7 @@ async def test_an_overloaded_service_answers_fast_and_most_with_503(engine: Engi
                     statuses.append(answer.status_code)
                     if answer.status_code == 503:
                         assert answer.json()["data"] == {"error_code": "OVERLOADED"}
-                        assert answer.headers["retry-after"] == "1"
+                        assert int(answer.headers["retry-after"]) >= 1
 
             await asyncio.gather(*(ask() for _ in range(100)))
             metrics = (await client.get(f"{service.base_url}/metrics")).text
