@@ -43,9 +43,8 @@ _DATA = click.argument(
 def train_command(data: tuple[Path, ...], output: Path, seed: int, is_language: bool) -> None:
     """Train a model on DATA: JSONL or CSV files, or folders of them.
 
-    Each row needs text and label (spam or ham); source and fold are optional. Feedback that a
-    service stored is data of that kind. Takes minutes; the file replaces nothing until it is
-    complete.
+    Each row needs text and label (spam or ham); source and fold are optional. Takes minutes; the
+    file replaces nothing until it is complete.
     """
     started_s = time.monotonic()
     ready = output.with_name(f"{output.name}.tmp")

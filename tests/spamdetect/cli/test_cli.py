@@ -168,6 +168,31 @@ def test_doctor(run: Run, service: RunningService) -> None:
     assert "hunter2" not in done.stdout + done.stderr
 
 
+def test_train_and_evaluate(run: Run, tmp_path: Path) -> None:
+    data = tmp_path / "data.jsonl"
+    rows = [
+        {"text": f"win a free prize {n}, call now http://bit.ly/a", "label": "spam"}
+        for n in range(40)
+    ] + [{"text": f"see you at the station at {n} tomorrow", "label": "ham"} for n in range(40)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    models = [tmp_path / "one.model", tmp_path / "two.model"]
+    for model in models:
+        done = run("train", str(data), "-o", str(model))
+        assert done.returncode == 0, done.stderr
+        assert "trained in" in done.stdout
+    assert models[0].read_bytes() == models[1].read_bytes()
+    figures = json.loads(run("evaluate", str(data), "--model", str(models[0]), "--json").stdout)
+    assert figures["texts"] == 80
+    assert figures["auc"] > 0.95
+    assert "80 texts, model" in run("evaluate", str(data)).stdout
+    data.write_text('{"text": "a", "label": "x"}\n')
+    for command in (["evaluate", str(data)], ["train", str(data), "-o", str(tmp_path / "x")]):
+        wrong = run(*command)
+        assert wrong.returncode == 1
+        assert "line 1: label 'x' is neither spam nor ham" in wrong.stderr
+    assert not (tmp_path / "x").exists()
+
+
 def _rows(path: Path) -> list[dict[str, str]]:
     with path.open(encoding="utf-8", newline="") as stream:
         return list(csv.DictReader(stream))
