@@ -103,6 +103,7 @@ class Link:
 
     def start_services(self, background: BackgroundLoop) -> None:
         """Start the long-lived tasks."""
+        background.at_close(self.client.close)
         self._services = [
             background.spawn(self.flusher.run, name="guard-flusher"),
             background.spawn(self.subscriber.run, name="guard-subscriber"),

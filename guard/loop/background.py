@@ -51,6 +51,7 @@ class BackgroundLoop:
         self._thread: threading.Thread | None = None
         self._services: set[asyncio.Task[Any]] = set()
         self._pending: set[concurrent.futures.Future[Any]] = set()
+        self._closers: list[Callable[[], Awaitable[object]]] = []
         self._closed = False
         self._winding_up = False
 
@@ -203,6 +204,10 @@ class BackgroundLoop:
         task.add_done_callback(self._services.discard)
         return task
 
+    def at_close(self, closer: Callable[[], Awaitable[object]]) -> None:
+        """Have a coroutine function run on the loop after its tasks have ended."""
+        self._closers.append(closer)
+
     def close(self, timeout_s: float = 1.0) -> bool:
         """Refuse new work, cancel what runs, stop the loop and join the thread. Idempotent.
 
@@ -253,6 +258,9 @@ class BackgroundLoop:
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
             elif not task.cancelled():
                 task.exception()  # seen: nobody is left who could be told
+        for closer in self._closers:
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(closer(), timeout_s / 4)
         await _settled()  # the answers of those that did end go out
         self._cancel_pending()  # and the others get one now
         loop.call_soon(loop.stop)

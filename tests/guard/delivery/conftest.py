@@ -102,10 +102,11 @@ class Scripted:
                 more = "".join(f"{name}: {value}\r\n" for name, value in answer.headers.items())
                 writer.write(
                     f"HTTP/1.1 {answer.status} X\r\nContent-Length: {len(out)}\r\n"
-                    f"Content-Type: application/json\r\n{more}\r\n".encode() + out
+                    f"Content-Type: application/json\r\n{more}\r\n".encode()
+                    + out
                 )
                 await writer.drain()
-        except (OSError, asyncio.IncompleteReadError):
+        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass
         finally:
             writer.close()
@@ -125,6 +126,10 @@ class Scripted:
             return Answer(404, body=b"{}")
         return Answer(200, body=json.dumps(document).encode())
 
+    def llm(self) -> list[dict[str, Any]]:
+        """Return the LLM events that were taken."""
+        return [body for body in self.bodies if body["type"] == "llm"]
+
     def take(self, event: dict[str, Any]) -> None:
         """Record an event as taken."""
         self.events[event["event_id"]] = self.events.get(event["event_id"], 0) + 1
@@ -137,7 +142,9 @@ class Scripted:
         return Answer(status, body=json.dumps({"accepted": len(body["events"])}).encode())
 
 
-def problem(status: int, code: str, headers: Mapping[str, str] | None = None, **more: Any) -> Answer:
+def problem(
+    status: int, code: str, headers: Mapping[str, str] | None = None, **more: Any
+) -> Answer:
     """Return a problem document as an answer."""
     document = {"status": status, "error_code": code, **more}
     return Answer(status, headers or {}, json.dumps(document).encode())

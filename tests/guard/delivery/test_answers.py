@@ -87,9 +87,7 @@ class TestPartly:
     ) -> None:
         told: list[tuple[GuardError, str]] = []
         guard.on_error(lambda error, context: told.append((error, context.stage)))
-        scripted.answer = lambda path, body: (
-            scripted.taken(body, 422) if path == EVENTS else None
-        )
+        scripted.answer = lambda path, body: scripted.taken(body, 422) if path == EVENTS else None
         runtime = against(flush_interval_ms=60_000)
         ids = track(3)
         runtime.flush(10)
@@ -146,7 +144,20 @@ class TestTrouble:
             Answer(404, body=b"{}"),
             problem(401, "GD-A003"),
         ],
-        ids=["500", "503", "cut", "html", "type", "list", "5MB", "bomb", "204", "302", "404", "401"],
+        ids=[
+            "500",
+            "503",
+            "cut",
+            "html",
+            "type",
+            "list",
+            "5MB",
+            "bomb",
+            "204",
+            "302",
+            "404",
+            "401",
+        ],
     )
     def test_the_events_are_kept_and_delivered_later(
         self, against: Against, scripted: Scripted, answer: Answer

@@ -76,9 +76,7 @@ def ended(process: subprocess.Popen[str], timeout_s: float = 60.0) -> tuple[int,
         ),
     ],
 )
-def test_an_ordinary_end_delivers_everything_once(
-    tenant: Any, spawn: Spawn, program: str
-) -> None:
+def test_an_ordinary_end_delivers_everything_once(tenant: Any, spawn: Spawn, program: str) -> None:
     code, _, err = ended(spawn(HEAD + program, env=env(tenant)))
     assert (code, err) == (0, "")
     assert tokens(tenant) == list(range(250))
@@ -200,9 +198,7 @@ class TestSpool:
         assert self.spooled(tenant, directory, proxy.url) == 300
         assert oct(directory.stat().st_mode)[-3:] == "700"
         assert {oct(path.stat().st_mode)[-3:] for path in directory.iterdir()} == {"600"}
-        assert not any(
-            tenant.key.encode() in path.read_bytes() for path in directory.iterdir()
-        )
+        assert not any(tenant.key.encode() in path.read_bytes() for path in directory.iterdir())
         proxy.fault = "none"
         code, _, err = ended(spawn(HEAD + "guard.init().flush()", env=both))
         assert (code, err) == (0, "")
@@ -375,5 +371,3 @@ def _pages(tenant: Any) -> Iterator[list[int]]:
             return
         yield [row["data"].get("input_tokens", 0) for row in rows]
         after = rows[-1]["event_seq"]
-
-
