@@ -128,21 +128,46 @@ def policies_list(**options: Any) -> None:
 
 @policies.command("set")
 @click.argument("name")
-@click.argument("file", type=_FILE)
+@click.argument("file", required=False, type=_FILE)
+@click.option("--block-tool", multiple=True, metavar="GLOB", help="Refuse tools that match.")
+@click.option("--approve-tool", multiple=True, metavar="GLOB", help="A person has to approve them.")
+@click.option("--block-model", multiple=True, metavar="GLOB", help="Refuse models that match.")
 @click.option("--preview", is_flag=True, help="Only say what it would have done to recent calls.")
 @admin_options
-def policies_set(name: str, file: Path, preview: bool, **options: Any) -> None:
-    """Set a policy from a file with scope_kind, scope_id, enabled and document.
+def policies_set(
+    name: str,
+    file: Path | None,
+    block_tool: tuple[str, ...],
+    approve_tool: tuple[str, ...],
+    block_model: tuple[str, ...],
+    preview: bool,
+    **options: Any,
+) -> None:
+    """Set a policy, from a file (scope_kind, scope_id, enabled, document), options, or both.
 
     \b
     Examples:
+      guard gateway policies set no-deletes --block-tool 'delete_*'
       guard gateway policies set tools tools.toml --preview
-      guard gateway policies set tools tools.toml
     """
-    body = read_file(file)
+    body = {} if file is None else read_file(file)
+    document = dict(body.pop("document", {}))
+    for rule, globs in (
+        ("tools_block", block_tool),
+        ("approval_tools", approve_tool),
+        ("models_block", block_model),
+    ):
+        if globs:
+            document[rule] = [*document.get(rule, ()), *globs]
+    if not document:
+        raise click.UsageError("no rules: give a file, or an option such as --block-tool")
     with client_of(options) as client:
         if preview:
-            found = client.request("POST", "/policies/preview", {"name": name, "policy": body})
+            found = client.request(
+                "POST",
+                "/policies/preview",
+                {"name": name, "policy": {**body, "document": document}},
+            )
             text = (
                 f"{found['changed']} of {found['calls']} recent calls come out differently:"
                 f" {found['newly_refused']} refused, {found['newly_pending']} to be approved,"
@@ -150,7 +175,6 @@ def policies_set(name: str, file: Path, preview: bool, **options: Any) -> None:
             )
             note(options, text, found)
             return
-        document = body.pop("document", {})
         made = client.set_policy(name, **body, **document)
         note(options, f"policy {name} version {made['version']}", made)
 
