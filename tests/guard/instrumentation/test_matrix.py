@@ -21,14 +21,19 @@ from tests.guard.instrumentation.matrix import (
     other_cases,
     plain_cases,
 )
-from tests.guard.instrumentation.matrix.registry import CASES, UNFINISHED, Case, installed
+from tests.guard.instrumentation.matrix.registry import (
+    CASES,
+    UNFINISHED,
+    Case,
+    UnavailableError,
+    installed,
+)
 from tests.guard.instrumentation.matrix.table import MARKERS, table
 from tests.guard.instrumentation.standin.server import StandIn
 
 REGISTERED = (anthropic_cases, openai_cases, other_cases, plain_cases)
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "instrumentation.md"
-OLDEST = os.environ.get("GUARD_TEST_OLDEST_CLIENTS") == "1"
 
 _passed: set[str] = set()
 
@@ -49,12 +54,17 @@ TOKENS = (
 )  # fmt: skip
 
 
+# What clients of others leave to the collector is not the subject here.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_exact_and_once(case: Case, standin: StandIn, observed: Any) -> None:
     if installed(case.client) is None:
         pytest.skip(f"{case.client} is not installed")
     standin.hold = case.mode in UNFINISHED
-    case(standin.url)
+    try:
+        case(standin.url)
+    except UnavailableError:
+        pytest.skip("this release of the client does not have it")
     assert observed.instrumentation.failures == 0
     assert observed.instrumentation.unseen_hosts() == ()
     assert len(standin.said) == 1

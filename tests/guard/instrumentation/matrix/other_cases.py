@@ -10,6 +10,7 @@ from tests.guard.instrumentation.matrix.registry import (
     MESSAGES,
     PROMPT,
     CallerError,
+    UnavailableError,
     case,
     consume,
     consume_async,
@@ -29,40 +30,47 @@ def google_client(url: str) -> Any:
     return genai.Client(api_key="test", http_options={"base_url": url})
 
 
+def closing(client: Any) -> Any:
+    """Return a client's own context manager; the first releases have none."""
+    if hasattr(client, "__enter__") or hasattr(client, "__aenter__"):
+        return client
+    return contextlib.nullcontext(client)
+
+
 @case("google-genai", "generateContent", "plain")
 def google_generate(url: str) -> None:
-    with google_client(url) as api:
+    with closing(google_client(url)) as api:
         assert api.models.generate_content(**GEMINI).text
 
 
 @case("google-genai", "generateContent", "plain")
 async def google_generate_async(url: str) -> None:
-    async with google_client(url).aio as api:
+    async with closing(google_client(url).aio) as api:
         assert (await api.models.generate_content(**GEMINI)).text
 
 
 @case("google-genai", "generateContent", *STREAMING)
 def google_stream(url: str, mode: str) -> None:
-    with google_client(url) as api, contextlib.suppress(CallerError):
+    with closing(google_client(url)) as api, contextlib.suppress(CallerError):
         consume(api.models.generate_content_stream(**GEMINI), mode)
 
 
 @case("google-genai", "generateContent", *STREAMING)
 async def google_stream_async(url: str, mode: str) -> None:
-    async with google_client(url).aio as api:
+    async with closing(google_client(url).aio) as api:
         with contextlib.suppress(CallerError):
             await consume_async(await api.models.generate_content_stream(**GEMINI), mode)
 
 
 @case("google-genai", "generateContent", "helper")
 def google_chat(url: str) -> None:
-    with google_client(url) as api:
+    with closing(google_client(url)) as api:
         consume(api.chats.create(model="gemini-3-flash").send_message_stream(PROMPT), "")
 
 
 @case("google-genai", "embedContent", "plain", estimated=True)
 def google_embed(url: str) -> None:
-    with google_client(url) as api:
+    with closing(google_client(url)) as api:
         api.models.embed_content(model="gemini-embedding-001", contents=[PROMPT])
 
 
@@ -70,9 +78,12 @@ def google_embed(url: str) -> None:
 
 
 def mistral_client(url: str) -> Any:
-    from mistralai.client import Mistral
+    try:
+        from mistralai.client import Mistral
+    except ImportError:  # releases before 2
+        from mistralai import Mistral
 
-    return Mistral(api_key="test", server_url=f"{url}/mistral")
+    return closing(Mistral(api_key="test", server_url=f"{url}/mistral"))
 
 
 @case("mistralai", "chat", "plain")
@@ -92,7 +103,7 @@ def mistral_stream(url: str, mode: str) -> None:
     with (
         mistral_client(url) as api,
         contextlib.suppress(CallerError),
-        api.chat.stream(model="mistral-large", messages=MESSAGES) as stream,
+        closing(api.chat.stream(model="mistral-large", messages=MESSAGES)) as stream,
     ):
         consume(stream, mode)
 
@@ -102,7 +113,7 @@ async def mistral_stream_async(url: str, mode: str) -> None:
     async with mistral_client(url) as api:
         with contextlib.suppress(CallerError):
             stream = await api.chat.stream_async(model="mistral-large", messages=MESSAGES)
-            async with stream:
+            async with closing(stream):
                 await consume_async(stream, mode)
 
 
@@ -130,6 +141,8 @@ def cohere_client_async(url: str) -> Any:
 @case("cohere", "chat", "plain", "raw")
 def cohere_chat(url: str, mode: str) -> None:
     api = cohere_client(url)
+    if mode == "raw" and not hasattr(api, "with_raw_response"):
+        raise UnavailableError
     resource = api.with_raw_response if mode == "raw" else api
     resource.chat(model="command-a", messages=MESSAGES)
 

@@ -23,6 +23,10 @@ class CallerError(Exception):
     """What the caller's own code raises in the middle of a stream."""
 
 
+class UnavailableError(Exception):
+    """This release of the client does not have it."""
+
+
 @attrs.frozen
 class Case:
     """One way to make a call.

@@ -149,6 +149,7 @@ def embeddings(number: int, request: dict[str, Any], *, mistral: bool = False) -
     body = {"object": "list", "data": vectors, "model": model, "usage": said}
     if mistral:
         body["id"] = identity
+        said["completion_tokens"] = 0
     if request.get("encoding_format") == "base64":
         for vector in vectors:
             vector["embedding"] = "AAAAPgAAAD4="
