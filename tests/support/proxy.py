@@ -7,6 +7,7 @@ import contextlib
 import socket
 import struct
 import threading
+import weakref
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -33,6 +34,7 @@ class ChaosProxy:
         self.connections = 0
         self.bytes_up = bytearray()
         self._writers: set[asyncio.StreamWriter] = set()
+        self._transports: weakref.WeakSet[asyncio.WriteTransport] = weakref.WeakSet()
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self._loop = asyncio.new_event_loop()
@@ -69,8 +71,8 @@ class ChaosProxy:
         for task in tasks:
             task.cancel()
         self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        for writer in list(self._writers):
-            _reset(writer)
+        for transport in list(self._transports):
+            transport.abort()  # also where a closed one still has bytes to send
         self._loop.run_until_complete(asyncio.sleep(0.01))  # transports close one turn later
         self._loop.close()
 
@@ -80,6 +82,7 @@ class ChaosProxy:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        self._transports.add(writer.transport)
         if self.fault == "refuse":
             _reset(writer)
             return
@@ -91,6 +94,7 @@ class ChaosProxy:
             self._writers.discard(writer)
             return
         self._writers.add(up_writer)
+        self._transports.add(up_writer.transport)
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._upward(reader, up_writer))
