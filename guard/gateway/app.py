@@ -37,7 +37,7 @@ from guard.gateway.settings import GatewaySettings
 from guard.gateway.storage.base import Announcement, Storage, StoreError
 from guard.gateway.storage.memory_rates import MemoryRates
 from guard.gateway.storage.sqlite import SqliteStorage
-from guard.gateway.storage.sqlite_books import wall_clock_ms
+from guard.gateway.storage.sqlite_rows import wall_clock_ms
 
 logger = logging.getLogger(__name__)
 

@@ -50,8 +50,8 @@ def budgets() -> None:
 def budgets_list(**options: Any) -> None:
     """List balances: limit, spent, held, per window."""
     with client_of(options) as client:
-        columns = ["budget_id", "scope_kind", "scope_id", "window", "mode", "limit_cents",
-                   "committed_cents", "reserved_cents", "exhausted"]  # fmt: skip
+        columns = ["scope", "window", "mode", "limit_cents", "committed_cents",
+                   "reserved_cents", "exhausted", "budget_id"]  # fmt: skip
         rows = client.ledger()
         known = {row["budget_id"] for row in rows}
         rows += [
@@ -59,7 +59,7 @@ def budgets_list(**options: Any) -> None:
              "reserved_cents": 0.0, "exhausted": False}
             for b in client.budgets() if b["budget_id"] not in known
         ]  # fmt: skip
-        show(options, rows, columns)
+        show(options, [{**row, "scope": _scope(row)} for row in rows], columns)
 
 
 @budgets.command("set")
@@ -122,8 +122,25 @@ def policies() -> None:
 def policies_list(**options: Any) -> None:
     """List policies in force."""
     with client_of(options) as client:
-        rows = [{**p, "rules": json.dumps(p["document"])} for p in client.policies()]
-        show(options, rows, ["name", "version", "enabled", "scope_kind", "scope_id", "rules"])
+        rows = [
+            {**p, "scope": _scope(p), "rules": _rules(p["document"])} for p in client.policies()
+        ]
+        show(options, rows, ["name", "version", "enabled", "scope", "rules"])
+
+
+def _scope(record: dict[str, Any]) -> str:
+    return f"{record['scope_kind']} {record['scope_id']}".strip()
+
+
+def _rules(document: dict[str, Any]) -> str:
+    """Return the rules that say something, in short."""
+    said = {name: rule for name, rule in document.items() if rule not in (None, [], "allow")}
+    if not (said.get("approval_tools") or said.get("sensitive_action")):
+        said.pop("approval_timeout_ms", None)
+    return "; ".join(
+        f"{name}: {', '.join(map(str, rule)) if isinstance(rule, list) else rule}"
+        for name, rule in said.items()
+    )
 
 
 @policies.command("set")

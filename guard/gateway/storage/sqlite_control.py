@@ -12,7 +12,8 @@ from guard.gateway.domain import ledger, records
 from guard.gateway.domain.commands import GateCommand, Refusal
 from guard.gateway.domain.ledger import Account
 from guard.gateway.storage.base import Announcement, ConflictError, NotFoundError
-from guard.gateway.storage.sqlite_books import Books, OrgState, budget_from_row
+from guard.gateway.storage.sqlite_books import Books, OrgState
+from guard.gateway.storage.sqlite_rows import budget_from_row
 
 CONTROL_KEEP: Final = 5000
 
