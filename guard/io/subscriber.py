@@ -96,12 +96,14 @@ class Subscriber:
         self._switched = switched
         self._channel: Channel = "none"
         self._socket: ClientConnection | None = None
+        self._task: asyncio.Task[Any] | None = None
         self._poller: asyncio.Task[None] | None = None
         self._up_since_s: float | None = None
         self._behind_ms = 0
 
     async def run(self) -> None:
         """Listen until cancelled, whatever the network does."""
+        self._task = asyncio.current_task()
         mode = self._settings.transport_mode
         if mode == "http":
             await self._poll_forever()
@@ -141,10 +143,14 @@ class Subscriber:
             self._poller = None
 
     async def close(self) -> None:
-        """Send a clean close frame (spec part 4, ``shutdown``)."""
+        """Send a clean close frame (spec part 4, ``shutdown``) and stop listening."""
         socket, self._socket = self._socket, None
         if socket is not None:
             await socket.close()
+        task = self._task
+        if task is not None and task is not asyncio.current_task():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     async def _listen(self) -> None:
         settings = self._settings
