@@ -15,10 +15,10 @@ from typing import Final
 import attrs
 
 from spamdetect.engine import Analysis, Engine
+from spamdetect.engine.pool import engine_pool, loaded_engine
 from spamdetect.errors import SpamError
 from spamdetect.files.journal import Verdict
 from spamdetect.files.records import Record
-from spamdetect.pool import engine_pool, loaded_engine
 
 # Below this, starting processes takes longer than the work.
 _IN_PROCESS_BYTES: Final = 1 << 20

@@ -15,9 +15,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from spamdetect._exchange import FEEDBACK_PATH, PREDICT_PATH, PREPROCESS_PATH
+from spamdetect.engine.pool import engine_pool
 from spamdetect.errors import SpamConfigError
 from spamdetect.models import ErrorCode
-from spamdetect.pool import engine_pool
 from spamdetect.service.hot import HotRoutes, HotState
 from spamdetect.service.keys import KeyStore, StoreError
 from spamdetect.service.limits import Allowance, Limits, MemoryLimits

@@ -256,7 +256,7 @@ def analyse(engine: TextEngine, items: Sequence[tuple[str, bool]]) -> list[Outco
 
 
 def _analyse_in_worker(items: Sequence[tuple[str, bool]]) -> list[Outcome]:
-    from spamdetect.pool import loaded_engine
+    from spamdetect.engine.pool import loaded_engine
 
     return analyse(loaded_engine(), items)
 

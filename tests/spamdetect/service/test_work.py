@@ -182,7 +182,7 @@ async def test_the_engine_runs_in_processes_and_a_killed_one_is_replaced(engine:
 
     import psutil
 
-    from spamdetect.pool import engine_pool
+    from spamdetect.engine.pool import engine_pool
 
     make = functools.partial(engine_pool, 2)
     pool = WorkerPool(engine, 2, 1000, 60, make)

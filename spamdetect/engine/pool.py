@@ -1,4 +1,4 @@
-"""The engine in worker processes: for whole files, and for a service with cores to spare.
+"""The engine in worker processes: for many texts, whole files, a service with cores to spare.
 
 A worker outlives neither its pool nor a parent that was killed, and leaves Ctrl-C to its parent.
 """
@@ -11,15 +11,14 @@ import threading
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import wait
-from pathlib import Path
 
-from spamdetect.engine import Engine
+from spamdetect.engine.core import Engine
 
 _engine: Engine | None = None
 
 
 def engine_pool(
-    processes: int, model_path: Path | None = None, threshold: float | None = None
+    processes: int, model_path: str | os.PathLike[str] | None = None, threshold: float | None = None
 ) -> ProcessPoolExecutor:
     """Make a pool whose workers have the engine loaded.
 
@@ -42,7 +41,7 @@ def loaded_engine() -> Engine:
     return _engine
 
 
-def _start(model_path: Path | None, threshold: float | None) -> None:
+def _start(model_path: str | os.PathLike[str] | None, threshold: float | None) -> None:
     global _engine
     # Both may reach the whole group; the parent decides, and ends its workers itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
