@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -273,6 +274,8 @@ class LedgerMachine(RuleBasedStateMachine):
         self.folder.cleanup()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_ledger_against_its_model(
     storage_factory: Callable[..., Storage], proof_scale: float
 ) -> None:
