@@ -18,6 +18,7 @@ from guard.core.usage.base import (
     count,
     items,
     mapping,
+    replaced,
     text_bytes,
     text_or_none,
     tokens_of,
@@ -68,7 +69,7 @@ class AnthropicMessages:
             for event in events.every()
             for part in (event.get("delta"), mapping(event.get("content_block")).get("text"))
         )
-        return attrs.evolve(
+        return replaced(
             usage,
             input_tokens=usage.input_tokens if said else call.prompt_tokens(),
             output_tokens=max(usage.output_tokens, tokens_of(spoken * events.scale)),

@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Literal
 
-import attrs
+import msgspec
 
 from guard.core.usage.base import Message, mapping, parse
 
@@ -28,8 +28,7 @@ _FRAME_BYTES_MAX: Final = 24 * 1024 * 1024  # the protocol's own limit
 _DECODER: Final = json.JSONDecoder()
 
 
-@attrs.frozen
-class Recorded:
+class Recorded(msgspec.Struct, frozen=True):
     """What is left of a response's decoded body.
 
     Attributes:
@@ -45,8 +44,7 @@ class Recorded:
     cut: bool = False
 
 
-@attrs.frozen
-class Events:
+class Events(msgspec.Struct, frozen=True):
     """The messages of a stream, undecoded.
 
     Attributes:

@@ -23,6 +23,7 @@ from guard.core.usage.base import (
     items,
     mapping,
     nanousd,
+    replaced,
     text_bytes,
     text_or_none,
     tokens_of,
@@ -47,7 +48,7 @@ class ChatCompletions:
         """Read ``usage`` of a completion or of embeddings."""
         usage = self._usage(message)
         if usage is not None and usage.model is None:
-            usage = attrs.evolve(usage, model=call.model())
+            usage = replaced(usage, model=call.model())
         return usage
 
     def from_events(self, events: Events, call: Call) -> Usage | None:
@@ -55,7 +56,7 @@ class ChatCompletions:
         for chunk in events.newest(b'"usage"'):
             usage = self._usage(chunk)
             if usage is not None:
-                return attrs.evolve(
+                return replaced(
                     usage,
                     model=usage.model or call.model(),
                     # Some hosts count along in every chunk; such a count is not the last word.
@@ -64,7 +65,7 @@ class ChatCompletions:
         opening = events.opening()
         late = self._usage({**opening, "usage": events.late("usage") or None})
         if late is not None:
-            return attrs.evolve(late, model=late.model or call.model())
+            return replaced(late, model=late.model or call.model())
         if "choices" not in opening:
             return None
         spoken = text_bytes(

@@ -128,7 +128,7 @@ def test_a_broken_observer_does_not_reach_the_user(
         raise RuntimeError("a bug")
 
     monkeypatch.setattr("guard.instrumentation.exchange.read_body", broken)
-    monkeypatch.setattr("guard.core.usage.recording.Recording.feed", broken)
+    monkeypatch.setattr("guard.core.usage.recording.Recording.recorded", broken)
     answer = httpx.post(standin.url + CHAT, json={"model": "m"})
     assert answer.json()["choices"]
     with httpx.stream("POST", standin.url + CHAT, json={"model": "m", "stream": True}) as response:
