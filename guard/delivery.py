@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from guard.breaker.exceptions import BreakerTransportError, GuardTransportError
-from guard.core.batching import EventBuffer
+from guard.core.batching import EventBuffer, Record
 from guard.core.ids import IdFactory
 from guard.exits import ExitHooks
 from guard.health import Health
@@ -79,7 +79,7 @@ class Delivery:
             return serial
         if scope is None:
             scope = current_scope.get()
-        self.buffer.append((kind, at_ns or time.time_ns(), serial, scope, payload))
+        self.buffer.append(Record(kind, at_ns or time.time_ns(), serial, scope.place, payload))
         return serial
 
     def _wake(self) -> bool:

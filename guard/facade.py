@@ -13,6 +13,7 @@ import msgspec
 
 from guard import runtime as _runtimes
 from guard.breaker.exceptions import GuardAuthenticationError, GuardConfigError, GuardError
+from guard.core.batching import Record
 from guard.core.ids import TAILS
 from guard.core.wire import NAME_LENGTH_MAX, TOKENS_MAX, ToolData
 from guard.hooks import ErrorContext, fire
@@ -229,12 +230,13 @@ def track_llm(
     scope = _scope()
     if scope.call is not None:
         scope.call.llm_events += 1
+    place = scope._place or scope.place
     at_ns = _time_ns()
     ids = runtime.ids
     serial = next(ids.count)
     lane = runtime.buffer.llm
     lane.append(
-        ("llm", at_ns, serial, scope, model, input_tokens, output_tokens, latency_ms, encoded)
+        Record("llm", at_ns, serial, place, model, input_tokens, output_tokens, latency_ms, encoded)
     )
     if len(lane) >= lane.notice_at:
         runtime.buffer.notice()

@@ -1,8 +1,7 @@
 """The bounded event buffer: what is kept, what is dropped first, what goes into the next batch.
 
-Callers append records from any thread without a lock; one consumer takes them. A record is a plain
-tuple, because making a tuple is the cheapest thing that a caller's thread can do; the consumer
-turns it into an event of the protocol (:mod:`guard.core.records`).
+Callers append records from any thread without a lock; one consumer takes them and turns them into
+events of the protocol (:mod:`guard.core.records`).
 
 Three lanes, by importance, each a deque with a mark. A caller that fills a lane up to its mark
 calls :meth:`EventBuffer.notice`, which wakes the consumer, sheds what does not fit and sets new
@@ -18,9 +17,26 @@ from collections.abc import Callable, Iterable
 from enum import IntEnum
 from typing import Any, Final
 
-Record = tuple[Any, ...]
-"""``(type, at_ns, serial, scope, payload)``, or a manual ``llm`` event spread out flat; see
-:mod:`guard.core.records`."""
+from msgspec import Struct
+
+
+class Record(Struct, gc=False):
+    """One event as its caller left it; :mod:`guard.core.records` makes the rest of it.
+
+    A manual ``llm`` event is spread out flat (``payload`` is its model or None), because a second
+    object would cost a third more time and memory. The garbage collector does not know of records
+    (they are never part of a cycle), so that a full buffer does not make every collection slow.
+    """
+
+    kind: str
+    at_ns: int
+    serial: int
+    place: tuple[str | None, ...]
+    payload: Any
+    input_tokens: int = -1
+    output_tokens: int = 0
+    latency_ms: float | None = None
+    metadata: Any = None
 
 
 class Priority(IntEnum):
@@ -97,7 +113,7 @@ class EventBuffer:
 
     def append(self, record: Record) -> None:
         """Add a record."""
-        lane = self._lanes[_LANES.get(record[0], Priority.DROPPABLE)]
+        lane = self._lanes[_LANES.get(record.kind, Priority.DROPPABLE)]
         lane.append(record)
         if len(lane) >= lane.notice_at:
             self.notice()
@@ -188,7 +204,7 @@ class EventBuffer:
     def put_back(self, records: Iterable[Record]) -> None:
         """Return records that were taken but not delivered; they are the oldest again."""
         for record in reversed(list(records)):
-            self._lanes[_LANES.get(record[0], Priority.DROPPABLE)].appendleft(record)
+            self._lanes[_LANES.get(record.kind, Priority.DROPPABLE)].appendleft(record)
         with self._lock:
             while len(self) > self.capacity:
                 self._shed()

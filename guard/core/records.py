@@ -9,45 +9,38 @@ from guard.core import wire
 from guard.core.batching import Record
 from guard.core.ids import IdFactory
 
-SPREAD: Final = 9
-"""Length of a manual ``llm`` record: ``(type, at_ns, serial, scope, model, input_tokens,
-output_tokens, latency_ms, metadata)``. One flat tuple, because it is made on the caller's thread
-and a second object for the payload would cost a third more time and memory."""
-
 _FRAME_BYTES: Final = 256
 """More than what a batch adds around its events."""
 
 
 def event_of(record: Record, ids: IdFactory) -> wire.Event:
     """Return the event of a record; the same record gives the same ``event_id`` every time."""
-    kind, at_ns, serial, scope = record[:4]
-    data: Any
-    if len(record) == SPREAD:
-        data = wire.LlmData(
-            model=record[4] or wire.UNKNOWN_MODEL,
-            input_tokens=record[5],
-            output_tokens=record[6],
-            latency_ms=record[7],
+    if record.input_tokens >= 0:
+        data: Any = wire.LlmData(
+            model=record.payload or wire.UNKNOWN_MODEL,
+            input_tokens=record.input_tokens,
+            output_tokens=record.output_tokens,
+            latency_ms=record.latency_ms,
             source="manual",
-            metadata=record[8] or {},
+            metadata=record.metadata or {},
         )
     else:
-        data = record[4]
-    at_ms = at_ns // 1_000_000
-    call = scope.call
+        data = record.payload
+    at_ms = record.at_ns // 1_000_000
+    workflow_id, run_id, chain_id, agent, trace_id, span_id, parent_id, call_id, held = record.place
     return wire.Event(
-        ids.uuid7(at_ms, serial),
-        kind,
+        ids.uuid7(at_ms, record.serial),
+        record.kind,
         at_ms,
-        scope.workflow_id,
-        scope.run_id,
-        scope.chain_id,
-        scope.agent,
-        scope.trace_id,
-        scope.span_id,
-        scope.parent_span_id,
-        None if call is None else call.call_id,
-        None if call is None else call.reservation_id,
+        workflow_id,
+        run_id,
+        chain_id,
+        agent,
+        trace_id,
+        span_id,
+        parent_id,
+        call_id,
+        held,
         data,
     )
 

@@ -298,7 +298,7 @@ class Flusher:
             The records, for :meth:`arrived` or :meth:`came_back`, and their events.
         """
         records = self._buffer.take_if(
-            lambda record: record[3].workflow_id == workflow_id,
+            lambda record: record.place[0] == workflow_id,
             _GATE_EVENTS_MAX,
             _GATE_LOOKED_AT_MAX,
         )
@@ -381,7 +381,7 @@ class Flusher:
         rows = [
             Spooled(
                 event_of(record, self._ids).event_id,
-                LOSS_PRIORITY if record is self._loss else priority_of(record[0]),
+                LOSS_PRIORITY if record is self._loss else priority_of(record.kind),
                 event,
             )
             for event, record in zip(events, good, strict=True)
@@ -450,7 +450,7 @@ class Flusher:
         """Return what tells the gateway of losses: one record at a time, kept until it arrives."""
         if self._loss is None and self._unreported:
             data = {"events": self._unreported}
-            self._loss = ("sdk.loss", time.time_ns(), self._ids.serial(), OUTSIDE, data)
+            self._loss = Record("sdk.loss", time.time_ns(), self._ids.serial(), OUTSIDE.place, data)
             self._unreported = 0
         return self._loss
 

@@ -33,7 +33,7 @@ class Parcel:
     @property
     def losses(self) -> int:
         """How many of the events are the SDK's own report of losses."""
-        return sum(record[0] == "sdk.loss" for record in self.records[-1:])
+        return sum(record.kind == "sdk.loss" for record in self.records[-1:])
 
     def halves(self) -> list[Parcel]:
         """Return the same events in two parcels."""

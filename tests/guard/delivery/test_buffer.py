@@ -8,14 +8,14 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from guard.core.batching import EventBuffer, Priority, priority_of
+from guard.core.batching import EventBuffer, Priority, Record, priority_of
 from guard.scope import Scope
 
 KINDS = ("llm", "tool", "span", "custom", "sdk.loss")
 
 
-def record(kind: str, number: int, workflow: str = "w") -> tuple[Any, ...]:
-    return (kind, number, number, Scope(workflow_id=workflow), {})
+def record(kind: str, number: int, workflow: str = "w") -> Record:
+    return Record(kind, number, number, Scope(workflow_id=workflow).place, {})
 
 
 Step = tuple[str, Any]
@@ -60,10 +60,10 @@ def test_the_least_important_and_oldest_are_shed_first(kinds: list[str], capacit
         buffer.append(each)
     kept = buffer.take(1000)
     for lane in Priority:
-        of_lane = [each for each in everything if priority_of(each[0]) is lane]
-        left = [each for each in kept if priority_of(each[0]) is lane]
+        of_lane = [each for each in everything if priority_of(each.kind) is lane]
+        left = [each for each in kept if priority_of(each.kind) is lane]
         assert left == of_lane[len(of_lane) - len(left) :], "the newest of a lane stay, in order"
-    ranks = [priority_of(each[0]) for each in kept]
+    ranks = [priority_of(each.kind) for each in kept]
     assert ranks == sorted(ranks, reverse=True), "the most important come first"
 
 
@@ -76,8 +76,8 @@ def test_luggage_takes_one_workflow_and_keeps_the_order(
     everything = [record("llm", number, name) for number, name in enumerate(workflows)]
     for each in everything:
         buffer.append(each)
-    taken = buffer.take_if(lambda each: each[3].workflow_id == "a", most, look_at)
-    assert taken == [each for each in everything[:look_at] if each[3].workflow_id == "a"][:most]
+    taken = buffer.take_if(lambda each: each.place[0] == "a", most, look_at)
+    assert taken == [each for each in everything[:look_at] if each.place[0] == "a"][:most]
     assert buffer.take(100) == [each for each in everything if each not in taken]
 
 
@@ -134,4 +134,4 @@ def test_threads_lose_nothing_that_is_not_counted() -> None:
     done.set()
     consumer.join()
     assert len(taken) + len(buffer) + buffer.dropped == 20_000
-    assert len({each[2] for each in taken}) == len(taken)
+    assert len({each.serial for each in taken}) == len(taken)

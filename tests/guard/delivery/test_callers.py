@@ -23,7 +23,8 @@ def test_a_thousand_threads(against: Against, scripted: Scripted) -> None:
     def work(name: int) -> None:
         with guard.workflow(f"w{name}"):
             for number in range(20):
-                seen.append(guard.track_llm(number, name, model="m")["event_id"])
+                decision = guard.track_llm(number, name, model="m")
+                seen.append(decision["event_id"])
 
     threads = [threading.Thread(target=work, args=(name,)) for name in range(1000)]
     for thread in threads:

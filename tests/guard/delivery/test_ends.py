@@ -6,7 +6,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ import pytest
 
 from guard.io.spool import Spool, owner_of
 from tests.guard.delivery.conftest import Spawn
-from tests.support.waiting import until
 
 HEAD = """
 import os, signal, sys, threading, time
