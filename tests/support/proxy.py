@@ -65,15 +65,16 @@ class ChaosProxy:
         )
         self._loop.run_forever()
         server.close()
-        # What was accepted and not served yet gets its turn, so that it is closed below.
-        self._loop.run_until_complete(asyncio.sleep(0.01))
+        # What was accepted gets its turns until it is being served: a task that is cancelled
+        # before its first step would leave its connection open.
+        self._loop.run_until_complete(_turns())
         tasks = asyncio.all_tasks(self._loop)
         for task in tasks:
             task.cancel()
         self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
         for transport in list(self._transports):
             transport.abort()  # also where a closed one still has bytes to send
-        self._loop.run_until_complete(asyncio.sleep(0.01))  # transports close one turn later
+        self._loop.run_until_complete(_turns())  # transports close one turn later
         self._loop.close()
 
     async def _cut(self) -> None:
@@ -141,6 +142,11 @@ class ChaosProxy:
             await writer.drain()
         if writer.can_write_eof():
             writer.write_eof()
+
+
+async def _turns() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
