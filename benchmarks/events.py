@@ -74,8 +74,8 @@ class Sink:
                     raw = b""
                 if b"gzip" in low.partition(b"content-encoding:")[2].partition(b"\r\n")[0]:
                     raw = gzip.decompress(raw)
-                while self.hang and raw:
-                    await asyncio.sleep(0.05)
+                if self.hang and raw:
+                    await asyncio.sleep(3600)
                 if b"/api/v1/control" in head[:40]:
                     await asyncio.sleep(5)  # a long poll
                 self.events += raw.count(clients.MARKER)
@@ -218,7 +218,9 @@ def main() -> None:
               f"{median['delivered']:9.1%}{median['bytes']:9.0f}{ratios}")  # fmt: skip
     if given.json:
         given.json.parent.mkdir(parents=True, exist_ok=True)
-        given.json.write_text(json.dumps({"when": time.strftime("%F"), "results": summary}, indent=1))
+        given.json.write_text(
+            json.dumps({"when": time.strftime("%F"), "results": summary}, indent=1)
+        )
 
 
 if __name__ == "__main__":
