@@ -7,7 +7,6 @@ import contextlib
 import socket
 import struct
 import threading
-import weakref
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -34,7 +33,7 @@ class ChaosProxy:
         self.connections = 0
         self.bytes_up = bytearray()
         self._writers: set[asyncio.StreamWriter] = set()
-        self._transports: weakref.WeakSet[asyncio.WriteTransport] = weakref.WeakSet()
+        self._transports: set[asyncio.WriteTransport] = set()
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self._loop = asyncio.new_event_loop()
