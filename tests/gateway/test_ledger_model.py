@@ -197,12 +197,13 @@ class LedgerMachine(RuleBasedStateMachine):
         command = IngestCommand(request=self.request(), events=[priced])
         answer = self.run(self.storage.ingest(command))
         reply = wire.decode(answer.body, wire.EventsReply)
+        current = self.scopes(workflow)  # a cost opens the present epoch, also when it is a repeat
         if event_id in self.charged:
             assert (answer.status, reply.duplicates) == (202, 1)
             return multiple()
         assert reply.accepted == 1
         self.charged[event_id] = cost
-        keys = self.scopes(workflow) if hold is None else hold.keys
+        keys = current if hold is None else hold.keys
         taken = 0
         if hold is not None and hold.open:
             taken = min(hold.held, cost)
