@@ -1,8 +1,8 @@
 """The ways in which a process ends, and the last delivery before each.
 
-``atexit`` for an ordinary end, SIGTERM for a supervisor's, and ``multiprocessing``'s own finalizers
-for its children, which leave by ``os._exit`` and never run ``atexit``. Knows nothing of events: it
-calls back.
+``atexit`` for an ordinary end, SIGTERM for a supervisor's, ``multiprocessing``'s own finalizers and
+celery's signal for their children, which leave by ``os._exit`` and never run ``atexit``. Knows
+nothing of events: it calls back.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class ExitHooks:
             self._at_exit = True
             atexit.register(self._end)
         self._install_finalizer()
+        self._install_celery()
         self._install_signal()
 
     def uninstall(self) -> None:
@@ -64,6 +65,16 @@ class ExitHooks:
         # Not before the child's own start-up: that clears what it has inherited.
         self._in_child = os.getpid()
         util.Finalize(None, self._end, exitpriority=100)
+
+    def _install_celery(self) -> None:
+        signals = sys.modules.get("celery.signals")
+        if signals is not None:  # the uid makes a second connection the same one
+            signals.worker_process_shutdown.connect(
+                self._at_celery_exit, weak=False, dispatch_uid="guard.exits"
+            )
+
+    def _at_celery_exit(self, **_: object) -> None:
+        self._end()
 
     def _install_signal(self) -> None:
         if self._handles_sigterm or threading.current_thread() is not threading.main_thread():
