@@ -63,10 +63,11 @@ class ChaosProxy:
             asyncio.start_server(self._serve, sock=self._listener)
         )
         self._loop.run_forever()
-        server.close()
-        # What was accepted gets its turns until it is being served: a task that is cancelled
-        # before its first step would leave its connection open.
+        # What was accepted is served before the server closes: asyncio would fail to attach it then
+        # and leave its connection open.
+        self._loop.remove_reader(self._listener.fileno())
         self._loop.run_until_complete(_turns())
+        server.close()
         tasks = asyncio.all_tasks(self._loop)
         for task in tasks:
             task.cancel()
