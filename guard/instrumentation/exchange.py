@@ -30,6 +30,7 @@ class Exchange:
         scope: where the request was made.
         host: of the URL.
         started_s: when it was made, by the monotonic clock.
+        recording: what is kept of the stream that is being read.
         feed: takes a look at a chunk; never raises.
         filter: takes the usage chunk out of the stream when it was not the caller who asked for it.
     """
@@ -40,11 +41,11 @@ class Exchange:
         "_header",
         "_owner",
         "_path",
-        "_recording",
         "endpoint",
         "feed",
         "filter",
         "host",
+        "recording",
         "scope",
         "started_s",
     )
@@ -68,7 +69,7 @@ class Exchange:
         self._path = path
         self._body = body
         self._header: Callable[[str], str | None] = _no_header
-        self._recording: Recording | None = None
+        self.recording: Recording | None = None
         self._done = False
 
     def whole(self, status: int, header: Callable[[str], str | None], body: bytes) -> None:
@@ -104,7 +105,7 @@ class Exchange:
             self._done = True
             return False
         self._header = header
-        self._recording = recording = Recording(encoding)
+        self.recording = recording = Recording(encoding)
         self.feed = recording.feed
         return True
 
@@ -113,7 +114,7 @@ class Exchange:
         if self._done:
             return
         self._done = True
-        recording, self._recording = self._recording, None
+        recording, self.recording = self.recording, None
         if recording is None:
             return
         try:

@@ -13,6 +13,8 @@ from typing import Any
 
 import msgspec
 
+from guard.core.usage import Recording
+from guard.core.usage.recording import PENDING_BYTES
 from guard.instrumentation import seams
 from guard.instrumentation.exchange import Exchange
 from guard.instrumentation.include_usage import UsageChunkFilter, asking_for_usage
@@ -114,7 +116,7 @@ def _observe(exchange: Exchange, response: Any, tee: Any, options: dict[str, Any
         if content is not None:
             exchange.whole(status, header, content)
     elif exchange.streaming(status, header, response.headers.get("content-encoding", "")):
-        response.stream = tee(response.stream, exchange)
+        response.stream = tee(response.stream, exchange, exchange.recording)
     return response
 
 
@@ -124,20 +126,26 @@ def _tees(module: ModuleType) -> tuple[type[Any], type[Any]]:
     async_base: Any = module.AsyncByteStream
 
     class SyncTee(sync_base):  # type: ignore[misc]  # the base is known at run time only
-        def __init__(self, stream: Any, exchange: Exchange) -> None:
+        def __init__(self, stream: Any, exchange: Exchange, recording: Recording) -> None:
             self._stream = stream
             self._exchange = exchange
+            self._recording = recording
 
         def __iter__(self) -> Iterator[bytes]:
-            feed, hide = self._exchange.feed, self._exchange.filter
+            recording, hide = self._recording, self._exchange.filter
+            pend, room = recording.pending.append, PENDING_BYTES
             try:
                 if hide is None:
                     for chunk in self._stream:
-                        feed(chunk)
+                        pend(chunk)
+                        room -= len(chunk)
+                        if room < 0:
+                            recording.settle()
+                            room = PENDING_BYTES
                         yield chunk
                     return
                 for chunk in self._stream:
-                    feed(chunk)
+                    recording.feed(chunk)
                     if shown := hide.feed(chunk):
                         yield shown
                 if shown := hide.rest():
@@ -155,20 +163,26 @@ def _tees(module: ModuleType) -> tuple[type[Any], type[Any]]:
             self._exchange.finish()
 
     class AsyncTee(async_base):  # type: ignore[misc]  # the base is known at run time only
-        def __init__(self, stream: Any, exchange: Exchange) -> None:
+        def __init__(self, stream: Any, exchange: Exchange, recording: Recording) -> None:
             self._stream = stream
             self._exchange = exchange
+            self._recording = recording
 
         async def __aiter__(self) -> AsyncIterator[bytes]:
-            feed, hide = self._exchange.feed, self._exchange.filter
+            recording, hide = self._recording, self._exchange.filter
+            pend, room = recording.pending.append, PENDING_BYTES
             try:
                 if hide is None:
                     async for chunk in self._stream:
-                        feed(chunk)
+                        pend(chunk)
+                        room -= len(chunk)
+                        if room < 0:
+                            recording.settle()
+                            room = PENDING_BYTES
                         yield chunk
                     return
                 async for chunk in self._stream:
-                    feed(chunk)
+                    recording.feed(chunk)
                     if shown := hide.feed(chunk):
                         yield shown
                 if shown := hide.rest():

@@ -12,7 +12,8 @@ TAIL_BYTES: Final = 64 * 1024
 DECODED_BYTES_MAX: Final = 16 * 1024 * 1024
 """Most bytes that are decoded: what a compressed body holds beyond them is not seen."""
 
-_PENDING_BYTES: Final = 64 * 1024
+PENDING_BYTES: Final = 64 * 1024
+"""How many bytes of chunks wait as they are."""
 
 
 class Recording:
@@ -20,6 +21,9 @@ class Recording:
 
     A chunk costs an append: chunks are kept as they are until they amount to 64 KiB, then decoded
     and cut down to the first and the last 64 KiB.
+
+    A transport's innermost loop may append to :attr:`pending` itself, and call :meth:`settle` after
+    every ``PENDING_BYTES``.
 
     Args:
         content_encoding: value of the header; empty for identity.
@@ -31,11 +35,11 @@ class Recording:
         b'data: {}'
     """
 
-    __slots__ = ("_cut", "_decoder", "_head", "_pending", "_room", "_size", "_tail")
+    __slots__ = ("_cut", "_decoder", "_head", "_room", "_size", "_tail", "pending")
 
     def __init__(self, content_encoding: str) -> None:
-        self._pending: list[bytes] = []
-        self._room = _PENDING_BYTES
+        self.pending: list[bytes] = []
+        self._room = PENDING_BYTES
         self._head = bytearray()
         self._tail = bytearray()
         self._size = 0
@@ -49,21 +53,24 @@ class Recording:
 
     def feed(self, chunk: bytes) -> None:
         """Take a chunk."""
-        self._pending.append(chunk)
+        self.pending.append(chunk)
         self._room -= len(chunk)
         if self._room < 0:
-            self._settle()
+            self.settle()
 
     def recorded(self) -> Recorded:
         """Return what is left of everything so far."""
-        self._settle()
+        self.settle()
         head, tail = bytes(self._head), bytes(self._tail)
         if self._size == len(head) + len(tail):  # nothing in between was let go
             head, tail = head + tail, b""
         return Recorded(head, tail, self._size, self._cut)
 
-    def _settle(self) -> None:
-        pending, self._pending, self._room = self._pending, [], _PENDING_BYTES
+    def settle(self) -> None:
+        """Decode and cut down what is pending; never raises."""
+        pending = self.pending.copy()
+        self.pending.clear()
+        self._room = PENDING_BYTES
         if self._cut:
             return
         try:

@@ -1,0 +1,340 @@
+"""What watching an LLM call costs: per call, per chunk, to the first chunk; beside its peers.
+
+Run: ``python benchmarks/instrumentation.py [--peers PYTHON] [--rounds 15] [--only NAME ...]``
+
+``PYTHON`` is an interpreter that has ``openai opentelemetry-instrumentation-openai-v2
+opentelemetry-sdk langfuse nullrun``; without it guard is compared with the plain client alone.
+Every case is a process of its own, all talk to one local server, and they take turns, round after
+round, so that the machine's mood reaches every case alike. Ratios are what counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+CHUNKS = 400
+CALLS = 60
+STREAMS = 12
+
+# -- the server --------------------------------------------------------------------------------
+
+USAGE = {"prompt_tokens": 900, "completion_tokens": 400, "total_tokens": 1300}
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: %s\r\n"
+
+
+def _whole() -> bytes:
+    message = {"role": "assistant", "content": "word " * 400}
+    choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}
+    body = {"id": "chatcmpl-%08d", "object": "chat.completion", "created": 1, "model": "gpt-5",
+            "choices": [choice], "usage": USAGE}  # fmt: skip
+    return json.dumps(body).encode()
+
+
+def _chunk(delta: dict[str, Any] | None, finish: str | None = None) -> bytes:
+    choices = [] if delta is None else [{"index": 0, "delta": delta, "finish_reason": finish}]
+    body: dict[str, Any] = {"id": "chatcmpl-%08d", "object": "chat.completion.chunk", "created": 1,
+            "model": "gpt-5", "choices": choices}  # fmt: skip
+    body["usage"] = USAGE if delta is None else None
+    event = b"data: " + json.dumps(body).encode() + b"\n\n"
+    size = len(event) - len(b"%08d") + 8  # the mark is replaced by eight digits
+    return b"%x\r\n" % size + event + b"\r\n"
+
+
+WHOLE = _whole()
+STREAM = (
+    HEAD % b"text/event-stream"
+    + b"transfer-encoding: chunked\r\n\r\n"
+    + b"".join(_chunk({"content": "word "}) for _ in range(CHUNKS))
+    + _chunk({}, "stop")
+    + _chunk(None)
+    + b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
+)
+
+
+class Server(asyncio.Protocol):
+    """Answers every POST at once; a stream's chunks come in one piece."""
+
+    number = 0
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+        self.waiting = b""
+
+    def data_received(self, data: bytes) -> None:
+        self.waiting += data
+        while b"\r\n\r\n" in self.waiting:
+            head, _, rest = self.waiting.partition(b"\r\n\r\n")
+            lower = head.lower()
+            size = (
+                int(lower.split(b"content-length:")[1].split(b"\r\n")[0])
+                if b"content-length:" in lower
+                else 0
+            )
+            if len(rest) < size:
+                return
+            body, self.waiting = rest[:size], rest[size:]
+            Server.number += 1
+            marks = b"%08d" % Server.number
+            if b"/chat/completions" not in head:  # a peer's own backend: whatever it wants to hear
+                answer = b'{"organization_id":"o","decision":"allow","allowed":true}'
+                length = b"content-length: %d\r\n\r\n" % len(answer)
+                self.transport.write(HEAD % b"application/json" + length + answer)
+            elif b'"stream":true' in body.replace(b" ", b""):
+                self.transport.write(STREAM.replace(b"%08d", marks))
+            else:
+                whole = WHOLE.replace(b"%08d", marks)
+                length = b"content-length: %d\r\n\r\n" % len(whole)
+                self.transport.write(HEAD % b"application/json" + length + whole)
+
+
+def serve() -> tuple[str, subprocess.Popen[str]]:
+    """Run the server in a process of its own; return its address and the process."""
+    process = subprocess.Popen(
+        [sys.executable, __file__, "--serve"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    return process.stdout.readline().strip(), process
+
+
+async def _serve() -> None:
+    server = await asyncio.get_running_loop().create_server(Server, "127.0.0.1", 0)
+    print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
+    threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
+    await server.serve_forever()
+
+
+# -- the cases ---------------------------------------------------------------------------------
+
+
+def _instrument(name: str, url: str) -> None:
+    if name == "guard":
+        import guard
+
+        guard.init()
+    elif name == "opentelemetry":
+        from opentelemetry import trace
+        from opentelemetry.instrumentation.openai_v2 import OpenAIInstrumentor
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import (
+            BatchSpanProcessor,
+            SpanExporter,
+            SpanExportResult,
+        )
+
+        class Nowhere(SpanExporter):
+            def export(self, spans: Any) -> Any:
+                return SpanExportResult.SUCCESS
+
+        provider = TracerProvider()
+        provider.add_span_processor(BatchSpanProcessor(Nowhere()))
+        trace.set_tracer_provider(provider)
+        OpenAIInstrumentor().instrument()
+    elif name == "langfuse":
+        os.environ.update(
+            LANGFUSE_PUBLIC_KEY="pk", LANGFUSE_SECRET_KEY="sk", LANGFUSE_HOST=url,
+            LANGFUSE_BASE_URL=url,
+        )  # fmt: skip
+        import langfuse.openai  # it patches the client as it is imported
+
+        assert langfuse.openai
+    elif name == "nullrun":
+        import nullrun
+
+        nullrun.init(api_key="nr_test", api_url=url)
+
+
+class Worker:
+    """One case: a client, and the three measurements."""
+
+    def __init__(self, name: str, client: str, url: str) -> None:
+        _instrument(name, url)
+        self.ask: dict[str, Any] = {
+            "model": "gpt-5",
+            "messages": [{"role": "user", "content": "x" * 400}],
+        }
+        self.more = {"stream": True, "stream_options": {"include_usage": True}}
+        self.url = f"{url}/v1/chat/completions"
+        self.kind = client
+        if client == "openai":
+            import openai
+
+            self.api: Any = openai.OpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0)
+        else:
+            import httpx
+
+            # The vendor's own host name, for peers that go by it; the server is a forward proxy.
+            self.url = "http://api.openai.com/v1/chat/completions"
+            self.api = httpx.Client(proxy=url)
+
+    def call(self) -> None:
+        if self.kind == "openai":
+            self.api.chat.completions.create(**self.ask)
+        else:
+            self.api.post(self.url, json=self.ask).json()
+
+    def stream(self) -> tuple[float, float]:
+        """Return the time to the first chunk and the time for the others."""
+        began = time.perf_counter()
+        first = 0.0
+        if self.kind == "openai":
+            for _ in self.api.chat.completions.create(**self.ask, **self.more):
+                first = first or time.perf_counter()
+        else:
+            with self.api.stream("POST", self.url, json={**self.ask, **self.more}) as response:
+                for _ in response.iter_raw():
+                    first = first or time.perf_counter()
+        return first - began, time.perf_counter() - first
+
+    def round(self) -> dict[str, list[float]]:
+        calls, firsts, rests = [], [], []
+        for _ in range(CALLS):
+            began = time.perf_counter()
+            self.call()
+            calls.append((time.perf_counter() - began) * 1e6)
+        for _ in range(STREAMS):
+            first, rest = self.stream()
+            firsts.append(first * 1e6)
+            rests.append(rest * 1e6 / CHUNKS)
+        return {"call": calls, "first": firsts, "chunk": rests}
+
+
+def work(name: str, client: str, url: str) -> None:
+    """Measure a round for every line on standard input."""
+    out, sys.stdout = sys.stdout, sys.stderr  # peers print
+    worker = Worker(name, client, url)
+    worker.round()
+    print("ready", file=out, flush=True)
+    for _ in sys.stdin:
+        print(json.dumps(worker.round()), file=out, flush=True)
+    os._exit(0)
+
+
+# -- the comparison ----------------------------------------------------------------------------
+
+
+class Case:
+    """A worker process."""
+
+    def __init__(
+        self, python: str, name: str, client: str, url: str, environ: dict[str, str]
+    ) -> None:
+        self.name, self.client = name, client
+        self.samples: dict[str, list[float]] = {"call": [], "first": [], "chunk": []}
+        self.best: dict[str, float] = {}
+        self.process = subprocess.Popen(
+            [python, __file__, "--work", name, client, url],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            env={**os.environ, **environ},
+        )  # fmt: skip
+
+    def ready(self) -> bool:
+        return self._line() == "ready"
+
+    def round(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        for key, values in json.loads(self._line()).items():
+            self.samples[key].append(statistics.median(values))
+            self.best[key] = min(self.best.get(key, float("inf")), *values)
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def stop(self) -> None:
+        with contextlib.suppress(OSError):
+            assert self.process.stdin is not None
+            self.process.stdin.close()
+        self.process.kill()
+        self.process.wait()
+
+
+def compare(cases: list[Case], rounds: int) -> list[str]:
+    """Take turns, and return the tables: medians, best of all, ratios to the plain case."""
+    for _ in range(rounds):
+        for case in cases:
+            case.round()
+    lines = []
+    for client in dict.fromkeys(case.client for case in cases):
+        group = [case for case in cases if case.client == client]
+        plain = group[0]
+        for key, title in (
+            ("call", "a call"),
+            ("first", "to the first chunk"),
+            ("chunk", "each further chunk"),
+        ):
+            lines += ["", f"{client}, {title}, in microseconds", ""]
+            lines += [f"{'':16}{'median':>10}{'ratio':>8}{'best':>10}{'ratio':>8}{'added':>9}"]
+            for case in group:
+                # Ratios of neighbours in time, so that the machine's drift falls out.
+                ratio = statistics.median(
+                    a / b for a, b in zip(case.samples[key], plain.samples[key], strict=True)
+                )
+                added = case.best[key] - plain.best[key]
+                lines.append(
+                    f"{case.name:16}{statistics.median(case.samples[key]):10.2f}{ratio:8.3f}"
+                    f"{case.best[key]:10.2f}{case.best[key] / plain.best[key]:8.3f}{added:9.2f}"
+                )
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--peers", help="an interpreter that has the peers")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--only", nargs="*", help="only these cases, beside the plain client")
+    options = parser.parse_args()
+    from guard.gateway.embedded import run_gateway
+
+    url, server = serve()
+    wanted = [("plain", "openai"), ("guard", "openai")]
+    if options.peers:
+        wanted += [("opentelemetry", "openai"), ("langfuse", "openai")]
+    wanted += [("plain", "httpx"), ("guard", "httpx")]
+    if options.peers:
+        wanted += [("nullrun", "httpx")]
+    cases: list[Case] = []
+    try:
+        with run_gateway() as gateway:
+            keys = {"GUARD_API_KEY": gateway.api_key, "GUARD_API_URL": gateway.base_url}
+            for name, client in wanted:
+                if options.only and name not in ("plain", *options.only):
+                    continue
+                python = sys.executable if name in ("plain", "guard") else options.peers
+                case = Case(python, name, client, url, keys)
+                if case.ready():
+                    cases.append(case)
+                else:
+                    print(f"{name} does not start here; left out", file=sys.stderr)
+                    case.stop()
+            print(f"Python {platform.python_version()}, {os.cpu_count()} CPUs, {CHUNKS} chunks")
+            print("\n".join(compare(cases, options.rounds)))
+    finally:
+        for case in cases:
+            case.stop()
+        server.kill()
+        server.wait()
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    if sys.argv[1:2] == ["--serve"]:
+        asyncio.run(_serve())
+    elif sys.argv[1:2] == ["--work"]:
+        work(*sys.argv[2:5])
+    else:
+        main()
