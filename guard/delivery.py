@@ -239,6 +239,4 @@ class Delivery:
             if not self.waiting:
                 return 0
             link = self._make_link()
-        lost = link.flusher.give_up()
-        link.flusher.close_spool()
-        return lost
+        return link.flusher.give_up()

@@ -22,16 +22,16 @@ from guard.breaker.exceptions import (
     RateLimitError,
 )
 from guard.core import wire
-from guard.core.batching import EventBuffer, Record, priority_of
+from guard.core.batching import EventBuffer, Record
 from guard.core.ids import IdFactory
-from guard.core.records import batch_bytes, event_of, fitting
+from guard.core.records import batch_bytes, fitting
 from guard.core.retry import Backoff
 from guard.health import Health
 from guard.io.gateway import BodyRefusedError, GatewayClient
-from guard.io.parcels import LOSS_PRIORITY, Parcel, encoded
-from guard.io.spool import Spool, Spooled, SpoolError
-from guard.loop import in_thread
-from guard.scope import OUTSIDE
+from guard.io.keeping import Keeping
+from guard.io.losses import Losses
+from guard.io.parcels import Parcel, encoded
+from guard.io.spool import Spool
 from guard.settings import Settings
 
 logger = logging.getLogger("guard.delivery")
@@ -47,7 +47,6 @@ _BACKLOG_BATCHES: Final = 4
 """From this many batches on the buffer backs up, and batches grow to what the gateway takes."""
 
 _AFTER_FAILURE: Final = Backoff(base_s=1.0, cap_s=15.0)
-_SPOOL_LOOK_S: Final = 15.0
 
 
 class Flusher:
@@ -80,16 +79,12 @@ class Flusher:
         self._ids = ids
         self._health = health
         self._told = told
-        self._spool = spool
-        self._spool_fails = False
-        self._look_at_s = 0.0
+        self._losses = Losses(buffer, health, ids)
+        self._keeping = Keeping(buffer, spool, ids, self._losses)
         self._wake = asyncio.Event()
         self._one_flush = asyncio.Lock()
         self._hands: list[Parcel] = []
         self._luggage: dict[int, list[Record]] = {}
-        self._drops_seen = 0
-        self._unreported = 0
-        self._loss: Record | None = None
         self._in_trouble = False
         self.limits = wire.Limits()
 
@@ -103,7 +98,7 @@ class Flusher:
     @property
     def spooled(self) -> int:
         """How many events wait on disk."""
-        return 0 if self._spool is None else self._spool.pending
+        return self._keeping.spooled
 
     def wake(self) -> None:
         """Flush now instead of at the end of the interval, or of the pause after a failure."""
@@ -154,14 +149,14 @@ class Flusher:
             BreakerTransportError: the gateway did not take it; what can be kept stays buffered.
         """
         lost_before = self._health.lost
-        self._look_at_s = 0.0
+        self._keeping.look_soon()
         try:
             await self._drain()
         except GuardError as exc:
             self._trouble(exc)
             await self._shelter()
             left = len(self._buffer)
-            if left or self._spool is None:
+            if left or not self._keeping.has_disk:
                 raise BreakerTransportError(
                     f"{left} events are still buffered: {exc}",
                     events_lost=self._health.lost - lost_before,
@@ -181,20 +176,20 @@ class Flusher:
 
     async def _send_buffered(self) -> int:
         async with self._one_flush:
-            self._count_drops()
+            self._losses.count_drops()
             most = self._settings.batch_size
             if len(self._buffer) > most * _BACKLOG_BATCHES:
                 most = max(most, self.limits.max_batch_events)
             records = self._buffer.take(min(most, self.limits.max_batch_events))
-            loss = self._loss_record()
-            if loss is not None:
-                records.append(loss)
+            report = self._losses.report()
+            if report is not None:
+                records.append(report)
             if not records:
                 return 0
             taken = len(records)
             try:
                 events, records, broken = encoded(records, self._ids)
-                self._lose(broken, "an event cannot be encoded")
+                self._losses.lose(broken, "an event cannot be encoded")
                 fits = fitting(events, self.limits.max_batch_bytes)
                 if fits < len(records):
                     self._return(records[fits:])
@@ -206,25 +201,19 @@ class Flusher:
                 self._return_hands()
                 raise
             except Exception:
-                await self._keep_hands()
+                for parcel in self._hands:
+                    await self._keeping.keep(parcel.records)
                 raise
             finally:
                 self._hands = []
             return taken
 
     async def _send_spooled(self) -> int:
-        spool = self._spool
-        if spool is None:
+        if not self._keeping.has_disk:
             return 0
         async with self._one_flush:
-            if not await self._has_spooled(spool):
-                return 0
-            try:
-                claimed = await in_thread(spool.claim, self.limits.max_batch_events, finish=True)
-            except SpoolError as exc:
-                self._spool_failed(exc)
-                return 0
-            if not claimed:  # what is there, another process is delivering
+            claimed = await self._keeping.claim(self.limits.max_batch_events)
+            if not claimed:
                 return 0
             events = [event.body for event in claimed]
             rows = [event.row for event in claimed]
@@ -237,23 +226,8 @@ class Flusher:
                 for parcel in self._hands:
                     left += parcel.rows
                 self._hands = []
-                if left:
-                    try:
-                        await in_thread(spool.release, left, finish=True)
-                    except SpoolError as exc:  # the claims run out by themselves
-                        self._spool_failed(exc)
+                await self._keeping.release(left)
             return fits
-
-    async def _has_spooled(self, spool: Spool) -> bool:
-        if not spool.pending and time.monotonic() < self._look_at_s:
-            return False
-        try:
-            found = await in_thread(spool.look, finish=True)  # others may have left something
-            self._look_at_s = time.monotonic() + _SPOOL_LOOK_S
-            return found > 0
-        except SpoolError as exc:
-            self._spool_failed(exc)
-            return False
 
     async def _deliver(self) -> None:
         """Send the parcels in hand; those that are done with leave it one by one.
@@ -272,7 +246,7 @@ class Flusher:
                 if len(parcel.events) > 1:  # too large, or one event spoils the batch: halve it
                     self._hands[-1:] = parcel.halves()
                     continue
-                self._lose(1, f"the gateway cannot take an event: {exc}")
+                self._losses.lose(1, f"the gateway cannot take an event: {exc}")
             else:
                 self._count(len(parcel.events) - parcel.losses, reply.rejected)
                 if over:
@@ -282,12 +256,8 @@ class Flusher:
                     logger.warning("events are delivered again")
             self._hands.pop()
             if parcel.losses:
-                self._loss = None
-            if parcel.rows and self._spool is not None:
-                try:
-                    await in_thread(self._spool.settle, parcel.rows, finish=True)
-                except SpoolError as exc:  # they are sent again, and charged once all the same
-                    self._spool_failed(exc)
+                self._losses.reported()
+            await self._keeping.settle(parcel.rows)
 
     # -- luggage of gate requests --------------------------------------------------------------
 
@@ -305,7 +275,7 @@ class Flusher:
         if not records:
             return records, []
         events, records, broken = encoded(records, self._ids)
-        self._lose(broken, "an event cannot be encoded")
+        self._losses.lose(broken, "an event cannot be encoded")
         fits = fitting(events, _GATE_BYTES_MAX)
         self._buffer.put_back(records[fits:])
         del records[fits:]
@@ -325,73 +295,25 @@ class Flusher:
     # -- keeping ------------------------------------------------------------------------------
 
     def _return(self, records: Sequence[Record]) -> None:
-        self._buffer.put_back(record for record in records if record is not self._loss)
+        self._buffer.put_back(record for record in records if not self._losses.is_report(record))
 
     def _return_hands(self) -> None:
         for parcel in self._hands:
             self._return(parcel.records)
 
-    async def _keep_hands(self) -> None:
-        """Put what could not be delivered onto the disk, or else back into the buffer."""
-        for parcel in self._hands:
-            records = [record for record in parcel.records if record is not self._loss]
-            try:
-                kept = await self._spool_records(records)
-            except asyncio.CancelledError:
-                self._buffer.put_back(records)  # on disk too, perhaps: the event_id is the same
-                raise
-            if not kept:
-                self._buffer.put_back(records)
-
     async def _shelter(self) -> None:
         """While the gateway is away: bring what is buffered onto the disk, if there is one."""
-        if self._spool is None:
+        if not self._keeping.has_disk:
             return
         while len(self._buffer):
             async with self._one_flush:
                 records = self._buffer.take(1000)
                 self._hands = [Parcel([], records=records)]
                 try:
-                    kept = await self._spool_records(records)
-                except asyncio.CancelledError:
-                    self._buffer.put_back(records)
-                    raise
+                    if not await self._keeping.keep(records):
+                        return
                 finally:
                     self._hands = []
-                if not kept:
-                    self._buffer.put_back(records)
-                    return
-
-    async def _spool_records(self, records: Sequence[Record]) -> bool:
-        if self._spool is None or not records:
-            return not records
-        try:
-            rows, broken = self._rows(records)
-            self._lose(broken, "an event cannot be encoded")
-            dropped = await in_thread(self._spool.append, rows, finish=True)
-        except SpoolError as exc:
-            self._spool_failed(exc)
-            return False
-        self._spool_works()
-        self._lose(dropped, "the spool is full")
-        return True
-
-    def _rows(self, records: Sequence[Record]) -> tuple[list[Spooled], int]:
-        events, good, broken = encoded(records, self._ids)
-        rows = [
-            Spooled(
-                event_of(record, self._ids).event_id,
-                LOSS_PRIORITY if record is self._loss else priority_of(record.kind),
-                event,
-            )
-            for event, record in zip(events, good, strict=True)
-        ]
-        return rows, broken
-
-    def close_spool(self) -> None:
-        """Close the file; what is in it stays."""
-        if self._spool is not None:
-            self._spool.close()
 
     def give_up(self) -> int:
         """The end: put what is left onto the disk, or count it as lost. Blocking, off the loop.
@@ -399,26 +321,15 @@ class Flusher:
         Returns:
             How many events were lost by it.
         """
-        self._count_drops()
+        self._losses.count_drops()
         left = self._buffer.take(len(self._buffer))
         for parcel in self._hands:  # the loop is stuck, or they would be back in the buffer
-            left += (record for record in parcel.records if record is not self._loss)
+            left += (each for each in parcel.records if not self._losses.is_report(each))
         for records in self._luggage.values():
             left += records
         lost_before = self._health.lost
-        loss = self._loss_record()
-        if self._spool is not None and (left or loss is not None):
-            self._spool.hurry()
-            try:
-                rows, broken = self._rows([*left, *([loss] if loss is not None else [])])
-                self._lose(broken, "an event cannot be encoded")
-                dropped = self._spool.append(rows)
-            except SpoolError as exc:
-                self._spool_failed(exc)
-            else:
-                self._lose(dropped, "the spool is full")
-                left = []
-        self._health.lose(len(left))
+        self._health.lose(self._keeping.keep_at_the_end(left))
+        self._keeping.close()
         return self._health.lost - lost_before
 
     # -- counting -----------------------------------------------------------------------------
@@ -432,48 +343,16 @@ class Flusher:
                 len(rejected), rejected[0].error_code, rejected[0].detail,
             )  # fmt: skip
 
-    def _lose(self, count: int, why: str) -> None:
-        if count:
-            self._health.lose(count)
-            self._unreported += count
-            logger.warning("%d events lost: %s", count, why)
-
-    def _count_drops(self) -> None:
-        dropped = self._buffer.dropped
-        if dropped > self._drops_seen:
-            if not self._drops_seen or not self._in_trouble:
-                logger.warning("the event buffer is full; the least important events make room")
-            self._unreported += dropped - self._drops_seen
-            self._drops_seen = dropped
-
-    def _loss_record(self) -> Record | None:
-        """Return what tells the gateway of losses: one record at a time, kept until it arrives."""
-        if self._loss is None and self._unreported:
-            data = {"events": self._unreported}
-            self._loss = Record("sdk.loss", time.time_ns(), self._ids.serial(), OUTSIDE.place, data)
-            self._unreported = 0
-        return self._loss
-
     def _trouble(self, exc: BaseException) -> None:
         if self._in_trouble:
             return
         self._in_trouble = True
-        where = "in memory" if self._spool is None or self._spool_fails else "on disk"
+        where = self._keeping.where
         if isinstance(exc, GuardError):
             logger.warning("events are not delivered, they wait %s: %s", where, exc)
             self._told(exc)
         else:
             logger.error("events are not delivered, they wait %s", where, exc_info=exc)
-
-    def _spool_failed(self, exc: SpoolError) -> None:
-        if not self._spool_fails:
-            self._spool_fails = True
-            logger.warning("the spool cannot be used, events wait in memory: %s", exc)
-
-    def _spool_works(self) -> None:
-        if self._spool_fails:
-            self._spool_fails = False
-            logger.warning("the spool can be used again")
 
 
 def _over(reply: wire.EventsReply) -> GuardConsumeOverbudgetError:

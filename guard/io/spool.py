@@ -17,12 +17,13 @@ import hashlib
 import logging
 import os
 import sqlite3
-import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
+
+from guard.io.spool_access import holder_of, lives, prepare_directory, require_plain_file
 
 logger = logging.getLogger("guard.spool")
 
@@ -113,7 +114,7 @@ class Spool:
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
         self._inode = 0
-        self._holder = _holder(os.getpid())
+        self._holder = holder_of(os.getpid())
         self._busy_ms = _BUSY_MS
         self.pending = 0
 
@@ -162,7 +163,7 @@ class Spool:
                 "SELECT DISTINCT claimed_by FROM events WHERE owner = ? AND claimed_until_ms > 0",
                 (self._owner,),
             ).fetchall()
-            dead = [(holder,) for (holder,) in holders if not _lives(holder)]
+            dead = [(holder,) for (holder,) in holders if not lives(holder)]
             connection.executemany(
                 "UPDATE events SET claimed_until_ms = 0, claimed_by = NULL WHERE claimed_by = ?",
                 dead,
@@ -266,9 +267,9 @@ class Spool:
             except FileNotFoundError:
                 pass
             self._drop_connection()  # another process has set the file aside
-        _prepare(self._directory)
+        prepare_directory(self._directory)
         with self._directory_locked():
-            _require_plain_file(self._path)
+            require_plain_file(self._path)
             connection = sqlite3.connect(
                 self._path,
                 timeout=self._busy_ms / 1000,
@@ -364,31 +365,6 @@ class Spool:
                 connection.close()
 
 
-def _holder(pid: int) -> str:
-    """Name a process so that a later one with the same number is told apart, where that works."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return f"{pid}:{fields[19]}"  # the time of its start, in ticks since boot
-    except (OSError, IndexError):
-        return f"{pid}:"
-
-
-def _lives(holder: str) -> bool:
-    """Tell whether a process that claimed events may still deliver them.
-
-    One that lives out of sight (in another container) seems dead; that its events are then sent
-    by two processes does no harm, since they are charged by ``event_id``.
-    """
-    pid = holder.partition(":")[0]
-    try:
-        os.kill(int(pid), 0)
-    except (ProcessLookupError, ValueError, OverflowError):
-        return False
-    except OSError:
-        pass  # another user's
-    return _holder(int(pid)) == holder
-
-
 def _damaged(exc: sqlite3.DatabaseError) -> bool:
     code = getattr(exc, "sqlite_errorcode", 0) & 0xFF
     return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
@@ -398,37 +374,3 @@ def _roll_back(connection: sqlite3.Connection) -> None:
     if connection.in_transaction:
         with contextlib.suppress(sqlite3.Error):
             connection.execute("ROLLBACK")
-
-
-def _prepare(directory: Path) -> None:
-    """Make the directory, or check that nobody else can read or redirect what is in it."""
-    with contextlib.suppress(FileExistsError):
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        directory.mkdir(mode=0o700)
-    found = directory.lstat()
-    if not stat.S_ISDIR(found.st_mode):
-        raise OSError("the spool's directory is not a directory (links are not followed)")
-    if found.st_uid != os.geteuid():
-        raise OSError("the spool's directory belongs to another user")
-    if stat.S_IMODE(found.st_mode) & 0o077:
-        others = [name for name in os.listdir(directory) if not name.startswith("events-1.")]
-        if others:
-            raise OSError("the spool needs a directory of its own; this one is open to other users")
-        directory.chmod(0o700)
-
-
-def _require_plain_file(path: Path) -> None:
-    """Make the file if it is missing, readable by its owner alone; refuse links and devices.
-
-    An existing file is never opened here: closing it again would give up the locks that other
-    connections of this process hold on it.
-    """
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        os.close(os.open(path, flags, 0o600))
-    except FileExistsError:
-        found = path.lstat()
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
-            raise OSError(f"{path.name} is not a plain file of this user") from None
-        if stat.S_IMODE(found.st_mode) & 0o077:
-            path.chmod(0o600)

@@ -1,0 +1,162 @@
+"""Where events wait while the gateway is away: on disk if there is a spool, else in the buffer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from guard.core.batching import EventBuffer, Record, priority_of
+from guard.core.ids import IdFactory
+from guard.core.records import event_of
+from guard.io.losses import Losses
+from guard.io.parcels import LOSS_PRIORITY, encoded
+from guard.io.spool import Claimed, Spool, Spooled, SpoolError
+from guard.loop import in_thread
+
+logger = logging.getLogger("guard.delivery")
+
+_LOOK_S: Final = 15.0
+
+
+class Keeping:
+    """Brings records onto the disk and claimed events back from it; never raises.
+
+    Args:
+        buffer: takes what the disk does not.
+        spool: the disk, or None.
+        ids: event ids.
+        losses: told of what had to make room, or cannot be encoded.
+    """
+
+    def __init__(
+        self, buffer: EventBuffer, spool: Spool | None, ids: IdFactory, losses: Losses
+    ) -> None:
+        self._buffer = buffer
+        self._spool = spool
+        self._ids = ids
+        self._losses = losses
+        self._fails = False
+        self._look_at_s = 0.0
+
+    @property
+    def where(self) -> str:
+        """Where events wait, for people."""
+        return "in memory" if self._spool is None or self._fails else "on disk"
+
+    @property
+    def has_disk(self) -> bool:
+        """Whether there is a spool at all."""
+        return self._spool is not None
+
+    @property
+    def spooled(self) -> int:
+        """How many events wait on disk."""
+        return 0 if self._spool is None else self._spool.pending
+
+    async def keep(self, records: Sequence[Record]) -> bool:
+        """Put records onto the disk, or else back into the buffer.
+
+        Returns:
+            Whether they are on disk.
+        """
+        records = [record for record in records if not self._losses.is_report(record)]
+        try:
+            kept = await self._written(records)
+        except asyncio.CancelledError:
+            self._buffer.put_back(records)  # on disk too, perhaps: the event_id is the same
+            raise
+        if not kept:
+            self._buffer.put_back(records)
+        return kept
+
+    async def _written(self, records: Sequence[Record]) -> bool:
+        if self._spool is None or not records:
+            return not records
+        try:
+            dropped = await in_thread(self._spool.append, self._rows(records), finish=True)
+        except SpoolError as exc:
+            self._failed(exc)
+            return False
+        if self._fails:
+            self._fails = False
+            logger.warning("the spool can be used again")
+        self._losses.lose(dropped, "the spool is full")
+        return True
+
+    def look_soon(self) -> None:
+        """Look at the disk at the next :meth:`claim`: another process may have left something."""
+        self._look_at_s = 0.0
+
+    async def claim(self, most: int) -> list[Claimed]:
+        """Take events that wait on disk, at most so many, to deliver them."""
+        spool = self._spool
+        if spool is None or (not spool.pending and time.monotonic() < self._look_at_s):
+            return []
+        try:
+            found = await in_thread(spool.look, finish=True)
+            self._look_at_s = time.monotonic() + _LOOK_S
+            # What is there and cannot be claimed, another process is delivering.
+            return await in_thread(spool.claim, most, finish=True) if found else []
+        except SpoolError as exc:
+            self._failed(exc)
+            return []
+
+    async def settle(self, rows: Sequence[int]) -> None:
+        """Strike off events that were delivered."""
+        if self._spool is not None and rows:
+            try:
+                await in_thread(self._spool.settle, rows, finish=True)
+            except SpoolError as exc:  # they are sent again, and charged once all the same
+                self._failed(exc)
+
+    async def release(self, rows: Sequence[int]) -> None:
+        """Give back claimed events that could not be delivered."""
+        if self._spool is not None and rows:
+            try:
+                await in_thread(self._spool.release, rows, finish=True)
+            except SpoolError as exc:  # the claims run out by themselves
+                self._failed(exc)
+
+    def keep_at_the_end(self, records: list[Record]) -> int:
+        """Put the last records onto the disk. Blocking, off the loop.
+
+        Returns:
+            How many could not be kept.
+        """
+        report = self._losses.report()
+        if self._spool is None:
+            return len(records)
+        if records or report is not None:
+            self._spool.hurry()
+            try:
+                rows = self._rows(records if report is None else [*records, report])
+                self._losses.lose(self._spool.append(rows), "the spool is full")
+            except SpoolError as exc:
+                self._failed(exc)
+                return len(records)
+        return 0
+
+    def close(self) -> None:
+        """Close the file; what is in it stays."""
+        if self._spool is not None:
+            self._spool.close()
+
+    def _rows(self, records: Sequence[Record]) -> list[Spooled]:
+        events, good, broken = encoded(records, self._ids)
+        self._losses.lose(broken, "an event cannot be encoded")
+        return [
+            Spooled(
+                event_of(record, self._ids).event_id,
+                LOSS_PRIORITY if self._losses.is_report(record) else priority_of(record.kind),
+                event,
+            )
+            for event, record in zip(events, good, strict=True)
+        ]
+
+    def _failed(self, exc: SpoolError) -> None:
+        if not self._fails:
+            self._fails = True
+            logger.warning("the spool cannot be used, events wait in memory: %s", exc)

@@ -1,0 +1,64 @@
+"""Losses: counted at once, and reported to the gateway as an event of their own."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from guard.core.batching import EventBuffer, Record
+from guard.core.ids import IdFactory
+from guard.health import Health
+from guard.scope import OUTSIDE
+
+logger = logging.getLogger("guard.delivery")
+
+
+class Losses:
+    """Knows what was lost and what the gateway has been told of it.
+
+    One report is under way at a time, with an ``event_id`` of its own: it is sent again until it
+    arrives, and counted once there.
+    """
+
+    def __init__(self, buffer: EventBuffer, health: Health, ids: IdFactory) -> None:
+        self._buffer = buffer
+        self._health = health
+        self._ids = ids
+        self._drops_seen = 0
+        self._unreported = 0
+        self._report: Record | None = None
+        self._shedding = False
+
+    def lose(self, count: int, why: str) -> None:
+        """Count events that are lost here, and have them reported."""
+        if count:
+            self._health.lose(count)
+            self._unreported += count
+            logger.warning("%d events lost: %s", count, why)
+
+    def count_drops(self) -> None:
+        """Take note of what the buffer has shed; one line in the log for each episode."""
+        dropped = self._buffer.dropped - self._drops_seen
+        if dropped and not self._shedding:
+            logger.warning("the event buffer is full; the least important events make room")
+        self._shedding = bool(dropped)
+        self._drops_seen += dropped
+        self._unreported += dropped
+
+    def report(self) -> Record | None:
+        """Return the report that is to travel with the next batch, if there is one."""
+        if self._report is None and self._unreported:
+            data = {"events": self._unreported}
+            self._report = Record(
+                "sdk.loss", time.time_ns(), self._ids.serial(), OUTSIDE.place, data
+            )
+            self._unreported = 0
+        return self._report
+
+    def is_report(self, record: Record) -> bool:
+        """Tell whether a record is the report: it waits here, never in the buffer."""
+        return record is self._report
+
+    def reported(self) -> None:
+        """The report has arrived."""
+        self._report = None

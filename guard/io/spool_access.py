@@ -1,0 +1,67 @@
+"""Who may touch the spool: permissions of its files, and which processes are alive."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from pathlib import Path
+
+
+def holder_of(pid: int) -> str:
+    """Name a process so that a later one with the same number is told apart, where that works."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return f"{pid}:{fields[19]}"  # the time of its start, in ticks since boot
+    except (OSError, IndexError):
+        return f"{pid}:"
+
+
+def lives(holder: str) -> bool:
+    """Tell whether a process that claimed events may still deliver them.
+
+    One that lives out of sight (in another container) seems dead; that its events are then sent
+    by two processes does no harm, since they are charged by ``event_id``.
+    """
+    pid = holder.partition(":")[0]
+    try:
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, ValueError, OverflowError):
+        return False
+    except OSError:
+        pass  # another user's
+    return holder_of(int(pid)) == holder
+
+
+def prepare_directory(directory: Path) -> None:
+    """Make the directory, or check that nobody else can read or redirect what is in it."""
+    with contextlib.suppress(FileExistsError):
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700)
+    found = directory.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise OSError("the spool's directory is not a directory (links are not followed)")
+    if found.st_uid != os.geteuid():
+        raise OSError("the spool's directory belongs to another user")
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        others = [name for name in os.listdir(directory) if not name.startswith("events-1.")]
+        if others:
+            raise OSError("the spool needs a directory of its own; this one is open to other users")
+        directory.chmod(0o700)
+
+
+def require_plain_file(path: Path) -> None:
+    """Make the file if it is missing, readable by its owner alone; refuse links and devices.
+
+    An existing file is never opened here: closing it again would give up the locks that other
+    connections of this process hold on it.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        os.close(os.open(path, flags, 0o600))
+    except FileExistsError:
+        found = path.lstat()
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+            raise OSError(f"{path.name} is not a plain file of this user") from None
+        if stat.S_IMODE(found.st_mode) & 0o077:
+            path.chmod(0o600)
