@@ -240,7 +240,7 @@ GUARD_LEVELS: Final = {
     "io": 4, "instrumentation": 4, "debuglog": 4,
     "frames": 5, "delivery": 6, "threads": 6, "interrupts": 7,
     "runtime": 8,
-    "facade": 9, "context": 9, "calls": 9,
+    "facade": 9, "context": 9, "calls": 9, "serverless": 9,
     "decorators": 10,
     "(root)": 11,
     "integrations": 12, "testing": 12,
