@@ -303,3 +303,16 @@ async def test_replays_are_bounded_by_what_still_holds(
     assert [m.seq for m in kept] == [1, 37, 38, 39, 40, 41]
     assert kept[0].workflow_id == "dead"
     await storage.close()
+
+
+@pytest.mark.asyncio
+async def test_holds_of_the_millisecond_of_a_sweep_are_found_again(store: Store) -> None:
+    await store.budget(100)
+    for _ in range(8):  # each process has ids of its own, above or below those of the one before
+        await store.storage.sweep()
+        await store.reopen()
+        await store.gate(1)
+    await store.reopen()
+    assert (await store.storage.verify_ledger()).reservations_open == 8
+    store.clock.now += 900_001
+    assert await store.storage.sweep() == 8

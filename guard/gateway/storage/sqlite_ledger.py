@@ -380,7 +380,9 @@ def sweep(books: Books) -> int:
     sqlite_control.compact(books)
     execute = books.connection.execute
     execute("DELETE FROM nonces WHERE expires_at_ms < ?", (books.now,))
+    # Ids of one millisecond have no order across processes, so only their time is kept.
     oldest = next(iter(books.reservations), None) or books.ids.uuid7(books.now)
-    execute("INSERT OR REPLACE INTO facts VALUES ('oldest_open', ?)", (oldest,))
+    millisecond = oldest[: len("xxxxxxxx-xxxx")]
+    execute("INSERT OR REPLACE INTO facts VALUES ('oldest_open', ?)", (millisecond,))
     execute("INSERT OR REPLACE INTO facts VALUES ('clock_ms', ?)", (str(books.now),))
     return closed
