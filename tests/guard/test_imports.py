@@ -243,9 +243,9 @@ GUARD_LEVELS: Final = {
     "facade": 9, "context": 9, "calls": 9, "serverless": 9,
     "decorators": 10,
     "(root)": 11,
-    "integrations": 12, "testing": 12,
+    "integrations": 12,
     "gateway": 13,  # beside the SDK; its own rules are below
-    "demo": 14,
+    "demo": 14, "testing": 14,
     "cli": 15, "doctor": 15,
     "__main__": 16,
 }  # fmt: skip
