@@ -8,7 +8,6 @@ context into plain threads.
 from __future__ import annotations
 
 import functools
-import inspect
 import os
 import sys
 import threading
@@ -17,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import Token, copy_context
 from types import TracebackType
-from typing import Any, Final, Literal, ParamSpec, Self, TypeVar, cast
+from typing import Any, Final, Literal, ParamSpec, Self, TypeVar
 
 from guard.breaker.exceptions import WorkflowKilledInterrupt
 from guard.breaker.halts import interrupt_for, unwrap
@@ -25,7 +24,7 @@ from guard.core.ids import IdFactory
 from guard.core.wire import NAME_LENGTH_MAX, SpanData
 from guard.runtime import active_runtime
 from guard.scope import Scope, current_scope
-from guard.stepping import stepped
+from guard.stepping import surrounded
 from guard.threads import ThreadBody
 from guard.tracing import child_span
 
@@ -168,27 +167,7 @@ class _Boundary:
 
     def __call__(self, function: F) -> F:
         """Decorate a function: every call of it is an entry of its own."""
-        called: Any = function
-        if isinstance(called, staticmethod | classmethod):
-            return cast("F", type(called)(self(called.__func__)))
-        wrapper: Any = stepped(called, lambda: _Iteration(self._again()))
-        if wrapper is not None:
-            pass
-        elif inspect.iscoroutinefunction(called):
-
-            @functools.wraps(called)
-            async def wrapper(*args: Any, **kwargs: Any) -> Any:
-                with self._again():
-                    return await called(*args, **kwargs)
-
-        else:
-
-            @functools.wraps(called)
-            def wrapper(*args: Any, **kwargs: Any) -> Any:
-                with self._again():
-                    return called(*args, **kwargs)
-
-        return cast("F", wrapper)
+        return surrounded(function, self._again, lambda: _Iteration(self._again()))
 
     def _emit_span(self, scope: Scope, error: BaseException | None, name: str) -> None:
         runtime = active_runtime()

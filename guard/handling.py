@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import sys
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from guard.breaker.exceptions import GuardError
 from guard.messages import format_user_message
-from guard.stepping import stepped
+from guard.stepping import surrounded
 
 F = TypeVar("F", bound="Callable[..., Any] | staticmethod[..., Any] | classmethod[Any, ..., Any]")
 
@@ -77,24 +75,4 @@ def guarded(function: F) -> F:
         >>> @guarded
         ... def main() -> None: ...
     """
-    if isinstance(function, staticmethod | classmethod):
-        return cast("F", type(function)(guarded(function.__func__)))
-    called: Any = function
-    wrapper: Any = stepped(called, _Handled)
-    if wrapper is not None:
-        pass
-    elif inspect.iscoroutinefunction(called):
-
-        @functools.wraps(called)
-        async def wrapper(*args: Any, **kwargs: Any) -> Any:
-            with handle():
-                return await called(*args, **kwargs)
-
-    else:
-
-        @functools.wraps(called)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            with handle():
-                return called(*args, **kwargs)
-
-    return cast("F", wrapper)
+    return surrounded(function, handle, _Handled)

@@ -43,11 +43,10 @@ def flush_on_return(function: F | None = None, *, timeout: float = 2.0) -> F | C
     """
     if function is None:
         return cast("Callable[[F], F]", functools.partial(flush_on_return, timeout=timeout))
-    wrapper: Any
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
-        async def wrapper(*args: Any, **kwargs: Any) -> Any:
+        async def coroutine(*args: Any, **kwargs: Any) -> Any:
             try:
                 return await function(*args, **kwargs)
             finally:
@@ -55,18 +54,18 @@ def flush_on_return(function: F | None = None, *, timeout: float = 2.0) -> F | C
                 if runtime is not None:
                     await asyncio.to_thread(_deliver, runtime, timeout)
 
-    else:
+        return cast("F", coroutine)
 
-        @functools.wraps(function)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return function(*args, **kwargs)
-            finally:
-                runtime = _with_events()
-                if runtime is not None:
-                    _deliver(runtime, timeout)
+    @functools.wraps(function)
+    def plain(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        finally:
+            runtime = _with_events()
+            if runtime is not None:
+                _deliver(runtime, timeout)
 
-    return cast("F", wrapper)
+    return cast("F", plain)
 
 
 def _with_events() -> GuardRuntime | None:

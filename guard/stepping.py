@@ -1,7 +1,8 @@
-"""Decorates generator functions: each step of the body runs inside, what it yields is outside.
+"""Decorates functions of every kind so that their bodies run inside a context manager.
 
-A generator's body shares the context of whoever asks it for the next item. What a decorator sets
-for the body has to be taken back at each ``yield``, or the consumer would run inside it too.
+Of a generator, each step of the body runs inside and what it yields is outside: its body shares the
+context of whoever asks it for the next item. What a decorator sets for the body has to be taken
+back at each ``yield``, or the consumer would run inside it too.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import functools
 import inspect
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, cast
+
+F = TypeVar("F", bound="Callable[..., Any] | staticmethod[..., Any] | classmethod[Any, ..., Any]")
 
 
 class Steps(Protocol):
@@ -23,20 +26,43 @@ class Steps(Protocol):
         """The iteration is over: at its end, abandoned (both None), or with an error."""
 
 
-def stepped(function: Callable[..., Any], begin: Callable[[], Steps]) -> Callable[..., Any] | None:
-    """Return a generator function, or None when ``function`` is none.
+def surrounded(
+    function: F,
+    call: Callable[[], AbstractContextManager[object]],
+    begin: Callable[[], Steps],
+) -> F:
+    """Return a function of the same kind whose body runs inside a context manager.
 
-    ``send``, ``throw``, ``close`` and their asynchronous forms reach the body.
+    ``send``, ``throw``, ``close`` and their asynchronous forms reach a generator's body.
 
     Args:
-        function: a generator function or an asynchronous one.
-        begin: called when iteration begins.
+        function: a function, coroutine function, generator function (also asynchronous),
+            ``staticmethod`` or ``classmethod``.
+        call: makes the context manager of one call.
+        begin: makes what surrounds the steps of one iteration, when it begins.
     """
+    if isinstance(function, staticmethod | classmethod):
+        return cast("F", type(function)(surrounded(function.__func__, call, begin)))
     if inspect.isasyncgenfunction(function):
-        return _asynchronous(function, begin)
+        return cast("F", _asynchronous(function, begin))
     if inspect.isgeneratorfunction(function):
-        return _synchronous(function, begin)
-    return None
+        return cast("F", _synchronous(function, begin))
+    called: Any = function
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(called)
+        async def coroutine(*args: Any, **kwargs: Any) -> Any:
+            with call():
+                return await called(*args, **kwargs)
+
+        return cast("F", coroutine)
+
+    @functools.wraps(called)
+    def plain(*args: Any, **kwargs: Any) -> Any:
+        with call():
+            return called(*args, **kwargs)
+
+    return cast("F", plain)
 
 
 def _synchronous(function: Callable[..., Any], begin: Callable[[], Steps]) -> Callable[..., Any]:

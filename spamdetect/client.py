@@ -9,7 +9,7 @@ import uuid
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from spamdetect import _exchange
 from spamdetect._exchange import ApiRequest, ApiResponse, Clock, Pause
@@ -185,7 +185,9 @@ class AsyncSpamClient:
                 while window and window[0].done():
                     yield window.popleft().result()
         finally:
-            rest = [future for future in (pull, *window) if future is not None]
+            rest: list[asyncio.Future[Any]] = [
+                future for future in (pull, *window) if future is not None
+            ]
             for future in rest:
                 future.cancel()
             await asyncio.gather(*rest, return_exceptions=True)
@@ -239,8 +241,9 @@ class AsyncSpamClient:
             clock=_CLOCK,
             deadline_s=time.monotonic() + timeout_s,
         )
+        deadline = asyncio.timeout(timeout_s)
         try:
-            async with asyncio.timeout(timeout_s) as deadline:
+            async with deadline:
                 return await self._drive(steps)
         except TimeoutError:
             if not deadline.expired():

@@ -46,7 +46,7 @@ class _Portable(BaseException):
 
 
 def _rebuild(cls: type[Any], args: tuple[Any, ...], state: dict[str, Any]) -> Any:
-    exc = cls.__new__(cls, *args)
+    exc: Any = cls.__new__(cls, *args)
     exc.args = args
     cause = state.pop("__cause__", None)
     if cause is not None:  # setting it, even to None, hides a later context

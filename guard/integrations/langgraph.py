@@ -57,7 +57,7 @@ class GuardCallbackHandler(BaseCallbackHandler):
     # -- tools: LangChain awaits a coroutine function and calls a plain one ----------------------
 
     @property
-    def on_tool_start(self) -> Any:
+    def on_tool_start(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Ask the gateway for the tool: awaited in asynchronous runs, called in others."""
         return self._tool_start_async if _is_awaited() else self._tool_start
 
