@@ -5,10 +5,7 @@ workflow, and the clock stops in the body's own ``except``. Beside it stands the
 cancelling a task across threads, an asynchronous exception, a socket's shutdown, with no gateway
 and no network in between.
 
-    python -m benchmarks.kill [--kills 100] [--only KIND] [--peer PYTHON]
-
-``--peer`` names the interpreter of an environment with the nearest peer (``nullrun``) installed; it
-is measured against a backend of its own, and skipped where it is not installed.
+    python -m benchmarks.kill [--kills 100] [--only KIND]
 """
 
 from __future__ import annotations
@@ -16,23 +13,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import concurrent.futures
-import ctypes
-import json
 import multiprocessing
 import socket
 import statistics
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, Final
 
 import anyio
-import httpx
 
 import guard
 from guard.gateway.admin_client import AdminClient
@@ -42,7 +33,6 @@ from tests.support.slow_server import SlowServer
 from tests.support.waiting import until
 
 WAIT_S: Final = 30.0
-PEER: Final = Path(__file__).with_name("kill_peer.py")
 
 Note = Callable[[], None]
 """Called by a body when it is at work, and again when it has been stopped."""
@@ -115,6 +105,7 @@ def a_http(module: str, path: str) -> Callable[[str, Note], Awaitable[None]]:
                 async for _ in response.aiter_bytes():
                     note()
 
+    body.path = path  # type: ignore[attr-defined]
     return body
 
 
@@ -196,6 +187,7 @@ def s_http(module: str, path: str) -> Callable[[str, Note], None]:
             for _ in response.iter_bytes():
                 note()
 
+    body.path = path  # type: ignore[attr-defined]
     return body
 
 
@@ -313,7 +305,7 @@ class Bench:
         if missing:
             thread.join()
             raise missing[0]
-        if "hang" in str(getattr(body, "__closure__", "") and body.__closure__[-1].cell_contents):  # type: ignore[attr-defined]
+        if getattr(body, "path", "") == "hang":
             until(lambda: self._asked() > asked, WAIT_S)
         time.sleep(0.005)
         self._operator.send(name)
@@ -421,34 +413,12 @@ def report(group: str, kind: str, samples: list[float]) -> None:
     )
 
 
-def report_peer(python: str | None, kills: int) -> None:
-    """Run the peer in its own environment and print its lines."""
-    if python is None:
-        print("peer   nullrun: not measured (no --peer PYTHON)")
-        return
-    done = subprocess.run(
-        [python, str(PEER), str(kills)], capture_output=True, text=True, timeout=600, check=False
-    )
-    if done.returncode != 0:
-        print(f"peer   nullrun: skipped: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
-        return
-    for line in done.stdout.splitlines():
-        result = json.loads(line)
-        if result["samples_ms"]:
-            report("peer", f"nullrun: {result['kind']}", result["samples_ms"])
-        if result["missed"]:
-            print(f"peer   nullrun: {result['kind']:19} {result['missed']:5} kills"
-                  "   the body ran to its end")  # fmt: skip
-
-
 def main() -> None:
     """Measure every kind."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--only", default="", help="part of a kind's name")
-    parser.add_argument("--peer", help="interpreter of an environment with nullrun")
     options = parser.parse_args()
-    assert ctypes.sizeof(ctypes.c_long)  # the mechanism needs ctypes: fail here, not in a thread
     for kind, bare in BARE.items():
         if options.only in kind:
             report("bare", kind, bare(options.kills))
@@ -471,10 +441,7 @@ def main() -> None:
                     except Missing as exc:
                         print(f"{group:6} {kind:28} skipped: {exc}")
             runtime.shutdown(flush=False)
-    report_peer(options.peer, options.kills)
 
 
 if __name__ == "__main__":
-    with nullcontext(httpx):
-        main()
-    sys.exit(0)
+    main()
