@@ -43,6 +43,39 @@ def matrix(session: nox.Session) -> None:
 
 
 @nox.session
+def oldest_clients(session: nox.Session) -> None:
+    """Run the instrumentation matrix with the oldest supported vendor clients."""
+    session.install("--quiet", "uv")
+    session.run(
+        "uv", "pip", "install", "--quiet", "--resolution", "lowest-direct",
+        "openai[aiohttp]>=2,<3", "anthropic>=0.40,<1", "google-genai>=1,<3", "mistralai>=1,<3",
+        "groq>=0.13,<1", "cohere>=5.13,<6", "ollama>=0.4,<0.6", "boto3>=1.35,<1.36",
+        "requests>=2.28,<2.32", "httpx", "httpx2",
+    )  # fmt: skip
+    session.install(
+        "--quiet", "-e", ".[gateway,spam]", "brotli", "httpx-aiohttp", "hypothesis", "pytest",
+        "pytest-asyncio", "pytest-timeout", "zstandard",
+    )  # fmt: skip
+    session.run(
+        "pytest", "tests/guard/instrumentation/test_matrix.py", "-k", "exact_and_once",
+        *session.posargs,
+    )  # fmt: skip
+
+
+@nox.session
+def proofs(session: nox.Session) -> None:
+    """Run the long proofs of the ledger at full size: hammer, kills, model, OpenAPI."""
+    install(session)
+    for scale, test in (
+        ("85", "tests/gateway/test_hammer.py::test_hammer"),
+        ("13", "tests/gateway/test_hammer.py::test_killed_gateway_keeps_its_books"),
+        ("10", "tests/gateway/test_ledger_model.py"),
+        ("6", "tests/gateway/test_document.py"),
+    ):
+        session.run("pytest", test, *session.posargs, env={"GUARD_PROOF_SCALE": scale})
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Check style and formatting."""
     install(session)
