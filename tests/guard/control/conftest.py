@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -61,6 +62,13 @@ def operator(tenant: Any) -> Iterator[Operator]:
     for thread in threads:
         thread.join(WAIT_S)
     assert not failures, failures
+
+
+@pytest.fixture
+def collected() -> Iterator[None]:
+    """What a client leaves to the garbage collector is collected here, not in another test."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture

@@ -366,6 +366,7 @@ class TestHttp:
             stop.set()
             thread.join(WAIT_S)
 
+    @pytest.mark.usefixtures("collected")
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
     def test_while_connecting(self, operator: Any) -> None:
         """A listener whose backlog is full leaves the next client waiting."""
@@ -392,6 +393,7 @@ class TestHttp:
             for filler in fillers:
                 filler.close()
 
+    @pytest.mark.usefixtures("collected")
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
     @pytest.mark.parametrize("path", ["handshake", "hang", "drip"])
     def test_over_tls(self, operator: Any, tmp_path: Path, path: str) -> None:

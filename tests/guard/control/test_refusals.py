@@ -117,9 +117,12 @@ def halt(runtime: GuardRuntime, kind: str) -> None:
 
 
 # What vendors' clients leave open or deprecated is theirs.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnraisableExceptionWarning", "ignore::DeprecationWarning"
-)
+pytestmark = [
+    pytest.mark.usefixtures("collected"),
+    pytest.mark.filterwarnings(
+        "ignore::pytest.PytestUnraisableExceptionWarning", "ignore::DeprecationWarning"
+    ),
+]
 
 
 @pytest.mark.parametrize("kind", HALTS)
