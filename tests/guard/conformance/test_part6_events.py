@@ -75,7 +75,7 @@ class TestBatches:
     ) -> None:
         """Semantics, delivery: at least once on the wire, once on the ledger."""
         tenant.admin.set_price("m", input_per_mtok=1_000_000, output_per_mtok=0)
-        runtime = start(api_url=proxy.url, timeout_ms=300, flush_interval_ms=3_600_000)
+        runtime = start(api_url=proxy.url, flush_interval_ms=3_600_000)
         with guard.workflow("w"):
             guard.track_llm(10, model="m")
         proxy.fault = "reset"  # of the answers: what was asked arrives
@@ -173,7 +173,7 @@ class TestNotDelivered:
         self, proxy: Any, start: Callable[..., GuardRuntime], tenant: Any
     ) -> None:
         """Semantics, delivery: what can be kept stays buffered."""
-        runtime = start(api_url=proxy.url, timeout_ms=300)
+        runtime = start(api_url=proxy.url)
         proxy.fault = "reset"
         proxy.cut()
         guard.track_tool("kept")
