@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from guard.core import wire
 from guard.gateway.domain.records import Rates
@@ -40,6 +41,17 @@ from guard.gateway.storage.sqlite import SqliteStorage
 from guard.gateway.storage.sqlite_rows import wall_clock_ms
 
 logger = logging.getLogger(__name__)
+
+
+def backup(database: Path, target: Path) -> int:
+    """Copy an embedded gateway's database while it runs, check the copy, return its bytes.
+
+    Raises:
+        OSError, sqlite3.Error: the copy could not be made, or is not whole.
+    """
+    from guard.gateway.storage.sqlite_backup import backup as copy
+
+    return copy(database, target)
 
 
 class GatewayApp:

@@ -308,7 +308,7 @@ def backup(target: Path, database: Path) -> None:
     """
     import sqlite3
 
-    from guard.gateway.storage.sqlite_backup import backup as copy
+    from guard.gateway.app import backup as copy
 
     try:
         size = copy(database, target)
