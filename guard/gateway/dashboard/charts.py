@@ -204,7 +204,7 @@ def _time_ticks(starts: Sequence[int], step_ms: int) -> list[Tick]:
     width = 100 / len(starts)
     ticks: list[Tick] = []
     for at, start in enumerate(starts):
-        if start % every == 0:
+        if start % every == 0 and at * width < 94:
             label = dt.datetime.fromtimestamp(start / 1000, dt.UTC).strftime(text)
             ticks.append(Tick(round(at * width, 3), label, len(ticks) % 2 == 1))
     return ticks

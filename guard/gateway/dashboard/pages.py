@@ -281,7 +281,7 @@ class Pages:
         )
         return await self._site.render(
             visit, "audit.html", entries=entries[:PAGE], has_more=len(entries) > PAGE,
-            is_wide=is_wide,
+            is_wide=is_wide, is_newest=before == NEWEST,
         )  # fmt: skip
 
 

@@ -248,7 +248,8 @@
     buttons.forEach((button) => (button.disabled = true));
     generation++;
     try {
-      const reply = await fetch(form.action, { method: "POST", body });
+      // Not `form.action`: a field of that name would stand in its place.
+      const reply = await fetch(form.getAttribute("action"), { method: "POST", body });
       if (reply.status === 401) return leave();
       const fresh = parse(await reply.text());
       if (!reply.ok) {
@@ -257,7 +258,7 @@
       }
       document.activeElement?.blur();
       if (dialog.open) dialog.close();
-      if (new URL(reply.url).pathname === location.pathname && document.querySelector("[data-live-part]")) swap(fresh);
+      if (new URL(reply.url).pathname === location.pathname && document.querySelector("main [data-live-part]")) swap(fresh);
       else {
         location.assign(reply.url);
         return;
