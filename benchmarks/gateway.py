@@ -26,6 +26,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from guard.core.ids import IdFactory
 
 _IDS = IdFactory()
@@ -60,7 +62,7 @@ async def _null_app(scope: Any, receive: Any, send: Any) -> None:
 def _serve_null(pipe: Connection) -> None:
     import uvicorn
 
-    from guard.gateway.server import bind, new_event_loop
+    from guard.gateway.server import bind, new_event_loop, tune_process
 
     listening = bind("127.0.0.1", 0)
     config = uvicorn.Config(
@@ -69,6 +71,7 @@ def _serve_null(pipe: Connection) -> None:
     )  # fmt: skip
     server = uvicorn.Server(config)
     pipe.send((listening.getsockname()[1], ""))
+    tune_process()
     loop = new_event_loop()
     asyncio.set_event_loop(loop)
     loop.run_until_complete(server.serve(sockets=[listening]))
@@ -76,7 +79,7 @@ def _serve_null(pipe: Connection) -> None:
 
 def _serve_gateway(pipe: Connection, durable: bool) -> None:
     from guard.gateway.app import GatewayApp
-    from guard.gateway.server import GatewayServer, bind, new_event_loop
+    from guard.gateway.server import GatewayServer, bind, new_event_loop, tune_process
     from guard.gateway.services.bootstrap import first_run
     from guard.gateway.settings import GatewaySettings
 
@@ -90,6 +93,7 @@ def _serve_gateway(pipe: Connection, durable: bool) -> None:
             assert made is not None
             await _set_budgets(app, made.organisation_id)
             pipe.send((listening.getsockname()[1], made.api_key))
+            tune_process()
             await GatewayServer(app, listening).serve()
 
     loop = new_event_loop()
@@ -109,7 +113,7 @@ async def _set_budgets(app: Any, organisation_id: str) -> None:
 
 
 @contextlib.contextmanager
-def _server(target: Any, *arguments: Any) -> Iterator[tuple[int, str]]:
+def _server(target: Any, *arguments: Any) -> Iterator[tuple[int, str, int]]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=target, args=(theirs, *arguments), daemon=True)
@@ -117,7 +121,7 @@ def _server(target: Any, *arguments: Any) -> Iterator[tuple[int, str]]:
     try:
         if not ours.poll(30):
             raise RuntimeError("the server did not start")
-        yield ours.recv()
+        yield *ours.recv(), process.pid or 0
     finally:
         process.terminate()
         process.join(10)
@@ -172,7 +176,9 @@ class _Caller(asyncio.Protocol):
             self.done.set_result(None)
 
 
-async def _drive(port: int, api_key: str, concurrency: int, seconds: float) -> dict[str, float]:
+async def _drive(
+    port: int, api_key: str, pid: int, concurrency: int, seconds: float
+) -> dict[str, float]:
     body = json.dumps(_BODY).encode()
     head = (
         f"POST /gate HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nX-API-Key: {api_key}\r\n"
@@ -180,6 +186,8 @@ async def _drive(port: int, api_key: str, concurrency: int, seconds: float) -> d
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nIdempotency-Key: "
     ).encode()
     loop = asyncio.get_running_loop()
+    server = psutil.Process(pid)
+    cpu_before = sum(server.cpu_times()[:2])
     start = time.perf_counter()
     callers = []
     for _ in range(concurrency):
@@ -190,12 +198,14 @@ async def _drive(port: int, api_key: str, concurrency: int, seconds: float) -> d
     async with asyncio.timeout(seconds + 30):
         await asyncio.gather(*(caller.done for caller in callers))
     elapsed = time.perf_counter() - start
+    cpu_s = sum(server.cpu_times()[:2]) - cpu_before
     took = sorted(t for caller in callers for t in caller.took)
     if sum(caller.failures for caller in callers):
         raise RuntimeError("a request failed")
     return {
         "per_s": len(took) / elapsed,
         "p50_us": took[len(took) // 2] * 1e6,
+        "cpu_us": cpu_s / len(took) * 1e6,
         "p99_us": took[len(took) * 99 // 100] * 1e6,
     }
 
@@ -220,10 +230,10 @@ def main() -> None:
         for concurrency in options.concurrency:
             results = found[concurrency] = {name: [] for name in cases}
             for _ in range(options.rounds):
-                for name, (port, api_key) in servers.items():
+                for name, server in servers.items():
                     with asyncio.Runner(loop_factory=loop_factory) as runner:
                         results[name].append(
-                            runner.run(_drive(port, api_key, concurrency, options.seconds))
+                            runner.run(_drive(*server, concurrency, options.seconds))
                         )
     _report(found)
     if options.results is not None:
@@ -244,10 +254,11 @@ def _report(found: dict[int, dict[str, list[dict[str, float]]]]) -> None:
             per_s = statistics.median(r["per_s"] for r in rounds)
             best = max(r["per_s"] for r in rounds)
             p50 = statistics.median(r["p50_us"] for r in rounds)
+            cpu = statistics.median(r["cpu_us"] for r in rounds)
             p99 = statistics.median(r["p99_us"] for r in rounds)
             print(
                 f"  {name:26} median {per_s:8.0f}/s  best {best:8.0f}/s  p50 {p50:8.0f} us"
-                f"  p99 {p99:8.0f} us  {per_s / null:5.2f}x null"
+                f"  p99 {p99:8.0f} us  cpu {cpu:5.0f} us  {per_s / null:5.2f}x null"
             )
 
 

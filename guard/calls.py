@@ -21,6 +21,7 @@ from guard.interrupts import Body, TaskBody
 from guard.runtime import GuardRuntime
 from guard.scope import CallRecord, Scope, current_scope
 from guard.threads import ThreadBody
+from guard.tracing import child_span
 
 _FUNCTION_LENGTH_MAX: Final = 512
 
@@ -74,10 +75,8 @@ class ProtectedCall:
         self._open = False
         self._record = CallRecord(ids.uuid7(time.time_ns() // 1_000_000))
         self.scope = outer.having(
-            trace_id=outer.trace_id or ids.trace_id(),
-            span_id=ids.span_id(),
-            parent_span_id=outer.span_id,
             call=self._record,
+            **child_span(outer, ids),
         )
         try:
             runtime.check(outer)

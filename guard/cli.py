@@ -75,14 +75,14 @@ def status(as_json: bool) -> None:
 
     Exit code 0 when the state is ok or degraded.
     """
-    import attrs
+    import dataclasses
 
     import guard
 
     _or_exit(as_json)
     snapshot = guard.status()
     guard.shutdown()
-    facts = attrs.asdict(snapshot)
+    facts = dataclasses.asdict(snapshot)
     if as_json:
         click.echo(json.dumps(facts))
     else:

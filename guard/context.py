@@ -27,6 +27,7 @@ from guard.runtime import active_runtime
 from guard.scope import Scope, current_scope
 from guard.stepping import stepped
 from guard.threads import ThreadBody
+from guard.tracing import child_span
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -224,24 +225,6 @@ class _Iteration:
         self._boundary._end(exc)
 
 
-def _traced(outer: Scope) -> dict[str, str | None]:
-    """Return the ids of a new span below ``outer``, or below a running OpenTelemetry span."""
-    trace_id, parent, foreign = outer.trace_id, outer.span_id, outer.foreign_span_id
-    otel = sys.modules.get("opentelemetry.trace")
-    if otel is not None:
-        context = otel.get_current_span().get_span_context()
-        # One that was running before ``outer`` was opened is an ancestor already.
-        if context.is_valid and f"{context.span_id:016x}" != foreign:
-            trace_id, foreign = f"{context.trace_id:032x}", f"{context.span_id:016x}"
-            parent = foreign
-    return {
-        "trace_id": trace_id or _ids.trace_id(),
-        "span_id": _ids.span_id(),
-        "parent_span_id": parent,
-        "foreign_span_id": foreign,
-    }
-
-
 def _new_id() -> str:
     return _ids.uuid7(time.time_ns() // 1_000_000)
 
@@ -278,7 +261,7 @@ class workflow(_Boundary):  # noqa: N801  # used like a function: `with guard.wo
         self.workflow_id = self.name or _new_id()
         self.run_id = _new_id()
         return outer.having(
-            workflow_id=self.workflow_id, run_id=self.run_id, call=None, **_traced(outer)
+            workflow_id=self.workflow_id, run_id=self.run_id, call=None, **child_span(outer, _ids)
         )
 
     def _left(self, scope: Scope, error: BaseException | None) -> None:
@@ -355,7 +338,7 @@ class span(_Boundary):  # noqa: N801  # used like a function: `with guard.span("
         self.trace_id: str | None = None
 
     def _inner(self, outer: Scope) -> Scope:
-        scope = outer.having(**_traced(outer))
+        scope = outer.having(**child_span(outer, _ids))
         self.span_id, self.trace_id = scope.span_id, scope.trace_id
         return scope
 

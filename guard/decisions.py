@@ -13,6 +13,7 @@ from guard.core.wire import Budget
 from guard.scope import Scope
 
 _BUDGETS_KEPT: Final = 1024
+_NOT_PLAIN: Final[tuple[Scope | None, dict[str, Any]]] = (None, {})
 _NAMES: Final = {"kill": "kill", "pause": "pause", "budget": "block"}
 
 
@@ -21,6 +22,13 @@ class Decisions:
 
     def __init__(self) -> None:
         self._budgets: OrderedDict[str | None, Budget] = OrderedDict()
+        self.plain: tuple[Scope | None, dict[str, Any]] = _NOT_PLAIN
+        """A scope that nothing halts and no budget is known of, and what is told of it: the next
+        event of the same scope need not look, only copy. Set back by :meth:`changed`."""
+
+    def changed(self) -> None:
+        """What decisions rest on has changed: look again."""
+        self.plain = _NOT_PLAIN
 
     def learned(self, workflow_id: str | None, budget: Budget) -> None:
         """Take note of a budget; called on one thread, the loop's."""
@@ -28,18 +36,25 @@ class Decisions:
         self._budgets.move_to_end(workflow_id)
         if len(self._budgets) > _BUDGETS_KEPT:
             self._budgets.popitem(last=False)
+        self.changed()
 
     def newest(self, scope: Scope, control: ControlState) -> dict[str, Any]:
-        """Return ``{decision, workflow_id, budget}`` for a scope."""
+        """Return ``{decision, workflow_id, budget, event_id, buffered}``; the id is for the caller.
+
+        It is a dict of the caller's own.
+        """
         now_ms = time.time_ns() // 1_000_000
-        # Inside a chain a budget is soft, and only the gate knows the chain's ceiling.
-        soft = scope.chain_id is not None
-        halt = control.halt(scope.workflow_id, scope.run_id, now_ms, budgets=not soft)
+        halt = control.halt(scope.workflow_id, scope.run_id, now_ms, budgets=True)
         budget = self._budgets.get(scope.workflow_id)
         if halt is not None and halt.budget is not None:
             budget = halt.budget
-        return {
+        decision = {
             "decision": "allow" if halt is None else _NAMES[halt.kind],
             "workflow_id": scope.workflow_id,
             "budget": None if budget is None else msgspec.to_builtins(budget),
+            "event_id": "",
+            "buffered": True,
         }
+        if halt is None and budget is None:
+            self.plain = (scope, decision.copy())
+        return decision

@@ -26,8 +26,8 @@ _DRIVERS: Final = frozenset({"wrapper", "inside"})
 
 _LIKE_A_USER: Final = "guard.demo"
 
-_BUSY_MODULES: Final = frozenset({"logging", "importlib", "_frozen_importlib"})
-"""Short calls that hold a lock shared with every other thread."""
+_BUSY_MODULES: Final = frozenset({"asyncio", "importlib", "_frozen_importlib", "logging"})
+"""Short calls that hold a lock shared with every other thread, or make and close an event loop."""
 
 
 @attrs.frozen

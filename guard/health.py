@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
+from collections.abc import Callable
 
 from guard.breaker.circuit import CircuitState
 from guard.breaker.exceptions import (
@@ -12,6 +14,7 @@ from guard.breaker.exceptions import (
     GuardError,
     GuardProtocolError,
     GuardTransportError,
+    RateLimitError,
 )
 from guard.core import wire
 from guard.state import Facts, GuardStatus, derive_state
@@ -19,9 +22,17 @@ from guard.version import __version__
 
 
 class Health:
-    """Facts as they were last heard. Written on the loop's thread, read from any."""
+    """Facts as they were last heard. Written on the loop's thread, read from any.
 
-    def __init__(self) -> None:
+    Args:
+        dropped: returns how many events the buffer has shed.
+
+    Attributes:
+        sent: events that the gateway took.
+    """
+
+    def __init__(self, dropped: Callable[[], int] = lambda: 0) -> None:
+        self._dropped = dropped
         self.channel = "none"
         self.protocol: int | None = None
         self.poll_interval_ms = 1000
@@ -29,8 +40,19 @@ class Health:
         self.last_contact_ms: int | None = None
         self.last_error_code: str | None = None
         self.sent = 0
-        self.lost = 0
+        self._lost_later = 0
+        self._lock = threading.RLock()
         self.lost_at_contact = 0
+
+    @property
+    def lost(self) -> int:
+        """All events that will never be delivered."""
+        return self._lost_later + self._dropped()
+
+    def lose(self, count: int) -> None:
+        """Count events that will never be delivered, other than those that the buffer shed."""
+        with self._lock:
+            self._lost_later += count
 
     def heard(self, exc: BaseException | None) -> None:
         """Take note of how a request to the gateway ended: with an answer, or with an exception."""
@@ -39,6 +61,8 @@ class Health:
         if isinstance(exc, GuardError):
             self.last_error_code = exc.error_code
         if isinstance(exc, GuardTransportError):
+            if isinstance(exc, RateLimitError):
+                self.touch()
             return
         self.misconfigured = isinstance(exc, GuardAuthenticationError | GuardProtocolError)
         self.touch()
@@ -69,6 +93,7 @@ class Health:
         api_url: str,
         breaker: CircuitState,
         buffered: int,
+        spooled: int,
         unseen_hosts: tuple[str, ...],
         shut_down: bool,
     ) -> GuardStatus:
@@ -80,6 +105,7 @@ class Health:
             poll_interval_ms=self.poll_interval_ms,
             channel=self.channel,
             breaker=breaker,
+            spooled=spooled,
             lost_since_contact=self.lost > self.lost_at_contact,
             unseen_hosts=bool(unseen_hosts),
         )
@@ -90,7 +116,7 @@ class Health:
             control_channel=self.channel,
             breaker=breaker,
             buffered=buffered,
-            spooled=facts.spooled,
+            spooled=spooled,
             events_sent=self.sent,
             events_lost=self.lost,
             last_contact_ms=self.last_contact_ms,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import concurrent.futures
 import logging
 import os
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from guard import debuglog
 from guard.breaker.exceptions import (
-    BreakerTransportError,
     GuardConfigError,
     GuardError,
     GuardTransportError,
@@ -22,16 +20,15 @@ from guard.breaker.exceptions import (
 )
 from guard.breaker.halts import Refusal, exception_for_halt
 from guard.core import wire
-from guard.core.batching import EventBuffer
 from guard.core.control import ControlState, Mark
-from guard.core.ids import IdFactory
 from guard.decisions import Decisions
-from guard.health import Health
+from guard.delivery import Delivery
+from guard.exits import ExitHooks
 from guard.hooks import ErrorContext, fire
 from guard.instrumentation import Instrumentation
 from guard.interrupts import ActiveBodies, TaskBody
 from guard.loop import BackgroundLoop, LoopClosedError
-from guard.scope import Scope, current_scope
+from guard.scope import Scope
 from guard.settings import Settings
 from guard.state import GuardStatus
 
@@ -41,7 +38,7 @@ if TYPE_CHECKING:  # the link imports httpx and websockets, which `import guard`
 T = TypeVar("T")
 logger = logging.getLogger("guard")
 
-_CLOSE_S: Final = 1.0
+_DISCARD_S: Final = 1.0
 
 
 class GuardRuntime:
@@ -61,6 +58,7 @@ class GuardRuntime:
         fallback_mode: ``closed`` or ``open``.
         timeout_ms: total time for one answer of the gateway, in milliseconds.
         spool_dir: directory for events that cannot be delivered.
+        spool_max_bytes: size of the spool at which the least important events make room.
         auto_instrument: whether HTTP clients are instrumented.
         inject_stream_usage: whether streams are asked for their usage where the vendor accepts it.
 
@@ -88,6 +86,7 @@ class GuardRuntime:
         fallback_mode: str | None = None,
         timeout_ms: int | None = None,
         spool_dir: str | os.PathLike[str] | None = None,
+        spool_max_bytes: int | None = None,
         auto_instrument: bool | None = None,
         inject_stream_usage: bool | None = None,
     ) -> None:
@@ -104,6 +103,7 @@ class GuardRuntime:
                 fallback_mode=fallback_mode,
                 timeout_ms=timeout_ms,
                 spool_dir=None if spool_dir is None else Path(spool_dir),
+                spool_max_bytes=spool_max_bytes,
                 auto_instrument=auto_instrument,
                 inject_stream_usage=inject_stream_usage,
             )
@@ -115,8 +115,10 @@ class GuardRuntime:
             debuglog.start()
         self.control = ControlState()
         self._background = BackgroundLoop()
-        self._shut_down = False
-        self._at_exit_registered = False
+        self._exits = ExitHooks(self._flush_at_signal, self.shutdown)
+        self.is_shut_down = False
+        """Whether ``shutdown`` was called."""
+        self.delivery = Delivery(self.settings, self._background, self._make_link, self._exits)
         self._fresh_process()
         self.instrumentation = Instrumentation(
             record=self.record,
@@ -127,24 +129,39 @@ class GuardRuntime:
 
     def _fresh_process(self) -> None:
         """State that belongs to one process; a forked child starts it anew."""
-        self.ids = IdFactory()
-        self.buffer = EventBuffer(self.settings.buffer_size)
+        self.ids = self.delivery.ids
+        self.buffer = self.delivery.buffer
+        self.health = self.delivery.health
         self.bodies = ActiveBodies()
         self.decisions = Decisions()
-        self._link: Link | None = None
         self._opened = False
-        self._connecting = False
-        self.health = Health()
+        # Re-entrant: a signal handler may shut down while its thread does so already.
+        self._ending = threading.RLock()
+        self._ender: int | None = None
+        self._ended = threading.Event()
+
+    def forked(self) -> None:
+        """Start anew in a forked child: the parent delivers what the parent has recorded."""
+        self.delivery.forked()
+        self._fresh_process()
+
+    def _make_link(self) -> Link:
+        from guard.io.link import Link
+
+        return Link(
+            self.settings,
+            self.ids,
+            self.buffer,
+            self.health,
+            control_seq=lambda: self.control.seq,
+            controlled=self._controlled,
+            told=lambda exc: self.told(exc, "flush"),
+        )
 
     @property
     def is_open(self) -> bool:
         """Whether :meth:`open` has succeeded in this process, or the runtime was shut down."""
-        return self._opened or self._shut_down
-
-    @property
-    def is_shut_down(self) -> bool:
-        """Whether ``shutdown`` was called."""
-        return self._shut_down
+        return self._opened or self.is_shut_down
 
     def __repr__(self) -> str:
         return f"<GuardRuntime {self.settings.api_url} pid={os.getpid()}>"
@@ -163,11 +180,9 @@ class GuardRuntime:
         """
         if not self._opened:
             try:
-                self._background.run(self._connect)
-            except LoopClosedError:
-                raise _was_shut_down() from None
+                self._background.run(self.delivery.connect)
             except BaseException as exc:
-                self._discard(exc)
+                self._failed_to_open(exc)
                 raise
             self._ready()
         return self
@@ -184,9 +199,9 @@ class GuardRuntime:
         """
         runtime = cls(api_key, api_url, **settings)
         try:
-            await runtime._background.run_async(runtime._connect)
+            await runtime._background.run_async(runtime.delivery.connect)
         except BaseException as exc:
-            runtime._discard(exc)
+            runtime._failed_to_open(exc)
             raise
         runtime._ready()
         return runtime
@@ -195,133 +210,62 @@ class GuardRuntime:
         self._opened = True
         if self.settings.auto_instrument:
             self.instrumentation.install()
-        if not self._at_exit_registered:
-            self._at_exit_registered = True
-            atexit.register(self._at_exit)
+        self._exits.install()
 
-    async def _connect(self) -> Link:
-        link = await self._linked()
-        try:
-            await link.probe()
-        except GuardTransportError as exc:
-            logger.warning("the gateway cannot be reached yet: %s", exc)
-        return link
-
-    async def _linked(self) -> Link:
-        """Return the link of this process; made on the loop, so there is no race for it."""
-        if self._link is None:
-            from guard.io.link import Link
-
-            self._link = Link(
-                self.settings,
-                self.ids,
-                self.buffer,
-                self.health,
-                control_seq=lambda: self.control.seq,
-                controlled=self._controlled,
-            )
-            self._link.start_services(self._background)
-        return self._link
-
-    def _discard(self, exc: BaseException) -> None:
+    def _failed_to_open(self, exc: BaseException) -> None:
         """A runtime that could not start leaves nothing behind."""
+        if self.is_shut_down:  # by another thread, meanwhile: that is what ended the attempt
+            raise _was_shut_down() from None
         self.told(exc, "init")
-        self._shut_down = True
-        link = self._link
-        if link is not None:
-            self._closed_link(link, time.monotonic() + _CLOSE_S)
-        self._background.close(_CLOSE_S)
+        self.is_shut_down = True
+        self._exits.uninstall()
+        self.delivery.finish(time.monotonic() + _DISCARD_S, flush=False)
+        self._ended.set()
         debuglog.stop()
         _uninstall(self)
 
     def shutdown(self, timeout: float = 2.0, flush: bool = True) -> None:
         """Close the control socket cleanly, deliver what is buffered, stop the thread. Idempotent.
 
+        A second caller waits for the first. With a spool, what cannot be delivered goes there.
+
         Args:
             timeout: total time in seconds.
-            flush: whether to deliver what is buffered; without it the events are counted as lost.
+            flush: whether to deliver what is buffered; without it the events go to the spool, or
+                are counted as lost.
 
         Raises:
-            BreakerTransportError: events could not be delivered in time.
+            BreakerTransportError: events were lost, although they should have been delivered.
+            RuntimeError: called on the background loop's thread (by a hook of ``on_error``), which
+                cannot wait for its own end.
         """
-        if self._shut_down:
+        ends_s = time.monotonic() + max(0.0, timeout)
+        if self._background.is_own_thread:
+            raise RuntimeError("guard.shutdown() cannot be called from guard's own thread")
+        with self._ending:
+            first = not self.is_shut_down
+            self.is_shut_down = True  # `status()` says offline from here on; new calls are refused
+            if first:
+                self._ender = threading.get_ident()
+        if not first:
+            if self._ender != threading.get_ident():
+                self._ended.wait(max(0.0, ends_s - time.monotonic()))
             return
-        self._shut_down = True  # from here on `status()` says offline, and new calls are refused
-        ends = time.monotonic() + max(0.0, timeout)
-        self.instrumentation.uninstall()
-        failure: BreakerTransportError | None = None
-        # At interpreter exit the loop still runs, but name look-ups need executors, now dead.
-        at_exit = not threading.main_thread().is_alive()
-        link = self._link
         try:
-            if link is not None:
-                if flush and len(self.buffer) and not at_exit:
-                    failure = self._flush_until(ends)
-                self._closed_link(link, ends)
-                if flush and len(self.buffer) and at_exit:
-                    link.flusher.drain_blocking(max(0.0, ends - time.monotonic()))
-        except BreakerTransportError as exc:
-            failure = exc
+            self._exits.uninstall()
+            self.instrumentation.uninstall()
+            failure = self.delivery.finish(ends_s, flush=flush)
         finally:
-            self._background.close(max(0.05, min(_CLOSE_S, ends - time.monotonic())))
+            self._ended.set()
             debuglog.stop()
         if failure is not None:
             raise failure
-
-    def _flush_until(self, ends: float) -> BreakerTransportError | None:
-        try:
-            self._background.run(
-                self._flush, timeout_s=max(0.0, ends - time.monotonic() - _CLOSE_S / 4)
-            )
-        except BreakerTransportError as exc:
-            return exc
-        except TimeoutError:
-            left = len(self.buffer)
-            return BreakerTransportError(
-                f"{left} events were not delivered in time", events_lost=left, buffer_size=left
-            )
-        return None
-
-    def _closed_link(self, link: Link, ends: float) -> None:
-        try:
-            self._background.run(link.close, timeout_s=max(0.05, ends - time.monotonic()))
-        except (TimeoutError, LoopClosedError):
-            logger.debug("the connections did not close in time")
-
-    def _at_exit(self) -> None:
-        try:
-            self.shutdown()
-        except BreakerTransportError as exc:
-            logger.warning("at exit: %s", exc)
-
-    # -- events -------------------------------------------------------------------------------
 
     def record(
         self, kind: str, payload: Any, scope: Scope | None = None, at_ns: int | None = None
     ) -> int:
         """Put an event into the buffer; never blocks. Returns the event's serial number."""
-        serial = self.ids.serial()
-        if self._shut_down:
-            self.health.lost += 1  # nobody is left who would deliver it
-            return serial
-        if scope is None:
-            scope = current_scope.get()
-        at_ns = time.time_ns() if at_ns is None else at_ns
-        size = self.buffer.append((kind, at_ns, serial, scope, payload))
-        if size == self.settings.batch_size or self._link is None:
-            self._nudge()
-        return serial
-
-    def _nudge(self) -> None:
-        """Wake the flusher; in a forked child, start it first. Waits for nothing."""
-        if self._link is not None:
-            self._background.call_soon(self._link.flusher.wake)
-        elif not self._connecting and not self._shut_down:
-            self._connecting = True
-            try:
-                self._background.submit(self._connect)
-            except RuntimeError:
-                logger.debug("the background loop cannot start now", exc_info=True)
+        return self.delivery.record(kind, payload, scope, at_ns)
 
     def flush(self, timeout: float | None = None) -> None:
         """Deliver everything that is buffered now and wait for it.
@@ -330,19 +274,14 @@ class GuardRuntime:
             timeout: total time in seconds; None waits for the gateway's own deadlines.
 
         Raises:
-            BreakerTransportError: something was not delivered.
+            BreakerTransportError: something was neither delivered nor brought onto the disk.
+            RuntimeError: called on the background loop's thread, which cannot wait for itself.
         """
-        try:
-            self._background.run(self._flush, timeout_s=timeout)
-        except TimeoutError:
-            raise BreakerTransportError(
-                "the events were not delivered in time", buffer_size=len(self.buffer)
-            ) from None
-        except LoopClosedError:
-            raise BreakerTransportError("guard was shut down") from None
+        self.delivery.flush(timeout)
 
-    async def _flush(self) -> None:
-        await (await self._linked()).flusher.flush()
+    def _flush_at_signal(self, timeout: float) -> None:
+        if self.delivery.waiting and not self._background.is_own_thread:
+            self.delivery.flush(timeout)
 
     # -- gate and checks ----------------------------------------------------------------------
 
@@ -388,12 +327,12 @@ class GuardRuntime:
             raise _was_shut_down() from None
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if self._shut_down and task is not None and not task.cancelling():
+            if self.is_shut_down and task is not None and not task.cancelling():
                 raise _was_shut_down() from None  # it was the loop's end, not the user's wish
             raise
 
     async def _gate(self, request: wire.GateRequest) -> wire.GateReply:
-        reply = await (await self._linked()).gate(request)
+        reply = await (await self.delivery.linked()).gate(request)
         if reply.budget is not None:
             self.decisions.learned(request.workflow_id, reply.budget)
         return reply
@@ -451,6 +390,7 @@ class GuardRuntime:
         self.health.touch()
         before = self.control.kills
         self.control = self.control.apply(message)
+        self.decisions.changed()
         if self.control.kills is not before:  # also by a replay, a pattern, an older revive
             self.bodies.interrupt(self.killed)
 
@@ -458,14 +398,14 @@ class GuardRuntime:
 
     def status(self) -> GuardStatus:
         """Return a snapshot; thread-safe and without side effects."""
-        link = self._link
-        in_flight = link.flusher.in_flight if link is not None else 0
+        link = self.delivery.link
         return self.health.snapshot(
             api_url=self.settings.api_url,
             breaker=link.client.circuit.state if link is not None else "closed",
-            buffered=len(self.buffer) + in_flight,
+            buffered=0 if self.is_shut_down and self._ended.is_set() else self.delivery.waiting,
+            spooled=link.flusher.spooled if link is not None else 0,
             unseen_hosts=self.instrumentation.unseen_hosts(),
-            shut_down=self._shut_down,
+            shut_down=self.is_shut_down,
         )
 
 
@@ -476,16 +416,17 @@ def _was_shut_down() -> GuardTransportError:
 
 
 _lock = threading.Lock()
-_current: GuardRuntime | None = None
+current: GuardRuntime | None = None
+"""The process's runtime; read it with :func:`active_runtime` where a call does not matter."""
 
 
 def active_runtime() -> GuardRuntime | None:
     """Return the process's runtime, or None."""
-    return _current
+    return current
 
 
 def _refuse_second() -> None:
-    if _current is not None and not _current.is_shut_down:
+    if current is not None and not current.is_shut_down:
         raise GuardConfigError(
             "guard is already initialised in this process; call guard.shutdown() first",
             error_code="GD-C004",
@@ -493,24 +434,24 @@ def _refuse_second() -> None:
 
 
 def _install(runtime: GuardRuntime) -> None:
-    global _current
+    global current
     with _lock:
         _refuse_second()
-        _current = runtime
+        current = runtime
 
 
 def _uninstall(runtime: GuardRuntime) -> None:
-    global _current
+    global current
     with _lock:
-        if _current is runtime:
-            _current = None
+        if current is runtime:
+            current = None
 
 
 def _after_fork() -> None:
     global _lock
     _lock = threading.Lock()
-    if _current is not None:
-        _current._fresh_process()
+    if current is not None:
+        current.forked()
 
 
 os.register_at_fork(after_in_child=_after_fork)

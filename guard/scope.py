@@ -11,6 +11,10 @@ from typing import Any, Final
 
 import attrs
 
+Place = tuple[str | None, ...]
+"""``(workflow_id, run_id, chain_id, agent, trace_id, span_id, parent_span_id, call_id,
+reservation_id)``, as in an event of the protocol."""
+
 
 @attrs.define(eq=False)
 class CallRecord:
@@ -47,6 +51,31 @@ class Scope:
     model: str | None = None
     tools: tuple[str, ...] = ()
     call: CallRecord | None = None
+    _place: Place | None = attrs.field(default=None, init=False, repr=False)
+
+    @property
+    def place(self) -> Place:
+        """What an event says of where it happened.
+
+        A tuple of nothing but texts, made once: the garbage collector lets go of those, and of
+        the records that hold them, instead of walking through a full buffer again and again.
+        """
+        place = self._place
+        if place is None:
+            call = self.call
+            place = (
+                self.workflow_id,
+                self.run_id,
+                self.chain_id,
+                self.agent,
+                self.trace_id,
+                self.span_id,
+                self.parent_span_id,
+                None if call is None else call.call_id,
+                None if call is None else call.reservation_id,
+            )
+            object.__setattr__(self, "_place", place)  # a cache, not a change
+        return place
 
     def having(self, **changes: Any) -> Scope:
         """Return a copy with some fields changed."""

@@ -31,13 +31,15 @@ class Settings:
         api_key: key of an organisation at the gateway.
         api_url: base URL of the gateway.
         hmac_secret: signs every request when set.
-        batch_size: most events in one batch.
+        batch_size: how many events go out at once, without waiting for the interval; also what
+            one batch holds, unless the buffer backs up and the gateway takes more.
         flush_interval_ms: longest time that an event waits in the buffer, in milliseconds.
         buffer_size: most events kept in memory.
         transport_mode: control channel: ``auto`` (WebSocket, else poll), ``websocket`` or ``http``.
         fallback_mode: without the gateway, refuse protected calls (``closed``) or let them go on.
         timeout_ms: total time for one answer of the gateway, in milliseconds.
         spool_dir: directory for events that cannot be delivered; None keeps them in memory.
+        spool_max_bytes: size of the spool at which the least important events make room.
         auto_instrument: whether ``init`` instruments the HTTP clients.
         inject_stream_usage: whether streams are asked for their usage (httpx and httpx2, where the
             vendor is known to accept ``stream_options.include_usage``); what that adds to the
@@ -55,6 +57,7 @@ class Settings:
     fallback_mode: FallbackMode = "closed"
     timeout_ms: int = 2000
     spool_dir: Path | None = None
+    spool_max_bytes: int = 256 * 1024 * 1024
     auto_instrument: bool = True
     inject_stream_usage: bool = False
     debug: bool = False
@@ -217,6 +220,7 @@ _READERS: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
     "fallback_mode": ("GUARD_FALLBACK_MODE", _choice("closed", "open")),
     "timeout_ms": ("GUARD_TIMEOUT_MS", _whole(10, 600_000)),
     "spool_dir": ("GUARD_SPOOL_DIR", _path),
+    "spool_max_bytes": ("GUARD_SPOOL_MAX_BYTES", _whole(65_536, 2**40)),
     "auto_instrument": ("GUARD_AUTO_INSTRUMENT", _flag),
     "inject_stream_usage": ("GUARD_INJECT_STREAM_USAGE", _flag),
     "debug": ("GUARD_DEBUG", _flag),

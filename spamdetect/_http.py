@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 
+import attrs
 import httpx
 
 from spamdetect._exchange import ApiRequest, ApiResponse
@@ -12,13 +14,25 @@ from spamdetect.settings import API_KEY_HEADER, ClientSettings
 
 # Below the service's own keep-alive, so that the client is the one that closes.
 _KEEP_ALIVE_S = 20.0
+_LANE_CONNECTIONS = 8
+
+
+@attrs.define(eq=False)
+class _Lane:
+    """One small pool of connections."""
+
+    client: httpx.AsyncClient
+    size: int
+    in_use: int = 0
 
 
 class HttpTransport:
     """Sends requests of the API to one service.
 
-    A semaphore stands before the pool: thousands of callers then queue in it at no cost, where
-    httpx's pool would search all of them each time that a connection becomes free.
+    A semaphore stands before the pools: thousands of callers then queue in it at no cost, where
+    a pool of httpx would search all of them each time that a connection becomes free. And there
+    are several small pools, opened as they are needed, because for each request a pool compares
+    all of its connections with one another, which at a hundred takes longer than the request.
 
     Args:
         settings: Address and key.
@@ -36,7 +50,8 @@ class HttpTransport:
         self._max_connections = max_connections
         self._transport = transport
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._client: httpx.AsyncClient | None = None
+        self._lanes: list[_Lane] = []
+        self._verify: ssl.SSLContext | None = None
         self._places = asyncio.Semaphore(max_connections)
 
     async def send(self, request: ApiRequest) -> ApiResponse:
@@ -46,43 +61,60 @@ class HttpTransport:
             SpamTransportError: No complete answer arrived.
             SpamResponseError: The answer is larger than any of the contract, or compressed.
         """
-        client = self._pool()
+        self._adopt_loop()
         async with self._places:
+            lane = self._lane()
+            lane.in_use += 1
             try:
-                return await self._exchange(client, request)
+                return await self._exchange(lane.client, request)
             except (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL) as error:
                 raise SpamTransportError(_describe(error, self._settings.base_url)) from error
+            finally:
+                lane.in_use -= 1
 
     async def aclose(self) -> None:
         """Close the connections; the next call opens new ones."""
-        client, self._client = self._client, None
-        if client is not None and self._loop is asyncio.get_running_loop():
-            await client.aclose()
+        lanes, self._lanes = self._lanes, []
+        if self._loop is asyncio.get_running_loop():
+            for lane in lanes:
+                await lane.client.aclose()
 
-    def _pool(self) -> httpx.AsyncClient:
+    def _adopt_loop(self) -> None:
         loop = asyncio.get_running_loop()
-        if self._client is None or self._loop is not loop:
+        if self._loop is not loop:
             # Connections belong to the loop that opened them; after a second asyncio.run() the
             # first loop is closed and so are its sockets.
             self._loop = loop
             self._places = asyncio.Semaphore(self._max_connections)
-            self._client = httpx.AsyncClient(
-                headers={
-                    "accept": "application/json",
-                    "accept-encoding": "identity",
-                    "content-type": "application/json",
-                    API_KEY_HEADER: self._settings.api_key,
-                },
-                limits=httpx.Limits(
-                    max_connections=self._max_connections,
-                    max_keepalive_connections=self._max_connections,
-                    keepalive_expiry=_KEEP_ALIVE_S,
-                ),
-                timeout=None,  # noqa: S113 - the client sets one total deadline around the call
-                follow_redirects=False,
-                transport=self._transport,
-            )
-        return self._client
+            self._lanes = []
+
+    def _lane(self) -> _Lane:
+        for lane in self._lanes:
+            if lane.in_use < lane.size:
+                return lane
+        size = min(_LANE_CONNECTIONS, self._max_connections)
+        if self._verify is None:
+            self._verify = httpx.create_ssl_context()
+        client = httpx.AsyncClient(
+            headers={
+                "accept": "application/json",
+                "accept-encoding": "identity",
+                "content-type": "application/json",
+                API_KEY_HEADER: self._settings.api_key,
+            },
+            limits=httpx.Limits(
+                max_connections=size,
+                max_keepalive_connections=size,
+                keepalive_expiry=_KEEP_ALIVE_S,
+            ),
+            timeout=None,  # noqa: S113 - the client sets one total deadline around the call
+            follow_redirects=False,
+            transport=self._transport,
+            verify=self._verify,
+        )
+        lane = _Lane(client, size)
+        self._lanes.append(lane)
+        return lane
 
     async def _exchange(self, client: httpx.AsyncClient, request: ApiRequest) -> ApiResponse:
         url = self._settings.base_url + request.path

@@ -1,19 +1,42 @@
 """The bounded event buffer: what is kept, what is dropped first, what goes into the next batch.
 
-Callers append records from any thread without a lock; one consumer takes them. A record is a plain
-tuple, because making a tuple is the cheapest thing that a caller's thread can do; the consumer
-turns it into an :class:`~guard.core.wire.Event`.
+Callers append records from any thread without a lock; one consumer takes them and turns them into
+events of the protocol (:mod:`guard.core.records`).
+
+Three lanes, by importance, each a deque with a mark. A caller that fills a lane up to its mark
+calls :meth:`EventBuffer.notice`, which wakes the consumer, sheds what does not fit and sets new
+marks. The marks of the three lanes together never promise more room than there is, so the bound
+is exact, and all that an append costs below its mark is one comparison.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import IntEnum
 from typing import Any, Final
 
-Record = tuple[str, int, int, Any, Any]
-"""``(type, at_ns, serial, scope, payload)``."""
+from msgspec import Struct
+
+
+class Record(Struct, gc=False):
+    """One event as its caller left it; :mod:`guard.core.records` makes the rest of it.
+
+    A manual ``llm`` event is spread out flat (``payload`` is its model or None), because a second
+    object would cost a third more time and memory. The garbage collector does not know of records
+    (they are never part of a cycle), so that a full buffer does not make every collection slow.
+    """
+
+    kind: str
+    at_ns: int
+    serial: int
+    place: tuple[str | None, ...]
+    payload: Any
+    input_tokens: int = -1
+    output_tokens: int = 0
+    latency_ms: float | None = None
+    metadata: Any = None
 
 
 class Priority(IntEnum):
@@ -32,31 +55,107 @@ _LANES: Final[dict[str, Priority]] = {
 }
 
 
+def priority_of(kind: str) -> Priority:
+    """Return the lane of an event type; what is not the SDK's own is droppable."""
+    return _LANES.get(kind, Priority.DROPPABLE)
+
+
+class Lane(deque[Record]):
+    """Records of one priority, oldest first. At ``notice_at`` records the buffer wants to know."""
+
+    __slots__ = ("notice_at",)
+
+    notice_at: int
+
+
 class EventBuffer:
     """Holds at most ``capacity`` records; sheds the oldest of the least important lane.
 
     ``append`` is safe from any thread: it relies on ``deque.append`` and ``popleft`` being atomic.
     The bound can be passed by as many records as threads append at the same instant.
+
+    Args:
+        capacity: most records kept.
+        batch_size: how many records are worth waking the consumer for.
+        wake: wakes the consumer; called from callers' threads, so it must not wait. Returns
+            whether it could.
+
+    Attributes:
+        llm: the lane of ``llm`` events, for callers that cannot afford a method call.
+        dropped: how many records were shed so far.
     """
 
-    __slots__ = ("_lanes", "capacity", "dropped")
+    __slots__ = (
+        "_awake", "_batch_size", "_lanes", "_lock", "_started", "_wake",
+        "capacity", "dropped", "llm",
+    )  # fmt: skip
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(
+        self, capacity: int, batch_size: int = 100, wake: Callable[[], bool] = lambda: True
+    ) -> None:
         self.capacity = capacity
         self.dropped = 0
-        self._lanes: tuple[deque[Record], ...] = (deque(), deque(), deque())
+        self._batch_size = batch_size
+        self._wake = wake
+        self._awake = False
+        self._started = False
+        # Re-entrant: a signal handler may record while its thread is in `notice`. It is held for
+        # microseconds, around counting only.
+        self._lock = threading.RLock()
+        self._lanes = (Lane(), Lane(), Lane())
+        self.llm = self._lanes[Priority.LLM]
+        for lane in self._lanes:
+            lane.notice_at = 1  # the first record starts the consumer
 
     def __len__(self) -> int:
         droppable, tool, llm = self._lanes
         return len(droppable) + len(tool) + len(llm)
 
-    def append(self, record: Record) -> int:
-        """Add a record and return how many the buffer holds now."""
-        self._lanes[_LANES.get(record[0], Priority.DROPPABLE)].append(record)
+    def append(self, record: Record) -> None:
+        """Add a record."""
+        lane = self._lanes[_LANES.get(record.kind, Priority.DROPPABLE)]
+        lane.append(record)
+        if len(lane) >= lane.notice_at:
+            self.notice()
+
+    def notice(self) -> None:
+        """A lane has reached its mark: wake the consumer, shed what is too much, mark anew."""
+        with self._lock:
+            while len(self) > self.capacity:
+                self._shed()
+            wakes = not self._awake and (not self._started or len(self) >= self._batch_size)
+            if wakes:
+                self._started = True
+                self._awake = True
+            self._mark()
+        if wakes and not self._wake():
+            with self._lock:
+                self._awake = self._started = False
+                for lane in self._lanes:  # try again, but not with every single record
+                    lane.notice_at = min(lane.notice_at, len(lane) + self._batch_size)
+
+    def rest(self) -> bool:
+        """The consumer is about to sleep: have it woken for the next batch.
+
+        Returns:
+            False when there is a batch already, so that it must not sleep.
+        """
+        with self._lock:
+            size = len(self)
+            if size >= self._batch_size:
+                return False
+            self._awake = False
+            self._started = True
+            self._mark()
+        return True
+
+    def _mark(self) -> None:
         size = len(self)
-        if size > self.capacity:
-            self._shed()
-        return size
+        room = max(1, (self.capacity - size) // 4)  # three lanes share what is left
+        if not self._awake:
+            room = min(room, max(1, self._batch_size - size))
+        for lane in self._lanes:
+            lane.notice_at = len(lane) + room
 
     def _shed(self) -> None:
         for lane in self._lanes:
@@ -71,19 +170,27 @@ class EventBuffer:
         """Take up to ``most`` records, the most important lane first, oldest first within one."""
         taken: list[Record] = []
         for lane in reversed(self._lanes):
-            while len(taken) < most:
-                try:
+            try:
+                while len(taken) < most:
                     taken.append(lane.popleft())
-                except IndexError:
-                    break
+            except IndexError:
+                continue
         return taken
 
-    def take_if(self, wanted: Callable[[Record], bool], most: int) -> list[Record]:
-        """Take up to ``most`` records that fit, leaving the others in their order."""
+    def take_if(
+        self, wanted: Callable[[Record], bool], most: int, look_at: int = 2000
+    ) -> list[Record]:
+        """Take up to ``most`` records that fit, leaving the others in their order.
+
+        Args:
+            wanted: tells which records fit.
+            most: how many to take.
+            look_at: how many of each lane to look at: a caller waits for the answer.
+        """
         taken: list[Record] = []
         for lane in reversed(self._lanes):
             kept: list[Record] = []
-            for _ in range(len(lane)):
+            for _ in range(min(len(lane), look_at)):
                 if len(taken) >= most:
                     break
                 try:
@@ -94,9 +201,11 @@ class EventBuffer:
             lane.extendleft(reversed(kept))
         return taken
 
-    def put_back(self, records: list[Record]) -> None:
+    def put_back(self, records: Iterable[Record]) -> None:
         """Return records that were taken but not delivered; they are the oldest again."""
-        for record in reversed(records):
-            self._lanes[_LANES.get(record[0], Priority.DROPPABLE)].appendleft(record)
-        while len(self) > self.capacity:
-            self._shed()
+        for record in reversed(list(records)):
+            self._lanes[_LANES.get(record.kind, Priority.DROPPABLE)].appendleft(record)
+        with self._lock:
+            while len(self) > self.capacity:
+                self._shed()
+            self._mark()

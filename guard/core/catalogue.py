@@ -26,6 +26,10 @@ FALLBACK_MESSAGE: Final = (
     "Something went wrong and the request was stopped. Please try again later."
 )
 
+_NOT_ACCEPTED: Final = (
+    "The control service did not accept what this application sent. Please contact its operator."
+)
+
 CATALOGUE: Final[dict[str, Entry]] = {
     "GD-X000": Entry(
         "Unspecified error",
@@ -170,5 +174,56 @@ CATALOGUE: Final[dict[str, Entry]] = {
         "Workflow inactive",
         "This task cannot run now. Please contact the application's operator.",
         "The workflow is paused or killed, or belongs to another organisation.",
+    ),
+    # What follows stands in answers and logs of the gateway; no exception has it by itself.
+    "GD-E001": Entry(
+        "Event not accepted",
+        _NOT_ACCEPTED,
+        "One event of a batch is not what its type promises; detail names the field. The other "
+        "events of the batch were taken.",
+    ),
+    "GD-E002": Entry(
+        "Event too large",
+        _NOT_ACCEPTED,
+        "The data of one event is larger than the gateway takes (max_event_bytes of its "
+        "capabilities). Send less metadata.",
+    ),
+    "GD-N001": Entry(
+        "Not found",
+        "What was asked for does not exist. Please contact the application's operator.",
+        "No such path, or no such record in this organisation. Check GUARD_API_URL: it is the "
+        "base address of the gateway, without a path of its calls.",
+    ),
+    "GD-N002": Entry(
+        "Conflict",
+        "The change could not be made, because something like it is already there.",
+        "The administrator's request contradicts what is stored; detail says what.",
+    ),
+    "GD-P002": Entry(
+        "Bad request",
+        _NOT_ACCEPTED,
+        "The gateway could not read the request; detail names the field or the header. The SDK "
+        "does not send such requests: look for a proxy that changes them.",
+    ),
+    "GD-P003": Entry(
+        "Body too large",
+        _NOT_ACCEPTED,
+        "The request is larger than the gateway takes (max_batch_bytes and max_batch_events of "
+        "its capabilities). The SDK splits a batch that was refused for this.",
+    ),
+    "GD-P004": Entry(
+        "Unsupported media type",
+        _NOT_ACCEPTED,
+        "The body has to be application/json, plain or gzip-coded.",
+    ),
+    "GD-P005": Entry(
+        "Method not allowed",
+        _NOT_ACCEPTED,
+        "The path is right and the HTTP method is not; the Allow header names the right ones.",
+    ),
+    "GD-P006": Entry(
+        "Request timed out",
+        "The request took too long to arrive. Please try again.",
+        "The request did not arrive within the gateway's deadline (request_deadline_ms).",
     ),
 }

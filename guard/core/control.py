@@ -1,8 +1,9 @@
 """Control messages folded into an immutable state that every check reads without a lock.
 
 A halt is marked for a workflow id, a glob pattern or ``"*"``, with the sequence number of the
-message. For any workflow the newest matching mark decides. ``resume`` lifts a pause only; a kill
-ends with a ``revive``. A message about a run concerns that run alone.
+message. For any run of a workflow the newest matching mark decides, as it does in the gateway.
+``resume`` lifts a pause only; ``revive`` lifts a kill and a pause. A message about a run concerns
+that run alone.
 """
 
 from __future__ import annotations
@@ -69,12 +70,12 @@ class Lane:
     runs: Mapping[str, Mark] = _NO_MARKS
 
     def find(self, workflow_id: str | None, run_id: str | None, now_ms: int) -> Mark | None:
-        """Return the mark that halts this run of this workflow, if one does."""
+        """Return the mark that halts this run of this workflow, if one does: the newest decides."""
+        newest = self.exact.get(workflow_id) if workflow_id is not None else None
         if run_id is not None and self.runs:
             mark = self.runs.get(run_id)
-            if mark is not None and mark.holds(now_ms):
-                return mark
-        newest = self.exact.get(workflow_id) if workflow_id is not None else None
+            if mark is not None and (newest is None or mark.seq > newest.seq):
+                newest = mark
         for target, mark in self.patterns.items():
             concerned = target == EVERYTHING or (
                 workflow_id is not None and matches(target, workflow_id)
@@ -154,11 +155,15 @@ class ControlState:
         seq = max(self.seq, message.seq)
         target = message.workflow_id or EVERYTHING
         match message.type:
-            case "kill" | "revive":
-                mark = Mark(message.seq, message.type == "kill", message.reason)
-                return attrs.evolve(
-                    self, seq=seq, kills=self.kills.with_mark(target, message.run_id, mark)
-                )
+            case "kill":
+                mark = Mark(message.seq, True, message.reason)
+                kills = self.kills.with_mark(target, message.run_id, mark)
+                return attrs.evolve(self, seq=seq, kills=kills)
+            case "revive":
+                mark = Mark(message.seq, False, message.reason)
+                kills = self.kills.with_mark(target, message.run_id, mark)
+                pauses = self.pauses.with_mark(target, message.run_id, mark)
+                return attrs.evolve(self, seq=seq, kills=kills, pauses=pauses)
             case "pause" | "resume":
                 wait_ms = message.resume_after_ms
                 until_ms = None if wait_ms is None else message.at_ms + wait_ms

@@ -63,6 +63,50 @@ class RetryQuota:
         return True
 
 
+@attrs.define
+class Silence:
+    """Endpoints that asked not to be asked for a while (``Retry-After``).
+
+    >>> silence = Silence()
+    >>> silence.asked("/api/v1/events", 5.0, now_s=100.0)
+    5.0
+    >>> silence.left_s("/api/v1/events", now_s=102.0)
+    3.0
+
+    Args:
+        unsaid: the wait when none was named, by how often that happened in a row. Without jitter:
+            the least of it that is sure.
+    """
+
+    unsaid: Backoff = Backoff(base_s=1.0, cap_s=30.0)
+    _until_s: dict[str, float] = attrs.field(factory=dict, init=False)
+    _in_a_row: dict[str, int] = attrs.field(factory=dict, init=False)
+
+    def asked(self, endpoint: str, wait_s: float | None, *, now_s: float) -> float:
+        """Take note that an endpoint asked for a wait, or refused without naming one.
+
+        Returns:
+            How long it is left alone, in seconds.
+        """
+        times = self._in_a_row.get(endpoint, 0)
+        self._in_a_row[endpoint] = times + 1
+        if wait_s is None:
+            wait_s = self.unsaid.delay_s(times, 1.0)
+        wait_s = min(wait_s, RETRY_AFTER_MAX_S)
+        self._until_s[endpoint] = max(self._until_s.get(endpoint, 0.0), now_s + wait_s)
+        return wait_s
+
+    def left_s(self, endpoint: str, *, now_s: float) -> float:
+        """Return how long an endpoint is still to be left alone; 0 when it may be asked."""
+        return max(0.0, self._until_s.get(endpoint, 0.0) - now_s)
+
+    def answered(self, endpoint: str) -> None:
+        """Take note that an endpoint answered."""
+        if endpoint in self._in_a_row:
+            del self._in_a_row[endpoint]
+            self._until_s.pop(endpoint, None)
+
+
 def retry_after_s(value: str | None, *, now_s: float) -> float | None:
     """Read a ``Retry-After`` header (RFC 9110, 10.2.3): seconds or a date, capped at 300 s.
 

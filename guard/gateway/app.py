@@ -11,6 +11,7 @@ from guard.core import wire
 from guard.gateway.dashboard.dashboard import dashboard_routes
 from guard.gateway.dashboard.site import Parts
 from guard.gateway.domain.records import Rates
+from guard.gateway.routes import docs
 from guard.gateway.routes.admin import AdminHandlers
 from guard.gateway.routes.admin_app import AdminApp, starlette_app
 from guard.gateway.routes.admin_table import operations
@@ -41,7 +42,7 @@ from guard.gateway.settings import GatewaySettings
 from guard.gateway.storage.base import Announcement, Storage, StoreError
 from guard.gateway.storage.memory_rates import MemoryRates
 from guard.gateway.storage.sqlite import SqliteStorage
-from guard.gateway.storage.sqlite_books import wall_clock_ms
+from guard.gateway.storage.sqlite_rows import wall_clock_ms
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +115,13 @@ class GatewayApp:
             )
         )
         self._cold = starlette_app(
-            [*health.routes(), *document.routes(), *admin.routes(), *dashboard]
+            [
+                *health.routes(),
+                *docs.routes(),
+                *document.routes(),
+                *admin.routes(),
+                *dashboard,
+            ]
         )
         self._webhooks = WebhookSender(self.storage, clock_ms)
         self._tasks: list[asyncio.Task[None]] = []
@@ -166,6 +173,8 @@ class GatewayApp:
                 await self.storage.sweep()
             except StoreError as exc:
                 logger.warning("the sweep failed: %s", exc)
+            except Exception:  # the sweeper outlives whatever one round meets
+                logger.exception("the sweep failed")
 
     # -- ASGI ----------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from guard.gateway import cli_data
 from guard.gateway.cli_output import (
     admin_options,
     client_of,
@@ -69,7 +70,7 @@ def _run(settings: Any, listening: Any) -> None:
     import logging
 
     from guard.gateway.app import GatewayApp
-    from guard.gateway.server import GatewayServer, new_event_loop
+    from guard.gateway.server import GatewayServer, new_event_loop, tune_process
     from guard.gateway.services.bootstrap import first_run
 
     logging.basicConfig(
@@ -98,6 +99,7 @@ def _run(settings: Any, listening: Any) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, server.stop)
+        tune_process()
         await server.serve()
 
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
@@ -203,3 +205,15 @@ def _show_key(options: dict[str, Any], made: dict[str, Any]) -> None:
     if made.get("hmac_secret"):
         lines.append(f"  GUARD_HMAC_SECRET={made['hmac_secret']}")
     note(options, "\n".join(lines), made)
+
+
+for _command in (
+    cli_data.budgets,
+    cli_data.policies,
+    cli_data.approvals,
+    cli_data.usage,
+    cli_data.audit,
+    cli_data.backup,
+    cli_data.apply,
+):
+    gateway.add_command(_command)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import json
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
 
 from guard.gateway.admin_client import AdminClient, AdminError
+
+_PIPE_WIDTH: Final = 1000
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -59,18 +62,49 @@ def safe(value: Any) -> str:
 
 
 def show(options: dict[str, Any], rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
-    """Print rows as a table, or as JSON when asked."""
+    """Print rows as a table, or as JSON when asked.
+
+    Nothing is cut off: what is too wide for the terminal is folded, and output to a pipe or a
+    file has one line for each row.
+    """
     if options["as_json"]:
         click.echo(json.dumps(list(rows), indent=2))
+        return
+    if not rows:
+        click.echo("none")
         return
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(*columns)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        numbers = all(isinstance(row.get(column), int | float | None) for row in rows)
+        table.add_column(
+            column.removesuffix("_ms").replace("_cents", " ct").replace("_", " "),
+            justify="right" if numbers and not column.endswith("_ms") else "left",
+            overflow="fold",
+        )
     for row in rows:
-        table.add_row(*(Text(safe(row.get(column))) for column in columns))
-    Console().print(table)
+        table.add_row(*(Text(safe(_shown(column, row.get(column)))) for column in columns))
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_PIPE_WIDTH)
+    console.print(table)
+
+
+def _shown(column: str, value: Any) -> str:
+    """Return a value as people write it."""
+    if value is None or value == "":
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        if column.endswith(("_at_ms", "_seen_ms", "deadline_ms")) or column == "at_ms":
+            moment = dt.datetime.fromtimestamp(value / 1000, dt.UTC)
+            return moment.strftime("%Y-%m-%d %H:%M:%SZ")
+        return f"{value:,.4f}" if column.endswith("_cents") else f"{value:,}"
+    return str(value)
 
 
 def note(options: dict[str, Any], text: str, value: Any) -> None:

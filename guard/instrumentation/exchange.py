@@ -22,7 +22,7 @@ class Exchange:
     """From the check before a request to the event after its response.
 
     A transport calls :meth:`whole` for a body that it has read, or :meth:`streaming`, then
-    :meth:`feed` for every chunk that passes and :meth:`finish` when the stream ends, breaks or is
+    ``feed`` for every chunk that passes and :meth:`finish` when the stream ends, breaks or is
     abandoned. Every path may be taken twice; the first one counts.
 
     Attributes:
@@ -30,18 +30,19 @@ class Exchange:
         scope: where the request was made.
         host: of the URL.
         started_s: when it was made, by the monotonic clock.
+        feed: takes a look at a chunk; never raises.
         filter: takes the usage chunk out of the stream when it was not the caller who asked for it.
     """
 
     __slots__ = (
         "_body",
-        "_content_type",
         "_done",
         "_header",
         "_owner",
         "_path",
         "_recording",
         "endpoint",
+        "feed",
         "filter",
         "host",
         "scope",
@@ -63,10 +64,10 @@ class Exchange:
         self.host = host
         self.started_s = time.monotonic()
         self.filter: UsageChunkFilter | None = None
+        self.feed: Callable[[bytes], None] = _ignore
         self._path = path
         self._body = body
         self._header: Callable[[str], str | None] = _no_header
-        self._content_type = ""
         self._recording: Recording | None = None
         self._done = False
 
@@ -97,24 +98,15 @@ class Exchange:
         Args:
             status: HTTP status.
             header: returns a response header by its lower-case name.
-            encoding: the content encoding of the chunks that :meth:`feed` will get.
+            encoding: the content encoding of the chunks that ``feed`` will get.
         """
         if self._done or status >= 400:
             self._done = True
             return False
         self._header = header
-        self._content_type = header("content-type") or ""
-        self._recording = Recording(encoding)
+        self._recording = recording = Recording(encoding)
+        self.feed = recording.feed
         return True
-
-    def feed(self, chunk: bytes) -> None:
-        """Take a look at a chunk as it passes by."""
-        try:
-            if self._recording is not None:
-                self._recording.feed(chunk)
-        except Exception:  # noqa: BLE001  # as above
-            self._recording = None
-            self._owner.failed(logger)
 
     def finish(self) -> None:
         """The stream ended, was abandoned, or broke: settle what it used."""
@@ -126,8 +118,9 @@ class Exchange:
             return
         try:
             recorded = recording.recorded()
-            usage = read_recorded(self.endpoint.format, recorded, self._content_type, self._call())
-            self._owner.report(self, usage, streamed=is_stream(self._content_type, recorded))
+            content_type = self._header("content-type") or ""
+            usage = read_recorded(self.endpoint.format, recorded, content_type, self._call())
+            self._owner.report(self, usage, streamed=is_stream(content_type, recorded))
         except Exception:  # noqa: BLE001  # as above
             self._owner.failed(logger)
 
@@ -137,6 +130,10 @@ class Exchange:
 
     def _call(self) -> Call:
         return Call(self._path, self._body, self._header)
+
+
+def _ignore(chunk: bytes) -> None:
+    """Nothing is observed."""
 
 
 def _no_header(name: str) -> str | None:

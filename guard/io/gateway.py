@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import logging
 import os
 import random
 import ssl
@@ -15,25 +16,25 @@ from urllib.parse import urlsplit
 import httpx
 
 from guard.breaker.circuit import CircuitBreaker
-from guard.breaker.exceptions import (
-    GuardBackendError,
-    GuardError,
-    GuardTransportError,
-    RateLimitError,
-)
+from guard.breaker.exceptions import GuardTransportError, RateLimitError
 from guard.breaker.replies import Reply, exception_for
 from guard.core import wire
-from guard.core.retry import Backoff, RetryQuota
+from guard.core.retry import Backoff, RetryQuota, Silence, retry_after_s
 from guard.core.signing import SignatureParameters, sign, verify_frame
 from guard.scope import OWN_TRAFFIC
 from guard.settings import Settings, is_loopback, require_secure
 from guard.version import __version__
 
 T = TypeVar("T")
+logger = logging.getLogger("guard.gateway_client")
 
 _GZIP_ABOVE_BYTES: Final = 1024
 _REPLY_BYTES_MAX: Final = 4 * 1024 * 1024
 _ATTEMPTS_MAX: Final = 4
+
+
+class BodyRefusedError(GuardTransportError):
+    """The gateway will never take this body: too large, or something in it cannot be read."""
 
 
 class GatewayClient:
@@ -42,19 +43,23 @@ class GatewayClient:
     Args:
         settings: address, key, secret and deadline.
         heard: called with None after each usable answer and with the exception otherwise.
+        recovered: called when the gateway answers again after it was given up.
     """
 
     def __init__(
         self,
         settings: Settings,
         heard: Callable[[BaseException | None], None],
+        recovered: Callable[[], None] = lambda: None,
     ) -> None:
         require_secure(settings.api_url)
         self._settings = settings
         self._heard = heard
+        self._recovered = recovered
         self._clock_offset_s = 0.0
         self.circuit = CircuitBreaker()
         self._quota = RetryQuota()
+        self._silence = Silence()
         self._backoff = Backoff(base_s=0.05, cap_s=1.0)
         host = urlsplit(settings.api_url).hostname or ""
         self._client = httpx.AsyncClient(
@@ -115,20 +120,32 @@ class GatewayClient:
             idempotency_key=f"release-{reservation_id}",
         )
 
-    async def send(self, batch: wire.EventBatch) -> wire.EventsReply:
+    async def send(self, batch_id: str, body: bytes) -> tuple[wire.EventsReply, bool]:
         """Deliver a batch of events (``POST /api/v1/events``).
 
-        A 422 means that the events were taken and a commit went over its reservation; its body is
-        the same, and it is returned like a 202.
+        Args:
+            batch_id: the idempotency key, the same on every retry.
+            body: the encoded :class:`~guard.core.wire.EventBatch`.
+
+        Returns:
+            The reply, and whether a commit went over its reservation (422): the events were taken
+            then too, and the reply is the same.
+
+        Raises:
+            BodyRefusedError: the batch has to be split, or an event left out.
+            GuardError: not taken now.
         """
-        return await self._call(
+        statuses: list[int] = []
+        reply = await self._call(
             "POST",
             wire.EVENTS_PATH,
             wire.EventsReply,
-            body=wire.encode(batch),
-            idempotency_key=batch.batch_id,
+            body=body,
+            idempotency_key=batch_id,
             also_ok=422,
+            statuses=statuses,
         )
+        return reply, statuses[-1:] == [422]
 
     async def poll(self, after: int, wait_ms: int) -> wire.ControlReply:
         """Wait for control messages after a sequence number (``GET /api/v1/control``)."""
@@ -173,9 +190,17 @@ class GatewayClient:
         extra_s: float = 0.0,
         attempts: int = _ATTEMPTS_MAX,
         signed_reply: bool = False,
+        statuses: list[int] | None = None,
     ) -> T:
         """Exchange one message, within the total deadline, with retries where they are safe."""
         endpoint = path.partition("?")[0]
+        silent_s = self._silence.left_s(endpoint, now_s=time.monotonic())
+        if silent_s > 0:
+            raise RateLimitError(
+                f"{endpoint} asked to be left alone for another {silent_s:.1f} s",
+                retry_after=silent_s,
+                endpoint=endpoint,
+            )
         headers = {}
         if body:
             headers["Content-Type"] = "application/json"
@@ -187,9 +212,12 @@ class GatewayClient:
 
         async def attempt() -> T:
             reply = await self._exchange(method, path, endpoint, headers, body)
+            if statuses is not None:
+                statuses.append(reply.status)
             problem = None if reply.status == also_ok else exception_for(reply)
             if problem is not None:
-                raise problem
+                raise self._refined(reply, problem)
+            self._silence.answered(endpoint)
             if signed_reply:
                 self._check_signature(reply)
             try:
@@ -202,11 +230,12 @@ class GatewayClient:
                 ) from None
 
         deadline_s = self._settings.timeout_s + extra_s
+        ends_s = time.monotonic() + deadline_s
         try:
             async with asyncio.timeout(deadline_s):
-                answer = await self._with_retries(endpoint, attempt, attempts)
+                answer = await self._with_retries(endpoint, attempt, attempts, ends_s)
         except TimeoutError:
-            self.circuit.failed(now_s=time.monotonic())
+            self._failed()
             error = GuardTransportError(
                 f"no answer from {endpoint} within {deadline_s:g} s", endpoint=endpoint
             )
@@ -219,7 +248,7 @@ class GatewayClient:
         return answer
 
     async def _with_retries(
-        self, endpoint: str, attempt: Callable[[], Awaitable[T]], attempts: int
+        self, endpoint: str, attempt: Callable[[], Awaitable[T]], attempts: int, ends_s: float
     ) -> T:
         self._quota.first_try()
         tries = 0
@@ -233,25 +262,66 @@ class GatewayClient:
                 )
             try:
                 answer = await attempt()
-            except RateLimitError:
-                self.circuit.succeeded()
+            except (RateLimitError, BodyRefusedError):
+                self._answered()
                 raise
             except GuardTransportError as exc:
-                self.circuit.failed(now_s=time.monotonic())
+                self._failed()
                 tries += 1
                 failure = exc
-                if not exc.retryable or tries >= attempts or not self._quota.take():
+                now_s = time.monotonic()
+                delay_s = max(
+                    self._backoff.delay_s(tries - 1, random.random()),
+                    self._silence.left_s(endpoint, now_s=now_s),
+                )
+                last = not exc.retryable or tries >= attempts or now_s + delay_s >= ends_s
+                if last or not self._quota.take():
                     raise
-                await asyncio.sleep(self._backoff.delay_s(tries - 1, random.random()))
+                await asyncio.sleep(delay_s)
             except asyncio.CancelledError:
                 self.circuit.abandoned()
                 raise
             except BaseException:
-                self.circuit.succeeded()  # a refusal is an answer
+                self._answered()  # a refusal is an answer
                 raise
             else:
-                self.circuit.succeeded()
+                self._answered()
                 return answer
+
+    def _answered(self) -> None:
+        was = self.circuit.state
+        self.circuit.succeeded()
+        if was != "closed":
+            logger.info("the gateway answers again")
+            self._recovered()
+
+    def _failed(self) -> None:
+        was = self.circuit.state
+        self.circuit.failed(now_s=time.monotonic())
+        if was == "closed" and self.circuit.state == "open":
+            logger.info("the gateway fails; it is left alone, but for single probes")
+
+    def _refined(self, reply: Reply, problem: BaseException) -> BaseException:
+        """Take note of what a refusal asks for, and name a body that can never be taken."""
+        if reply.status in (429, 503):
+            document = reply.problem()
+            wait_s = retry_after_s(reply.retry_after, now_s=reply.now_s)
+            if wait_s is None and document.retry_after_ms is not None:
+                wait_s = document.retry_after_ms / 1000
+            # A cap that an operator set on some calls says nothing about the others, and a store
+            # that failed refuses by itself: neither may close the gate for everybody.
+            concerns_all = reply.endpoint != wire.GATE_PATH or (
+                reply.status == 429 and document.action != "rate"
+            )
+            if concerns_all and (wait_s is not None or reply.status == 429):
+                self._silence.asked(reply.endpoint, wait_s, now_s=time.monotonic())
+        code = reply.problem().error_code or ""
+        unreadable = reply.status in (400, 415) and code.startswith("GD-P")
+        if isinstance(problem, GuardTransportError) and (reply.status == 413 or unreadable):
+            return BodyRefusedError(
+                str(problem), source="GATEWAY_ERROR", endpoint=reply.endpoint, retryable=False
+            )
+        return problem
 
     async def _exchange(
         self, method: str, path: str, endpoint: str, headers: dict[str, str], body: bytes
@@ -322,51 +392,6 @@ class GatewayClient:
             return False
         self._clock_offset_s = offset_s
         return True
-
-
-def send_blocking(
-    settings: Settings, batch: wire.EventBatch, deadline_s: float
-) -> wire.EventsReply:
-    """Deliver one last batch from the calling thread, without the background loop.
-
-    At interpreter exit executors, and with them asynchronous name look-ups, are already dead.
-
-    Raises:
-        GuardError: the batch was not taken.
-    """
-    body = gzip.compress(wire.encode(batch), compresslevel=1)
-    client = GatewayClient(settings, lambda _: None)
-    url = settings.api_url + wire.EVENTS_PATH
-    headers = {
-        wire.HEADER_API_KEY: settings.api_key,
-        wire.HEADER_PROTOCOL: str(wire.PROTOCOL_VERSION),
-        wire.HEADER_IDEMPOTENCY: batch.batch_id,
-        "Content-Type": "application/json",
-        "Content-Encoding": "gzip",
-        **client.signed("POST", url, body)[0],
-    }
-    try:
-        with httpx.Client(
-            verify=_verifies(settings.api_url),
-            trust_env=not is_loopback(urlsplit(settings.api_url).hostname or ""),
-            timeout=deadline_s,
-        ) as blocking:
-            request = blocking.build_request(
-                "POST", url, headers=headers, content=body, extensions={OWN_TRAFFIC: True}
-            )
-            response = blocking.send(request)
-            reply = Reply(wire.EVENTS_PATH, response.status_code, response.content)
-    except (httpx.HTTPError, OSError) as exc:
-        raise GuardTransportError(_why(exc), endpoint=wire.EVENTS_PATH) from None
-    problem = None if reply.status == 422 else exception_for(reply)
-    if isinstance(problem, GuardError):
-        raise problem
-    if problem is not None:
-        raise GuardBackendError(str(problem), endpoint=wire.EVENTS_PATH)
-    try:
-        return wire.decode(reply.body, wire.EventsReply)
-    except wire.WireError as exc:
-        raise GuardTransportError(str(exc), endpoint=wire.EVENTS_PATH) from None
 
 
 def _verifies(url: str) -> bool:

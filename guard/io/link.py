@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -11,6 +13,7 @@ from typing import Final
 
 from guard.breaker.exceptions import (
     GuardBlockedException,
+    GuardError,
     GuardProtocolError,
     GuardTransportError,
 )
@@ -19,11 +22,14 @@ from guard.core.batching import EventBuffer
 from guard.core.ids import IdFactory
 from guard.health import Health
 from guard.io.flusher import Flusher
-from guard.io.gateway import GatewayClient
+from guard.io.gateway import BodyRefusedError, GatewayClient
+from guard.io.spool import Spool, owner_of
 from guard.io.subscriber import Subscriber
 from guard.loop import BackgroundLoop
 from guard.settings import Settings
 from guard.version import __version__
+
+logger = logging.getLogger("guard.link")
 
 _APPROVALS_KEPT: Final = 1024
 _APPROVAL_WAIT_MAX_S: Final = 3600.0
@@ -39,6 +45,7 @@ class Link:
         health: told of what is heard.
         control_seq: returns the newest control message that was applied.
         controlled: takes a control message.
+        told: takes an error that the hooks are to hear of.
     """
 
     def __init__(
@@ -50,18 +57,23 @@ class Link:
         *,
         control_seq: Callable[[], int],
         controlled: Callable[[wire.ControlMessage], None],
+        told: Callable[[BaseException], None],
     ) -> None:
         self._health = health
         self._apply = controlled
         self._probed = False
-        self.client = GatewayClient(settings, health.heard)
-        self.flusher = Flusher(buffer, self.client, settings, ids, health)
+        self.client = GatewayClient(settings, health.heard, recovered=self._recovered)
+        self.flusher = Flusher(
+            buffer, self.client, settings, ids, health, told=told, spool=_spool(settings)
+        )
+        self._probing: asyncio.Task[None] | None = None
+        self._services: list[asyncio.Task[None]] = []
         self.subscriber = Subscriber(
             settings,
             self.client,
             seq=control_seq,
             apply=self._controlled,
-            switched=health.switched,
+            switched=self._switched,
         )
         self._approvals: OrderedDict[str, asyncio.Future[bool]] = OrderedDict()
 
@@ -91,8 +103,11 @@ class Link:
 
     def start_services(self, background: BackgroundLoop) -> None:
         """Start the long-lived tasks."""
-        background.spawn(self.flusher.run, name="guard-flusher")
-        background.spawn(self.subscriber.run, name="guard-subscriber")
+        background.at_close(self.client.close)
+        self._services = [
+            background.spawn(self.flusher.run, name="guard-flusher"),
+            background.spawn(self.subscriber.run, name="guard-subscriber"),
+        ]
 
     async def gate(self, request: wire.GateRequest) -> wire.GateReply:
         """Ask whether a call may run; what is buffered for its workflow travels along.
@@ -103,9 +118,16 @@ class Link:
             GuardError: refused, or no usable answer within the deadline.
             WorkflowKilledInterrupt: the workflow is killed.
         """
-        records = self.flusher.luggage(request.workflow_id)
-        request.events = self.flusher.events(records)
+        records, request.events = self.flusher.luggage(request.workflow_id)
         try:
+            reply = await self.client.gate(request)
+        except BodyRefusedError:
+            # One of the events cannot be read. That is no reason to refuse the call: they go
+            # their own way, where the bad one is found and left out.
+            self.flusher.came_back(records)
+            if not records:
+                raise
+            records, request.events = [], []
             reply = await self.client.gate(request)
         except BaseException:
             self.flusher.came_back(records)
@@ -169,12 +191,43 @@ class Link:
                 future.set_result(bool(message.approved))
         self._apply(message)
 
+    def _switched(self, channel: str) -> None:
+        self._health.switched(channel)
+        if channel != "none":
+            self._recovered()
+
+    def _recovered(self) -> None:
+        """The gateway is heard again: deliver what waits, and learn what could not be asked."""
+        self.flusher.wake()
+        if not self._probed and (self._probing is None or self._probing.done()):
+            self._probing = asyncio.get_running_loop().create_task(
+                self._probe_late(), context=contextvars.Context()
+            )
+
+    async def _probe_late(self) -> None:
+        try:
+            await self.probe()
+        except GuardError as exc:  # the status says it; the next change of the channel tries again
+            logger.debug("late probe: %s", exc)
+
     async def close(self) -> None:
-        """Close the control socket cleanly, then the connections."""
+        """Close the control socket cleanly, end the services, then close the connections."""
         with contextlib.suppress(Exception):
             await self.subscriber.close()
+        services = self._services if self._probing is None else [*self._services, self._probing]
+        for task in services:  # first: one that is just connecting would leave a socket behind
+            task.cancel()
+        if services:
+            await asyncio.wait(services)
         with contextlib.suppress(Exception):
             await self.client.close()
+
+
+def _spool(settings: Settings) -> Spool | None:
+    if settings.spool_dir is None:
+        return None
+    owner = owner_of(settings.api_url, settings.api_key)
+    return Spool(settings.spool_dir, owner, bytes_max=settings.spool_max_bytes)
 
 
 def _version(text: str) -> tuple[int, ...]:

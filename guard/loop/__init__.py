@@ -5,5 +5,6 @@ and closes within a deadline.
 """
 
 from guard.loop.background import BackgroundLoop, LoopClosedError
+from guard.loop.threads import in_thread
 
-__all__ = ["BackgroundLoop", "LoopClosedError"]
+__all__ = ["BackgroundLoop", "LoopClosedError", "in_thread"]

@@ -8,13 +8,17 @@ import contextlib
 import contextvars
 import os
 import threading
+import time
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, TypeVar
 
+from guard.loop.threads import ServiceLoop
+
 T = TypeVar("T")
 
 _START_TIMEOUT_S: Final = 10.0
+_ROUNDS: Final = 5
 _WIND_UP_SHARE: Final = 0.8
 """Part of the time to close that tasks have to end in; the rest is for the thread itself."""
 
@@ -47,8 +51,20 @@ class BackgroundLoop:
         self._thread: threading.Thread | None = None
         self._services: set[asyncio.Task[Any]] = set()
         self._pending: set[concurrent.futures.Future[Any]] = set()
+        self._closers: list[Callable[[], Awaitable[object]]] = []
         self._closed = False
         self._winding_up = False
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the loop's thread is there to take work."""
+        thread = self._thread
+        return not self._closed and thread is not None and thread.is_alive()
+
+    @property
+    def is_own_thread(self) -> bool:
+        """Whether the calling thread is the loop's own, where waiting would deadlock."""
+        return threading.get_ident() == self.thread_ident
 
     @property
     def thread_ident(self) -> int | None:
@@ -91,8 +107,7 @@ class BackgroundLoop:
 
     def _main(self, started: concurrent.futures.Future[asyncio.AbstractEventLoop]) -> None:
         try:
-            # The plain selector loop on purpose: the user's loop policy is the user's.
-            loop = asyncio.SelectorEventLoop()
+            loop = ServiceLoop()
         except BaseException as exc:  # noqa: BLE001  # it belongs to the caller who waits
             started.set_exception(exc)
             return
@@ -103,6 +118,7 @@ class BackgroundLoop:
         finally:
             with contextlib.suppress(Exception):
                 loop.run_until_complete(loop.shutdown_asyncgens())
+                loop.run_until_complete(_settled())
             asyncio.set_event_loop(None)
             loop.close()
 
@@ -115,7 +131,7 @@ class BackgroundLoop:
             LoopClosedError: the loop was closed.
             RuntimeError: called from the loop's own thread, where waiting would deadlock.
         """
-        if threading.get_ident() == self.thread_ident:
+        if self.is_own_thread:
             raise RuntimeError("a blocking call from the background loop's own thread")
         coroutine = function(*args)
         try:
@@ -172,7 +188,7 @@ class BackgroundLoop:
             return False
         return True
 
-    def spawn(self, function: Callable[[], Awaitable[None]], *, name: str) -> None:
+    def spawn(self, function: Callable[[], Awaitable[None]], *, name: str) -> asyncio.Task[None]:
         """Start a long-lived service task; to be called on the loop's thread.
 
         The task runs in an empty context and is cancelled by :meth:`close`.
@@ -186,6 +202,11 @@ class BackgroundLoop:
         )
         self._services.add(task)
         task.add_done_callback(self._services.discard)
+        return task
+
+    def at_close(self, closer: Callable[[], Awaitable[object]]) -> None:
+        """Have a coroutine function run on the loop after its tasks have ended."""
+        self._closers.append(closer)
 
     def close(self, timeout_s: float = 1.0) -> bool:
         """Refuse new work, cancel what runs, stop the loop and join the thread. Idempotent.
@@ -195,20 +216,27 @@ class BackgroundLoop:
         """
         if self._thread is threading.current_thread():
             raise RuntimeError("the background loop cannot be closed from its own thread")
-        with self._lock:
-            self._closed = True
+        ends = time.monotonic() + timeout_s
+        self._closed = True
+        # A thread that is starting the loop holds the lock; it is not waited for beyond the time.
+        locked = self._lock.acquire(timeout=timeout_s)
+        try:
             loop, thread = self._loop, self._thread
             first, self._winding_up = not self._winding_up, True
+        finally:
+            if locked:
+                self._lock.release()
         if loop is None or thread is None or not thread.is_alive():
-            return True
+            return locked
+        left_s = max(0.0, ends - time.monotonic())
         # Once: a second one would cancel the first, or come when the loop takes no more callbacks.
         if first:
-            winding_up = self._wind_up(timeout_s * _WIND_UP_SHARE)
+            winding_up = self._wind_up(left_s * _WIND_UP_SHARE)
             try:
                 asyncio.run_coroutine_threadsafe(winding_up, loop)
             except RuntimeError:  # it has ended by itself
                 winding_up.close()
-        thread.join(timeout_s)
+        thread.join(left_s)
         if thread.is_alive():  # something blocks it; who waits for an answer must not wait for ever
             self._cancel_pending()
         return not thread.is_alive()
@@ -225,11 +253,23 @@ class BackgroundLoop:
         if tasks:
             await asyncio.wait(tasks, timeout=timeout_s)
         for task in tasks:
-            if task.done() and not task.cancelled():
+            if not task.done():
+                # It swallows its cancellation. The loop ends without it, and says no more of it.
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+            elif not task.cancelled():
                 task.exception()  # seen: nobody is left who could be told
-        await asyncio.sleep(0)  # the answers of those that did end go out
+        for closer in self._closers:
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(closer(), timeout_s / 4)
+        await _settled()  # the answers of those that did end go out
         self._cancel_pending()  # and the others get one now
         loop.call_soon(loop.stop)
+
+
+async def _settled() -> None:
+    """Let what was just closed or answered run its callbacks; a transport takes a few rounds."""
+    for _ in range(_ROUNDS):
+        await asyncio.sleep(0)
 
 
 def _stop_when_started(started: concurrent.futures.Future[asyncio.AbstractEventLoop]) -> None:

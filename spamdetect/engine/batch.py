@@ -10,17 +10,11 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterable
 from spamdetect.engine.core import Engine
 from spamdetect.engine.results import Analysis
 
-_worker: Engine | None = None
-
-
-def _start(path: str | None, threshold: float | None) -> None:
-    global _worker
-    _worker = Engine.load(path, threshold=threshold)
-
 
 def _classify(texts: list[str]) -> list[Analysis]:
-    assert _worker is not None
-    return _worker.predict_many(texts)
+    from spamdetect.engine.pool import loaded_engine
+
+    return loaded_engine().predict_many(texts)
 
 
 def usable_cores() -> int:
@@ -61,18 +55,15 @@ async def classify_many(
         >>> async def spam(lines):
         ...     return [a async for a in classify_many(lines) if a.prediction.is_spam]
     """
-    # Imported here: they would double the time that importing the engine takes.
-    from concurrent.futures import ProcessPoolExecutor
-    from multiprocessing import get_context
+    # Imported here: it would double the time that importing the engine takes.
+    from spamdetect.engine.pool import engine_pool
 
     count = usable_cores() if processes is None else processes
     if count < 1 or chunk_size < 1:
         raise ValueError("processes and chunk_size must be at least 1")
     path = None if model_path is None else os.fspath(model_path)
     await asyncio.to_thread(Engine.load, path, threshold=threshold)  # errors here, not in a worker
-    pool = ProcessPoolExecutor(
-        count, mp_context=get_context("spawn"), initializer=_start, initargs=(path, threshold)
-    )
+    pool = engine_pool(count, path, threshold)
     loop = asyncio.get_running_loop()
     under_way: deque[asyncio.Future[list[Analysis]]] = deque()
     try:

@@ -85,9 +85,8 @@ def languages(detector: LanguageModel, texts: Sequence[str]) -> list[Language]:
         chosen[numbers] = True
         mine = chosen[owner]
         buckets = _letter_buckets(letters[mine], owner[mine], numbers, model.bits)
-        chances = model.softmax(*model.sums(buckets))
-        for number, row in zip(numbers, chances, strict=True):
-            found[number] = detector.answer(model, row, sizes[number])
+        for number, best in zip(numbers, model.best_of_each(buckets), strict=True):
+            found[number] = detector.answer(model, *best, sizes[number])
     return found
 
 

@@ -106,6 +106,7 @@ def from_container(container: Container, origin: str) -> SpamModel:
     meta = dict(container.meta)
     if meta.pop("format", None) != FORMAT:
         raise ModelError(f"{origin} has another model format: train it again with this version")
+    advice = f"{origin} does not fit this version: train it again with this version"
     try:
         model = SpamModel(
             weights=container.arrays["weights"], structure=container.arrays["structure"], **meta
@@ -121,7 +122,7 @@ def from_container(container: Container, origin: str) -> SpamModel:
             and 0.0 <= model.threshold <= 1.0
         )
     except (KeyError, TypeError, ValueError):
-        sound = False
+        raise ModelError(advice) from None
     if not sound:
-        raise ModelError(f"{origin} does not fit this version: train it again with this version")
+        raise ModelError(advice)
     return model

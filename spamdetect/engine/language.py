@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import unicodedata
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,6 @@ from spamdetect.engine.features import mix, rolled_hashes, span_hashes
 from spamdetect.engine.links import replace_links
 from spamdetect.engine.results import Language, ModelError
 
-Singles = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 
 FILE_NAME = "language.model"
@@ -66,36 +66,38 @@ class ScriptModel:
     bits: int
     weights: NDArray[np.int8]
     scale: float
-    bias: NDArray[np.float32]
+    bias: Doubles
     power: float
     temperature: tuple[float, float]
 
-    def probabilities(self, letters: NDArray[np.uint32]) -> Doubles:
-        """The probability of each language for the letters of a text."""
-        (found,) = self.softmax(*self.sums([letter_buckets(letters, self.bits)]))
-        return np.asarray(found, np.float64)
+    def best(self, letters: NDArray[np.uint32]) -> tuple[int, float]:
+        """The number of the likeliest language of a text, and its probability."""
+        buckets = letter_buckets(letters, self.bits)
+        # As float32 the sum is exact, and many times faster than over int8.
+        totals = np.ones(buckets.size, np.float32) @ self.weights.take(buckets, axis=0)
+        logits = totals.astype(np.float64)
+        logits *= self.sharpness(buckets.size)
+        logits += self.bias
+        first = int(logits.argmax())
+        logits -= logits[first]
+        return first, 1.0 / float(np.exp(logits).sum())
 
-    def sums(self, texts: Sequence[NDArray[np.uint32]]) -> tuple[Singles, Doubles]:
-        """For the buckets of each text, the sum of their weights, and how many they are."""
-        totals = np.empty((len(texts), len(self.languages)), np.float32)
-        for row, buckets in enumerate(texts):
-            # As float32 the sum is exact, and many times faster than over int8.
-            np.matmul(
-                np.ones(buckets.size, np.float32),
-                self.weights.take(buckets, axis=0),
-                out=totals[row],
-            )
-        return totals, np.array([buckets.size for buckets in texts], np.float64)
-
-    def softmax(self, totals: Singles, sizes: Doubles) -> Doubles:
-        """The probability of each language from what `sums` returns, a row for each text."""
+    def sharpness(self, size: int) -> float:
+        """What the sum of the weights of ``size`` n-grams is multiplied with."""
         slope, intercept = self.temperature
-        sharp = self.scale * sizes**-self.power * np.exp(slope * np.log(sizes) + intercept)
-        logits: Doubles = totals * sharp[:, None] + self.bias
+        return float(self.scale * size**-self.power * math.exp(slope * math.log(size) + intercept))
+
+    def best_of_each(self, texts: Sequence[NDArray[np.uint32]]) -> list[tuple[int, float]]:
+        """The same for the buckets of many texts."""
+        logits = np.empty((len(texts), len(self.languages)))
+        for row, buckets in enumerate(texts):
+            totals = np.ones(buckets.size, np.float32) @ self.weights.take(buckets, axis=0)
+            np.multiply(totals.astype(np.float64), self.sharpness(buckets.size), out=logits[row])
+        logits += self.bias
+        first = logits.argmax(axis=1)
         logits -= logits.max(axis=1, keepdims=True)
-        np.exp(logits, out=logits)
-        logits /= logits.sum(axis=1, keepdims=True)
-        return logits
+        chances = 1.0 / np.exp(logits, out=logits).sum(axis=1)
+        return list(zip(first.tolist(), chances.tolist(), strict=True))
 
 
 @attrs.frozen
@@ -124,17 +126,16 @@ class LanguageModel:
         model = self.scripts.get(group)
         if model is None:
             return self.alone(group, size)
-        return self.answer(model, model.probabilities(letters), size)
+        return self.answer(model, *model.best(letters), size)
 
     def alone(self, group: str, size: int) -> Language:
         """The answer for a script that is not modelled: its only language, or unknown."""
         found = self.single.get(group)
         return UNKNOWN if found is None else self._language(*found, size)
 
-    def answer(self, model: ScriptModel, probabilities: Doubles, size: int) -> Language:
-        """The answer for a modelled script from the probability of each language."""
-        best = int(probabilities.argmax())
-        return self._language(model.languages[best], float(probabilities[best]), size)
+    def answer(self, model: ScriptModel, best: int, probability: float, size: int) -> Language:
+        """The answer for a modelled script from its likeliest language."""
+        return self._language(model.languages[best], probability, size)
 
     def _language(self, name: str, probability: float, size: int) -> Language:
         reliable = probability >= self.reliable_from and size >= self.min_letters
@@ -206,7 +207,7 @@ def dump(model: LanguageModel) -> tuple[str, dict[str, Any], dict[str, NDArray[A
     scripts = {}
     for name, script in model.scripts.items():
         arrays[f"{name}.weights"] = script.weights
-        arrays[f"{name}.bias"] = script.bias
+        arrays[f"{name}.bias"] = script.bias.astype(np.float32)
         scripts[name] = {
             "languages": script.languages,
             "bits": script.bits,
@@ -280,6 +281,6 @@ def _script_model(
         weights=weights,
         scale=float(entry["scale"]),
         power=float(entry["power"]),
-        bias=np.asarray(arrays[f"{name}.bias"], np.float32),
+        bias=np.asarray(arrays[f"{name}.bias"], np.float64),
         temperature=(float(slope), float(intercept)),
     )

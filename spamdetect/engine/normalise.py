@@ -67,7 +67,9 @@ _MARKS: Final = re.compile(
 )
 _ENTITY: Final = re.compile(r"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z]{2,31});")
 _SPACED: Final = re.compile(r"(?<![^\W_])[^\W\d_]([ ._*|·~-])[^\W\d_](?:\1[^\W\d_]){2,}(?![^\W_])")
-_LEET: Final = re.compile(r"[013457@$!|€]{1,3}(?=[^\W\d_])")
+_LEET: Final = re.compile(r"[0134578@$!|€]{1,3}(?=[^\W\d_])")
+_LEET_TAIL: Final = re.compile(r"[03457$]{1,2}(?!\w)")
+_LEADING: Final = frozenset("013457")
 _NUMBER: Final = re.compile(r"\d{2,12}")
 _WORD: Final = re.compile(r"[^\W\d_]+")
 _CYRILLIC: Final = re.compile("[\u0400-\u052f]")
@@ -84,6 +86,11 @@ _LETTER: Final = np.zeros(32, bool)
 _LETTER[[Kind.UPPER, Kind.LOWER, Kind.LETTER]] = True
 _SIGN: Final = ~_LETTER
 _SIGN[Kind.DIGIT] = False
+_PATTERN_UP_TO: Final = 300
+_RUN: Final = re.compile(
+    r"([^a-z0-9])\1|([a-z])\2\2|\s[\s\x00-\x1f\x7f-\x9f]|\s$|[\x00-\x1f\x7f-\x9f]"
+)
+_NONE: Final = np.array([], np.intp)
 _SPACE: Final = np.uint32(32)
 _ZERO: Final = np.uint32(48)
 NUMBERS_READ: Final = 30
@@ -173,7 +180,11 @@ def _finish(text: str, found: Normalised) -> None:
         codes[_BLANK[kinds]] = _SPACE
     if has_digit:
         found.numbers = _NUMBER.findall(text)[:NUMBERS_READ]
-    again = np.flatnonzero(codes[1:] == codes[:-1])
+    # In a short text the pattern is the faster way to see that nothing is to be cut.
+    if len(text) > _PATTERN_UP_TO or _RUN.search(text) or codes[0] == codes[1]:
+        again = np.flatnonzero(codes[1:] == codes[:-1])
+    else:
+        again = _NONE
     if again.size:
         again += 1
         repeated = kind[codes[again]]
@@ -224,14 +235,25 @@ def _join(match: re.Match[str]) -> str:
 
 def _undo_leet(text: str, found: Normalised) -> str:
     def undo(match: re.Match[str]) -> str:
-        signs, start = match.group(), match.start()
-        before = match.string[start - 1] if start else " "
+        signs, start, whole = match.group(), match.start(), match.string
+        before = whole[start - 1] if start else " "
         if not before.isalpha():
-            return signs
+            # "5ale" is read, "5pm", "1st" and "150ppm" are not.
+            after = whole[start + 1 : start + 4]
+            lone = signs in _LEADING and not before.isalnum()
+            if not (lone and len(after) == 3 and after.isalpha()):
+                return signs
         found.leet += 1
         return signs.translate(LEET_TABLE)
 
-    return _LEET.sub(undo, text)
+    def undo_tail(match: re.Match[str]) -> str:
+        start = match.start()
+        if start < 3 or not match.string[start - 3 : start].isalpha():
+            return match.group()
+        found.leet += 1
+        return match.group().translate(LEET_TABLE)
+
+    return _LEET_TAIL.sub(undo_tail, _LEET.sub(undo, text))
 
 
 def _fold_scripts(text: str, found: Normalised) -> str:

@@ -70,6 +70,12 @@ _TAG: Final = re.compile(r"#\w")
 _HOSTS_READ = 8
 
 
+def bucket_groups() -> list[slice]:
+    """Where the buckets of each group stand; every text is in one bucket of each."""
+    groups = [slice(offset, offset + len(edges) + 1) for offset, edges in _PLAN]
+    return [*groups, slice(_SCRIPT_OFFSET, STRUCTURE_SIZE)]
+
+
 def structure(
     normalised: Normalised, kinds: NDArray[np.int64], scripts: NDArray[np.int64], length: int
 ) -> list[int]:

@@ -91,6 +91,8 @@ class _TextOfHtml(HTMLParser):
     def handle_endtag(self, tag: str) -> None:
         if tag in _HIDDEN:
             self._hidden = max(0, self._hidden - 1)
+        elif tag in _BREAKS:
+            self.parts.append("\n")
 
     def handle_data(self, data: str) -> None:
         if not self._hidden:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
+import functools
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from spamdetect._exchange import FEEDBACK_PATH, PREDICT_PATH, PREPROCESS_PATH
+from spamdetect.engine.pool import engine_pool
 from spamdetect.errors import SpamConfigError
 from spamdetect.models import ErrorCode
 from spamdetect.service.hot import HotRoutes, HotState
@@ -25,8 +26,6 @@ from spamdetect.service.openapi import openapi_document
 from spamdetect.service.respond import RefusalError, envelope
 from spamdetect.service.settings import ServiceSettings, read_service_settings
 from spamdetect.service.work import TextEngine, WorkerPool
-
-_log = logging.getLogger("spamdetect.service")
 
 _HOT_PATHS = frozenset({PREDICT_PATH, PREPROCESS_PATH, FEEDBACK_PATH})
 
@@ -78,8 +77,12 @@ class SpamService:
         """
         async with contextlib.AsyncExitStack() as stack:
             settings = self.settings
-            engine = self._engine
+            engine, make_processes = self._engine, None
             if engine is None:
+                if settings.processes:
+                    make_processes = functools.partial(
+                        engine_pool, settings.processes, settings.model_path, settings.threshold
+                    )
                 engine = await asyncio.to_thread(_load_engine, settings)
             store = await open_store(settings.database_url)
             stack.push_async_callback(store.close)
@@ -89,9 +92,10 @@ class SpamService:
             stack.push_async_callback(limits.close)
             workers = WorkerPool(
                 engine,
-                settings.workers,
+                settings.processes if make_processes else settings.workers,
                 settings.max_pending,
                 settings.max_queue_wait_ms / 1000,
+                make_processes,
             )
             stack.push_async_callback(workers.close)
             await workers.warm_up()

@@ -24,7 +24,7 @@ from spamdetect.service.limits import Limits
 from spamdetect.service.metrics import Metrics
 from spamdetect.service.respond import RefusalError, envelope, retry_after, send_json
 from spamdetect.service.settings import ServiceSettings
-from spamdetect.service.work import WorkerPool
+from spamdetect.service.work import EngineFailedError, WorkerPool, place_of
 
 _log = logging.getLogger("spamdetect.service")
 
@@ -100,8 +100,12 @@ class HotRoutes:
         except ClientGoneError:
             return
         except Exception as error:  # noqa: BLE001 - the last resort, answered as 500 INTERNAL
-            # Only the type: a message or a traceback's locals could hold the caller's text.
-            _log.error("%s failed: %s at %s", endpoint, type(error).__name__, _place(error))
+            # Only type and place: a message or a traceback could hold the caller's text.
+            if isinstance(error, EngineFailedError):
+                kind, place = error.kind, error.place
+            else:
+                kind, place = type(error).__name__, place_of(error)
+            _log.error("%s failed: %s at %s", endpoint, kind, place)
             seconds = time.perf_counter() - started_s
             metrics.answered(endpoint, 500, ErrorCode.INTERNAL.value, seconds)
             internal = RefusalError(
@@ -169,13 +173,3 @@ class HotRoutes:
                 headers=retry_after(1),
             ) from None
         return envelope("Thank you, the report was stored.", {"error_code": ""})
-
-
-def _place(error: BaseException) -> str:
-    step = error.__traceback__
-    if step is None:
-        return "unknown"
-    while step.tb_next is not None:
-        step = step.tb_next
-    code = step.tb_frame.f_code
-    return f"{code.co_filename}:{step.tb_lineno} in {code.co_name}"

@@ -47,6 +47,8 @@ _TIMEOUT_S: Final = 2.0
 _FAILURES: Final = (
     asyncpg.PostgresError,
     asyncpg.InterfaceError,
+    # Raised by asyncpg when a connection breaks at the wrong moment.
+    asyncpg.InternalClientError,
     OSError,
     TimeoutError,
     ValueError,

@@ -30,7 +30,10 @@ class ServiceSettings:
         body_timeout_s: Seconds in which a request's body must arrive.
         header_timeout_s: Seconds in which a request's head must arrive.
         max_connections: Most open connections; further ones get 503 and are closed.
-        workers: Threads that run the engine.
+        workers: Threads that run the engine; more than one helps long texts only, because the
+            interpreter runs one thread at a time.
+        processes: Processes that run the engine, for a machine with cores to spare; 0 runs it in
+            threads of this one.
         max_pending: Most requests waiting for a worker; further ones get 503.
         max_queue_wait_ms: Longest estimated wait for a worker; beyond it requests get 503.
         rate_per_minute: Requests per minute of a key without a rate of its own; 0 is no limit.
@@ -49,6 +52,7 @@ class ServiceSettings:
     header_timeout_s: float = 10.0
     max_connections: int = 1000
     workers: int = 1
+    processes: int = 0
     max_pending: int = 1024
     max_queue_wait_ms: float = 500.0
     rate_per_minute: int = 6000
@@ -97,7 +101,6 @@ def read_service_settings(
             from_env[field.name] = env[name].strip()
     values: dict[str, object] = {
         "database_url": default_database_url(env),
-        "workers": max(1, min(4, os.cpu_count() or 1)),
         **from_env,
         **{name: value for name, value in arguments.items() if value is not None},
     }
@@ -116,6 +119,7 @@ _NUMBERS: Final[dict[str, tuple[type[int | float], float, float]]] = {
     "header_timeout_s": (float, 0.05, 600),
     "max_connections": (int, 1, 1_000_000),
     "workers": (int, 1, 256),
+    "processes": (int, 0, 256),
     "max_pending": (int, 1, 1_000_000),
     "max_queue_wait_ms": (float, 1, 60_000),
     "rate_per_minute": (int, 0, 1_000_000_000),

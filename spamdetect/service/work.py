@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from typing import TYPE_CHECKING, Final, Protocol
 
 import attrs
@@ -23,7 +24,22 @@ from spamdetect.service.respond import RefusalError, predict_body, preprocess_bo
 if TYPE_CHECKING:
     from spamdetect.engine import Analysis, Preprocessed
 
-_Outcome = tuple[bytes, bool | None] | Exception
+
+class EngineFailedError(Exception):
+    """The engine failed on a text: where, and with what kind of error, but not on which text.
+
+    Args:
+        kind: Name of the error's type.
+        place: File, line and function.
+    """
+
+    def __init__(self, kind: str, place: str) -> None:
+        super().__init__(kind, place)
+        self.kind = kind
+        self.place = place
+
+
+Outcome = tuple[bytes, bool | None] | EngineFailedError
 
 _BATCH_TEXTS: Final = 64
 _BATCH_CHARS: Final = 50_000
@@ -66,15 +82,24 @@ class WorkerPool:
         workers: Threads.
         max_pending: Most jobs waiting.
         max_wait_s: Longest estimated wait in seconds.
+        make_processes: Makes a pool of as many processes as ``workers`` to run the engine in,
+            instead of threads.
     """
 
     def __init__(
-        self, engine: TextEngine, workers: int, max_pending: int, max_wait_s: float
+        self,
+        engine: TextEngine,
+        workers: int,
+        max_pending: int,
+        max_wait_s: float,
+        make_processes: Callable[[], ProcessPoolExecutor] | None = None,
     ) -> None:
         self._engine = engine
         self._workers = workers
         self._max_pending = max_pending
         self._max_wait_s = max_wait_s
+        self._make_processes = make_processes
+        self._processes = make_processes() if make_processes else None
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="spamdetect-engine")
         self._queue: deque[_Job] = deque()
         self._queued_chars = 0
@@ -108,7 +133,9 @@ class WorkerPool:
     async def warm_up(self) -> None:
         """Run the engine a few times, so that its speed is known before the first request."""
         for _ in range(3):
-            await self.run(_WARM_UP_TEXT, predict=True)
+            # As many at once as there are workers, so that each process starts now.
+            runs = [self.run(_WARM_UP_TEXT, predict=True) for _ in range(self._workers)]
+            await asyncio.gather(*runs)
 
     async def run(self, text: str, *, predict: bool) -> tuple[bytes, bool | None]:
         """Analyse one text.
@@ -148,6 +175,8 @@ class WorkerPool:
                 )
         self._queue.clear()
         await asyncio.to_thread(self._threads.shutdown)
+        if self._processes is not None:
+            await asyncio.to_thread(self._processes.shutdown, cancel_futures=True)
 
     def _start_batch(self) -> None:
         batch: list[_Job] = []
@@ -169,14 +198,13 @@ class WorkerPool:
             return
         self._busy += 1
         self._busy_chars += chars
-        loop = asyncio.get_running_loop()
         started_s = self._busy_since_s = time.perf_counter()
 
-        def finished(done: asyncio.Future[list[_Outcome]]) -> None:
+        def finished(done: asyncio.Future[list[Outcome]]) -> None:
             self._busy -= 1
             self._busy_chars -= chars
             self._learn_speed((time.perf_counter() - started_s) / chars)
-            for job, outcome in zip(batch, done.result(), strict=True):
+            for job, outcome in zip(batch, self._outcomes(done, len(batch)), strict=True):
                 if job.future.done():
                     continue
                 if isinstance(outcome, BaseException):
@@ -186,8 +214,19 @@ class WorkerPool:
             if self._queue and not self._closed:
                 self._start_batch()
 
-        work = loop.run_in_executor(self._threads, self._analyse, batch)
-        work.add_done_callback(finished)
+        items = [(job.text, job.predict) for job in batch]
+        self._submit(items).add_done_callback(finished)
+
+    def _submit(self, items: list[tuple[str, bool]]) -> asyncio.Future[list[Outcome]]:
+        loop = asyncio.get_running_loop()
+        if self._processes is None or self._make_processes is None:
+            return loop.run_in_executor(self._threads, analyse, self._engine, items)
+        try:
+            return loop.run_in_executor(self._processes, _analyse_in_worker, items)
+        except BrokenProcessPool:
+            # Its processes were killed while they had nothing to do.
+            self._processes = self._make_processes()
+            return loop.run_in_executor(self._processes, _analyse_in_worker, items)
 
     def _learn_speed(self, seconds_per_char: float) -> None:
         if self._seconds_per_char:
@@ -195,29 +234,65 @@ class WorkerPool:
         else:
             self._seconds_per_char = seconds_per_char
 
-    def _analyse(self, batch: list[_Job]) -> list[_Outcome]:
-        verdicts = self._predict([job.text for job in batch if job.predict])
-        return [next(verdicts) if job.predict else self._preprocess(job.text) for job in batch]
+    def _outcomes(self, done: asyncio.Future[list[Outcome]], texts: int) -> list[Outcome]:
+        error = done.exception()
+        if error is None:
+            return done.result()
+        if isinstance(error, BrokenProcessPool) and self._make_processes and not self._closed:
+            # A worker process was killed, for its memory perhaps: its pool is of no more use.
+            self._processes = self._make_processes()
+        return [EngineFailedError(type(error).__name__, "a worker")] * texts
 
-    def _predict(self, texts: list[str]) -> Iterator[_Outcome]:
-        try:
-            found = self._engine.predict_many(texts) if texts else []
-        except Exception:  # noqa: BLE001 - one bad text must not fail the others of its batch
-            for text in texts:
-                yield self._predict_alone(text)
-            return
-        for analysis in found:
-            yield predict_body(analysis), analysis.prediction.is_spam
 
-    def _predict_alone(self, text: str) -> _Outcome:
-        try:
-            analysis = self._engine.predict_many([text])[0]
-            return predict_body(analysis), analysis.prediction.is_spam
-        except Exception as error:  # noqa: BLE001 - becomes 500 INTERNAL for this request alone
-            return error
+def analyse(engine: TextEngine, items: Sequence[tuple[str, bool]]) -> list[Outcome]:
+    """Analyse a batch; a text on which the engine fails fails alone.
 
-    def _preprocess(self, text: str) -> _Outcome:
-        try:
-            return preprocess_body(self._engine.preprocess(text)), None
-        except Exception as error:  # noqa: BLE001 - becomes 500 INTERNAL for this request alone
-            return error
+    Args:
+        engine: The engine.
+        items: Texts, each with whether a verdict is wanted.
+    """
+    verdicts = _predict(engine, [text for text, predict in items if predict])
+    return [next(verdicts) if predict else _preprocess(engine, text) for text, predict in items]
+
+
+def _analyse_in_worker(items: Sequence[tuple[str, bool]]) -> list[Outcome]:
+    from spamdetect.engine.pool import loaded_engine
+
+    return analyse(loaded_engine(), items)
+
+
+def _predict(engine: TextEngine, texts: list[str]) -> Iterator[Outcome]:
+    try:
+        found = engine.predict_many(texts) if texts else []
+    except Exception:  # noqa: BLE001 - one bad text must not fail the others of its batch
+        for text in texts:
+            yield _predict_alone(engine, text)
+        return
+    for analysis in found:
+        yield predict_body(analysis), analysis.prediction.is_spam
+
+
+def _predict_alone(engine: TextEngine, text: str) -> Outcome:
+    try:
+        analysis = engine.predict_many([text])[0]
+        return predict_body(analysis), analysis.prediction.is_spam
+    except Exception as error:  # noqa: BLE001 - becomes 500 INTERNAL for this request alone
+        return EngineFailedError(type(error).__name__, place_of(error))
+
+
+def _preprocess(engine: TextEngine, text: str) -> Outcome:
+    try:
+        return preprocess_body(engine.preprocess(text)), None
+    except Exception as error:  # noqa: BLE001 - becomes 500 INTERNAL for this request alone
+        return EngineFailedError(type(error).__name__, place_of(error))
+
+
+def place_of(error: BaseException) -> str:
+    """File, line and function in which an error arose, without any value."""
+    step = error.__traceback__
+    if step is None:
+        return "unknown"
+    while step.tb_next is not None:
+        step = step.tb_next
+    code = step.tb_frame.f_code
+    return f"{code.co_filename}:{step.tb_lineno} in {code.co_name}"

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from spamdetect.engine.core import Engine
 from spamdetect.training import metrics, spam_fit
 from spamdetect.training.attacks import ATTACKS, Disguise
+from spamdetect.training.augment import Plan
 from spamdetect.training.dataset import SpamRow, read_spam
 from spamdetect.training.logistic import Fitted, Settings
 from spamdetect.training.matrix import Progress, build, silent
@@ -77,6 +78,7 @@ def cross_check(
     settings: Settings = spam_fit.DEFAULTS,
     progress: Progress = silent,
     *,
+    plan: Plan = spam_fit.DEFAULT_PLAN,
     unseen: bool = True,
 ) -> Evaluation:
     """Evaluate the training recipe on data that each fit has not seen.
@@ -86,9 +88,10 @@ def cross_check(
         seed: of the training and of the disguises.
         settings: of the fits.
         progress: told how far it is.
+        plan: the copies to add.
         unseen: also leave out one source at a time.
     """
-    data = spam_fit.corpus(rows, seed, settings, progress=progress)
+    data = spam_fit.corpus(rows, seed, settings, plan, progress)
     raw = out_of_fold(data, settings, progress)
     slope, offset = metrics.platt(data.labels, raw)
 
@@ -160,7 +163,10 @@ def leave_one_source_out(
         inside = sources == name
         if min(int(data.labels[inside].sum()), int((~data.labels[inside]).sum())) < MIN_CLASS:
             continue
-        fitted = fit_on(data, ~np.isin(sources, sorted(related(name, names))), settings)
+        rest = ~np.isin(sources, sorted(related(name, names)))
+        if data.labels[rest].all() or not data.labels[rest].any():
+            continue
+        fitted = fit_on(data, rest, settings)
         scores = chance(scores_of(data, fitted, inside))
         found[name] = metrics.scores(data.labels[inside], scores, threshold)
     progress("leaving one source out", 1.0)

@@ -37,7 +37,7 @@ OTHER_BITS: Final = 11
 SPANS: Final = 4  # single words and pairs cut from each longer text
 LEVELS: Final = 40  # steps of a weight on each side of zero; more only make the file larger
 HELD_OUT: Final = 20  # one text in so many sets the temperature
-RELIABLE_FROM: Final = 0.7
+RELIABLE_FROM: Final = 0.67
 MIN_LETTERS: Final = 5
 SETTINGS: Final = softmax.SoftmaxSettings(epochs=4, rate=0.5)
 
@@ -123,7 +123,7 @@ def _fit_script(
     scale = float(np.quantile(np.abs(table[table != 0]), 0.9995)) / LEVELS
     weights8 = np.clip(np.rint(table / scale), -LEVELS, LEVELS).astype(np.int8)
     model = ScriptModel(
-        tuple(languages), bits, weights8, scale, np.zeros(len(languages), np.float32),
+        tuple(languages), bits, weights8, scale, np.zeros(len(languages)),
         SETTINGS.power, (0.0, 0.0),
     )  # fmt: skip
     return attrs.evolve(model, temperature=_temperature(model, held, index))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
@@ -17,9 +18,11 @@ from typing import Final
 import attrs
 import numpy as np
 
-from spamdetect.engine import language
+from spamdetect.engine import classifier, language
 from spamdetect.training import baselines, footprint, language_report, metrics
 from spamdetect.training.attacks import ATTACKS
+from spamdetect.training.augment import Plan
+from spamdetect.training.card import card
 from spamdetect.training.dataset import FOLDS, DataError, SpamRow, read_language, read_spam
 from spamdetect.training.evaluate import (
     MIN_CLASS,
@@ -33,9 +36,10 @@ from spamdetect.training.evaluate import (
 )
 from spamdetect.training.metrics import Scores
 from spamdetect.training.mirror import MIRROR
+from spamdetect.training.spam_fit import DEFAULTS
 
 OURS: Final = "spamdetect"
-QUICK_SOURCES: Final = 3
+QUICK_SOURCES: Final = 5
 
 
 @attrs.frozen
@@ -82,7 +86,7 @@ def baseline_row(
             link_fpr = float((predict(linked)[~truth] >= 0.5).mean())
     names = sorted(set(sources.tolist()))
     unseen = []
-    for source in names[:QUICK_SOURCES] if quick else names:
+    for source in tested_sources(rows, quick=quick):
         inside = np.flatnonzero(sources == source)
         if min(int(labels[inside].sum()), int((~labels[inside]).sum())) < MIN_CLASS:
             continue
@@ -92,18 +96,34 @@ def baseline_row(
     return Row(name, mean(parts), mean(unseen), mean(attacked), link_fpr)
 
 
-def our_row(evaluation: Evaluation) -> Row:
-    """The line of the engine's own recipe."""
+def tested_sources(rows: Sequence[SpamRow], *, quick: bool) -> list[str]:
+    """The sources that baselines are tested on without: all, or the largest."""
+    sizes = Counter(row.source for row in rows)
+    names = sorted(sizes, key=lambda name: (-sizes[name], name))
+    return sorted(names[:QUICK_SOURCES] if quick else names)
+
+
+def our_row(evaluation: Evaluation, sources: Sequence[str]) -> Row:
+    """The line of the engine's own recipe, over the same sources as the baselines."""
+    parts = [evaluation.by_source[name] for name in sources if name in evaluation.by_source]
     return Row(
-        OURS, evaluation.in_domain, evaluation.unseen, evaluation.attacked,
+        OURS,
+        evaluation.in_domain,
+        mean(parts),
+        evaluation.attacked,
         evaluation.mirror["a link"],
-    )  # fmt: skip
+    )
 
 
-def classifier_table(rows: Sequence[Row]) -> str:
-    """The classifiers side by side."""
+def classifier_table(rows: Sequence[Row], sources: int) -> str:
+    """The classifiers side by side.
+
+    Args:
+        rows: one for each classifier.
+        sources: over how many left-out sources the third column is the mean.
+    """
     lines = [
-        "| Model | in | unseen source | disguised | ham with a link |",
+        f"| Model | in | unseen source (mean of {sources}) | disguised | ham with a link |",
         "| | F1 / AUC / recall at 1 % FPR / ECE | F1 / AUC / recall / FPR / ECE | F1 / AUC | FPR |",
     ]
     lines.insert(1, "|---|---|---|---|---|")
@@ -165,6 +185,31 @@ def language_table(folder: Path) -> str:
     return "\n".join(lines)
 
 
+def ablation_table(rows: Sequence[SpamRow], seed: int) -> str:
+    """The recipe without each of its ingredients, over the folds and under disguise."""
+    whole = DEFAULTS
+    variants = {
+        "as shipped": (whole, Plan()),
+        "no structural features": (attrs.evolve(whole, structure_value=0.0), Plan()),
+        "no words": (attrs.evolve(whole, word_value=0.0), Plan()),
+        "no log-count ratio": (attrs.evolve(whole, ratio_power=0.0), Plan()),
+        "logistic loss": (attrs.evolve(whole, hinge=False, l2=whole.l2 / 5), Plan()),
+        "no copies": (whole, Plan(disguised=0.0, ordinary=0.0, copied=0.0)),
+    }
+    lines = [
+        "| variant | in: F1 / AUC / recall at 1 % FPR | disguised: F1 | ham with a link, FPR |",
+        "|---|---|---|---|",
+    ]
+    for name, (settings, plan) in variants.items():
+        found = cross_check(rows, seed, settings, plan=plan, unseen=False)
+        s = found.in_domain
+        lines.append(
+            f"| {name} | {s.f1:.3f} / {s.auc:.3f} / {s.recall_at_1:.3f} "
+            f"| {found.attacked.f1:.3f} | {found.mirror['a link']:.3f} |"
+        )
+    return "\n".join(lines)
+
+
 def _our_detector() -> language_report.Detect:
     return language_report.ours(language.load())
 
@@ -191,35 +236,44 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--quick", action="store_true", help="fewer folds and sources for baselines"
     )
     parser.add_argument("--no-baselines", action="store_true")
+    parser.add_argument("--ablation", action="store_true", help="also without each ingredient")
+    parser.add_argument("--card", type=Path, help="also write the model card to this file")
     chosen = parser.parse_args(arguments)
-    start = time.monotonic()
+    started = time.monotonic()
+    sections: dict[str, str] = {}
 
     def note(stage: str) -> None:
-        sys.stderr.write(f"[{time.monotonic() - start:6.0f} s] {stage}\n")
+        sys.stderr.write(f"[{time.monotonic() - started:6.0f} s] {stage}\n")
+
+    def show(title: str, body: str) -> None:
+        sections[title] = body
+        sys.stdout.write(f"## {title}\n\n{body}\n\n")
+        sys.stdout.flush()
 
     try:
         rows = read_spam([chosen.data / "spam"])
         note("language detectors")
-        languages = language_table(chosen.data / "lang")
+        show("Language", language_table(chosen.data / "lang"))
         note("cost")
-        cost = footprint_table([row.text for row in rows])
+        show("Cost", footprint_table([row.text for row in rows]))
         note("our classifier")
         evaluation = cross_check(rows, chosen.seed)
-        table = [our_row(evaluation)]
+        show("Details", detail_tables(evaluation))
+        sources = tested_sources(rows, quick=chosen.quick)
+        table = [our_row(evaluation, sources)]
         for name, baseline in ({} if chosen.no_baselines else baselines.available()).items():
             note(name)
             table.append(baseline_row(name, baseline, rows, chosen.seed, quick=chosen.quick))
+        show("Classifier", classifier_table(table, len(sources)))
+        if chosen.ablation:
+            note("ablation")
+            show("Ablation", ablation_table(rows, chosen.seed))
     except DataError as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    sections = {
-        "Classifier": classifier_table(table),
-        "Details": detail_tables(evaluation),
-        "Language": languages,
-        "Cost": cost,
-    }
-    for title, body in sections.items():
-        sys.stdout.write(f"## {title}\n\n{body}\n\n")
+    if chosen.card:
+        text = card(rows, classifier.load(), language.load(), sections)
+        chosen.card.write_text(text, encoding="utf-8")
     return 0
 
 

@@ -16,6 +16,7 @@ from spamdetect.engine import classifier
 from spamdetect.engine.classifier import SpamModel
 from spamdetect.engine.container import pack
 from spamdetect.engine.features import table_size
+from spamdetect.engine.structure import bucket_groups
 from spamdetect.training import logistic, metrics
 from spamdetect.training.augment import Plan, copies
 from spamdetect.training.dataset import FOLDS, DataError, SpamRow, read_spam
@@ -165,18 +166,35 @@ def finish(data: Corpus, held_out: Floats, fitted: Fitted) -> SpamModel:
     used = np.abs(fitted.weights[fitted.weights != 0])
     scale = float(np.quantile(used, CLIP)) / 127.0 if used.size else 1.0
     weights = np.clip(np.rint(fitted.weights / scale), -127, 127).astype(np.int8)
+    structure, shift = centred(data, fitted.structure)
     return SpamModel(
         bits=table_bits(weights.size),
         weights=weights,
         scale=scale,
-        structure=fitted.structure.astype(np.float32),
-        bias=fitted.bias,
+        structure=structure.astype(np.float32),
+        bias=fitted.bias + shift,
         slope=slope,
         offset=offset,
         power=fitted.power,
         threshold=0.5,
         version=VERSION,
     )
+
+
+def centred(data: Corpus, weights: Floats) -> tuple[Floats, float]:
+    """The structural weights less what the usual text has, and that sum for the bias.
+
+    Each text is in exactly one bucket of each group, so that scores stay the same, while the
+    weight of a bucket says how far it is from the ordinary; explanations need that.
+    """
+    last = int(data.matrix.structure_starts[len(data.rows)])
+    used = np.bincount(data.matrix.structure[:last], minlength=weights.size)
+    moved, shift = weights.copy(), 0.0
+    for part in bucket_groups():
+        usual = float((weights[part] * used[part]).sum() / max(1, used[part].sum()))
+        moved[part] -= usual
+        shift += usual
+    return moved, shift
 
 
 def table_bits(size: int) -> int:

@@ -235,7 +235,7 @@ def component(module: str, depth: int = 1) -> str:
 GUARD_LEVELS: Final = {
     "version": 0, "core": 0, "loop": 0,
     "breaker": 1, "scope": 1, "messages": 1, "stepping": 1, "exits": 1,
-    "settings": 2, "hooks": 2, "state": 2, "handling": 2, "decisions": 2,
+    "settings": 2, "tracing": 2, "hooks": 2, "state": 2, "handling": 2, "decisions": 2,
     "health": 3,
     "io": 4, "instrumentation": 4, "debuglog": 4,
     "frames": 5, "delivery": 6, "threads": 6, "interrupts": 7,

@@ -86,6 +86,7 @@ def test_arrows_point_downward() -> None:
     forbid(clients, "spamdetect.engine", eager_only=True)
     forbid(_files("engine/*.py"), "spamdetect.service", "spamdetect.client", "spamdetect.cli")
     forbid(_files("engine/*.py"), "httpx", "starlette", "uvicorn", "msgspec.json")
+    forbid(_files("pool.py"), "spamdetect.service", "spamdetect.files", "spamdetect.client")
     forbid(_files("service/*.py", "files/*.py", "training/*.py"), "spamdetect.cli")
     pure = _files("_exchange.py", "_retry.py", "models.py", "errors.py")
     forbid(pure, "asyncio", "httpx", "time", "anyio")

@@ -33,11 +33,19 @@ class ChaosProxy:
         self.connections = 0
         self.bytes_up = bytearray()
         self._writers: set[asyncio.StreamWriter] = set()
+        self._transports: set[asyncio.WriteTransport] = set()
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, daemon=True, name="chaos-proxy")
         self._thread.start()
+
+    def retarget(self, target_url: str) -> None:
+        """Send new connections to another server."""
+        parts = urlsplit(target_url)
+        assert parts.hostname is not None
+        assert parts.port is not None
+        self._target = (parts.hostname, parts.port)
 
     def cut(self) -> None:
         """Cut every open connection with a reset."""
@@ -56,10 +64,16 @@ class ChaosProxy:
         )
         self._loop.run_forever()
         server.close()
+        # What was accepted gets its turns until it is being served: a task that is cancelled
+        # before its first step would leave its connection open.
+        self._loop.run_until_complete(_turns())
         tasks = asyncio.all_tasks(self._loop)
         for task in tasks:
             task.cancel()
         self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        for transport in list(self._transports):
+            transport.abort()  # also where a closed one still has bytes to send
+        self._loop.run_until_complete(_turns())  # transports close one turn later
         self._loop.close()
 
     async def _cut(self) -> None:
@@ -68,6 +82,7 @@ class ChaosProxy:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        self._transports.add(writer.transport)
         if self.fault == "refuse":
             _reset(writer)
             return
@@ -79,6 +94,7 @@ class ChaosProxy:
             self._writers.discard(writer)
             return
         self._writers.add(up_writer)
+        self._transports.add(up_writer.transport)
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._upward(reader, up_writer))
@@ -125,6 +141,11 @@ class ChaosProxy:
             await writer.drain()
         if writer.can_write_eof():
             writer.write_eof()
+
+
+async def _turns() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:

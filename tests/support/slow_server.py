@@ -20,12 +20,14 @@ class SlowServer:
     Attributes:
         url: where it listens.
         answers: part of a path -> JSON document.
+        chunk: what a stream repeats.
         requests: the paths that were asked for.
         open_connections: how many there are now.
     """
 
     def __init__(self, certificate: Path | None = None) -> None:
         self.answers: dict[str, object] = {}
+        self.chunk = b"data: x\n\n"
         self.requests: list[str] = []
         self.open_connections = 0
         self._certificate = certificate
@@ -95,7 +97,7 @@ class SlowServer:
                 b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
                 b"Transfer-Encoding: chunked\r\n\r\n"
             )
-            chunk = b"data: x\n\n" * (500 if path.startswith("/flood") else 1)
+            chunk = self.chunk * (500 if path.startswith("/flood") else 1)
             frame = b"%x\r\n%s\r\n" % (len(chunk), chunk)
             while True:
                 writer.write(frame)

@@ -18,11 +18,12 @@ from guard.core.usage.base import (
     count,
     items,
     mapping,
+    replaced,
     text_bytes,
     text_or_none,
     tokens_of,
 )
-from guard.core.usage.framing import Events, last_object
+from guard.core.usage.framing import Events
 
 _COUNTS: Final = (
     "input_tokens",
@@ -53,27 +54,22 @@ class AnthropicMessages:
         """Merge what ``message_start`` and the ``message_delta`` events say."""
         opening = mapping(events.opening().get("message"))
         said: Message = {}
-        ended = False
         for event in reversed(list(events.newest(b'"usage"'))):
             kind = event.get("type")
             source = mapping(event.get("message")) if kind == "message_start" else event
-            ended = ended or kind == "message_delta"
             said.update((k, v) for k, v in mapping(source.get("usage")).items() if v is not None)
-        if not ended and events.first is not events.last:
-            late = last_object(events.end, "usage")
-            ended = "output_tokens" in late
-            said.update((k, v) for k, v in late.items() if v is not None)
+        said.update((k, v) for k, v in events.late("usage").items() if v is not None)
         if not said and not opening:
             return None
         usage = _usage(opening, said, call)
-        if ended:
+        if next(events.newest(b'"message_stop"'), None) is not None:
             return usage
         spoken = text_bytes(
             part
             for event in events.every()
             for part in (event.get("delta"), mapping(event.get("content_block")).get("text"))
         )
-        return attrs.evolve(
+        return replaced(
             usage,
             input_tokens=usage.input_tokens if said else call.prompt_tokens(),
             output_tokens=max(usage.output_tokens, tokens_of(spoken * events.scale)),

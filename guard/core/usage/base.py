@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-import attrs
 import msgspec
 
 from guard.core.wire import TOKENS_MAX
@@ -25,8 +24,7 @@ _REQUEST_BYTES_MAX: Final = 16 * 1024 * 1024
 _FORM_MODEL: Final = re.compile(rb'name="model"\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,256})\r\n')
 
 
-@attrs.frozen
-class Usage:
+class Usage(msgspec.Struct, frozen=True):
     """Tokens of one LLM call in disjoint buckets.
 
     Attributes:
@@ -53,6 +51,9 @@ class Usage:
     units: Mapping[str, float] = _NO_UNITS
 
 
+replaced: Final = msgspec.structs.replace
+"""``replaced(usage, model="m")`` is a copy with some fields changed."""
+
 PENDING: Final = Usage()
 """The response says that it is not finished: its usage comes with a later poll."""
 
@@ -65,8 +66,7 @@ def _no_header(name: str) -> str | None:
     return None
 
 
-@attrs.frozen
-class Call:
+class Call(msgspec.Struct, frozen=True):
     """What a format may know of the call beside the response's body.
 
     Attributes:

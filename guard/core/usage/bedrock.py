@@ -20,11 +20,12 @@ from guard.core.usage.base import (
     count,
     mapping,
     parse,
+    replaced,
     text_bytes,
     text_or_none,
     tokens_of,
 )
-from guard.core.usage.framing import Events, last_object
+from guard.core.usage.framing import Events
 
 _MODEL: Final = re.compile(r"/model/(.+)/(?:converse|converse-stream|invoke[a-z-]*)$")
 _HEADER: Final = "x-amzn-bedrock-{}-token-count"
@@ -55,7 +56,7 @@ class Converse:
             usage = self.from_message(event, call)
             if usage is not None:
                 return usage
-        usage = self.from_message({"usage": last_object(events.end, "usage")}, call)
+        usage = self.from_message({"usage": events.late("usage")}, call)
         if usage is not None or not events.first:
             return usage
         spoken = text_bytes(_spoken(event.get("delta")) for event in events.every())
@@ -77,7 +78,7 @@ class InvokeModel:
         """Read the model's own ``usage`` where it is known, else the response headers."""
         usage = AnthropicMessages(self.provider).from_message(message, call)
         if usage is not None:
-            return attrs.evolve(usage, model=model_of(call))
+            return replaced(usage, model=model_of(call))
         if call.header(_HEADER.format("input")) is None:
             return None
         return Usage(
@@ -93,7 +94,7 @@ class InvokeModel:
         """Read the model's own events and the metrics that Bedrock adds to the last one."""
         own = AnthropicMessages(self.provider).from_events(events, call)
         if own is not None and not own.estimated:
-            return attrs.evolve(own, model=model_of(call))
+            return replaced(own, model=model_of(call))
         for event in events.newest(b'"amazon-bedrock-invocationMetrics"'):
             metrics = mapping(event.get("amazon-bedrock-invocationMetrics"))
             return Usage(
@@ -105,7 +106,7 @@ class InvokeModel:
                 response_id=own.response_id if own is not None else None,
             )
         if own is not None or not events.first:
-            return own and attrs.evolve(own, model=model_of(call))
+            return own and replaced(own, model=model_of(call))
         return Usage(
             model=model_of(call),
             input_tokens=call.prompt_tokens(),

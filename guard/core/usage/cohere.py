@@ -20,7 +20,7 @@ from guard.core.usage.base import (
     text_or_none,
     tokens_of,
 )
-from guard.core.usage.framing import Events, last_object
+from guard.core.usage.framing import Events
 
 _UNITS: Final = ("search_units", "classifications", "images", "pages")
 
@@ -47,7 +47,7 @@ class Cohere:
                 )
                 if usage is not None:
                     return usage
-        late = last_object(events.end, "usage") or last_object(events.end, "meta")
+        late = events.late("usage") or events.late("meta")
         usage = _usage(opening, late, call)
         if usage is not None:
             return usage

@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Literal
 
-import attrs
+import msgspec
 
 from guard.core.usage.base import Message, mapping, parse
 
@@ -28,8 +28,7 @@ _FRAME_BYTES_MAX: Final = 24 * 1024 * 1024  # the protocol's own limit
 _DECODER: Final = json.JSONDecoder()
 
 
-@attrs.frozen
-class Recorded:
+class Recorded(msgspec.Struct, frozen=True):
     """What is left of a response's decoded body.
 
     Attributes:
@@ -45,8 +44,7 @@ class Recorded:
     cut: bool = False
 
 
-@attrs.frozen
-class Events:
+class Events(msgspec.Struct, frozen=True):
     """The messages of a stream, undecoded.
 
     Attributes:
@@ -78,6 +76,13 @@ class Events:
         if self.first is not self.last:
             for payload in self.last:
                 yield mapping(parse(payload))
+
+    def late(self, name: str) -> Message:
+        """Return the last object under ``name`` of a stream whose middle is missing.
+
+        Its last message may have begun in the middle, and then is no message in ``last``.
+        """
+        return {} if self.first is self.last else last_object(self.end, name)
 
     def opening(self) -> Message:
         """Return the first message that is a JSON object."""
@@ -196,6 +201,9 @@ def outline(recorded: Recorded) -> Message:
     return message
 
 
+_TRIES_MAX: Final = 8
+"""How many places are looked at: hostile data are made of nothing else."""
+
 _TEXTS: Final = (b"id", b"responseId", b"model", b"modelVersion", b"object", b"type", b"status")
 _NUMBERS: Final = (b"prompt_eval_count", b"eval_count")
 _OBJECTS: Final = ("usage", "usageMetadata", "meta")
@@ -207,7 +215,10 @@ def last_object(data: bytes, name: str) -> Message:
     """Return the last JSON object that stands under ``"name":`` in a piece of JSON."""
     key = b'"' + name.encode() + b'"'
     position = len(data)
-    while (position := data.rfind(key, 0, position)) >= 0:
+    for _ in range(_TRIES_MAX):
+        position = data.rfind(key, 0, position)
+        if position < 0:
+            break
         text = data[position + len(key) :].decode("utf-8", "replace").lstrip()
         if text[:1] == ":" and (text := text[1:].lstrip())[:1] == "{":
             try:

@@ -18,11 +18,12 @@ from guard.core.usage.base import (
     count,
     items,
     mapping,
+    replaced,
     text_bytes,
     text_or_none,
     tokens_of,
 )
-from guard.core.usage.framing import Events, last_object
+from guard.core.usage.framing import Events
 
 _MODEL: Final = re.compile(r"(?:models|tunedModels|endpoints)/([^/:]+)")
 
@@ -54,12 +55,12 @@ class Gemini:
             usage = _usage({**opening, **chunk}, call)
             if usage is not None:
                 return usage if _finished(events) else _at_least(usage, events)
-        late = last_object(events.end, "usageMetadata")
-        if late:
-            return _usage({**opening, "usageMetadata": late}, call)
+        late = events.late("usageMetadata")
+        if late and (usage := _usage({**opening, "usageMetadata": late}, call)) is not None:
+            return usage if _finished(events) else replaced(usage, estimated=True)
         if "candidates" not in opening:
             return None
-        return attrs.evolve(
+        return replaced(
             _at_least(Usage(input_tokens=call.prompt_tokens()), events),
             model=text_or_none(opening.get("modelVersion")) or _model(call),
             response_id=text_or_none(opening.get("responseId")),
@@ -129,7 +130,7 @@ def _at_least(usage: Usage, events: Events) -> Usage:
         for candidate in items(chunk.get("candidates"))
     )
     visible = max(usage.output_tokens, tokens_of(spoken * events.scale) - usage.reasoning_tokens)
-    return attrs.evolve(usage, output_tokens=visible, estimated=True)
+    return replaced(usage, output_tokens=visible, estimated=True)
 
 
 @attrs.frozen

@@ -23,11 +23,12 @@ from guard.core.usage.base import (
     items,
     mapping,
     nanousd,
+    replaced,
     text_bytes,
     text_or_none,
     tokens_of,
 )
-from guard.core.usage.framing import Events, last_object
+from guard.core.usage.framing import Events
 
 _REASONING_ON_TOP: Final = frozenset({"x-ai", "perplexity"})
 _SAYS_COST: Final = frozenset({"openrouter"})
@@ -47,7 +48,7 @@ class ChatCompletions:
         """Read ``usage`` of a completion or of embeddings."""
         usage = self._usage(message)
         if usage is not None and usage.model is None:
-            usage = attrs.evolve(usage, model=call.model())
+            usage = replaced(usage, model=call.model())
         return usage
 
     def from_events(self, events: Events, call: Call) -> Usage | None:
@@ -55,17 +56,16 @@ class ChatCompletions:
         for chunk in events.newest(b'"usage"'):
             usage = self._usage(chunk)
             if usage is not None:
-                return attrs.evolve(
+                return replaced(
                     usage,
                     model=usage.model or call.model(),
                     # Some hosts count along in every chunk; such a count is not the last word.
                     estimated=usage.estimated or _unfinished(chunk),
                 )
         opening = events.opening()
-        if events.first is not events.last:
-            late = self._usage({**opening, "usage": last_object(events.end, "usage") or None})
-            if late is not None:
-                return attrs.evolve(late, model=late.model or call.model())
+        late = self._usage({**opening, "usage": events.late("usage") or None})
+        if late is not None:
+            return replaced(late, model=late.model or call.model())
         if "choices" not in opening:
             return None
         spoken = text_bytes(
@@ -85,9 +85,11 @@ class ChatCompletions:
         usage = response.get("usage")
         if not isinstance(usage, dict):
             usage = mapping(response.get("x_groq")).get("usage")
-        if not isinstance(usage, dict) or not (
-            "prompt_tokens" in usage or "completion_tokens" in usage or "total_tokens" in usage
-        ):
+        if not isinstance(usage, dict):
+            return None
+        if usage.keys() == {"total_tokens"}:  # embeddings of some servers
+            usage = {"prompt_tokens": usage["total_tokens"]}
+        if "prompt_tokens" not in usage and "completion_tokens" not in usage:
             return None
         prompt = mapping(usage.get("prompt_tokens_details"))
         completion = mapping(usage.get("completion_tokens_details"))

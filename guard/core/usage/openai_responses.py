@@ -13,11 +13,12 @@ from guard.core.usage.base import (
     Usage,
     count,
     mapping,
+    replaced,
     text_bytes,
     text_or_none,
     tokens_of,
 )
-from guard.core.usage.framing import Events, last_object
+from guard.core.usage.framing import Events
 
 _NOT_YET: Final = frozenset({
     "queued", "in_progress", "validating", "finalizing", "cancelling",
@@ -43,7 +44,7 @@ class Responses:
         if usage is None and message.get("object") in ("response", "batch"):
             return PENDING  # failed or cancelled before anything was used
         if usage is not None and usage.model is None:
-            usage = attrs.evolve(usage, model=call.model())
+            usage = replaced(usage, model=call.model())
         return usage
 
     def from_events(self, events: Events, call: Call) -> Usage | None:
@@ -51,12 +52,12 @@ class Responses:
         for event in events.newest(b'"usage"'):
             usage = read_usage(mapping(event.get("response", event)))
             if usage is not None:
-                return attrs.evolve(usage, model=usage.model or call.model())
+                return replaced(usage, model=usage.model or call.model())
         opening = mapping(events.opening())
         started = mapping(opening.get("response"))
-        ended = read_usage({**started, "usage": last_object(events.end, "usage") or None})
+        ended = read_usage({**started, "usage": events.late("usage") or None})
         if ended is not None:
-            return attrs.evolve(ended, model=ended.model or call.model())
+            return replaced(ended, model=ended.model or call.model())
         if "type" not in opening:
             return None
         spoken = text_bytes(

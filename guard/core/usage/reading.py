@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-import attrs
 import msgspec
 
-from guard.core.usage.base import Call, ResponseFormat, Usage, mapping, parse
+from guard.core.usage.base import Call, ResponseFormat, Usage, mapping, parse, replaced
 from guard.core.usage.framing import (
     Events,
     Framing,
@@ -47,14 +46,22 @@ def read_recorded(
         content_type: the header's value.
         call: what formats may know beside the body.
     """
-    framing = framing_of(content_type, recorded.head)
+    if content_type.startswith("application/json") and _is_json(recorded):
+        framing: Framing = "body"  # without a look at every byte
+    else:
+        framing = framing_of(content_type, recorded.head)
     if framing == "body":
         usage = _of_body(response_format, recorded, call)
     else:
         usage = response_format.from_events(events_of(framing, recorded), call)
     if usage is not None and recorded.cut:
-        return attrs.evolve(usage, estimated=True)
+        return replaced(usage, estimated=True)
     return usage
+
+
+def _is_json(recorded: Recorded) -> bool:
+    """Tell whether the bytes begin and end like one JSON object."""
+    return recorded.head[:1] == b"{" and (recorded.tail or recorded.head)[-1:] == b"}"
 
 
 def is_stream(content_type: str, recorded: Recorded) -> bool:

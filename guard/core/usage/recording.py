@@ -31,11 +31,11 @@ class Recording:
         b'data: {}'
     """
 
-    __slots__ = ("_cut", "_decoder", "_head", "_pending", "_pending_bytes", "_size", "_tail")
+    __slots__ = ("_cut", "_decoder", "_head", "_pending", "_room", "_size", "_tail")
 
     def __init__(self, content_encoding: str) -> None:
         self._pending: list[bytes] = []
-        self._pending_bytes = 0
+        self._room = _PENDING_BYTES
         self._head = bytearray()
         self._tail = bytearray()
         self._size = 0
@@ -50,8 +50,8 @@ class Recording:
     def feed(self, chunk: bytes) -> None:
         """Take a chunk."""
         self._pending.append(chunk)
-        self._pending_bytes += len(chunk)
-        if self._pending_bytes > _PENDING_BYTES:
+        self._room -= len(chunk)
+        if self._room < 0:
             self._settle()
 
     def recorded(self) -> Recorded:
@@ -63,20 +63,20 @@ class Recording:
         return Recorded(head, tail, self._size, self._cut)
 
     def _settle(self) -> None:
-        pending, self._pending, self._pending_bytes = self._pending, [], 0
+        pending, self._pending, self._room = self._pending, [], _PENDING_BYTES
         if self._cut:
             return
-        if self._decoder is None:
-            for chunk in pending:
-                self._keep(chunk)
-            return
         try:
+            if self._decoder is None:
+                for chunk in pending:
+                    self._keep(chunk)
+                return
             for piece in self._decoder.decode(b"".join(pending)):
                 self._keep(piece)
                 if self._size > DECODED_BYTES_MAX:
                     self._cut = True
                     break
-        except DecodingError:
+        except Exception:  # noqa: BLE001  # whatever it is: a user's stream never fails for it
             self._cut = True
 
     def _keep(self, data: bytes) -> None:

@@ -12,6 +12,9 @@ from guard.gateway.domain import records
 from guard.gateway.domain.records import DurationMs, Label
 from guard.gateway.services.applying import Change
 
+_WEBHOOK_URL = (
+    r"^(https://[a-zA-Z0-9.-]{1,253}|http://(127\.0\.0\.1|\[::1\]))(:\d{1,5})?(/[!-~]*)?$"
+)
 Reason = Annotated[str, Meta(max_length=512)]
 Limit = Annotated[int, Meta(ge=1, le=1000)]
 Moment = Annotated[int, Meta(ge=0, le=2**53)]
@@ -172,7 +175,7 @@ class ApprovalBody(Strict, kw_only=True):
 class WebhookBody(Strict, kw_only=True):
     """Where notices go. An empty ``types`` means all of them."""
 
-    url: Annotated[str, Meta(max_length=2048, pattern=r"^https?://[^\s]+$")]
+    url: Annotated[str, Meta(max_length=2048, pattern=_WEBHOOK_URL)]
     types: Annotated[list[Label], Meta(max_length=50)] = []
     enabled: bool = True
 

@@ -47,7 +47,7 @@ def operations(h: AdminHandlers) -> list[Operation]:
         op("POST", "/policies/preview", h.preview, "Try a policy against recent calls", b.Preview,
            body=b.PreviewBody),
         op("POST", "/apply", h.apply, "Bring a set of budgets, policies and prices into force",
-           b.Plan, body=b.ApplyBody),
+           b.Plan, body=b.ApplyBody, conflicts=True),
         op("GET", "/prices", h.prices, "List the operator's prices", list[r.Price]),
         op("PUT", "/prices", h.put_price, "Set a price", r.Price, body=b.PriceBody),
         op("DELETE", "/prices/{price_id}", h.delete_price, "Remove a price", None, status=204),

@@ -174,8 +174,10 @@ class ControlRoutes:
                 if page:
                     after = page[-1].message.seq
                 left_s = deadline - time.monotonic()
-                if own or left_s <= 0 or self._hub.closing:
-                    newest = await self._log.control_seq(identity.organisation_id)
+                newest = await self._log.control_seq(identity.organisation_id)
+                # Who asks for what comes after a number that was never given has to start anew;
+                # waiting would hide every message up to that number.
+                if own or left_s <= 0 or after > newest or self._hub.closing:
                     return wire.ControlReply(own, min(after, newest))
                 with contextlib.suppress(TimeoutError):
                     if await subscription.next(left_s) is None and not (

@@ -18,6 +18,34 @@ _JSON: Final = "application/json"
 _PROBLEM: Final = "application/problem+json"
 _NUMBER: Final = {"type": "integer", "minimum": 0, "maximum": 10**15 - 1}
 
+_BUDGET_RULES: Final = [
+    {
+        "oneOf": [
+            {
+                "required": [given],
+                "properties": {given: {"type": kind}, other: {"type": "null"}},
+            }
+            for given, kind, other in (
+                ("limit_nanousd", "integer", "limit_cents"),
+                ("limit_cents", "number", "limit_nanousd"),
+            )
+        ]
+    },
+    {
+        "oneOf": [
+            {"properties": {"scope_kind": {"const": "organisation"}, "scope_id": {"const": ""}}},
+            {
+                "required": ["scope_kind", "scope_id"],
+                "properties": {
+                    "scope_kind": {"not": {"const": "organisation"}},
+                    "scope_id": {"minLength": 1},
+                },
+            },
+        ]
+    },
+]
+"""What :meth:`BudgetBody.limit` checks, which types cannot say."""
+
 _SDK_ERRORS: Final = (400, 401, 408, 413, 503)
 _ADMIN_ERRORS: Final = (400, 401, 403, 404, 408, 503)
 
@@ -45,6 +73,8 @@ def document(operations: Sequence[Operation]) -> dict[str, Any]:
     for operation in operations:
         kinds += [k for k in (operation.body, operation.reply, operation.query) if k is not None]
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_REF)
+    if "BudgetBody" in components:
+        components["BudgetBody"]["allOf"] = _BUDGET_RULES
     by_kind = {str(kind): schema for kind, schema in zip(kinds, schemas, strict=True)}
     paths = _sdk_paths(by_kind)
     for operation in operations:

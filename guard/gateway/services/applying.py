@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from guard.gateway.domain.records import Budget, Policy, Price
-from guard.gateway.storage.base import Actor, Storage
+from guard.gateway.storage.base import Actor, ConflictError, Storage
 
 ChangeKind = Literal["create", "update", "unchanged", "delete"]
 
@@ -90,7 +90,7 @@ def check_distinct(wanted: Wanted) -> None:
     """Refuse a set that says two things about one name.
 
     Raises:
-        ValueError: something is named twice.
+        ConflictError: something is named twice.
     """
     for names in (
         [_budget_name(b) for b in wanted.budgets],
@@ -99,7 +99,7 @@ def check_distinct(wanted: Wanted) -> None:
     ):
         twice = _first_twice(names)
         if twice is not None:
-            raise ValueError(f"named twice: {twice}")
+            raise ConflictError(f"named twice: {twice}")
 
 
 def _first_twice(names: Sequence[str]) -> str | None:

@@ -6,11 +6,8 @@ workflows) are written once per group; a rollback throws the whole cache away an
 
 from __future__ import annotations
 
-import functools
 import heapq
-import json
 import sqlite3
-import time
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
@@ -27,6 +24,12 @@ from guard.gateway.domain.ledger import Account, Balance, Reservation
 from guard.gateway.storage.base import Announcement
 from guard.gateway.storage.sqlite_figures import FigureTable
 from guard.gateway.storage.sqlite_replay import ReplayTable
+from guard.gateway.storage.sqlite_rows import (
+    balance_from_row,
+    budget_from_row,
+    ids_text,
+    reservation_from_row,
+)
 
 CACHE_MAX: Final = 50_000
 
@@ -55,6 +58,7 @@ class OrgState(Struct):
     control: ControlBook
     rules: dict[str, dict[str, list[records.Budget]]]
     accounts: dict[Dims, tuple[float, list[Account]]]
+    compacted_seq: int = 0
 
 
 class Books:
@@ -124,7 +128,7 @@ class Books:
             "SELECT * FROM reservations WHERE reservation_id >= coalesce((SELECT value FROM facts"
             " WHERE name = 'oldest_open'), '') AND state = 'open'"
         ).fetchall():
-            self._adopt(_reservation(row))
+            self._adopt(reservation_from_row(row))
         for row in execute(
             "SELECT b.balance_id, u.organisation_id FROM balances b JOIN budgets u"
             " USING (budget_id) WHERE b.exhausted = 1"
@@ -236,7 +240,7 @@ class Books:
             row = self.connection.execute(
                 "SELECT * FROM balances WHERE balance_id = ?", (balance_id,)
             ).fetchone()
-            found = _balance(row)
+            found = balance_from_row(row)
             self.balances[balance_id] = found
         return found
 
@@ -256,7 +260,7 @@ class Books:
             row = self.connection.execute(
                 "SELECT * FROM reservations WHERE reservation_id = ?", (reservation_id,)
             ).fetchone()
-            found = None if row is None else _reservation(row)
+            found = None if row is None else reservation_from_row(row)
         return found
 
     def open_reservation(self, reservation: Reservation) -> None:
@@ -429,41 +433,3 @@ class Books:
                 [(*key, e.count, e.mean, e.variance) for key, e in self._dirty_estimates.items()],
             )
             self._dirty_estimates.clear()
-
-
-def budget_from_row(row: tuple[Any, ...]) -> records.Budget:
-    """Build a budget from its row."""
-    return records.Budget(
-        budget_id=row[0], organisation_id=row[1], scope_kind=row[2], scope_id=row[3],
-        window=row[4], limit_nanousd=row[5], mode=row[6], epsilon_nanousd=row[7],
-        thresholds=json.loads(row[8]), version=row[9], created_at_ms=row[10],
-        updated_at_ms=row[11],
-    )  # fmt: skip
-
-
-def _balance(row: tuple[Any, ...]) -> Balance:
-    return Balance(
-        balance_id=row[0], budget_id=row[1], scope_id=row[2], epoch_ms=row[3], ends_ms=row[4],
-        opening=row[5], committed=row[6], reserved=row[7], overshoot=row[8], bound=row[9],
-        level=row[10], exhausted=bool(row[11]),
-    )  # fmt: skip
-
-
-def _reservation(row: tuple[Any, ...]) -> Reservation:
-    return Reservation(
-        reservation_id=row[0], organisation_id=row[1], key_id=row[2], call_id=row[3],
-        balance_ids=tuple(json.loads(row[4])), amount=row[5], held=row[6], created_at_ms=row[7],
-        expires_at_ms=row[8], spent=row[9], state=row[10], basis=row[11], workflow_id=row[12],
-        run_id=row[13], chain_id=row[14], agent=row[15], model=row[16], function=row[17],
-    )  # fmt: skip
-
-
-@functools.lru_cache(maxsize=4096)
-def ids_text(balance_ids: tuple[int, ...]) -> str:
-    """Return balance numbers as the JSON that their column holds."""
-    return json.dumps(balance_ids)
-
-
-def wall_clock_ms() -> int:
-    """Return the time of the machine that holds the store, in Unix milliseconds."""
-    return time.time_ns() // 1_000_000

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -12,7 +12,10 @@ from guard.gateway.domain import ledger, records
 from guard.gateway.domain.commands import GateCommand, Refusal
 from guard.gateway.domain.ledger import Account
 from guard.gateway.storage.base import Announcement, ConflictError, NotFoundError
-from guard.gateway.storage.sqlite_books import Books, OrgState, budget_from_row
+from guard.gateway.storage.sqlite_books import Books, OrgState
+from guard.gateway.storage.sqlite_rows import budget_from_row
+
+CONTROL_KEEP: Final = 5000
 
 
 def stopped(
@@ -64,6 +67,23 @@ def publish(
     org.control.apply(message)
     books.announcements.append(Announcement("control", organisation_id, message, key_id))
     return message
+
+
+def compact(books: Books) -> None:
+    """Drop old messages that no longer say anything: a replay is bounded by what still holds.
+
+    Standing orders stay however old they are, and the newest messages of all kinds stay.
+    """
+    for org in books.orgs.values():
+        if org.control_seq - org.compacted_seq < 2 * CONTROL_KEEP:
+            continue
+        org.compacted_seq = org.control_seq - CONTROL_KEEP
+        books.connection.execute(
+            "DELETE FROM control WHERE organisation_id = ? AND seq <= ? AND NOT EXISTS (SELECT 1"
+            " FROM orders o WHERE o.organisation_id = control.organisation_id"
+            " AND o.message = control.message)",
+            (org.organisation_id, org.compacted_seq),
+        )
 
 
 def _slots(kind: str) -> tuple[str, ...]:

@@ -14,9 +14,10 @@ from typing import Any, TypeVar
 from guard.gateway.domain.commands import Request
 from guard.gateway.storage import sqlite_schema
 from guard.gateway.storage.base import Announcement, StoreError
-from guard.gateway.storage.sqlite_books import Books, wall_clock_ms
+from guard.gateway.storage.sqlite_books import Books
 from guard.gateway.storage.sqlite_queries import Reader
 from guard.gateway.storage.sqlite_replay import request_hint
+from guard.gateway.storage.sqlite_rows import wall_clock_ms
 from guard.gateway.storage.sqlite_writer import GroupWriter
 
 T = TypeVar("T")

@@ -380,6 +380,7 @@ def sweep(books: Books) -> int:
     closed = _sweep_reservations(books)
     sqlite_control.expire_approvals(books)
     sqlite_control.reset_windows(books)
+    sqlite_control.compact(books)
     books.figures.prune(books.now, list(books.orgs))
     execute = books.connection.execute
     execute("DELETE FROM nonces WHERE expires_at_ms < ?", (books.now,))

@@ -13,8 +13,8 @@ from guard.gateway.domain import records
 from guard.gateway.domain.control import ControlBook, Standing
 from guard.gateway.domain.ledger import Account, Balance
 from guard.gateway.storage.base import NotFoundError, StoredControl
-from guard.gateway.storage.sqlite_books import budget_from_row
 from guard.gateway.storage.sqlite_control import approval_from_row
+from guard.gateway.storage.sqlite_rows import budget_from_row
 
 GROUPS: Final = {
     "workflow": "workflow_id",

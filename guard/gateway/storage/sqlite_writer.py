@@ -31,8 +31,8 @@ T = TypeVar("T")
 GROUP_MAX: Final = 512
 GATHER_MAX: Final = 64
 INLINE_WEIGHT_MAX: Final = 256
-SLOW_COMMIT_S: Final = 0.02
-SLOW_PENALTY_S: Final = 1.0
+SLOW_COMMIT_S: Final = 0.05
+SLOW_PENALTY_S: Final = 0.2
 
 
 class Engine(Protocol):

@@ -32,6 +32,7 @@ class Asked:
 
     method: str
     path: str
+    target: str
     headers: Mapping[str, str]
     body: bytes = attrs.field(repr=False)
 
@@ -110,7 +111,7 @@ class ScriptedGateway:
         path = urlsplit(handler.path).path
         body = handler.rfile.read(int(handler.headers.get("Content-Length") or 0))
         headers = {name.lower(): value for name, value in handler.headers.items()}
-        asked = Asked(handler.command, path, headers, body)
+        asked = Asked(handler.command, path, handler.path, headers, body)
         self.asked.append(asked)
         canned = self._canned.get(path)
         if canned is None:

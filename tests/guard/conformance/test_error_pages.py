@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import html
-from typing import Any
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import httpx
@@ -13,6 +16,8 @@ from guard.breaker import exceptions
 from guard.breaker.exceptions import GuardError
 from guard.core.catalogue import CATALOGUE, FALLBACK_MESSAGE
 
+_ROOT: Final = Path(__file__).parents[3]
+
 
 def _codes() -> set[str]:
     """Return the default code of every exception class that has one."""
@@ -21,6 +26,37 @@ def _codes() -> set[str]:
         for value in vars(exceptions).values()
         if isinstance(value, type) and isinstance(getattr(value, "error_code", None), str)
     }
+
+
+def _generator() -> Any:
+    path = _ROOT / "docs" / "generate_errors.py"
+    spec = importlib.util.spec_from_file_location("generate_errors", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_manuals_page_is_up_to_date() -> None:
+    """Part 7: ``docs_url``; ``python docs/generate_errors.py`` writes the page anew."""
+    generator = _generator()
+    assert generator.PAGE.read_text(encoding="utf-8") == generator.page()
+
+
+def test_the_manuals_page_has_an_anchor_for_every_code() -> None:
+    """Part 7: ``docs_url``; one section for each code, anchored by the code in lower case."""
+    lines = _generator().PAGE.read_text(encoding="utf-8").splitlines()
+    anchors = [line for line in lines if line.startswith("(gd-")]
+    assert sorted(anchors) == sorted(f"({code.lower()})=" for code in CATALOGUE)
+
+
+def test_every_code_that_the_package_names_has_a_catalogue_entry() -> None:
+    """Part 2, User message: a string per error_code; also those of the gateway's answers."""
+    named: set[str] = set()
+    for path in (_ROOT / "guard").rglob("*.py"):
+        named |= set(re.findall(r"GD-[A-Z]+\d{3}", path.read_text(encoding="utf-8")))
+    assert named - {"GD-C099"} == set(CATALOGUE)  # which ends the range of the family
 
 
 def test_every_code_of_every_exception_has_a_catalogue_entry() -> None:

@@ -48,6 +48,7 @@ class TestRuntime:
             ("GUARD_FALLBACK_MODE", "open", "fallback_mode", "open"),
             ("GUARD_TIMEOUT_MS", "300", "timeout_ms", 300),
             ("GUARD_SPOOL_DIR", "spool", "spool_dir", Path("spool")),
+            ("GUARD_SPOOL_MAX_BYTES", "65536", "spool_max_bytes", 65_536),
             ("GUARD_AUTO_INSTRUMENT", "0", "auto_instrument", False),
             ("GUARD_DEBUG", "1", "debug", True),
         ],
@@ -66,6 +67,13 @@ class TestRuntime:
         back = "closed" if field == "fallback_mode" else default
         if back is not None:
             assert getattr(_settings(GuardRuntime(KEY, **{field: back})), field) == back
+
+    def test_the_constructor_takes_every_setting(self) -> None:
+        """Part 2, Runtime: or from constructing the runtime class directly."""
+        taken = set(inspect.signature(GuardRuntime).parameters)
+        runtime = GuardRuntime(KEY)
+        runtime.shutdown(flush=False)
+        assert taken == {field.name for field in type(runtime.settings).__attrs_attrs__}
 
     def test_init_takes_them_from_the_environment(
         self, tenant: Any, monkeypatch: pytest.MonkeyPatch

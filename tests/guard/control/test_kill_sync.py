@@ -482,9 +482,7 @@ class TestNesting:
         assert killed.value.workflow_id == "w"
 
     @pytest.mark.parametrize("which", ["own", "outer"])
-    def test_a_wait_for_the_gate_is_cut_short(
-        self, operator: Any, tenant: Any, which: str
-    ) -> None:
+    def test_a_wait_for_the_gate_is_cut_short(self, operator: Any, tenant: Any, which: str) -> None:
         tenant.admin.set_policy("p", approval_tools=["needs_a_person"])
 
         @guard.protect
@@ -498,10 +496,7 @@ class TestNesting:
 
         operator(lambda: tenant.admin.approvals())
         with guard.workflow("w"), pytest.raises(WorkflowKilledInterrupt):
-            if which == "own":
-                needs_a_person()
-            else:
-                outer()
+            (needs_a_person if which == "own" else outer)()
 
     def test_an_event_loop_inside_a_plain_function(self, operator: Any) -> None:
         entered = threading.Event()

@@ -12,11 +12,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from guard.core.control import ControlState, Halt, is_pattern, matches
 from guard.core.wire import Budget, ControlMessage
+from guard.gateway.domain.control import ControlBook
 
 WORKFLOWS = ["a", "ab", "abc", "b", "job[1]", "job1"]
 TARGETS = [*WORKFLOWS, "*", "a*", "ab*", "?b", "*c", "job[1]*"]
 RUNS = ["r1", "r2"]
 NOW_MS = 1_000_000
+OVER = ["resume", "revive"]
+"""What ends a pause."""
 
 
 def message(seq: int, kind: str, target: str | None = "a", **fields: Any) -> ControlMessage:
@@ -49,27 +52,26 @@ def oracle(
     messages: list[ControlMessage], workflow: str | None, run: str | None, now_ms: int
 ) -> str | None:
     """The newest message that concerns this run decides, separately for kills and for pauses."""
-    for kind, starts, ends in (("kill", "kill", "revive"), ("pause", "pause", "resume")):
-        for of_run in (True, False):
-            newest = max(
-                (
-                    each
-                    for each in messages
-                    if each.type in (starts, ends)
-                    and (
-                        (each.run_id is not None and each.run_id == run)
-                        if of_run
-                        else (each.run_id is None and concerns(each.workflow_id, workflow))
-                    )
-                ),
-                key=lambda each: each.seq,
-                default=None,
-            )
-            if newest is None or newest.type == ends:
-                continue
-            wait_ms = newest.resume_after_ms if kind == "pause" else None
-            if wait_ms is None or now_ms < newest.at_ms + wait_ms:
-                return kind
+    for kind, starts, ends in (("kill", "kill", ["revive"]), ("pause", "pause", OVER)):
+        newest = max(
+            (
+                each
+                for each in messages
+                if each.type in (starts, *ends)
+                and (
+                    each.run_id == run
+                    if each.run_id is not None
+                    else concerns(each.workflow_id, workflow)
+                )
+            ),
+            key=lambda each: each.seq,
+            default=None,
+        )
+        if newest is None or newest.type in ends:
+            continue
+        wait_ms = newest.resume_after_ms if kind == "pause" else None
+        if wait_ms is None or now_ms < newest.at_ms + wait_ms:
+            return kind
     return None
 
 
@@ -208,9 +210,22 @@ def test_a_resume_never_lifts_a_kill() -> None:
         assert kind_of(state.halt("a", None, NOW_MS)) == "kill"
 
 
-def test_a_revive_never_lifts_a_pause() -> None:
+def test_a_revive_lets_the_workflow_run_again_paused_or_not() -> None:
     state = after(message(1, "pause"), message(2, "kill"), message(3, "revive"))
+    assert state.halt("a", None, NOW_MS) is None
+    state = after(message(1, "kill"), message(2, "revive"), message(3, "pause"))
     assert kind_of(state.halt("a", None, NOW_MS)) == "pause"
+
+
+@given(histories())
+def test_the_gateway_and_the_sdk_agree(history: list[ControlMessage]) -> None:
+    """What the gate refuses and what the process refuses by itself must be the same."""
+    book, state = ControlBook(), after(*history)
+    for each in history:
+        book.apply(each)
+    kinds = {"killed": "kill", "paused": "pause", "active": None}
+    for (workflow, run, now_ms), verdict in verdicts(state).items():
+        assert verdict == kinds[book.standing(workflow, run, now_ms).state]
 
 
 def test_a_killed_run_ends_alone() -> None:
@@ -251,9 +266,9 @@ def test_a_kill_is_told_before_a_pause_before_a_budget() -> None:
         message(1, "kill"), message(2, "pause"), message(3, "budget", "a", exhausted=True)
     )
     assert kind_of(state.halt("a", None, NOW_MS, budgets=True)) == "kill"
-    state = state.apply(message(4, "revive"))
+    state = state.apply(message(4, "revive")).apply(message(5, "pause"))
     assert kind_of(state.halt("a", None, NOW_MS, budgets=True)) == "pause"
-    state = state.apply(message(5, "resume"))
+    state = state.apply(message(6, "resume"))
     assert kind_of(state.halt("a", None, NOW_MS, budgets=True)) == "budget"
 
 

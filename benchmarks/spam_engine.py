@@ -1,0 +1,94 @@
+"""Speed of the engine: one by one, in batches, on all cores; as ratios to the targets.
+
+    python benchmarks/spam_engine.py [DATA_DIR]
+
+``DATA_DIR`` (or the environment variable SPAMDETECT_DATA) holds ``spam/``; without it the
+benchmark makes its texts up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+
+from spamdetect.engine import Engine, classify_many, language
+from spamdetect.training import footprint
+from spamdetect.training.dataset import read_spam
+from spamdetect.training.mirror import STEMS, ordinary_link
+
+SHORT_TARGET = 8_000.0
+LONG_TARGET = 1_000.0
+BATCH_TARGET = 3 * SHORT_TARGET
+
+
+def texts() -> list[str]:
+    place = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("SPAMDETECT_DATA")
+    if place:
+        return [row.text for row in read_spam([Path(place) / "spam"])]
+    random = Random(0)
+    made = []
+    for number in range(8000):
+        words = random.choices(STEMS, k=300 if number % 4 == 0 else random.randint(4, 20))
+        made.append(" ".join(words) + (f" {ordinary_link(random)}" if number % 3 == 0 else ""))
+    return made
+
+
+def rate(run: Callable[[], object], count: int, repeats: int = 3) -> float:
+    best = float("inf")
+    for _ in range(repeats):
+        start = time.perf_counter()
+        run()
+        best = min(best, time.perf_counter() - start)
+    return count / best
+
+
+async def on_all_cores(part: Sequence[str]) -> float:
+    """Texts per second once the workers are up."""
+    results = classify_many(list(part[:512]) + list(part) * 4)
+    done = 0
+    start = time.perf_counter()
+    async for _ in results:
+        done += 1
+        if done == 512:
+            start = time.perf_counter()
+    return (done - 512) / (time.perf_counter() - start)
+
+
+def line(name: str, found: float, target: float | None = None) -> None:
+    ratio = f"{found / target:6.2f} x target" if target else ""
+    print(f"{name:42s} {found:10,.0f} texts/s {ratio}")
+
+
+def main() -> None:
+    engine, detector = Engine.load(), language.load()
+    every = texts()
+    short = [text for text in every if 0 < len(text) <= footprint.SHORT][:4000]
+    long = [text for text in every if len(text) >= footprint.LONG][:500]
+    line(
+        "short, one by one",
+        rate(lambda: [engine.predict(t) for t in short], len(short)),
+        SHORT_TARGET,
+    )
+    line(
+        "long, one by one", rate(lambda: [engine.predict(t) for t in long], len(long)), LONG_TARGET
+    )
+    line("short, predict_many", rate(lambda: engine.predict_many(short), len(short)))
+    line("long, predict_many", rate(lambda: engine.predict_many(long), len(long)))
+    line("short, classify_many", asyncio.run(on_all_cores(short)), BATCH_TARGET)
+    line(
+        "short, language alone",
+        rate(lambda: [detector.detect(t) for t in short], len(short)),
+        SHORT_TARGET,
+    )
+    cost = footprint.measure([])
+    print(f"{'import and load':42s} {cost.load_ms:10.0f} ms      {cost.load_ms / 250:6.2f} x limit")
+    print(f"{'resident memory':42s} {cost.rss_mb:10.0f} MB      {cost.rss_mb / 60:6.2f} x limit")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,244 @@
+"""The event path of one process: from a caller's record to its end at the gateway or on disk."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from guard.breaker.exceptions import BreakerTransportError, GuardTransportError
+from guard.core.batching import EventBuffer, Record
+from guard.core.ids import IdFactory
+from guard.exits import ExitHooks
+from guard.health import Health
+from guard.loop import BackgroundLoop, LoopClosedError
+from guard.loop.threads import ServiceLoop
+from guard.scope import Scope, current_scope
+from guard.settings import Settings
+
+if TYPE_CHECKING:  # the link imports httpx and websockets, which `import guard` must not
+    from guard.io.link import Link
+
+logger = logging.getLogger("guard.delivery")
+
+_CLOSE_SHARE: Final = 0.2
+"""Part of a shutdown's time that is kept for closing the connections and the thread."""
+
+_inherited: list[object] = []
+"""What a forked child must neither use nor close: its parent's connections and spool."""
+
+
+class Delivery:
+    """Takes events from any thread, and sees to it that none is lost silently.
+
+    Args:
+        settings: sizes and intervals.
+        background: the loop that everything slow runs on.
+        make_link: makes the link to the gateway.
+        exits: the ways out of the process, made aware when there is something to deliver.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        background: BackgroundLoop,
+        make_link: Callable[[], Link],
+        exits: ExitHooks,
+    ) -> None:
+        self._settings = settings
+        self._background = background
+        self._make_link = make_link
+        self._exits = exits
+        self._fresh_process()
+
+    def _fresh_process(self) -> None:
+        self.ids = IdFactory()
+        self.buffer = EventBuffer(self._settings.buffer_size, self._settings.batch_size, self._wake)
+        self.health = Health(self._dropped)
+        self.link: Link | None = None
+        self._connecting = False
+        self._closed = False
+
+    def forked(self) -> None:
+        """Start anew in a forked child; what belongs to the parent is not even let go of."""
+        _inherited.append((self.link, self.buffer))
+        self._fresh_process()
+
+    # -- recording ----------------------------------------------------------------------------
+
+    def record(
+        self, kind: str, payload: Any, scope: Scope | None = None, at_ns: int | None = None
+    ) -> int:
+        """Put an event into the buffer; never blocks. Returns the event's serial number."""
+        serial = self.ids.serial()
+        if self._closed:
+            self.health.lose(1)  # nobody is left who would deliver it
+            return serial
+        if scope is None:
+            scope = current_scope.get()
+        self.buffer.append(Record(kind, at_ns or time.time_ns(), serial, scope.place, payload))
+        return serial
+
+    def _wake(self) -> bool:
+        """Wake the flusher; in a fresh process, start it first. Waits for nothing."""
+        if self.link is not None:
+            return self._background.call_soon(self.link.flusher.wake)
+        if self._connecting or self._closed:
+            return True
+        self._connecting = True
+        try:
+            self._exits.install()
+            self._background.submit(self.connect)
+        except RuntimeError:
+            self._connecting = False
+            logger.debug("the background loop cannot start now", exc_info=True)
+            return False
+        return True
+
+    async def connect(self) -> Link:
+        """Make the link and probe the gateway; one that cannot be reached is not an error.
+
+        Raises:
+            GuardError: the key is refused, or the protocol does not fit.
+        """
+        link = await self.linked()
+        try:
+            await link.probe()
+        except GuardTransportError as exc:
+            logger.warning("the gateway cannot be reached yet: %s", exc)
+        return link
+
+    async def linked(self) -> Link:
+        """Return the link of this process; made on the loop, so there is no race for it."""
+        if self.link is None:
+            self.link = self._make_link()
+            self.link.start_services(self._background)
+        return self.link
+
+    # -- delivering ---------------------------------------------------------------------------
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Deliver everything that is buffered now and wait for it.
+
+        Args:
+            timeout: total time in seconds; None waits for the gateway's own deadlines.
+
+        Raises:
+            BreakerTransportError: something was neither delivered nor brought onto the disk.
+            RuntimeError: called on the background loop's thread, which cannot wait for itself.
+        """
+        try:
+            self._background.run(self._flush, timeout_s=timeout)
+        except TimeoutError:
+            raise BreakerTransportError(
+                "the events were not delivered in time", buffer_size=self.waiting
+            ) from None
+        except (LoopClosedError, concurrent.futures.CancelledError):
+            raise BreakerTransportError("guard was shut down") from None
+
+    async def _flush(self) -> None:
+        await (await self.linked()).flusher.flush()
+
+    @property
+    def waiting(self) -> int:
+        """Events in memory: buffered, or on their way and not yet acknowledged."""
+        link = self.link
+        return len(self.buffer) + (0 if link is None else link.flusher.in_flight)
+
+    def _dropped(self) -> int:
+        # What comes in after the end is in the buffer for ever.
+        return self.buffer.dropped + (len(self.buffer) if self._closed else 0)
+
+    # -- the end ------------------------------------------------------------------------------
+
+    def finish(self, ends_s: float, *, flush: bool) -> BreakerTransportError | None:
+        """Deliver, close the connections, end the thread; what is left goes onto the disk.
+
+        Args:
+            ends_s: when to be done, by ``time.monotonic()``.
+            flush: whether to deliver; without it, and without a spool, the events are lost.
+
+        Returns:
+            What is to be raised because events were lost, or None.
+        """
+        start_s = time.monotonic()
+        reserve_s = _CLOSE_SHARE * max(0.0, ends_s - start_s)
+        failure: BaseException | None = None
+        waiting = 0
+        lost = 0
+        try:
+            if flush and (self.waiting or (self.link and self.link.flusher.spooled)):
+                failure = self._last_flush(ends_s - reserve_s)
+            waiting = self.waiting
+            self._close_link(ends_s - reserve_s / 2)
+        finally:
+            self._background.close(max(0.05, ends_s - time.monotonic()))
+            lost = self._give_up()
+            self._closed = True
+        if not lost or not flush:
+            return None
+        error = BreakerTransportError(
+            f"{lost} events could not be delivered" + (f": {failure}" if failure else ""),
+            events_lost=lost,
+            buffer_size=waiting,
+        )
+        error.__cause__ = failure
+        return error
+
+    def _last_flush(self, ends_s: float) -> BaseException | None:
+        left_s = max(0.0, ends_s - time.monotonic())
+        try:
+            self._background.run(self._flush, timeout_s=left_s)
+        except BreakerTransportError as exc:
+            return exc
+        except TimeoutError:
+            return TimeoutError("no answer in time")
+        except (LoopClosedError, concurrent.futures.CancelledError):
+            return None
+        except RuntimeError:  # no thread can be started any more: the interpreter is ending
+            return self._flush_here(left_s)
+        return None
+
+    def _flush_here(self, left_s: float) -> BaseException | None:
+        """Deliver on a loop of the calling thread."""
+
+        async def deliver() -> None:
+            async with asyncio.timeout(left_s):
+                link = self.link = self._make_link()
+                try:
+                    await link.flusher.flush()
+                finally:
+                    await link.close()
+
+        loop = ServiceLoop()
+        delivering = deliver()
+        try:
+            loop.run_until_complete(delivering)
+        except (BreakerTransportError, TimeoutError, RuntimeError) as exc:
+            return exc
+        finally:
+            delivering.close()
+            loop.close()
+        return None
+
+    def _close_link(self, ends_s: float) -> None:
+        if self.link is None or not self._background.is_running:
+            return
+        left_s = max(0.05, ends_s - time.monotonic())
+        try:
+            self._background.run(self.link.close, timeout_s=left_s)
+        except (TimeoutError, RuntimeError, concurrent.futures.CancelledError):
+            logger.debug("the connections did not close in time")
+
+    def _give_up(self) -> int:
+        link = self.link
+        if link is None:
+            if not self.waiting:
+                return 0
+            link = self._make_link()
+        lost = link.flusher.give_up()
+        link.flusher.close_spool()
+        return lost

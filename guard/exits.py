@@ -1,0 +1,101 @@
+"""The ways in which a process ends, and the last delivery before each.
+
+``atexit`` for an ordinary end, SIGTERM for a supervisor's, and ``multiprocessing``'s own finalizers
+for its children, which leave by ``os._exit`` and never run ``atexit``. Knows nothing of events: it
+calls back.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Final
+
+logger = logging.getLogger("guard.exits")
+
+_SIGNAL_FLUSH_S: Final = 2.0
+
+
+class ExitHooks:
+    """Registers the callbacks with every way out of the process.
+
+    Args:
+        flush: delivers within so many seconds; the process goes on afterwards.
+        close: delivers and ends the service.
+    """
+
+    def __init__(self, flush: Callable[[float], object], close: Callable[[], object]) -> None:
+        self._flush = flush
+        self._close = close
+        self._at_exit = False
+        self._in_child: int | None = None
+        self._handles_sigterm = False
+        self._previous: Any = None
+
+    def install(self) -> None:
+        """Register what is not registered yet; from other threads all but the signal."""
+        if not self._at_exit:
+            self._at_exit = True
+            atexit.register(self._end)
+        self._install_finalizer()
+        self._install_signal()
+
+    def uninstall(self) -> None:
+        """Take the hooks out again."""
+        atexit.unregister(self._end)
+        self._at_exit = False
+        ours = self._handles_sigterm and signal.getsignal(signal.SIGTERM) == self._on_sigterm
+        if ours and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._previous)
+            self._handles_sigterm = False
+
+    def _install_finalizer(self) -> None:
+        process = sys.modules.get("multiprocessing.process")
+        if process is None or self._in_child == os.getpid() or process.parent_process() is None:
+            return
+        from multiprocessing import util
+
+        # Not before the child's own start-up: that clears what it has inherited.
+        self._in_child = os.getpid()
+        util.Finalize(None, self._end, exitpriority=100)
+
+    def _install_signal(self) -> None:
+        if self._handles_sigterm or threading.current_thread() is not threading.main_thread():
+            return
+        previous = signal.getsignal(signal.SIGTERM)
+        if previous is signal.SIG_IGN or previous is None:  # ignored, or not Python's
+            return
+        try:
+            signal.signal(signal.SIGTERM, self._on_sigterm)
+        except ValueError:  # a sub-interpreter
+            return
+        self._previous = previous
+        self._handles_sigterm = True
+
+    def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
+        previous = self._previous
+        if not callable(previous):
+            self._end()
+            # Die of the signal, as without us: a supervisor looks at how its child ended.
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+        try:
+            # Delivered first: the handler may end the process. Not closed: it may as well go on.
+            self._flush(_SIGNAL_FLUSH_S)
+        except Exception as exc:  # noqa: BLE001  # the user's handler runs whatever happens here
+            logger.warning("at SIGTERM: %s", exc)
+        finally:
+            previous(number, frame)
+
+    def _end(self) -> None:
+        try:
+            self._close()
+        except Exception as exc:  # noqa: BLE001  # nobody is left who could catch it
+            logger.warning("at exit: %s", exc)

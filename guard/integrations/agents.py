@@ -1,0 +1,59 @@
+"""OpenAI Agents SDK: tools pass the tool policy, model calls are checked first.
+
+For a run::
+
+    from guard.integrations.agents import GuardRunHooks
+
+    with guard.workflow("support"):
+        result = await Runner.run(agent, "Hello", hooks=GuardRunHooks())
+
+or for one tool, whoever runs it: ``@function_tool(tool_input_guardrails=[guard_tool_input])``.
+Token usage is not taken from the run's result: it is seen at the HTTP client, once.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from agents import (
+    RunHooks,
+    ToolGuardrailFunctionOutput,
+    ToolInputGuardrail,
+    ToolInputGuardrailData,
+)
+
+from guard.integrations import tools
+
+
+class GuardRunHooks(RunHooks[Any]):
+    """Hooks of a run that refuse tools and model calls.
+
+    A refusal stops the run: as the public exception at the end of the enclosing ``workflow`` or
+    ``@protect``. (An ordinary exception would become text for the model.)
+    """
+
+    def __init__(self) -> None:
+        self._started_s: dict[int, float] = {}
+
+    async def on_llm_start(self, *arguments: Any, **options: Any) -> None:
+        """Refuse when the workflow is killed, paused or out of budget; reads local state only."""
+        tools.check_llm_request()
+
+    async def on_tool_start(self, context: Any, agent: Any, tool: Any) -> None:
+        """Ask the gateway for the tool."""
+        await tools.gate_tool_async(tool.name)
+        self._started_s[id(context)] = time.monotonic()
+
+    async def on_tool_end(self, context: Any, agent: Any, tool: Any, result: Any) -> None:
+        """Report the tool."""
+        tools.report_tool(tool.name, self._started_s.pop(id(context), time.monotonic()))
+
+
+async def _ask(data: ToolInputGuardrailData) -> ToolGuardrailFunctionOutput:
+    await tools.gate_tool_async(data.context.tool_name)
+    return ToolGuardrailFunctionOutput.allow()
+
+
+guard_tool_input: ToolInputGuardrail[Any] = ToolInputGuardrail(_ask, name="guard")
+"""A tool input guardrail that asks the gateway for the tool."""

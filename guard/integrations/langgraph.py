@@ -1,0 +1,212 @@
+"""LangChain and LangGraph: every tool passes the tool policy, every model call is checked first.
+
+Once for the process::
+
+    from guard.integrations import langgraph
+
+    langgraph.install()
+
+    with guard.workflow("support"):
+        graph.invoke(...)  # a blocked tool does not run, and the refusal leaves the run
+
+or for one run: ``graph.invoke(..., config={"callbacks": [langgraph.GuardCallbackHandler()]})``.
+Token usage is not taken from the callbacks: it is seen at the HTTP client, once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from typing import Any, Final
+from uuid import UUID
+
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.tracers.context import register_configure_hook
+
+from guard.context import chain, span
+from guard.integrations import tools
+
+logger = logging.getLogger("guard.integrations")
+
+_THREADS_KEPT: Final = 10_000
+
+_installed: ContextVar[BaseCallbackHandler | None] = ContextVar("guard_langchain", default=None)
+_everywhere: BaseCallbackHandler | None = None
+_gated: ContextVar[str | None] = ContextVar("guard_gated_tool", default=None)
+
+
+class GuardCallbackHandler(BaseCallbackHandler):
+    """Refuses tools and model calls, and makes spans of graphs and their nodes.
+
+    A graph's ``thread_id`` is the guard chain of its runs; node names become spans. Works in
+    ``invoke`` and ``ainvoke``, ``stream`` and ``astream``.
+    """
+
+    raise_error = True
+    run_inline = True
+
+    def __init__(self) -> None:
+        self._tools: dict[UUID, tuple[str, float]] = {}
+        self._scopes: dict[UUID, contextlib.ExitStack] = {}
+        self._threads: dict[str, None] = {}
+
+    # -- tools: LangChain awaits a coroutine function and calls a plain one ----------------------
+
+    @property
+    def on_tool_start(self) -> Any:
+        """Ask the gateway for the tool: awaited in asynchronous runs, called in others."""
+        return self._tool_start_async if _is_awaited() else self._tool_start
+
+    def _tool_start(
+        self, serialized: dict[str, Any], input_str: str, *, run_id: UUID, **options: Any
+    ) -> None:
+        name = _tool_name(serialized, options)
+        if _gated.get() != name:
+            tools.gate_tool(name)
+            self._tools[run_id] = (name, time.monotonic())
+
+    async def _tool_start_async(
+        self, serialized: dict[str, Any], input_str: str, *, run_id: UUID, **options: Any
+    ) -> None:
+        name = _tool_name(serialized, options)
+        if _gated.get() != name:
+            await tools.gate_tool_async(name)
+            self._tools[run_id] = (name, time.monotonic())
+
+    def on_tool_end(self, output: Any, *, run_id: UUID, **options: Any) -> None:
+        """Report the tool."""
+        self._tool_ended(run_id)
+
+    def on_tool_error(self, error: BaseException, *, run_id: UUID, **options: Any) -> None:
+        """Report the tool, which failed."""
+        self._tool_ended(run_id)
+
+    def _tool_ended(self, run_id: UUID) -> None:
+        started = self._tools.pop(run_id, None)
+        if started is not None:
+            tools.report_tool(*started)
+
+    # -- models ----------------------------------------------------------------------------------
+
+    def on_chat_model_start(self, *arguments: Any, **options: Any) -> None:
+        """Refuse when the workflow is killed, paused or out of budget; reads local state only."""
+        tools.check_llm_request()
+
+    def on_llm_start(self, *arguments: Any, **options: Any) -> None:
+        """As for chat models."""
+        tools.check_llm_request()
+
+    # -- graphs and nodes ------------------------------------------------------------------------
+
+    def on_chain_start(
+        self,
+        serialized: dict[str, Any],
+        inputs: Any,
+        *,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        metadata: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        """Open the chain of a graph's thread, and the span of a graph or node."""
+        about = metadata or {}
+        name = options.get("name")
+        node = about.get("langgraph_node")
+        thread = about.get("thread_id") if parent_run_id is None else None
+        if thread is None and not (isinstance(name, str) and (node == name or not parent_run_id)):
+            return
+        scopes = contextlib.ExitStack()
+        try:
+            if thread is not None:
+                identity = str(thread)[:256]
+                op = "continue" if identity in self._threads else "start"
+                scopes.enter_context(chain(identity, op=op))  # type: ignore[arg-type]  # one of both
+                if len(self._threads) < _THREADS_KEPT:
+                    self._threads[identity] = None
+            scopes.enter_context(span(str(name or node or "graph")[:256]))
+        except Exception:  # a run does not fail for want of a span
+            logger.debug("no span for this run", exc_info=True)
+        self._scopes[run_id] = scopes
+
+    def on_chain_end(self, outputs: Any, *, run_id: UUID, **options: Any) -> None:
+        """Close what was opened."""
+        self._left(run_id)
+
+    def on_chain_error(self, error: BaseException, *, run_id: UUID, **options: Any) -> None:
+        """Close what was opened."""
+        self._left(run_id)
+
+    def _left(self, run_id: UUID) -> None:
+        scopes = self._scopes.pop(run_id, None)
+        if scopes is not None:
+            with contextlib.suppress(RuntimeError):
+                scopes.close()
+
+
+def install() -> None:
+    """Have every run of this process handled, also those that do not ask for it. Idempotent."""
+    global _everywhere, _installed
+    if _everywhere is None:
+        _everywhere = GuardCallbackHandler()
+        # The hook's variable is read in any context, so the handler has to be its default.
+        _installed = ContextVar("guard_langchain", default=_everywhere)
+        register_configure_hook(_installed, inheritable=True)
+
+
+def uninstall() -> None:
+    """Undo :func:`install` for runs that begin from now on. Idempotent."""
+    global _everywhere
+    if _everywhere is not None:
+        from langchain_core.tracers import context
+
+        hooks = context._configure_hooks
+        hooks[:] = [hook for hook in hooks if hook[0] is not _installed]
+        _everywhere = None
+
+
+def wrap_tool_call(request: Any, execute: Callable[[Any], Any]) -> Any:
+    """Run a tool inside a protected call: ``ToolNode(tools, wrap_tool_call=wrap_tool_call)``.
+
+    Beyond the callbacks, a kill then stops the tool in the middle.
+    """
+    name = str(request.tool_call["name"])
+
+    def run() -> Any:
+        token = _gated.set(name)
+        try:
+            return execute(request)
+        finally:
+            _gated.reset(token)
+
+    return tools.call_tool(name, run)
+
+
+async def awrap_tool_call(request: Any, execute: Callable[[Any], Awaitable[Any]]) -> Any:
+    """Like :func:`wrap_tool_call`: ``ToolNode(tools, awrap_tool_call=awrap_tool_call)``."""
+    name = str(request.tool_call["name"])
+
+    async def run() -> Any:
+        token = _gated.set(name)
+        try:
+            return await execute(request)
+        finally:
+            _gated.reset(token)
+
+    return await tools.call_tool_async(name, run)
+
+
+def _is_awaited() -> bool:
+    """Tell whether LangChain's asynchronous dispatcher asks.
+
+    A running loop does not tell: ``invoke`` may be called inside one, and its dispatcher logs what
+    a coroutine raises and goes on.
+    """
+    return sys._getframe(2).f_code.co_name == "_ahandle_event_for_handler"
+
+
+def _tool_name(serialized: dict[str, Any] | None, options: dict[str, Any]) -> str:
+    return str((serialized or {}).get("name") or options.get("name") or "tool")

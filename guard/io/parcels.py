@@ -1,0 +1,62 @@
+"""Events on their way: encoded, and with what brings them back when they do not arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import attrs
+
+from guard.core import wire
+from guard.core.batching import Record
+from guard.core.ids import IdFactory
+from guard.core.records import event_of
+
+LOSS_PRIORITY: Final = 3
+"""Above the buffer's priorities: the report of a loss is the last thing that may get lost."""
+
+
+@attrs.frozen
+class Parcel:
+    """Part of one batch.
+
+    Attributes:
+        events: encoded.
+        records: where they came from, when that is the buffer.
+        rows: where they came from, when that is the spool.
+    """
+
+    events: list[bytes] = attrs.field(repr=False)
+    records: list[Record] = attrs.field(factory=list, repr=False)
+    rows: list[int] = attrs.field(factory=list, repr=False)
+
+    @property
+    def losses(self) -> int:
+        """How many of the events are the SDK's own report of losses."""
+        return sum(record.kind == "sdk.loss" for record in self.records[-1:])
+
+    def halves(self) -> list[Parcel]:
+        """Return the same events in two parcels."""
+        half = len(self.events) // 2
+        return [
+            Parcel(self.events[part], self.records[part], self.rows[part])
+            for part in (slice(half, None), slice(half))
+        ]
+
+
+def encoded(records: Sequence[Record], ids: IdFactory) -> tuple[list[bytes], list[Record], int]:
+    """Encode records; one that cannot be encoded does not hold up the others.
+
+    Returns:
+        The events, the records that they came from, and how many could not be encoded.
+    """
+    events: list[bytes] = []
+    good: list[Record] = []
+    encode = wire.encode
+    for record in records:
+        try:
+            events.append(encode(event_of(record, ids)))
+        except Exception:  # noqa: BLE001, S112  # its event alone is lost; the caller counts it
+            continue
+        good.append(record)
+    return events, good, len(records) - len(good)

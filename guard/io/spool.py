@@ -1,0 +1,434 @@
+"""Events on disk: what could not be delivered waits here and survives the process.
+
+One SQLite file in WAL mode in a directory of its own, shared by any number of processes. A process
+that wants to deliver claims rows for a while; if it dies, the claim runs out and another process
+takes them. An event keeps its ``event_id``, so that one which was delivered and could not be
+struck off is charged once all the same.
+
+Every method may raise :class:`SpoolError` (disk full, locked for too long, permissions); a file
+that turns out to be damaged is set aside and a new one begun. Blocking: for worker threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import logging
+import os
+import sqlite3
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple, TypeVar
+
+logger = logging.getLogger("guard.spool")
+
+T = TypeVar("T")
+
+_FILE: Final = "events-1.sqlite3"
+"""The number is the version of the schema: another version is another file."""
+
+_LOCK_FILE: Final = "events-1.lock"
+_SIDE_FILES: Final = ("", "-wal", "-shm")
+_PAGE_BYTES: Final = 4096
+_BUSY_MS: Final = 500
+_HURRY_MS: Final = 50
+_WAL_BYTES_MAX: Final = 4 * 1024 * 1024
+_DAMAGED_KEPT: Final = 3
+_ROW_BYTES: Final = 150
+"""About what a row takes beside its body, indexes included."""
+
+_ROOM_SHARE: Final = 16
+"""A full spool gives up at least 1/16 of its events at a time."""
+
+_SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS events (
+  id INTEGER PRIMARY KEY,
+  owner BLOB NOT NULL,
+  event_id TEXT NOT NULL,
+  priority INTEGER NOT NULL,
+  claimed_until_ms INTEGER NOT NULL DEFAULT 0,
+  claimed_by TEXT,
+  body BLOB NOT NULL,
+  UNIQUE (owner, event_id)
+);
+CREATE INDEX IF NOT EXISTS events_in_order ON events (owner, id);
+"""
+
+
+class SpoolError(Exception):
+    """The spool cannot be used now."""
+
+
+class Spooled(NamedTuple):
+    """One event on its way to the disk."""
+
+    event_id: str
+    priority: int
+    body: bytes
+
+
+class Claimed(NamedTuple):
+    """One event that this process is to deliver."""
+
+    row: int
+    body: bytes
+
+
+def owner_of(api_url: str, api_key: str) -> bytes:
+    """Return what marks the events of one gateway and key, without telling the key.
+
+    Events are delivered only with the key that they were recorded under: another key may belong
+    to another tenant, who must not be charged.
+    """
+    return hashlib.blake2b(
+        api_url.encode(), key=api_key.encode()[:64], digest_size=16, person=b"guard-spool"
+    ).digest()
+
+
+class Spool:
+    """The event log of one owner in a directory; safe between threads and between processes.
+
+    Args:
+        directory: made with mode 0700 when it is missing; may be shared by processes of one user.
+        owner: from :func:`owner_of`.
+        bytes_max: size of the file at which the least important events make room.
+        lease_s: how long a claim holds.
+
+    Attributes:
+        pending: events of this owner on disk, as of the last look.
+    """
+
+    def __init__(
+        self, directory: Path, owner: bytes, *, bytes_max: int, lease_s: float = 30.0
+    ) -> None:
+        self._directory = directory
+        self._path = directory / _FILE
+        self._owner = owner
+        self._bytes_max = bytes_max
+        self._lease_ms = int(lease_s * 1000)
+        self._lock = threading.Lock()
+        self._connection: sqlite3.Connection | None = None
+        self._inode = 0
+        self._holder = _holder(os.getpid())
+        self._busy_ms = _BUSY_MS
+        self.pending = 0
+
+    def append(self, events: Sequence[Spooled]) -> int:
+        """Write events; they survive a SIGKILL from here on.
+
+        Returns:
+            How many events, the least important and oldest first, had to make room.
+        """
+
+        def write(connection: sqlite3.Connection) -> int:
+            rows = [(self._owner, *event) for event in events]
+            size = sum(len(event.body) + _ROW_BYTES for event in events)
+            dropped = 0
+            while True:
+                try:
+                    connection.execute("BEGIN IMMEDIATE")
+                    new = connection.executemany(
+                        "INSERT OR IGNORE INTO events (owner, event_id, priority, body)"
+                        " VALUES (?, ?, ?, ?)",
+                        rows,
+                    ).rowcount
+                    connection.execute("COMMIT")
+                except sqlite3.OperationalError as exc:
+                    _roll_back(connection)
+                    full = exc.sqlite_errorcode == sqlite3.SQLITE_FULL
+                    if not full or not self._at_cap(connection, size):
+                        raise  # the disk itself is full, or another process writes for too long
+                    gone = self._make_room(connection, len(rows))
+                    if not gone:
+                        raise
+                    dropped += gone
+                else:
+                    self.pending += new
+                    return dropped
+
+        return self._with_file(write)
+
+    def claim(self, most: int) -> list[Claimed]:
+        """Take up to ``most`` events, oldest first, that no living process has claimed."""
+
+        def take(connection: sqlite3.Connection) -> list[Claimed]:
+            now_ms = time.time_ns() // 1_000_000
+            connection.execute("BEGIN IMMEDIATE")
+            holders = connection.execute(
+                "SELECT DISTINCT claimed_by FROM events WHERE owner = ? AND claimed_until_ms > 0",
+                (self._owner,),
+            ).fetchall()
+            dead = [(holder,) for (holder,) in holders if not _lives(holder)]
+            connection.executemany(
+                "UPDATE events SET claimed_until_ms = 0, claimed_by = NULL WHERE claimed_by = ?",
+                dead,
+            )
+            # A claim from further ahead than a lease was made under another clock: it is void.
+            rows = connection.execute(
+                "SELECT id, body FROM events WHERE owner = ?"
+                " AND (claimed_until_ms < ? OR claimed_until_ms > ?) ORDER BY id LIMIT ?",
+                (self._owner, now_ms, now_ms + 2 * self._lease_ms, most),
+            ).fetchall()
+            connection.executemany(
+                "UPDATE events SET claimed_until_ms = ?, claimed_by = ? WHERE id = ?",
+                [(now_ms + self._lease_ms, self._holder, row) for row, _ in rows],
+            )
+            connection.execute("COMMIT")
+            return [Claimed(row, body) for row, body in rows]
+
+        return self._with_file(take)
+
+    def settle(self, rows: Sequence[int]) -> None:
+        """Strike off events that were delivered (or refused for good)."""
+
+        def strike(connection: sqlite3.Connection) -> None:
+            connection.execute("BEGIN IMMEDIATE")
+            gone = connection.executemany(
+                "DELETE FROM events WHERE id = ?", [(row,) for row in rows]
+            ).rowcount
+            connection.execute("COMMIT")
+            self.pending = max(0, self.pending - gone)
+            if not self.pending:
+                connection.execute("PRAGMA incremental_vacuum(10000)").fetchall()
+
+        self._with_file(strike)
+
+    def release(self, rows: Sequence[int]) -> None:
+        """Give back claimed events that could not be delivered."""
+
+        def free(connection: sqlite3.Connection) -> None:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.executemany(
+                "UPDATE events SET claimed_until_ms = 0, claimed_by = NULL WHERE id = ?",
+                [(row,) for row in rows],
+            )
+            connection.execute("COMMIT")
+
+        self._with_file(free)
+
+    def look(self) -> int:
+        """Count the events of this owner, as any process left them."""
+
+        def count(connection: sqlite3.Connection) -> int:
+            (self.pending,) = connection.execute(
+                "SELECT count(*) FROM events WHERE owner = ?", (self._owner,)
+            ).fetchone()
+            return self.pending
+
+        return self._with_file(count)
+
+    def hurry(self) -> None:
+        """Wait for other processes and threads only briefly from now on: the process ends."""
+        self._busy_ms = _HURRY_MS
+        connection = self._connection
+        if connection is not None:
+            with contextlib.suppress(sqlite3.Error):
+                connection.execute(f"PRAGMA busy_timeout = {_HURRY_MS}").fetchall()
+
+    def close(self) -> None:
+        """Close the file. What is in it stays."""
+        if self._lock.acquire(timeout=self._busy_ms / 1000):
+            try:
+                self._drop_connection()
+            finally:
+                self._lock.release()
+
+    # -- the file -----------------------------------------------------------------------------
+
+    def _with_file(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        if not self._lock.acquire(timeout=2 * self._busy_ms / 1000):
+            raise SpoolError("the disk does not answer")
+        try:
+            for last in (False, True):
+                try:
+                    return work(self._opened())
+                except sqlite3.DatabaseError as exc:
+                    if self._connection is not None:
+                        _roll_back(self._connection)
+                    if last or not _damaged(exc):
+                        raise
+                    self._set_aside()
+            raise AssertionError("unreachable")
+        except (sqlite3.Error, OSError) as exc:
+            raise SpoolError(f"{type(exc).__name__}: {exc}") from None
+        finally:
+            self._lock.release()
+
+    def _opened(self) -> sqlite3.Connection:
+        if self._connection is not None:
+            try:
+                if self._path.lstat().st_ino == self._inode:
+                    return self._connection
+            except FileNotFoundError:
+                pass
+            self._drop_connection()  # another process has set the file aside
+        _prepare(self._directory)
+        with self._directory_locked():
+            _require_plain_file(self._path)
+            connection = sqlite3.connect(
+                self._path,
+                timeout=self._busy_ms / 1000,
+                isolation_level=None,
+                check_same_thread=False,
+            )
+            try:
+                self._set_up(connection)
+            except BaseException:
+                connection.close()
+                raise
+            self._connection, self._inode = connection, self._path.lstat().st_ino
+        return connection
+
+    def _set_up(self, connection: sqlite3.Connection) -> None:
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        connection.execute("PRAGMA journal_mode = WAL").fetchall()
+        # A commit is safe from the death of the process; power loss may take the newest ones.
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES_MAX}").fetchall()
+        pages = max(16, self._bytes_max // _PAGE_BYTES)
+        connection.execute(f"PRAGMA max_page_count = {pages}").fetchall()
+        connection.executescript(_SCHEMA)
+        (self.pending,) = connection.execute(
+            "SELECT count(*) FROM events WHERE owner = ?", (self._owner,)
+        ).fetchone()
+
+    def _at_cap(self, connection: sqlite3.Connection, size: int) -> bool:
+        (pages,) = connection.execute("PRAGMA page_count").fetchone()
+        (most,) = connection.execute("PRAGMA max_page_count").fetchone()
+        return bool(pages + 2 * size // _PAGE_BYTES >= most - most // 8 - 1)
+
+    def _make_room(self, connection: sqlite3.Connection, wanted: int) -> int:
+        now_ms = time.time_ns() // 1_000_000
+        connection.execute("BEGIN IMMEDIATE")
+        (total,) = connection.execute("SELECT count(*) FROM events").fetchone()
+        rows = connection.execute(
+            "SELECT id, owner = ? FROM events WHERE claimed_until_ms < ? ORDER BY priority, id"
+            " LIMIT ?",
+            (self._owner, now_ms, max(2 * wanted, total // _ROOM_SHARE)),
+        ).fetchall()
+        connection.executemany("DELETE FROM events WHERE id = ?", [(row,) for row, _ in rows])
+        connection.execute("COMMIT")
+        own = sum(is_own for _, is_own in rows)
+        self.pending = max(0, self.pending - own)
+        logger.debug("the spool is full: %d events made room", len(rows))
+        return len(rows)
+
+    def _set_aside(self) -> None:
+        """Move a damaged file out of the way, for a person to look at; keep only a few of them."""
+        inode = self._inode
+        self._drop_connection()
+        with self._directory_locked():
+            with contextlib.suppress(FileNotFoundError):
+                if inode and self._path.lstat().st_ino != inode:
+                    return  # another process was faster
+            stamp = f"damaged-{time.time_ns()}"
+            for side in _SIDE_FILES:
+                with contextlib.suppress(FileNotFoundError):
+                    Path(f"{self._path}{side}").rename(f"{self._path}.{stamp}{side}")
+            logger.error("the spool's file was damaged; it is set aside as %s.%s", _FILE, stamp)
+            stamps = {
+                path.name.removeprefix(f"{_FILE}.damaged-").partition("-")[0]
+                for path in self._directory.glob(f"{_FILE}.damaged-*")
+            }
+            for old in sorted(stamps)[:-_DAMAGED_KEPT]:
+                for side in _SIDE_FILES:
+                    Path(f"{self._path}.damaged-{old}{side}").unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _directory_locked(self) -> Iterator[None]:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(self._directory / _LOCK_FILE, flags, 0o600)
+        try:
+            ends = time.monotonic() + self._busy_ms / 1000
+            while True:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > ends:
+                        raise
+                    time.sleep(0.005)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _drop_connection(self) -> None:
+        connection, self._connection = self._connection, None
+        self._inode = 0
+        if connection is not None:
+            with contextlib.suppress(sqlite3.Error):
+                connection.close()
+
+
+def _holder(pid: int) -> str:
+    """Name a process so that a later one with the same number is told apart, where that works."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return f"{pid}:{fields[19]}"  # the time of its start, in ticks since boot
+    except (OSError, IndexError):
+        return f"{pid}:"
+
+
+def _lives(holder: str) -> bool:
+    """Tell whether a process that claimed events may still deliver them.
+
+    One that lives out of sight (in another container) seems dead; that its events are then sent
+    by two processes does no harm, since they are charged by ``event_id``.
+    """
+    pid = holder.partition(":")[0]
+    try:
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, ValueError, OverflowError):
+        return False
+    except OSError:
+        pass  # another user's
+    return _holder(int(pid)) == holder
+
+
+def _damaged(exc: sqlite3.DatabaseError) -> bool:
+    code = getattr(exc, "sqlite_errorcode", 0) & 0xFF
+    return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+def _roll_back(connection: sqlite3.Connection) -> None:
+    if connection.in_transaction:
+        with contextlib.suppress(sqlite3.Error):
+            connection.execute("ROLLBACK")
+
+
+def _prepare(directory: Path) -> None:
+    """Make the directory, or check that nobody else can read or redirect what is in it."""
+    with contextlib.suppress(FileExistsError):
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700)
+    found = directory.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise OSError("the spool's directory is not a directory (links are not followed)")
+    if found.st_uid != os.geteuid():
+        raise OSError("the spool's directory belongs to another user")
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        others = [name for name in os.listdir(directory) if not name.startswith("events-1.")]
+        if others:
+            raise OSError("the spool needs a directory of its own; this one is open to other users")
+        directory.chmod(0o700)
+
+
+def _require_plain_file(path: Path) -> None:
+    """Make the file if it is missing, readable by its owner alone; refuse links and devices.
+
+    An existing file is never opened here: closing it again would give up the locks that other
+    connections of this process hold on it.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        os.close(os.open(path, flags, 0o600))
+    except FileExistsError:
+        found = path.lstat()
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+            raise OSError(f"{path.name} is not a plain file of this user") from None
+        if stat.S_IMODE(found.st_mode) & 0o077:
+            path.chmod(0o600)

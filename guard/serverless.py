@@ -1,0 +1,83 @@
+"""For platforms that freeze the process between two calls: deliver before returning.
+
+A frozen background thread delivers nothing, and a process that is thrown away while it is frozen
+never ends in a way that could be noticed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import logging
+from collections.abc import Callable
+from typing import Any, TypeVar, cast, overload
+
+from guard.breaker.exceptions import BreakerTransportError
+from guard.runtime import GuardRuntime, active_runtime
+
+F = TypeVar("F", bound=Callable[..., Any])
+logger = logging.getLogger("guard.delivery")
+
+
+@overload
+def flush_on_return(function: F) -> F: ...
+@overload
+def flush_on_return(*, timeout: float = 2.0) -> Callable[[F], F]: ...
+
+
+def flush_on_return(function: F | None = None, *, timeout: float = 2.0) -> F | Callable[[F], F]:
+    """Deliver what is buffered before a function returns or raises, as its platform wants it.
+
+    For handlers of AWS Lambda and the like, functions and coroutine functions. Delivery that fails
+    changes nothing about the call: the events stay buffered (or go to the spool) and the next call
+    tries again.
+
+    Args:
+        function: the handler.
+        timeout: most seconds that the delivery may add to a call.
+
+    Example:
+        >>> @flush_on_return
+        ... def handler(event, context): ...
+    """
+    if function is None:
+        return cast("Callable[[F], F]", functools.partial(flush_on_return, timeout=timeout))
+    wrapper: Any
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def wrapper(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return await function(*args, **kwargs)
+            finally:
+                runtime = _with_events()
+                if runtime is not None:
+                    await asyncio.to_thread(_deliver, runtime, timeout)
+
+    else:
+
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return function(*args, **kwargs)
+            finally:
+                runtime = _with_events()
+                if runtime is not None:
+                    _deliver(runtime, timeout)
+
+    return cast("F", wrapper)
+
+
+def _with_events() -> GuardRuntime | None:
+    runtime = active_runtime()
+    if runtime is None or runtime.is_shut_down or not runtime.delivery.waiting:
+        return None
+    return runtime
+
+
+def _deliver(runtime: GuardRuntime, timeout: float) -> None:
+    try:
+        runtime.flush(timeout)
+    except (BreakerTransportError, RuntimeError) as exc:
+        logger.warning("before the freeze: %s", exc)

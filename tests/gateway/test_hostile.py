@@ -1,0 +1,213 @@
+"""Slow, huge, malformed and hostile input."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import stat
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from guard.gateway.embedded import Gateway, run_gateway
+from guard.gateway.server import PortInUseError
+from guard.gateway.storage.base import StoreError
+
+
+@pytest.fixture(scope="module")
+def strict() -> Iterator[Gateway]:
+    with run_gateway(request_deadline_ms=400, connections_max=20) as gateway:
+        yield gateway
+
+
+def talk(gateway: Gateway, *parts: bytes, timeout_s: float = 10.0) -> bytes:
+    """Send parts and read until the gateway closes."""
+    host, port = gateway.base_url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=timeout_s) as sock:
+        for part in parts:
+            sock.sendall(part)
+        received = b""
+        while data := sock.recv(65536):
+            received += data
+        return received
+
+
+@pytest.mark.parametrize(
+    ("parts", "status"),
+    [
+        ((), b"408"),
+        ((b"POST /gate HTTP/1.1\r\nHost: x\r\n",), b"408"),
+        ((b"POST /gate HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n", b"{"), b"408"),
+        ((b"POST /gate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n",),
+         b"408"),
+        ((b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n", b"x: y\r\n"), b"431"),
+        ((b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * 20_000,), b"431"),
+        ((b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc",), b"400"),
+    ],
+)  # fmt: skip
+def test_stalled_and_swollen_requests_end(
+    strict: Gateway, parts: tuple[bytes, ...], status: bytes
+) -> None:
+    assert talk(strict, *parts).split(b" ", 2)[1] == status
+
+
+def test_keep_alive_connections_are_not_ended_while_idle(strict: Gateway) -> None:
+    with httpx.Client(base_url=strict.base_url) as http:
+        assert http.get("/healthz").status_code == 200
+        stream = http.get("/healthz").extensions["network_stream"]
+        time.sleep(1.0)  # longer than the deadline of a request
+        assert http.get("/healthz").extensions["network_stream"] is stream
+
+
+def test_connections_are_capped(strict: Gateway, eventually: Any) -> None:
+    host, port = strict.base_url.removeprefix("http://").split(":")
+    socks = [socket.create_connection((host, int(port))) for _ in range(30)]
+    try:
+        socks[-1].settimeout(10)
+        assert socks[-1].recv(20).startswith(b"HTTP/1.1 503")
+    finally:
+        for sock in socks:
+            sock.close()
+    eventually(lambda: httpx.get(f"{strict.base_url}/healthz").status_code == 200)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"nonsense", b"[]", b"null", b"NaN", b'{"call_id": NaN}', b"\xff\xfe", b"{" * 100_000,
+        b"[" * 100_000, b'{"call_id":"\\ud800","kind":"call","function":"f"}',
+        b'{"call_id":"c","kind":"other","function":"f"}',
+        b'{"call_id":"c","kind":"call","function":"f","max_input_tokens":1e400}',
+        b'{"call_id":"c","kind":"call","function":"f","max_input_tokens":-1}',
+        b'{"call_id":"c","kind":"call","function":"f","max_input_tokens":18446744073709551616}',
+        json.dumps({"call_id": "c" * 257, "kind": "call", "function": "f"}).encode(),
+    ],
+)  # fmt: skip
+def test_malformed_bodies_are_400(tenant: Any, body: bytes) -> None:
+    reply = tenant.http.post("/gate", content=body, headers={"content-type": "application/json"})
+    assert (reply.status_code, reply.json()["error_code"]) == (400, "GD-P002")
+
+
+def test_pipelined_requests_are_answered_in_order(tenant: Any) -> None:
+    requests = b""
+    for number in range(5):
+        body = json.dumps({"call_id": f"p{number}", "kind": "call", "function": "f"}).encode()
+        requests += (
+            f"POST /gate HTTP/1.1\r\nHost: x\r\nX-API-Key: {tenant.api_key}\r\n"
+            f"X-Guard-Protocol: 3\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n"
+        ).encode() + body
+    last = b"HEAD /gate HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    received = talk(tenant.gateway, requests + last)
+    assert re.findall(rb'"call_id":"(p\d)"', received) == [b"p0", b"p1", b"p2", b"p3", b"p4"]
+    assert received.endswith(b"\r\n\r\n")  # an answer to HEAD has no body
+
+
+def test_hostile_names_are_only_names(tenant: Any) -> None:
+    names = ["'; DROP TABLE events; --", "\x00", "\u202e", "𝕎" * 256, "../../etc", "%00", "*"]
+    for name in names:
+        tenant.allowed(workflow_id=name, agent=name)
+        tenant.send(tenant.llm(1, workflow_id=name, event_id=f"e-{name}"[:256]))
+    listed = {w["workflow_id"] for w in tenant.admin.workflows()}
+    assert listed == set(names)
+
+
+def test_oversized_bodies_are_413(tenant: Any) -> None:
+    headers = {"content-type": "application/json"}
+    big = tenant.http.post("/gate", content=b" " * 1_100_000, headers=headers)
+    assert (big.status_code, big.json()["error_code"]) == (413, "GD-P003")
+    chunks = (b" " * 100_000 for _ in range(20))
+    assert tenant.http.post("/gate", content=chunks, headers=headers).status_code == 413
+    events = [{"event_id": str(n), "type": "x", "at_ms": 1} for n in range(1001)]
+    many = {"batch_id": "b", "sent_at_ms": 1, "events": events}
+    assert tenant.http.post("/api/v1/events", json=many).status_code == 413
+
+
+def test_doubled_headers_are_refused(tenant: Any) -> None:
+    for name in ("X-API-Key", "Idempotency-Key"):
+        reply = tenant.http.get(
+            "/api/v1/control", headers=[(name, tenant.api_key), (name, "other")]
+        )
+        assert reply.status_code in (400, 401)
+
+
+def test_wrong_methods_and_paths_are_problems(tenant: Any) -> None:
+    for method, path, status in (
+        ("GET", "/gate", 405), ("PUT", "/api/v1/events", 405), ("POST", "/api/v1/control", 405),
+        ("GET", "/nowhere", 404), ("POST", "/healthz", 405),
+    ):  # fmt: skip
+        reply = tenant.http.request(method, path)
+        assert (reply.status_code, reply.json()["status"]) == (status, status)
+        assert reply.headers["content-type"] == "application/problem+json"
+
+
+def test_admin_api_takes_no_sdk_key(tenant: Any) -> None:
+    url = f"{tenant.gateway.base_url}/api/v1/admin/keys"
+    for headers in ({}, {"Authorization": f"Bearer {tenant.api_key}"},
+                    {"Authorization": tenant.gateway.admin_key}):  # fmt: skip
+        assert httpx.get(url, headers=headers).status_code == 401
+    as_sdk = tenant.gate(headers={"X-API-Key": tenant.gateway.admin_key})
+    assert as_sdk.status_code == 401
+
+
+def test_admin_key_of_one_organisation_stays_there(make_tenant: Any) -> None:
+    one, two = make_tenant(), make_tenant()
+    own = one.admin.create_key("ops", role="admin")
+    base = f"{one.gateway.base_url}/api/v1/admin"
+    headers = {"Authorization": f"Bearer {own}"}
+
+    def status(method: str, path: str, **options: Any) -> int:
+        return httpx.request(method, base + path, headers=headers, **options).status_code
+
+    assert status("GET", "/keys") == 200
+    assert status("GET", f"/keys?organisation={two.organisation_id}") == 403
+    assert status("GET", "/ledger/verify") == 403
+    assert status("POST", "/organisations", json={"name": "mine"}) == 409
+    other_key = two.admin.keys()[0]["key_id"]
+    assert status("DELETE", f"/keys/{other_key}") == 404
+    assert [o["organisation_id"] for o in httpx.get(f"{base}/organisations", headers=headers)
+            .json()] == [one.organisation_id]  # fmt: skip
+
+
+def test_keys_are_nowhere_on_disk(tmp_path: Any) -> None:
+    with run_gateway(tmp_path / "g.sqlite3") as gateway:
+        keys = [gateway.api_key, gateway.admin_key, gateway.admin.create_key("x")]
+    for path in tmp_path.iterdir():
+        content = path.read_bytes()
+        assert not any(key.encode() in content for key in keys)
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_port_and_database_in_use(gateway: Gateway, tmp_path: Any) -> None:
+    port = int(gateway.base_url.rsplit(":", 1)[1])
+    with pytest.raises(PortInUseError, match=str(port)), run_gateway(port=port):
+        pass
+    taken = pytest.raises(StoreError, match="another gateway")
+    with run_gateway(tmp_path / "g"), taken, run_gateway(tmp_path / "g"):
+        pass
+
+
+def test_drain_lets_requests_finish_and_closes_channels(serve: Any) -> None:
+    served = serve()
+    headers = {"X-API-Key": served.api_key, "X-Guard-Protocol": "3"}
+    assert httpx.get(f"{served.base_url}/readyz").status_code == 200
+    with httpx.Client(base_url=served.base_url, headers=headers) as http:
+        http.post("/gate", json={"call_id": "c", "kind": "call", "function": "f"})
+        with http.stream("GET", "/metrics") as metrics:
+            assert metrics.status_code == 200
+        os.kill(served.process.pid, signal.SIGTERM)
+        assert served.process.wait(20) == 0
+
+
+def test_metrics_count(tenant: Any) -> None:
+    tenant.allowed()
+    text = httpx.get(f"{tenant.gateway.base_url}/metrics").text
+    assert 'guard_gateway_answers_total{route="/gate",status="200"}' in text
+    assert "guard_gateway_store_healthy 1.0" in text
+    assert tenant.organisation_id not in text

@@ -1,0 +1,305 @@
+"""The conformance suite of the storage port, and what is special to SQLite."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import pytest_asyncio
+
+from guard.core import wire
+from guard.gateway.domain.commands import GateCommand, IngestCommand, PricedEvent, Request
+from guard.gateway.domain.policy import CapUse
+from guard.gateway.domain.records import Budget
+from guard.gateway.storage.base import Actor, NotFoundError, Storage, StoreError
+from guard.gateway.storage.memory_rates import MemoryRates
+from guard.gateway.storage.sqlite import SqliteStorage
+
+ACTOR = Actor("test")
+DAY = 86_400_000
+
+
+@attrs.define
+class Clock:
+    now: int = 1_800_000_000_000
+
+    def __call__(self) -> int:
+        return self.now
+
+
+@attrs.define
+class Store:
+    storage: Storage
+    clock: Clock
+    org: str
+    reopen: Callable[[], Any]
+    news: list[Any]
+
+    def request(self, key: str | None = None, fingerprint: bytes = b"") -> Request:
+        return Request(organisation_id=self.org, key_id="k", idempotency_key=key,
+                       fingerprint=fingerprint)  # fmt: skip
+
+    async def gate(self, amount: int = 10, key: str | None = None, **fields: Any) -> Any:
+        call = wire.GateRequest(call_id="c", kind="llm", function="f", **fields)
+        command = GateCommand(request=self.request(key), call=call, declared_nanousd=amount)
+        return await self.storage.gate(command)
+
+    async def charge(self, event_id: str, cost: int, key: str | None = None, **fields: Any) -> Any:
+        event = wire.Event(event_id=event_id, type="llm", at_ms=1, **fields)
+        command = IngestCommand(
+            request=self.request(key), events=[PricedEvent(event, b"{}", cost=cost)]
+        )
+        return await self.storage.ingest(command)
+
+    async def budget(self, limit: int, **fields: Any) -> Budget:
+        wanted = {"scope_kind": "organisation", "scope_id": "", "window": "total", **fields}
+        return await self.storage.put_budget(
+            ACTOR,
+            Budget(budget_id="", organisation_id=self.org, limit_nanousd=limit, **wanted),
+        )
+
+
+@pytest_asyncio.fixture
+async def store(storage_factory: Callable[..., Storage], tmp_path: Path) -> AsyncIterator[Store]:
+    clock = Clock()
+    news: list[Any] = []
+    made = storage_factory(tmp_path, clock_ms=clock)
+    await made.open(news.extend)
+    org = (await made.create_organisation(ACTOR, "o")).organisation_id
+
+    async def reopen() -> None:
+        await store.storage.close()
+        store.storage = storage_factory(tmp_path, clock_ms=clock)
+        await store.storage.open(news.extend)
+
+    store = Store(made, clock, org, reopen, news)
+    yield store
+    assert (await store.storage.verify_ledger()).problems == []
+    await store.storage.close()
+
+
+@pytest.mark.asyncio
+async def test_concurrent_grants_never_go_over(store: Store) -> None:
+    await store.budget(100)
+    answers = await asyncio.gather(*(store.gate(7) for _ in range(50)))
+    assert sum(a.status == 200 for a in answers) == 14
+
+
+@pytest.mark.asyncio
+async def test_replays_in_one_group_and_after_a_restart(store: Store) -> None:
+    await store.budget(100)
+    first, second = await asyncio.gather(store.gate(7, key="a"), store.gate(7, key="a"))
+    assert (first.body, second.replay) == (second.body, True)
+    await store.reopen()
+    third = await store.gate(7, key="a")
+    assert (third.body, third.replay) == (first.body, True)
+    assert (await store.storage.balances(store.org, current_only=True))[0].reserved_nanousd == 7
+
+
+@pytest.mark.asyncio
+async def test_replays_live_for_half_a_day_and_not_for_ever(store: Store) -> None:
+    first = await store.gate(7, key="a")
+    store.clock.now += DAY // 2
+    assert (await store.gate(7, key="a")).body == first.body
+    store.clock.now += DAY
+    assert not (await store.gate(7, key="a")).replay
+
+
+@pytest.mark.asyncio
+async def test_clock_never_runs_backwards(store: Store) -> None:
+    await store.budget(100)
+    reply = wire.decode((await store.gate()).body, wire.GateReply)
+    await store.storage.sweep()
+    store.clock.now -= DAY
+    again = wire.decode((await store.gate()).body, wire.GateReply)
+    assert again.expires_at_ms == reply.expires_at_ms
+    await store.reopen()
+    assert wire.decode((await store.gate()).body, wire.GateReply).expires_at_ms >= (
+        reply.expires_at_ms or 0
+    )
+
+
+@pytest.mark.asyncio
+async def test_orphans_expire_once_after_a_restart(store: Store) -> None:
+    await store.budget(100)
+    await store.gate(60)
+    await store.reopen()
+    assert (await store.gate(60)).status == 402
+    store.clock.now += 900_001
+    assert await store.storage.sweep() == 1
+    assert await store.storage.sweep() == 0
+    assert (await store.gate(60)).status == 200
+
+
+@pytest.mark.asyncio
+async def test_late_costs_go_to_the_epoch_of_their_reservation(store: Store) -> None:
+    await store.budget(100, window="day")
+    reply = wire.decode((await store.gate(10)).body, wire.GateReply)
+    store.clock.now += DAY
+    await store.gate(10)
+    await store.charge("late", 9, reservation_id=reply.reservation_id)
+    old, new = await store.storage.balances(store.org, current_only=False)
+    assert (old.committed_nanousd, new.committed_nanousd) == (9, 0)
+
+
+@pytest.mark.asyncio
+async def test_a_failing_command_leaves_its_neighbours_alone(store: Store) -> None:
+    await store.budget(100)
+    results = await asyncio.gather(
+        store.gate(10),
+        store.storage.delete_budget(ACTOR, store.org, "nothing"),
+        store.gate(10),
+        return_exceptions=True,
+    )
+    assert isinstance(results[1], NotFoundError)
+    assert [results[0].status, results[2].status] == [200, 200]  # type: ignore[union-attr]
+    assert (await store.storage.balances(store.org, current_only=True))[0].reserved_nanousd == 20
+
+
+@pytest.mark.asyncio
+async def test_lowered_limits_refuse_and_keep_what_was_granted(store: Store) -> None:
+    budget = await store.budget(100)
+    await store.gate(60)
+    assert (await store.budget(50)).version == budget.version + 1
+    assert (await store.gate(1)).status == 402
+    assert (await store.budget(50)).version == budget.version + 1  # the same again
+
+
+@pytest.mark.asyncio
+async def test_nonces_count_once(store: Store) -> None:
+    assert await store.storage.use_nonce("k", "n", 1000)
+    assert not await store.storage.use_nonce("k", "n", 1000)
+    assert await store.storage.use_nonce("other", "n", 1000)
+    await store.reopen()
+    assert not await store.storage.use_nonce("k", "n", 1000)
+    store.clock.now += 2000
+    await store.storage.sweep()
+    assert await store.storage.use_nonce("k", "n", 1000)
+
+
+@pytest.mark.asyncio
+async def test_news_come_before_answers(store: Store) -> None:
+    await store.budget(10)
+    store.news.clear()
+    await store.charge("e", 10)
+    assert [n.message.type for n in store.news] == ["budget"]
+
+
+@pytest.mark.asyncio
+async def test_audit_notices_every_change(storage_factory: Any, tmp_path: Path) -> None:
+    storage = storage_factory(tmp_path)
+    await storage.open(lambda news: None)
+    org = (await storage.create_organisation(ACTOR, "o")).organisation_id
+    for n in range(3):
+        await storage.order(ACTOR, org, wire.ControlMessage(seq=0, type="kill", workflow_id=str(n)))
+    assert await storage.verify_audit() == (4, None)
+    await storage.close()
+    path = tmp_path / "gateway.sqlite3"
+    for change, first_bad in (
+        ("UPDATE audit SET target = 'x' WHERE seq = 2", 2),
+        ("UPDATE audit SET at_ms = at_ms + 1 WHERE seq = 3", 3),
+        ("DELETE FROM audit WHERE seq = 2", 3),
+        ("UPDATE audit SET organisation_id = NULL WHERE seq = 4", 4),
+    ):
+        copy = tmp_path / f"copy{first_bad}{change[:6]}" / "gateway.sqlite3"
+        copy.parent.mkdir()
+        copy.write_bytes(path.read_bytes())
+        connection = sqlite3.connect(copy)
+        connection.execute(change)
+        connection.commit()
+        connection.close()
+        tampered = storage_factory(copy.parent)
+        await tampered.open(lambda news: None)
+        assert (await tampered.verify_audit())[1] == first_bad
+        await tampered.close()
+
+
+@pytest.mark.asyncio
+async def test_closed_store_refuses(storage_factory: Any, tmp_path: Path) -> None:
+    storage = storage_factory(tmp_path)
+    await storage.open(lambda news: None)
+    await storage.close()
+    await storage.close()
+    assert not await storage.ready()
+    with pytest.raises(StoreError):
+        await storage.sweep()
+
+
+# -- SQLite ------------------------------------------------------------------------------------
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("durable", [False, True])
+async def test_full_disk_refuses_and_recovers(tmp_path: Path, durable: bool) -> None:
+    storage = SqliteStorage(tmp_path / "g.sqlite3", durable=durable)
+    await storage.open(lambda news: None)
+    org = (await storage.create_organisation(ACTOR, "o")).organisation_id
+    store = Store(storage, Clock(), org, lambda: None, [])
+    await store.budget(1_000_000)
+    (pages,) = await storage.write(
+        lambda books: books.connection.execute("PRAGMA page_count").fetchone()
+    )
+    await storage.write(
+        lambda books: books.connection.execute(f"PRAGMA max_page_count = {pages}").fetchone()
+    )
+    results = await asyncio.gather(
+        *(store.charge(f"e{n}" + "x" * 200, 1) for n in range(500)), return_exceptions=True
+    )
+    assert any(isinstance(r, StoreError) for r in results)
+    await storage.write(
+        lambda books: books.connection.execute("PRAGMA max_page_count = 1000000").fetchone()
+    )
+    assert await storage.ready()
+    for n in range(500):
+        await store.charge(f"e{n}" + "x" * 200, 1)
+    (balance,) = await storage.balances(org, current_only=True)
+    assert balance.committed_nanousd == 500
+    assert (await storage.verify_ledger()).problems == []
+    await storage.close()
+
+
+@pytest.mark.asyncio
+async def test_newer_schema_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "g.sqlite3"
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA user_version = 999")
+    connection.close()
+    with pytest.raises(StoreError, match="newer"):
+        await SqliteStorage(path).open(lambda news: None)
+
+
+@pytest.mark.asyncio
+async def test_rates_are_exact_over_a_sliding_window() -> None:
+    clock = Clock(0)
+    rates = MemoryRates(clock)
+    use = [CapUse("a", 2, 1000), CapUse("b", 3, 5000)]
+    assert [await rates.take(use) for _ in range(2)] == [None, None]
+    assert await rates.take(use) == 1000
+    clock.now = 1000
+    assert await rates.take(use) is None
+    clock.now = 2000
+    assert await rates.take(use) == 3000  # the second cap; the first would allow it
+
+
+@pytest.mark.asyncio
+async def test_replays_are_bounded_by_what_still_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("guard.gateway.storage.sqlite_control.CONTROL_KEEP", 5)
+    storage = SqliteStorage(tmp_path / "g.sqlite3")
+    await storage.open(lambda news: None)
+    org = (await storage.create_organisation(ACTOR, "o")).organisation_id
+    await storage.order(ACTOR, org, wire.ControlMessage(seq=0, type="kill", workflow_id="dead"))
+    for _ in range(20):
+        for kind in ("pause", "resume"):
+            await storage.order(ACTOR, org, wire.ControlMessage(seq=0, type=kind, workflow_id="w"))
+    await storage.sweep()
+    kept = [stored.message for stored in await storage.control_after(org, 0, 100)]
+    assert [m.seq for m in kept] == [1, 37, 38, 39, 40, 41]
+    assert kept[0].workflow_id == "dead"
+    await storage.close()

@@ -1,0 +1,365 @@
+"""The control channel under faults: whatever the network does, a kill is seen."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import guard
+from guard import WorkflowKilledInterrupt
+from guard.breaker.exceptions import WorkflowPausedException
+from guard.core import wire
+from guard.gateway.embedded import run_gateway
+from guard.io import subscriber
+from guard.runtime import GuardRuntime
+from tests.support.proxy import ChaosProxy
+from tests.support.waiting import until
+
+WAIT_S = 30.0
+Start = Callable[..., GuardRuntime]
+
+
+def channel(runtime: GuardRuntime) -> str:
+    return runtime.status().control_channel
+
+
+def killed(runtime: GuardRuntime, workflow_id: str = "w") -> bool:
+    return runtime.control.kills.find(workflow_id, None, 0) is not None
+
+
+def paused(runtime: GuardRuntime, workflow_id: str = "w") -> bool:
+    return runtime.control.pauses.find(workflow_id, None, 0) is not None
+
+
+@pytest.mark.parametrize("mode", ["auto", "websocket", "http"])
+class TestModes:
+    def test_a_kill_while_nothing_was_connected(self, start: Start, tenant: Any, mode: str) -> None:
+        """It is seen on the first contact, without any call to the gate."""
+        tenant.admin.kill("w")
+        runtime = start(transport_mode=mode)
+        until(lambda: killed(runtime), WAIT_S)
+        expected = ["poller"] if mode == "http" else ["websocket"]
+        until(lambda: channel(runtime) in expected, WAIT_S)
+        with guard.workflow("w"), pytest.raises(WorkflowKilledInterrupt):
+            runtime.check_request(guard.scope.current_scope.get())
+
+    def test_a_body_that_runs_is_stopped(self, start: Start, operator: Any, mode: str) -> None:
+        runtime = start(transport_mode=mode)
+        entered = threading.Event()
+
+        @guard.protect
+        def body() -> None:
+            entered.set()
+            ends = time.monotonic() + WAIT_S
+            while time.monotonic() < ends:
+                pass
+
+        until(lambda: channel(runtime) != "none", WAIT_S)
+        operator(entered)
+        with guard.workflow("w"), pytest.raises(WorkflowKilledInterrupt):
+            body()
+
+    def test_a_kill_during_an_outage_stops_what_runs(
+        self, start: Start, tenant: Any, proxy: ChaosProxy, mode: str
+    ) -> None:
+        runtime = start(api_url=proxy.url, transport_mode=mode)
+        until(lambda: channel(runtime) != "none", WAIT_S)
+        entered = threading.Event()
+        outcome: list[BaseException] = []
+
+        @guard.protect
+        def body() -> None:
+            entered.set()
+            ends = time.monotonic() + WAIT_S
+            while time.monotonic() < ends:
+                pass
+
+        def run() -> None:
+            with guard.workflow("w"):
+                try:
+                    body()
+                except BaseException as exc:
+                    outcome.append(exc)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        entered.wait(WAIT_S)
+        proxy.fault = "refuse"
+        proxy.cut()
+        tenant.admin.kill("w", reason="during the outage")
+        until(lambda: channel(runtime) == "none", WAIT_S)
+        assert not outcome
+        proxy.fault = "none"
+        thread.join(WAIT_S)
+        assert isinstance(outcome[0], WorkflowKilledInterrupt)
+        assert outcome[0].reason == "during the outage"
+
+
+def test_the_poller_takes_over_and_hands_back(
+    start: Start, tenant: Any, proxy: ChaosProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connects = subscriber.connect
+    away = threading.Event()
+
+    def sometimes(uri: str, **options: Any) -> Any:
+        if away.is_set():
+            raise OSError("no WebSocket gets through here")
+        return connects(uri, **options)
+
+    monkeypatch.setattr(subscriber, "connect", sometimes)
+    runtime = start(api_url=proxy.url)
+    until(lambda: channel(runtime) == "websocket", WAIT_S)
+    away.set()
+    proxy.cut()
+    until(lambda: channel(runtime) == "poller", WAIT_S)
+    assert runtime.status().state == "degraded"
+    tenant.admin.kill("by-poll")
+    until(lambda: killed(runtime, "by-poll"), WAIT_S)
+    away.clear()
+    until(lambda: channel(runtime) == "websocket", WAIT_S)
+    tenant.admin.kill("by-socket")
+    until(lambda: killed(runtime, "by-socket"), WAIT_S)
+    until(lambda: runtime.status().state == "ok", WAIT_S)
+
+
+def test_a_half_open_connection_is_noticed(
+    start: Start, tenant: Any, proxy: ChaosProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The peer is gone and says nothing: no reset, no close, only silence."""
+    monkeypatch.setattr(subscriber, "PING_INTERVAL_S", 0.3)
+    monkeypatch.setattr(subscriber, "PING_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(subscriber, "_OPEN_TIMEOUT_S", 1.0)
+    runtime = start(api_url=proxy.url, timeout_ms=500)
+    until(lambda: channel(runtime) == "websocket", WAIT_S)
+    proxy.fault = "hang"
+    tenant.admin.kill("w")
+    until(lambda: channel(runtime) == "none", WAIT_S)
+    assert not killed(runtime)
+    connections = proxy.connections
+    proxy.fault = "none"
+    until(lambda: killed(runtime), WAIT_S)
+    assert proxy.connections > connections - 1
+
+
+def test_a_flapping_socket_loses_nothing(start: Start, tenant: Any, proxy: ChaosProxy) -> None:
+    runtime = start(api_url=proxy.url)
+    for number in range(10):
+        tenant.admin.kill(f"w{number}")
+        proxy.cut()
+    until(lambda: all(killed(runtime, f"w{number}") for number in range(10)), WAIT_S)
+    for number in range(0, 10, 2):
+        tenant.admin.revive(f"w{number}")
+        proxy.cut()
+    until(
+        lambda: all(killed(runtime, f"w{number}") == bool(number % 2) for number in range(10)),
+        WAIT_S,
+    )
+
+
+def test_an_unsigned_or_forged_frame_is_refused(start: Start, tenant: Any) -> None:
+    """With a secret configured, nobody in between can kill, and nobody can revive."""
+    made = tenant.admin.create_key_full("signed", signed=True)
+    runtime = start(api_key=made["api_key"], hmac_secret=made["hmac_secret"])
+    until(lambda: channel(runtime) == "websocket", WAIT_S)
+    link = runtime.delivery.link
+    assert link is not None
+    forged = wire.encode(wire.ControlMessage(seq=7, type="kill", workflow_id="w"))
+    signed = b'{"payload":"{\\"seq\\":7,\\"type\\":\\"kill\\"}","signature":"00"}'
+    for frame in (forged, signed):
+        with pytest.raises(subscriber.ChannelError):
+            link.subscriber._open_frame(frame, "nonce")
+        link.subscriber._glance("nonce", frame)
+    assert not killed(runtime)
+    tenant.admin.kill("w")
+    until(lambda: killed(runtime), WAIT_S)
+
+
+def test_duplicates_and_late_messages(runtime: GuardRuntime) -> None:
+    """Newest wins, whatever order they come in; what is told twice is told once."""
+    interrupted = []
+    runtime.bodies.interrupt = interrupted.append  # type: ignore[method-assign,assignment]
+    messages = [
+        wire.ControlMessage(seq=1, type="kill", workflow_id="w"),
+        wire.ControlMessage(seq=2, type="revive", workflow_id="w"),
+        wire.ControlMessage(seq=3, type="pause", workflow_id="w"),
+    ]
+    for message in (messages[2], messages[1], messages[0], *messages):
+        runtime._controlled(message)
+    assert not killed(runtime)
+    assert paused(runtime)
+    assert interrupted
+
+
+class TestRestarts:
+    @pytest.mark.parametrize("mode", ["websocket", "http"])
+    def test_on_the_same_database_and_on_an_older_copy(
+        self, tmp_path: Path, start: Start, mode: str
+    ) -> None:
+        """A kill is kept when the gateway has forgotten it; what it says anew is heard."""
+        database, copy = tmp_path / "a.sqlite3", tmp_path / "copy" / "a.sqlite3"
+        with run_gateway(database) as gateway:
+            key = gateway.admin.create_key("test")
+        copy.parent.mkdir()
+        for part in tmp_path.glob("a.sqlite3*"):
+            shutil.copy(part, copy.parent / part.name)
+        with run_gateway(database) as gateway:
+            proxy = ChaosProxy(gateway.base_url)
+            runtime = start(api_key=key, api_url=proxy.url, transport_mode=mode)
+            for name in ("one", "two", "three", "four"):
+                gateway.admin.kill(name)
+            until(lambda: killed(runtime, "four"), WAIT_S)
+            proxy.fault = "refuse"
+            proxy.cut()
+        with run_gateway(database) as gateway:
+            proxy.retarget(gateway.base_url)
+            proxy.fault = "none"
+            gateway.admin.kill("five")
+            until(lambda: killed(runtime, "five"), WAIT_S)
+            proxy.fault = "refuse"
+            proxy.cut()
+        with run_gateway(copy) as gateway:
+            proxy.retarget(gateway.base_url)
+            proxy.fault = "none"
+            gateway.admin.kill("six")  # number 1 again
+            until(lambda: killed(runtime, "six"), WAIT_S)
+            assert killed(runtime, "one")
+            gateway.admin.kill("one")
+            gateway.admin.revive("one")
+            until(lambda: not killed(runtime, "one"), WAIT_S)
+            assert killed(runtime, "two")
+            runtime.shutdown(flush=False)
+        proxy.close()
+
+
+class TestBetweenGateAndBody:
+    """A kill that arrives after the gate's answer and before the body is known."""
+
+    def test_sync(self, runtime: GuardRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._kill_on_entry(runtime, monkeypatch)
+
+        @guard.protect
+        def body() -> None:
+            raise AssertionError("entered")
+
+        with guard.workflow("w"), pytest.raises(WorkflowKilledInterrupt):
+            body()
+        assert len(runtime.bodies) == 0
+
+    @pytest.mark.asyncio
+    async def test_async(self, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+        runtime = await asyncio.to_thread(start)
+        self._kill_on_entry(runtime, monkeypatch)
+
+        @guard.protect
+        async def body() -> None:
+            raise AssertionError("entered")
+
+        with guard.workflow("w"), pytest.raises(WorkflowKilledInterrupt):
+            await body()
+        assert len(runtime.bodies) == 0
+
+    def _kill_on_entry(self, runtime: GuardRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+        enter = runtime.bodies.enter
+        message = wire.ControlMessage(seq=1, type="kill", workflow_id="w")
+
+        def enter_late(body: Any) -> None:
+            if body.scope.call is not None:
+                runtime._background.submit(apply).result(WAIT_S)
+            enter(body)
+
+        async def apply() -> None:
+            runtime._controlled(message)
+
+        monkeypatch.setattr(runtime.bodies, "enter", enter_late)
+
+
+class TestPause:
+    def test_it_holds_the_next_call_and_not_the_running_one(
+        self, runtime: GuardRuntime, tenant: Any
+    ) -> None:
+        calls = []
+
+        @guard.protect
+        def body(then: Callable[[], object] = lambda: None) -> str:
+            calls.append(True)
+            then()
+            return "finished"
+
+        def pause() -> None:
+            tenant.admin.pause("w", reason="lunch")
+            until(lambda: paused(runtime), WAIT_S)
+
+        with guard.workflow("w"):
+            assert body(pause) == "finished"
+            with pytest.raises(WorkflowPausedException) as held:
+                body()
+            assert held.value.resume_after is None
+            assert held.value.reason == "lunch"
+            tenant.admin.resume("w")
+            until(lambda: not paused(runtime), WAIT_S)
+            assert body() == "finished"
+        assert len(calls) == 2
+
+    def test_resume_after_lifts_it(self, runtime: GuardRuntime, tenant: Any) -> None:
+        @guard.protect
+        def body() -> str:
+            return "ran"
+
+        tenant.admin.pause("w", resume_after_ms=700)
+
+        def ran() -> bool:
+            with guard.workflow("w"):
+                try:
+                    return body() == "ran"
+                except WorkflowPausedException as exc:
+                    held.append(exc.resume_after)
+                    return False
+
+        held: list[object] = []
+        assert not ran()
+        assert held[0] is not None
+        until(ran, WAIT_S)
+
+    def test_the_local_time_of_a_pause_follows_the_gateways_clock(
+        self, runtime: GuardRuntime
+    ) -> None:
+        """A gateway whose clock is ten minutes behind still pauses for a minute."""
+        link = runtime.delivery.link
+        assert link is not None
+        now_ms = wire_now_ms()
+        behind_ms = 600_000
+        take = link.subscriber._take
+        take(wire.ControlMessage(seq=0, type="ping", at_ms=now_ms - behind_ms))
+        take(
+            wire.ControlMessage(
+                seq=1, type="pause", workflow_id="w", resume_after_ms=60_000,
+                at_ms=now_ms - behind_ms,
+            )
+        )  # fmt: skip
+        lane = runtime.control.pauses
+        assert lane.find("w", None, now_ms + 30_000) is not None
+        assert lane.find("w", None, now_ms + 70_000) is None
+
+    def test_a_paused_run(self, runtime: GuardRuntime, tenant: Any) -> None:
+        @guard.protect
+        def body() -> str:
+            return "ran"
+
+        with guard.workflow("w") as first:
+            tenant.admin.pause(run_id=first.run_id)
+            until(lambda: runtime.control.pauses.runs, WAIT_S)
+            with pytest.raises(WorkflowPausedException):
+                body()
+            with guard.workflow("w"):
+                assert body() == "ran"
+
+
+def wire_now_ms() -> int:
+    return time.time_ns() // 1_000_000

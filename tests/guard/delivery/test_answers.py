@@ -1,0 +1,328 @@
+"""What the gateway may answer to a batch, and what becomes of the events."""
+
+from __future__ import annotations
+
+import email.utils
+import gzip
+import json
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import guard
+from guard.breaker.exceptions import BreakerTransportError, GuardConsumeOverbudgetError, GuardError
+from guard.runtime import GuardRuntime
+from tests.guard.delivery.conftest import EVENTS, Answer, Scripted, problem
+from tests.support.waiting import until
+
+Against = Callable[..., GuardRuntime]
+
+
+def track(count: int, **metadata: Any) -> list[str]:
+    return [
+        guard.track_llm(number, 1, model="m", metadata=metadata)["event_id"]
+        for number in range(count)
+    ]
+
+
+class TestPartly:
+    def test_rejected_events_are_counted_and_the_others_delivered(
+        self, against: Against, scripted: Scripted
+    ) -> None:
+        def reject_one(path: str, body: Any) -> Answer | None:
+            if path != EVENTS:
+                return None
+            bad = body["events"][0]["event_id"]
+            for event in body["events"][1:]:
+                scripted.take(event)
+            reply = {
+                "accepted": len(body["events"]) - 1,
+                "rejected": [{"event_id": bad, "error_code": "GD-E001"}],
+            }
+            return Answer(202, body=json.dumps(reply).encode())
+
+        scripted.answer = reject_one
+        runtime = against(flush_interval_ms=60_000)
+        track(5)
+        runtime.flush(10)
+        status = runtime.status()
+        assert (status.events_sent, status.events_lost, status.buffered) == (4, 1, 0)
+
+    def test_413_splits_the_batch_until_it_fits(self, against: Against, scripted: Scripted) -> None:
+        scripted.answer = lambda path, body: (
+            problem(413, "GD-P003") if path == EVENTS and len(body["events"]) > 3 else None
+        )
+        runtime = against(flush_interval_ms=60_000)
+        ids = track(20)
+        runtime.flush(10)
+        assert sorted(scripted.events) == sorted(ids)
+        assert set(scripted.events.values()) == {1}
+        assert runtime.status().events_lost == 0
+
+    def test_one_event_that_spoils_its_batch_is_lost_alone_and_reported(
+        self, against: Against, scripted: Scripted
+    ) -> None:
+        def choke(path: str, body: Any) -> Answer | None:
+            if path == EVENTS and any(
+                event["data"].get("input_tokens") == 7 for event in body["events"]
+            ):
+                return problem(400, "GD-P002")
+            return None
+
+        scripted.answer = choke
+        runtime = against(flush_interval_ms=60_000)
+        ids = track(20)
+        runtime.flush(10)
+        assert ids[7] not in scripted.events
+        assert len([name for name in ids if name in scripted.events]) == 19
+        assert runtime.status().events_lost == 1
+        assert [b["data"] for b in scripted.bodies if b["type"] == "sdk.loss"] == [{"events": 1}]
+        assert runtime.status().events_sent == 19  # the report is not one of the user's events
+
+    def test_422_is_taken_and_told_to_the_hooks_once(
+        self, against: Against, scripted: Scripted
+    ) -> None:
+        told: list[tuple[GuardError, str]] = []
+        guard.on_error(lambda error, context: told.append((error, context.stage)))
+        scripted.answer = lambda path, body: scripted.taken(body, 422) if path == EVENTS else None
+        runtime = against(flush_interval_ms=60_000)
+        ids = track(3)
+        runtime.flush(10)
+        assert sorted(scripted.events) == sorted(ids)
+        assert [(type(error), stage) for error, stage in told] == [
+            (GuardConsumeOverbudgetError, "flush")
+        ]
+        assert runtime.status().events_sent == 3
+
+    def test_an_event_that_cannot_be_encoded_does_not_hold_up_the_others(
+        self, against: Against, scripted: Scripted
+    ) -> None:
+        runtime = against(flush_interval_ms=20)
+        runtime.record("custom", {"object": object()})
+        ids = track(3)
+        until(lambda: all(name in scripted.events for name in ids))
+        until(lambda: runtime.status().events_lost == 1)
+        track(1)
+        until(lambda: runtime.status().events_sent == 4)
+
+    def test_a_bad_event_in_the_luggage_of_a_gate_is_no_reason_to_refuse_the_call(
+        self, against: Against, scripted: Scripted
+    ) -> None:
+        scripted.answer = lambda path, body: (
+            problem(400, "GD-P002") if path == "/gate" and body.get("events") else None
+        )
+        runtime = against(flush_interval_ms=60_000)
+
+        @guard.protect
+        def work() -> int:
+            return 7
+
+        with guard.workflow("w"):
+            (event_id,) = track(1)
+            assert work() == 7
+        runtime.flush(10)
+        assert scripted.events[event_id] == 1
+
+
+class TestTrouble:
+    @pytest.mark.parametrize(
+        "answer",
+        [
+            Answer(500, body=b"no"),
+            Answer(503, body=b"<html>"),
+            Answer(202, body=b'{"accepted": '),
+            Answer(202, body=b"<html>all good</html>"),
+            Answer(202, body=b'{"accepted": "three"}'),
+            Answer(202, body=b"[1]"),
+            Answer(202, body=b" " * (5 << 20)),
+            Answer(202, {"Content-Encoding": "gzip"}, gzip.compress(b" " * (64 << 20))),
+            Answer(204),
+            Answer(302, {"Location": "http://127.0.0.1:1/"}),
+            Answer(404, body=b"{}"),
+            problem(401, "GD-A003"),
+        ],
+        ids=[
+            "500",
+            "503",
+            "cut",
+            "html",
+            "type",
+            "list",
+            "5MB",
+            "bomb",
+            "204",
+            "302",
+            "404",
+            "401",
+        ],
+    )
+    def test_the_events_are_kept_and_delivered_later(
+        self, against: Against, scripted: Scripted, answer: Answer
+    ) -> None:
+        runtime = against(flush_interval_ms=60_000)
+        scripted.answer = lambda path, body: answer if path == EVENTS else None
+        ids = track(3)
+        with pytest.raises(BreakerTransportError) as caught:
+            runtime.flush(10)
+        assert caught.value.buffer_size == 3
+        assert caught.value.events_lost == 0
+        assert runtime.status().buffered == 3
+        scripted.answer = lambda path, body: None
+        until(lambda: _flushed(runtime), 20)
+        assert sorted(scripted.events) == sorted(ids)
+        assert runtime.status().events_lost == 0
+
+    def test_one_line_in_the_log_for_each_transition(
+        self, against: Against, scripted: Scripted, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(logging.INFO, logger="guard.delivery")
+        runtime = against(flush_interval_ms=20)
+        scripted.answer = lambda path, body: Answer(500) if path == EVENTS else None
+        track(1)
+        for _ in range(5):
+            with pytest.raises(BreakerTransportError):
+                runtime.flush(10)
+        scripted.answer = lambda path, body: None
+        until(lambda: _flushed(runtime), 20)
+        lines = [record.getMessage() for record in caplog.records]
+        assert [line.partition(",")[0].partition(":")[0] for line in lines] == [
+            "events are not delivered",
+            "events are delivered again",
+        ]
+
+    def test_a_storm_sees_little_more_than_the_offered_load(
+        self, against: Against, scripted: Scripted
+    ) -> None:
+        runtime = against(flush_interval_ms=3_600_000, timeout_ms=5000)
+        scripted.answer = lambda path, body: Answer(500) if path == EVENTS else None
+        offered = 60
+        for _ in range(offered):
+            track(1)
+            with pytest.raises(BreakerTransportError):
+                runtime.flush(10)
+        # The quota's ten tokens come on top once; the breaker keeps it far below that.
+        assert scripted.count() <= 1.2 * offered + 10
+        assert runtime.status().breaker in ("open", "half_open")
+        assert runtime.status().buffered == offered
+
+
+def _flushed(runtime: GuardRuntime) -> bool:
+    try:
+        runtime.flush(10)
+    except BreakerTransportError:
+        return False
+    return True
+
+
+class TestRetryAfter:
+    @pytest.mark.parametrize(
+        "header",
+        [
+            pytest.param({"Retry-After": "2"}, id="seconds"),
+            pytest.param(None, id="date"),
+            pytest.param({}, id="absent"),
+            pytest.param({"Retry-After": "soon"}, id="absurd word"),
+            pytest.param({"Retry-After": "-5"}, id="absurd number"),
+        ],
+    )
+    def test_silence_until_then(
+        self, against: Against, scripted: Scripted, header: dict[str, str] | None
+    ) -> None:
+        if header is None:  # dates have whole seconds
+            header = {"Retry-After": email.utils.formatdate(time.time() + 3, usegmt=True)}
+        refused = Answer(429, header, b"{}")
+        scripted.answer = lambda path, body: (
+            refused if path == EVENTS and scripted.count() == 1 else None
+        )
+        runtime = against(flush_interval_ms=20)
+        ids = track(1)
+        until(lambda: scripted.count() == 1)
+        for _ in range(3):  # not even an explicit flush goes out
+            with pytest.raises(BreakerTransportError):
+                runtime.flush(5)
+        until(lambda: scripted.events, 20)
+        first, second = [when for path, when, _ in scripted.requests if path == EVENTS][:2]
+        assert second - first >= 0.95
+        assert list(scripted.events) == ids
+        assert runtime.status().breaker == "closed"  # a gateway that paces is not one that fails
+
+    def test_an_absurdly_long_wait_is_capped(self, against: Against, scripted: Scripted) -> None:
+        scripted.answer = lambda path, body: (
+            Answer(429, {"Retry-After": "1" + "0" * 30}, b"{}") if path == EVENTS else None
+        )
+        runtime = against(flush_interval_ms=3_600_000)
+        track(1)
+        for _ in range(2):
+            with pytest.raises(BreakerTransportError, match="buffered") as caught:
+                runtime.flush(5)
+        cause = caught.value.__cause__
+        assert isinstance(cause, guard.GuardError)
+        assert 0 < cause.retry_after <= 300  # type: ignore[attr-defined]
+        assert scripted.count() == 1
+
+    def test_the_silence_of_one_endpoint_is_not_that_of_another(
+        self, against: Against, scripted: Scripted
+    ) -> None:
+        scripted.answer = lambda path, body: (
+            Answer(429, {"Retry-After": "300"}, b"{}") if path == EVENTS else None
+        )
+        runtime = against(flush_interval_ms=3_600_000)
+
+        @guard.protect
+        def work() -> int:
+            return 7
+
+        track(1)
+        with pytest.raises(BreakerTransportError):
+            runtime.flush(5)
+        assert work() == 7
+
+
+class TestBatches:
+    def test_by_count_bytes_and_age(self, against: Against, scripted: Scripted) -> None:
+        runtime = against(flush_interval_ms=3_600_000, batch_size=10)
+        track(9)
+        assert runtime.status().buffered == 9
+        track(1)
+        until(lambda: len(scripted.events) == 10)  # by count, long before the interval
+        big = "x" * 50_000
+        for number in range(60):
+            guard.track_event("big", number=number, text=big)
+        runtime.flush(30)
+        sizes = [
+            len(json.dumps(body)) for path, _, body in list(scripted.requests) if path == EVENTS
+        ]
+        assert max(sizes) <= 1_048_576 + 200_000  # json.dumps writes blanks that the wire has not
+        assert len(scripted.events) == 70
+
+    def test_a_backlog_goes_in_larger_batches(self, against: Against, scripted: Scripted) -> None:
+        runtime = against(flush_interval_ms=3_600_000, batch_size=10)
+        scripted.answer = lambda path, body: Answer(500) if path == EVENTS else None
+        track(600)
+        with pytest.raises(BreakerTransportError):
+            runtime.flush(10)
+        scripted.answer = lambda path, body: None
+        before = scripted.count()
+        until(lambda: _flushed(runtime), 20)
+        assert len(scripted.events) == 600
+        assert scripted.count() - before < 30
+
+    def test_a_dropped_event_is_counted_and_reported_even_if_the_report_fails_at_first(
+        self, against: Against, scripted: Scripted
+    ) -> None:
+        runtime = against(flush_interval_ms=3_600_000, batch_size=1000, buffer_size=50)
+        scripted.answer = lambda path, body: Answer(500) if path == EVENTS else None
+        track(70)
+        with pytest.raises(BreakerTransportError):
+            runtime.flush(10)
+        assert runtime.status().events_lost == 20
+        track(5)
+        scripted.answer = lambda path, body: None
+        until(lambda: _flushed(runtime), 20)
+        reports = [b["data"]["events"] for b in scripted.bodies if b["type"] == "sdk.loss"]
+        assert sum(reports) == 25
+        assert runtime.status().events_lost == 25
+        assert runtime.status().events_sent == 50

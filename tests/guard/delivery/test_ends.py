@@ -1,0 +1,372 @@
+"""Every way in which a process can end, against the real gateway."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from guard.io.spool import Spool, owner_of
+from tests.guard.delivery.conftest import Spawn
+
+HEAD = """
+import os, signal, sys, threading, time
+import guard
+def track(first, count):
+    for number in range(first, first + count):
+        guard.track_llm(number, 1, model="m")
+"""
+
+
+def tokens(tenant: Any) -> list[int]:
+    """Return the recorded input tokens: which events arrived, and how often."""
+    return sorted(event["data"].get("input_tokens", 0) for event in tenant.llm_events())
+
+
+def env(tenant: Any, **more: str) -> dict[str, str]:
+    return {"GUARD_API_KEY": tenant.key, "GUARD_API_URL": tenant.url, **more}
+
+
+@pytest.fixture
+def black_hole() -> Iterator[str]:
+    """An address that accepts connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0), backlog=512) as listener:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+def ended(process: subprocess.Popen[str], timeout_s: float = 60.0) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=timeout_s)
+    return process.returncode, out, err
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param("guard.init(); track(0, 250)", id="without a word"),
+        pytest.param("track(0, 250)", id="without init"),
+        pytest.param("guard.init(); track(0, 250); sys.exit(0)", id="sys.exit"),
+        pytest.param("guard.init(); track(0, 250); guard.shutdown()", id="shutdown"),
+        pytest.param(
+            "guard.init()\nthreading.Thread(target=track, args=(0, 250)).start()",
+            id="from a thread that outlives main",
+        ),
+        pytest.param(
+            "guard.init()\nimport atexit\natexit.register(track, 0, 250)",
+            id="from an exit handler",
+        ),
+        pytest.param(
+            "guard.init(); track(0, 250)\n"
+            "threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()",
+            id="beside a daemon thread",
+        ),
+        pytest.param(
+            "import asyncio\n"
+            "async def main():\n"
+            "    await guard.GuardRuntime.start()\n"
+            "    track(0, 250)\n"
+            "asyncio.run(main())",
+            id="after the user's loop has closed",
+        ),
+    ],
+)
+def test_an_ordinary_end_delivers_everything_once(tenant: Any, spawn: Spawn, program: str) -> None:
+    code, _, err = ended(spawn(HEAD + program, env=env(tenant)))
+    assert (code, err) == (0, "")
+    assert tokens(tenant) == list(range(250))
+
+
+def test_an_uncaught_exception_changes_nothing(tenant: Any, spawn: Spawn) -> None:
+    code, _, err = ended(spawn(HEAD + "guard.init(); track(0, 9); raise KeyError", env=env(tenant)))
+    assert code == 1
+    assert err.rstrip().endswith("KeyError")
+    assert tokens(tenant) == list(range(9))
+
+
+class TestSignals:
+    def test_sigterm_delivers_and_kills_as_before(self, tenant: Any, spawn: Spawn) -> None:
+        process = spawn(
+            HEAD + "guard.init(); track(0, 50); print('ready', flush=True); time.sleep(3600)",
+            env=env(tenant, GUARD_FLUSH_INTERVAL_MS="3600000"),
+        )
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        code, _, _ = ended(process)
+        assert code == -signal.SIGTERM
+        assert tokens(tenant) == list(range(50))
+
+    def test_the_users_handler_runs_after_the_events_are_safe(
+        self, tenant: Any, spawn: Spawn
+    ) -> None:
+        process = spawn(
+            HEAD + "signal.signal(signal.SIGTERM, lambda *_: (os.write(1, b'mine'), os._exit(7)))\n"
+            "guard.init(); track(0, 50); print('ready', flush=True); time.sleep(3600)",
+            env=env(tenant, GUARD_FLUSH_INTERVAL_MS="3600000"),
+        )
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        code, out, _ = ended(process)
+        assert (code, out) == (7, "mine")
+        assert tokens(tenant) == list(range(50))
+
+    def test_a_handler_that_lets_the_program_go_on(self, tenant: Any, spawn: Spawn) -> None:
+        process = spawn(
+            HEAD + "stop = []\nsignal.signal(signal.SIGTERM, lambda *_: stop.append(1))\n"
+            "guard.init(); track(0, 50); print('ready', flush=True)\n"
+            "while not stop: time.sleep(0.01)\n"
+            "track(50, 50); print(guard.status().state)",
+            env=env(tenant, GUARD_FLUSH_INTERVAL_MS="3600000"),
+        )
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        code, out, err = ended(process)
+        assert (code, out, err) == (0, "ok\n", "")
+        assert tokens(tenant) == list(range(100))
+
+    def test_a_hanging_gateway_delays_the_end_by_two_seconds_and_the_loss_is_reported(
+        self, tenant: Any, spawn: Spawn, black_hole: str
+    ) -> None:
+        process = spawn(
+            HEAD + "guard.init(); track(0, 50); print('ready', flush=True); time.sleep(3600)",
+            env=env(tenant, GUARD_API_URL=black_hole, GUARD_TIMEOUT_MS="300"),
+        )
+        assert process.stdout is not None
+        process.stdout.readline()
+        sent = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        code, _, err = ended(process)
+        assert code == -signal.SIGTERM
+        assert time.monotonic() - sent < 6
+        assert "50 events could not be delivered" in err
+
+    def test_ctrl_c_in_a_facade_cancels_it_and_loses_nothing(
+        self, tenant: Any, spawn: Spawn, black_hole: str
+    ) -> None:
+        process = spawn(
+            HEAD + f"runtime = guard.GuardRuntime(api_url={black_hole!r}, timeout_ms=60000)\n"
+            "track(0, 50)\n"
+            "try:\n"
+            "    print('ready', flush=True); runtime.flush()\n"
+            "except KeyboardInterrupt:\n"
+            "    deadline = time.monotonic() + 10\n"
+            "    while guard.status().buffered != 50 and time.monotonic() < deadline: pass\n"
+            "    print(guard.status().buffered)\n"
+            "guard.shutdown(0.2, flush=False); print(guard.status().events_lost)",
+            env=env(tenant),
+        )
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(0.3)  # let it get into the wait; earlier would be just as right
+        process.send_signal(signal.SIGINT)
+        code, out, err = ended(process)
+        assert (code, out.split(), err) == (0, ["50", "50"], "")
+
+
+class TestSpool:
+    def spooled(self, tenant: Any, directory: Path, url: str) -> int:
+        spool = Spool(directory, owner_of(url, tenant.key), bytes_max=1 << 26)
+        try:
+            return spool.look()
+        finally:
+            spool.close()
+
+    def test_what_cannot_be_delivered_at_exit_is_delivered_by_the_next_process(
+        self, tenant: Any, spawn: Spawn, tmp_path: Path, proxy: Any
+    ) -> None:
+        directory = tmp_path / "spool"
+        both = env(
+            tenant, GUARD_SPOOL_DIR=str(directory), GUARD_API_URL=proxy.url, GUARD_TIMEOUT_MS="500"
+        )
+        proxy.fault = "refuse"
+        code, out, err = ended(
+            spawn(
+                HEAD + "guard.init(); track(0, 300); guard.shutdown(); s = guard.status()\n"
+                "print(s.events_lost, s.spooled)",
+                env=both,
+            )
+        )
+        assert (code, out) == (0, "0 300\n"), err
+        assert self.spooled(tenant, directory, proxy.url) == 300
+        assert oct(directory.stat().st_mode)[-3:] == "700"
+        assert {oct(path.stat().st_mode)[-3:] for path in directory.iterdir()} == {"600"}
+        assert not any(tenant.key.encode() in path.read_bytes() for path in directory.iterdir())
+        proxy.fault = "none"
+        code, _, err = ended(spawn(HEAD + "guard.init().flush()", env=both))
+        assert (code, err) == (0, "")
+        assert tokens(tenant) == list(range(300))
+        assert self.spooled(tenant, directory, proxy.url) == 0
+
+    @pytest.mark.parametrize("how", ["os.kill(os.getpid(), signal.SIGKILL)", "os._exit(0)"])
+    def test_what_is_on_disk_survives_the_hardest_end(
+        self, tenant: Any, spawn: Spawn, tmp_path: Path, proxy: Any, how: str
+    ) -> None:
+        directory = tmp_path / "spool"
+        both = env(
+            tenant,
+            GUARD_SPOOL_DIR=str(directory),
+            GUARD_API_URL=proxy.url,
+            GUARD_FLUSH_INTERVAL_MS="20",
+            GUARD_TIMEOUT_MS="500",
+        )
+        proxy.fault = "refuse"
+        ended(
+            spawn(
+                HEAD + "guard.init(); track(0, 300)\n"
+                "while guard.status().spooled < 300: time.sleep(0.005)\n" + how,
+                env=both,
+            )
+        )
+        assert self.spooled(tenant, directory, proxy.url) == 300
+        proxy.fault = "none"
+        children = [spawn(HEAD + "guard.init().flush()", env=both) for _ in range(3)]
+        for child in children:  # several at once: each event is charged once all the same
+            assert ended(child)[0] == 0
+        assert tokens(tenant) == list(range(300))
+
+
+class TestChildren:
+    @pytest.mark.parametrize("leave", ["sys.exit(0)", "pass", "guard.shutdown(); os._exit(0)"])
+    def test_fork(self, tenant: Any, spawn: Spawn, leave: str) -> None:
+        program = f"""
+guard.init()
+track(0, 10)
+children = []
+for number in range(1, 4):
+    pid = os.fork()
+    if pid == 0:
+        track(number * 10, 10)
+        assert guard.status().pid == os.getpid()
+        {leave}
+        break
+    children.append(pid)
+else:
+    for pid in children:
+        assert os.waitpid(pid, 0)[1] == 0
+"""
+        code, _, err = ended(
+            spawn(HEAD + program, env=env(tenant, GUARD_FLUSH_INTERVAL_MS="3600000"))
+        )
+        assert (code, err) == (0, "")
+        assert tokens(tenant) == list(range(40))
+
+    @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+    def test_multiprocessing(self, tenant: Any, spawn: Spawn, method: str) -> None:
+        program = f"""
+import multiprocessing
+def work(first):
+    track(first, 10)
+def main():
+    guard.init()
+    track(0, 10)
+    context = multiprocessing.get_context({method!r})
+    processes = [context.Process(target=work, args=(n * 10,)) for n in range(1, 3)]
+    for process in processes: process.start()
+    for process in processes: process.join()
+    assert [process.exitcode for process in processes] == [0, 0]
+    with context.Pool(2) as pool:
+        pool.map(work, [30, 40, 50, 60], chunksize=1)
+        pool.close(); pool.join()
+if __name__ == "__main__":
+    main()
+"""
+        code, _, err = ended(spawn(HEAD + program, env=env(tenant)))
+        assert (code, err) == (0, "")
+        assert tokens(tenant) == list(range(70))
+
+    def test_a_terminated_child_delivers_too(self, tenant: Any, spawn: Spawn) -> None:
+        program = """
+import multiprocessing
+def work(ready):
+    track(0, 10)
+    ready.set()
+    time.sleep(3600)
+guard.init()
+context = multiprocessing.get_context("fork")
+ready = context.Event()
+process = context.Process(target=work, args=(ready,))
+process.start(); ready.wait(); process.terminate(); process.join()
+print(process.exitcode)
+"""
+        code, out, err = ended(
+            spawn(HEAD + program, env=env(tenant, GUARD_FLUSH_INTERVAL_MS="3600000"))
+        )
+        assert (code, out, err) == (0, "-15\n", "")
+        assert tokens(tenant) == list(range(10))
+
+    def test_fork_during_a_flush_and_under_load(self, tenant: Any, spawn: Spawn) -> None:
+        program = """
+guard.init()
+stop = threading.Event()
+def hammer(name):
+    number = 0
+    while not stop.is_set() and number < 2000:
+        guard.track_llm(1_000_000 + name * 100_000 + number, 1, model="m"); number += 1
+        if number % 50 == 0: time.sleep(0.001)
+threads = [threading.Thread(target=hammer, args=(n,)) for n in range(3)]
+for thread in threads: thread.start()
+flusher = threading.Thread(target=lambda: [guard.init().flush() for _ in range(20)])
+flusher.start()
+children = []
+for number in range(8):
+    pid = os.fork()
+    if pid == 0:
+        stop.set()
+        track(number * 10, 10)
+        guard.init().flush(20)
+        os._exit(0)
+    children.append(pid)
+    time.sleep(0.01)
+codes = [os.waitpid(pid, 0)[1] for pid in children]
+assert codes == [0] * 8, codes
+for thread in threads: thread.join()
+flusher.join()
+"""
+        code, _, err = ended(spawn(HEAD + program, env=env(tenant)))
+        assert (code, err) == (0, "")
+        seen = [number for page in _pages(tenant) for number in page]
+        assert len(seen) == len(set(seen)), "nothing is sent by both sides of a fork"
+        assert sorted(number for number in seen if number < 1_000_000) == list(range(80))
+        assert sum(number >= 1_000_000 for number in seen) == 6000
+
+    def test_fork_while_locks_are_held(self, tenant: Any, spawn: Spawn) -> None:
+        program = """
+from guard import facade, runtime as runtimes
+runtime = guard.init()
+held = [facade._init_lock, runtimes._lock, runtime._background._lock, runtime.buffer._lock,
+        runtime._ending, runtime.health._lock, runtime.bodies._lock]
+grabbed, done = threading.Event(), threading.Event()
+def grab():
+    for lock in held: lock.acquire()
+    grabbed.set(); done.wait()
+    for lock in reversed(held): lock.release()
+thread = threading.Thread(target=grab); thread.start(); grabbed.wait()
+pid = os.fork()
+if pid == 0:
+    @guard.protect
+    def work(): track(0, 10)
+    work(); guard.shutdown(); os._exit(0)
+_, status = os.waitpid(pid, 0)
+done.set(); thread.join()
+sys.exit(status)
+"""
+        code, _, err = ended(spawn(HEAD + program, env=env(tenant)))
+        assert (code, err) == (0, "")
+        assert tokens(tenant) == list(range(10))
+
+
+def _pages(tenant: Any) -> Iterator[list[int]]:
+    after = 0
+    while True:
+        rows = tenant.admin.events(after=after, type="llm", limit=1000)
+        if not rows:
+            return
+        yield [row["data"].get("input_tokens", 0) for row in rows]
+        after = rows[-1]["event_seq"]

@@ -1,0 +1,297 @@
+"""``shutdown`` and ``flush``: total deadlines in every phase, exact accounting, one end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import guard
+from guard.breaker.exceptions import BreakerTransportError, GuardTransportError
+from guard.runtime import GuardRuntime
+from guard.serverless import flush_on_return
+from tests.guard.delivery.conftest import EVENTS, Answer, Scripted
+from tests.support.waiting import until
+
+Against = Callable[..., GuardRuntime]
+HANG = Answer(hang=True)
+LIMIT_S = 5.0
+"""The promise is 2.2 s; on a machine under load only an order of magnitude can be asserted."""
+
+
+def track(count: int) -> None:
+    for number in range(count):
+        guard.track_llm(number, 1, model="m")
+
+
+class TestAgainstAGatewayThatHangs:
+    def test_with_a_batch_in_flight(self, against: Against, scripted: Scripted) -> None:
+        scripted.answer = lambda path, body: HANG if path == EVENTS else None
+        runtime = against(timeout_ms=60_000)
+        track(250)
+        until(lambda: scripted.count() == 1)
+        track(50)
+        began = time.monotonic()
+        with pytest.raises(BreakerTransportError) as caught:
+            runtime.shutdown(timeout=2.0)
+        assert time.monotonic() - began < LIMIT_S
+        assert caught.value.events_lost == 300
+        status = runtime.status()
+        assert (status.events_lost, status.buffered, status.state) == (300, 0, "offline")
+
+    def test_while_a_protected_call_waits_for_the_gate(
+        self, against: Against, scripted: Scripted
+    ) -> None:
+        scripted.answer = lambda path, body: HANG if path == "/gate" else None
+        runtime = against(timeout_ms=60_000)
+        failed: list[BaseException] = []
+
+        @guard.protect
+        def work() -> None: ...
+
+        def call() -> None:
+            with guard.workflow("w"):
+                guard.track_llm(1, 1)  # travels with the gate request
+                try:
+                    work()
+                except GuardTransportError as exc:
+                    failed.append(exc)
+
+        thread = threading.Thread(target=call)
+        thread.start()
+        until(lambda: scripted.count("/gate") == 1)
+        began = time.monotonic()
+        with contextlib.suppress(BreakerTransportError):
+            runtime.shutdown(timeout=2.0)
+        assert time.monotonic() - began < LIMIT_S
+        thread.join(10)
+        assert [error.source for error in failed] == ["BREAKER_OPEN"]  # type: ignore[attr-defined]
+        status = runtime.status()
+        # The call's own closing events came after the end: counted, like everything else.
+        assert status.events_sent + status.events_lost >= 1
+
+    def test_while_init_is_probing(self, scripted: Scripted) -> None:
+        scripted.answer = lambda path, body: HANG
+        failed: list[BaseException] = []
+        runtime = GuardRuntime("k" * 24, scripted.url, timeout_ms=60_000)
+
+        def opening() -> None:
+            try:
+                runtime.open()
+            except GuardTransportError as exc:
+                failed.append(exc)
+
+        thread = threading.Thread(target=opening)
+        thread.start()
+        until(lambda: scripted.count("/api/v1/capabilities") == 1)
+        began = time.monotonic()
+        runtime.shutdown(timeout=2.0)
+        assert time.monotonic() - began < LIMIT_S
+        thread.join(10)
+        assert len(failed) == 1
+
+    def test_from_several_threads(self, against: Against, scripted: Scripted) -> None:
+        scripted.answer = lambda path, body: HANG if path == EVENTS else None
+        runtime = against(timeout_ms=60_000)
+        track(10)
+        raised: list[BaseException] = []
+
+        def end() -> None:
+            try:
+                runtime.shutdown(timeout=1.0)
+            except BreakerTransportError as exc:
+                raised.append(exc)
+
+        threads = [threading.Thread(target=end) for _ in range(8)]
+        began = time.monotonic()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        assert time.monotonic() - began < LIMIT_S
+        assert len(raised) == 1  # the loss is told to one of them
+        assert runtime.status().events_lost == 10
+
+    @pytest.mark.asyncio
+    async def test_inside_a_running_loop(self, against: Against, scripted: Scripted) -> None:
+        scripted.answer = lambda path, body: HANG if path == EVENTS else None
+        runtime = against(timeout_ms=60_000)
+        track(10)
+        began = time.monotonic()
+        with pytest.raises(BreakerTransportError):
+            runtime.shutdown(timeout=1.0)
+        assert time.monotonic() - began < LIMIT_S
+
+    def test_no_time_at_all(self, against: Against, scripted: Scripted) -> None:
+        scripted.answer = lambda path, body: HANG if path == EVENTS else None
+        runtime = against(timeout_ms=60_000)
+        track(10)
+        with pytest.raises(BreakerTransportError):
+            runtime.shutdown(timeout=0)
+        assert runtime.status().events_lost == 10
+
+    def test_a_task_that_swallows_its_cancellation_does_not_hold_up_the_end(
+        self, against: Against
+    ) -> None:
+        runtime = against()
+
+        async def stubborn() -> None:
+            while True:
+                try:
+                    await asyncio.sleep(3600)
+                except asyncio.CancelledError:
+                    continue
+
+        runtime._background.submit(stubborn)
+        began = time.monotonic()
+        runtime.shutdown(timeout=1.0)
+        assert time.monotonic() - began < LIMIT_S
+        assert not runtime._background.is_running
+
+    def test_a_loop_that_is_blocked_does_not_hold_up_the_end(self, against: Against) -> None:
+        runtime = against(flush_interval_ms=3_600_000)
+        track(3)
+        free = threading.Event()
+        runtime._background.call_soon(free.wait, 30)
+        began = time.monotonic()
+        with pytest.raises(BreakerTransportError):
+            runtime.shutdown(timeout=1.0)
+        assert time.monotonic() - began < LIMIT_S
+        assert runtime.status().events_lost == 3
+        free.set()
+        until(lambda: not runtime._background._thread.is_alive())  # type: ignore[union-attr]
+
+
+class TestAccounting:
+    def test_without_flush_the_events_are_counted_not_raised(self, against: Against) -> None:
+        runtime = against(flush_interval_ms=3_600_000)
+        track(20)
+        runtime.shutdown(flush=False)
+        assert runtime.status().events_lost == 20
+
+    def test_without_flush_and_with_a_spool_they_are_on_disk(
+        self, against: Against, tmp_path: Any
+    ) -> None:
+        runtime = against(flush_interval_ms=3_600_000, spool_dir=tmp_path / "s")
+        track(20)
+        runtime.shutdown(flush=False)
+        assert (runtime.status().events_lost, runtime.status().spooled) == (0, 20)
+
+    def test_after_the_end_events_are_counted(self, against: Against) -> None:
+        runtime = against()
+        runtime.shutdown()
+        track(5)
+        guard.track_event("late")
+        assert runtime.status().events_lost == 6
+        assert runtime.status().buffered == 0
+
+    def test_twice_is_once(self, against: Against, scripted: Scripted) -> None:
+        runtime = against(flush_interval_ms=3_600_000)
+        track(5)
+        runtime.shutdown()
+        runtime.shutdown()
+        guard.shutdown()
+        assert len(scripted.events) == 5
+
+    def test_no_thread_is_left(self, against: Against) -> None:
+        runtime = against()
+        runtime.shutdown()
+        assert not [thread for thread in threading.enumerate() if "guard-loop" in thread.name]
+
+    def test_a_spool_that_cannot_be_used_is_said_once_and_memory_serves(
+        self, against: Against, scripted: Scripted, tmp_path: Any, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        (tmp_path / "s").write_text("in the way")
+        caplog.set_level(logging.WARNING, logger="guard.delivery")
+        runtime = against(spool_dir=tmp_path / "s", flush_interval_ms=20)
+        scripted.answer = lambda path, body: Answer(500) if path == EVENTS else None
+        track(5)
+        until(lambda: scripted.count() >= 2)
+        with pytest.raises(BreakerTransportError):
+            runtime.flush(5)
+        assert runtime.status().buffered == 5
+        said = [line for line in caplog.messages if "spool cannot be used" in line]
+        assert len(said) == 1
+        (tmp_path / "s").unlink()
+        until(lambda: runtime.status().spooled == 5, 20)
+        assert runtime.status().state in ("degraded", "offline")
+        until(lambda: any("spool can be used again" in line for line in caplog.messages))
+
+
+class TestOwnThread:
+    def test_flush_and_shutdown_in_a_hook_are_refused_not_deadlocked(
+        self, against: Against, scripted: Scripted
+    ) -> None:
+        outcomes: list[BaseException | None] = []
+
+        def hook(error: Any, context: Any) -> None:
+            for act in (guard.shutdown, runtime.flush):
+                try:
+                    act()
+                except RuntimeError as exc:
+                    outcomes.append(exc)
+
+        runtime = against(flush_interval_ms=20)
+        guard.on_error(hook)
+        scripted.answer = lambda path, body: Answer(500) if path == EVENTS else None
+        track(1)
+        until(lambda: len(outcomes) == 2)
+        scripted.answer = lambda path, body: None
+        until(lambda: runtime.status().events_sent == 1, 30)
+
+
+class TestFlushOnReturn:
+    def test_function(self, against: Against, scripted: Scripted) -> None:
+        against(flush_interval_ms=3_600_000)
+
+        @flush_on_return
+        def handler(count: int) -> int:
+            track(count)
+            return count
+
+        assert handler(3) == 3
+        assert len(scripted.events) == 3
+
+    def test_it_delivers_after_an_exception_too(self, against: Against, scripted: Scripted) -> None:
+        against(flush_interval_ms=3_600_000)
+
+        @flush_on_return(timeout=5.0)
+        def handler() -> None:
+            track(2)
+            raise KeyError("mine")
+
+        with pytest.raises(KeyError, match="mine"):
+            handler()
+        assert len(scripted.events) == 2
+
+    @pytest.mark.asyncio
+    async def test_coroutine_function(self, against: Against, scripted: Scripted) -> None:
+        against(flush_interval_ms=3_600_000)
+
+        @flush_on_return
+        async def handler() -> str:
+            track(4)
+            return "done"
+
+        assert await handler() == "done"
+        assert len(scripted.events) == 4
+
+    def test_a_dead_gateway_changes_nothing_about_the_call(
+        self, against: Against, scripted: Scripted
+    ) -> None:
+        runtime = against(flush_interval_ms=3_600_000)
+        scripted.answer = lambda path, body: Answer(500) if path == EVENTS else None
+
+        @flush_on_return(timeout=1.0)
+        def handler() -> str:
+            track(1)
+            return "done"
+
+        assert handler() == "done"
+        assert runtime.status().buffered == 1

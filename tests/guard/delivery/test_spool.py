@@ -1,0 +1,235 @@
+"""The spool's file: many processes, a cap, permissions, damage, a full disk."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import resource
+import signal
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from guard.io.spool import Spool, Spooled, SpoolError, owner_of
+
+OWNER = owner_of("http://127.0.0.1:1", "key")
+_SPAWN = multiprocessing.get_context("spawn")
+
+
+def spool_at(path: Path, *, bytes_max: int = 1 << 26, lease_s: float = 30.0) -> Spool:
+    return Spool(path, OWNER, bytes_max=bytes_max, lease_s=lease_s)
+
+
+def rows(count: int, first: int = 0, priority: int = 2, size: int = 200) -> list[Spooled]:
+    return [Spooled(f"e{first + n}", priority, b"x" * size) for n in range(count)]
+
+
+def test_oldest_first_each_to_one_claimant_until_settled(tmp_path: Path) -> None:
+    one, other = spool_at(tmp_path / "s"), spool_at(tmp_path / "s")
+    assert one.append(rows(10)) == 0
+    first = one.claim(4)
+    second = other.claim(100)
+    assert [event.row for event in first] == [1, 2, 3, 4]
+    assert len(second) == 6
+    one.settle([event.row for event in first])
+    other.release([event.row for event in second])
+    assert len(one.claim(100)) == 6
+    assert other.look() == 6
+    one.close()
+    other.close()
+
+
+def test_an_event_that_is_there_already_is_not_there_twice(tmp_path: Path) -> None:
+    spool = spool_at(tmp_path / "s")
+    spool.append(rows(5))
+    spool.append(rows(8))
+    assert spool.pending == spool.look() == 8
+    spool.close()
+
+
+def test_another_owners_events_are_out_of_reach(tmp_path: Path) -> None:
+    ours = spool_at(tmp_path / "s")
+    theirs = Spool(tmp_path / "s", owner_of("http://127.0.0.1:1", "other"), bytes_max=1 << 26)
+    ours.append(rows(3))
+    assert theirs.look() == 0
+    assert theirs.claim(10) == []
+    assert theirs.append(rows(2)) == 0  # the same ids, and yet other events
+    assert (ours.look(), theirs.look()) == (3, 2)
+    ours.close()
+    theirs.close()
+
+
+def test_a_full_spool_gives_up_the_least_important_and_oldest(tmp_path: Path) -> None:
+    spool = spool_at(tmp_path / "s", bytes_max=512 * 1024)
+    spool.append(rows(500, priority=0))
+    spool.append(rows(300, first=500, priority=2))
+    dropped = 0
+    for turn in range(5):
+        dropped += spool.append(rows(200, first=1000 + 200 * turn, priority=2))
+    assert dropped > 0
+    assert spool.look() + dropped == 1800
+    with sqlite3.connect(tmp_path / "s" / "events-1.sqlite3") as file:
+        kept = dict(file.execute("SELECT priority, count(*) FROM events GROUP BY 1").fetchall())
+    file.close()
+    assert kept.get(0, 0) == 0 or kept[2] == 1300, "nothing important goes before the rest is gone"
+    spool.close()
+    assert (tmp_path / "s" / "events-1.sqlite3").stat().st_size <= 512 * 1024
+
+
+@pytest.mark.parametrize("damage", ["overwritten", "middle", "not sqlite", "emptied"])
+def test_damage_is_set_aside_and_never_a_crash(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "s" / "events-1.sqlite3"
+    spool = spool_at(tmp_path / "s")
+    spool.append(rows(500))
+    spool.close()
+    size = path.stat().st_size
+    if damage == "overwritten":
+        path.write_bytes(os.urandom(size))
+    elif damage == "middle":
+        with path.open("r+b") as file:
+            file.seek(4096)
+            file.write(os.urandom(size - 4096))
+    elif damage == "not sqlite":
+        path.write_text("hello\n" * 1000)
+    else:
+        path.write_bytes(b"")
+    spool = spool_at(tmp_path / "s")
+    spool.append(rows(5, first=1000))
+    assert len(spool.claim(1000)) == spool.pending
+    assert spool.pending >= 5
+    spool.close()
+    aside = list((tmp_path / "s").glob("*.damaged-*"))
+    assert aside or damage == "emptied"
+
+
+def test_only_a_few_damaged_files_are_kept(tmp_path: Path) -> None:
+    for _ in range(6):
+        spool = spool_at(tmp_path / "s")
+        spool.append(rows(1))
+        spool.close()
+        (tmp_path / "s" / "events-1.sqlite3").write_text("hello\n" * 1000)
+    spool_at(tmp_path / "s").look()
+    assert len(list((tmp_path / "s").glob("events-1.sqlite3.damaged-*"))) == 3
+
+
+def test_a_file_that_another_process_set_aside_is_left_too(tmp_path: Path) -> None:
+    spool = spool_at(tmp_path / "s")
+    spool.append(rows(3))
+    (tmp_path / "s" / "events-1.sqlite3").rename(tmp_path / "s" / "events-1.sqlite3.damaged-1")
+    spool.append(rows(2, first=10))
+    assert spool.look() == 2
+    spool.close()
+
+
+class TestPermissions:
+    def test_a_new_directory_and_its_files_are_the_owners_alone(self, tmp_path: Path) -> None:
+        old = os.umask(0)
+        try:
+            spool = spool_at(tmp_path / "deep" / "s")
+            spool.append(rows(1))
+        finally:
+            os.umask(old)
+        found = tmp_path / "deep" / "s"
+        assert found.stat().st_mode & 0o777 == 0o700
+        assert {path.stat().st_mode & 0o777 for path in found.iterdir()} == {0o600}
+        spool.close()
+
+    def test_an_empty_one_that_is_too_open_is_narrowed(self, tmp_path: Path) -> None:
+        (tmp_path / "s").mkdir(mode=0o755)
+        spool = spool_at(tmp_path / "s")
+        spool.append(rows(1))
+        assert (tmp_path / "s").stat().st_mode & 0o777 == 0o700
+        spool.close()
+
+    def test_one_that_others_use_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "s").mkdir(mode=0o755)
+        (tmp_path / "s" / "somebody's").write_text("hello")
+        with pytest.raises(SpoolError, match="directory of its own"):
+            spool_at(tmp_path / "s").append(rows(1))
+        assert (tmp_path / "s").stat().st_mode & 0o777 == 0o755
+
+    def test_no_link_is_followed(self, tmp_path: Path) -> None:
+        (tmp_path / "real").mkdir(mode=0o700)
+        (tmp_path / "s").symlink_to(tmp_path / "real")
+        with pytest.raises(SpoolError, match="not followed"):
+            spool_at(tmp_path / "s").append(rows(1))
+        for name in ("events-1.sqlite3", "events-1.lock"):
+            directory = tmp_path / f"for-{name}"
+            directory.mkdir(mode=0o700)
+            (directory / name).symlink_to(tmp_path / "target")
+            with pytest.raises(SpoolError):
+                spool_at(directory).append(rows(1))
+        assert not (tmp_path / "target").exists()
+
+    def test_a_file_in_the_way(self, tmp_path: Path) -> None:
+        (tmp_path / "s").write_text("hello")
+        with pytest.raises(SpoolError):
+            spool_at(tmp_path / "s").append(rows(1))
+
+
+def _write(path: str, name: int) -> None:
+    spool = spool_at(Path(path))
+    for turn in range(20):
+        spool.append(rows(20, first=name * 10_000 + turn * 20))
+        claimed = spool.claim(10)
+        spool.settle([event.row for event in claimed])
+    spool.close()
+
+
+def test_processes_share_it(tmp_path: Path) -> None:
+    processes = [_SPAWN.Process(target=_write, args=(str(tmp_path / "s"), n)) for n in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    spool = spool_at(tmp_path / "s")
+    assert spool.look() == 4 * 20 * (20 - 10)
+    assert len(spool.claim(10_000)) == 800
+    spool.close()
+
+
+def _claim_and_die(path: str) -> None:
+    assert len(spool_at(Path(path)).claim(7)) == 7
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_the_claims_of_a_dead_process_are_void_at_once(tmp_path: Path) -> None:
+    spool = spool_at(tmp_path / "s")
+    spool.append(rows(10))
+    process = _SPAWN.Process(target=_claim_and_die, args=(str(tmp_path / "s"),))
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+    assert len(spool.claim(100)) == 10
+    spool.close()
+
+
+def _fill(path: str, pipe: multiprocessing.connection.Connection) -> None:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    spool = spool_at(Path(path))
+    spool.append(rows(100))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 19, resource.RLIM_INFINITY))
+    refused = 0
+    for turn in range(40):
+        try:
+            spool.append(rows(100, first=1000 + 100 * turn))
+        except SpoolError:
+            refused += 1
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    spool.append(rows(10, first=100_000))
+    pipe.send((refused, spool.look()))
+    spool.close()
+
+
+def test_a_full_disk_refuses_keeps_what_is_there_and_recovers(tmp_path: Path) -> None:
+    ours, theirs = _SPAWN.Pipe()
+    process = _SPAWN.Process(target=_fill, args=(str(tmp_path / "s"), theirs))
+    process.start()
+    assert ours.poll(60)
+    refused, kept = ours.recv()
+    process.join(60)
+    assert process.exitcode == 0
+    assert refused > 0
+    assert kept == 100 + (40 - refused) * 100 + 10

@@ -1,0 +1,63 @@
+"""Fixtures: the vendors' stand-in, and an instrumentation that keeps what it reports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+import pytest
+
+from guard.core.wire import LlmData
+from guard.instrumentation import Instrumentation
+from guard.scope import Scope
+from tests.guard.instrumentation.standin.server import StandIn
+
+
+@attrs.define
+class Observed:
+    """An active instrumentation and what it has reported."""
+
+    instrumentation: Instrumentation
+    events: list[LlmData]
+    scopes: list[Scope | None]
+
+
+@pytest.fixture(scope="session")
+def standin_server() -> Iterator[StandIn]:
+    server = StandIn()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def standin(standin_server: StandIn) -> StandIn:
+    """The vendors' stand-in, behaving well."""
+    standin_server.reset()
+    return standin_server
+
+
+def start_observing(**options: Any) -> Observed:
+    events: list[LlmData] = []
+    scopes: list[Scope | None] = []
+
+    def record(kind: str, payload: Any, scope: Scope | None = None) -> int:
+        assert kind == "llm"
+        events.append(payload)
+        scopes.append(scope)
+        return len(events)
+
+    def check(scope: Scope) -> None:
+        """Nothing is refused."""
+
+    instrumentation = Instrumentation(record, options.pop("check", check), **options)
+    instrumentation.install()
+    return Observed(instrumentation, events, scopes)
+
+
+@pytest.fixture
+def observed() -> Iterator[Observed]:
+    """An instrumentation that keeps what it reports."""
+    observing = start_observing()
+    yield observing
+    observing.instrumentation.uninstall()

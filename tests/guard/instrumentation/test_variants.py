@@ -1,0 +1,195 @@
+"""Vendors that say their usage a little differently, compared with the published extractors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from genai_prices import data_snapshot
+
+from guard.core.usage import PENDING, Call, Usage, find_endpoint, read_body
+from tests.guard.instrumentation.standin.reply import encoded
+
+OPENAI = {"prompt_tokens": 100, "completion_tokens": 40, "total_tokens": 140}
+ANTHROPIC = {
+    "input_tokens": 10, "output_tokens": 50, "cache_read_input_tokens": 7,
+    "cache_creation_input_tokens": 3, "output_tokens_details": {"thinking_tokens": 20},
+}  # fmt: skip
+GEMINI = {
+    "promptTokenCount": 100, "candidatesTokenCount": 30, "thoughtsTokenCount": 12,
+    "cachedContentTokenCount": 25, "toolUsePromptTokenCount": 4, "totalTokenCount": 146,
+}  # fmt: skip
+RESPONSE = {
+    "input_tokens": 90, "output_tokens": 60, "total_tokens": 150,
+    "input_tokens_details": {"cached_tokens": 30},
+    "output_tokens_details": {"reasoning_tokens": 25},
+}  # fmt: skip
+
+
+def read(url: str, message: Any, method: str = "POST", **headers: str) -> Usage | None:
+    host, _, path = url.partition("/")
+    endpoint = find_endpoint(method, host, f"/{path}")
+    assert endpoint is not None
+    request = encoded({"model": "asked"})
+    call = Call(f"/{path}", lambda: request, headers.get)
+    return read_body(endpoint.format, encoded(message), "application/json", call)
+
+
+def buckets(usage: Usage | None) -> tuple[int, ...]:
+    assert usage is not None
+    return (
+        usage.input_tokens, usage.output_tokens, usage.cache_read_tokens, usage.cache_write_tokens,
+        usage.reasoning_tokens, usage.audio_tokens,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("url", "message", "expected"),
+    [
+        ("api.deepseek.com/chat/completions",
+         {"usage": {**OPENAI, "prompt_cache_hit_tokens": 64, "prompt_cache_miss_tokens": 36}},
+         (36, 40, 64, 0, 0, 0)),
+        ("api.x.ai/v1/chat/completions",
+         {"usage": {**OPENAI, "total_tokens": 240,
+                    "completion_tokens_details": {"reasoning_tokens": 100}}},
+         (100, 40, 0, 0, 100, 0)),
+        ("api.perplexity.ai/chat/completions",
+         {"usage": {**OPENAI, "reasoning_tokens": 11, "citation_tokens": 5, "total_tokens": 156}},
+         (100, 45, 0, 0, 11, 0)),
+        ("api.openai.com/v1/chat/completions",
+         {"usage": {**OPENAI, "completion_tokens_details": {"reasoning_tokens": 15,
+                                                            "audio_tokens": 5}}},
+         (100, 20, 0, 0, 15, 5)),
+        ("x.openai.azure.com/openai/deployments/mine/chat/completions", {"usage": OPENAI},
+         (100, 40, 0, 0, 0, 0)),
+        ("localhost/v1/responses", {"usage": RESPONSE}, (60, 35, 30, 0, 25, 0)),
+        ("api.anthropic.com/v1/messages", {"usage": ANTHROPIC}, (10, 30, 7, 3, 20, 0)),
+        ("us-east5-aiplatform.googleapis.com/v1/publishers/anthropic/models/c:rawPredict",
+         {"usage": ANTHROPIC}, (10, 30, 7, 3, 20, 0)),
+        ("bedrock-runtime.us-east-1.amazonaws.com/model/anthropic.claude/invoke",
+         {"usage": ANTHROPIC}, (10, 30, 7, 3, 20, 0)),
+        ("api.anthropic.com/v1/messages",
+         {"usage": {**ANTHROPIC, "iterations": [
+             {"type": "compaction", "input_tokens": 1000, "output_tokens": 100},
+             {"type": "message", "input_tokens": 10, "output_tokens": 50}]}},
+         (1010, 130, 7, 3, 20, 0)),
+        ("generativelanguage.googleapis.com/v1beta/models/g:generateContent",
+         {"usageMetadata": GEMINI}, (79, 30, 25, 0, 12, 0)),
+        ("aiplatform.googleapis.com/v1/publishers/google/models/g:generateContent",
+         {"usageMetadata": {**GEMINI, "promptTokensDetails": [
+             {"modality": "TEXT", "tokenCount": 60}, {"modality": "AUDIO", "tokenCount": 40}]}},
+         (39, 30, 25, 0, 12, 40)),
+        ("generativelanguage.googleapis.com/v1beta/interactions",
+         {"usage": {"total_input_tokens": 50, "total_cached_tokens": 20, "total_output_tokens": 9,
+                    "total_thought_tokens": 4, "total_tool_use_tokens": 2}},
+         (32, 9, 20, 0, 4, 0)),
+        ("api.cohere.com/v2/chat",
+         {"usage": {"billed_units": {"input_tokens": 8.0, "output_tokens": 3.0},
+                    "tokens": {"input_tokens": 70.0, "output_tokens": 3.0}, "cached_tokens": 2}},
+         (6, 3, 2, 0, 0, 0)),
+        ("api.cohere.com/v1/chat",
+         {"meta": {"tokens": {"input_tokens": 70, "output_tokens": 3}}}, (70, 3, 0, 0, 0, 0)),
+        ("localhost/api/chat", {"done": True, "eval_count": 5}, (0, 5, 0, 0, 0, 0)),
+        ("aiplatform.googleapis.com/v1/publishers/google/models/e:predict",
+         {"predictions": [{"embeddings": {"statistics": {"token_count": 6}, "values": []}}] * 2},
+         (12, 0, 0, 0, 0, 0)),
+        ("api.openai.com/v1/something/new", {"usage": RESPONSE}, (60, 35, 30, 0, 25, 0)),
+        ("api.mistral.ai/v1/something/new", {"usage": OPENAI}, (100, 40, 0, 0, 0, 0)),
+    ],
+)  # fmt: skip
+def test_disjoint_buckets(url: str, message: Any, expected: tuple[int, ...]) -> None:
+    assert buckets(read(url, message)) == expected
+
+
+def test_a_price_that_the_vendor_says() -> None:
+    said = {"usage": {**OPENAI, "cost": 0.00125}}
+    found = read("openrouter.ai/api/v1/chat/completions", said)
+    assert found is not None
+    assert found.cost_nanousd == 1_250_000
+    elsewhere = read("api.openai.com/v1/chat/completions", said)
+    assert elsewhere is not None
+    assert elsewhere.cost_nanousd is None
+
+
+def test_zero_is_not_missing() -> None:
+    zero = {"usage": {"input_tokens": 0, "output_tokens": 0}}
+    assert buckets(read("api.anthropic.com/v1/messages", zero)) == (0, 0, 0, 0, 0, 0)
+    assert read("api.anthropic.com/v1/messages", {"usage": None}) is None
+
+
+def test_headers_of_invoke_model() -> None:
+    path = "bedrock-runtime.eu-west-1.amazonaws.com/model/meta.llama/invoke"
+    said = {"x-amzn-bedrock-input-token-count": "12", "x-amzn-bedrock-output-token-count": "3"}
+    found = read(path, {"generation": "x"}, **said)
+    assert buckets(found) == (12, 3, 0, 0, 0, 0)
+    assert found is not None
+    assert found.model == "meta.llama"
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [("/v1/responses/resp_1", {"object": "response", "status": "in_progress", "usage": None}),
+     ("/v1/responses/resp_1", {"object": "response", "status": "failed", "usage": None}),
+     ("/v1/batches/batch_1", {"object": "batch", "status": "validating"})],
+)  # fmt: skip
+def test_polling_for_what_is_not_done(path: str, message: Any) -> None:
+    assert read(f"api.openai.com{path}", message, "GET") is PENDING
+
+
+def test_a_finished_batch() -> None:
+    message = {"id": "batch_1", "object": "batch", "status": "completed", "usage": RESPONSE,
+               "model": "gpt-5"}  # fmt: skip
+    found = read("api.openai.com/v1/batches/batch_1", message, "GET")
+    assert buckets(found) == (60, 35, 30, 0, 25, 0)
+
+
+@pytest.mark.parametrize(
+    ("method", "host", "path"),
+    [("GET", "api.openai.com", "/v1/models"), ("POST", "api.openai.com", "/v1/files"),
+     ("POST", "api.openai.com", "/v1/responses/resp_1/cancel"),
+     ("POST", "api.anthropic.com", "/v1/messages/count_tokens"),
+     ("POST", "generativelanguage.googleapis.com", "/v1beta/models/g:countTokens"),
+     ("POST", "bedrock-runtime.us-east-1.amazonaws.com", "/model/m/count-tokens"),
+     ("DELETE", "api.openai.com", "/v1/responses/resp_1"), ("POST", "example.com", "/v1/things"),
+     ("GET", "example.com", "/"), ("POST", "bedrock-runtime.evil.com", "/x")],
+)  # fmt: skip
+def test_what_is_no_llm_call(method: str, host: str, path: str) -> None:
+    assert find_endpoint(method, host, path) is None
+
+
+PUBLISHED = [
+    ("openai", "chat", "api.openai.com/v1/chat/completions",
+     {**OPENAI, "prompt_tokens_details": {"cached_tokens": 20, "cache_write_tokens": 5},
+      "completion_tokens_details": {"reasoning_tokens": 9}}),
+    ("openai", "responses", "api.openai.com/v1/responses", RESPONSE),
+    ("openai", "embeddings", "api.openai.com/v1/embeddings", {"prompt_tokens": 8}),
+    ("anthropic", "default", "api.anthropic.com/v1/messages", ANTHROPIC),
+    ("google", "default", "generativelanguage.googleapis.com/v1beta/models/g:generateContent",
+     GEMINI),
+    ("aws", "default", "bedrock-runtime.us-east-1.amazonaws.com/model/m/converse",
+     {"inputTokens": 5, "outputTokens": 6, "cacheReadInputTokens": 7, "cacheWriteInputTokens": 8}),
+    ("mistral", "default", "api.mistral.ai/v1/chat/completions", OPENAI),
+    ("x-ai", "chat", "api.x.ai/v1/chat/completions",
+     {**OPENAI, "total_tokens": 153, "completion_tokens_details": {"reasoning_tokens": 13}}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("provider", "flavour", "url", "said"), PUBLISHED)
+def test_the_sums_agree_with_the_published_extractors(
+    provider: str, flavour: str, url: str, said: dict[str, Any]
+) -> None:
+    """``genai-prices`` counts caches and reasoning as subsets: the sums have to be the same."""
+    key = "usageMetadata" if provider == "google" else "usage"
+    message = {"model": "m", "modelVersion": "m", key: said}
+    snapshot = data_snapshot.get_snapshot()
+    publisher = next(p for p in snapshot.providers if p.id == provider)
+    if provider == "aws":
+        message["model"] = "m"
+    _, theirs = publisher.extract_usage(message, api_flavor=flavour)
+    ours = read(url, message)
+    assert ours is not None
+    inputs = ours.input_tokens + ours.cache_read_tokens + ours.cache_write_tokens
+    assert inputs == (theirs.input_tokens or 0)
+    assert ours.output_tokens + ours.reasoning_tokens == (theirs.output_tokens or 0)
+    assert ours.cache_read_tokens == (theirs.cache_read_tokens or 0)
+    assert ours.cache_write_tokens == (theirs.cache_write_tokens or 0)

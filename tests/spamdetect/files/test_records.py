@@ -1,0 +1,150 @@
+"""Texts out of files of every format."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spamdetect.errors import SpamConfigError
+from spamdetect.files.mail import mail_text, split_mbox
+from spamdetect.files.records import detect_format, input_bytes, read_records
+
+
+def _texts(path: Path, column: str | None = None, file_format: str = "") -> list[str | None]:
+    records = list(read_records(path, file_format or detect_format(path), column))
+    assert [record.index for record in records] == list(range(len(records)))
+    if records:
+        assert records[-1].end_byte <= input_bytes(path)
+    return [record.text for record in records]
+
+
+def test_plain_lines(tmp_path: Path) -> None:
+    path = tmp_path / "in.txt"
+    path.write_bytes("\ufefferste Zeile\r\n\nd\u2028ritte\nlast".encode())
+    assert _texts(path) == ["erste Zeile", "", "d\u2028ritte", "last"]
+    path.write_bytes(b"bad \xff byte\n")
+    assert _texts(path) == ["bad \ufffd byte"]
+    path.write_bytes(b"")
+    assert _texts(path) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "column", "expected"),
+    [
+        ("text\nhello\n", None, ["hello"]),
+        ("anything\nhello\n", None, ["hello"]),
+        ("id,text,label\n1,hello,ham\n2,bye,ham\n", None, ["hello", "bye"]),
+        ("id;Message\n1;a, b\n", None, ["a, b"]),
+        ("id\tbody\n1\tx\n", None, ["x"]),
+        ("a,b\n1,2\n", "b", ["2"]),
+        ('a,text\n1,"two\nlines, ""quoted"""\n', None, ['two\nlines, "quoted"']),
+        ("a,text\n1\n2,x\n", None, [None, "x"]),
+        ("\ufefftext,b\nx,y\n", None, ["x"]),
+        ("text\n" + "x" * 300_000 + "\n", None, ["x" * 300_000]),
+        ("text\n", None, []),
+    ],
+)
+def test_csv(tmp_path: Path, content: str, column: str | None, expected: list[str | None]) -> None:
+    path = tmp_path / "in.csv"
+    path.write_text(content, "utf-8")
+    assert _texts(path, column) == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "column", "message"),
+    [("a,b\n1,2\n", None, "'a', 'b'"), ("a,b\n1,2\n", "c", "no column 'c'"), ("", "c", "none")],
+)
+def test_csv_without_a_column_of_texts_says_which_there_are(
+    tmp_path: Path, content: str, column: str | None, message: str
+) -> None:
+    path = tmp_path / "in.csv"
+    path.write_text(content)
+    with pytest.raises(SpamConfigError, match=message):
+        _texts(path, column)
+
+
+def test_jsonl(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text(
+        '{"text": "one", "x": 1}\n"two"\n\n{"text": 3}\nnot json\n{"other": "y"}\n[1]\n'
+        + "[" * 10_000
+        + "\n"
+    )
+    assert _texts(path) == ["one", "two", None, None, None, None, None]
+    path.write_text('{"a": "x", "b": "y"}\n')
+    assert _texts(path, "b") == ["y"]
+    with pytest.raises(SpamConfigError, match="'a', 'b'"):
+        _texts(path)
+
+
+_MAIL = (
+    b"From: a@example.com\r\nSubject: =?utf-8?q?Gr=C3=BC=C3=9Fe?=\r\n"
+    b"Content-Type: text/plain; charset=latin-1\r\n\r\nSch\xf6n!\r\n"
+)
+_HTML = (
+    b"Subject: Offer\nMIME-Version: 1.0\nContent-Type: text/html; charset=utf-8\n\n"
+    b"<html><head><title>no</title><style>p {}</style></head><body><p>Buy &amp; win</p>"
+    b"<script>no()</script>now<br>here</body></html>\n"
+)
+_MULTIPART = (
+    b'Subject: Both\nMIME-Version: 1.0\nContent-Type: multipart/alternative; boundary="b"\n\n'
+    b"--b\nContent-Type: text/plain\n\nplain part\n--b\nContent-Type: text/html\n\n"
+    b"<p>html part</p>\n--b--\n"
+)
+
+
+def test_mails() -> None:
+    assert mail_text(_MAIL) == "Grüße\n\nSchön!"
+    assert mail_text(_HTML) == "Offer\n\nBuy & win\nnow\nhere"
+    assert mail_text(_MULTIPART) == "Both\n\nplain part"
+    assert mail_text(b"Content-Type: text/plain; charset=nosuch\n\nabc") == "abc"
+    assert mail_text(b"just text without any header") != ""
+    assert mail_text(b"") == ""
+
+
+@given(st.binary(max_size=300))
+def test_no_mail_is_too_broken_to_read(raw: bytes) -> None:
+    for start in (b"", b"Content-Type: multipart/mixed; boundary=x\n\n--x\n", b"Subject: "):
+        assert isinstance(mail_text(start + raw), str)
+
+
+def test_mbox_and_folder(tmp_path: Path) -> None:
+    path = tmp_path / "in.mbox"
+    path.write_bytes(
+        b"From a Thu Jan  1 00:00:00 2026\n" + _HTML + b"\nFrom b Thu\n"
+        b"Subject: Two\n\n>From here\nnot From there\nFrom the middle of a paragraph\n\n"
+        b"From c\n" + _MULTIPART
+    )
+    expected = [
+        "Offer\n\nBuy & win\nnow\nhere",
+        "Two\n\nFrom here\nnot From there\nFrom the middle of a paragraph",
+        "Both\n\nplain part",
+    ]
+    assert _texts(path) == expected
+    assert len(list(split_mbox([b"no mbox at all\n"]))) == 0
+    folder = tmp_path / "mails" / "inner"
+    folder.mkdir(parents=True)
+    (folder / "2.eml").write_bytes(_HTML)
+    (folder / "1.eml").write_bytes(_MAIL)
+    (folder / "note.txt").write_text("no mail")
+    assert _texts(tmp_path / "mails") == ["Grüße\n\nSchön!", expected[0]]
+    assert _texts(folder / "1.eml") == ["Grüße\n\nSchön!"]
+
+
+def test_a_file_that_cannot_be_read_says_so(tmp_path: Path) -> None:
+    with pytest.raises(SpamConfigError, match="Cannot read"):
+        list(read_records(tmp_path / "none", "lines", None))
+
+
+@given(st.lists(st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"]))))
+def test_jsonl_gives_back_what_was_written(texts: list[str]) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "in.jsonl"
+        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), "utf-8")
+        assert _texts(path) == texts
