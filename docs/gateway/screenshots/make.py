@@ -208,9 +208,20 @@ def shoot(page: Page, folder: Path, name: str, height_max: int) -> None:
     height = page.evaluate("document.documentElement.scrollHeight")
     page.set_viewport_size({"width": size["width"], "height": min(height, height_max)})
     picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
-    picture.save(folder / f"{name}.png", optimize=True)
+    in_few_colours(picture).save(folder / f"{name}.png", optimize=True)
     kilobytes = (folder / f"{name}.png").stat().st_size / 1000
     sys.stdout.write(f"{name}.png {kilobytes:.0f} kB\n")
+
+
+def in_few_colours(picture: Image.Image) -> Image.Image:
+    """Return a picture with a palette: the commonest colours as they are, the others nearly so."""
+    counted = picture.getcolors(maxcolors=1 << 24) or []
+    counted.sort(key=lambda each: -each[0])
+    flat = [channel for _, colour in counted[:40] for channel in colour]  # type: ignore[union-attr]  # RGB has tuples
+    rest = picture.quantize(216, method=Image.Quantize.FASTOCTREE).getpalette() or []
+    palette = Image.new("P", (1, 1))
+    palette.putpalette((flat + rest)[: 3 * 256])
+    return picture.quantize(palette=palette, dither=Image.Dither.NONE)
 
 
 def pictures(browser: Browser, base_url: str, folder: Path) -> None:
