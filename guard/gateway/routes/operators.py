@@ -35,7 +35,8 @@ class OperatorHandlers:
     async def put_operator(self, call: Call) -> Operator:
         name = call.path["name"]
         if not name.isprintable() or not 1 <= len(name) <= _NAME_MAX:
-            raise ValueError("an operator's name is 1 to 256 printable characters")
+            # As for any path that leads nowhere: the name is part of the address.
+            raise NotFoundError("no operator can have a name like that")
         wanted = call.caller.bound_to or call.caller.organisation_id
         if wanted is not None:
             wanted = await self._resolve(wanted)
