@@ -73,7 +73,7 @@ def nice_ceiling(value: float) -> tuple[float, int]:
     """Return a round number at or above a value, and how many equal parts suit it.
 
     >>> nice_ceiling(0.37), nice_ceiling(7)
-    ((0.4, 4), (10.0, 4))
+    ((0.4, 4), (8.0, 4))
     """
     if value <= 0:
         return 1.0, 4
