@@ -114,6 +114,10 @@ class AdminClient:
         body = {"name": name, **{k: v for k, v in fields.items() if v is not None}}
         return dict(self.request("POST", "/keys", body, organisation=organisation))
 
+    def set_password(self, name: str, password: str) -> _Json:
+        """Set the password of a dashboard operator, who is added if there is none."""
+        return dict(self.request("PUT", f"/operators/{_quoted(name)}", {"password": password}))
+
     def keys(self) -> list[_Json]:
         """List keys."""
         return list(self.request("GET", "/keys"))

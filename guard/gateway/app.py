@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from guard.core import wire
+from guard.gateway.dashboard.dashboard import dashboard_routes
+from guard.gateway.dashboard.site import Parts
 from guard.gateway.domain.records import Rates
 from guard.gateway.routes import docs
 from guard.gateway.routes.admin import AdminHandlers
@@ -28,11 +30,14 @@ from guard.gateway.routes.http import (
     fail,
     send_answer,
 )
+from guard.gateway.routes.operators import OperatorHandlers
 from guard.gateway.services.catalogue import CatalogueCache
 from guard.gateway.services.fanout import Hub
 from guard.gateway.services.gatekeeper import Gatekeeper
 from guard.gateway.services.keys import KeyRing
 from guard.gateway.services.metrics import Counts, GatewayCollector
+from guard.gateway.services.operators import OperatorService
+from guard.gateway.services.pulse import Pulse
 from guard.gateway.services.webhooks import WebhookSender
 from guard.gateway.settings import GatewaySettings
 from guard.gateway.storage.base import Announcement, Storage, StoreError
@@ -100,12 +105,35 @@ class GatewayApp:
         health = HealthRoutes(
             self.storage, authenticator, settings, clock_ms, lambda: self.draining
         )
-        table = operations(AdminHandlers(self.storage, gatekeeper.recent, clock_ms))
+        handlers = AdminHandlers(self.storage, gatekeeper.recent, clock_ms)
+        self.operators = OperatorService(self.storage, clock_ms)
+        table = [
+            *operations(handlers),
+            *OperatorHandlers(self.operators, self.storage).operations(),
+        ]
         admin = AdminApp(table, self.keys, self.storage)
         collector = GatewayCollector(self.counts, self.hub.count, self.storage.statistics)
         document = DocumentRoutes(table, collector)
+        self.pulse = Pulse(self.storage)
+        dashboard = dashboard_routes(
+            Parts(
+                self.storage,
+                handlers,
+                self.operators,
+                self.pulse,
+                settings,
+                clock_ms,
+                lambda: self.draining,
+            )
+        )
         self._cold = starlette_app(
-            [*health.routes(), *docs.routes(), *document.routes(), *admin.routes()]
+            [
+                *health.routes(),
+                *docs.routes(),
+                *document.routes(),
+                *admin.routes(),
+                *dashboard,
+            ]
         )
         self._webhooks = WebhookSender(self.storage, clock_ms)
         self._tasks: list[asyncio.Task[None]] = []
@@ -122,12 +150,14 @@ class GatewayApp:
         self._tasks = [
             asyncio.create_task(self._sweep(), name="guard-gateway-sweeper"),
             asyncio.create_task(self._webhooks.run(), name="guard-gateway-webhooks"),
+            asyncio.create_task(self.pulse.run(), name="guard-gateway-pulse"),
         ]
 
     def drain(self) -> None:
         """Stop being ready and end the control channels; open requests go on."""
         self.draining = True
         self.hub.close()
+        self.pulse.close()
 
     async def close(self) -> None:
         """Stop what runs beside the requests and close the store."""

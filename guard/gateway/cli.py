@@ -17,6 +17,7 @@ from guard.gateway.cli_output import (
     note,
     show,
 )
+from guard.gateway.cli_password import greet, password
 
 DEFAULT_PORT = 8787
 
@@ -90,6 +91,11 @@ def _run(settings: Any, listening: Any) -> None:
             click.echo("First run. These keys are shown once:")
             click.echo(f"  GUARD_API_KEY={made.api_key}")
             click.echo(f"  GUARD_ADMIN_KEY={made.admin_key}")
+        try:
+            await greet(app, server.base_url)
+        except BaseException:
+            await app.close()
+            raise
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, server.stop)
@@ -98,6 +104,9 @@ def _run(settings: Any, listening: Any) -> None:
 
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         runner.run(main())
+
+
+gateway.add_command(password)
 
 
 # -- control -----------------------------------------------------------------------------------

@@ -283,6 +283,9 @@ class StoredEvent(Struct, kw_only=True):
     price_source: str | None
     flags: list[str]
     data: dict[str, Any]
+    trace_id: str | None = None
+    span_id: str | None = None
+    parent_span_id: str | None = None
 
 
 class UsageRow(Struct, kw_only=True):

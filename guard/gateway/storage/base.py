@@ -7,13 +7,13 @@ interleaving, crash and retry. One conformance suite runs against every implemen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
 from guard.core import wire
-from guard.gateway.domain import records
+from guard.gateway.domain import figures, records
 from guard.gateway.domain.commands import Answer, GateCommand, IngestCommand, ReleaseCommand
 
 
@@ -178,7 +178,63 @@ class Queries(Protocol):
     async def verify_audit(self) -> tuple[int, int | None]: ...
 
 
-class Storage(Ledger, ControlLog, Directory, Catalogue, Queries, Protocol):
+class DashboardQueries(Protocol):
+    """What the dashboard looks at: newest first, and bounded whatever the store holds."""
+
+    async def spend_over_time(
+        self, organisation_id: str, size_ms: int, since_ms: int, until_ms: int, step_ms: int,
+        workflow_id: str | None,
+    ) -> list[figures.FigurePoint]: ...  # fmt: skip
+    async def usage_by_model(
+        self, organisation_id: str, size_ms: int, since_ms: int, workflow_id: str | None,
+        limit: int,
+    ) -> list[figures.ModelFigures]: ...  # fmt: skip
+    async def workflow_page(
+        self, organisation_id: str, search: str, sort: figures.WorkflowSort, offset: int,
+        limit: int,
+    ) -> list[records.Workflow]: ...  # fmt: skip
+    async def standing_orders(self, organisation_id: str) -> list[figures.StandingOrder]: ...
+    async def newest_runs(
+        self, organisation_id: str, workflow_id: str, before: str, limit: int
+    ) -> list[records.Run]: ...
+    async def newest_events(
+        self, organisation_id: str, before: int, limit: int, workflow_id: str | None,
+        event_type: str | None, run_id: str | None,
+    ) -> list[records.StoredEvent]: ...  # fmt: skip
+    async def refusals(
+        self, organisation_id: str, workflow_id: str | None, before: int, limit: int
+    ) -> list[figures.Refused]: ...
+    async def newest_audit(
+        self, organisation_id: str, before: int, limit: int, *, with_gateway: bool
+    ) -> list[records.AuditEntry]: ...
+    async def newest_charges(
+        self, organisation_id: str, scope_kind: records.ScopeKind, limit: int
+    ) -> list[figures.ChargedEvent]: ...
+    async def fullest_balances(
+        self, organisation_id: str, limit: int
+    ) -> list[records.BalanceView]: ...
+    async def marks(self, seen: Mapping[str, figures.Mark | None]) -> dict[str, figures.Mark]: ...
+
+
+class Operators(Protocol):
+    """People who sign in to the dashboard, and their sessions (by the hash of their token)."""
+
+    async def put_operator(
+        self, actor: Actor, operator: figures.Operator, password_hash: str
+    ) -> figures.Operator: ...
+    async def find_operator(self, name: str) -> tuple[figures.Operator, str] | None: ...
+    async def has_operators(self) -> bool: ...
+    async def open_session(
+        self, actor: Actor, operator_id: str, token_hash: bytes, keep_ms: int
+    ) -> None: ...
+    async def find_session(self, token_hash: bytes) -> figures.Session | None: ...
+    async def touch_session(self, token_hash: bytes) -> None: ...
+    async def end_session(self, token_hash: bytes) -> None: ...
+
+
+class Storage(
+    Ledger, ControlLog, Directory, Catalogue, Queries, DashboardQueries, Operators, Protocol
+):
     """Everything together, with its life cycle."""
 
     async def open(self, listener: Callable[[Sequence[Announcement]], None]) -> None: ...

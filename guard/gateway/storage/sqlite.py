@@ -18,10 +18,11 @@ from guard.gateway.storage import (
 from guard.gateway.storage.base import Actor, KeySecret, NotFoundError, StoredControl
 from guard.gateway.storage.sqlite_admin import SqliteAdmin
 from guard.gateway.storage.sqlite_books import Books
+from guard.gateway.storage.sqlite_dashboard import SqliteDashboard
 from guard.gateway.storage.sqlite_queries import Reader
 
 
-class SqliteStorage(SqliteAdmin):
+class SqliteStorage(SqliteAdmin, SqliteDashboard):
     """Implements :class:`guard.gateway.storage.base.Storage` on one file.
 
     Args:

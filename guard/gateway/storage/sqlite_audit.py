@@ -81,7 +81,12 @@ def entries(
         f"SELECT * FROM audit WHERE seq > ?{where} ORDER BY seq LIMIT ?",  # noqa: S608 (constant text)
         [*arguments, limit],
     ):
-        yield AuditEntry(
-            seq=row[0], at_ms=row[1], organisation_id=row[2], actor=row[3], action=row[4],
-            target=row[5], details=json.loads(row[6]), prev_hash=row[7], hash=row[8],
-        )  # fmt: skip
+        yield entry_from_row(row)
+
+
+def entry_from_row(row: tuple[Any, ...]) -> AuditEntry:
+    """Build an entry from its row."""
+    return AuditEntry(
+        seq=row[0], at_ms=row[1], organisation_id=row[2], actor=row[3], action=row[4],
+        target=row[5], details=json.loads(row[6]), prev_hash=row[7], hash=row[8],
+    )  # fmt: skip

@@ -22,6 +22,7 @@ from guard.gateway.domain.control import ControlBook
 from guard.gateway.domain.estimates import Estimate
 from guard.gateway.domain.ledger import Account, Balance, Reservation
 from guard.gateway.storage.base import Announcement
+from guard.gateway.storage.sqlite_figures import FigureTable
 from guard.gateway.storage.sqlite_replay import ReplayTable
 from guard.gateway.storage.sqlite_rows import (
     balance_from_row,
@@ -117,6 +118,7 @@ class Books:
         self._workflow_deltas: dict[tuple[str, str], list[int]] = {}
         self._run_deltas: dict[tuple[str, str], list[Any]] = {}
         self._replies = ReplayTable(self.connection)
+        self.figures = FigureTable(self.connection)
         row = execute("SELECT value FROM facts WHERE name = 'clock_ms'").fetchone()
         if row is not None:
             self.now = max(self.now, int(row[0]))
@@ -417,6 +419,7 @@ class Books:
             )
             self._run_deltas.clear()
         self._replies.flush()
+        self.figures.flush()
         if self._dirty_chains:
             many(
                 "INSERT OR REPLACE INTO chains VALUES (?,?,?,?,?)",

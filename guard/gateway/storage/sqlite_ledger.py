@@ -27,7 +27,8 @@ _EVENT_SQL: Final = (
     "INSERT OR IGNORE INTO events (organisation_id, event_id, type, at_ms, received_at_ms,"
     " charged_at_ms, key_id, workflow_id, run_id, chain_id, agent, call_id, reservation_id,"
     " provider, model, response_id, input_tokens, output_tokens, cost_nanousd, price_source,"
-    " flags, balance_ids, data) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
+    " flags, balance_ids, data, trace_id, span_id, parent_span_id)"
+    " VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
 )
 
 
@@ -43,6 +44,7 @@ def gate(books: Books, command: GateCommand) -> Answer:
         outcome, _ = _ingest(books, org, request, command.events, command.rejected)
     decided = _decide(books, org, command)
     if isinstance(decided, Refusal):
+        books.figures.refuse(books.now, request, call, decided)
         answer = render.refused(decided, outcome)
     else:
         decided.events = outcome
@@ -260,11 +262,12 @@ def _record(
          event.call_id, event.reservation_id, priced.provider, priced.model, priced.response_id,
          priced.input_tokens, priced.output_tokens, cost, priced.price_source, " ".join(flags),
          json.dumps([a.balance.balance_id for a in accounts]) if accounts else "[]",
-         priced.data_json.decode()),
+         priced.data_json.decode(), event.trace_id, event.span_id, event.parent_span_id),
     )  # fmt: skip
     if cursor.rowcount == 0:
         return None
     books.seen(org, event.workflow_id, event.run_id, spent=cost, events=1)
+    books.figures.count(org.organisation_id, charged_at, priced)
     charged = ledger.Charge()
     if cost:
         held_on = [] if reservation is None else [books.balance(i) for i in reservation.balance_ids]
@@ -378,6 +381,7 @@ def sweep(books: Books) -> int:
     sqlite_control.expire_approvals(books)
     sqlite_control.reset_windows(books)
     sqlite_control.compact(books)
+    books.figures.prune(books.now, list(books.orgs))
     execute = books.connection.execute
     execute("DELETE FROM nonces WHERE expires_at_ms < ?", (books.now,))
     # Ids of one millisecond have no order across processes, so only their time is kept.

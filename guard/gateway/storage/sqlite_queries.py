@@ -73,7 +73,7 @@ class Reader:
         """Return workflows by id: those seen, and those that only an order names."""
         book = self.control_book(organisation_id)
         seen = {
-            row[0]: _workflow(row, book.standing(row[0], None, now_ms))
+            row[0]: workflow_record(row, book.standing(row[0], None, now_ms))
             for row in self.rows(
                 "SELECT workflow_id, first_seen_ms, last_seen_ms, spent_nanousd, calls, events"
                 " FROM workflows WHERE organisation_id = ? AND workflow_id > ?"
@@ -85,7 +85,7 @@ class Reader:
             if target > after and target not in seen:
                 row = self._workflow_row(organisation_id, target)
                 standing = book.standing(target, None, now_ms)
-                seen[target] = _workflow(row or (target, None, None, 0, 0, 0), standing)
+                seen[target] = workflow_record(row or (target, None, None, 0, 0, 0), standing)
         return sorted(seen.values(), key=lambda workflow: workflow.workflow_id)[:limit]
 
     def workflow(self, organisation_id: str, workflow_id: str, now_ms: int) -> records.Workflow:
@@ -99,7 +99,7 @@ class Reader:
         if row is None and workflow_id not in book.targets():
             raise NotFoundError("no such workflow")
         standing = book.standing(workflow_id, None, now_ms)
-        return _workflow(row or (workflow_id, None, None, 0, 0, 0), standing)
+        return workflow_record(row or (workflow_id, None, None, 0, 0, 0), standing)
 
     def _workflow_row(self, organisation_id: str, workflow_id: str) -> tuple[Any, ...] | None:
         rows = self.rows(
@@ -138,12 +138,14 @@ class Reader:
                 received_at_ms=row[4], workflow_id=row[5], run_id=row[6], chain_id=row[7],
                 agent=row[8], call_id=row[9], reservation_id=row[10], key_id=row[11],
                 model=row[12], cost_nanousd=row[13], price_source=row[14], flags=row[15].split(),
-                data=json.loads(row[16]),
+                data=json.loads(row[16]), trace_id=row[17], span_id=row[18],
+                parent_span_id=row[19],
             )
             for row in self.rows(
                 "SELECT event_seq, event_id, type, at_ms, received_at_ms, workflow_id, run_id,"
                 " chain_id, agent, call_id, reservation_id, key_id, model, cost_nanousd,"
-                " price_source, flags, data FROM events WHERE organisation_id = ? AND event_seq > ?"
+                " price_source, flags, data, trace_id, span_id, parent_span_id FROM events"
+                " WHERE organisation_id = ? AND event_seq > ?"
                 " AND (? IS NULL OR workflow_id = ?) AND (? IS NULL OR type = ?)"
                 " ORDER BY event_seq LIMIT ?",
                 organisation_id, after, workflow_id, workflow_id, event_type, event_type, limit,
@@ -176,17 +178,13 @@ class Reader:
         self, organisation_id: str, now_ms: int, *, current_only: bool
     ) -> list[records.BalanceView]:
         """Return balances with their budgets."""
-        views = []
-        for row in self.rows(
+        rows = self.rows(
             "SELECT b.*, u.* FROM balances b JOIN budgets u USING (budget_id)"
             " WHERE u.organisation_id = ? AND (? OR coalesce(b.ends_ms, ?) > ?)"
             " ORDER BY b.balance_id",
             organisation_id, not current_only, 2**62, now_ms,
-        ):  # fmt: skip
-            balance = Balance(row[0], row[1], row[2], row[3], row[4], row[5], row[6], row[7],
-                              row[8], row[9], row[10], bool(row[11]))  # fmt: skip
-            views.append(balance_view(Account(budget_from_row(row[12:]), balance)))
-        return views
+        )  # fmt: skip
+        return [balance_from_row(row) for row in rows]
 
     def approvals(
         self, organisation_id: str, status: str | None, limit: int
@@ -217,6 +215,13 @@ class Reader:
         ]  # fmt: skip
 
 
+def balance_from_row(row: tuple[Any, ...]) -> records.BalanceView:
+    """Build a balance with its budget from their joined row."""
+    balance = Balance(row[0], row[1], row[2], row[3], row[4], row[5], row[6], row[7], row[8],
+                      row[9], row[10], bool(row[11]))  # fmt: skip
+    return balance_view(Account(budget_from_row(row[12:]), balance))
+
+
 def balance_view(account: Account) -> records.BalanceView:
     """Return a balance as the admin API shows it."""
     rule, balance = account.rule, account.balance
@@ -241,7 +246,8 @@ def balance_view(account: Account) -> records.BalanceView:
     )
 
 
-def _workflow(row: tuple[Any, ...], standing: Standing) -> records.Workflow:
+def workflow_record(row: tuple[Any, ...], standing: Standing) -> records.Workflow:
+    """Build a workflow from its row and its control state."""
     return records.Workflow(
         workflow_id=row[0],
         state=standing.state,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sqlite3
 from typing import Final
 
+from guard.gateway.storage import sqlite_figures
+
 _V1: Final = """
 CREATE TABLE organisations (
   organisation_id TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE, created_at_ms INTEGER NOT NULL,
@@ -130,7 +132,7 @@ CREATE TABLE audit (
 CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
 """
 
-MIGRATIONS: Final = (_V1,)
+MIGRATIONS: Final = (_V1, sqlite_figures.SCHEMA)
 
 
 def connect(path: str, *, durable: bool) -> sqlite3.Connection:

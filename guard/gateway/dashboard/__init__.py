@@ -1,0 +1,1 @@
+"""The operators' dashboard: server-rendered pages, a small script, live by server-sent events."""

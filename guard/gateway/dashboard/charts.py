@@ -1,0 +1,210 @@
+"""Charts as geometry: what the templates draw as SVG. Pure; positions are percent of the plot."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from msgspec import Struct
+
+from guard.gateway.dashboard.formatting import count, money
+from guard.gateway.domain.figures import HOUR_MS, MINUTE_MS, FigurePoint
+
+DAY_MS: Final = 24 * HOUR_MS
+
+
+class Range(Struct, frozen=True):
+    """A span of time that can be looked at: in ``size_ms`` figures, ``step_ms`` to a bar."""
+
+    name: str
+    label: str
+    span_ms: int
+    step_ms: int
+    size_ms: int
+
+
+RANGES: Final = {
+    r.name: r
+    for r in (
+        Range("1h", "1 hour", HOUR_MS, MINUTE_MS, MINUTE_MS),
+        Range("24h", "24 hours", DAY_MS, HOUR_MS, HOUR_MS),
+        Range("7d", "7 days", 7 * DAY_MS, 6 * HOUR_MS, HOUR_MS),
+        Range("30d", "30 days", 30 * DAY_MS, DAY_MS, HOUR_MS),
+    )
+}
+
+
+class Tick(Struct):
+    """A label on an axis, with its place in percent. ``minor`` ones go on narrow screens."""
+
+    at: float
+    label: str
+    minor: bool = False
+
+
+class Bar(Struct):
+    """One step of time. ``y`` and ``height`` are of the mark, ``x`` and ``width`` of the step."""
+
+    x: float
+    width: float
+    y: float
+    height: float
+    label: str
+    value: str
+    detail: str = ""
+
+
+class Chart(Struct, kw_only=True):
+    """Everything that is drawn, and the summary that is read out."""
+
+    bars: list[Bar]
+    y_ticks: list[Tick]
+    x_ticks: list[Tick]
+    summary: str
+    empty: bool
+    line: str = ""
+    limit_y: float | None = None
+    limit_label: str = ""
+
+
+def nice_ceiling(value: float) -> tuple[float, int]:
+    """Return a round number at or above a value, and how many equal parts suit it.
+
+    >>> nice_ceiling(0.37), nice_ceiling(7)
+    ((0.4, 4), (8.0, 4))
+    """
+    if value <= 0:
+        return 1.0, 4
+    magnitude = 10.0 ** math.floor(math.log10(value))
+    for step in (1, 1.2, 1.6, 2, 3, 4, 6, 8, 10):
+        if value <= step * magnitude * (1 + 1e-9):
+            parts = {1: 4, 1.2: 4, 1.6: 4, 2: 4, 3: 3, 4: 4, 6: 3, 8: 4, 10: 4}[step]
+            return round(step * magnitude, 12), parts
+    return magnitude * 10, 4
+
+
+def steps(since_ms: int, until_ms: int, step_ms: int) -> list[int]:
+    """Return the starts of the steps that cover a span."""
+    first = since_ms - since_ms % step_ms
+    return list(range(first, until_ms, step_ms))
+
+
+def spend_bars(points: Sequence[FigurePoint], chosen: Range, now_ms: int) -> Chart:
+    """Return spend per step over a range that ends now."""
+    by_start: Mapping[int, FigurePoint] = {point.start_ms: point for point in points}
+    starts = steps(now_ms - chosen.span_ms + chosen.step_ms, now_ms + 1, chosen.step_ms)
+    top, parts = nice_ceiling(max((p.cost_nanousd for p in points), default=0) / 1e9)
+    width = 100 / len(starts)
+    bars = []
+    for at, start in enumerate(starts):
+        point = by_start.get(start)
+        cost = 0 if point is None else point.cost_nanousd
+        height = 100 * cost / 1e9 / top
+        if cost:
+            height = max(height, 0.8)
+        calls = 0 if point is None else point.llm_calls
+        bars.append(
+            Bar(round(at * width, 4), round(width, 4), round(100 - height, 3), round(height, 3),
+                step_label(start, chosen.step_ms), money(cost),
+                f"{count(calls)} LLM call{'' if calls == 1 else 's'}")
+        )  # fmt: skip
+    total = sum(point.cost_nanousd for point in points)
+    return Chart(
+        bars=bars,
+        y_ticks=_money_ticks(top, parts),
+        x_ticks=_time_ticks(starts, chosen.step_ms),
+        summary=f"{money(total)} in the last {chosen.label}",
+        empty=total == 0,
+    )
+
+
+def spend_against_limit(
+    points: Sequence[FigurePoint], *, since_ms: int, ends_ms: int, now_ms: int, step_ms: int,
+    committed_nanousd: int, limit_nanousd: int,
+) -> Chart:  # fmt: skip
+    """Return what a window has cost up to each moment, against its limit.
+
+    The sum ends at ``committed_nanousd``, whatever the figures before ``since_ms`` have lost.
+    """
+    starts = steps(since_ms, ends_ms, step_ms)
+    by_start = {point.start_ms: point.cost_nanousd for point in points}
+    running = committed_nanousd - sum(by_start.get(start, 0) for start in starts)
+    highest = max(committed_nanousd, limit_nanousd) / 1e9
+    top, parts = nice_ceiling(highest * 1.02)
+    width = 100 / len(starts)
+    bars, path = [], [f"M0 {_y(running, top):.2f}"]
+    for at, start in enumerate(starts):
+        if start > now_ms:
+            break
+        running += by_start.get(start, 0)
+        x, y = at * width, _y(running, top)
+        path.append(
+            f"L{x:.2f} {y:.2f}L{min(x + width, _now_x(starts, step_ms, now_ms)):.2f} {y:.2f}"
+        )
+        share = f"{running / limit_nanousd:.0%} of {money(limit_nanousd)}" if limit_nanousd else ""
+        bars.append(Bar(round(x, 4), round(width, 4), round(y, 3), round(100 - y, 3),
+                        step_label(start, step_ms), money(running), share))  # fmt: skip
+    return Chart(
+        bars=bars,
+        y_ticks=_money_ticks(top, parts),
+        x_ticks=_time_ticks(starts, step_ms),
+        summary=f"{money(committed_nanousd)} spent of {money(limit_nanousd)}",
+        empty=False,
+        line="".join(path),
+        limit_y=round(_y(limit_nanousd, top), 3),
+        limit_label=f"limit {money(limit_nanousd)}",
+    )
+
+
+def burn_step(window: str) -> int:
+    """Return the width of a step in a chart of one budget window."""
+    return {"hour": MINUTE_MS, "day": HOUR_MS}.get(window, DAY_MS)
+
+
+def _now_x(starts: Sequence[int], step_ms: int, now_ms: int) -> float:
+    return 100 * (now_ms - starts[0]) / (step_ms * len(starts))
+
+
+def _y(nanousd: int, top: float) -> float:
+    return min(100.0, max(0.0, 100 - 100 * nanousd / 1e9 / top))
+
+
+def _money_ticks(top: float, parts: int) -> list[Tick]:
+    decimals = 0 if top / parts >= 1 and top % parts == 0 else 2
+    if top / parts < 0.05:
+        decimals = max(2, 2 - math.floor(math.log10(top / parts)))
+    return [
+        Tick(100 - 100 * part / parts, f"${top * part / parts:,.{decimals}f}")
+        for part in range(parts + 1)
+    ]
+
+
+def step_label(start_ms: int, step_ms: int) -> str:
+    """Return the name of a step of time, in UTC."""
+    start = dt.datetime.fromtimestamp(start_ms / 1000, dt.UTC)
+    if step_ms >= DAY_MS:
+        return start.strftime("%a %-d %b")
+    end = start + dt.timedelta(milliseconds=step_ms)
+    if step_ms <= MINUTE_MS:
+        return start.strftime("%H:%M")
+    day = start.strftime("%a %-d %b ") if step_ms > HOUR_MS else ""
+    return f"{day}{start:%H:%M}–{end:%H:%M}"
+
+
+def _time_ticks(starts: Sequence[int], step_ms: int) -> list[Tick]:
+    span_ms = step_ms * len(starts)
+    every = next(
+        (e for e in (10 * MINUTE_MS, 15 * MINUTE_MS, 4 * HOUR_MS, DAY_MS, 5 * DAY_MS)
+         if e >= step_ms and span_ms / e <= 8),
+        10 * DAY_MS,
+    )  # fmt: skip
+    text = "%H:%M" if every < DAY_MS else "%-d %b"
+    width = 100 / len(starts)
+    ticks: list[Tick] = []
+    for at, start in enumerate(starts):
+        if start % every == 0 and at * width < 94:
+            label = dt.datetime.fromtimestamp(start / 1000, dt.UTC).strftime(text)
+            ticks.append(Tick(round(at * width, 3), label, len(ticks) % 2 == 1))
+    return ticks

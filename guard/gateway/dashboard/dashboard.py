@@ -1,0 +1,25 @@
+"""The dashboard's routes, joined."""
+
+from __future__ import annotations
+
+from starlette.routing import BaseRoute
+
+from guard.gateway.dashboard.acting import Acting
+from guard.gateway.dashboard.live import Live
+from guard.gateway.dashboard.pages import Pages
+from guard.gateway.dashboard.rules import Rules
+from guard.gateway.dashboard.sign_in import SignIn
+from guard.gateway.dashboard.site import Parts, Site
+
+
+def dashboard_routes(parts: Parts) -> list[BaseRoute]:
+    """Return every route of the dashboard."""
+    site = Site(parts)
+    return [
+        *site.assets.routes(),
+        *SignIn(site).routes(),
+        *Live(site).routes(),
+        *Pages(site).routes(),
+        *Acting(site).routes(),
+        *Rules(site).routes(),
+    ]

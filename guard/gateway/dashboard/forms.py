@@ -1,0 +1,163 @@
+"""Posted forms turned into the admin API's bodies, with the same checks. Pure."""
+
+from __future__ import annotations
+
+from decimal import Decimal, InvalidOperation
+from typing import Any, TypeVar
+
+import msgspec
+
+from guard.core.wire import NANOUSD_MAX, NANOUSD_PER_DOLLAR
+from guard.gateway.dashboard.security import Form
+from guard.gateway.routes import admin_bodies as bodies
+
+T = TypeVar("T")
+
+
+def checked(fields: dict[str, Any], kind: type[T]) -> T:
+    """Return fields as a body.
+
+    Raises:
+        ValueError: a field is missing or wrong; the text names it.
+    """
+    return msgspec.convert(fields, kind, strict=False)
+
+
+def nanousd(text: str, what: str) -> int:
+    """Return dollars as nano-dollars, exactly.
+
+    Raises:
+        ValueError: not an amount.
+    """
+    try:
+        amount = Decimal(text.removeprefix("$").replace(",", ""))
+        scaled = amount * NANOUSD_PER_DOLLAR
+        if not amount.is_finite() or not 0 <= scaled <= NANOUSD_MAX or scaled != int(scaled):
+            raise ValueError
+    except (InvalidOperation, ValueError):
+        raise ValueError(f"{what} has to be an amount in dollars") from None
+    return int(scaled)
+
+
+def whole(text: str, what: str) -> int:
+    """Return a whole number.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not (text.isascii() and text.isdigit() and len(text) <= 15):
+        raise ValueError(f"{what} has to be a whole number")
+    return int(text)
+
+
+def control(form: Form) -> bodies.ControlBody:
+    """Read a kill, pause, resume or revive."""
+    fields: dict[str, Any] = {
+        "action": form.text("action"),
+        "workflow_id": form.text("workflow") or None,
+        "run_id": form.text("run") or None,
+        "reason": form.text("reason"),
+    }
+    if fields["workflow_id"] is None and fields["run_id"] is None:
+        raise ValueError("the form does not say which workflow it is about")
+    if form.text("minutes"):
+        minutes = whole(form.text("minutes"), "the number of minutes")
+        fields["resume_after_ms"] = minutes * 60_000
+    return checked(fields, bodies.ControlBody)
+
+
+def budget(form: Form) -> bodies.BudgetBody:
+    """Read a budget."""
+    kind = form.text("scope_kind", "organisation")
+    shares = form.text("thresholds").replace("%", " ").replace(",", " ").split()
+    try:
+        thresholds = [float(Decimal(share) / 100) for share in shares]
+    except InvalidOperation:
+        raise ValueError("thresholds are percentages, such as 80, 100") from None
+    return checked(
+        {
+            "scope_kind": kind,
+            "scope_id": "" if kind == "organisation" else form.text("scope_id"),
+            "window": form.text("window", "day"),
+            "limit_nanousd": nanousd(form.text("limit"), "the limit"),
+            "mode": form.text("mode", "hard"),
+            "epsilon_nanousd": nanousd(form.text("epsilon") or "0", "the tolerance"),
+            "thresholds": thresholds,
+        },
+        bodies.BudgetBody,
+    )
+
+
+def policy(form: Form) -> bodies.PolicyBody:
+    """Read a policy."""
+    caps = []
+    rows = zip(
+        form.rows("cap_calls"), form.rows("cap_seconds"), form.rows("cap_by"),
+        form.rows("cap_tools"), strict=True,
+    )  # fmt: skip
+    for calls, seconds, by, tools in rows:
+        if calls:
+            caps.append(
+                {
+                    "calls": whole(calls, "the number of calls of a rate cap"),
+                    "per_ms": whole(seconds or "60", "the seconds of a rate cap") * 1000,
+                    "by": by,
+                    "tools": tools.replace(",", " ").split(),
+                }
+            )
+    timeout_s = whole(form.text("approval_timeout_s", "300"), "the time for an answer")
+    kind = form.text("scope_kind", "organisation")
+    return checked(
+        {
+            "scope_kind": kind,
+            "scope_id": "*" if kind == "organisation" else form.text("scope_id") or "*",
+            "enabled": form.has("enabled"),
+            "document": {
+                "tools_block": form.lines("tools_block"),
+                "tools_allow": form.lines("tools_allow") or None,
+                "models_block": form.lines("models_block"),
+                "models_allow": form.lines("models_allow") or None,
+                "sensitive_tools": form.lines("sensitive_tools"),
+                "sensitive_action": form.text("sensitive_action", "allow"),
+                "approval_tools": form.lines("approval_tools"),
+                "approval_timeout_ms": timeout_s * 1000,
+                "rate_caps": caps,
+            },
+        },
+        bodies.PolicyBody,
+    )
+
+
+def named(form: Form) -> str:
+    """Read the name of a policy."""
+    return checked({"name": form.text("name")}, bodies.NewOrganisation).name
+
+
+def new_key(form: Form) -> bodies.NewKeyBody:
+    """Read what a new key is for."""
+    role = form.text("role", "sdk")
+    return checked(
+        {
+            "name": form.text("name"),
+            "role": role,
+            "workflow_id": (form.text("workflow") or None) if role == "sdk" else None,
+            "signed": form.has("signed"),
+        },
+        bodies.NewKeyBody,
+    )
+
+
+def rotation(form: Form) -> bodies.RotateBody:
+    """Read how long the old key stays good."""
+    hours = whole(form.text("overlap_hours", "0"), "the number of hours")
+    return checked({"overlap_ms": hours * 3_600_000}, bodies.RotateBody)
+
+
+def answer(form: Form) -> bodies.ApprovalBody:
+    """Read an answer to an approval."""
+    wanted = form.text("answer")
+    if wanted not in ("approve", "refuse"):
+        raise ValueError("the answer is neither approve nor refuse")
+    return checked(
+        {"approved": wanted == "approve", "reason": form.text("reason")}, bodies.ApprovalBody
+    )

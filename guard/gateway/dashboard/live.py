@@ -1,0 +1,75 @@
+"""Server-sent events: that something changed, and how the gateway is."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import BaseRoute, Route
+
+from guard.gateway.dashboard import security
+from guard.gateway.dashboard.site import Site, Visit
+from guard.gateway.storage.base import StoreError
+
+BEAT_S: Final = 2.0
+RECHECK_S: Final = 5.0
+
+
+class Live:
+    """Serves ``/live``.
+
+    The messages carry no figures: the script asks for the page again, so that whatever is shown
+    was rendered, escaped and authorised in one place.
+    """
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+
+    def routes(self) -> list[BaseRoute]:
+        """Return the route of the stream."""
+        return [Route("/live", self._endpoint, methods=["GET"])]
+
+    async def _endpoint(self, request: Request) -> Response:
+        return await self._site.page(self._open)(request)
+
+    async def _open(self, visit: Visit) -> Response:
+        if self._site.parts.pulse.is_full():
+            return Response("too many streams", status_code=503, headers=security.PAGE_HEADERS)
+        return StreamingResponse(
+            self._messages(visit),
+            media_type="text/event-stream",
+            headers=security.PAGE_HEADERS | {"X-Accel-Buffering": "no"},
+        )
+
+    async def _messages(self, visit: Visit) -> AsyncIterator[str]:
+        # Subscribed in here: a response that is never started would not unsubscribe.
+        pulse = self._site.parts.pulse
+        listener = pulse.subscribe(visit.org())
+        checked_s = time.monotonic()
+        try:
+            yield "retry: 1000\n\n" + self._health()
+            while not pulse.is_closing():
+                changed = await listener.wait(BEAT_S)
+                if time.monotonic() - checked_s >= RECHECK_S:
+                    checked_s = time.monotonic()
+                    if not await self._still_good(visit):
+                        yield "event: signed-out\ndata: {}\n\n"
+                        return
+                yield ("event: change\ndata: {}\n\n" if changed else "") + self._health()
+            yield self._health()
+        finally:
+            pulse.unsubscribe(visit.org(), listener)
+
+    async def _still_good(self, visit: Visit) -> bool:
+        try:
+            return await self._site.parts.operators.session(visit.token) is not None
+        except StoreError:
+            return True  # nobody is signed out because the store is away
+
+    def _health(self) -> str:
+        healthy, trouble = self._site.health()
+        return f"event: health\ndata: {json.dumps({'ok': healthy, 'text': trouble})}\n\n"

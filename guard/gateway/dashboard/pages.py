@@ -1,0 +1,309 @@
+"""The pages that show: overview, workflows, one workflow, events, approvals, audit."""
+
+from __future__ import annotations
+
+from typing import Any, Final, cast, get_args
+
+from msgspec import Struct
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from guard.gateway.dashboard import charts, spans
+from guard.gateway.dashboard.formatting import count, money
+from guard.gateway.dashboard.site import Site, Visit
+from guard.gateway.domain.figures import HOUR_MS, Refused, WorkflowSort
+from guard.gateway.domain.records import BalanceView, StoredEvent, Workflow
+from guard.gateway.domain.windows import epoch_of
+from guard.gateway.storage.base import NotFoundError
+
+PAGE: Final = 50
+NEWEST: Final = 2**62
+OVERVIEW_ROWS: Final = 8
+ACTIVE_MS: Final = 15 * 60_000
+BALANCES_MAX: Final = 200
+COUNT_MAX: Final = 100
+RUN_EVENTS_MAX: Final = 500
+_TABS: Final = ("calls", "spans", "models", "decisions", "errors")
+_TOTAL_SHOWN_MS: Final = 30 * charts.DAY_MS
+
+
+class Figure(Struct):
+    """One of the large figures of the overview."""
+
+    label: str
+    value: str
+    note: str = ""
+    href: str = ""
+    tone: str = ""
+
+
+class Pages:
+    """Views over the storage port."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._storage = site.parts.storage
+
+    def routes(self) -> list[BaseRoute]:
+        """Return the routes."""
+        views = {
+            "/": self.overview,
+            "/workflows": self.workflows,
+            "/workflow": self.workflow,
+            "/events": self.events,
+            "/approvals": self.approvals,
+            "/audit": self.audit,
+        }
+        return [Route(path, self._site.page(view), methods=["GET"]) for path, view in views.items()]
+
+    # -- overview ------------------------------------------------------------------------------
+
+    async def overview(self, visit: Visit) -> Response:
+        """Show spend over time and against budgets, and what is running."""
+        now_ms, own = self._site.parts.clock_ms(), visit.org()
+        chosen = charts.RANGES.get(visit.query("range"), charts.RANGES["24h"])
+        points = await self._spend(own, chosen, now_ms, None)
+        balances = await self._storage.fullest_balances(own, OVERVIEW_ROWS)
+        workflows = await self._storage.workflow_page(own, "", "seen", 0, COUNT_MAX)
+        refused = await self._storage.refusals(own, None, NEWEST, COUNT_MAX)
+        today = await self._storage.spend_over_time(
+            own, HOUR_MS, epoch_of("day", now_ms)[0], now_ms + 1, charts.DAY_MS, None
+        )
+        watched = _watched(balances, visit.query("budget"))
+        return await self._site.render(
+            visit,
+            "overview.html",
+            chosen=chosen,
+            ranges=charts.RANGES.values(),
+            chart=charts.spend_bars(points, chosen, now_ms),
+            figures=self._figures(visit, today, workflows, refused, now_ms),
+            balances=balances,
+            watched=watched,
+            burn=None if watched is None else await self._burn(own, watched, now_ms),
+            workflows=workflows[:OVERVIEW_ROWS],
+            more_workflows=len(workflows) > OVERVIEW_ROWS,
+            refused=refused[:6],
+            orders=await self._storage.standing_orders(own),
+            models=await self._storage.usage_by_model(
+                own, chosen.size_ms, now_ms - chosen.span_ms, None, 6
+            ),
+            base_url=str(visit.request.base_url).rstrip("/"),
+        )
+
+    async def _spend(
+        self, own: str, chosen: charts.Range, now_ms: int, workflow_id: str | None
+    ) -> list[Any]:
+        starts = charts.steps(now_ms - chosen.span_ms + chosen.step_ms, now_ms + 1, chosen.step_ms)
+        return list(
+            await self._storage.spend_over_time(
+                own, chosen.size_ms, starts[0], now_ms + 1, chosen.step_ms, workflow_id
+            )
+        )
+
+    def _figures(
+        self,
+        visit: Visit,
+        today: list[Any],
+        workflows: list[Workflow],
+        refused: list[Refused],
+        now_ms: int,
+    ) -> list[Figure]:
+        spent = sum(point.cost_nanousd for point in today)
+        calls = sum(point.llm_calls for point in today)
+        running = sum(
+            w.state == "active" and now_ms - (w.last_seen_ms or 0) < ACTIVE_MS for w in workflows
+        )
+        stopped = sum(w.state != "active" for w in workflows)
+        day = sum(now_ms - refusal.at_ms < charts.DAY_MS for refusal in refused)
+        return [
+            Figure("Spent today", money(spent), f"{count(calls)} LLM calls"),
+            Figure("Active workflows", _capped(running, len(workflows)),
+                   f"{stopped} paused or killed" if stopped else "in the last 15 minutes",
+                   visit.link("/workflows")),
+            Figure("Refused calls", _capped(day, len(refused)), "in the last 24 hours",
+                   visit.link("/events", show="refused")),
+        ]  # fmt: skip
+
+    async def _burn(self, own: str, balance: BalanceView, now_ms: int) -> charts.Chart:
+        since_ms = max(balance.epoch_ms, now_ms - _TOTAL_SHOWN_MS)
+        ends_ms = balance.ends_ms or now_ms + 1
+        step_ms = charts.burn_step(balance.window)
+        size_ms = min(step_ms, HOUR_MS)
+        workflow_id = balance.scope_id if balance.scope_kind == "workflow" else None
+        points = await self._storage.spend_over_time(
+            own, size_ms, since_ms - since_ms % step_ms, ends_ms, step_ms, workflow_id
+        )
+        return charts.spend_against_limit(
+            points,
+            since_ms=since_ms,
+            ends_ms=ends_ms,
+            now_ms=now_ms,
+            step_ms=step_ms,
+            committed_nanousd=balance.committed_nanousd,
+            limit_nanousd=balance.limit_nanousd,
+        )
+
+    # -- workflows -----------------------------------------------------------------------------
+
+    async def workflows(self, visit: Visit) -> Response:
+        """List workflows with their state and spend."""
+        search, offset = visit.query("q"), min(visit.number("offset", 0), 10**6)
+        sort = visit.query("sort", "seen")
+        if sort not in get_args(WorkflowSort):
+            sort = "seen"
+        found = await self._storage.workflow_page(
+            visit.org(), search, cast("WorkflowSort", sort), offset, PAGE + 1
+        )
+        return await self._site.render(
+            visit,
+            "workflows.html",
+            workflows=found[:PAGE],
+            search=search,
+            sort=sort,
+            offset=offset,
+            page_size=PAGE,
+            has_more=len(found) > PAGE,
+            orders=await self._storage.standing_orders(visit.org()),
+            base_url=str(visit.request.base_url).rstrip("/"),
+        )
+
+    async def workflow(self, visit: Visit) -> Response:
+        """Show one workflow: spend, calls, spans, models, decisions, errors."""
+        own, workflow_id = visit.org(), visit.query("id")
+        now_ms = self._site.parts.clock_ms()
+        if not workflow_id:
+            raise NotFoundError("no workflow without a name")
+        found = await self._storage.workflow(own, workflow_id)
+        tab = visit.query("tab", "calls")
+        tab = tab if tab in _TABS else "calls"
+        chosen = charts.RANGES.get(visit.query("range"), charts.RANGES["24h"])
+        points = await self._spend(own, chosen, now_ms, workflow_id)
+        runs = await self._storage.newest_runs(own, workflow_id, "", 20)
+        context = await self._tab(visit, tab, workflow_id, [run.run_id for run in runs], now_ms)
+        return await self._site.render(
+            visit,
+            "workflow.html",
+            workflow=found,
+            tab=tab,
+            tabs=_TABS,
+            chosen=chosen,
+            ranges=charts.RANGES.values(),
+            chart=charts.spend_bars(points, chosen, now_ms),
+            runs=runs,
+            balances=[
+                balance
+                for balance in await self._storage.fullest_balances(own, BALANCES_MAX)
+                if (balance.scope_kind, balance.scope_id)
+                in (("workflow", workflow_id), ("organisation", ""))
+            ][:4],
+            **context,
+        )
+
+    async def _tab(
+        self, visit: Visit, tab: str, workflow_id: str, run_ids: list[str], now_ms: int
+    ) -> dict[str, Any]:
+        own, storage = visit.org(), self._storage
+        before = visit.number("before", NEWEST)
+        if tab == "spans":
+            run_id = visit.query("run") or (run_ids[0] if run_ids else "")
+            events = (
+                await storage.newest_events(own, NEWEST, RUN_EVENTS_MAX, workflow_id, None, run_id)
+                if run_id
+                else []
+            )
+            return {"lines": spans.lines(spans.tree(events)), "run_id": run_id,
+                    "is_cut": len(events) == RUN_EVENTS_MAX}  # fmt: skip
+        if tab == "models":
+            models = await storage.usage_by_model(
+                own, HOUR_MS, now_ms - 30 * charts.DAY_MS, workflow_id, PAGE
+            )
+            return {"models": models}
+        if tab == "decisions":
+            refused = await storage.refusals(own, workflow_id, before, PAGE + 1)
+            approvals = await storage.approvals(own, None, 200)
+            return {
+                "refused": refused[:PAGE],
+                "has_more": len(refused) > PAGE,
+                "approvals": [a for a in approvals if a.workflow_id == workflow_id][:20],
+            }
+        events = await storage.newest_events(
+            own, before, 10 * PAGE if tab == "errors" else PAGE + 1, workflow_id, None, None
+        )
+        if tab == "errors":
+            return {"events": [e for e in events if is_error(e)][:PAGE], "looked_at": len(events)}
+        return {"events": events[:PAGE], "has_more": len(events) > PAGE}
+
+    # -- lists ---------------------------------------------------------------------------------
+
+    async def events(self, visit: Visit) -> Response:
+        """Show events as they arrive, or refused calls, newest first."""
+        own, before = visit.org(), visit.number("before", NEWEST)
+        workflow_id, kind = visit.query("workflow"), visit.query("type")
+        show = "refused" if visit.query("show") == "refused" else "events"
+        events: list[StoredEvent] = []
+        refused: list[Refused] = []
+        if show == "events":
+            events = await self._storage.newest_events(
+                own, before, PAGE + 1, workflow_id or None, kind or None, None
+            )
+        else:
+            refused = await self._storage.refusals(own, workflow_id or None, before, PAGE + 1)
+        return await self._site.render(
+            visit,
+            "events.html",
+            events=events[:PAGE],
+            refused=refused[:PAGE],
+            show=show,
+            workflow_id=workflow_id,
+            kind=kind,
+            is_newest=before == NEWEST,
+            has_more=max(len(events), len(refused)) > PAGE,
+        )
+
+    async def approvals(self, visit: Visit) -> Response:
+        """Show calls that wait for an answer, and the newest answers."""
+        own = visit.org()
+        pending = await self._storage.approvals(own, "pending", 100)
+        newest = await self._storage.approvals(own, None, PAGE)
+        return await self._site.render(
+            visit,
+            "approvals.html",
+            pending=sorted(pending, key=lambda approval: approval.deadline_ms),
+            answered=[approval for approval in newest if approval.status != "pending"],
+        )
+
+    async def audit(self, visit: Visit) -> Response:
+        """Show who did what, newest first."""
+        before = visit.number("before", NEWEST)
+        is_wide = visit.session.operator.organisation_id is None
+        entries = await self._storage.newest_audit(
+            visit.org(), before, PAGE + 1, with_gateway=is_wide
+        )
+        return await self._site.render(
+            visit, "audit.html", entries=entries[:PAGE], has_more=len(entries) > PAGE,
+            is_wide=is_wide, is_newest=before == NEWEST,
+        )  # fmt: skip
+
+
+def is_error(event: StoredEvent) -> bool:
+    """Tell whether an event says that something went wrong."""
+    data = event.data
+    return (
+        event.type == "sdk.loss"
+        or bool(event.flags)
+        or bool(data.get("error_code"))
+        or data.get("outcome") not in (None, "", "ok", "success")
+    )
+
+
+def _capped(number: int, looked_at: int) -> str:
+    return f"{number}+" if number and number == looked_at == COUNT_MAX else str(number)
+
+
+def _watched(balances: list[BalanceView], wanted: str) -> BalanceView | None:
+    drawn = [b for b in balances if b.scope_kind in ("organisation", "workflow")]
+    for balance in drawn:
+        if wanted == str(balance.balance_id):
+            return balance
+    whole = [b for b in drawn if b.scope_kind == "organisation"]
+    return next(iter(whole or drawn), None)

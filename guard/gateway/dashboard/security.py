@@ -1,0 +1,187 @@
+"""What keeps other sites and other people out: headers, host, origin, tokens, form bodies."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import urllib.parse
+from typing import Final
+
+from starlette.requests import Request
+
+from guard.gateway.routes.http import headers_of, read_body
+from guard.gateway.settings import GatewaySettings
+
+FORM_BYTES_MAX: Final = 131_072
+FORM_FIELDS_MAX: Final = 400
+_FORM: Final = b"application/x-www-form-urlencoded"
+
+CSP: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+HEADERS: Final = {
+    "Content-Security-Policy": CSP,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    # Not `no-referrer`: with that, browsers send `Origin: null` along with forms.
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=(), payment=()",
+}
+PAGE_HEADERS: Final = HEADERS | {"Cache-Control": "no-store"}
+
+
+class ForbiddenError(Exception):
+    """The request did not come from a page of this dashboard."""
+
+
+def csrf_of(token: str) -> str:
+    """Return the token that a form carries beside the cookie that it was made for."""
+    return hmac.new(token.encode(), b"guard dashboard form", hashlib.sha256).hexdigest()
+
+
+def is_csrf_of(claimed: str, token: str) -> bool:
+    """Tell whether a form's token belongs to the cookie."""
+    return hmac.compare_digest(claimed.encode("utf-8", "replace"), csrf_of(token).encode())
+
+
+class Gates:
+    """Checks of host and origin for one gateway.
+
+    Args:
+        settings: where the gateway listens and what URL it is known by.
+    """
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        public = urllib.parse.urlsplit(settings.public_url or "")
+        self.is_https = public.scheme == "https"
+        self._public_origin = f"{public.scheme}://{public.netloc}" if public.netloc else None
+        self._hosts: frozenset[str] | None = None
+        if public.hostname:
+            self._hosts = frozenset({public.hostname, settings.host, *_LOOPBACK})
+        elif _is_loopback(settings.host):
+            self._hosts = frozenset({settings.host, *_LOOPBACK})
+
+    @property
+    def session_cookie(self) -> str:
+        """Name of the session's cookie; the prefix binds it to this host over TLS."""
+        return "__Host-guard_session" if self.is_https else "guard_session"
+
+    @property
+    def visit_cookie(self) -> str:
+        """Name of the cookie that the sign-in form's token is made for."""
+        return "__Host-guard_visit" if self.is_https else "guard_visit"
+
+    def check_host(self, request: Request) -> None:
+        """Refuse names that a stranger's DNS points here.
+
+        Raises:
+            ForbiddenError: the gateway is not known by this name.
+        """
+        host = _hostname(request.headers.get("host", ""))
+        if self._hosts is not None and host not in self._hosts:
+            raise ForbiddenError("this gateway is not known by that host name")
+
+    def check_origin(self, request: Request) -> None:
+        """Refuse what another site's page sends.
+
+        Raises:
+            ForbiddenError: ``Origin`` is missing or another one, or the browser says cross-site.
+        """
+        if request.headers.get("sec-fetch-site", "same-origin") != "same-origin":
+            raise ForbiddenError("the request comes from another site")
+        own = {f"http://{request.headers.get('host', '')}"}
+        if self._public_origin is not None:
+            own.add(self._public_origin)
+        if request.headers.get("origin", "") not in own:
+            raise ForbiddenError("the request comes from another site")
+
+
+_LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _hostname(host: str) -> str:
+    try:
+        return urllib.parse.urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+class Form:
+    """The fields of a posted form."""
+
+    def __init__(self, fields: dict[str, list[str]]) -> None:
+        self._fields = fields
+
+    def text(self, name: str, default: str = "") -> str:
+        """Return a field's only value, without the space around it.
+
+        Raises:
+            ValueError: the field is there twice.
+        """
+        values = self._fields.get(name, [default])
+        if len(values) != 1:
+            raise ValueError(f"{name} is there twice")
+        return values[0].strip()
+
+    def secret(self, name: str) -> str:
+        """Return a field's only value as it is."""
+        values = self._fields.get(name, [""])
+        return values[0] if len(values) == 1 else ""
+
+    def lines(self, name: str) -> list[str]:
+        """Return the non-empty lines of a field."""
+        return [line.strip() for line in self.text(name).splitlines() if line.strip()]
+
+    def has(self, name: str) -> bool:
+        """Tell whether a box is ticked."""
+        return name in self._fields
+
+    def rows(self, name: str) -> list[str]:
+        """Return every value of a repeated field."""
+        return [value.strip() for value in self._fields.get(name, [])]
+
+
+async def read_form(request: Request) -> Form:
+    """Read a posted form.
+
+    Raises:
+        ProblemError: too large, or the client went away.
+        ValueError: not a form, or not readable as one.
+    """
+    headers = headers_of(request.scope)
+    raw = await read_body(headers, request.receive, FORM_BYTES_MAX)
+    if headers.get(b"content-type", b"").split(b";", 1)[0].strip().lower() != _FORM:
+        raise ValueError("a form is expected")
+    fields = urllib.parse.parse_qs(
+        raw.decode("ascii"),
+        keep_blank_values=True,
+        errors="strict",
+        max_num_fields=FORM_FIELDS_MAX,
+    )
+    return Form(fields)
+
+
+def local_path(path: str, default: str = "/") -> str:
+    """Return a path on this site; anything that could lead elsewhere becomes the default."""
+    parts = urllib.parse.urlsplit(path)
+    if (
+        not path.startswith("/")
+        or path.startswith("//")
+        or "\\" in path
+        or parts.scheme
+        or parts.netloc
+        or any(ord(char) < 33 for char in path)
+    ):
+        return default
+    return path

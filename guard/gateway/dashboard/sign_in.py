@@ -1,0 +1,107 @@
+"""Signing in and out."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from guard.gateway.dashboard import security
+from guard.gateway.dashboard.security import ForbiddenError
+from guard.gateway.dashboard.site import SIGN_IN, Site, Visit, new_visit_token
+from guard.gateway.routes.http import ProblemError
+from guard.gateway.services.operators import (
+    FIRST_OPERATOR,
+    SESSION_MS,
+    ThrottledError,
+    WrongPasswordError,
+)
+from guard.gateway.storage.base import StoreError
+
+
+class SignIn:
+    """Serves ``/sign-in`` and ``/sign-out``."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._operators = site.parts.operators
+
+    def routes(self) -> list[BaseRoute]:
+        """Return the routes."""
+        return [
+            Route(SIGN_IN, self._show, methods=["GET"]),
+            Route(SIGN_IN, self._sign_in, methods=["POST"]),
+            Route("/sign-out", self._site.action(self._sign_out), methods=["POST"]),
+        ]
+
+    async def _show(self, request: Request) -> Response:
+        try:
+            self._site.gates.check_host(request)
+            return await self._form(request, 200, "", FIRST_OPERATOR)
+        except (ForbiddenError, StoreError) as exc:
+            return self._site.problem(request, exc)
+
+    async def _form(self, request: Request, status: int, error: str, name: str) -> Response:
+        cookie = self._site.gates.visit_cookie
+        token = request.cookies.get(cookie) or new_visit_token()
+        response = self._site.html(
+            request,
+            "sign_in.html",
+            status,
+            csrf=security.csrf_of(token),
+            error=error,
+            name=name,
+            return_to=security.local_path(request.query_params.get("return_to", "/")),
+            is_set_up=await self._operators.has_operators(),
+            base_url=str(request.base_url).rstrip("/"),
+        )
+        self._set_cookie(response, cookie, token)
+        return response
+
+    async def _sign_in(self, request: Request) -> Response:
+        gates = self._site.gates
+        try:
+            gates.check_host(request)
+            gates.check_origin(request)
+            form = await security.read_form(request)
+            visit_token = request.cookies.get(gates.visit_cookie, "")
+            if not visit_token or not security.is_csrf_of(form.text("csrf"), visit_token):
+                raise ForbiddenError("the form has expired; load the page again")
+            name = form.text("name")[:256]
+            address = request.client.host if request.client else ""
+            try:
+                token = await self._operators.sign_in(name, form.secret("password"), address)
+            except WrongPasswordError:
+                return await self._form(request, 403, "Name or password is not right.", name)
+            except ThrottledError as exc:
+                wait_s = -(-exc.retry_after_ms // 1000)
+                text = f"Too many attempts. Try again in {wait_s} s."
+                response = await self._form(request, 429, text, name)
+                response.headers["Retry-After"] = str(wait_s)
+                return response
+        except (ForbiddenError, ValueError, ProblemError, StoreError) as exc:
+            return self._site.problem(request, exc)
+        response = self._site.redirect(security.local_path(form.text("return_to")))
+        self._set_cookie(response, gates.session_cookie, token, SESSION_MS // 1000)
+        self._set_cookie(response, gates.visit_cookie, "", 0)
+        return response
+
+    async def _sign_out(self, visit: Visit) -> Response:
+        await self._operators.sign_out(visit.token)
+        response = self._site.redirect(SIGN_IN)
+        self._set_cookie(response, self._site.gates.session_cookie, "", 0)
+        response.headers["Clear-Site-Data"] = '"cache"'
+        return response
+
+    def _set_cookie(
+        self, response: Response, name: str, value: str, max_age_s: int | None = None
+    ) -> None:
+        response.set_cookie(
+            name,
+            value,
+            max_age=max_age_s,
+            path="/",
+            httponly=True,
+            secure=self._site.gates.is_https,
+            samesite="strict",
+        )

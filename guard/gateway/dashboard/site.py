@@ -1,0 +1,293 @@
+"""What every page shares: who is there, what they may see, rendering, and how errors look."""
+
+from __future__ import annotations
+
+import secrets
+import urllib.parse
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final
+
+import jinja2
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from guard.gateway.dashboard import formatting, security
+from guard.gateway.dashboard.assets import Assets
+from guard.gateway.dashboard.security import ForbiddenError, Form, Gates
+from guard.gateway.domain.figures import Session
+from guard.gateway.domain.records import Organisation
+from guard.gateway.routes.admin import AdminHandlers
+from guard.gateway.routes.http import ProblemError
+from guard.gateway.routes.operations import Call, Caller
+from guard.gateway.services.operators import OperatorService, actor_name
+from guard.gateway.services.pulse import Pulse
+from guard.gateway.settings import GatewaySettings
+from guard.gateway.storage.base import Actor, ConflictError, NotFoundError, Storage, StoreError
+
+TEMPLATES: Final = Path(__file__).parent / "templates"
+BADGE_MAX: Final = 100
+SIGN_IN: Final = "/sign-in"
+
+NOTICES: Final = {
+    "kill": "Killed. Running calls are being stopped.",
+    "pause": "Paused. New calls are refused until it is resumed.",
+    "resume": "Resumed.",
+    "revive": "Revived. The workflow may run again.",
+    "approved": "Approved. The call goes on.",
+    "refused": "Refused. The call does not run.",
+    "budget": "The budget is in force.",
+    "budget-deleted": "The budget was removed.",
+    "policy": "The policy is in force.",
+    "policy-deleted": "The policy was taken out of force.",
+    "key-revoked": "The key was revoked. Requests with it are refused from now on.",
+    "audit-ok": "The audit log is complete: every entry's hash is right.",
+}
+"""Texts of notices after an action; the address carries only the name, so nobody can plant one."""
+
+NAVIGATION: Final = (
+    ("/", "Overview"), ("/workflows", "Workflows"), ("/events", "Events"),
+    ("/approvals", "Approvals"), ("/budgets", "Budgets"), ("/policies", "Policies"),
+    ("/keys", "Keys"), ("/audit", "Audit"),
+)  # fmt: skip
+
+
+class Visit(Struct):
+    """One request of a signed-in operator, about one organisation."""
+
+    request: Request
+    token: str
+    session: Session
+    organisation: Organisation
+    organisations: list[Organisation]
+    form: Form
+
+    def org(self) -> str:
+        """Return the organisation's id."""
+        return self.organisation.organisation_id
+
+    def actor(self) -> Actor:
+        """Return who acts, for the audit log."""
+        operator = self.session.operator
+        return Actor(actor_name(operator), operator.organisation_id)
+
+    def call(self, *, body: Any = None, query: Any = None, **path: str) -> Call:
+        """Return an admin call of this operator."""
+        bound_to = self.session.operator.organisation_id
+        return Call(Caller(self.actor(), bound_to, self.org()), path, query, body)
+
+    def link(self, path: str, **query: Any) -> str:
+        """Return an address on this site that stays with the organisation."""
+        wanted = {name: value for name, value in query.items() if value not in (None, "")}
+        if len(self.organisations) > 1:
+            wanted["organisation"] = self.org()
+        return f"{path}?{urllib.parse.urlencode(wanted)}" if wanted else path
+
+    def query(self, name: str, default: str = "") -> str:
+        """Return one query parameter."""
+        return self.request.query_params.get(name, default)[:512]
+
+    def number(self, name: str, default: int) -> int:
+        """Return a query parameter that is a whole number, else the default."""
+        text = self.query(name)
+        return int(text) if text.isascii() and text.isdigit() and len(text) <= 16 else default
+
+
+View = Callable[[Visit], Awaitable[Response]]
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+class Parts(Struct):
+    """What the dashboard is built on."""
+
+    storage: Storage
+    handlers: AdminHandlers
+    operators: OperatorService
+    pulse: Pulse
+    settings: GatewaySettings
+    clock_ms: Callable[[], int]
+    is_draining: Callable[[], bool]
+
+
+class Site:
+    """Guards and renders pages."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self.gates = Gates(parts.settings)
+        self.assets = Assets()
+        self._jinja = jinja2.Environment(
+            loader=jinja2.FileSystemLoader(TEMPLATES),
+            autoescape=True,
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        names = ("money", "count", "compact", "duration", "iso", "moment", "clock", "span",
+                 "dollars_input")  # fmt: skip
+        self._jinja.filters.update({name: getattr(formatting, name) for name in names})
+        self._jinja.globals.update(asset=self.assets.address, navigation=NAVIGATION)
+
+    # -- guards --------------------------------------------------------------------------------
+
+    def page(self, view: View) -> Endpoint:
+        """Return the endpoint of a page that needs a session."""
+
+        async def endpoint(request: Request) -> Response:
+            return await self._guarded(request, view, Form({}))
+
+        return endpoint
+
+    def action(self, view: View) -> Endpoint:
+        """Return the endpoint of a posted form that needs a session, its token and its origin."""
+
+        async def endpoint(request: Request) -> Response:
+            try:
+                self.gates.check_host(request)
+                self.gates.check_origin(request)
+                form = await security.read_form(request)
+                token = request.cookies.get(self.gates.session_cookie, "")
+                if token and not security.is_csrf_of(form.text("csrf"), token):
+                    raise ForbiddenError("the form is not from this session; load the page again")
+            except (ForbiddenError, ValueError, ProblemError) as exc:
+                return self.problem(request, exc)
+            return await self._guarded(request, view, form)
+
+        return endpoint
+
+    async def _guarded(self, request: Request, view: View, form: Form) -> Response:
+        visit = None
+        try:
+            self.gates.check_host(request)
+            visit = await self.visit(request, form)
+            if visit is None:
+                return self._to_sign_in(request)
+            return await view(visit)
+        except (ForbiddenError, ValueError, ProblemError, NotFoundError, ConflictError,
+                StoreError) as exc:  # fmt: skip
+            return self.problem(request, exc, visit)
+
+    async def visit(self, request: Request, form: Form) -> Visit | None:
+        """Return who is there; ``None`` without a good session.
+
+        Raises:
+            NotFoundError: the organisation is none that the operator may see.
+        """
+        token = request.cookies.get(self.gates.session_cookie, "")
+        session = await self.parts.operators.session(token) if token else None
+        if session is None:
+            return None
+        bound_to = session.operator.organisation_id
+        seen = [
+            organisation
+            for organisation in await self.parts.storage.organisations()
+            if bound_to in (None, organisation.organisation_id)
+        ]
+        wanted = form.text("organisation") or request.query_params.get("organisation")
+        if wanted is None and request.method == "POST" and len(seen) > 1:
+            raise ValueError("the form does not say which organisation it is about")
+        for organisation in seen:
+            if wanted in (None, organisation.organisation_id):
+                return Visit(request, token, session, organisation, seen, form)
+        raise NotFoundError("no such organisation")
+
+    def _to_sign_in(self, request: Request) -> Response:
+        if request.method != "GET" or request.headers.get("x-guard-live"):
+            return Response("signed out", status_code=401, headers=security.PAGE_HEADERS)
+        asked = request.url.path
+        if request.url.query:
+            asked += f"?{request.url.query}"
+        query = "" if asked == "/" else "?" + urllib.parse.urlencode({"return_to": asked})
+        return self.redirect(SIGN_IN + query)
+
+    # -- answers -------------------------------------------------------------------------------
+
+    def redirect(self, address: str) -> Response:
+        """Send the browser to another page after a form."""
+        return RedirectResponse(address, status_code=303, headers=security.PAGE_HEADERS)
+
+    def done(self, visit: Visit, notice: str, default: str) -> Response:
+        """Go back to where a form came from, with a notice."""
+        back = urllib.parse.urlsplit(security.local_path(visit.form.text("return_to"), default))
+        query = dict(urllib.parse.parse_qsl(back.query))
+        for name in ("notice", "organisation"):
+            query.pop(name, None)
+        return self.redirect(visit.link(back.path, **(query | {"notice": notice})))
+
+    async def render(self, visit: Visit, template: str, **context: Any) -> Response:
+        """Return a page for an operator."""
+        status = context.pop("status", 200)
+        waiting = await self.parts.storage.approvals(visit.org(), "pending", BADGE_MAX)
+        healthy, trouble = self.health()
+        context |= {
+            "visit": visit,
+            "link": visit.link,
+            "operator": visit.session.operator.name,
+            "csrf": security.csrf_of(visit.token),
+            "here": visit.request.url.path,
+            "return_to": _address(visit.request),
+            "waiting": len(waiting),
+            "notice": NOTICES.get(visit.query("notice"), ""),
+            "healthy": healthy,
+            "trouble": trouble,
+        }
+        return self.html(visit.request, template, status, **context)
+
+    def html(self, request: Request, template: str, status: int, /, **context: Any) -> HTMLResponse:
+        """Return a rendered page with its headers."""
+        theme = request.cookies.get("guard_theme")
+        now_ms = self.parts.clock_ms()
+        text = self._jinja.get_template(template).render(
+            theme=theme if theme in ("light", "dark") else "",
+            now_ms=now_ms,
+            ago=lambda at_ms: formatting.ago(at_ms, now_ms),
+            **context,
+        )
+        return HTMLResponse(text, status_code=status, headers=security.PAGE_HEADERS)
+
+    def problem(self, request: Request, exc: Exception, visit: Visit | None = None) -> Response:
+        """Return the page of an error: which one, in words, and what to do."""
+        status, title, detail = _explained(exc)
+        return self.html(
+            request, "problem.html", status, status=status, title=title, detail=detail,
+            home="/" if visit is None else visit.link("/"),
+        )  # fmt: skip
+
+    def health(self) -> tuple[bool, str]:
+        """Tell whether the gateway is well, and what is wrong with it if not."""
+        if self.parts.is_draining():
+            return False, "The gateway is shutting down; it takes no new calls."
+        if not self.parts.storage.statistics().get("healthy", False):
+            return False, "The gateway's store failed at its last write. Calls are being refused."
+        if not self.parts.pulse.healthy:
+            return False, "The gateway cannot read its store."
+        return True, ""
+
+
+def _address(request: Request) -> str:
+    query = [(n, v) for n, v in request.query_params.multi_items() if n != "notice"]
+    return request.url.path + (f"?{urllib.parse.urlencode(query)}" if query else "")
+
+
+def _explained(exc: Exception) -> tuple[int, str, str]:
+    if isinstance(exc, ForbiddenError):
+        return 403, "Not allowed", f"Refused: {exc}."
+    if isinstance(exc, NotFoundError):
+        return 404, "Not found", f"There is {exc}."
+    if isinstance(exc, ConflictError):
+        return 409, "Too late", f"Nothing was changed: {exc}."
+    if isinstance(exc, StoreError):
+        detail = (
+            "Its store does not answer, so nothing can be shown and calls are being refused. "
+            "Look at the gateway's log and at the disk of its database."
+        )
+        return 503, "The gateway is not well", detail
+    if isinstance(exc, ProblemError):
+        return exc.answer.status, "The request was refused", "It is too large or damaged."
+    return 400, "That does not work", f"Nothing was changed: {exc}."
+
+
+def new_visit_token() -> str:
+    """Return a token for a browser that has not signed in."""
+    return secrets.token_urlsafe(24)

@@ -1,0 +1,102 @@
+"""What the dashboard reads: figures over time, refusals, standing orders, operators, sessions."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from msgspec import Struct
+
+MINUTE_MS: Final = 60_000
+HOUR_MS: Final = 3_600_000
+FIGURE_SIZES_MS: Final = (MINUTE_MS, HOUR_MS)
+"""Bucket widths that are kept. Minutes go after two days, hours after four hundred."""
+
+WorkflowSort = Literal["seen", "spend", "name"]
+
+
+class FigurePoint(Struct, kw_only=True):
+    """Usage within one bucket of time, which starts at ``start_ms``."""
+
+    start_ms: int
+    cost_nanousd: int
+    llm_calls: int
+    tool_calls: int
+    input_tokens: int
+    output_tokens: int
+
+
+class ModelFigures(Struct, kw_only=True):
+    """Usage of one model."""
+
+    model: str
+    cost_nanousd: int
+    llm_calls: int
+    input_tokens: int
+    output_tokens: int
+
+
+class Refused(Struct, kw_only=True):
+    """A call that the gate refused."""
+
+    refusal_seq: int
+    at_ms: int
+    workflow_id: str | None
+    run_id: str | None
+    agent: str | None
+    call_id: str
+    kind: str
+    function: str
+    tool_name: str | None
+    model: str | None
+    status: int
+    error_code: str
+    reason: str
+
+
+class StandingOrder(Struct, kw_only=True):
+    """A kill or pause in force, on a workflow, a pattern, everything, or one run."""
+
+    action: Literal["kill", "pause"]
+    target: str
+    run_id: str | None
+    reason: str
+    at_ms: int
+    resume_at_ms: int | None
+
+
+class ChargedEvent(Struct):
+    """One charge, as the preview of a budget reads it."""
+
+    at_ms: int
+    cost_nanousd: int
+    scope_id: str
+
+
+class Mark(Struct):
+    """How far a listener has seen an organisation's changes; compare with ``!=``."""
+
+    event_seq: int = 0
+    reservation_id: str = ""
+    refusal_seq: int = 0
+    approval_id: str = ""
+    control_seq: int = 0
+    audit_seq: int = 0
+
+
+class Operator(Struct, kw_only=True):
+    """A person who signs in to the dashboard. Without an organisation: to all of them."""
+
+    operator_id: str
+    name: str
+    organisation_id: str | None = None
+    created_at_ms: int = 0
+    changed_at_ms: int = 0
+
+
+class Session(Struct, kw_only=True):
+    """A signed-in browser; the token itself is only in the browser's cookie."""
+
+    operator: Operator
+    created_at_ms: int
+    seen_at_ms: int
+    expires_at_ms: int

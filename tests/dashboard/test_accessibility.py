@@ -1,0 +1,128 @@
+"""What a screen reader, a keyboard and weak eyes need, checked in the rendered pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+PAGES: Final = [
+    "/", "/workflows", "/workflow?id=auditor&tab=calls", "/workflow?id=auditor&tab=spans",
+    "/workflow?id=auditor&tab=models", "/workflow?id=auditor&tab=decisions",
+    "/workflow?id=auditor&tab=errors", "/events", "/events?show=refused", "/approvals", "/budgets",
+    "/budgets/edit", "/policies", "/policies/edit", "/keys", "/audit",
+    "/control?action=kill&workflow=auditor",
+]  # fmt: skip
+CHECKS: Final = (Path(__file__).parent / "accessibility.js").read_text()
+
+
+def fill(tenant: Any) -> None:
+    """Something of everything that pages show."""
+    tenant.admin.request(
+        "PUT", "/budgets", {"scope_kind": "organisation", "window": "day", "limit_cents": 1}
+    )
+    tenant.admin.request("PUT", "/policies/careful", {"document": {
+        "tools_block": ["shell_*"], "approval_tools": ["delete_*"], "rate_caps": [{"calls": 9}],
+    }})  # fmt: skip
+    tenant.gate("auditor", tool_name="shell_exec")
+    tenant.gate("auditor", tool_name="delete_all")
+    tenant.spend("auditor", 10**9)
+    span = {"name": "work", "kind": "call", "duration_ms": 20, "outcome": "error"}
+    tenant.send(
+        "auditor",
+        {"type": "span", "data": span, "span_id": "a" * 16, "run_id": "run-1", "agent": "one"},
+        {"type": "tool", "data": {"tool_name": "read"}, "span_id": "a" * 16, "run_id": "run-1"},
+    )
+    for action, target in (("kill", "stopped"), ("pause", "waiting")):
+        body = {"action": action, "workflow_id": target, "reason": "because"}
+        tenant.admin.request("POST", "/control", body)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_page_passes_the_checks(
+    signed_in: Callable[..., Any], tenant: Any, scheme: str
+) -> None:
+    fill(tenant)
+    page = signed_in("/", color_scheme=scheme)
+    found = {}
+    for path in PAGES:
+        separator = "&" if "?" in path else "?"
+        page.goto(f"{path}{separator}organisation={tenant.organisation_id}")
+        page.get_by_text("Live", exact=True).wait_for()
+        found[path] = page.evaluate(CHECKS)
+    assert {path: troubles for path, troubles in found.items() if troubles} == {}
+
+
+def test_the_sign_in_and_the_error_page_pass_the_checks(new_page: Callable[..., Any]) -> None:
+    page = new_page()
+    page.goto("/sign-in")
+    assert page.evaluate(CHECKS) == []
+    page.get_by_label("Password").fill("wrong")
+    page.get_by_role("button").click()
+    page.get_by_role("alert").wait_for()
+    assert page.evaluate(CHECKS) == []
+
+
+def test_the_checks_find_what_they_are_for(new_page: Callable[..., Any]) -> None:
+    page = new_page()
+    page.goto("/sign-in")
+    page.evaluate(
+        """() => {
+          const main = document.querySelector('main');
+          main.append(document.createElement('input'), document.createElement('button'));
+          const pale = document.createElement('p');
+          pale.textContent = 'pale';
+          pale.style.color = getComputedStyle(main).backgroundColor;
+          const jump = document.createElement('h4');
+          jump.textContent = 'jump';
+          main.append(pale, jump);
+          document.querySelector('h1').id = 'twice';
+          pale.id = 'twice';
+        }"""
+    )
+    found = " ".join(page.evaluate(CHECKS))
+    for word in ("no label", "no name", "contrast", "heading", "id twice"):
+        assert word in found, (word, found)
+
+
+def test_the_keyboard_alone_can_kill(signed_in: Callable[..., Any], tenant: Any) -> None:
+    tenant.spend("victim", 10**6)
+    page = signed_in("/workflows")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    order = []
+    for _ in range(20):
+        order.append(page.evaluate("document.activeElement.innerText"))
+        if order[-1].startswith("Kill victim") or ("Kill" in order[-1] and "victim" in order[-1]):
+            break
+        page.keyboard.press("Tab")
+    assert order[0] == "Kill everything", "the skip link leads past the navigation"
+    page.keyboard.press("Enter")
+    dialog = page.get_by_role("dialog")
+    dialog.wait_for()
+    assert page.evaluate("document.activeElement.id") == "reason"
+    page.keyboard.type("by keyboard")
+    page.keyboard.press("Escape")
+    dialog.wait_for(state="hidden")
+    assert page.evaluate("document.activeElement.id") == "kill-victim", "focus comes back"
+    page.keyboard.press("Enter")
+    dialog.wait_for()
+    page.keyboard.type("by keyboard")
+    page.keyboard.press("Enter")
+    page.get_by_role("status").filter(has_text="Killed.").wait_for()
+    assert tenant.admin.request("GET", "/workflows/victim")["state"] == "killed"
+
+
+def test_nothing_is_wider_than_a_phone(signed_in: Callable[..., Any], tenant: Any) -> None:
+    fill(tenant)
+    tenant.spend("w" * 200, 10**6)
+    page = signed_in("/", viewport={"width": 390, "height": 844})
+    for path in PAGES:
+        separator = "&" if "?" in path else "?"
+        page.goto(f"{path}{separator}organisation={tenant.organisation_id}")
+        widest = page.evaluate("document.documentElement.scrollWidth")
+        assert widest <= 390, (path, widest)

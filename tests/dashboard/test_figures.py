@@ -1,0 +1,158 @@
+"""Charts, trees, previews and texts: pure parts, and what the store keeps for them."""
+
+from __future__ import annotations
+
+import doctest
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from guard.gateway.dashboard import charts, formatting, spans
+from guard.gateway.domain.figures import HOUR_MS, ChargedEvent, FigurePoint
+from guard.gateway.domain.records import Budget, StoredEvent
+from guard.gateway.embedded import run_gateway
+from guard.gateway.services.budget_preview import preview
+
+NOW_MS = 1_800_000_000_000
+
+
+@pytest.mark.parametrize("module", [charts, formatting], ids=lambda m: m.__name__)
+def test_the_examples_in_the_docstrings(module: Any) -> None:
+    assert doctest.testmod(module).failed == 0
+
+
+@given(st.floats(1e-9, 1e9))
+def test_axes_end_at_or_above_the_highest_value_and_not_far_above(value: float) -> None:
+    top, parts = charts.nice_ceiling(value)
+    assert value <= top * (1 + 1e-6)
+    assert top <= value * 2.01
+    assert parts in (3, 4)
+
+
+@given(st.integers(0, 10**15))
+def test_an_amount_survives_its_field(nanousd: int) -> None:
+    from guard.gateway.dashboard import forms
+
+    assert forms.nanousd(formatting.dollars_input(nanousd), "it") == nanousd
+
+
+@given(st.lists(st.integers(0, 10**12), max_size=30), st.sampled_from(list(charts.RANGES.values())))
+def test_bars_stay_inside_the_plot_and_agree_with_the_sum(
+    costs: list[int], chosen: charts.Range
+) -> None:
+    starts = charts.steps(NOW_MS - chosen.span_ms + chosen.step_ms, NOW_MS + 1, chosen.step_ms)
+    points = [
+        FigurePoint(start_ms=start, cost_nanousd=cost, llm_calls=1, tool_calls=0, input_tokens=0,
+                    output_tokens=0)
+        for start, cost in zip(starts, costs, strict=False)
+    ]  # fmt: skip
+    chart = charts.spend_bars(points, chosen, NOW_MS)
+    assert len(chart.bars) == len(starts)
+    for bar in chart.bars:
+        assert 0 <= bar.y <= 100
+        assert bar.y + bar.height <= 101
+        assert bar.x + bar.width <= 100.01
+    assert [bar.value for bar in chart.bars][: len(points)] == [
+        formatting.money(point.cost_nanousd) for point in points
+    ]
+
+
+def event(kind: str, at_ms: int, span: str | None, parent: str | None, **data: Any) -> StoredEvent:
+    return StoredEvent(
+        event_seq=at_ms, event_id=str(at_ms), type=kind, at_ms=at_ms, received_at_ms=at_ms,
+        workflow_id="w", run_id="r", chain_id=None, agent=None, call_id=None, reservation_id=None,
+        key_id="k", model="m", cost_nanousd=5 if kind == "llm" else 0, price_source=None, flags=[],
+        data=data, span_id=span, parent_span_id=parent,
+    )  # fmt: skip
+
+
+def test_spans_become_a_tree_with_running_totals() -> None:
+    events = [
+        event("llm", 10, "b", "a", latency_ms=5),
+        event("span", 11, "b", "a", name="inner", duration_ms=8),
+        event("llm", 14, "c", "a"),
+        event("span", 20, "a", None, name="outer", duration_ms=20),
+    ]
+    (root,) = spans.tree(events)
+    assert (root.name, root.total_nanousd()) == ("outer", 10)
+    drawn = [(line.depth, line.node.name) for line in spans.lines([root])]
+    assert drawn == [(0, "outer"), (1, "inner"), (2, "m"), (1, "running"), (2, "m")]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["llm", "span", "tool", "x"]),
+            st.integers(0, 50),
+            st.sampled_from(["a", "b", "c", None]),
+            st.sampled_from(["a", "b", "c", None]),
+        ),
+        max_size=20,
+    )
+)
+def test_no_event_is_lost_in_the_tree_whatever_the_parents_say(rows: Any) -> None:
+    events = [event(kind, at, span, parent, name="n") for kind, at, span, parent in rows]
+    drawn = spans.lines(spans.tree(events))
+    leaves = [e for e in events if e.type != "span" or e.span_id is None]
+    assert sum(line.node.kind not in ("span", "call", "open") for line in drawn) == sum(
+        e.type != "span" for e in leaves
+    )
+    assert all(0 <= line.left <= 100 and line.left + line.width <= 100.01 for line in drawn)
+
+
+def budget(limit: int, **fields: Any) -> Budget:
+    known = {"scope_kind": "organisation", "scope_id": "", "window": "hour", **fields}
+    return Budget(budget_id="", organisation_id="o", limit_nanousd=limit, **known)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5 * HOUR_MS), st.integers(1, 50)), max_size=60),
+       st.integers(1, 100))  # fmt: skip
+def test_a_preview_stops_what_comes_after_the_limit(
+    charges: list[tuple[int, int]], limit: int
+) -> None:
+    ordered = sorted(charges)
+    stopped = 0
+    spent: dict[int, int] = {}
+    for at, cost in ordered:
+        window = at // HOUR_MS
+        stopped += spent.get(window, 0) >= limit
+        spent[window] = spent.get(window, 0) + cost
+    found = preview(budget(limit), [ChargedEvent(at, cost, "") for at, cost in reversed(ordered)])
+    assert (found.charges, found.stopped_calls) == (len(charges), stopped)
+    assert found.reached == sum(total >= limit for total in spent.values())
+
+
+def test_a_preview_of_each_workflow_keeps_them_apart() -> None:
+    charges = [ChargedEvent(3, 6, "a"), ChargedEvent(2, 6, "b"), ChargedEvent(1, 6, "a")]
+    own = {"scope_kind": "workflow", "scope_id": "*"}
+    assert preview(budget(5, **own), charges).stopped_calls == 1
+    assert preview(budget(5, **own | {"scope_id": "b"}), charges).charges == 1
+
+
+def test_an_older_database_gets_its_figures(tmp_path: Path) -> None:
+    """The migration fills the hours from the events that are there."""
+    import sqlite3
+
+    from guard.gateway.storage import sqlite_schema
+
+    database = tmp_path / "g.sqlite3"
+    connection = sqlite3.connect(database, isolation_level=None)
+    connection.executescript(f"BEGIN;{sqlite_schema.MIGRATIONS[0]}PRAGMA user_version = 1;COMMIT;")
+    connection.execute("INSERT INTO organisations VALUES ('o', 'default', 1, '{}', 0)")
+    connection.execute(
+        "INSERT INTO events VALUES (1,'o','e','llm',?,?,?,'k','w',NULL,NULL,NULL,NULL,NULL,NULL,"
+        "'gpt',NULL,10,5,700,'usage','','[]','{}')",
+        (NOW_MS, NOW_MS, NOW_MS),
+    )
+    connection.close()
+    with run_gateway(database, clock_ms=lambda: NOW_MS):
+        pass
+    connection = sqlite3.connect(database)
+    rows = connection.execute(
+        "SELECT workflow_id, model, cost_nanousd, llm_calls, input_tokens, bucket_ms FROM figures"
+    ).fetchall()
+    connection.close()
+    assert rows == [("w", "gpt", 700, 1, 10, NOW_MS - NOW_MS % HOUR_MS)]

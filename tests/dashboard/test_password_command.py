@@ -1,0 +1,84 @@
+"""``guard gateway password`` and what ``serve`` says about the dashboard."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+COMMAND = "import sys; from guard.gateway.cli import gateway; gateway(sys.argv[1:])"
+
+
+def run(*arguments: str, password: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", COMMAND, "password", "--password-stdin", *arguments],
+        input=password + "\n", capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[[], tuple[subprocess.Popen[str], list[str]]]]:
+    """Start ``guard gateway serve`` and read what it says up to the dashboard's hint."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start() -> tuple[subprocess.Popen[str], list[str]]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", COMMAND, "serve", "--port", "0",
+             "--database", str(tmp_path / "g.sqlite3")],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        started.append(process)
+        assert process.stdout is not None
+        said = []
+        while not said or not said[-1].startswith("Dashboard:"):
+            said.append(process.stdout.readline())
+        return process, said
+
+    yield start
+    for process in started:
+        process.terminate()
+        process.communicate(timeout=20)
+
+
+def can_sign_in(base_url: str, name: str, password: str) -> bool:
+    with httpx.Client(base_url=base_url, trust_env=False) as http:
+        text = http.get("/sign-in").text
+        found = re.search(r'name="csrf" value="(\w+)"', text)
+        assert found is not None
+        body = {"name": name, "password": password, "csrf": found[1]}
+        return http.post("/sign-in", data=body, headers={"Origin": base_url}).status_code == 303
+
+
+def test_the_terminal_sets_the_first_password(
+    serve: Callable[[], tuple[subprocess.Popen[str], list[str]]], tmp_path: Path
+) -> None:
+    process, said = serve()
+    assert process.stdout is not None
+    hint = process.stdout.readline()
+    assert "guard gateway password" in hint
+    url = said[0].split()[-1]
+    assert said[-1] == f"Dashboard: {url}/\n"
+    assert "Nobody can sign in yet" in httpx.get(f"{url}/sign-in", trust_env=False).text
+    admin_key = next(line.partition("=")[2].strip() for line in said if "GUARD_ADMIN_KEY" in line)
+    short = run("--url", url, "--admin-key", admin_key, password="short")
+    assert (short.returncode, "password" in short.stderr) == (1, True)
+    done = run("--url", url, "--admin-key", admin_key, password="first password of all")
+    assert (done.returncode, done.stdout) == (0, "password set for admin\n"), done.stderr
+    assert can_sign_in(url, "admin", "first password of all")
+    assert "Nobody can sign in yet" not in httpx.get(f"{url}/sign-in", trust_env=False).text
+
+    busy = run("--database", str(tmp_path / "g.sqlite3"), password="second password")
+    assert (busy.returncode, "another gateway" in busy.stderr) == (1, True)
+    process.terminate()
+    assert process.wait(20) == 0
+    done = run("--database", str(tmp_path / "g.sqlite3"), password="second password")
+    assert done.returncode == 0, done.stderr
+    _, said = serve()
+    url = said[0].split()[-1]
+    assert can_sign_in(url, "admin", "second password")
+    assert not can_sign_in(url, "admin", "first password of all")
