@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import concurrent.futures
+import math
 import multiprocessing
 import socket
 import statistics
@@ -404,7 +405,7 @@ BARE: Final = {
 def report(group: str, kind: str, samples: list[float]) -> None:
     """Print one line."""
     ordered = sorted(samples)
-    p99 = ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
+    p99 = ordered[math.ceil(0.99 * len(ordered)) - 1]
     median = statistics.median(ordered)
     print(
         f"{group:6} {kind:28} {len(samples):5} kills"
