@@ -186,7 +186,8 @@ def test_every_event_is_charged_once_or_counted(
     everyone = (*with_spool, *without)
     print(
         f"{ROUNDS} rounds, {len(everyone)} processes,"
-        f" {sum(told.end is None for told in everyone)} killed; {len(tracked)} events, {len(charged)} charged,"
+        f" {sum(told.end is None for told in everyone)} killed;"
+        f" {len(tracked)} events, {len(charged)} charged,"
         f" {sum(t.end[1] for t in everyone if t.end)} counted as lost;"
         f" slowest call {max(t.slowest_s for t in everyone) * 1000:.2f} ms by the wall clock,"
         f" {max(t.slowest_cpu_s for t in everyone) * 1000:.2f} ms of its own"
