@@ -99,6 +99,13 @@ def docs(session: nox.Session) -> None:
 
 
 @nox.session
+def screenshots(session: nox.Session) -> None:
+    """Make the dashboard's pictures in the documentation anew; needs Chromium."""
+    install(session)
+    session.run("python", "docs/gateway/screenshots/make.py", *session.posargs)
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """Run the benchmarks, beside the peers named in them (``nox -s bench -- NAME`` for one)."""
     install(session)
