@@ -138,10 +138,11 @@ class Langfuse:
 class Nullrun:
     def __init__(self, url: str, events: int) -> None:
         import nullrun
+        from nullrun import runtime
 
         nullrun.init(api_key="k" * 24, api_url=url)
         self._module = nullrun
-        self.send = lambda: nullrun.track_llm(812, 64, model="bench-event")
+        self.send = lambda: runtime.track_llm(812, 64, model="bench-event")
 
     def flush(self) -> None:
         self._module.shutdown()
