@@ -102,6 +102,7 @@ def docs(session: nox.Session) -> None:
 def screenshots(session: nox.Session) -> None:
     """Make the dashboard's pictures in the documentation anew; needs Chromium."""
     install(session)
+    session.install("--quiet", "pillow")
     session.run("python", "docs/gateway/screenshots/make.py", *session.posargs)
 
 
