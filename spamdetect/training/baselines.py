@@ -34,7 +34,10 @@ def available() -> dict[str, Baseline]:
         found["word counts + naive Bayes"] = naive_bayes
         found["TF-IDF char+word, logistic"] = tfidf_logistic
         found["TF-IDF char+word, SVC calibrated"] = tfidf_svc
-    if importlib.util.find_spec("fasttext"):
+    # A package of the same name, for prediction only, comes with other tools.
+    if importlib.util.find_spec("fasttext") and hasattr(
+        importlib.import_module("fasttext"), "train_supervised"
+    ):
         found["fastText"] = fasttext_model
     return found
 

@@ -263,7 +263,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         table = [our_row(evaluation, sources)]
         for name, baseline in ({} if chosen.no_baselines else baselines.available()).items():
             note(name)
-            table.append(baseline_row(name, baseline, rows, chosen.seed, quick=chosen.quick))
+            try:
+                table.append(baseline_row(name, baseline, rows, chosen.seed, quick=chosen.quick))
+            except Exception as error:  # noqa: BLE001 - what another package does must not cost the report
+                note(f"{name} is left out: {error}")
         show("Classifier", classifier_table(table, len(sources)))
         if chosen.ablation:
             note("ablation")
