@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 _BLOCK = re.compile(r"^```console\n(.*?)^```", re.DOTALL | re.MULTILINE)
-_KEY = re.compile(r"\b(?:gdk|gda|gd|sd|sk)[A-Za-z]*_[\w.-]{16,}")
+_KEY = re.compile(r"\b(?:gdk|gda|spam)_[\w.-]{16,}")
 _URL = re.compile(r"http://127\.0\.0\.1:\d+")
 _START_S = 30.0
 
