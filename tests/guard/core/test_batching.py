@@ -19,7 +19,7 @@ IMPORTANCE = {"span": 0, "custom.thing": 0, "tool": 1, "chain": 1, "llm": 2, "sd
 
 
 def record(kind: str, serial: int) -> Record:
-    return (kind, 0, serial, None, None)
+    return Record(kind, 0, serial, (None,) * 9, None)
 
 
 def filled(capacity: int, *kinds: str) -> EventBuffer:
@@ -30,7 +30,7 @@ def filled(capacity: int, *kinds: str) -> EventBuffer:
 
 
 def serials(records: list[Record]) -> list[int]:
-    return [each[2] for each in records]
+    return [each.serial for each in records]
 
 
 def test_it_knows_how_many_wait() -> None:
@@ -81,7 +81,7 @@ def test_nothing_is_taken_when_nothing_is_wanted() -> None:
 
 def test_take_if_leaves_the_others_in_their_order() -> None:
     buffer = filled(20, *["llm"] * 8)
-    assert serials(buffer.take_if(lambda each: each[2] % 2 == 1, 2)) == [1, 3]
+    assert serials(buffer.take_if(lambda each: each.serial % 2 == 1, 2)) == [1, 3]
     assert serials(buffer.take(20)) == [0, 2, 4, 5, 6, 7]
 
 
@@ -141,7 +141,7 @@ class BufferMachine(RuleBasedStateMachine):
     @rule(most=st.integers(0, 8), divisor=st.integers(1, 3))
     def take_if(self, most: int, divisor: int) -> None:
         def wanted(each: Record) -> bool:
-            return each[2] % divisor == 0
+            return each.serial % divisor == 0
 
         expected: list[Record] = []
         for lane in reversed(self.lanes):
@@ -155,7 +155,7 @@ class BufferMachine(RuleBasedStateMachine):
     @rule()
     def put_back(self) -> None:
         for each in reversed(self.out):
-            self.lanes[IMPORTANCE[each[0]]].insert(0, each)
+            self.lanes[IMPORTANCE[each.kind]].insert(0, each)
         self.shed()
         self.buffer.put_back(self.out)
         self.out = []
@@ -198,7 +198,7 @@ def test_many_threads_and_one_consumer_lose_nothing_silently() -> None:
                 buffer.put_back(batch[25:])
                 batch = batch[:25]
             taken.extend(batch)
-            taken.extend(buffer.take_if(lambda record: record[2] % 7 == 0, 5))
+            taken.extend(buffer.take_if(lambda record: record.serial % 7 == 0, 5))
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
