@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import gc
+import logging
 import socket
 import weakref
 from collections.abc import Iterator
@@ -206,6 +207,17 @@ class _Server(uvicorn.Server):
         yield
 
 
+class _NoDebug(logging.Filter):
+    """Drops the server's debug lines: those of a WebSocket handshake hold the caller's key."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Tell whether a line may be logged."""
+        return record.levelno > logging.DEBUG
+
+
+_no_debug: Final = _NoDebug()
+
+
 class GatewayServer:
     """One gateway on one listening socket.
 
@@ -215,6 +227,7 @@ class GatewayServer:
     """
 
     def __init__(self, app: GatewayApp, listening: socket.socket) -> None:
+        logging.getLogger("uvicorn.error").addFilter(_no_debug)
         self.app = app
         self.base_url = base_url(listening)
         self._listening = listening

@@ -27,6 +27,10 @@ from guard.settings import Settings, is_loopback
 
 logger = logging.getLogger("guard.control")
 
+# At debug level the library logs the handshake's headers, and one of them is the key.
+_quiet = logging.getLogger("guard.control.websocket")
+_quiet.setLevel(logging.INFO)
+
 Channel = Literal["none", "websocket", "poller"]
 
 PING_INTERVAL_S: Final = 5.0
@@ -175,6 +179,7 @@ class Subscriber:
             close_timeout=_CLOSE_TIMEOUT_S,
             max_size=_FRAME_BYTES_MAX,
             compression=None,
+            logger=_quiet,
             create_connection=functools.partial(
                 _EagerConnection, functools.partial(self._glance, nonce)
             ),  # type: ignore[arg-type]  # called like the class
