@@ -35,6 +35,7 @@ from guard.gateway.services.catalogue import CatalogueCache
 from guard.gateway.services.fanout import Hub
 from guard.gateway.services.gatekeeper import Gatekeeper
 from guard.gateway.services.keys import KeyRing
+from guard.gateway.services.load import Load
 from guard.gateway.services.metrics import Counts, GatewayCollector
 from guard.gateway.services.operators import OperatorService
 from guard.gateway.services.pulse import Pulse
@@ -78,7 +79,10 @@ class GatewayApp:
         self.settings = settings
         self.clock_ms = clock_ms
         self.storage: Storage = storage or SqliteStorage(
-            settings.database, durable=settings.durable, clock_ms=clock_ms
+            settings.database,
+            durable=settings.durable,
+            clock_ms=clock_ms,
+            retention_days=settings.retention_days,
         )
         self.draining = False
         fallback = Rates(
@@ -87,6 +91,7 @@ class GatewayApp:
         )
         self.hub = Hub()
         self.counts = Counts()
+        self.load = Load(settings.max_pending_bytes)
         self.keys = KeyRing(self.storage, clock_ms)
         self.catalogue = CatalogueCache(self.storage, fallback)
         gatekeeper = Gatekeeper(
@@ -99,7 +104,9 @@ class GatewayApp:
         authenticator = Authenticator(self.keys, self.storage, clock_ms, settings.public_url)
         self._control = ControlRoutes(self.storage, self.hub, authenticator, settings, clock_ms)
         self._hot: dict[str, AsgiApp] = {
-            **HotRoutes(gatekeeper, authenticator, settings, self.counts).paths,
+            **HotRoutes(
+                gatekeeper, authenticator, settings, self.counts, self.load
+            ).paths,
             wire.CONTROL_PATH: self._control.poll,
         }
         health = HealthRoutes(
@@ -112,7 +119,9 @@ class GatewayApp:
             *OperatorHandlers(self.operators, self.storage).operations(),
         ]
         admin = AdminApp(table, self.keys, self.storage)
-        collector = GatewayCollector(self.counts, self.hub.count, self.storage.statistics)
+        collector = GatewayCollector(
+            self.counts, self.load, self.hub.count, self.storage.statistics
+        )
         document = DocumentRoutes(table, collector)
         self.pulse = Pulse(self.storage)
         dashboard = dashboard_routes(

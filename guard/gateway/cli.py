@@ -38,6 +38,24 @@ def gateway() -> None:
     help="The SQLite file; made on the first run.",
 )
 @click.option("--durable", is_flag=True, help="Sync each commit to the disk (survives power loss).")
+@click.option(
+    "--retention-days",
+    envvar="GUARD_GATEWAY_RETENTION_DAYS",
+    type=click.IntRange(0, 36_500),
+    default=90,
+    show_default=True,
+    show_envvar=True,
+    help="How long events and calls are kept (the current month at least); 0 keeps everything.",
+)
+@click.option(
+    "--max-pending-mb",
+    "max_pending_bytes",
+    type=click.FloatRange(min=1),
+    default=32,
+    show_default=True,
+    callback=lambda _context, _option, megabytes: round(megabytes * 2**20),
+    help="What all requests in hand may hold together; more is refused with 429.",
+)
 @click.option("--public-url", help="The URL that clients use, when a proxy stands in front.")
 @click.option("--log-level", default="warning", show_default=True)
 def serve(**options: Any) -> None:

@@ -118,8 +118,13 @@ class GuardedHttpProtocol(HttpToolsProtocol):
         """The head is here."""
         self._in_head = False
         super().on_headers_complete()
-        # Bound to this request: with pipelining, ``self.cycle`` may be a later one's by then.
-        extensions: dict[str, Any] = {ONE_WRITE: functools.partial(self._one_write, self.cycle)}
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is None:  # a WebSocket
+            return
+        # Bound to this request: with pipelining, ``self.cycle`` may be a later one's by then. The
+        # cycle holds the scope: a strong reference back would leave every request to the collector.
+        one_write = functools.partial(self._one_write, weakref.ref(cycle))
+        extensions: dict[str, Any] = {ONE_WRITE: one_write}
         self.scope["extensions"] = extensions
 
     def data_received(self, data: bytes) -> None:
@@ -134,13 +139,14 @@ class GuardedHttpProtocol(HttpToolsProtocol):
 
     def _one_write(
         self,
-        cycle: RequestResponseCycle,
+        cycle_ref: weakref.ref[RequestResponseCycle],
         status: int,
         headers: list[tuple[bytes, bytes]],
         body: bytes,
     ) -> None:
         """Write a whole answer; what uvicorn's ``send`` does in two messages and many checks."""
-        if cycle.disconnected or self._refused or self.transport.is_closing():
+        cycle = cycle_ref()
+        if cycle is None or cycle.disconnected or self._refused or self.transport.is_closing():
             return
         cycle.response_started = cycle.response_complete = True
         parts = [STATUS_LINE[status]]
@@ -278,7 +284,7 @@ def tune_process() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(100_000, 20, 100)
+    gc.set_threshold(20_000, 20, 100)
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:

@@ -30,8 +30,12 @@ class GatewaySettings:
         connections_max: connections at once; more are refused with 503.
         control_ping_interval_ms: how often the control channel says that it is alive.
         sweep_interval_ms: how often holds are expired when nothing else happens.
+        retention_days: how long events, closed reservations, runs and the like are kept, and the
+            current month at least; 0 keeps everything. Sums that the ledger needs stay.
         drain_timeout_ms: how long open requests may take to finish at shutdown.
         max_batch_events, max_batch_bytes, max_event_bytes: what one request may hold.
+        max_pending_bytes: what all requests in hand may hold together before more are refused with
+            429; event batches may fill half of it.
         poll_wait_max_ms: longest wait of one control long poll.
         fallback_price: nano-dollars per million input and output tokens charged, and flagged,
             for models that nothing prices; never zero.
@@ -47,10 +51,12 @@ class GatewaySettings:
     connections_max: int = attrs.field(default=2000, validator=_positive)
     control_ping_interval_ms: int = attrs.field(default=15_000, validator=_positive)
     sweep_interval_ms: int = attrs.field(default=500, validator=_positive)
+    retention_days: int = attrs.field(default=90, validator=attrs.validators.in_(range(36_501)))
     drain_timeout_ms: int = attrs.field(default=5000, validator=_positive)
     max_batch_events: int = attrs.field(default=1000, validator=_positive)
     max_batch_bytes: int = attrs.field(default=1_048_576, validator=_positive)
     max_event_bytes: int = attrs.field(default=65_536, validator=_positive)
+    max_pending_bytes: int = attrs.field(default=33_554_432, validator=_positive)
     poll_interval_ms: int = attrs.field(default=1000, validator=_positive)
     poll_wait_max_ms: int = attrs.field(default=30_000, validator=_positive)
     fallback_input_per_mtok: int = attrs.field(default=15_000_000_000, validator=_positive)

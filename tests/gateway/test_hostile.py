@@ -19,6 +19,8 @@ from guard.gateway.embedded import Gateway, run_gateway
 from guard.gateway.server import PortInUseError
 from guard.gateway.storage.base import StoreError
 
+HEAD = b"POST /gate HTTP/1.1\r\nHost: x\r\nX-Guard-Protocol: 3\r\nX-API-Key: %s\r\n"
+
 
 @pytest.fixture(scope="module")
 def strict() -> Iterator[Gateway]:
@@ -31,7 +33,7 @@ def talk(gateway: Gateway, *parts: bytes, timeout_s: float = 10.0) -> bytes:
     host, port = gateway.base_url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=timeout_s) as sock:
         for part in parts:
-            sock.sendall(part)
+            sock.sendall(part.replace(b"KEY", gateway.api_key.encode()))
         received = b""
         while data := sock.recv(65536):
             received += data
@@ -43,9 +45,9 @@ def talk(gateway: Gateway, *parts: bytes, timeout_s: float = 10.0) -> bytes:
     [
         ((), b"408"),
         ((b"POST /gate HTTP/1.1\r\nHost: x\r\n",), b"408"),
-        ((b"POST /gate HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n", b"{"), b"408"),
-        ((b"POST /gate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n",),
-         b"408"),
+        ((HEAD % b"KEY" + b"Content-Length: 100\r\n\r\n", b"{"), b"408"),
+        ((HEAD % b"KEY" + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n",), b"408"),
+        ((HEAD % b"no" + b"Content-Length: 100\r\n\r\n", b"{"), b"401"),  # no wait for its body
         ((b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n", b"x: y\r\n"), b"431"),
         ((b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * 20_000,), b"431"),
         ((b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc",), b"400"),

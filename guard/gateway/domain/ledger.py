@@ -20,7 +20,7 @@ ReservationState = Literal["open", "settled", "released", "expired"]
 Basis = Literal["declared", "worst_case", "learned", "default"]
 
 
-class Balance(Struct):
+class Balance(Struct, gc=False):
     """One budget's account for one concrete scope id and epoch."""
 
     balance_id: int
@@ -71,7 +71,7 @@ class Account(Struct):
         )
 
 
-class Reservation(Struct):
+class Reservation(Struct, gc=False):
     """A hold on a set of balances, made for one protected call."""
 
     reservation_id: str

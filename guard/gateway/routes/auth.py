@@ -64,11 +64,13 @@ class Authenticator:
                 min_required_version=wire.SDK_MIN_VERSION_FOR_V3,
             )
 
-    async def identify(self, scope: Scope, headers: dict[bytes, bytes], body: bytes) -> Identity:
-        """Return who asks.
+    async def identify(self, headers: dict[bytes, bytes]) -> Identity:
+        """Return whose key a request shows; its body need not be there yet.
+
+        A key with a secret also asks for :meth:`check_signature`.
 
         Raises:
-            ProblemError: 401 for the key (GD-A003) or the signature (GD-A001).
+            ProblemError: 401 (GD-A003).
         """
         api_key = headers.get(b"x-api-key", b"").decode("latin-1").strip()
         found = await self._keys.find(api_key, "sdk") if api_key else None
@@ -82,11 +84,19 @@ class Authenticator:
             )
         key = found.key
         assert key.organisation_id is not None
-        identity = Identity(key.organisation_id, key.key_id, key.workflow_id, found.hmac_secret)
-        if found.hmac_secret is not None:
-            identity.nonce = await self._check_signature(
-                scope, headers, body, api_key, found.hmac_secret, key.key_id
-            )
+        return Identity(key.organisation_id, key.key_id, key.workflow_id, found.hmac_secret)
+
+    async def authenticate(
+        self, scope: Scope, headers: dict[bytes, bytes], body: bytes
+    ) -> Identity:
+        """Return who asks, key and signature checked.
+
+        Raises:
+            ProblemError: 401 for the key (GD-A003) or the signature (GD-A001).
+        """
+        identity = await self.identify(headers)
+        if identity.hmac_secret is not None:
+            await self.check_signature(identity, scope, headers, body)
         return identity
 
     async def still_valid(self, headers: dict[bytes, bytes]) -> bool:
@@ -94,22 +104,22 @@ class Authenticator:
         api_key = headers.get(b"x-api-key", b"").decode("latin-1").strip()
         return await self._keys.find(api_key, "sdk") is not None
 
-    async def _check_signature(
-        self,
-        scope: Scope,
-        headers: dict[bytes, bytes],
-        body: bytes,
-        api_key: str,
-        secret: str,
-        key_id: str,
-    ) -> str:
+    async def check_signature(
+        self, identity: Identity, scope: Scope, headers: dict[bytes, bytes], body: bytes
+    ) -> None:
+        """Check a request's signature and take its nonce.
+
+        Raises:
+            ProblemError: 401 (GD-A001).
+        """
+        assert identity.hmac_secret is not None
         try:
             parameters = signing.verify(
                 method=scope.get("method", "GET"),
                 target_uri=self._target_uri(scope, headers),
                 body=body,
-                api_key=api_key,
-                secret=secret,
+                api_key=headers.get(b"x-api-key", b"").decode("latin-1").strip(),
+                secret=identity.hmac_secret,
                 digest=headers.get(b"content-digest", b"").decode("latin-1"),
                 signature_input=headers.get(b"signature-input", b"").decode("latin-1"),
                 signature=headers.get(b"signature", b"").decode("latin-1"),
@@ -117,9 +127,10 @@ class Authenticator:
             )
         except signing.SignatureError as exc:
             raise self._bad_signature(str(exc)) from None
-        if not await self._directory.use_nonce(key_id, parameters.nonce, _NONCE_KEEP_MS):
+        nonce = parameters.nonce
+        if not await self._directory.use_nonce(identity.key_id, nonce, _NONCE_KEEP_MS):
             raise self._bad_signature("the nonce was used before")
-        return parameters.nonce
+        identity.nonce = nonce
 
     def _bad_signature(self, detail: str) -> ProblemError:
         return fail(401, "GD-A001", "Bad signature", detail, server_time_ms=self._clock_ms())

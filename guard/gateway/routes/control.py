@@ -62,7 +62,7 @@ class ControlRoutes:
             headers = headers_of(scope)
             self._authenticator.check_protocol(headers)
             after = _number(scope, "after", 0)
-            identity = await self._authenticator.identify(scope, headers, b"")
+            identity = await self._authenticator.authenticate(scope, headers, b"")
         except ProblemError as exc:
             await _deny(scope, send, exc)
             return
@@ -153,7 +153,7 @@ class ControlRoutes:
         self._authenticator.check_protocol(headers)
         after = _number(scope, "after", 0)
         wait_ms = min(_number(scope, "wait_ms", 0), self._settings.poll_wait_max_ms)
-        identity = await self._authenticator.identify(scope, headers, body)
+        identity = await self._authenticator.authenticate(scope, headers, body)
         reply = await self._wait_for_news(identity, headers, after, wait_ms)
         answer = Answer(200, wire.encode(reply))
         extra = []

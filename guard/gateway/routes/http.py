@@ -18,6 +18,7 @@ AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 JSON: Final = b"application/json"
 PROBLEM_JSON: Final = b"application/problem+json"
+_RETRY_AFTER_MS: Final = 1000
 ONE_WRITE: Final = "guard.one_write"
 """ASGI extension of the gateway's own server: a callable that takes status, headers and body of a
 whole answer and writes them at once. Headers may not hold what a client sent."""
@@ -42,7 +43,7 @@ def fail(
 ) -> ProblemError:
     """Return an exception that answers with this problem."""
     document = render.problem(status, error_code, title, detail=detail, **members)
-    retry_after_ms = 1000 if status == 503 else None
+    retry_after_ms = _RETRY_AFTER_MS if status in (429, 503) else None
     document.retry_after_ms = retry_after_ms
     return ProblemError(Answer(status, wire.encode(document), retry_after_ms), headers)
 

@@ -11,6 +11,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from guard.gateway.services.load import Load
+
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _BOUNDS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
@@ -42,10 +44,12 @@ class GatewayCollector(Collector):
     def __init__(
         self,
         counts: Counts,
+        load: Load,
         channels: Callable[[], int],
         statistics: Callable[[], dict[str, Any]],
     ) -> None:
         self._counts = counts
+        self._load = load
         self._channels = channels
         self._statistics = statistics
 
@@ -60,6 +64,12 @@ class GatewayCollector(Collector):
         yield self._latency()
         yield GaugeMetricFamily(
             "guard_gateway_control_channels", "Open control channels", self._channels()
+        )
+        yield GaugeMetricFamily(
+            "guard_gateway_pending_bytes", "Bytes of requests in hand", self._load.in_hand
+        )
+        yield CounterMetricFamily(
+            "guard_gateway_overload_refusals", "Requests refused for load", self._load.refused
         )
         yield from self._store()
 

@@ -29,17 +29,26 @@ class SqliteStorage(SqliteAdmin, SqliteDashboard):
         path: the database file; created with mode 0600.
         durable: sync each commit to the disk.
         clock_ms: the store's clock; the machine's by default.
+        retention_days: how long the record goes back; 0 keeps everything.
     """
 
     # -- ledger --------------------------------------------------------------------------------
 
     async def gate(self, command: GateCommand) -> Answer:
         """Decide one call."""
-        return await self.write(lambda books: sqlite_ledger.gate(books, command), command.request)
+        return await self.write(
+            lambda books: sqlite_ledger.gate(books, command),
+            command.request,
+            weight=1 + len(command.events),
+        )
 
     async def ingest(self, command: IngestCommand) -> Answer:
         """Record and charge events."""
-        return await self.write(lambda books: sqlite_ledger.ingest(books, command), command.request)
+        return await self.write(
+            lambda books: sqlite_ledger.ingest(books, command),
+            command.request,
+            weight=1 + len(command.events),
+        )
 
     async def release(self, command: ReleaseCommand) -> Answer:
         """Give back a hold."""
@@ -48,8 +57,9 @@ class SqliteStorage(SqliteAdmin, SqliteDashboard):
         )
 
     async def sweep(self) -> int:
-        """Expire what has run out."""
+        """Expire what has run out, and take a few rows older than the retention away."""
         closed = await self.write(sqlite_ledger.sweep)
+        await self.retain()
         await self.checkpoint()
         return closed
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import itertools
 import logging
 import sqlite3
 import threading
@@ -28,7 +29,9 @@ from guard.gateway.storage.base import StoreError
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-GROUP_MAX: Final = 512
+GROUP_WEIGHT_MAX: Final = 2048
+"""A group is committed at this weight, so that what comes behind it does not wait for long."""
+
 GATHER_MAX: Final = 64
 INLINE_WEIGHT_MAX: Final = 256
 SLOW_COMMIT_S: Final = 0.05
@@ -168,12 +171,14 @@ class GroupWriter(Generic[EngineT]):
 
     def _take(self) -> list[_Item[EngineT]]:
         collected = self._collected
+        weight = collected[0].weight
         count = 1
         if not collected[0].alone:
-            count = next(
-                (at for at, item in enumerate(collected) if item.alone or at == GROUP_MAX),
-                len(collected),
-            )
+            for item in itertools.islice(collected, 1, None):
+                weight += item.weight
+                if item.alone or weight > GROUP_WEIGHT_MAX:
+                    break
+                count += 1
         group, self._collected = collected[:count], collected[count:]
         return group
 

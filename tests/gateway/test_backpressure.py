@@ -1,0 +1,136 @@
+"""More comes than the store takes: memory stays bounded, calls go first, nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+from guard.gateway.embedded import run_gateway
+from guard.gateway.services.load import REQUEST_BYTES, Load
+
+_MB = 1 << 20
+
+
+def batch(number: int, events: int, padding: int) -> bytes:
+    made = [
+        {"event_id": f"e-{number}-{n}", "type": "llm", "at_ms": 1,
+         "data": {"model": "gpt-4o", "cost_nanousd": 1, "metadata": {"pad": "x" * padding}}}
+        for n in range(events)
+    ]  # fmt: skip
+    return json.dumps({"batch_id": f"b-{number}", "sent_at_ms": 1, "events": made}).encode()
+
+
+def figure(base_url: str, name: str) -> float:
+    lines = httpx.get(f"{base_url}/metrics").text.splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
+
+
+def test_events_leave_room_for_calls() -> None:
+    load = Load(100)
+    assert load.take(40, events=True)
+    assert not load.take(20, events=True)
+    assert load.take(60)
+    assert not load.take(1)
+    assert (load.in_hand, load.refused) == (100, 2)
+    load.give_back(40)
+    load.give_back(60)
+    assert load.take(1000, events=True)  # alone, so it has to fit
+
+
+async def _flood(base_url: str, api_key: str, bodies: list[bytes]) -> list[httpx.Response]:
+    headers = {"X-API-Key": api_key, "X-Guard-Protocol": "3", "Content-Type": "application/json"}
+    limits = httpx.Limits(max_connections=len(bodies))
+    async with httpx.AsyncClient(
+        base_url=base_url, headers=headers, limits=limits, timeout=30, trust_env=False
+    ) as http:
+        return await asyncio.gather(*(http.post("/api/v1/events", content=body) for body in bodies))
+
+
+def test_a_stalled_store_refuses_events_before_memory_grows(serve: Any, tmp_path: Path) -> None:
+    served = serve("--max-pending-mb", "16")
+    process = psutil.Process(served.process.pid)
+    headers = {"X-API-Key": served.api_key, "X-Guard-Protocol": "3"}
+    bodies = [batch(number, 900, 800) for number in range(120)]  # 100 MB
+    with httpx.Client(base_url=served.base_url, headers=headers) as http:
+        call = {"call_id": "warm", "kind": "call", "function": "f"}
+        assert http.post("/gate", json=call).status_code == 200
+        before = process.memory_info().rss
+        blocker = sqlite3.connect(tmp_path / "gateway.sqlite3", isolation_level=None)
+        blocker.execute("BEGIN IMMEDIATE")
+        replies: list[httpx.Response] = []
+
+        async def stalled() -> None:
+            flood = asyncio.ensure_future(_flood(served.base_url, served.api_key, bodies))
+            async with httpx.AsyncClient(base_url=served.base_url) as watching:
+                for _ in range(10):  # the loop answers while the store does not
+                    assert (await watching.get("/healthz")).status_code == 200
+                    await asyncio.sleep(0.05)
+            blocker.execute("ROLLBACK")
+            replies.extend(await flood)
+
+        asyncio.run(stalled())
+        blocker.close()
+        statuses = {reply.status_code for reply in replies}
+        assert statuses == {202, 429}
+        refused = next(reply for reply in replies if reply.status_code == 429)
+        assert refused.headers["retry-after"] == "1"
+        assert refused.json()["error_code"] == "GD-R001"
+        assert refused.json()["retry_after_ms"] == 1000
+        assert process.memory_info().rss - before < 150 * _MB
+        assert figure(served.base_url, "guard_gateway_pending_bytes") == 0
+        assert figure(served.base_url, "guard_gateway_overload_refusals_total") == sum(
+            reply.status_code == 429 for reply in replies
+        )
+        left = [body for body, reply in zip(bodies, replies, strict=True)
+                if reply.status_code == 429]  # fmt: skip
+        for body in left:
+            reply = http.post(
+                "/api/v1/events", content=body, headers={"content-type": "application/json"}
+            )
+            assert (reply.status_code, reply.json()["accepted"]) == (202, 900)
+    with sqlite3.connect(tmp_path / "gateway.sqlite3") as reading:
+        assert reading.execute("SELECT count(*), sum(cost_nanousd) FROM events").fetchone() == (
+            120 * 900, 120 * 900,
+        )  # fmt: skip
+
+
+def test_a_strangers_body_takes_no_room() -> None:
+    with run_gateway(max_pending_bytes=4 * REQUEST_BYTES) as gateway:
+        headers = {"X-API-Key": "gdk_stranger", "X-Guard-Protocol": "3"}
+        url = f"{gateway.base_url}/api/v1/events"
+        with httpx.Client(headers=headers) as http:
+            for _ in range(3):  # refused by the key; the connection and the room stay
+                reply = http.post(url, content=b"x" * 900_000)
+                assert reply.status_code == 401
+        assert figure(gateway.base_url, "guard_gateway_pending_bytes") == 0
+
+
+@pytest.mark.parametrize("path", ["/gate", "/api/v1/events", "/healthz"])
+def test_requests_leave_nothing_to_the_garbage_collector(tenant: Any, path: str) -> None:
+    def ask(number: int) -> None:
+        if path == "/gate":
+            tenant.allowed()
+        elif path == "/healthz":
+            tenant.http.get(path)
+        else:
+            tenant.send(tenant.llm(1))
+
+    ask(0)
+    gc.collect()
+    gc.disable()
+    try:
+        for number in range(50):
+            ask(number)
+        alive = sum(isinstance(each, RequestResponseCycle) for each in gc.get_objects())
+    finally:
+        gc.enable()
+    assert alive < 10
