@@ -8,60 +8,15 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-import attrs
 import pytest
 import pytest_asyncio
 
 from guard.core import wire
-from guard.gateway.domain.commands import GateCommand, IngestCommand, PricedEvent, Request
 from guard.gateway.domain.policy import CapUse
-from guard.gateway.domain.records import Budget
-from guard.gateway.storage.base import Actor, NotFoundError, Storage, StoreError
+from guard.gateway.storage.base import NotFoundError, Storage, StoreError
 from guard.gateway.storage.memory_rates import MemoryRates
 from guard.gateway.storage.sqlite import SqliteStorage
-
-ACTOR = Actor("test")
-DAY = 86_400_000
-
-
-@attrs.define
-class Clock:
-    now: int = 1_800_000_000_000
-
-    def __call__(self) -> int:
-        return self.now
-
-
-@attrs.define
-class Store:
-    storage: Storage
-    clock: Clock
-    org: str
-    reopen: Callable[[], Any]
-    news: list[Any]
-
-    def request(self, key: str | None = None, fingerprint: bytes = b"") -> Request:
-        return Request(organisation_id=self.org, key_id="k", idempotency_key=key,
-                       fingerprint=fingerprint)  # fmt: skip
-
-    async def gate(self, amount: int = 10, key: str | None = None, **fields: Any) -> Any:
-        call = wire.GateRequest(call_id="c", kind="llm", function="f", **fields)
-        command = GateCommand(request=self.request(key), call=call, declared_nanousd=amount)
-        return await self.storage.gate(command)
-
-    async def charge(self, event_id: str, cost: int, key: str | None = None, **fields: Any) -> Any:
-        event = wire.Event(event_id=event_id, type="llm", at_ms=1, **fields)
-        command = IngestCommand(
-            request=self.request(key), events=[PricedEvent(event, b"{}", cost=cost)]
-        )
-        return await self.storage.ingest(command)
-
-    async def budget(self, limit: int, **fields: Any) -> Budget:
-        wanted = {"scope_kind": "organisation", "scope_id": "", "window": "total", **fields}
-        return await self.storage.put_budget(
-            ACTOR,
-            Budget(budget_id="", organisation_id=self.org, limit_nanousd=limit, **wanted),
-        )
+from tests.support.store import ACTOR, DAY, Clock, Store
 
 
 @pytest_asyncio.fixture

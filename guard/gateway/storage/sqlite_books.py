@@ -85,7 +85,7 @@ class Books:
 
     def commit(self) -> list[Announcement]:
         """Write back everything that changed, commit, and return what has to be announced."""
-        self._flush()
+        self.flush()
         self.connection.execute("COMMIT")
         news, self.announcements = self.announcements, []
         return news
@@ -231,6 +231,13 @@ class Books:
             f" AND cost_nanousd > 0 AND charged_at_ms >= ? AND charged_at_ms < ? AND {column} = ?",
             (org.organisation_id, epoch_ms, ends_ms or 2**62, own),
         ).fetchone()
+        if ends_ms is None:  # and what retention has taken out of the record
+            (carried,) = self.connection.execute(
+                "SELECT coalesce(sum(cost_nanousd), 0) FROM carried WHERE organisation_id = ?"
+                " AND scope_kind = ? AND scope_id = ?",
+                (org.organisation_id, rule.scope_kind, scope_id),
+            ).fetchone()
+            total += carried
         return int(total)
 
     def balance(self, balance_id: int) -> Balance:
@@ -371,7 +378,8 @@ class Books:
 
     # -- write back ----------------------------------------------------------------------------
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write every changed row into its table, in the transaction that is open."""
         many = self.connection.executemany
         if self._dirty_balances:
             many(

@@ -17,8 +17,9 @@ from guard.gateway.storage.base import Announcement, StoreError
 from guard.gateway.storage.sqlite_books import Books
 from guard.gateway.storage.sqlite_queries import Reader
 from guard.gateway.storage.sqlite_replay import request_hint
+from guard.gateway.storage.sqlite_retention import Retention
 from guard.gateway.storage.sqlite_rows import wall_clock_ms
-from guard.gateway.storage.sqlite_writer import GroupWriter
+from guard.gateway.storage.sqlite_writer import INLINE_WEIGHT_MAX, GroupWriter
 
 T = TypeVar("T")
 WAL_PAGES_MAX = 32_768
@@ -32,6 +33,7 @@ class SqliteCore:
         path: the database file; created with mode 0600.
         durable: sync each commit to the disk.
         clock_ms: the store's clock; the machine's by default.
+        retention_days: how long the record goes back; 0 keeps everything.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class SqliteCore:
         *,
         durable: bool = False,
         clock_ms: Callable[[], int] = wall_clock_ms,
+        retention_days: int = 0,
     ) -> None:
         self.path = Path(path)
         self._durable = durable
@@ -50,6 +53,7 @@ class SqliteCore:
         self._connections: list[sqlite3.Connection] = []
         self._lock_file: int | None = None
         self._copied_at = 0
+        self._retention = Retention(retention_days)
         self._readers = ThreadPoolExecutor(1, thread_name_prefix="guard-gateway-reader")
 
     # -- life cycle ----------------------------------------------------------------------------
@@ -108,6 +112,11 @@ class SqliteCore:
         if pages > WAL_PAGES_MAX:
             # Under constant load the log never ends where a copy does, so the writer waits once.
             await writer.submit(lambda books: books.truncate_log(), alone=True)
+
+    async def retain(self) -> None:
+        """Take a few old rows out of the record, on the writer's thread."""
+        if self._retention.is_due(self.clock_ms()):
+            await self.write(self._retention.step, weight=INLINE_WEIGHT_MAX + 1)
 
     async def ready(self) -> bool:
         """Tell whether the store answers and its last commit succeeded."""

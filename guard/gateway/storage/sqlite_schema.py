@@ -132,7 +132,17 @@ CREATE TABLE audit (
 CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
 """
 
-MIGRATIONS: Final = (_V1, sqlite_figures.SCHEMA)
+_V3: Final = """
+CREATE TABLE carried (
+  organisation_id TEXT NOT NULL, scope_kind TEXT NOT NULL, scope_id TEXT NOT NULL,
+  cost_nanousd INTEGER NOT NULL, PRIMARY KEY (organisation_id, scope_kind, scope_id)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX events_chain ON events (organisation_id, chain_id) WHERE chain_id IS NOT NULL;
+CREATE INDEX reservations_chain ON reservations (organisation_id, chain_id)
+  WHERE chain_id IS NOT NULL;
+"""
+
+MIGRATIONS: Final = (_V1, sqlite_figures.SCHEMA, _V3)
 
 
 def connect(path: str, *, durable: bool) -> sqlite3.Connection:

@@ -1,0 +1,383 @@
+"""What is old leaves the record, and the books still add up."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from guard.core import wire
+from guard.gateway.domain.commands import GateCommand, ReleaseCommand
+from guard.gateway.domain.records import OrganisationSettings
+from guard.gateway.embedded import run_gateway
+from guard.gateway.storage import sqlite_retention
+from guard.gateway.storage.base import NotFoundError, Storage
+from tests.support.store import ACTOR, DAY, Clock, Store
+from tests.support.waiting import until
+
+HOUR = 3_600_000
+KEEP_DAYS = 40
+MID_MONTH = 1_800_000_000_000 - 1_800_000_000_000 % DAY  # 2027-01-15T00:00Z
+
+
+@pytest_asyncio.fixture
+async def store(storage_factory: Callable[..., Storage], tmp_path: Path) -> AsyncIterator[Store]:
+    clock = Clock(MID_MONTH)
+    options = {"clock_ms": clock, "retention_days": KEEP_DAYS}
+    made = storage_factory(tmp_path, **options)
+    await made.open(lambda news: None)
+    org = (await made.create_organisation(ACTOR, "o")).organisation_id
+
+    async def reopen() -> None:
+        await store.storage.close()
+        store.storage = storage_factory(tmp_path, **options)
+        await store.storage.open(lambda news: None)
+
+    store = Store(made, clock, org, reopen, [])
+    yield store
+    assert (await store.storage.verify_ledger()).problems == []
+    await store.storage.close()
+
+
+async def prune(store: Store) -> None:
+    """Let every part of the retention have its turn, and then another one."""
+    for _ in range(3):
+        for _ in range(30):
+            await store.storage.sweep()
+        store.clock.now += HOUR
+
+
+def counts(tmp_path: Path, *tables: str) -> list[int]:
+    connection = sqlite3.connect(tmp_path / "gateway.sqlite3")
+    try:
+        return [connection.execute(f"SELECT count(*) FROM {t}").fetchone()[0] for t in tables]
+    finally:
+        connection.close()
+
+
+async def hold(store: Store, amount: int = 10, **fields: Any) -> str:
+    answer = await store.gate(amount, **fields)
+    assert answer.status == 200
+    reservation_id = wire.decode(answer.body, wire.GateReply).reservation_id
+    assert reservation_id is not None
+    return reservation_id
+
+
+async def release(store: Store, reservation_id: str) -> Any:
+    command = ReleaseCommand(request=store.request(), reservation_id=reservation_id)
+    return await store.storage.release(command)
+
+
+async def committed(store: Store) -> list[int]:
+    views = await store.storage.balances(store.org, current_only=True)
+    return [view.committed_nanousd for view in views]
+
+
+@pytest.mark.asyncio
+async def test_old_rows_leave_and_the_sums_stay(store: Store, tmp_path: Path) -> None:
+    await store.budget(10_000)
+    await store.budget(10_000, scope_kind="workflow", scope_id="*")
+    for number in range(20):
+        fields: Any = {"workflow_id": f"w{number % 2}", "run_id": f"r{number}"}
+        held = await hold(store, model="m", **fields)
+        await store.charge(f"e{number}", 7, reservation_id=held, **fields)
+        await release(store, held)
+        store.clock.now += DAY
+    await prune(store)
+    tables = ("events", "reservations", "runs", "workflows", "estimates")
+    assert counts(tmp_path, *tables) == [20, 20, 20, 2, 3]
+    before = await committed(store)
+    store.clock.now += 30 * DAY  # the first ten days are older than the retention now
+    await prune(store)
+    events, reservations, runs, workflows, estimates = counts(tmp_path, *tables)
+    assert 5 < events < 15
+    assert events == reservations == runs
+    assert (workflows, estimates) == (2, 3)
+    assert await committed(store) == before == [140, 70, 70]
+    assert (await store.storage.verify_ledger()).problems == []
+    store.clock.now += 100 * DAY
+    await prune(store)
+    assert counts(tmp_path, *tables) == [1, 0, 0, 0, 1]  # the newest event stays
+    assert await committed(store) == before
+    await store.reopen()
+    assert (await store.storage.verify_ledger()).problems == []
+    assert (await store.gate(10_000 - 140 + 1)).status == 402
+    assert (await store.gate(10_000 - 140)).status == 200
+
+
+@pytest.mark.asyncio
+async def test_a_budget_that_is_set_later_counts_what_has_left_the_record(
+    store: Store, tmp_path: Path
+) -> None:
+    fields = {"workflow_id": "w", "agent": "a"}
+    await store.charge("e1", 30, **fields)
+    await store.charge("e2", 12, workflow_id="other")
+    store.clock.now += 100 * DAY
+    await store.charge("e3", 1, **fields)
+    await prune(store)
+    assert counts(tmp_path, "events") == [1]
+    for kind, scope_id, spent in (
+        ("organisation", "", 43), ("workflow", "w", 31), ("agent", "*", 31), ("key", "k", 43),
+    ):  # fmt: skip
+        budget = await store.budget(1000, scope_kind=kind, scope_id=scope_id)
+        await store.gate(1, **fields)
+        views = await store.storage.balances(store.org, current_only=True)
+        found = [v.committed_nanousd for v in views if v.budget_id == budget.budget_id]
+        assert found == [spent], kind
+    await store.budget(1000, window="month")
+    await store.gate(1, **fields)
+    assert (await committed(store))[-1] == 1
+
+
+@pytest.mark.asyncio
+async def test_the_current_month_stays_whole_however_short_the_retention(
+    storage_factory: Callable[..., Storage], tmp_path: Path
+) -> None:
+    clock = Clock(MID_MONTH + 16 * DAY)  # the last day of January
+    storage = storage_factory(tmp_path, clock_ms=clock, retention_days=1)
+    await storage.open(lambda news: None)
+    org = (await storage.create_organisation(ACTOR, "o")).organisation_id
+    store = Store(storage, clock, org, lambda: None, [])
+    await store.charge("january", 5)
+    clock.now += DAY
+    for number in range(25):
+        await store.charge(f"february {number}", 1)
+        clock.now += DAY
+    await prune(store)
+    assert counts(tmp_path, "events") == [25]
+    await store.budget(1000, window="month")
+    await store.gate(1)
+    assert await committed(store) == [25]
+    await storage.close()
+
+
+@pytest.mark.asyncio
+async def test_open_holds_and_what_they_hold_on_stay(store: Store, tmp_path: Path) -> None:
+    await store.budget(100, window="hour")
+    await store.budget(100)
+    closed = await hold(store, 10)
+    await release(store, closed)
+    settings = OrganisationSettings(reservation_ttl_ms=300 * DAY)
+    await store.storage.update_organisation(ACTOR, store.org, settings)
+    open_hold = await hold(store, 60)
+    store.clock.now += 200 * DAY
+    await hold(store, 1)
+    await prune(store)
+    assert counts(tmp_path, "reservations", "balances") == [2, 3]
+    assert (await store.gate(40)).status == 402
+    await store.reopen()
+    assert (await store.gate(40)).status == 402
+    await store.charge("cost", 50, reservation_id=open_hold)
+    assert (await release(store, open_hold)).status == 200
+    views = await store.storage.balances(store.org, current_only=False)
+    assert [(v.committed_nanousd, v.reserved_nanousd) for v in views] == [
+        (50, 0),
+        (50, 1),
+        (0, 1),
+        (0, 0),
+    ]
+    assert (await release(store, closed)).status == 404
+
+
+@pytest.mark.asyncio
+async def test_windows_that_have_ended_leave_with_their_last_entry(
+    store: Store, tmp_path: Path
+) -> None:
+    await store.budget(100, window="hour")
+    for number in range(5):
+        held = await hold(store, 10, workflow_id="w")
+        await store.charge(f"e{number}", 100, reservation_id=held)  # used up: exhausted
+        await release(store, held)
+        store.clock.now += HOUR
+    assert counts(tmp_path, "balances") == [5]
+    store.clock.now += 100 * DAY
+    late = await hold(store, 10)
+    await prune(store)
+    await prune(store)
+    assert counts(tmp_path, "events", "reservations", "balances") == [1, 1, 2]
+    await store.charge("much later", 3, reservation_id=late)
+    await prune(store)
+    await prune(store)
+    # The charge has opened a balance for its own hour, too.
+    assert counts(tmp_path, "events", "reservations", "balances") == [1, 1, 2]
+    views = await store.storage.balances(store.org, current_only=False)
+    assert [view.committed_nanousd for view in views] == [3, 0]
+
+
+@pytest.mark.asyncio
+async def test_an_event_that_comes_again_after_its_time_is_a_new_one(store: Store) -> None:
+    await store.budget(1000)
+    held = await hold(store, 10)
+    await store.charge("again", 7, reservation_id=held)
+    await release(store, held)
+    await store.charge("again", 7, reservation_id=held)
+    assert await committed(store) == [7]
+    store.clock.now += 30 * DAY
+    await store.charge("newer", 1)
+    await prune(store)
+    await store.charge("again", 7, reservation_id=held)
+    assert await committed(store) == [8]
+    store.clock.now += 60 * DAY
+    await prune(store)
+    reply = wire.decode(
+        (await store.charge("again", 7, reservation_id=held)).body, wire.EventsReply
+    )
+    assert (reply.accepted, reply.duplicates) == (1, 0)
+    assert await committed(store) == [15]
+    newest = (await store.storage.newest_events(store.org, 2**62, 1, None, None, None))[0]
+    assert newest.flags == ["unknown_reservation"]
+
+
+@pytest.mark.asyncio
+async def test_numbers_never_start_again(store: Store) -> None:
+    """Whoever follows the record by number must never see one twice."""
+    for number in range(3):
+        await store.charge(f"e{number}", 1)
+    store.clock.now += 100 * DAY
+    await prune(store)
+    await store.charge("next", 1)
+    events = await store.storage.events(store.org, 0, 10, None, None)
+    assert [event.event_seq for event in events] == [3, 4]
+
+
+@pytest.mark.asyncio
+async def test_a_chain_is_forgotten_with_its_budget_when_nothing_names_it(
+    store: Store, tmp_path: Path
+) -> None:
+    await store.budget(100, scope_kind="chain", scope_id="*")
+
+    async def step(chain_id: str, op: str, cost: int) -> None:
+        held = await hold(store, cost, chain=wire.Chain(id=chain_id, op=op))  # type: ignore[arg-type]
+        await store.charge(f"{chain_id} {store.clock.now}", cost, reservation_id=held)
+        await release(store, held)
+
+    await step("gone", "start", 60)
+    await step("stays", "start", 60)
+    store.clock.now += 30 * DAY
+    await step("stays", "continue", 30)
+    store.clock.now += 20 * DAY
+    await step("newest", "start", 1)
+    await prune(store)
+    assert counts(tmp_path, "chains", "balances") == [2, 2]
+    assert (await store.gate(11, chain=wire.Chain(id="stays", op="continue"))).status == 402
+    await step("gone", "start", 60)
+    assert (await store.gate(41, chain=wire.Chain(id="gone", op="continue"))).status == 402
+
+
+@pytest.mark.asyncio
+async def test_approvals_deliveries_and_refusals_leave(store: Store, tmp_path: Path) -> None:
+    from guard.gateway.domain.commands import ApprovalNeed, Refusal
+    from guard.gateway.domain.records import Webhook
+
+    webhook = Webhook(webhook_id="", organisation_id=store.org, url="https://example.com/hook")
+    await store.storage.put_webhook(ACTOR, webhook, "whsec_secret")
+
+    async def ask(call_id: str, **more: Any) -> Any:
+        call = wire.GateRequest(call_id=call_id, kind="call", function="f", tool_name="pay")
+        return await store.storage.gate(GateCommand(request=store.request(), call=call, **more))
+
+    await ask("old", approval=ApprovalNeed(tool_name="pay", timeout_ms=DAY))
+    await ask("slow", approval=ApprovalNeed(tool_name="pay", timeout_ms=300 * DAY))
+    refusal = Refusal(status=403, error_code="GD-T001", title="no", reason="no")
+    await ask("refused", refusal=refusal)
+    await ask("refused again", refusal=refusal)
+    first, second = await store.storage.due_deliveries(10)
+    await store.storage.delivery_done(
+        first.delivery_id, status=200, delivered=True, retry_in_ms=None
+    )
+    store.clock.now += 2 * DAY
+    await store.storage.sweep()
+    store.clock.now += 100 * DAY
+    await prune(store)
+    kept = await store.storage.approvals(store.org, None, 10)
+    assert [(approval.call_id, approval.status) for approval in kept] == [("slow", "pending")]
+    assert counts(tmp_path, "refusals") == [1]
+    left = await store.storage.deliveries(store.org, 10)
+    assert [delivery.delivery_id for delivery in left] == [second.delivery_id]
+
+
+@pytest.mark.asyncio
+async def test_a_step_is_small_and_a_long_backlog_keeps_no_table_out(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_retention, "STEP_ROWS", 10)
+    await store.budget(10_000)
+    for number in range(60):
+        held = await hold(store, 1, run_id=f"r{number}")
+        await store.charge(f"e{number}", 1, reservation_id=held, run_id=f"r{number}")
+        await release(store, held)
+    store.clock.now += 100 * DAY
+    tables = ("events", "reservations", "runs")
+    seen = [counts(tmp_path, *tables)]
+    for _ in range(40):
+        await asyncio.gather(store.storage.sweep(), store.gate(1))
+        seen.append(counts(tmp_path, *tables))
+        gone = sum(seen[-2]) - sum(seen[-1])
+        assert gone <= 10
+    begun = [next(i for i, now in enumerate(seen) if now[at] < seen[0][at]) for at in (0, 2)]
+    assert max(begun) < 12, "each table has its turn while the others have a backlog"
+    assert seen[-1][0] == 1
+    assert seen[-1][2] == 0
+
+
+@pytest.mark.asyncio
+async def test_without_a_retention_everything_stays(
+    storage_factory: Callable[..., Storage], tmp_path: Path
+) -> None:
+    clock = Clock(MID_MONTH)
+    storage = storage_factory(tmp_path, clock_ms=clock, retention_days=0)
+    await storage.open(lambda news: None)
+    org = (await storage.create_organisation(ACTOR, "o")).organisation_id
+    store = Store(storage, clock, org, lambda: None, [])
+    for number in range(3):
+        await store.charge(f"e{number}", 1)
+    clock.now += 4000 * DAY
+    await prune(store)
+    assert counts(tmp_path, "events") == [3]
+    await storage.close()
+
+
+def test_a_gateway_prunes_and_its_views_go_on(tmp_path: Path) -> None:
+    """Over HTTP, with the sweep of a running gateway: usage, events, workflows, dashboard data."""
+    clock = Clock(MID_MONTH)
+    with run_gateway(
+        tmp_path / "g.sqlite3", clock_ms=clock, retention_days=40, sweep_interval_ms=10
+    ) as gateway:
+        import httpx
+
+        gateway.admin.set_budget(1000)
+        headers = {"X-API-Key": gateway.api_key, "X-Guard-Protocol": "3"}
+        with httpx.Client(base_url=gateway.base_url, headers=headers, trust_env=False) as http:
+
+            def send(event_id: str, workflow: str) -> None:
+                event = {"event_id": event_id, "type": "llm", "at_ms": 1, "workflow_id": workflow,
+                         "data": {"model": "m", "cost_nanousd": 1_000_000}}  # fmt: skip
+                batch = {"batch_id": event_id, "sent_at_ms": 1, "events": [event]}
+                reply = http.post("/api/v1/events", json=batch)
+                assert reply.status_code == 202
+
+            send("e1", "old")
+            send("e2", "old")
+            clock.now += 100 * DAY
+            send("e3", "new")
+            until(lambda: [e["event_id"] for e in gateway.admin.events()] == ["e3"])
+            until(lambda: [w["workflow_id"] for w in gateway.admin.workflows()] == ["new"])
+            assert [row["events"] for row in gateway.admin.usage("total")] == [1]
+            assert gateway.admin.ledger()[0]["committed_nanousd"] == 3_000_000
+            assert gateway.admin.verify_ledger()["problems"] == []
+            gateway.admin.kill("old")
+            assert gateway.admin.workflow("old")["state"] == "killed"
+
+
+@pytest.mark.asyncio
+async def test_a_workflow_that_left_is_not_found(store: Store) -> None:
+    await store.gate(1, workflow_id="w")
+    store.clock.now += 100 * DAY
+    await prune(store)
+    with pytest.raises(NotFoundError):
+        await store.storage.workflow(store.org, "w")
