@@ -3,9 +3,12 @@
 For each kind of body the operator (in a process of its own) asks the gateway (in another) to kill a
 workflow, and the clock stops in the body's own ``except``. Beside it stands the bare mechanism:
 cancelling a task across threads, an asynchronous exception, a socket's shutdown, with no gateway
-and no network in between.
+and no network in between. Below stands the nearest peer, ``nullrun``, whose kill does not reach
+into a call: how many of its bodies were stopped at all, and how long its next call takes to refuse.
 
-    python -m benchmarks.kill [--kills 100] [--only KIND]
+    python -m benchmarks.kill [--kills 100] [--only KIND] [--peers PYTHON] [--results FOLDER]
+
+``PYTHON`` is an interpreter that has ``nullrun`` and ``httpx``.
 """
 
 from __future__ import annotations
@@ -13,35 +16,29 @@ from __future__ import annotations
 import argparse
 import asyncio
 import concurrent.futures
+import json
 import math
 import multiprocessing
+import os
+import platform
 import socket
 import statistics
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, Final
 
-import anyio
-
 import guard
+from benchmarks import _kill_peer as nullrun
+from benchmarks._kill_bodies import ASYNC, SYNC, WAIT_S, Missing, Note
 from guard.gateway.admin_client import AdminClient
 from guard.gateway.embedded import run_gateway
 from guard.threads import _raise_in
 from tests.support.slow_server import SlowServer
 from tests.support.waiting import until
-
-WAIT_S: Final = 30.0
-
-Note = Callable[[], None]
-"""Called by a body when it is at work, and again when it has been stopped."""
-
-
-class Missing(Exception):
-    """A library that a kind needs is not installed."""
-
 
 # -- the gateway, the server and the operator, each in a process of its own ---------------------
 
@@ -79,173 +76,6 @@ def _process(target: Callable[..., None], *args: Any, end: Any) -> Iterator[Conn
     finally:
         here.send(end)
         process.join(10)
-
-
-# -- kinds of bodies ----------------------------------------------------------------------------
-
-
-def _module(name: str) -> Any:
-    try:
-        return __import__(name)
-    except ImportError as exc:
-        raise Missing(f"{name} is not installed") from exc
-
-
-async def a_sleep(url: str, note: Note) -> None:
-    """asyncio.sleep"""
-    note()
-    await asyncio.sleep(WAIT_S)
-
-
-def a_http(module: str, path: str) -> Callable[[str, Note], Awaitable[None]]:
-    async def body(url: str, note: Note) -> None:
-        async with _module(module).AsyncClient(timeout=None, trust_env=False) as client:
-            if path == "hang":
-                note()
-            async with client.stream("GET", f"{url}/{path}") as response:
-                async for _ in response.aiter_bytes():
-                    note()
-
-    body.path = path  # type: ignore[attr-defined]
-    return body
-
-
-async def a_aiohttp(url: str, note: Note) -> None:
-    aiohttp = _module("aiohttp")
-    async with aiohttp.ClientSession() as client, client.get(f"{url}/drip") as response:
-        async for _ in response.content.iter_any():
-            note()
-
-
-async def a_group(url: str, note: Note) -> None:
-    async with asyncio.TaskGroup() as group:
-        for _ in range(5):
-            group.create_task(asyncio.sleep(WAIT_S))
-        note()
-
-
-async def a_anyio(url: str, note: Note) -> None:
-    async with anyio.create_task_group() as group:
-        for _ in range(5):
-            group.start_soon(anyio.sleep, WAIT_S)
-        note()
-
-
-async def a_gather(url: str, note: Note) -> None:
-    note()
-    await asyncio.gather(*(asyncio.sleep(WAIT_S) for _ in range(5)), return_exceptions=True)
-
-
-async def a_timeout(url: str, note: Note) -> None:
-    note()
-    async with asyncio.timeout(WAIT_S):
-        await asyncio.sleep(WAIT_S)
-
-
-async def a_shield(url: str, note: Note) -> None:
-    inner = asyncio.ensure_future(asyncio.sleep(WAIT_S))
-    note()
-    try:
-        await asyncio.shield(inner)
-    finally:
-        inner.cancel()
-
-
-async def a_nested(url: str, note: Note) -> None:
-    await guard.protect(a_sleep)(url, note)
-
-
-async def a_generator(url: str, note: Note) -> None:
-    @guard.protect
-    async def numbers() -> Any:
-        yield 1
-        await a_sleep(url, note)
-
-    async for _ in numbers():
-        pass
-
-
-def s_loop(url: str, note: Note) -> None:
-    note()
-    while True:
-        pass
-
-
-def s_http(module: str, path: str) -> Callable[[str, Note], None]:
-    def body(url: str, note: Note) -> None:
-        library = _module(module)
-        if path == "hang":
-            note()
-        if module == "requests":
-            with library.get(f"{url}/{path}", stream=True, timeout=None) as response:
-                for _ in response.iter_content(9):
-                    note()
-            return
-        with (
-            library.Client(timeout=None, trust_env=False) as client,
-            client.stream("GET", f"{url}/{path}") as response,
-        ):
-            for _ in response.iter_bytes():
-                note()
-
-    body.path = path  # type: ignore[attr-defined]
-    return body
-
-
-def s_naps(url: str, note: Note) -> None:
-    note()
-    while True:
-        time.sleep(0.02)
-
-
-def s_generator(url: str, note: Note) -> None:
-    @guard.protect
-    def numbers() -> Any:
-        yield 1
-        s_loop(url, note)
-
-    for _ in numbers():
-        pass
-
-
-def s_carried(url: str, note: Note) -> None:
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        pool.submit(guard.context.carry(s_loop), url, note).exception()
-
-
-def s_run(url: str, note: Note) -> None:
-    asyncio.run(a_sleep(url, note))  # type: ignore[arg-type]
-
-
-ASYNC: Final[dict[str, Callable[[str, Note], Awaitable[None]]]] = {
-    "asyncio.sleep": a_sleep,
-    "httpx, before headers": a_http("httpx", "hang"),
-    "httpx, between chunks": a_http("httpx", "drip"),
-    "httpx2, before headers": a_http("httpx2", "hang"),
-    "httpx2, between chunks": a_http("httpx2", "drip"),
-    "aiohttp, between chunks": a_aiohttp,
-    "TaskGroup": a_group,
-    "anyio task group": a_anyio,
-    "gather(return_exceptions)": a_gather,
-    "asyncio.timeout": a_timeout,
-    "shield": a_shield,
-    "nested protected call": a_nested,
-    "async generator": a_generator,
-}
-SYNC: Final[dict[str, Callable[[str, Note], None]]] = {
-    "Python loop": s_loop,
-    "Python loop, generator": s_generator,
-    "Python loop, carried thread": s_carried,
-    "asyncio.run inside": s_run,
-    "httpx, before headers": s_http("httpx", "hang"),
-    "httpx, between chunks": s_http("httpx", "drip"),
-    "httpx, flood": s_http("httpx", "flood"),
-    "httpx2, before headers": s_http("httpx2", "hang"),
-    "httpx2, between chunks": s_http("httpx2", "drip"),
-    "requests, before headers": s_http("requests", "hang"),
-    "requests, between chunks": s_http("requests", "drip"),
-    "C call: time.sleep(0.02)": s_naps,
-}
 
 
 class Bench:
@@ -402,16 +232,90 @@ BARE: Final = {
 # -- the report ---------------------------------------------------------------------------------
 
 
-def report(group: str, kind: str, samples: list[float]) -> None:
-    """Print one line."""
-    ordered = sorted(samples)
-    p99 = ordered[math.ceil(0.99 * len(ordered)) - 1]
-    median = statistics.median(ordered)
-    print(
-        f"{group:6} {kind:28} {len(samples):5} kills"
-        f"   median {median:8.2f} ms   p99 {p99:8.2f} ms   max {ordered[-1]:8.2f} ms",
-        flush=True,
-    )
+class Table:
+    """Prints each line as it is measured, and keeps it."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def latencies(self, group: str, kind: str, samples: list[float]) -> None:
+        """Print the latencies of one kind, in milliseconds."""
+        ordered = sorted(samples)
+        row = {
+            "group": group,
+            "kind": kind,
+            "kills": len(ordered),
+            "median_ms": round(statistics.median(ordered), 3),
+            "p99_ms": round(ordered[math.ceil(0.99 * len(ordered)) - 1], 3),
+            "max_ms": round(ordered[-1], 3),
+        }
+        self.rows.append(row)
+        print(
+            f"{group:7} {kind:34} {len(samples):5} kills   median {row['median_ms']:8.2f} ms"
+            f"   p99 {row['p99_ms']:8.2f} ms   max {row['max_ms']:8.2f} ms",
+            flush=True,
+        )
+
+    def fates(self, group: str, kind: str, found: dict[str, Any]) -> None:
+        """Print how many bodies of one kind were stopped, and what became of the others."""
+        count, stopped = found["bodies"], found["stopped"]
+        left = (
+            f"   not stopped: body ran to its end ({nullrun.BODY_S} s)" if stopped < count else ""
+        )
+        print(
+            f"{group:7} {kind:34} {count:5} kills   stopped {stopped} of {count}{left};"
+            f" next call refused {found['refused_next']} of {count}",
+            flush=True,
+        )
+        self.rows.append({"group": group, "kind": kind, "kills": count, **found})
+
+    def keep(self, folder: Path) -> None:
+        """Write what was printed, with the date and the machine."""
+        folder.mkdir(parents=True, exist_ok=True)
+        day = time.strftime("%Y-%m-%d")
+        machine = (
+            f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
+        )
+        text = json.dumps({"date": day, "machine": machine, "results": self.rows}, indent=1)
+        (folder / f"kill-{day}.json").write_text(text + "\n")
+
+
+def measure_guard(table: Table, kills: int, only: str, server: Connection, url: str) -> None:
+    """Kill bodies of this package."""
+    with _process(_serve_gateway, end=None) as gateway_pipe:
+        gateway_url, api_key, admin_key = gateway_pipe.recv()
+        with _process(_operate, gateway_url, admin_key, end=None) as operator:
+            runtime = guard.GuardRuntime(api_key=api_key, api_url=gateway_url).open()
+            until(lambda: runtime.status().control_channel == "websocket", WAIT_S)
+            bench = Bench(url, server, operator, kills)
+            for group, bodies in (("async", ASYNC), ("sync", SYNC)):
+                for kind, body in bodies.items():
+                    if only not in kind:
+                        continue
+                    try:
+                        samples = bench.measure(body, in_task=group == "async")
+                    except Missing as exc:
+                        print(f"{group:7} {kind:34} skipped: {exc}")
+                    else:
+                        table.latencies(group, kind, samples)
+            runtime.shutdown(flush=False)
+
+
+def measure_peer(table: Table, kills: int, only: str, url: str, python: str | None) -> None:
+    """Kill bodies of the peer; it works at most twenty at a time, each in a thread of its own."""
+    if python is None:
+        print("nullrun left out: no interpreter was given (--peers PYTHON)")
+        return
+    kind = "next short call, from the push"
+    with nullrun.started(python, url) as peer:
+        if peer is None:
+            print(f"nullrun left out: {python} does not have it, or it does not start")
+            return
+        for name in nullrun.BODIES:
+            if only in name:
+                table.fates("nullrun", name, peer.bodies(name, min(kills, 20)))
+        if only in kind:
+            table.latencies("nullrun", kind, [peer.refusal_ms() for _ in range(kills)])
 
 
 def main() -> None:
@@ -419,29 +323,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--only", default="", help="part of a kind's name")
+    parser.add_argument("--peers", metavar="PYTHON", help="an interpreter that has nullrun")
+    parser.add_argument("--results", type=Path, metavar="FOLDER", help="keep the table there")
     options = parser.parse_args()
+    table = Table()
     for kind, bare in BARE.items():
         if options.only in kind:
-            report("bare", kind, bare(options.kills))
-    with (
-        _process(_serve_gateway, end=None) as gateway_pipe,
-        _process(_serve_http, end="end") as server,
-    ):
-        url, api_key, admin_key = gateway_pipe.recv()
-        server_url = server.recv()
-        with _process(_operate, url, admin_key, end=None) as operator:
-            runtime = guard.GuardRuntime(api_key=api_key, api_url=url).open()
-            until(lambda: runtime.status().control_channel == "websocket", WAIT_S)
-            bench = Bench(server_url, server, operator, options.kills)
-            for group, bodies in (("async", ASYNC), ("sync", SYNC)):
-                for kind, body in bodies.items():
-                    if options.only not in kind:
-                        continue
-                    try:
-                        report(group, kind, bench.measure(body, in_task=group == "async"))
-                    except Missing as exc:
-                        print(f"{group:6} {kind:28} skipped: {exc}")
-            runtime.shutdown(flush=False)
+            table.latencies("bare", kind, bare(options.kills))
+    with _process(_serve_http, end="end") as server:
+        url = server.recv()
+        measure_guard(table, options.kills, options.only, server, url)
+        measure_peer(table, options.kills, options.only, url, options.peers)
+    if options.results:
+        table.keep(options.results)
 
 
 if __name__ == "__main__":
