@@ -37,6 +37,8 @@ from guard.gateway.storage.base import Actor, Storage
 
 HOUR = 3_600_000
 TTL = HOUR // 2
+KEEP_DAYS = 40
+SEASON = 100 * 24 * HOUR
 AMOUNTS = (1, 99, 100, 101, 200, 400)  # often just fit, or just do not
 ACTOR = Actor("model")
 
@@ -61,6 +63,7 @@ class Hold:
     held: int
     expires: int
     open: bool = True
+    forgotten: bool = False
 
 
 class LedgerMachine(RuleBasedStateMachine):
@@ -79,11 +82,16 @@ class LedgerMachine(RuleBasedStateMachine):
         self.limits = {"org": 1000, "flow": 600}
         self.accounts: dict[tuple[str, int], Account] = {}
         self.all_holds: list[Hold] = []
-        self.charged: dict[str, int] = {}
+        self.charged: set[str] = set()
+        self.total = 0
+        self.newest = ""
+        self.kept_from = 0
         self.storage = self.new_storage()
 
     def new_storage(self) -> Storage:
-        storage = self.make_storage(Path(self.folder.name), clock_ms=lambda: self.now)
+        storage = self.make_storage(
+            Path(self.folder.name), clock_ms=lambda: self.now, retention_days=KEEP_DAYS
+        )
         self.run(storage.open(lambda news: None))
         return storage
 
@@ -141,7 +149,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(
         target=holds,
         workflow=st.sampled_from("ab"),
-        amount=st.sampled_from([1, 99, 100, 101, 200, 400]),
+        amount=st.sampled_from(AMOUNTS),
     )
     def gate(self, workflow: str, amount: int) -> Any:
         number = next(self.serial)
@@ -189,6 +197,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def ingest(
         self, event_id: str, workflow: str, cost: int, hold: Hold | None, final: bool
     ) -> Any:
+        given = (event_id, workflow, cost, hold, final)
         event = wire.Event(
             event_id=event_id, type="llm", at_ms=1, workflow_id=workflow,
             reservation_id=None if hold is None else hold.id,
@@ -202,7 +211,11 @@ class LedgerMachine(RuleBasedStateMachine):
             assert (answer.status, reply.duplicates) == (202, 1)
             return multiple()
         assert reply.accepted == 1
-        self.charged[event_id] = cost
+        self.charged.add(event_id)
+        self.total += cost
+        self.newest = event_id
+        if hold is not None and hold.forgotten:
+            hold = None
         keys = current if hold is None else hold.keys
         taken = 0
         if hold is not None and hold.open:
@@ -221,12 +234,13 @@ class LedgerMachine(RuleBasedStateMachine):
         if hold is not None and final:
             self.close(hold)
         assert answer.status == (422 if over else 202)
-        return (event_id, workflow, cost, hold, final)
+        return given
 
     @rule(hold=consumes(holds))
     def release(self, hold: Hold) -> None:
         command = ReleaseCommand(request=self.request(), reservation_id=hold.id)
-        assert self.run(self.storage.release(command)).status == 200
+        expected = 404 if hold.forgotten else 200
+        assert self.run(self.storage.release(command)).status == expected
         self.close(hold)
 
     @rule(step=st.sampled_from([1000, TTL, HOUR]))
@@ -237,6 +251,17 @@ class LedgerMachine(RuleBasedStateMachine):
     def sweep(self) -> None:
         self.run(self.storage.sweep())
         self.expire()
+
+    @rule()
+    def a_season_passes(self) -> None:
+        """Everything up to now leaves the record, except the newest event."""
+        self.now += SEASON
+        self.kept_from = self.now
+        self.run(self.storage.sweep())
+        self.expire()
+        for hold in self.all_holds:
+            hold.forgotten = True
+        self.charged &= {self.newest}
 
     @rule(org=st.integers(0, 2000), flow=st.integers(0, 1000))
     def change_limits(self, org: int, flow: int) -> None:
@@ -259,7 +284,11 @@ class LedgerMachine(RuleBasedStateMachine):
         views = self.run(self.storage.balances(self.org, current_only=False))
         seen = {("org" if v.scope_kind == "organisation" else v.scope_id, v.epoch_ms): v
                 for v in views}  # fmt: skip
-        for key, account in self.accounts.items():
+        for key, account in list(self.accounts.items()):
+            if key not in seen and 0 < key[1] < self.kept_from:
+                assert account.reserved == 0
+                del self.accounts[key]  # a window that has ended, without entries
+                continue
             view = seen[key]
             assert (view.committed_nanousd, view.reserved_nanousd) == (
                 account.committed, account.reserved,
@@ -267,7 +296,7 @@ class LedgerMachine(RuleBasedStateMachine):
             assert view.overshoot_nanousd == account.overshoot
             assert account.committed + account.reserved <= account.bound + account.overshoot
         org_total = self.accounts.get(("org", 0), Account()).committed
-        assert org_total == sum(self.charged.values())
+        assert org_total == self.total
 
     def teardown(self) -> None:
         self.run(self.storage.close())
