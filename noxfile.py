@@ -64,7 +64,7 @@ def oldest_clients(session: nox.Session) -> None:
 
 @nox.session
 def proofs(session: nox.Session) -> None:
-    """Run the long proofs of the ledger at full size: hammer, kills, model, OpenAPI."""
+    """Run the long proofs at full size, on a quiet machine: the ledger's, and delivery's."""
     install(session)
     for scale, test in (
         ("85", "tests/gateway/test_hammer.py::test_hammer"),
@@ -73,6 +73,12 @@ def proofs(session: nox.Session) -> None:
         ("6", "tests/gateway/test_document.py"),
     ):
         session.run("pytest", test, *session.posargs, env={"GUARD_PROOF_SCALE": scale})
+    folder = "tests/guard/delivery"
+    for test, setting, value in (
+        ("test_shutdown.py", "GUARD_TEST_SHUTDOWN_S", "2.2"),
+        ("test_faults.py", "GUARD_TEST_FAULT_ROUNDS", "200"),
+    ):
+        session.run("pytest", "-s", f"{folder}/{test}", *session.posargs, env={setting: value})
 
 
 @nox.session

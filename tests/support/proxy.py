@@ -1,16 +1,30 @@
-"""A TCP proxy that can be broken: delay, hang, reset, truncate, corrupt, throttle, go down."""
+"""A TCP proxy that can be broken: delay, hang, reset, truncate, corrupt, throttle, go down, lie."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import socket
 import struct
 import threading
+from collections.abc import Mapping
 from typing import Literal
 from urllib.parse import urlsplit
 
-Fault = Literal["none", "hang", "reset", "truncate", "garbage", "refuse", "throttle"]
+Fault = Literal[
+    "none", "hang", "reset", "truncate", "garbage", "refuse", "throttle", "storm", "bomb"
+]
+
+_BOMB = gzip.compress(bytes(64 << 20), 9)
+
+LIES: Mapping[str, bytes] = {
+    "storm": b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/problem+json\r\n"
+    b"content-length: 2\r\n\r\n{}",
+    "bomb": b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-encoding: gzip\r\n"
+    b"content-length: %d\r\n\r\n%s" % (len(_BOMB), _BOMB),
+}
+"""Answers that take the place of the server's: an error, and 64 MB of nothing packed into 64 KB."""
 
 
 class ChaosProxy:
@@ -130,6 +144,7 @@ class ChaosProxy:
                 await writer.drain()
                 writer.close()
                 return
+            data = LIES.get(self.fault, data)
             if self.fault == "garbage":
                 data = bytes(byte ^ 0x55 for byte in data)
             if self.fault == "throttle":
