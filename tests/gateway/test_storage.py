@@ -12,7 +12,17 @@ import pytest
 import pytest_asyncio
 
 from guard.core import wire
+from guard.gateway.domain.commands import GateCommand
 from guard.gateway.domain.policy import CapUse
+from guard.gateway.domain.records import (
+    Budget,
+    OrganisationSettings,
+    Policy,
+    PolicyDocument,
+    Price,
+    Rates,
+)
+from guard.gateway.domain.rulesets import RuleSet
 from guard.gateway.storage.base import NotFoundError, Storage, StoreError
 from guard.gateway.storage.memory_rates import MemoryRates
 from guard.gateway.storage.sqlite import SqliteStorage
@@ -43,6 +53,34 @@ async def test_concurrent_grants_never_go_over(store: Store) -> None:
     await store.budget(100)
     answers = await asyncio.gather(*(store.gate(7) for _ in range(50)))
     assert sum(a.status == 200 for a in answers) == 14
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("mode", ["declared", "guessed"])
+async def test_a_hold_takes_the_last_nano_dollar_and_none_beyond(store: Store, mode: str) -> None:
+    settings = OrganisationSettings(default_hold_nanousd=60)
+    await store.storage.update_organisation(ACTOR, store.org, settings)
+    await store.budget(100)
+
+    async def ask(amount: int) -> int | None:
+        call = wire.GateRequest(call_id="c", kind="llm", function="f")
+        declared = amount if mode == "declared" else None
+        command = GateCommand(request=store.request(), call=call, declared_nanousd=declared)
+        answer = await store.storage.gate(command)
+        if answer.status == 402:
+            return None
+        return wire.decode(answer.body, wire.GateReply).reserved_nanousd
+
+    assert await ask(60) == 60
+    if mode == "declared":
+        assert await ask(41) is None
+    assert await ask(40) == 40  # a guess of 60 shrinks to what is left
+    assert await ask(1) is None
+    await store.budget(101)
+    assert await ask(1) == 1
+    assert await ask(1) is None
+    (balance,) = await store.storage.balances(store.org, current_only=True)
+    assert (balance.reserved_nanousd, balance.remaining_nanousd) == (101, 0)
 
 
 @pytest.mark.asyncio
@@ -114,6 +152,60 @@ async def test_a_failing_command_leaves_its_neighbours_alone(store: Store) -> No
     assert isinstance(results[1], NotFoundError)
     assert [results[0].status, results[2].status] == [200, 200]  # type: ignore[union-attr]
     assert (await store.storage.balances(store.org, current_only=True))[0].reserved_nanousd == 20
+
+
+@pytest.mark.asyncio
+async def test_a_set_of_rules_comes_into_force_whole_or_not_at_all(store: Store) -> None:
+    await store.budget(7, window="day")
+    await store.storage.put_price(ACTOR, price(store.org, "old"))
+
+    def budget(limit: int, organisation_id: str = "", **fields: Any) -> Budget:
+        wanted = {"scope_kind": "organisation", "scope_id": "", "window": "total", **fields}
+        own = organisation_id or store.org
+        return Budget(budget_id="", organisation_id=own, limit_nanousd=limit, **wanted)
+
+    policy = Policy(policy_id="", organisation_id=store.org, name="p", document=PolicyDocument())
+    rules = RuleSet([budget(100), budget(5, "nobody", window="hour")], [policy],
+                    [price(store.org, "new")])  # fmt: skip
+    before = await everything(store)
+    store.news.clear()
+    neighbour = store.gate(1)
+    failed, answer = await asyncio.gather(
+        store.storage.apply(ACTOR, store.org, rules, dry_run=False, prune=True),
+        neighbour,
+        return_exceptions=True,
+    )
+    assert isinstance(failed, NotFoundError)
+    assert answer.status == 200  # type: ignore[union-attr]
+    assert store.news == []
+    assert await everything(store) == before
+    rules.budgets.pop()
+    planned = await store.storage.apply(ACTOR, store.org, rules, dry_run=True, prune=True)
+    assert await everything(store) == before
+    done = await store.storage.apply(ACTOR, store.org, rules, dry_run=False, prune=True)
+    assert planned == done
+    assert [(c.kind, c.name, c.change) for c in done] == [
+        ("budget", "organisation total", "create"), ("policy", "p", "create"),
+        ("price", "*/new", "create"), ("budget", "organisation day", "delete"),
+        ("price", "*/old", "delete"),
+    ]  # fmt: skip
+    after = await everything(store)
+    again = await store.storage.apply(ACTOR, store.org, rules, dry_run=False, prune=True)
+    assert {c.change for c in again} == {"unchanged"}
+    assert await everything(store) == after
+    assert (await store.gate(101)).status == 402
+    assert (await store.gate(99)).status == 200
+
+
+def price(organisation_id: str, model: str) -> Price:
+    return Price(price_id="", organisation_id=organisation_id, provider="*", model=model,
+                 rates=Rates(input_per_mtok=1, output_per_mtok=1))  # fmt: skip
+
+
+async def everything(store: Store) -> list[Any]:
+    storage, org = store.storage, store.org
+    return [await storage.budgets(org), await storage.policies(org), await storage.prices(org),
+            await storage.audit(None, 0, 100), await storage.control_seq(org)]  # fmt: skip
 
 
 @pytest.mark.asyncio

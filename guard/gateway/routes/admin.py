@@ -9,9 +9,9 @@ from collections.abc import Callable
 from guard.core import wire
 from guard.core.ids import IdFactory
 from guard.gateway.domain import records
+from guard.gateway.domain.rulesets import RuleSet, first_named_twice
 from guard.gateway.routes import admin_bodies as bodies
 from guard.gateway.routes.operations import Call
-from guard.gateway.services.applying import Wanted, apply, check_distinct
 from guard.gateway.services.keys import NewKey, make_key
 from guard.gateway.services.preview import (
     EXAMPLES_MAX,
@@ -161,19 +161,16 @@ class AdminHandlers:
     async def apply(self, call: Call) -> bodies.Plan:
         wanted: bodies.ApplyBody = call.body
         own = call.caller.organisation()
-        full = Wanted(
+        rules = RuleSet(
             [as_budget(own, b) for b in wanted.budgets],
             [as_policy(own, p.name, p) for p in wanted.policies],
             [as_price(own, p) for p in wanted.prices],
         )
-        check_distinct(full)
-        changes = await apply(
-            self._storage,
-            call.caller.actor,
-            own,
-            full,
-            dry_run=wanted.dry_run,
-            prune=wanted.prune,
+        twice = first_named_twice(rules)
+        if twice is not None:
+            raise ConflictError(f"named twice: {twice}")
+        changes = await self._storage.apply(
+            call.caller.actor, own, rules, dry_run=wanted.dry_run, prune=wanted.prune
         )
         changed = sum(change.change != "unchanged" for change in changes)
         return bodies.Plan(dry_run=wanted.dry_run, changed=changed, changes=changes)

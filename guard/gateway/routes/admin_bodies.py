@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 from guard.core.wire import NANOUSD_MAX, NANOUSD_PER_CENT
 from guard.gateway.domain import records
 from guard.gateway.domain.records import DurationMs, Label
-from guard.gateway.services.applying import Change
+from guard.gateway.domain.rulesets import Change
 
 _WEBHOOK_URL = (
     r"^(https://[a-zA-Z0-9.-]{1,253}|http://(127\.0\.0\.1|\[::1\]))(:\d{1,5})?(/[!-~]*)?$"

@@ -15,6 +15,7 @@ from msgspec import Struct
 from guard.core import wire
 from guard.gateway.domain import figures, records
 from guard.gateway.domain.commands import Answer, GateCommand, IngestCommand, ReleaseCommand
+from guard.gateway.domain.rulesets import Change, RuleSet
 
 
 class StoreError(Exception):
@@ -137,6 +138,9 @@ class Catalogue(Protocol):
     async def put_price(self, actor: Actor, price: records.Price) -> records.Price: ...
     async def delete_price(self, actor: Actor, organisation_id: str, price_id: str) -> None: ...
     async def prices(self, organisation_id: str) -> list[records.Price]: ...
+    async def apply(
+        self, actor: Actor, organisation_id: str, wanted: RuleSet, *, dry_run: bool, prune: bool
+    ) -> list[Change]: ...
     async def put_webhook(
         self, actor: Actor, webhook: records.Webhook, secret: str
     ) -> records.Webhook: ...

@@ -7,6 +7,7 @@ import json
 import msgspec
 
 from guard.gateway.domain import records
+from guard.gateway.domain.rulesets import Change, RuleSet
 from guard.gateway.storage import sqlite_audit, sqlite_catalogue
 from guard.gateway.storage.base import Actor, DueDelivery
 from guard.gateway.storage.sqlite_core import SqliteCore
@@ -88,6 +89,17 @@ class SqliteAdmin(SqliteCore):
                     organisation_id,
                 )
             ]
+        )
+
+    async def apply(
+        self, actor: Actor, organisation_id: str, wanted: RuleSet, *, dry_run: bool, prune: bool
+    ) -> list[Change]:
+        """Bring a whole set of rules into force, or nothing of it."""
+        return await self.write(
+            lambda books: sqlite_catalogue.apply(
+                books, actor, organisation_id, wanted, dry_run=dry_run, prune=prune
+            ),
+            weight=1 + len(wanted.budgets) + len(wanted.policies) + len(wanted.prices),
         )
 
     async def put_webhook(

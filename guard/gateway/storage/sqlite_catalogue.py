@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from guard.core import wire
 from guard.gateway.domain import records
+from guard.gateway.domain.rulesets import Change, RuleSet, Step, plan
 from guard.gateway.storage import sqlite_audit, sqlite_control
 from guard.gateway.storage.base import Actor, Announcement, DueDelivery, NotFoundError
 from guard.gateway.storage.sqlite_books import Books
+
+T = TypeVar("T")
 
 
 def put_budget(books: Books, actor: Actor, wanted: records.Budget) -> records.Budget:
@@ -20,6 +23,12 @@ def put_budget(books: Books, actor: Actor, wanted: records.Budget) -> records.Bu
     Raises:
         NotFoundError: no such organisation.
     """
+    new = _put_budget(books, actor, wanted)
+    books.reload_org(wanted.organisation_id)
+    return new
+
+
+def _put_budget(books: Books, actor: Actor, wanted: records.Budget) -> records.Budget:
     if wanted.organisation_id not in books.orgs:
         raise NotFoundError("no such organisation")
     row = books.connection.execute(
@@ -57,6 +66,11 @@ def _same(old: Any, new: Any) -> bool:
 
 def delete_budget(books: Books, actor: Actor, organisation_id: str, budget_id: str) -> None:
     """Remove a budget; what it has counted stays in the record."""
+    _delete_budget(books, actor, organisation_id, budget_id)
+    books.reload_org(organisation_id)
+
+
+def _delete_budget(books: Books, actor: Actor, organisation_id: str, budget_id: str) -> None:
     old = sqlite_control.rule_of(books, budget_id)
     if old is None or old.organisation_id != organisation_id:
         raise NotFoundError("no such budget")
@@ -156,6 +170,65 @@ def delete_price(books: Books, actor: Actor, organisation_id: str, price_id: str
         raise NotFoundError("no such price")
     sqlite_audit.record(books, actor, "price.delete", price_id, {}, organisation_id)
     books.announcements.append(Announcement("catalogue", organisation_id))
+
+
+def apply(
+    books: Books,
+    actor: Actor,
+    organisation_id: str,
+    wanted: RuleSet,
+    *,
+    dry_run: bool,
+    prune: bool,
+) -> list[Change]:
+    """Compare what is wanted with what is in force, and make it so, or only say what would change.
+
+    Raises:
+        NotFoundError: no such organisation.
+    """
+    if organisation_id not in books.orgs:
+        raise NotFoundError("no such organisation")
+    current = RuleSet(
+        books.read_budgets(organisation_id),
+        _records(books, "policies", records.Policy, organisation_id, " AND current = 1"),
+        _records(books, "prices", records.Price, organisation_id),
+    )
+    steps = plan(current, wanted, prune=prune)
+    if not dry_run:
+        for step in steps:
+            _take(books, actor, organisation_id, step)
+        books.reload_org(organisation_id)
+    return [step.change for step in steps]
+
+
+def _records(
+    books: Books, table: str, kind: type[T], organisation_id: str, where: str = ""
+) -> list[T]:
+    rows = books.connection.execute(
+        f"SELECT record FROM {table} WHERE organisation_id = ?{where}",  # noqa: S608 (constants of this module)
+        (organisation_id,),
+    ).fetchall()
+    return [msgspec.json.decode(text, type=kind) for (text,) in rows]
+
+
+def _take(books: Books, actor: Actor, organisation_id: str, step: Step) -> None:
+    change, record = step.change.change, step.record
+    if change == "unchanged":
+        return
+    if isinstance(record, records.Budget):
+        if change == "delete":
+            _delete_budget(books, actor, organisation_id, record.budget_id)
+        else:
+            _put_budget(books, actor, record)
+    elif isinstance(record, records.Policy):
+        if change == "delete":
+            delete_policy(books, actor, organisation_id, record.name)
+        else:
+            put_policy(books, actor, record)
+    elif change == "delete":
+        delete_price(books, actor, organisation_id, record.price_id)
+    else:
+        put_price(books, actor, record)
 
 
 def put_webhook(

@@ -160,10 +160,12 @@ def rule_of(books: Books, budget_id: str) -> records.Budget | None:
 
 
 def budget_changed(books: Books, old: records.Budget | None, new: records.Budget | None) -> None:
-    """Bring the open epochs of a budget in line with a change of its limit or mode."""
+    """Bring the open epochs of a budget in line with a change of its limit or mode.
+
+    The caller has the organisation read again.
+    """
     rule = new or old
     assert rule is not None
-    books.reload_org(rule.organisation_id)
     org = books.orgs[rule.organisation_id]
     rows = books.connection.execute(
         "SELECT balance_id FROM balances WHERE budget_id = ? AND coalesce(ends_ms, ?) > ?",

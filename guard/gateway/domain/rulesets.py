@@ -1,0 +1,98 @@
+"""A whole set of budgets, policies and prices, and the plan that brings it into force."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, Literal
+
+import msgspec
+from msgspec import Struct
+
+from guard.gateway.domain.records import Budget, Policy, Price
+
+ChangeKind = Literal["create", "update", "unchanged", "delete"]
+RuleKind = Literal["budget", "policy", "price"]
+
+_OWN_FIELDS: Final = ("budget_id", "policy_id", "price_id", "version", "created_at_ms",
+                      "updated_at_ms")  # fmt: skip
+
+
+class Change(Struct, kw_only=True):
+    """One line of the plan."""
+
+    kind: RuleKind
+    name: str
+    change: ChangeKind
+
+
+class RuleSet(Struct):
+    """Budgets, policies and prices of one organisation."""
+
+    budgets: list[Budget] = []
+    policies: list[Policy] = []
+    prices: list[Price] = []
+
+
+class Step(Struct):
+    """A change with the record to put, or for a deletion the one to remove."""
+
+    change: Change
+    record: Budget | Policy | Price
+
+
+def plan(current: RuleSet, wanted: RuleSet, *, prune: bool) -> list[Step]:
+    """Return what has to be done, in order, to get from the rules in force to those wanted.
+
+    Args:
+        current: the rules in force.
+        wanted: the rules that are to be in force, each name once.
+        prune: also remove what is in force and not wanted.
+
+    Example:
+        >>> price = Price(price_id="", organisation_id="o", provider="*", model="m", rates=None)
+        >>> [step.change.change for step in plan(RuleSet(), RuleSet(prices=[price]), prune=True)]
+        ['create']
+        >>> plan(RuleSet(prices=[price]), RuleSet(), prune=True)[0].change.change
+        'delete'
+    """
+    steps: list[Step] = []
+    there = {(kind, name): record for kind, name, record in _named(current)}
+    for kind, name, record in _named(wanted):
+        old = there.pop((kind, name), None)
+        change: ChangeKind = "create"
+        if old is not None:
+            change = "unchanged" if _content(old) == _content(record) else "update"
+        steps.append(Step(Change(kind=kind, name=name, change=change), record))
+    if prune:
+        steps += [
+            Step(Change(kind=kind, name=name, change="delete"), record)
+            for (kind, name), record in there.items()
+        ]
+    return steps
+
+
+def first_named_twice(rules: RuleSet) -> str | None:
+    """Return a name about which the set says two things, or ``None``."""
+    seen: set[tuple[RuleKind, str]] = set()
+    for kind, name, _ in _named(rules):
+        if (kind, name) in seen:
+            return name
+        seen.add((kind, name))
+    return None
+
+
+def _named(rules: RuleSet) -> Sequence[tuple[RuleKind, str, Budget | Policy | Price]]:
+    return [
+        *(("budget", _budget_name(b), b) for b in rules.budgets),
+        *(("policy", p.name, p) for p in rules.policies),
+        *(("price", f"{p.provider}/{p.model}", p) for p in rules.prices),
+    ]
+
+
+def _budget_name(budget: Budget) -> str:
+    return " ".join(filter(None, (budget.scope_kind, budget.scope_id, budget.window)))
+
+
+def _content(record: Budget | Policy | Price) -> dict[str, Any]:
+    fields: dict[str, Any] = msgspec.to_builtins(record)
+    return {name: value for name, value in fields.items() if name not in _OWN_FIELDS}
