@@ -110,16 +110,6 @@ class GatewayClient:
             )
         return reply
 
-    async def release(self, reservation_id: str, reason: str) -> None:
-        """Give back a hold that was not used (``POST /gate/release``)."""
-        await self._call(
-            "POST",
-            wire.RELEASE_PATH,
-            dict,
-            body=wire.encode(wire.ReleaseRequest(reservation_id, reason)),
-            idempotency_key=f"release-{reservation_id}",
-        )
-
     async def send(self, batch_id: str, body: bytes) -> tuple[wire.EventsReply, bool]:
         """Deliver a batch of events (``POST /api/v1/events``).
 
@@ -358,6 +348,7 @@ class GatewayClient:
                     )
         finally:
             await response.aclose()
+            del response.stream  # it and the response hold each other: work for the collector
         return Reply(
             endpoint=endpoint,
             status=response.status_code,

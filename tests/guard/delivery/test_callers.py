@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import pytest
 
 import guard
@@ -129,3 +131,28 @@ uvloop.run(main())
     assert sorted(e["data"].get("input_tokens", 0) for e in tenant.llm_events("w")) == list(
         range(20)
     )
+
+
+def test_calls_leave_nothing_to_the_garbage_collector(against: Against, scripted: Scripted) -> None:
+    runtime = against()
+
+    @guard.protect
+    def work() -> None:
+        guard.track_llm(1, 1, model="m")
+
+    def exchanges() -> int:
+        return sum(isinstance(each, httpx.Request | httpx.Response) for each in gc.get_objects())
+
+    work()
+    runtime.flush(30)
+    gc.collect()
+    gc.disable()
+    try:
+        before = exchanges()
+        for _ in range(50):
+            work()
+        runtime.flush(30)
+        assert scripted.count("/gate") == 51
+        assert exchanges() <= before + 10
+    finally:
+        gc.enable()
