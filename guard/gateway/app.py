@@ -38,6 +38,7 @@ from guard.gateway.services.keys import KeyRing
 from guard.gateway.services.load import Load
 from guard.gateway.services.metrics import Counts, GatewayCollector
 from guard.gateway.services.operators import OperatorService
+from guard.gateway.services.pricing import load_published
 from guard.gateway.services.pulse import Pulse
 from guard.gateway.services.webhooks import WebhookSender
 from guard.gateway.settings import GatewaySettings
@@ -150,11 +151,13 @@ class GatewayApp:
     # -- life cycle ----------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Open the store and start the sweeper.
+        """Load the price tables, open the store and start what runs beside the requests.
 
         Raises:
             StoreError: the store cannot be opened.
         """
+        # Off the loop, and before the first request, which would wait for it.
+        await asyncio.to_thread(load_published)
         await self.storage.open(self._committed)
         self._tasks = [
             asyncio.create_task(self._sweep(), name="guard-gateway-sweeper"),

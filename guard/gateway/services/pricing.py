@@ -96,9 +96,16 @@ class PriceBook:
         return published(provider, model) or default
 
 
+def load_published() -> None:
+    """Load the published tables, which takes about half a second; later calls do nothing."""
+    from genai_prices import data_snapshot
+
+    data_snapshot.get_snapshot()
+
+
 def published(provider: str | None, model: str) -> Tariff | None:
     """Return the published tariff of a model (the ``genai-prices`` snapshot), if there is one."""
-    from genai_prices import data_snapshot  # 1.6 MB of tables; loaded when first needed
+    from genai_prices import data_snapshot  # loaded by a gateway before its first request
 
     snapshot = data_snapshot.get_snapshot()
     for provider_id in (provider, None) if provider else (None,):
