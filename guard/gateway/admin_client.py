@@ -187,6 +187,14 @@ class AdminClient:
         body = {"model": model, "provider": provider, "rates": rates}
         return dict(self.request("PUT", "/prices", body))
 
+    def prices(self) -> list[_Json]:
+        """List the operator's prices."""
+        return list(self.request("GET", "/prices"))
+
+    def delete_price(self, price_id: str) -> None:
+        """Remove a price."""
+        self.request("DELETE", f"/prices/{price_id}")
+
     def update_settings(self, **settings: Any) -> _Json:
         """Change the organisation's settings; what is left out goes back to its default."""
         return dict(self.request("PUT", "/organisations/settings", settings))

@@ -14,17 +14,25 @@ from guard.gateway import cli_data
 from guard.gateway.cli_output import (
     admin_options,
     client_of,
+    examples_of,
     note,
     show,
 )
 from guard.gateway.cli_password import greet, password
+from guard.gateway.cli_prices import prices
 
 DEFAULT_PORT = 8787
 
 
 @click.group()
 def gateway() -> None:
-    """Run and operate a self-hosted gateway."""
+    """Run and operate a self-hosted gateway.
+
+    \b
+    Examples:
+      guard gateway serve
+      guard gateway workflows --json
+    """
 
 
 @gateway.command()
@@ -130,8 +138,8 @@ gateway.add_command(password)
 # -- control -----------------------------------------------------------------------------------
 
 
-def _order(action: str, summary: str) -> None:
-    @gateway.command(name=action, help=summary)
+def _order(action: str, summary: str, *examples: str) -> None:
+    @gateway.command(name=action, help=f"{summary}\n\n{examples_of(*examples)}")
     @click.argument("name")
     @click.option("--run", "run_id", help="Only this run.")
     @click.option("--reason", default="", help="Shown to the program and kept in the audit log.")
@@ -150,10 +158,20 @@ def _order(action: str, summary: str) -> None:
         )
 
 
-_order("kill", "Kill a workflow: an id, a glob such as 'billing-*', or '*' for everything.")
-_order("pause", "Pause a workflow (id, glob or '*').")
-_order("resume", "Lift a pause. A killed workflow stays killed.")
-_order("revive", "Lift a kill.")
+_order(
+    "kill",
+    "Kill a workflow: an id, a glob such as 'billing-*', or '*' for everything.",
+    "kill research --reason 'wrong prompt'",
+    "kill '*'",
+)
+_order(
+    "pause",
+    "Pause a workflow (id, glob or '*').",
+    "pause 'billing-*' --for-seconds 600",
+    "pause research --run 01981f5e-6c3a-7b21-9d52-3f0a51c8e677",
+)
+_order("resume", "Lift a pause. A killed workflow stays killed.", "resume 'billing-*'")
+_order("revive", "Lift a kill.", "revive research")
 
 
 @gateway.command()
@@ -161,7 +179,13 @@ _order("revive", "Lift a kill.")
 @click.option("--after", default="", help="Start after this workflow id.")
 @admin_options
 def workflows(limit: int, after: str, **options: Any) -> None:
-    """List workflows with their state and spend."""
+    """List workflows with their state and spend.
+
+    \b
+    Examples:
+      guard gateway workflows
+      guard gateway workflows --after research --limit 20 --json
+    """
     with client_of(options) as client:
         rows = client.workflows(after=after, limit=limit)
         show(options, rows, ["workflow_id", "state", "reason", "spent_cents", "calls", "events"])
@@ -172,13 +196,23 @@ def workflows(limit: int, after: str, **options: Any) -> None:
 
 @gateway.group()
 def keys() -> None:
-    """Make, list, rotate and revoke keys."""
+    """Make, list, rotate and revoke keys.
+
+    \b
+    Example:
+      guard gateway keys list
+    """
 
 
 @keys.command("list")
 @admin_options
 def keys_list(**options: Any) -> None:
-    """List keys; never the keys themselves."""
+    """List keys; never the keys themselves.
+
+    \b
+    Example:
+      guard gateway keys list
+    """
     with client_of(options) as client:
         columns = ["key_id", "role", "name", "prefix", "workflow_id", "signed", "revoked_at_ms"]
         show(options, client.keys(), columns)
@@ -193,7 +227,14 @@ def keys_list(**options: Any) -> None:
 def keys_create(
     name: str, workflow_id: str | None, role: str, signed: bool, **options: Any
 ) -> None:
-    """Make a key and print it once."""
+    """Make a key and print it once.
+
+    \b
+    Examples:
+      guard gateway keys create worker
+      guard gateway keys create billing --workflow billing --signed
+      guard gateway keys create ops --role admin --organisation acme
+    """
     with client_of(options) as client:
         made = client.create_key_full(name, workflow_id=workflow_id, role=role, signed=signed)
         _show_key(options, made)
@@ -204,7 +245,12 @@ def keys_create(
 @click.option("--overlap-seconds", default=0.0, help="How long the old key stays good.")
 @admin_options
 def keys_rotate(key_id: str, overlap_seconds: float, **options: Any) -> None:
-    """Make a successor with the same scope and end the old key."""
+    """Make a successor with the same scope and end the old key.
+
+    \b
+    Example:
+      guard gateway keys rotate 01981f5e-6c3a-7b21-9d52-3f0a51c8e677 --overlap-seconds 3600
+    """
     with client_of(options) as client:
         _show_key(options, client.rotate_key(key_id, round(overlap_seconds * 1000)))
 
@@ -213,7 +259,12 @@ def keys_rotate(key_id: str, overlap_seconds: float, **options: Any) -> None:
 @click.argument("key_id")
 @admin_options
 def keys_revoke(key_id: str, **options: Any) -> None:
-    """End a key at once."""
+    """End a key at once.
+
+    \b
+    Example:
+      guard gateway keys revoke 01981f5e-6c3a-7b21-9d52-3f0a51c8e677
+    """
     with client_of(options) as client:
         note(options, f"revoked {key_id}", client.revoke_key(key_id))
 
@@ -228,6 +279,7 @@ def _show_key(options: dict[str, Any], made: dict[str, Any]) -> None:
 for _command in (
     cli_data.budgets,
     cli_data.policies,
+    prices,
     cli_data.approvals,
     cli_data.usage,
     cli_data.audit,

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from guard.gateway.cli_output import admin_options, client_of, note, safe, show
+from guard.gateway.cli_output import admin_options, client_of, examples_of, note, safe, show
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -42,13 +42,24 @@ def read_file(path: Path) -> Any:
 
 @click.group()
 def budgets() -> None:
-    """List, set and remove budgets."""
+    """List, set and remove budgets.
+
+    \b
+    Example:
+      guard gateway budgets list
+    """
 
 
 @budgets.command("list")
 @admin_options
 def budgets_list(**options: Any) -> None:
-    """List balances: limit, spent, held, per window."""
+    """List balances: limit, spent, held, per window.
+
+    \b
+    Examples:
+      guard gateway budgets list
+      guard gateway budgets list --json
+    """
     with client_of(options) as client:
         columns = ["scope", "window", "mode", "limit_cents", "committed_cents",
                    "reserved_cents", "exhausted", "budget_id"]  # fmt: skip
@@ -103,7 +114,12 @@ def budgets_set(
 @click.argument("budget_id")
 @admin_options
 def budgets_delete(budget_id: str, **options: Any) -> None:
-    """Remove a budget."""
+    """Remove a budget.
+
+    \b
+    Example:
+      guard gateway budgets delete 01981f5e-6c3a-7b21-9d52-3f0a51c8e677
+    """
     with client_of(options) as client:
         client.delete_budget(budget_id)
         note(options, f"removed {budget_id}", {"budget_id": budget_id})
@@ -114,13 +130,23 @@ def budgets_delete(budget_id: str, **options: Any) -> None:
 
 @click.group()
 def policies() -> None:
-    """List, set, preview and remove policies."""
+    """List, set, preview and remove policies.
+
+    \b
+    Example:
+      guard gateway policies list
+    """
 
 
 @policies.command("list")
 @admin_options
 def policies_list(**options: Any) -> None:
-    """List policies in force."""
+    """List policies in force.
+
+    \b
+    Example:
+      guard gateway policies list
+    """
     with client_of(options) as client:
         rows = [
             {**p, "scope": _scope(p), "rules": _rules(p["document"])} for p in client.policies()
@@ -200,7 +226,12 @@ def policies_set(
 @click.argument("name")
 @admin_options
 def policies_delete(name: str, **options: Any) -> None:
-    """Take a policy out of force."""
+    """Take a policy out of force.
+
+    \b
+    Example:
+      guard gateway policies delete no-deletes
+    """
     with client_of(options) as client:
         client.delete_policy(name)
         note(options, f"removed {name}", {"name": name})
@@ -211,21 +242,34 @@ def policies_delete(name: str, **options: Any) -> None:
 
 @click.group()
 def approvals() -> None:
-    """List and answer calls that wait for a person."""
+    """List and answer calls that wait for a person.
+
+    \b
+    Example:
+      guard gateway approvals list
+    """
 
 
 @approvals.command("list")
 @click.option("--all", "all_", is_flag=True, help="Answered and expired ones too.")
 @admin_options
 def approvals_list(all_: bool, **options: Any) -> None:
-    """List approvals."""
+    """List approvals.
+
+    \b
+    Examples:
+      guard gateway approvals list
+      guard gateway approvals list --all --json
+    """
     with client_of(options) as client:
         columns = ["approval_id", "status", "workflow_id", "tool_name", "function", "deadline_ms"]
         show(options, client.approvals(None if all_ else "pending"), columns)
 
 
 def _answer(name: str, approved: bool, summary: str) -> None:
-    @approvals.command(name, help=summary)
+    example = f"approvals {name} 01981f5e-6c3a-7b21-9d52-3f0a51c8e677 --reason 'asked by phone'"
+
+    @approvals.command(name, help=f"{summary}\n\n{examples_of(example)}")
     @click.argument("approval_id")
     @click.option("--reason", default="")
     @admin_options
@@ -252,7 +296,13 @@ _answer("refuse", False, "Refuse the call.")
 @click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 1000))
 @admin_options
 def usage(group_by: str, since_ms: int | None, limit: int, **options: Any) -> None:
-    """Sum usage by group, dearest first."""
+    """Sum usage by group, dearest first.
+
+    \b
+    Examples:
+      guard gateway usage --by model
+      guard gateway usage --by day --since-ms 1767225600000 --json
+    """
     with client_of(options) as client:
         rows = client.usage(group_by, since_ms=since_ms, limit=limit)
         columns = ["group", "cost_cents", "llm_calls", "tool_calls", "input_tokens",
@@ -262,7 +312,13 @@ def usage(group_by: str, since_ms: int | None, limit: int, **options: Any) -> No
 
 @click.group()
 def audit() -> None:
-    """Read and check the audit log."""
+    """Read and check the audit log.
+
+    \b
+    Examples:
+      guard gateway audit list
+      guard gateway audit verify
+    """
 
 
 @audit.command("list")
@@ -270,7 +326,12 @@ def audit() -> None:
 @click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 1000))
 @admin_options
 def audit_list(after: int, limit: int, **options: Any) -> None:
-    """List acts of operators, oldest first."""
+    """List acts of operators, oldest first.
+
+    \b
+    Example:
+      guard gateway audit list --after 500 --limit 50
+    """
     with client_of(options) as client:
         show(options, client.audit(after=after, limit=limit),
              ["seq", "at_ms", "actor", "action", "target"])  # fmt: skip
@@ -279,7 +340,13 @@ def audit_list(after: int, limit: int, **options: Any) -> None:
 @audit.command("verify")
 @admin_options
 def audit_verify(**options: Any) -> None:
-    """Check the log's hash chain and the ledger's sums; exit code 1 when something is wrong."""
+    """Check the log's hash chain and the ledger's sums; exit code 1 when something is wrong.
+
+    \b
+    Examples:
+      guard gateway audit verify
+      guard gateway audit verify --json
+    """
     with client_of(options) as client:
         chain, books = client.verify_audit(), client.verify_ledger()
     lines = [

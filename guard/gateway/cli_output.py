@@ -38,6 +38,12 @@ def admin_options(command: F) -> F:
     return command
 
 
+def examples_of(*commands: str) -> str:
+    """Return the part of a help text that shows commands, each after ``guard gateway``."""
+    lines = "\n".join(f"  guard gateway {command}" for command in commands)
+    return f"\b\nExample{'s' if len(commands) > 1 else ''}:\n{lines}"
+
+
 @contextlib.contextmanager
 def client_of(options: dict[str, Any]) -> Iterator[AdminClient]:
     """Open the admin client that the options describe; errors become one line."""

@@ -37,18 +37,37 @@ def invoke(tenant: Any) -> Invoke:
     return run
 
 
-def _commands(group: click.Group, path: tuple[str, ...] = ()) -> Any:
-    for name, sub in group.commands.items():
-        yield (*path, name)
-        if isinstance(sub, click.Group):
+def _commands(command: click.Command, path: tuple[str, ...] = ()) -> Any:
+    yield path
+    if isinstance(command, click.Group):
+        for name, sub in command.commands.items():
             yield from _commands(sub, (*path, name))
 
 
-@pytest.mark.parametrize("path", list(_commands(command)), ids=" ".join)
-def test_every_command_has_help(path: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("path", list(_commands(command)), ids=lambda path: " ".join(path) or "-")
+def test_every_command_has_help_with_an_example(path: tuple[str, ...]) -> None:
     result = CliRunner().invoke(command, [*path, "--help"])
     assert result.exit_code == 0
-    assert len(result.output.splitlines()) > 4
+    summary, _, examples = result.output.partition("Example")
+    assert summary.count("\n") > 2
+    shown = [line.split() for line in examples.splitlines() if " guard gateway " in line]
+    assert shown, "an example on a line of its own"
+    for line in shown:
+        words = line[line.index("guard") + 2 :]
+        assert tuple(words[: len(path)]) == path
+        assert _names_a_command(words), line
+
+
+def _names_a_command(words: list[str]) -> bool:
+    """Tell whether an example's words lead to a command, and its options are that command's."""
+    found: click.Command = command
+    rest = list(words)
+    while isinstance(found, click.Group):
+        if not rest or rest[0] not in found.commands:
+            return False
+        found = found.commands[rest.pop(0)]
+    known = {name for each in found.params for name in each.opts}
+    return {word for word in rest if word.startswith("--")} <= known
 
 
 def test_control(invoke: Invoke, tenant: Any) -> None:
@@ -101,6 +120,36 @@ def test_policies_from_files(invoke: Invoke, tenant: Any, tmp_path: Path) -> Non
     assert "rm_*" in invoke("policies", "list").output
     invoke("policies", "delete", "p")
     tenant.allowed(tool_name="rm_all")
+
+
+def test_prices(invoke: Invoke, tenant: Any) -> None:
+    assert invoke("prices", "list").output == "none\n"
+    words = ("--input", "0.5", "--output", "1.500000001", "--cache-read", "0")
+    assert "*/own-* version 1" in invoke("prices", "set", "own-*", *words).output
+    assert "version 2" in invoke("prices", "set", "own-*", "--input", "1", "--output", "2").output
+    made = json.loads(
+        invoke("prices", "set", "own-*", "--provider", "azure", *words, "--json").output
+    )
+    assert made["rates"]["input_per_mtok"] == 500_000_000
+    assert made["rates"]["output_per_mtok"] == 1_500_000_001
+    assert made["rates"]["cache_read_per_mtok"] == 0
+    table = invoke("prices", "list").output
+    assert "1.500000001" in table
+    assert made["price_id"] in table
+    assert json.loads(invoke("prices", "list", "--json").output) == tenant.admin.prices()
+    tenant.send(tenant.llm(data={"model": "own-1", "provider": "x", "input_tokens": 1_000_000}))
+    assert tenant.admin.events()[-1]["cost_nanousd"] == 1_000_000_000
+    assert "2 prices" in invoke("prices", "delete", "own-*", expect=1).output
+    invoke("prices", "delete", "azure/own-*")
+    assert "removed */own-*" in invoke("prices", "delete", "own-*").output
+    assert "no such price" in invoke("prices", "delete", "own-*", expect=1).output
+    assert tenant.admin.prices() == []
+
+
+@pytest.mark.parametrize("amount", ["-1", "much", "NaN", "inf", "0.0000000001"])
+def test_a_price_is_an_exact_amount(invoke: Invoke, amount: str) -> None:
+    output = invoke("prices", "set", "m", "--input", amount, "--output", "1", expect=2).output
+    assert "--input" in output
 
 
 TOML = """
