@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import time
-from collections.abc import AsyncIterator, Iterator
 from typing import Any, Final
 
 import attrs
-import uvicorn
 from genai_prices import Usage, calc_price
 from rich.markup import escape
 
@@ -22,6 +19,9 @@ from guard.demo.narrator import Narrator
 from guard.demo.standin import StandIn, count_tokens
 from guard.gateway.embedded import Gateway, run_gateway
 from guard.runtime import GuardRuntime
+from spamdetect.service.server import serving_app
+from spamdetect.service.settings import ServiceSettings
+from spamdetect.testing import run_service_async
 
 TRIAGE: Final = "inbox-triage"
 DIGEST: Final = "inbox-digest"
@@ -66,12 +66,12 @@ async def tell(messages: list[Message], narrator: Narrator) -> bool:
     async with contextlib.AsyncExitStack() as stack:
         narrator.say("[bold]guard demo[/]: an inbox agent under guard, on this machine alone")
         gateway = stack.enter_context(await _in_thread(run_gateway()))
-        spam_url, spam_key = await stack.enter_async_context(_spam_service())
+        spam = await stack.enter_async_context(run_service_async())
         standin = StandIn()
-        llm_url = await stack.enter_async_context(_serving(standin))
+        llm = await stack.enter_async_context(serving_app(standin.app, ServiceSettings(port=0)))
         story = _Story(narrator, gateway, standin, messages)
         stack.push_async_callback(asyncio.to_thread, guard.shutdown)
-        return await story.run(spam_url, spam_key, llm_url)
+        return await story.run(spam.base_url, spam.api_key, llm.base_url)
 
 
 class _Story:
@@ -302,48 +302,3 @@ async def _in_thread(manager: Any) -> Any:
             manager.__exit__(None, None, None)
 
     return again()
-
-
-@contextlib.asynccontextmanager
-async def _spam_service() -> AsyncIterator[tuple[str, str]]:
-    from spamdetect.testing import run_service_async
-
-    async with run_service_async() as service:
-        yield service.base_url, service.api_key
-
-
-@contextlib.asynccontextmanager
-async def _serving(standin: StandIn) -> AsyncIterator[str]:
-    """Serve the stand-in on a free loopback port of this loop."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = _QuietServer(
-        uvicorn.Config(standin.app, log_level="error", lifespan="off", timeout_graceful_shutdown=1)
-    )
-    task = asyncio.create_task(server.serve(sockets=[listener]))
-    try:
-        await server.ready.wait()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        await asyncio.gather(task, return_exceptions=True)
-        listener.close()
-
-
-class _QuietServer(uvicorn.Server):
-    """uvicorn that says when it is ready and leaves Ctrl-C to the program around it."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.ready = asyncio.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start listening."""
-        try:
-            await super().startup(sockets)
-        finally:
-            self.ready.set()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Capture none."""
-        yield
