@@ -19,9 +19,11 @@ SKEW_MAX_S: Final = 300
 _LABEL: Final = "guard"
 _INPUT = re.compile(
     r"guard=(?P<described>\((?P<covered>[^()]*)\);created=(?P<created>\d{1,12})"
-    r';nonce="(?P<nonce>[\w-]{8,128})";keyid="(?P<keyid>[ !#-\[\]-~]{1,256})";alg="hmac-sha256")',
+    r';nonce="(?P<nonce>[\w-]{8,128})";keyid="(?P<keyid>(?:[ !#-\[\]-~]|\\["\\]){1,256})"'
+    r';alg="hmac-sha256")',
     re.ASCII,
 )
+_ESCAPED = re.compile(r'\\(["\\])')
 _SIGNATURE = re.compile(r"guard=:(?P<value>[A-Za-z0-9+/]{43}=):")
 _FRAME_CONTEXT: Final = b"guard.v3 control frame\n"
 
@@ -101,7 +103,8 @@ def verify(
         raise SignatureError("the signature headers are missing or malformed")
     if matched["covered"] != " ".join(f'"{name}"' for name in COVERED):
         raise SignatureError("the signature covers other components than this protocol asks for")
-    parameters = SignatureParameters(int(matched["created"]), matched["nonce"], matched["keyid"])
+    key_id = _ESCAPED.sub(r"\1", matched["keyid"])
+    parameters = SignatureParameters(int(matched["created"]), matched["nonce"], key_id)
     # The parameters as they were sent: `created=0017` must not pass for `created=17`.
     base = _signature_base(method, target_uri, digest, api_key, matched["described"])
     right = hmac.compare_digest(value["value"].encode(), _mac(secret, base).encode())
@@ -130,9 +133,10 @@ def verify_frame(secret: str, nonce: str, payload: bytes, signature: str) -> boo
 
 def _describe(parameters: SignatureParameters) -> str:
     covered = " ".join(f'"{name}"' for name in COVERED)
+    key_id = parameters.key_id.replace("\\", "\\\\").replace('"', '\\"')  # RFC 8941, 3.3.3
     return (
         f'({covered});created={parameters.created_s};nonce="{parameters.nonce}"'
-        f';keyid="{parameters.key_id}";alg="hmac-sha256"'
+        f';keyid="{key_id}";alg="hmac-sha256"'
     )
 
 

@@ -127,6 +127,30 @@ def test_we_accept_what_the_oracle_signs(
     assert parameters == SignatureParameters(NOW_S, nonce, KEY_ID)
 
 
+@given(st.text(st.sampled_from('ab "\\;=()~'), min_size=1, max_size=20))
+def test_any_visible_key_id_survives_the_header(key_id: str) -> None:
+    """The id is the key's beginning, and a key may hold what a quoted string has to escape."""
+    url, parameters = "https://guard.example.com/gate", SignatureParameters(NOW_S, NONCE, key_id)
+    request: dict[str, Any] = {"method": "POST", "target_uri": url, "body": b"x", "api_key": "key"}
+    headers = sign(**request, secret=SECRET, parameters=parameters)
+    verifier = HTTPMessageVerifier(
+        signature_algorithm=HMAC_SHA256,
+        key_resolver=MappingKeyResolver(public_keys={key_id: SECRET.encode()}, private_keys={}),
+    )
+    sent = httpx.Request("POST", url, headers={"X-API-Key": "key"} | headers, content=b"x")
+    [result] = verifier.verify(sent, require_components=COVERED, body=b"x")
+    assert result.parameters["keyid"] == key_id
+    verified = verify(
+        **request,
+        secret=SECRET,
+        digest=headers["Content-Digest"],
+        signature_input=headers["Signature-Input"],
+        signature=headers["Signature"],
+        now_s=NOW_S,
+    )
+    assert verified == parameters
+
+
 def test_the_oracle_refuses_what_was_changed_after_we_signed() -> None:
     """The oracle can say no: the agreement above means something."""
     headers = signed_by_us("POST", "https://guard.example.com/gate", b"a", "key", SECRET)
