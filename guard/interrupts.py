@@ -132,6 +132,42 @@ class TaskBody:
         return interrupt_for(self.mark, self.scope.workflow_id)
 
 
+class TaskRequest(TaskBody):
+    """An HTTP request in a task that runs no body of its workflow: a task that nobody awaits.
+
+    Args:
+        scope: the position of the request.
+        task: the running task.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, scope: Scope, task: asyncio.Task[object]) -> None:
+        self.scope = scope
+        self.mark = None
+        self._task = task
+        self._loop = task.get_loop()
+        self._cancelling = task.cancelling()
+        self._cancelled = False
+        self.outer = None
+        self.ended = False
+        self.stopped = False
+
+    def end(self, exc: BaseException | None) -> BaseException | None:
+        """The request ended; return what is to be raised instead of ``exc``, or None.
+
+        A response that has come is handed out: its connection has to be given back.
+        """
+        if self.mark is None:
+            self.ended = True
+            return exc
+        killed = super().end(exc)
+        if exc is not None:
+            return killed
+        self.stopped = False
+        return None
+
+
 class GateWait:
     """A call of a plain function that waits for the gate's answer.
 
@@ -184,6 +220,14 @@ def _still_running(body: Body | None) -> Body | None:
     return body
 
 
+def running_task() -> asyncio.Task[object] | None:
+    """Return the task of asyncio that runs in the calling thread, if one does."""
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # no loop runs here, or another library's
+        return None
+
+
 class ActiveBodies:
     """The protected bodies that are running in this process.
 
@@ -200,20 +244,32 @@ class ActiveBodies:
 
     def enter(self, body: Body) -> None:
         """Take note of a body that starts."""
+        key = body.carrier
         with self._lock:
-            stack = self._stacks.setdefault(body.carrier, [])
-            body.outer = stack[-1] if stack else None
-            stack.append(body)
+            stack = self._stacks.get(key)
+            if stack is None:
+                self._stacks[key] = [body]
+            else:
+                body.outer = stack[-1]
+                stack.append(body)
+
+    def reach(self, carrier: object, scope: Scope) -> bool:
+        """Tell whether a kill of ``scope`` stops what its task or thread does now anyway."""
+        stack = self._stacks.get(carrier)
+        if not stack:
+            return False
+        body = stack[-1].scope
+        return body.run_id == scope.run_id and body.workflow_id == scope.workflow_id
 
     def leave(self, body: Body) -> None:
         """Forget a body that ended."""
         key = body.carrier
         with self._lock:
             stack = self._stacks.get(key)
-            if stack is not None and body in stack:
+            if stack == [body]:
+                del self._stacks[key]
+            elif stack is not None and body in stack:
                 stack.remove(body)
-                if not stack:
-                    del self._stacks[key]
 
     def interrupt(self, concerned: Concerned) -> None:
         """Stop the innermost body of each task and thread that ``concerned`` gives a mark for.

@@ -18,7 +18,7 @@ from guard.breaker.exceptions import (
     GuardTransportError,
     WorkflowKilledInterrupt,
 )
-from guard.breaker.halts import Refusal, exception_for_halt
+from guard.breaker.halts import Refusal, exception_for_halt, interrupt_for
 from guard.core import wire
 from guard.core.control import ControlState, Mark
 from guard.decisions import Decisions
@@ -26,13 +26,16 @@ from guard.delivery import Delivery
 from guard.exits import ExitHooks
 from guard.hooks import ErrorContext, fire
 from guard.instrumentation import Instrumentation
-from guard.interrupts import ActiveBodies, TaskBody
+from guard.interrupts import ActiveBodies, Body, TaskBody, TaskRequest, running_task
 from guard.loop import BackgroundLoop, LoopClosedError
-from guard.scope import Scope
+from guard.scope import Scope, current_scope
 from guard.settings import Settings
 from guard.state import GuardStatus
+from guard.threads import ThreadRequest, this_thread
 
 if TYPE_CHECKING:  # the link imports httpx and websockets, which `import guard` must not
+    from types import FrameType
+
     from guard.io.link import Link
 
 T = TypeVar("T")
@@ -123,6 +126,8 @@ class GuardRuntime:
         self.instrumentation = Instrumentation(
             record=self.record,
             check=self.check_request,
+            enter=self._enter_request,
+            leave=self._leave_request,
             inject_stream_usage=self.settings.inject_stream_usage,
         )
         _install(self)
@@ -374,6 +379,47 @@ class GuardRuntime:
             return
         error = exception_for_halt(halt, scope.workflow_id)
         raise error if isinstance(error, WorkflowKilledInterrupt) else Refusal(error)
+
+    def _enter_request(
+        self, frame: FrameType | None, llm: bool
+    ) -> TaskRequest | ThreadRequest | None:
+        """Have a kill stop an HTTP request; None where it stops the body around it anyway.
+
+        Args:
+            frame: that calls a blocking client; None in the task of an asynchronous one.
+            llm: whether it is an LLM request; others are stopped only where they come from a
+                protected call, and not when they begin after the kill: a clean-up may need them.
+
+        Raises:
+            WorkflowKilledInterrupt: the workflow has been killed already.
+        """
+        scope = current_scope.get()
+        if scope.call is None and not (llm and scope.workflow_id is not None):
+            return None
+        task = running_task() if frame is None else None
+        if frame is None and task is None:
+            return None  # not a task of asyncio
+        bodies, kills = self.bodies, self.control.kills
+        if bodies.reach(task or this_thread(), scope) or self._background.is_own_thread:
+            return None
+        if kills and (killed := self.killed(scope)):
+            if llm:
+                raise interrupt_for(killed, scope.workflow_id)
+            return None
+        request: TaskRequest | ThreadRequest
+        if task is not None:
+            request = TaskRequest(scope, task)
+        else:
+            assert frame is not None
+            request = ThreadRequest(scope, frame)
+        bodies.enter(request)
+        if self.control.kills is not kills and (killed := self.killed(scope)):
+            bodies.leave(request)  # it was applied before the request was known to `bodies`
+            raise interrupt_for(killed, scope.workflow_id)
+        return request
+
+    def _leave_request(self, request: Body) -> None:
+        self.bodies.leave(request)
 
     def told(
         self, exc: BaseException, stage: str, scope: Scope | None = None, tool: str | None = None

@@ -17,7 +17,7 @@ from typing import Any, Final
 from guard.breaker.exceptions import WorkflowKilledInterrupt
 from guard.breaker.halts import interrupt_for
 from guard.core.control import Mark
-from guard.frames import locate
+from guard.frames import Place, locate
 from guard.instrumentation.aborts import shut_down
 from guard.scope import Scope
 
@@ -141,18 +141,21 @@ class ThreadBody:
         if place.kind == "loop":
             self._ask_loop(place.loop, place.task)
             return False
-        if place.kind != "open":
+        if not self._may_stop_at(place):
             return False
         self.thread.pending = _pending[ident] = self
         _raise_in(ident, _Posted)
         # Had this thread been held up between the look and the post, the other could have gone on.
         then = locate(ident, self._frame, patient=patient)
-        if then.kind != "open" and self._take_back():
+        if not self._may_stop_at(then) and self._take_back():
             return False
         if then.socket is not None and then.socket is place.socket:
             self.sockets_shut_down += 1
             shut_down(then.socket)
         return True
+
+    def _may_stop_at(self, place: Place) -> bool:
+        return place.kind == "open"
 
     def _ask_loop(self, loop: object, task: object) -> None:
         if not self._loop_asked:
@@ -179,6 +182,38 @@ class ThreadBody:
             return exc
         self.stopped = True
         return interrupt_for(self.mark, self.scope.workflow_id)
+
+
+class ThreadRequest(ThreadBody):
+    """An HTTP request in a thread that runs no body of its workflow: ``asyncio.to_thread``.
+
+    It is stopped only where it blocks on its socket, so the caller's code is never torn.
+
+    Args:
+        scope: the position of the request.
+        frame: of the function of guard that is about to call the client's.
+    """
+
+    __slots__ = ()
+
+    def _may_stop_at(self, place: Place) -> bool:
+        return place.socket is not None
+
+    def end(self, exc: BaseException | None) -> BaseException | None:
+        """The request ended; return what is to be raised instead of ``exc``, or None.
+
+        A response that has come is handed out: its connection has to be given back.
+        """
+        # In this order: who marks a request looks at `ended` afterwards, before it posts anything.
+        self.ended = True
+        if self.mark is None:
+            self._frame = None
+            return exc
+        killed = super().end(exc)
+        if exc is not None:
+            return killed
+        self.stopped = False
+        return None
 
 
 def _after_fork() -> None:

@@ -69,6 +69,9 @@ class Lane:
     patterns: Mapping[str, Mark] = _NO_MARKS
     runs: Mapping[str, Mark] = _NO_MARKS
 
+    def __bool__(self) -> bool:
+        return bool(self.exact or self.patterns or self.runs)
+
     def find(self, workflow_id: str | None, run_id: str | None, now_ms: int) -> Mark | None:
         """Return the mark that halts this run of this workflow, if one does: the newest decides."""
         newest = self.exact.get(workflow_id) if workflow_id is not None else None

@@ -8,6 +8,7 @@ they reach the reader.
 from __future__ import annotations
 
 import functools
+from collections.abc import Awaitable
 from types import ModuleType
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ import msgspec
 
 from guard.instrumentation import seams
 from guard.instrumentation.exchange import Exchange
+from guard.instrumentation.inflight import llm_request_async, other_request_async
 from guard.instrumentation.observer import inside
 
 _observed: Final[dict[int, Exchange]] = {}
@@ -32,10 +34,10 @@ def _request(original: Any, reader: Any) -> Any:
     async def request(self: Any, method: str, str_or_url: Any, **options: Any) -> Any:
         exchange = _begin(self, method, str_or_url, options)
         if exchange is None:
-            return await original(self, method, str_or_url, **options)
+            return await other_request_async(original, self, method, str_or_url, **options)
         token = inside.set(True)
         try:
-            response = await original(self, method, str_or_url, **options)
+            response = await llm_request_async(original, self, method, str_or_url, **options)
         finally:
             inside.reset(token)
         _observe(exchange, response, reader)
@@ -103,6 +105,9 @@ def _observed_reader(base: type[Any]) -> type[Any]:
                 exchange.feed(chunk)
                 self.settle()
             return chunk
+
+        def _wait(self, func_name: str) -> Awaitable[None]:
+            return llm_request_async(super()._wait, func_name)
 
         def feed_eof(self) -> None:
             super().feed_eof()

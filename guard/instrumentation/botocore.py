@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from guard.instrumentation import seams
+from guard.instrumentation.inflight import llm_request, other_request
 from guard.instrumentation.observer import inside
 from guard.instrumentation.requests import begin
 from guard.instrumentation.urllib3 import observe
@@ -22,10 +23,10 @@ def _send(original: Any) -> Any:
     def send(self: Any, request: Any) -> Any:
         exchange = begin(request)
         if exchange is None:
-            return original(self, request)
+            return other_request(original, self, request)
         token = inside.set(True)
         try:
-            response = original(self, request)
+            response = llm_request(original, self, request)
         finally:
             inside.reset(token)
         header = response.headers.get

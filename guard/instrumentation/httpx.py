@@ -18,6 +18,14 @@ from guard.core.usage.recording import PENDING_BYTES
 from guard.instrumentation import seams
 from guard.instrumentation.exchange import Exchange
 from guard.instrumentation.include_usage import UsageChunkFilter, asking_for_usage
+from guard.instrumentation.inflight import (
+    chunks_of,
+    chunks_of_async,
+    llm_request,
+    llm_request_async,
+    other_request,
+    other_request_async,
+)
 from guard.instrumentation.observer import Instrumentation, inside
 from guard.scope import OWN_TRAFFIC
 
@@ -35,10 +43,10 @@ def _sync_send(original: Any, tee: Any, byte_stream: Any) -> Any:
     def send(self: Any, request: Any, **options: Any) -> Any:
         exchange = _begin(request, byte_stream)
         if exchange is None:
-            return original(self, request, **options)
+            return other_request(original, self, request, **options)
         token = inside.set(True)
         try:
-            response = original(self, request, **options)
+            response = llm_request(original, self, request, **options)
         finally:
             inside.reset(token)
         return _observe(exchange, response, tee, options)
@@ -51,10 +59,10 @@ def _async_send(original: Any, tee: Any, byte_stream: Any) -> Any:
     async def send(self: Any, request: Any, **options: Any) -> Any:
         exchange = _begin(request, byte_stream)
         if exchange is None:
-            return await original(self, request, **options)
+            return await other_request_async(original, self, request, **options)
         token = inside.set(True)
         try:
-            response = await original(self, request, **options)
+            response = await llm_request_async(original, self, request, **options)
         finally:
             inside.reset(token)
         return _observe(exchange, response, tee, options)
@@ -133,10 +141,11 @@ def _tees(module: ModuleType) -> tuple[type[Any], type[Any]]:
 
         def __iter__(self) -> Iterator[bytes]:
             recording, hide = self._recording, self._exchange.filter
+            chunks = chunks_of(self._stream)
             pend, room = recording.pending.append, PENDING_BYTES
             try:
                 if hide is None:
-                    for chunk in self._stream:
+                    for chunk in chunks:
                         pend(chunk)
                         room -= len(chunk)
                         if room < 0:
@@ -144,7 +153,7 @@ def _tees(module: ModuleType) -> tuple[type[Any], type[Any]]:
                             room = PENDING_BYTES
                         yield chunk
                     return
-                for chunk in self._stream:
+                for chunk in chunks:
                     recording.feed(chunk)
                     if shown := hide.feed(chunk):
                         yield shown
@@ -170,10 +179,11 @@ def _tees(module: ModuleType) -> tuple[type[Any], type[Any]]:
 
         async def __aiter__(self) -> AsyncIterator[bytes]:
             recording, hide = self._recording, self._exchange.filter
+            chunks = chunks_of_async(self._stream)
             pend, room = recording.pending.append, PENDING_BYTES
             try:
                 if hide is None:
-                    async for chunk in self._stream:
+                    async for chunk in chunks:
                         pend(chunk)
                         room -= len(chunk)
                         if room < 0:
@@ -181,7 +191,7 @@ def _tees(module: ModuleType) -> tuple[type[Any], type[Any]]:
                             room = PENDING_BYTES
                         yield chunk
                     return
-                async for chunk in self._stream:
+                async for chunk in chunks:
                     recording.feed(chunk)
                     if shown := hide.feed(chunk):
                         yield shown

@@ -8,6 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from contextvars import ContextVar
+from types import FrameType
 from typing import Any, Final, Protocol
 
 from guard.core.usage import PENDING, Usage, find_endpoint
@@ -33,12 +34,20 @@ class Record(Protocol):
         """Put an event into the buffer."""
 
 
+def _nothing(*request: object) -> None:
+    """No kill has to be looked out for."""
+
+
 class Instrumentation:
     """The process's HTTP clients under observation; installs and removes the hooks.
 
     Args:
         record: takes an ``llm`` event.
         check: raises when the scope's next LLM request must not go out.
+        enter: takes note of a request in the thread of a frame, or without one in the calling
+            task; returns None when nothing has to be done for a kill to stop it. Its second
+            argument tells whether it is an LLM request.
+        leave: forgets what ``enter`` returned.
         inject_stream_usage: whether streams are asked for their usage where the host is known to
             accept that.
     """
@@ -48,10 +57,14 @@ class Instrumentation:
         record: Record,
         check: Callable[[Scope], None],
         *,
+        enter: Callable[[FrameType | None, bool], Any] = _nothing,
+        leave: Callable[[Any], None] = _nothing,
         inject_stream_usage: bool = False,
     ) -> None:
         self._record = record
         self._check = check
+        self.enter = enter
+        self.leave = leave
         self.inject_stream_usage = inject_stream_usage
         self.failures = 0
         self._unseen: dict[str, None] = {}

@@ -9,6 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 from guard.instrumentation import seams
 from guard.instrumentation.exchange import Exchange
+from guard.instrumentation.inflight import llm_request, other_request
 from guard.instrumentation.observer import inside
 from guard.instrumentation.urllib3 import observe
 
@@ -23,10 +24,10 @@ def _send(original: Any) -> Any:
     def send(self: Any, request: Any, *args: Any, **options: Any) -> Any:
         exchange = begin(request)
         if exchange is None:
-            return original(self, request, *args, **options)
+            return other_request(original, self, request, *args, **options)
         token = inside.set(True)
         try:
-            response = original(self, request, *args, **options)
+            response = llm_request(original, self, request, *args, **options)
         finally:
             inside.reset(token)
         if exchange.streaming(

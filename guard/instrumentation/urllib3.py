@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from guard.instrumentation.exchange import Exchange
+from guard.instrumentation.inflight import llm_request
 
 _ITERATING: Final = ("stream", "read_chunked")
 _READING: Final = ("read", "read1")
@@ -52,7 +53,7 @@ class _Body:
                 while True:
                     self._depth += 1
                     try:
-                        chunk = next(chunks, None)
+                        chunk = llm_request(next, chunks, None)
                     finally:
                         self._depth -= 1
                     if chunk is None:
@@ -72,7 +73,7 @@ class _Body:
                 return original(*args, **options)
             self._depth += 1
             try:
-                data = original(*args, **options)
+                data = llm_request(original, *args, **options)
             except BaseException:
                 self._exchange.finish()
                 raise

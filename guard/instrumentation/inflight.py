@@ -1,0 +1,165 @@
+"""Lets a kill reach a request that runs where no protected body does.
+
+A protected body is stopped together with the request that it waits for. A task that nobody
+awaits, one behind ``asyncio.shield`` and a function in ``asyncio.to_thread`` belong to the workflow
+as well, but only by their context: there the request itself is what a kill stops, while its answer
+is awaited, and an LLM's answer until its last byte. In a ``workflow`` without any protected call
+that holds for LLM requests alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
+from types import FrameType
+from typing import Any, Final, Protocol
+
+from guard.instrumentation import seams
+
+_END: Final = object()
+"""What an iterator is asked to return at its end."""
+
+
+class Request(Protocol):
+    """A request that a kill can stop."""
+
+    def end(self, exc: BaseException | None) -> BaseException | None:
+        """The request ended; return what is to be raised instead of ``exc``, or None."""
+
+
+def llm_request(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Call what sends an LLM request, or reads on in its answer, so that a kill stops it.
+
+    Raises:
+        WorkflowKilledInterrupt: the workflow was killed, meanwhile or before.
+    """
+    return _call(True, function, args, options)
+
+
+def llm_request_async(
+    function: Callable[..., Awaitable[Any]], *args: Any, **options: Any
+) -> Awaitable[Any]:
+    """Return what sends an LLM request, or reads on in its answer, to be awaited at once.
+
+    Raises (here, or when awaited):
+        WorkflowKilledInterrupt: the workflow was killed, meanwhile or before.
+    """
+    return _await(True, function, args, options)
+
+
+def other_request(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Call what sends any other request; what is begun after the kill is let through.
+
+    Raises:
+        WorkflowKilledInterrupt: the workflow was killed meanwhile.
+    """
+    return _call(False, function, args, options)
+
+
+def other_request_async(
+    function: Callable[..., Awaitable[Any]], *args: Any, **options: Any
+) -> Awaitable[Any]:
+    """Return what sends any other request, to be awaited at once.
+
+    Raises (when awaited):
+        WorkflowKilledInterrupt: the workflow was killed meanwhile.
+    """
+    return _await(False, function, args, options)
+
+
+def chunks_of(stream: Iterable[Any]) -> Iterable[Any]:
+    """Return a stream whose reader a kill stops: itself when the reader's body is stopped."""
+    return Chunks(stream) if _needed(sys._getframe()) else stream
+
+
+def chunks_of_async(stream: AsyncIterable[Any]) -> AsyncIterable[Any]:
+    """Return a stream whose reader a kill stops: itself when the reader's body is stopped."""
+    return AsyncChunks(stream) if _needed(None) else stream
+
+
+class Chunks:
+    """The chunks of a blocking stream."""
+
+    __slots__ = ("_chunks",)
+
+    def __init__(self, stream: Iterable[Any]) -> None:
+        self._chunks = iter(stream)
+
+    def __iter__(self) -> Chunks:
+        return self
+
+    def __next__(self) -> Any:
+        chunk = llm_request(next, self._chunks, _END)
+        if chunk is _END:
+            raise StopIteration
+        return chunk
+
+
+class AsyncChunks:
+    """The chunks of an asynchronous stream."""
+
+    __slots__ = ("_next",)
+
+    def __init__(self, stream: AsyncIterable[Any]) -> None:
+        self._next = aiter(stream).__anext__
+
+    def __aiter__(self) -> AsyncChunks:
+        return self
+
+    def __anext__(self) -> Awaitable[Any]:
+        return llm_request_async(self._next)
+
+
+def _needed(frame: FrameType | None) -> bool:
+    instrumentation = seams.active()
+    if instrumentation is None:
+        return False
+    request = instrumentation.enter(frame, True)
+    if request is None:
+        return False
+    request.end(None)
+    instrumentation.leave(request)
+    return True
+
+
+def _call(llm: bool, function: Callable[..., Any], args: Any, options: Any) -> Any:
+    instrumentation = seams.active()
+    request = None if instrumentation is None else instrumentation.enter(sys._getframe(), llm)
+    if instrumentation is None or request is None:
+        return function(*args, **options)
+    try:
+        result = function(*args, **options)
+        request.end(None)
+        return result
+    except BaseException as exc:
+        error = request.end(exc)
+        if error is None or error is exc:
+            raise
+        raise error from None
+    finally:
+        instrumentation.leave(request)
+
+
+def _await(
+    llm: bool, function: Callable[..., Awaitable[Any]], args: Any, options: Any
+) -> Awaitable[Any]:
+    instrumentation = seams.active()
+    request = None if instrumentation is None else instrumentation.enter(None, llm)
+    if instrumentation is None or request is None:
+        return function(*args, **options)
+    return _awaited(instrumentation.leave, request, function(*args, **options))
+
+
+async def _awaited(leave: Callable[[Any], None], request: Request, answer: Awaitable[Any]) -> Any:
+    try:
+        result = await answer
+    except BaseException as exc:
+        error = request.end(exc)
+        if error is None or error is exc:
+            raise
+        raise error from None
+    else:
+        request.end(None)
+        return result
+    finally:
+        leave(request)
