@@ -261,19 +261,3 @@ def signed_in(
         return page
 
     return open_at
-
-
-@pytest.fixture
-def eventually() -> Callable[..., Any]:
-    """Wait for a condition, to a deadline."""
-
-    def wait(condition: Callable[[], Any], timeout_s: float = 20.0) -> Any:
-        deadline = time.monotonic() + timeout_s
-        while True:
-            value = condition()
-            if value:
-                return value
-            assert time.monotonic() < deadline, "the condition did not come true in time"
-            time.sleep(0.02)
-
-    return wait

@@ -7,6 +7,8 @@ from typing import Any, Final
 
 import pytest
 
+from tests.support.waiting import until
+
 CORPUS: Final = [
     "<script>window.pwned=1</script>",
     "<img src=x onerror=window.pwned=1>",
@@ -52,9 +54,7 @@ def plant(tenant: Any) -> None:
 
 
 @pytest.mark.timeout(180)
-def test_no_name_becomes_markup(
-    signed_in: Callable[..., Any], tenant: Any, eventually: Callable[..., Any]
-) -> None:
+def test_no_name_becomes_markup(signed_in: Callable[..., Any], tenant: Any) -> None:
     plant(tenant)
     tenant.admin.create_key("<script>window.pwned=1</script>")
     page = signed_in("/")
@@ -89,7 +89,7 @@ def test_no_name_becomes_markup(
     page.goto(f"/events?organisation={tenant.organisation_id}")
     page.get_by_text("Live", exact=True).wait_for()
     tenant.spend("late", 5, model="<img src=x onerror=window.pwned=1>late")
-    eventually(lambda: "late" in page.get_by_role("main").inner_text())
+    until(lambda: "late" in page.get_by_role("main").inner_text(), 20)
     assert page.evaluate("window.pwned === undefined && !document.querySelector('main img')")
     assert "<script>window.pwned=1</script>" in page.locator("body").inner_text()
 

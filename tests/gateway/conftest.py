@@ -6,7 +6,6 @@ import itertools
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -143,22 +142,6 @@ def make_tenant(gateway: Gateway) -> Iterator[Callable[..., Tenant]]:
 def tenant(make_tenant: Callable[..., Tenant]) -> Tenant:
     """One tenant."""
     return make_tenant()
-
-
-@pytest.fixture
-def eventually() -> Callable[..., Any]:
-    """Wait for a condition, to a deadline."""
-
-    def wait(condition: Callable[[], Any], timeout_s: float = 20.0) -> Any:
-        deadline = time.monotonic() + timeout_s
-        while True:
-            value = condition()
-            if value:
-                return value
-            assert time.monotonic() < deadline, "the condition did not come true in time"
-            time.sleep(0.01)
-
-    return wait
 
 
 @attrs.define

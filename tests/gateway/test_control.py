@@ -13,6 +13,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from guard.gateway.embedded import run_gateway
+from tests.support.waiting import until
 
 CENT = 10_000_000
 
@@ -48,11 +49,11 @@ def test_resume_never_lifts_a_kill(tenant: Any) -> None:
     tenant.allowed(workflow_id="w")
 
 
-def test_pause_tells_when_it_ends_and_lifts_itself(tenant: Any, eventually: Any) -> None:
+def test_pause_tells_when_it_ends_and_lifts_itself(tenant: Any) -> None:
     tenant.admin.pause("w", resume_after_ms=700)
     problem = tenant.refused(403, "GD-W003", workflow_id="w")
     assert 0 < problem["resume_after_ms"] <= 700
-    eventually(lambda: tenant.gate(workflow_id="w").status_code == 200)
+    until(lambda: tenant.gate(workflow_id="w").status_code == 200, 20)
 
 
 def test_patterns_everything_and_newest_wins(tenant: Any) -> None:
@@ -142,7 +143,7 @@ def test_key_budget_reaches_only_that_key(tenant: Any) -> None:
     assert elsewhere.json() == {"messages": [], "seq": 1}
 
 
-def test_window_reset_lifts_exhaustion(eventually: Any) -> None:
+def test_window_reset_lifts_exhaustion() -> None:
     now = [1_800_000_000_000]
     with run_gateway(clock_ms=lambda: now[0], sweep_interval_ms=20) as gateway:
         headers = {"X-API-Key": gateway.api_key, "X-Guard-Protocol": "3"}
@@ -160,7 +161,7 @@ def test_window_reset_lifts_exhaustion(eventually: Any) -> None:
                 found: list[dict[str, Any]] = http.get("/api/v1/control").json()["messages"]
                 return found
 
-            eventually(lambda: len(messages()) == 2)
+            until(lambda: len(messages()) == 2, 20)
             assert [m.get("exhausted", False) for m in messages()] == [True, False]
             assert http.post("/gate", json=call).status_code == 200
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from guard.gateway.admin_client import AdminClient
+from tests.support.waiting import until
 
 PROCESSES = 8
 DEADLINE_S = 100
@@ -121,8 +122,8 @@ def _prepare(served: Any) -> AdminClient:
     return admin
 
 
-def _check(admin: AdminClient, charged: dict[str, int], eventually: Any) -> None:
-    eventually(lambda: admin.verify_ledger()["reservations_open"] == 0, 60)
+def _check(admin: AdminClient, charged: dict[str, int]) -> None:
+    until(lambda: admin.verify_ledger()["reservations_open"] == 0, 60)
     report = admin.verify_ledger()
     assert report["problems"] == []
     for balance in admin.request("GET", "/ledger", all=True):
@@ -141,7 +142,7 @@ def _check(admin: AdminClient, charged: dict[str, int], eventually: Any) -> None
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_hammer(serve: Any, eventually: Any, proof_scale: float) -> None:
+def test_hammer(serve: Any, proof_scale: float) -> None:
     served = serve()
     admin = _prepare(served)
     port = int(served.base_url.rsplit(":", 1)[1])
@@ -154,13 +155,13 @@ def test_hammer(serve: Any, eventually: Any, proof_scale: float) -> None:
     allowed, refused = (sum(r[i] for r in results) for i in (0, 1))
     assert allowed + refused == decisions * PROCESSES
     assert charged
-    _check(admin, charged, eventually)
+    _check(admin, charged)
     admin.close()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_killed_gateway_keeps_its_books(serve: Any, eventually: Any, proof_scale: float) -> None:
+def test_killed_gateway_keeps_its_books(serve: Any, proof_scale: float) -> None:
     kills = max(1, round(4 * proof_scale))
     served = serve()
     _prepare(served).close()
@@ -180,5 +181,5 @@ def test_killed_gateway_keeps_its_books(serve: Any, eventually: Any, proof_scale
     for worker in workers:
         worker.join(30)
     charged = {k: v for _, _, own in results for k, v in own.items()}
-    _check(admin, charged, eventually)
+    _check(admin, charged)
     admin.close()

@@ -18,6 +18,7 @@ import pytest
 from guard.gateway.embedded import Gateway, run_gateway
 from guard.gateway.server import PortInUseError
 from guard.gateway.storage.base import StoreError
+from tests.support.waiting import until
 
 HEAD = b"POST /gate HTTP/1.1\r\nHost: x\r\nX-Guard-Protocol: 3\r\nX-API-Key: %s\r\n"
 
@@ -67,7 +68,7 @@ def test_keep_alive_connections_are_not_ended_while_idle(strict: Gateway) -> Non
         assert http.get("/healthz").extensions["network_stream"] is stream
 
 
-def test_connections_are_capped(strict: Gateway, eventually: Any) -> None:
+def test_connections_are_capped(strict: Gateway) -> None:
     host, port = strict.base_url.removeprefix("http://").split(":")
     socks = [socket.create_connection((host, int(port))) for _ in range(30)]
     try:
@@ -76,7 +77,7 @@ def test_connections_are_capped(strict: Gateway, eventually: Any) -> None:
     finally:
         for sock in socks:
             sock.close()
-    eventually(lambda: httpx.get(f"{strict.base_url}/healthz").status_code == 200)
+    until(lambda: httpx.get(f"{strict.base_url}/healthz").status_code == 200, 20)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from guard.gateway.admin_client import AdminError
 from guard.gateway.domain import globs
 from guard.gateway.services.webhooks import check_url, signature
+from tests.support.waiting import until
 
 
 @pytest.mark.parametrize(
@@ -112,12 +113,15 @@ def test_approval(tenant: Any, approved: bool) -> None:
         tenant.admin.answer_approval(pending["approval_id"], approved=True)
 
 
-def test_approval_without_an_answer_refuses(tenant: Any, eventually: Any) -> None:
+def test_approval_without_an_answer_refuses(tenant: Any) -> None:
     tenant.admin.set_policy(sensitive_action="approve", approval_timeout_ms=100)
     call = {"call_id": "call-t", "sensitive": True}
     assert tenant.gate(**call).json()["decision"] == "pending"
-    eventually(lambda: tenant.http.get("/api/v1/control").json()["messages"][-1].get("approved")
-               is False)  # fmt: skip
+
+    def newest() -> Any:
+        return tenant.http.get("/api/v1/control").json()["messages"][-1]
+
+    until(lambda: newest().get("approved") is False, 20)
     tenant.refused(403, "GD-X001", **call)
 
 
@@ -181,12 +185,12 @@ def receiver() -> Iterator[Any]:
     server.server_close()
 
 
-def test_threshold_webhooks_are_signed(tenant: Any, receiver: Any, eventually: Any) -> None:
+def test_threshold_webhooks_are_signed(tenant: Any, receiver: Any) -> None:
     url = f"http://127.0.0.1:{receiver.server_port}/hook"
     made = tenant.admin.request("PUT", "/webhooks", {"url": url, "types": ["budget.threshold"]})
     tenant.admin.set_budget(10, thresholds=[0.5, 1.0])
     tenant.send(tenant.llm(60_000_000))
-    eventually(lambda: receiver.received)
+    until(lambda: receiver.received, 20)
     headers, body = receiver.received[0]
     notice = json.loads(body)
     assert (notice["type"], notice["data"]["threshold"]) == ("budget.threshold", 0.5)
@@ -194,7 +198,7 @@ def test_threshold_webhooks_are_signed(tenant: Any, receiver: Any, eventually: A
         made["secret"], headers["webhook-id"], int(headers["webhook-timestamp"]), body
     )
     assert headers["webhook-signature"] == expected
-    eventually(lambda: tenant.admin.request("GET", "/webhooks/deliveries")[0]["delivered_at_ms"])
+    until(lambda: tenant.admin.request("GET", "/webhooks/deliveries")[0]["delivered_at_ms"], 20)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -14,16 +13,17 @@ from guard.gateway.domain.control import ControlBook
 from guard.gateway.storage import sqlite_audit, sqlite_operators
 from guard.gateway.storage.base import Actor
 from guard.gateway.storage.sqlite_core import SqliteCore
-from guard.gateway.storage.sqlite_queries import Reader, balance_from_row, workflow_record
+from guard.gateway.storage.sqlite_queries import (
+    EVENT_COLUMNS,
+    Reader,
+    balance_from_row,
+    event_from_row,
+    workflow_record,
+)
 
 SCAN_MAX: Final = 20_000
 """Newest rows that a filter without an index of its own looks through."""
 
-_EVENT_COLUMNS: Final = (
-    "event_seq, event_id, type, at_ms, received_at_ms, workflow_id, run_id, chain_id, agent,"
-    " call_id, reservation_id, key_id, model, cost_nanousd, price_source, flags, data, trace_id,"
-    " span_id, parent_span_id"
-)
 _SORTS: Final = {
     "seen": "last_seen_ms DESC, workflow_id",
     "spend": "spent_nanousd DESC, workflow_id",
@@ -34,16 +34,6 @@ _SCOPE_COLUMNS: Final = {"organisation": "''", "workflow": "workflow_id", "agent
 _SUMS: Final = (
     "sum(cost_nanousd), sum(llm_calls), sum(tool_calls), sum(input_tokens), sum(output_tokens)"
 )
-
-
-def _event(row: tuple[Any, ...]) -> records.StoredEvent:
-    return records.StoredEvent(
-        event_seq=row[0], event_id=row[1], type=row[2], at_ms=row[3], received_at_ms=row[4],
-        workflow_id=row[5], run_id=row[6], chain_id=row[7], agent=row[8], call_id=row[9],
-        reservation_id=row[10], key_id=row[11], model=row[12], cost_nanousd=row[13],
-        price_source=row[14], flags=row[15].split(), data=json.loads(row[16]), trace_id=row[17],
-        span_id=row[18], parent_span_id=row[19],
-    )  # fmt: skip
 
 
 def newest_events(
@@ -65,8 +55,8 @@ def newest_events(
         source = f"(SELECT * FROM events WHERE {where} ORDER BY event_seq DESC LIMIT ?)"  # noqa: S608 (constant text)
         where = " AND ".join(f"{column} = ?" for column, _ in filters)
         arguments += [SCAN_MAX, *(value for _, value in filters)]
-    sql = f"SELECT {_EVENT_COLUMNS} FROM {source} WHERE {where} ORDER BY event_seq DESC LIMIT ?"  # noqa: S608 (constant text)
-    return [_event(row) for row in reader.rows(sql, *arguments, limit)]
+    sql = f"SELECT {EVENT_COLUMNS} FROM {source} WHERE {where} ORDER BY event_seq DESC LIMIT ?"  # noqa: S608 (constant text)
+    return [event_from_row(row) for row in reader.rows(sql, *arguments, limit)]
 
 
 def orders(reader: Reader, organisation_id: str, now_ms: int) -> list[figures.StandingOrder]:

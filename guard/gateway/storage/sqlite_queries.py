@@ -31,6 +31,13 @@ GROUPS: Final = {
 }
 """What usage can be grouped by, and the column or expression for it."""
 
+EVENT_COLUMNS: Final = (
+    "event_seq, event_id, type, at_ms, received_at_ms, workflow_id, run_id, chain_id, agent,"
+    " call_id, reservation_id, key_id, model, cost_nanousd, price_source, flags, data, trace_id,"
+    " span_id, parent_span_id"
+)
+"""The columns of an event that operators see, in the order of :func:`event_from_row`."""
+
 
 class Reader:
     """Queries over one read-only connection; used from one thread at a time."""
@@ -133,19 +140,9 @@ class Reader:
     ) -> list[records.StoredEvent]:  # fmt: skip
         """Return events in the order of arrival."""
         return [
-            records.StoredEvent(
-                event_seq=row[0], event_id=row[1], type=row[2], at_ms=row[3],
-                received_at_ms=row[4], workflow_id=row[5], run_id=row[6], chain_id=row[7],
-                agent=row[8], call_id=row[9], reservation_id=row[10], key_id=row[11],
-                model=row[12], cost_nanousd=row[13], price_source=row[14], flags=row[15].split(),
-                data=json.loads(row[16]), trace_id=row[17], span_id=row[18],
-                parent_span_id=row[19],
-            )
+            event_from_row(row)
             for row in self.rows(
-                "SELECT event_seq, event_id, type, at_ms, received_at_ms, workflow_id, run_id,"
-                " chain_id, agent, call_id, reservation_id, key_id, model, cost_nanousd,"
-                " price_source, flags, data, trace_id, span_id, parent_span_id FROM events"
-                " WHERE organisation_id = ? AND event_seq > ?"
+                f"SELECT {EVENT_COLUMNS} FROM events WHERE organisation_id = ? AND event_seq > ?"  # noqa: S608 (constant text)
                 " AND (? IS NULL OR workflow_id = ?) AND (? IS NULL OR type = ?)"
                 " ORDER BY event_seq LIMIT ?",
                 organisation_id, after, workflow_id, workflow_id, event_type, event_type, limit,
@@ -213,6 +210,17 @@ class Reader:
                 organisation_id, limit,
             )
         ]  # fmt: skip
+
+
+def event_from_row(row: tuple[Any, ...]) -> records.StoredEvent:
+    """Build an event from ``EVENT_COLUMNS``."""
+    return records.StoredEvent(
+        event_seq=row[0], event_id=row[1], type=row[2], at_ms=row[3], received_at_ms=row[4],
+        workflow_id=row[5], run_id=row[6], chain_id=row[7], agent=row[8], call_id=row[9],
+        reservation_id=row[10], key_id=row[11], model=row[12], cost_nanousd=row[13],
+        price_source=row[14], flags=row[15].split(), data=json.loads(row[16]), trace_id=row[17],
+        span_id=row[18], parent_span_id=row[19],
+    )  # fmt: skip
 
 
 def balance_from_row(row: tuple[Any, ...]) -> records.BalanceView:

@@ -10,7 +10,7 @@
   const theme = byId("theme");
   const systemIsDark = matchMedia("(prefers-color-scheme: dark)");
   const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : systemIsDark.matches);
-  const showTheme = () => theme && theme.setAttribute("aria-pressed", String(isDark()));
+  const showTheme = () => { theme.textContent = isDark() ? "Light theme" : "Dark theme"; };
   if (theme) {
     theme.hidden = false;
     showTheme();
