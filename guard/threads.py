@@ -17,7 +17,7 @@ from typing import Any, Final
 from guard.breaker.exceptions import WorkflowKilledInterrupt
 from guard.breaker.halts import interrupt_for
 from guard.core.control import Mark
-from guard.frames import Place, locate
+from guard.frames import locate
 from guard.instrumentation.aborts import shut_down
 from guard.scope import Scope
 
@@ -141,21 +141,18 @@ class ThreadBody:
         if place.kind == "loop":
             self._ask_loop(place.loop, place.task)
             return False
-        if not self._may_stop_at(place):
+        if place.kind != "open":
             return False
         self.thread.pending = _pending[ident] = self
         _raise_in(ident, _Posted)
         # Had this thread been held up between the look and the post, the other could have gone on.
         then = locate(ident, self._frame, patient=patient)
-        if not self._may_stop_at(then) and self._take_back():
+        if then.kind != "open" and self._take_back():
             return False
         if then.socket is not None and then.socket is place.socket:
             self.sockets_shut_down += 1
             shut_down(then.socket)
         return True
-
-    def _may_stop_at(self, place: Place) -> bool:
-        return place.kind == "open"
 
     def _ask_loop(self, loop: object, task: object) -> None:
         if not self._loop_asked:
@@ -184,36 +181,63 @@ class ThreadBody:
         return interrupt_for(self.mark, self.scope.workflow_id)
 
 
-class ThreadRequest(ThreadBody):
+class ThreadRequest:
     """An HTTP request in a thread that runs no body of its workflow: ``asyncio.to_thread``.
 
-    It is stopped only where it blocks on its socket, so the caller's code is never torn.
+    Its socket is shut down and nothing is raised from outside, so that the client cleans up after a
+    broken connection as it always does; what it raises then becomes the interrupt.
 
     Args:
         scope: the position of the request.
-        frame: of the function of guard that is about to call the client's.
+        frame: of the function of guard that is about to call the client's, in this thread.
     """
 
-    __slots__ = ()
+    __slots__ = ("_frame", "ended", "mark", "outer", "scope", "stopped", "thread")
 
-    def _may_stop_at(self, place: Place) -> bool:
-        return place.socket is not None
+    def __init__(self, scope: Scope, frame: FrameType) -> None:
+        self.scope = scope
+        self.thread = this_thread()
+        self.mark: Mark | None = None
+        self._frame: FrameType | None = frame
+        self.outer: Any = None
+        self.ended = False
+        self.stopped = False
+
+    @property
+    def carrier(self) -> object:
+        """The thread."""
+        return self.thread
+
+    def note(self, mark: Mark) -> None:
+        """Remember why the request ends."""
+        if self.mark is None:
+            self.mark = mark
+
+    def strike(self) -> bool:
+        """Shut down the socket that the request waits for; called from another thread.
+
+        Returns:
+            False until the request has ended: the client may try again.
+        """
+        frame = self._frame
+        if self.ended or frame is None:
+            return True
+        sock = locate(self.thread.ident, frame).socket
+        if sock is not None:
+            shut_down(sock)
+        return False
 
     def end(self, exc: BaseException | None) -> BaseException | None:
         """The request ended; return what is to be raised instead of ``exc``, or None.
 
         A response that has come is handed out: its connection has to be given back.
         """
-        # In this order: who marks a request looks at `ended` afterwards, before it posts anything.
         self.ended = True
-        if self.mark is None:
-            self._frame = None
+        self._frame = None
+        if self.mark is None or exc is None:
             return exc
-        killed = super().end(exc)
-        if exc is not None:
-            return killed
-        self.stopped = False
-        return None
+        self.stopped = True
+        return interrupt_for(self.mark, self.scope.workflow_id)
 
 
 def _after_fork() -> None:

@@ -187,6 +187,23 @@ async def test_in_a_thread_that_nobody_awaits(
     await no_request_is_left(connected)
 
 
+async def test_a_client_that_tries_again_is_stopped_again(
+    operator: Any, server: SlowServer, connected: GuardRuntime
+) -> None:
+    def ask() -> None:
+        with requests.Session() as session:
+            session.mount("http://", requests.adapters.HTTPAdapter(max_retries=3))
+            session.get(f"{server.url}/hang", timeout=None)
+
+    with guard.workflow("w"):
+        task = await start(lambda: asyncio.to_thread(ask))
+    operator(lambda: asked(server))
+    with pytest.raises(WorkflowKilledInterrupt):
+        await asyncio.wait_for(task, WAIT_S)
+    await until_async(lambda: server.open_connections == 0, WAIT_S)
+    await no_request_is_left(connected)
+
+
 async def test_in_a_thread_of_a_body_that_awaits_it(operator: Any, server: SlowServer) -> None:
     ended = threading.Event()
     errors: list[BaseException] = []
