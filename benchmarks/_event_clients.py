@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import deque
 from collections.abc import Callable
@@ -171,6 +172,14 @@ def reply(head: bytes, body: bytes) -> bytes:
         out = b'{"messages":[],"seq":0}'
     elif path == b"/api/v1/events":
         status, out = b"202 Accepted", b'{"accepted":0}'
+    elif path.endswith((b"/gate", b"/execute")):
+        call_id = json.loads(body).get("call_id")
+        out = json.dumps(
+            {"decision": "allow", "decision_source": "gateway", "call_id": call_id}
+        ).encode()
+    elif path.endswith(b"/track/batch"):  # what is not confirmed by its id is sent again
+        ids = [event.get("event_id") for event in json.loads(body)["events"]]
+        out = json.dumps({"accepted_event_ids": ids, "rejected": []}).encode()
     elif path.startswith(b"/sdk/latest-all"):
         out = b'{"flags":{},"segments":{}}'
     elif path.startswith(b"/bulk"):
