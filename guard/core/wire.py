@@ -226,7 +226,10 @@ class GateReply(Struct, omit_defaults=True):
 
 
 class ReleaseRequest(Struct, omit_defaults=True):
-    """Body of ``POST /gate/release``: gives back a hold that was not used."""
+    """Body of ``POST /gate/release``: gives back a hold that was not used.
+
+    In the place of a reservation's id there can be that of an approval that nobody waits for.
+    """
 
     reservation_id: Name
     reason: Annotated[str, Meta(max_length=512)] = ""

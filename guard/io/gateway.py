@@ -118,6 +118,20 @@ class GatewayClient:
             )
         return reply
 
+    async def release(self, reservation_id: str, reason: str) -> None:
+        """Give back a hold, or withdraw an approval, that is not needed (``POST /gate/release``).
+
+        Raises:
+            GuardError: refused, or no usable answer within the deadline.
+        """
+        await self._call(
+            "POST",
+            wire.RELEASE_PATH,
+            dict,
+            body=wire.encode(wire.ReleaseRequest(reservation_id, reason)),
+            idempotency_key=f"{reservation_id}-release",
+        )
+
     async def send(self, batch_id: str, body: bytes) -> tuple[wire.EventsReply, bool]:
         """Deliver a batch of events (``POST /api/v1/events``).
 

@@ -76,6 +76,7 @@ class Link:
             switched=self._switched,
         )
         self._approvals: OrderedDict[str, asyncio.Future[bool]] = OrderedDict()
+        self._withdrawals: set[asyncio.Task[None]] = set()
 
     async def probe(self) -> None:
         """Ask for the capabilities and check that both sides speak protocol v3.
@@ -164,6 +165,9 @@ class Link:
             reason = "" if approved else "an operator refused the call"
         except TimeoutError:
             reason = "no operator approved the call in time"
+        except asyncio.CancelledError:  # by a kill, or by the caller
+            self._withdraw(reply.approval_id)
+            raise
         finally:
             self._approvals.pop(reply.approval_id, None)
         if reason:
@@ -174,6 +178,20 @@ class Link:
                 tool_name=request.tool_name,
                 status_code=403,
             )
+
+    def _withdraw(self, approval_id: str) -> None:
+        """Tell the gateway that nobody waits for a person any more; without waiting for it."""
+        task = asyncio.get_running_loop().create_task(
+            self._withdrawn(approval_id), context=contextvars.Context()
+        )
+        self._withdrawals.add(task)
+        task.add_done_callback(self._withdrawals.discard)
+
+    async def _withdrawn(self, approval_id: str) -> None:
+        try:
+            await self.client.release(approval_id, "the call waits no longer")
+        except GuardError as exc:  # then the gateway lets it expire
+            logger.debug("withdrawing an approval: %s", exc)
 
     def _approval(self, approval_id: str) -> asyncio.Future[bool]:
         future = self._approvals.get(approval_id)
@@ -214,7 +232,9 @@ class Link:
         """Close the control socket cleanly, end the services, then close the connections."""
         with contextlib.suppress(Exception):
             await self.subscriber.close()
-        services = self._services if self._probing is None else [*self._services, self._probing]
+        services = [*self._services, *self._withdrawals]
+        if self._probing is not None:
+            services.append(self._probing)
         for task in services:  # first: one that is just connecting would leave a socket behind
             task.cancel()
         if services:

@@ -246,7 +246,8 @@ def approval(books: Books, org: OrgState, command: GateCommand) -> wire.GateRepl
         if status == "pending" and now < deadline_ms:
             return _pending(call.call_id, approval_id, deadline_ms)
     reasons = {"pending": "no answer in time", "expired": "no answer in time",
-               "approved": "approved for another call"}  # fmt: skip
+               "approved": "approved for another call",
+               "withdrawn": "the call waited no longer"}  # fmt: skip
     return Refusal(
         status=403,
         error_code="GD-X001",
@@ -284,6 +285,22 @@ def answer_approval(
         raise ConflictError("the approval was answered before or has expired")
     _settle_approval(books, approval_id, "approved" if approved else "refused", who, reason)
     return read_approval(books, approval_id)
+
+
+def withdraw_approval(books: Books, organisation_id: str, key_id: str, approval_id: str) -> bool:
+    """Close a question whose call waits no longer; only the key that asked can take it back.
+
+    Returns:
+        Whether it was pending until now.
+    """
+    row = books.connection.execute(
+        "SELECT status FROM approvals WHERE approval_id = ? AND organisation_id = ? AND key_id = ?",
+        (approval_id, organisation_id, key_id),
+    ).fetchone()
+    if row is None or row[0] != "pending":
+        return False
+    _settle_approval(books, approval_id, "withdrawn", None, "the call waits no longer")
+    return True
 
 
 def _settle_approval(

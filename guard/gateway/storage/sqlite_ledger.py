@@ -338,21 +338,34 @@ def _close(books: Books, reservation: Reservation, state: ledger.ReservationStat
 
 
 def release(books: Books, command: ReleaseCommand) -> Answer:
-    """Give back what a reservation still holds. Repeating it changes nothing."""
+    """Give back what a reservation still holds, or withdraw the question for an approval.
+
+    Repeating it changes nothing.
+    """
     request = command.request
     kept = books.replay(request)
     if kept is not None:
         return kept
     reservation = books.reservation(command.reservation_id)
-    if reservation is None or reservation.organisation_id != request.organisation_id:
+    if reservation is not None and reservation.organisation_id == request.organisation_id:
+        left = _close(books, reservation, "settled" if reservation.spent else "released")
+        body = {
+            "reservation_id": reservation.reservation_id,
+            "state": reservation.state,
+            "released_nanousd": left,
+            "spent_nanousd": reservation.spent,
+        }
+    elif sqlite_control.withdraw_approval(
+        books, request.organisation_id, request.key_id, command.reservation_id
+    ):
+        body = {
+            "reservation_id": command.reservation_id,
+            "state": "withdrawn",
+            "released_nanousd": 0,
+            "spent_nanousd": 0,
+        }
+    else:
         return render.not_found("no such reservation")
-    left = _close(books, reservation, "settled" if reservation.spent else "released")
-    body = {
-        "reservation_id": reservation.reservation_id,
-        "state": reservation.state,
-        "released_nanousd": left,
-        "spent_nanousd": reservation.spent,
-    }
     answer = Answer(200, wire.encode(body))
     books.keep(request, answer)
     return answer
