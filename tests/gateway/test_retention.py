@@ -185,6 +185,27 @@ async def test_open_holds_and_what_they_hold_on_stay(store: Store, tmp_path: Pat
 
 
 @pytest.mark.asyncio
+async def test_a_closed_hold_stays_until_its_time_and_so_does_its_window(
+    store: Store, tmp_path: Path
+) -> None:
+    settings = OrganisationSettings(reservation_ttl_ms=200 * DAY)
+    await store.storage.update_organisation(ACTOR, store.org, settings)
+    await store.budget(100, window="hour")
+    held = await hold(store, 60)
+    await release(store, held)
+    store.clock.now += 100 * DAY
+    await store.gate(1)
+    await prune(store)
+    await prune(store)
+    assert counts(tmp_path, "reservations", "balances") == [2, 2]
+    assert (await store.charge("late", 7, reservation_id=held)).status == 202
+    newest = (await store.storage.newest_events(store.org, 2**62, 1, None, None, None))[0]
+    assert newest.flags == ["late"]
+    views = await store.storage.balances(store.org, current_only=False)
+    assert [view.committed_nanousd for view in views][:2] == [7, 0]
+
+
+@pytest.mark.asyncio
 async def test_windows_that_have_ended_leave_with_their_last_entry(
     store: Store, tmp_path: Path
 ) -> None:
