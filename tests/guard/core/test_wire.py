@@ -173,7 +173,7 @@ def test_any_bytes_either_decode_or_raise_a_wire_error(body: bytes) -> None:
         return
 
 
-@pytest.mark.parametrize("depth", [2_000, 200_000])
+@pytest.mark.parametrize("depth", [50_000, 200_000])
 @pytest.mark.parametrize("opening", [b"[", b'{"a":'])
 def test_deep_nesting_is_a_wire_error_and_not_a_crash(depth: int, opening: bytes) -> None:
     closing = b"]" if opening == b"[" else b"}"
