@@ -84,6 +84,7 @@ class GatewayApp:
             durable=settings.durable,
             clock_ms=clock_ms,
             retention_days=settings.retention_days,
+            audit_retention_days=settings.audit_retention_days,
         )
         self.draining = False
         fallback = Rates(
@@ -105,9 +106,7 @@ class GatewayApp:
         authenticator = Authenticator(self.keys, self.storage, clock_ms, settings.public_url)
         self._control = ControlRoutes(self.storage, self.hub, authenticator, settings, clock_ms)
         self._hot: dict[str, AsgiApp] = {
-            **HotRoutes(
-                gatekeeper, authenticator, settings, self.counts, self.load
-            ).paths,
+            **HotRoutes(gatekeeper, authenticator, settings, self.counts, self.load).paths,
             wire.CONTROL_PATH: self._control.poll,
         }
         health = HealthRoutes(

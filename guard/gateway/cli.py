@@ -64,6 +64,15 @@ def gateway() -> None:
     callback=lambda _context, _option, megabytes: round(megabytes * 2**20),
     help="What all requests in hand may hold together; more is refused with 429.",
 )
+@click.option(
+    "--audit-retention-days",
+    envvar="GUARD_GATEWAY_AUDIT_RETENTION_DAYS",
+    type=click.IntRange(0, 36_500),
+    default=0,
+    show_default=True,
+    show_envvar=True,
+    help="How long the audit log is kept; 0 keeps all of it.",
+)
 @click.option("--public-url", help="The URL that clients use, when a proxy stands in front.")
 @click.option("--log-level", default="warning", show_default=True)
 def serve(**options: Any) -> None:

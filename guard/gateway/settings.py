@@ -32,6 +32,7 @@ class GatewaySettings:
         sweep_interval_ms: how often holds are expired when nothing else happens.
         retention_days: how long events, closed reservations, runs and the like are kept, and the
             current month at least; 0 keeps everything. Sums that the ledger needs stay.
+        audit_retention_days: how long the audit log is kept; 0 keeps all of it.
         drain_timeout_ms: how long open requests may take to finish at shutdown.
         max_batch_events, max_batch_bytes, max_event_bytes: what one request may hold.
         max_pending_bytes: what all requests in hand may hold together before more are refused with
@@ -52,6 +53,9 @@ class GatewaySettings:
     control_ping_interval_ms: int = attrs.field(default=15_000, validator=_positive)
     sweep_interval_ms: int = attrs.field(default=500, validator=_positive)
     retention_days: int = attrs.field(default=90, validator=attrs.validators.in_(range(36_501)))
+    audit_retention_days: int = attrs.field(
+        default=0, validator=attrs.validators.in_(range(36_501))
+    )
     drain_timeout_ms: int = attrs.field(default=5000, validator=_positive)
     max_batch_events: int = attrs.field(default=1000, validator=_positive)
     max_batch_bytes: int = attrs.field(default=1_048_576, validator=_positive)

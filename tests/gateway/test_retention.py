@@ -347,6 +347,56 @@ async def test_a_step_is_small_and_a_long_backlog_keeps_no_table_out(
 
 
 @pytest.mark.asyncio
+async def test_the_audit_log_stays_verifiable_when_old_entries_leave(
+    storage_factory: Callable[..., Storage], tmp_path: Path
+) -> None:
+    clock = Clock(MID_MONTH)
+    storage = storage_factory(tmp_path, clock_ms=clock, audit_retention_days=30)
+    await storage.open(lambda news: None)
+    org = (await storage.create_organisation(ACTOR, "o")).organisation_id
+    kill = wire.ControlMessage(seq=0, type="kill", workflow_id="w")
+    for _ in range(5):
+        await storage.order(ACTOR, org, kill)
+        clock.now += 10 * DAY
+    await storage.sweep()
+    assert await storage.verify_audit() == (4, None)
+    entries = await storage.audit(None, 0, 100)
+    assert [entry.seq for entry in entries] == [4, 5, 6, 7]
+    assert [entry.action for entry in entries] == ["workflow.kill"] * 3 + ["audit.prune"]
+    assert entries[-1].details["through"] == 3
+    await storage.order(ACTOR, org, kill)
+    clock.now += 300 * DAY
+    await storage.sweep()
+    assert await storage.verify_audit() == (2, None), "the newest entry stays"
+    clock.now += DAY
+    for _ in range(3):
+        await storage.order(ACTOR, org, kill)
+    await storage.sweep()
+    count, bad = await storage.verify_audit()
+    assert (count, bad) == (5, None)
+    await storage.close()
+    path = tmp_path / "gateway.sqlite3"
+    anchor = "UPDATE facts SET value = (SELECT json_array(seq, hash) FROM audit WHERE seq = 9)"
+    for number, change in enumerate((
+        "DELETE FROM facts WHERE name = 'audit_anchor'",
+        "UPDATE facts SET value = '[0, \"' || value || '\"]' WHERE name = 'audit_anchor'",
+        "DELETE FROM audit WHERE seq = (SELECT min(seq) FROM audit)",
+        f"{anchor} WHERE name = 'audit_anchor'; DELETE FROM audit WHERE seq <= 9",
+        "UPDATE audit SET details = replace(details, '3', '4') WHERE action = 'audit.prune'",
+    )):  # fmt: skip
+        copy = tmp_path / str(number) / "gateway.sqlite3"
+        copy.parent.mkdir()
+        copy.write_bytes(path.read_bytes())
+        connection = sqlite3.connect(copy)
+        connection.executescript(change)
+        connection.close()
+        tampered = storage_factory(copy.parent, clock_ms=clock)
+        await tampered.open(lambda news: None)
+        assert (await tampered.verify_audit())[1] is not None, change
+        await tampered.close()
+
+
+@pytest.mark.asyncio
 async def test_without_a_retention_everything_stays(
     storage_factory: Callable[..., Storage], tmp_path: Path
 ) -> None:

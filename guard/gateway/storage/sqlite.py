@@ -30,6 +30,7 @@ class SqliteStorage(SqliteAdmin, SqliteDashboard):
         durable: sync each commit to the disk.
         clock_ms: the store's clock; the machine's by default.
         retention_days: how long the record goes back; 0 keeps everything.
+        audit_retention_days: how long the audit log goes back; 0 keeps all of it.
     """
 
     # -- ledger --------------------------------------------------------------------------------

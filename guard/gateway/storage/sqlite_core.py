@@ -34,6 +34,7 @@ class SqliteCore:
         durable: sync each commit to the disk.
         clock_ms: the store's clock; the machine's by default.
         retention_days: how long the record goes back; 0 keeps everything.
+        audit_retention_days: how long the audit log goes back; 0 keeps all of it.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class SqliteCore:
         durable: bool = False,
         clock_ms: Callable[[], int] = wall_clock_ms,
         retention_days: int = 0,
+        audit_retention_days: int = 0,
     ) -> None:
         self.path = Path(path)
         self._durable = durable
@@ -53,7 +55,7 @@ class SqliteCore:
         self._connections: list[sqlite3.Connection] = []
         self._lock_file: int | None = None
         self._copied_at = 0
-        self._retention = Retention(retention_days)
+        self._retention = Retention(retention_days, audit_retention_days)
         self._readers = ThreadPoolExecutor(1, thread_name_prefix="guard-gateway-reader")
 
     # -- life cycle ----------------------------------------------------------------------------

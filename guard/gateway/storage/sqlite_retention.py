@@ -16,6 +16,7 @@ from typing import Final
 from msgspec import Struct
 
 from guard.gateway.domain.windows import DAY_MS, HOUR_MS, epoch_of
+from guard.gateway.storage import sqlite_audit
 from guard.gateway.storage.sqlite_books import Books
 
 STEP_ROWS: Final = 1000
@@ -49,11 +50,11 @@ class Retention:
 
     Args:
         keep_days: how long the record goes back; 0 keeps everything.
+        keep_audit_days: how long the audit log goes back; 0 keeps all of it.
     """
 
-    def __init__(self, keep_days: int) -> None:
-        self._keep_ms = keep_days * DAY_MS
-        self._parts = [
+    def __init__(self, keep_days: int, keep_audit_days: int) -> None:
+        record = [
             _Part(_events, _PACE_MS),
             _Part(_reservations, _PACE_MS),
             _Part(_refusals, _PACE_MS),
@@ -65,10 +66,19 @@ class Retention:
             _Part(_estimates, _ROUND_PACE_MS),
             _Part(_balances, _ROUND_PACE_MS),
         ]
+        self._keep_ms = keep_days * DAY_MS
+        self._keep_audit_ms = keep_audit_days * DAY_MS
+        self._parts = record if keep_days else []
+        if keep_audit_days:
+            # Every pruning is an entry of its own, so there is one in a day.
+            self._parts.append(_Part(self._audit, DAY_MS))
 
     def is_due(self, now_ms: int) -> bool:
         """Tell whether a step would look at anything."""
-        return self._keep_ms > 0 and any(part.next_ms <= now_ms for part in self._parts)
+        return any(part.next_ms <= now_ms for part in self._parts)
+
+    def _audit(self, books: Books, _: int, limit: int, __: _Part) -> int:
+        return sqlite_audit.prune(books, books.now - self._keep_audit_ms, limit)
 
     def step(self, books: Books) -> None:
         """Take out at most ``STEP_ROWS`` old rows."""
