@@ -187,7 +187,11 @@ def receiver() -> Iterator[Any]:
 
 def test_threshold_webhooks_are_signed(tenant: Any, receiver: Any) -> None:
     url = f"http://127.0.0.1:{receiver.server_port}/hook"
-    made = tenant.admin.request("PUT", "/webhooks", {"url": url, "types": ["budget.threshold"]})
+    wanted = {"url": url, "types": ["budget.threshold"]}
+    first = tenant.admin.request("PUT", "/webhooks", wanted)
+    made = tenant.admin.request("PUT", "/webhooks", wanted)  # the same again: another secret
+    assert made["webhook"] == first["webhook"]
+    assert made["secret"] != first["secret"]
     tenant.admin.set_budget(10, thresholds=[0.5, 1.0])
     tenant.send(tenant.llm(60_000_000))
     until(lambda: receiver.received, 20)

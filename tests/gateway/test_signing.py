@@ -62,6 +62,24 @@ def test_each_mutation_is_refused(make_tenant: Any) -> None:
     assert (unsigned.status_code, unsigned.json()["error_code"]) == (401, "GD-A001")
 
 
+def test_a_rotated_key_has_a_secret_of_its_own(make_tenant: Any) -> None:
+    tenant = make_tenant(hmac_secret=SECRET)
+    base = tenant.gateway.base_url
+    (key,) = tenant.admin.keys()
+    made = tenant.admin.rotate_key(key["key_id"], overlap_ms=3_600_000)
+    assert made["hmac_secret"] not in (None, SECRET)
+
+    def status(api_key: str, secret: str) -> int:
+        return gate(base, signed(base, api_key, "POST", "/gate", BODY, secret=secret)).status_code
+
+    assert status(made["api_key"], made["hmac_secret"]) == 200
+    assert status(made["api_key"], SECRET) == 401
+    assert status(tenant.api_key, SECRET) == 200, "the old pair is good during the overlap"
+    tenant.admin.revoke_key(key["key_id"])
+    assert status(tenant.api_key, SECRET) == 401
+    assert status(made["api_key"], made["hmac_secret"]) == 200
+
+
 @pytest.mark.parametrize("skew_s", [-600, 600])
 def test_skewed_request_is_told_the_time(make_tenant: Any, skew_s: int) -> None:
     tenant = make_tenant(hmac_secret=SECRET)
