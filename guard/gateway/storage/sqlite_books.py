@@ -23,6 +23,7 @@ from guard.gateway.domain.estimates import Estimate
 from guard.gateway.domain.ledger import Account, Balance, Reservation
 from guard.gateway.storage.base import Announcement
 from guard.gateway.storage.sqlite_figures import FigureTable
+from guard.gateway.storage.sqlite_opening import spent_before
 from guard.gateway.storage.sqlite_replay import ReplayTable
 from guard.gateway.storage.sqlite_rows import (
     balance_from_row,
@@ -37,8 +38,6 @@ Dims = tuple[str | None, str | None, str | None, str | None, str | None]
 """Workflow, agent, chain, key and model of a call or an event."""
 
 _DIM_KINDS: Final = ("workflow", "agent", "chain", "key", "model")
-_EVENT_COLUMNS: Final = {"workflow": "workflow_id", "agent": "agent", "chain": "chain_id",
-                         "key": "key_id", "model": "model"}  # fmt: skip
 
 
 class Chain(Struct):
@@ -210,7 +209,9 @@ class Books:
         ).fetchone()
         if row is not None:
             return self.balance(row[0])
-        opening = self._spent_before(org, rule, scope_id, epoch_ms, ends_ms)
+        opening = spent_before(
+            self.connection, org.organisation_id, rule, scope_id, epoch_ms, ends_ms
+        )
         cursor = self.connection.execute(
             "INSERT INTO balances (budget_id, scope_id, epoch_ms, ends_ms, opening, committed,"
             " reserved, overshoot, bound, level, exhausted) VALUES (?,?,?,?,?,?,0,?,?,0,0)",
@@ -219,26 +220,6 @@ class Books:
         )  # fmt: skip
         assert cursor.lastrowid is not None
         return self.balance(cursor.lastrowid)
-
-    def _spent_before(
-        self, org: OrgState, rule: records.Budget, scope_id: str, epoch_ms: int, ends_ms: int | None
-    ) -> int:
-        # A budget that is set at noon counts what the day has already cost.
-        column = _EVENT_COLUMNS.get(rule.scope_kind, "organisation_id")
-        own = scope_id if rule.scope_kind in _EVENT_COLUMNS else org.organisation_id
-        (total,) = self.connection.execute(
-            "SELECT coalesce(sum(cost_nanousd), 0) FROM events WHERE organisation_id = ?"  # noqa: S608 (a constant of this module)
-            f" AND cost_nanousd > 0 AND charged_at_ms >= ? AND charged_at_ms < ? AND {column} = ?",
-            (org.organisation_id, epoch_ms, ends_ms or 2**62, own),
-        ).fetchone()
-        if ends_ms is None:  # and what retention has taken out of the record
-            (carried,) = self.connection.execute(
-                "SELECT coalesce(sum(cost_nanousd), 0) FROM carried WHERE organisation_id = ?"
-                " AND scope_kind = ? AND scope_id = ?",
-                (org.organisation_id, rule.scope_kind, scope_id),
-            ).fetchone()
-            total += carried
-        return int(total)
 
     def balance(self, balance_id: int) -> Balance:
         """Return a balance by its number."""
