@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import doctest
 import sqlite3
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import pytest_asyncio
 
 from guard.core import wire
+from guard.gateway.domain import rulesets
 from guard.gateway.domain.commands import GateCommand, ReleaseCommand
 from guard.gateway.domain.records import OrganisationSettings
 from guard.gateway.embedded import run_gateway
@@ -42,6 +44,12 @@ async def store(storage_factory: Callable[..., Storage], tmp_path: Path) -> Asyn
     yield store
     assert (await store.storage.verify_ledger()).problems == []
     await store.storage.close()
+
+
+@pytest.mark.parametrize("module", [sqlite_retention, rulesets], ids=lambda m: m.__name__)
+def test_the_examples_in_the_docstrings(module: Any) -> None:
+    outcome = doctest.testmod(module)
+    assert (outcome.failed, outcome.attempted > 0) == (0, True)
 
 
 async def prune(store: Store) -> None:

@@ -100,8 +100,8 @@ class Retention:
 def cutoff_ms(now_ms: int, keep_ms: int) -> int:
     """Return the moment before which things may leave: never one of the current month.
 
-    >>> cutoff_ms(32 * DAY_MS, 7 * DAY_MS) // DAY_MS  # the second of February keeps February
-    25
+    >>> cutoff_ms(40 * DAY_MS, 1 * DAY_MS) // DAY_MS  # on the tenth of February: its first day
+    31
     """
     return min(now_ms - keep_ms, epoch_of("month", now_ms)[0])
 
