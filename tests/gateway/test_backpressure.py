@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import json
 import sqlite3
@@ -97,7 +98,7 @@ def test_a_stalled_store_refuses_events_before_memory_grows(serve: Any, tmp_path
                 "/api/v1/events", content=body, headers={"content-type": "application/json"}
             )
             assert (reply.status_code, reply.json()["accepted"]) == (202, 900)
-    with sqlite3.connect(tmp_path / "gateway.sqlite3") as reading:
+    with contextlib.closing(sqlite3.connect(tmp_path / "gateway.sqlite3")) as reading:
         assert reading.execute("SELECT count(*), sum(cost_nanousd) FROM events").fetchone() == (
             120 * 900, 120 * 900,
         )  # fmt: skip

@@ -187,7 +187,14 @@ def spawn(tmp_path: Path) -> Iterator[Spawn]:
         script.write_text(program)
         kept = {name: text for name, text in os.environ.items() if not name.startswith("GUARD_")}
         process = subprocess.Popen(
-            [sys.executable, str(script), *arguments],
+            # From 3.12 on the interpreter itself remarks on a fork beside threads, as made here.
+            [
+                sys.executable,
+                "-W",
+                "ignore:This process:DeprecationWarning",
+                str(script),
+                *arguments,
+            ],
             env={**kept, "PYTHONPATH": str(ROOT), **env},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
