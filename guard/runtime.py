@@ -158,7 +158,7 @@ class GuardRuntime:
             self.ids,
             self.buffer,
             self.health,
-            control_seq=lambda: self.control.seq,
+            control_position=self._control_position,
             controlled=self._controlled,
             told=lambda exc: self.told(exc, "flush"),
         )
@@ -431,11 +431,14 @@ class GuardRuntime:
         workflow_id = scope.workflow_id if scope is not None else None
         fire(exc, ErrorContext(stage, workflow_id, tool, self.settings.api_key_prefix))
 
-    def _controlled(self, message: wire.ControlMessage) -> None:
-        """Apply a control message (on the loop); a kill stops the bodies that it concerns."""
+    def _control_position(self) -> tuple[int, str]:
+        return self.control.seq, self.control.epoch
+
+    def _controlled(self, *messages: wire.ControlMessage) -> None:
+        """Apply control messages (on the loop); a kill stops the bodies that it concerns."""
         self.health.touch()
         before = self.control.kills
-        self.control = self.control.apply(message)
+        self.control = self.control.apply(*messages)
         self.decisions.changed()
         if self.control.kills is not before:  # also by a replay, a pattern, an older revive
             self.bodies.interrupt(self.killed)

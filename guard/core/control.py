@@ -87,23 +87,6 @@ class Lane:
                 newest = mark
         return newest if newest is not None and newest.holds(now_ms) else None
 
-    def with_mark(self, target: str, run_id: str | None, mark: Mark) -> Lane:
-        """Return the lane with one more mark; an older mark for the same target is replaced."""
-        if run_id is not None:
-            return attrs.evolve(self, runs=_put(self.runs, run_id, mark))
-        if not is_pattern(target):
-            return attrs.evolve(self, exact=_put(self.exact, target, mark))
-        # A pattern supersedes the older marks that it covers, so that the maps stay small.
-        exact = {
-            name: old
-            for name, old in self.exact.items()
-            if old.seq > mark.seq or not matches(target, name)
-        }
-        patterns = _put(self.patterns, target, mark)
-        if target == EVERYTHING:
-            patterns = {t: m for t, m in patterns.items() if t == target or m.seq > mark.seq}
-        return attrs.evolve(self, exact=exact, patterns=patterns)
-
     def restarted(self, newest: int) -> Lane:
         """Return the lane with every mark older than anything that is still to come.
 
@@ -118,21 +101,87 @@ class Lane:
         return Lane(aged(self.exact), aged(self.patterns), aged(self.runs))
 
 
-def _put(marks: Mapping[str, Mark], key: str, mark: Mark) -> Mapping[str, Mark]:
-    old = marks.get(key)
-    if old is not None and old.seq > mark.seq:
-        return marks
-    return {**marks, key: mark}
+class _LaneDraft:
+    """A lane while a batch of messages is folded into it: each map is copied once, if at all."""
+
+    __slots__ = ("_before", "_covering", "exact", "patterns", "runs")
+
+    def __init__(self, lane: Lane) -> None:
+        self._before = lane
+        self._covering: dict[str, Mark] = {}
+        self.exact = lane.exact
+        self.patterns = lane.patterns
+        self.runs = lane.runs
+
+    def put(self, target: str, run_id: str | None, mark: Mark) -> None:
+        """Take in one mark; an older one for the same target is replaced."""
+        if run_id is not None:
+            self.runs = self._with(self.runs, self._before.runs, run_id, mark)
+        elif not is_pattern(target):
+            self.exact = self._with(self.exact, self._before.exact, target, mark)
+        else:
+            self.patterns = self._with(self.patterns, self._before.patterns, target, mark)
+            self._covering[target] = self.patterns[target]
+
+    def _with(
+        self, marks: Mapping[str, Mark], before: Mapping[str, Mark], key: str, mark: Mark
+    ) -> Mapping[str, Mark]:
+        old = marks.get(key)
+        if old is not None and old.seq >= mark.seq:
+            return marks
+        draft = _copied(marks) if marks is before else marks
+        draft[key] = mark  # type: ignore[index]  # a dict of this draft's own
+        return draft
+
+    def lane(self) -> Lane:
+        """Return the lane with every mark; itself when nothing has changed."""
+        before = self._before
+        if (
+            self.exact is before.exact
+            and self.patterns is before.patterns
+            and self.runs is before.runs
+        ):
+            return before
+        exact, patterns, covering = self.exact, self.patterns, self._covering
+        if covering:
+            # A pattern supersedes the older marks that it covers, so that the maps stay small.
+            exact = {
+                name: mark
+                for name, mark in exact.items()
+                if not any(
+                    over.seq >= mark.seq and matches(target, name)
+                    for target, over in covering.items()
+                )
+            }
+        if everything := covering.get(EVERYTHING):
+            patterns = {
+                target: mark
+                for target, mark in patterns.items()
+                if target == EVERYTHING or mark.seq > everything.seq
+            }
+        return Lane(exact, patterns, self.runs)
+
+
+def _copied(marks: Mapping[str, Mark]) -> dict[str, Mark]:
+    return dict(marks)
 
 
 @attrs.frozen
 class ControlState:
-    """Everything that operators and budgets have said, as of message ``seq``."""
+    """Everything that operators and budgets have said, as of message ``seq``.
+
+    Attributes:
+        seq: number of the newest message that was applied.
+        kills, pauses, budgets: what holds.
+        epoch: of that message: together they name one message, also where a gateway that was
+            restored from a copy has given the number a second time.
+    """
 
     seq: int = 0
     kills: Lane = Lane()
     pauses: Lane = Lane()
     budgets: Lane = Lane()
+    epoch: str = ""
 
     def halt(
         self, workflow_id: str | None, run_id: str | None, now_ms: int, *, budgets: bool = False
@@ -153,38 +202,18 @@ class ControlState:
             return Halt("budget", spent.reason, budget=spent.budget)
         return None
 
-    def apply(self, message: ControlMessage) -> ControlState:
-        """Return the state after one message; duplicates and late messages change nothing."""
-        seq = max(self.seq, message.seq)
-        target = message.workflow_id or EVERYTHING
-        match message.type:
-            case "kill":
-                mark = Mark(message.seq, True, message.reason)
-                kills = self.kills.with_mark(target, message.run_id, mark)
-                return attrs.evolve(self, seq=seq, kills=kills)
-            case "revive":
-                mark = Mark(message.seq, False, message.reason)
-                kills = self.kills.with_mark(target, message.run_id, mark)
-                pauses = self.pauses.with_mark(target, message.run_id, mark)
-                return attrs.evolve(self, seq=seq, kills=kills, pauses=pauses)
-            case "pause" | "resume":
-                wait_ms = message.resume_after_ms
-                until_ms = None if wait_ms is None else message.at_ms + wait_ms
-                mark = Mark(message.seq, message.type == "pause", message.reason, until_ms)
-                return attrs.evolve(
-                    self, seq=seq, pauses=self.pauses.with_mark(target, message.run_id, mark)
-                )
-            case "budget":
-                mark = Mark(message.seq, message.exhausted, message.reason, budget=message.budget)
-                return attrs.evolve(
-                    self, seq=seq, budgets=self.budgets.with_mark(target, message.run_id, mark)
-                )
-            case "hello" if message.seq < self.seq:
-                return self._restarted()
-            case "hello" | "ping":
-                return self  # they tell the newest number; what it stands for is still to come
-            case _:
-                return attrs.evolve(self, seq=seq)
+    def apply(self, *messages: ControlMessage) -> ControlState:
+        """Return the state after some messages; duplicates and late messages change nothing.
+
+        The cost of a batch is that of its messages and of one copy of the state.
+        """
+        draft = _StateDraft(self)
+        for message in messages:
+            if message.type == "hello" and message.seq < draft.seq:
+                draft = _StateDraft(draft.state()._restarted())
+            else:
+                draft.take(message)
+        return draft.state()
 
     def _restarted(self) -> ControlState:
         # The gateway counts anew (its store was replaced). Halts stay until it says otherwise:
@@ -195,3 +224,54 @@ class ControlState:
             self.pauses.restarted(self.seq),
             self.budgets.restarted(self.seq),
         )
+
+
+class _StateDraft:
+    """A state while a batch of messages is folded into it."""
+
+    __slots__ = ("_before", "_budgets", "_kills", "_pauses", "epoch", "seq")
+
+    def __init__(self, state: ControlState) -> None:
+        self._before = state
+        self.seq = state.seq
+        self.epoch = state.epoch
+        self._kills = _LaneDraft(state.kills)
+        self._pauses = _LaneDraft(state.pauses)
+        self._budgets = _LaneDraft(state.budgets)
+
+    def take(self, message: ControlMessage) -> None:
+        """Fold one message in."""
+        if message.type in ("hello", "ping"):
+            return  # they tell the newest number; what it stands for is still to come
+        if message.seq >= self.seq:
+            self.seq, self.epoch = message.seq, message.epoch
+        target, run_id = message.workflow_id or EVERYTHING, message.run_id
+        match message.type:
+            case "kill":
+                self._kills.put(target, run_id, Mark(message.seq, True, message.reason))
+            case "revive":
+                mark = Mark(message.seq, False, message.reason)
+                self._kills.put(target, run_id, mark)
+                self._pauses.put(target, run_id, mark)
+            case "pause" | "resume":
+                wait_ms = message.resume_after_ms
+                until_ms = None if wait_ms is None else message.at_ms + wait_ms
+                mark = Mark(message.seq, message.type == "pause", message.reason, until_ms)
+                self._pauses.put(target, run_id, mark)
+            case "budget":
+                mark = Mark(message.seq, message.exhausted, message.reason, budget=message.budget)
+                self._budgets.put(target, run_id, mark)
+
+    def state(self) -> ControlState:
+        """Return the state; what has not changed in it is the same object as before."""
+        before, seq, epoch = self._before, self.seq, self.epoch
+        kills, pauses, budgets = self._kills.lane(), self._pauses.lane(), self._budgets.lane()
+        if (
+            seq == before.seq
+            and epoch == before.epoch
+            and kills is before.kills
+            and pauses is before.pauses
+            and budgets is before.budgets
+        ):
+            return before
+        return ControlState(seq, kills, pauses, budgets, epoch)

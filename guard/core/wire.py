@@ -288,7 +288,10 @@ class ControlMessage(Struct, omit_defaults=True):
     """One message of the control channel.
 
     ``workflow_id`` is an exact id, a glob pattern (``*`` and ``?``) or ``"*"`` for everything.
-    ``seq`` rises per organisation; ``hello`` and ``ping`` repeat the newest one.
+    ``seq`` rises per organisation; ``hello`` and ``ping`` repeat the newest one. ``epoch`` is a
+    random id of the process that has given the number; in a ``hello`` it is that of the message
+    that the client has named as its newest. Another one than the client knows means that the
+    gateway's record is not the one that the client has followed.
     """
 
     seq: int
@@ -302,13 +305,15 @@ class ControlMessage(Struct, omit_defaults=True):
     exhausted: bool = False
     approval_id: str | None = None
     approved: bool | None = None
+    epoch: str = ""
 
 
-class ControlReply(Struct):
-    """Answer of the control long poll."""
+class ControlReply(Struct, omit_defaults=True):
+    """Answer of the control long poll; ``epoch`` is as in a ``hello``."""
 
     messages: list[ControlMessage]
     seq: int
+    epoch: str = ""
 
 
 class Problem(Struct, omit_defaults=True):

@@ -43,8 +43,8 @@ class Link:
         ids: event, batch and nonce ids.
         buffer: the events to deliver.
         health: told of what is heard.
-        control_seq: returns the newest control message that was applied.
-        controlled: takes a control message.
+        control_position: returns number and epoch of the newest control message that was applied.
+        controlled: takes control messages.
         told: takes an error that the hooks are to hear of.
     """
 
@@ -55,8 +55,8 @@ class Link:
         buffer: EventBuffer,
         health: Health,
         *,
-        control_seq: Callable[[], int],
-        controlled: Callable[[wire.ControlMessage], None],
+        control_position: Callable[[], tuple[int, str]],
+        controlled: Callable[..., None],
         told: Callable[[BaseException], None],
     ) -> None:
         self._health = health
@@ -71,7 +71,7 @@ class Link:
         self.subscriber = Subscriber(
             settings,
             self.client,
-            seq=control_seq,
+            position=control_position,
             apply=self._controlled,
             switched=self._switched,
         )
@@ -202,12 +202,13 @@ class Link:
                 self._approvals.popitem(last=False)
         return future
 
-    def _controlled(self, message: wire.ControlMessage) -> None:
-        if message.type == "approval" and message.approval_id is not None:
-            future = self._approval(message.approval_id)
-            if not future.done():
-                future.set_result(bool(message.approved))
-        self._apply(message)
+    def _controlled(self, *messages: wire.ControlMessage) -> None:
+        for message in messages:
+            if message.type == "approval" and message.approval_id is not None:
+                future = self._approval(message.approval_id)
+                if not future.done():
+                    future.set_result(bool(message.approved))
+        self._apply(*messages)
 
     def _switched(self, channel: str) -> None:
         self._health.switched(channel)

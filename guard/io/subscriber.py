@@ -44,6 +44,7 @@ _FRAME_BYTES_MAX: Final = 256 * 1024
 _POLL_WAIT_MS: Final = 10_000
 _STABLE_S: Final = 5.0
 _CLOCK_TOLERANCE_MS: Final = 2_000
+_BATCH_MAX: Final = 500
 
 
 class _SignedFrame(msgspec.Struct):
@@ -56,21 +57,29 @@ class ChannelError(Exception):
 
 
 class _EagerConnection(ClientConnection):
-    """Shows a text frame to ``glance`` while its bytes are being read.
+    """Shows text frames to ``glance`` while their bytes are being read.
 
     The usual way, through a future and another turn of the loop, costs up to three more waits for
     the interpreter's lock (5 ms each) when the body that is to be stopped computes in Python.
     """
 
-    def __init__(self, glance: Callable[[bytes], None], *args: Any, **kwargs: Any) -> None:
+    def __init__(self, glance: Callable[[list[bytes]], None], *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._glance = glance
+        self._came: list[bytes] = []
+
+    def data_received(self, data: bytes) -> None:
+        """Process what has come over the network."""
+        super().data_received(data)
+        if self._came:
+            frames, self._came = self._came, []
+            self._glance(frames)
 
     def process_event(self, event: Any) -> None:
         """Process one incoming event."""
         super().process_event(event)
         if isinstance(event, Frame) and event.opcode is Opcode.TEXT and event.fin:
-            self._glance(bytes(event.data))
+            self._came.append(bytes(event.data))
 
 
 class Subscriber:
@@ -79,8 +88,8 @@ class Subscriber:
     Args:
         settings: address, key, secret and transport mode.
         client: signs the handshake and does the long polls.
-        seq: returns the newest sequence number that was applied.
-        apply: takes a control message.
+        position: returns the number and the epoch of the newest message that was applied.
+        apply: takes control messages, a batch at a time.
         switched: told which channel is in use.
     """
 
@@ -89,13 +98,13 @@ class Subscriber:
         settings: Settings,
         client: GatewayClient,
         *,
-        seq: Callable[[], int],
-        apply: Callable[[wire.ControlMessage], None],
+        position: Callable[[], tuple[int, str]],
+        apply: Callable[..., None],
         switched: Callable[[Channel], None],
     ) -> None:
         self._settings = settings
         self._client = client
-        self._seq = seq
+        self._position = position
         self._apply = apply
         self._switched = switched
         self._channel: Channel = "none"
@@ -103,6 +112,7 @@ class Subscriber:
         self._task: asyncio.Task[Any] | None = None
         self._poller: asyncio.Task[None] | None = None
         self._up_since_s: float | None = None
+        self._greeted_here = False
         self._behind_ms = 0
 
     async def run(self) -> None:
@@ -160,7 +170,8 @@ class Subscriber:
         settings = self._settings
         parts = urlsplit(settings.api_url)
         secure = parts.scheme == "https"
-        path = f"{parts.path}{wire.CONTROL_WS_PATH}?after={self._seq()}"
+        position = self._position()
+        path = f"{parts.path}{wire.CONTROL_WS_PATH}?after={position[0]}"
         url = f"{'wss' if secure else 'ws'}://{parts.netloc}{path}"
         headers, nonce = self._client.signed("GET", url, b"")  # the URI that the gateway checks
         async with connect(
@@ -186,29 +197,73 @@ class Subscriber:
         ) as socket:
             self._socket = socket
             try:
-                async for frame in socket:
-                    message = self._open_frame(frame, nonce)
-                    before = self._seq()
-                    self._take(message)
-                    if message.type == "hello":
-                        if self._seq() < before:
-                            raise ChannelError("the gateway counts anew")
-                        self._client.circuit.succeeded()
-                        self._up_since_s = time.monotonic()
-                        self._uncover()  # the replay follows on this socket
-                        self._use("websocket")
-                    if message.seq:
-                        await socket.send(f'{{"type":"ack","seq":{message.seq}}}')
+                hello = self._open_frame(await socket.recv(), nonce)
+                self._greeted(hello, position)
+                while True:
+                    await self._take_what_came(socket, nonce)
+            except websockets.ConnectionClosedOK:
+                raise ChannelError("the gateway closed the control socket") from None
             finally:
                 self._socket = None
-        raise ChannelError("the gateway closed the control socket")
+                self._greeted_here = False
 
-    def _glance(self, nonce: str, frame: bytes) -> None:
-        """Apply a kill as soon as its bytes are here; it is taken again in its turn."""
+    def _greeted(self, hello: wire.ControlMessage, position: tuple[int, str]) -> None:
+        if hello.type != "hello":
+            raise ChannelError("a control socket that does not begin with a hello")
+        if self._starts_anew(hello.seq, hello.epoch, position):
+            raise ChannelError("the gateway's record is another one")
+        self._take(hello)
+        self._client.circuit.succeeded()
+        self._up_since_s = time.monotonic()
+        self._greeted_here = True
+        self._uncover()  # the replay follows on this socket
+        self._use("websocket")
+
+    async def _take_what_came(self, socket: ClientConnection, nonce: str) -> None:
+        """Wait for messages, apply all that are there at once, and acknowledge the newest."""
+        messages = [self._open_frame(await socket.recv(), nonce)]
+        try:
+            while len(messages) < _BATCH_MAX:
+                async with asyncio.timeout(0):  # what is there already comes without a wait
+                    frame = await socket.recv()
+                messages.append(self._open_frame(frame, nonce))
+        except TimeoutError:
+            pass
+        finally:  # also when the connection ends, or a frame is not to be believed
+            self._take(*messages)
+        newest = max(message.seq for message in messages)
+        if newest:
+            await socket.send(f'{{"type":"ack","seq":{newest}}}')
+
+    def _starts_anew(self, seq: int, epoch: str, position: tuple[int, str]) -> bool:
+        """Tell whether the gateway's record is not the one that was followed; then forget numbers.
+
+        A record that was restored from a copy ends before the message that was the newest here, or
+        has given its number to another one since. What was halted stays so.
+
+        Args:
+            seq: of the gateway's newest message.
+            epoch: of its message with the number in ``position``.
+            position: number and epoch of the newest message here when the gateway was asked.
+        """
+        if not position[0] or (seq >= position[0] and epoch == position[1]):
+            return False
+        logger.info("control: the gateway's record is another one; it is read from its start")
+        self._take(wire.ControlMessage(seq=-1, type="hello"))
+        return True
+
+    def _glance(self, nonce: str, frames: list[bytes]) -> None:
+        """Apply kills as soon as their bytes are here; they are taken again in their turn."""
+        if not self._greeted_here:
+            return  # whether this is the record that was followed is told by the hello
+        kills = []
         with contextlib.suppress(ChannelError):
-            message = self._open_frame(frame, nonce)
-            if message.type == "kill":
-                self._take(message)
+            for frame in frames:
+                message = self._open_frame(frame, nonce)
+                if message.type == "kill":
+                    kills.append(message)
+        if kills:
+            self._take(*kills)
 
     def _open_frame(self, frame: str | bytes, nonce: str) -> wire.ControlMessage:
         secret = self._settings.hmac_secret
@@ -228,7 +283,8 @@ class Subscriber:
             try:
                 # The first answer comes at once, so that a kill is seen on the first contact.
                 wait_ms = _POLL_WAIT_MS if self._channel == "poller" else 0
-                reply = await self._client.poll(self._seq(), wait_ms)
+                position = self._position()
+                reply = await self._client.poll(position[0], wait_ms)
             except GuardError as exc:
                 logger.debug("control poll: %s", exc)
                 self._use("none", self._channel == "poller")
@@ -238,23 +294,23 @@ class Subscriber:
             attempt = 0
             if self._channel != "websocket":
                 self._use("poller")
-            if reply.seq < self._seq():
-                self._take(wire.ControlMessage(seq=reply.seq, type="hello"))
-                continue
-            for message in reply.messages:
-                self._take(message)
+            if not self._starts_anew(reply.seq, reply.epoch, position):
+                self._take(*reply.messages)
 
-    def _take(self, message: wire.ControlMessage) -> None:
-        now_ms = time.time_ns() // 1_000_000
+    def _take(self, *messages: wire.ControlMessage) -> None:
+        taken = [self._by_our_clock(message) for message in messages]
+        try:
+            self._apply(*taken)
+        except Exception:
+            logger.exception("control messages could not be applied")
+
+    def _by_our_clock(self, message: wire.ControlMessage) -> wire.ControlMessage:
         if message.type in ("hello", "ping") and message.at_ms:
-            self._behind_ms = now_ms - message.at_ms
+            self._behind_ms = time.time_ns() // 1_000_000 - message.at_ms
         elif message.type == "pause" and abs(self._behind_ms) > _CLOCK_TOLERANCE_MS:
             # The time that the pause lifts itself at is compared with this machine's clock.
-            message = msgspec.structs.replace(message, at_ms=message.at_ms + self._behind_ms)
-        try:
-            self._apply(message)
-        except Exception:
-            logger.exception("a control message could not be applied")
+            return msgspec.structs.replace(message, at_ms=message.at_ms + self._behind_ms)
+        return message
 
     def _use(self, channel: Channel, changed: bool = True) -> None:
         if changed and channel != self._channel:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -103,6 +104,33 @@ def test_socket_replays_then_pushes(tenant: Any) -> None:
     with open_channel(tenant, after=3) as channel:
         next_message(channel)
         assert next_message(channel)["seq"] == 4
+
+
+def test_a_message_is_named_by_its_number_and_its_epoch(tenant: Any) -> None:
+    """The client tells by them whether this is the record that it has followed."""
+    tenant.admin.kill("a")
+    tenant.admin.kill("b")
+    messages = tenant.http.get("/api/v1/control").json()["messages"]
+    epoch = messages[0]["epoch"]
+    assert messages[1]["epoch"] == epoch
+    assert len(epoch) == 16
+    for after, expected in ((0, ""), (1, epoch), (2, epoch), (3, "")):
+        with open_channel(tenant, after=after) as channel:
+            assert next_message(channel).get("epoch", "") == expected
+        polled = tenant.http.get(f"/api/v1/control?after={after}").json()
+        assert polled.get("epoch", "") == expected
+
+
+def test_another_process_gives_another_epoch(tmp_path: Path) -> None:
+    epochs = []
+    for name in ("a", "b"):
+        with run_gateway(tmp_path / "g.sqlite3") as gateway:
+            gateway.admin.kill(name)
+            headers = {"X-API-Key": gateway.admin.create_key(name), "X-Guard-Protocol": "3"}
+            found = httpx.get(f"{gateway.base_url}/api/v1/control", headers=headers).json()
+            epochs.append([message["epoch"] for message in found["messages"]])
+    assert epochs[1][0] == epochs[0][0]
+    assert epochs[1][1] != epochs[0][0]
 
 
 def test_socket_refuses_and_ends_with_its_key(tenant: Any) -> None:

@@ -111,7 +111,9 @@ class ControlRoutes:
         send: Send,
     ) -> int:
         newest = await self._log.control_seq(identity.organisation_id)
-        await _send_message(send, identity, self._sign_of_life("hello", newest))
+        hello = self._sign_of_life("hello", newest)
+        hello.epoch = await self._epoch_of(identity, after)
+        await _send_message(send, identity, hello)
         sent = after
         while True:
             page = await self._log.control_after(identity.organisation_id, sent, PAGE)
@@ -138,6 +140,11 @@ class ControlRoutes:
                 sent = message.seq
                 await _send_message(send, identity, message)
         return _CLOSE_GOING_AWAY
+
+    async def _epoch_of(self, identity: Identity, seq: int) -> str:
+        """Return the epoch of a message; empty when there is none with that number (any more)."""
+        page = await self._log.control_after(identity.organisation_id, seq - 1, 1) if seq else []
+        return page[0].message.epoch if page and page[0].message.seq == seq else ""
 
     def _sign_of_life(self, kind: str, seq: int) -> wire.ControlMessage:
         return wire.ControlMessage(seq=seq, type=kind, at_ms=self._clock_ms())
@@ -168,6 +175,7 @@ class ControlRoutes:
         subscription = self._hub.subscribe(identity.organisation_id, identity.key_id)
         deadline = time.monotonic() + wait_ms / 1000
         try:
+            epoch = await self._epoch_of(identity, after)
             while True:
                 page = await self._log.control_after(identity.organisation_id, after, PAGE)
                 own = [m.message for m in page if m.key_id in (None, identity.key_id)]
@@ -178,7 +186,7 @@ class ControlRoutes:
                 # Who asks for what comes after a number that was never given has to start anew;
                 # waiting would hide every message up to that number.
                 if own or left_s <= 0 or after > newest or self._hub.closing:
-                    return wire.ControlReply(own, min(after, newest))
+                    return wire.ControlReply(own, min(after, newest), epoch)
                 with contextlib.suppress(TimeoutError):
                     if await subscription.next(left_s) is None and not (
                         await self._authenticator.still_valid(headers)

@@ -7,6 +7,7 @@ workflows) are written once per group; a rollback throws the whole cache away an
 from __future__ import annotations
 
 import heapq
+import secrets
 import sqlite3
 from collections.abc import Callable, Iterable
 from typing import Any, Final
@@ -66,6 +67,7 @@ class Books:
     def __init__(self, connection: sqlite3.Connection, clock_ms: Callable[[], int]) -> None:
         self.connection = connection
         self.ids = IdFactory()
+        self.epoch = secrets.token_hex(8)
         self.now = 0
         self._clock_ms = clock_ms
         self.announcements: list[Announcement] = []

@@ -47,7 +47,9 @@ def publish(
     """Number a message, keep it for replay, apply it, and announce it after the commit."""
     org = books.orgs[organisation_id]
     org.control_seq += 1
-    message = msgspec.structs.replace(draft, seq=org.control_seq, at_ms=books.now)
+    message = msgspec.structs.replace(
+        draft, seq=org.control_seq, at_ms=books.now, epoch=books.epoch
+    )
     encoded = wire.encode(message).decode()
     execute = books.connection.execute
     execute(

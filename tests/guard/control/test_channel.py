@@ -16,6 +16,7 @@ import guard
 from guard import WorkflowKilledInterrupt
 from guard.breaker.exceptions import WorkflowPausedException
 from guard.core import wire
+from guard.core.control import ControlState
 from guard.gateway.embedded import run_gateway
 from guard.io import subscriber
 from guard.runtime import GuardRuntime
@@ -170,12 +171,13 @@ def test_an_unsigned_or_forged_frame_is_refused(start: Start, tenant: Any) -> No
     until(lambda: channel(runtime) == "websocket", WAIT_S)
     link = runtime.delivery.link
     assert link is not None
+    assert link.subscriber._greeted_here
     forged = wire.encode(wire.ControlMessage(seq=7, type="kill", workflow_id="w"))
     signed = b'{"payload":"{\\"seq\\":7,\\"type\\":\\"kill\\"}","signature":"00"}'
     for frame in (forged, signed):
         with pytest.raises(subscriber.ChannelError):
             link.subscriber._open_frame(frame, "nonce")
-        link.subscriber._glance("nonce", frame)
+        link.subscriber._glance("nonce", [frame])
     assert not killed(runtime)
     tenant.admin.kill("w")
     until(lambda: killed(runtime), WAIT_S)
@@ -236,6 +238,121 @@ class TestRestarts:
             assert killed(runtime, "two")
             runtime.shutdown(flush=False)
         proxy.close()
+
+    @pytest.mark.parametrize("mode", ["websocket", "http"])
+    def test_on_an_older_copy_that_has_passed_the_number(
+        self, tmp_path: Path, start: Start, mode: str
+    ) -> None:
+        """Its numbers have been given twice; nothing that it says is taken for known."""
+        database, copy = tmp_path / "a.sqlite3", tmp_path / "copy" / "a.sqlite3"
+        with run_gateway(database) as gateway:
+            key = gateway.admin.create_key("test")
+            gateway.admin.kill("before")
+        copy.parent.mkdir()
+        for part in tmp_path.glob("a.sqlite3*"):
+            shutil.copy(part, copy.parent / part.name)
+        with run_gateway(database) as gateway:
+            proxy = ChaosProxy(gateway.base_url)
+            runtime = start(api_key=key, api_url=proxy.url, transport_mode=mode)
+            for name in ("one", "two", "three"):
+                gateway.admin.kill(name)
+            until(lambda: killed(runtime, "three"), WAIT_S)
+            proxy.fault = "refuse"
+            proxy.cut()
+        with run_gateway(copy) as gateway:
+            for name in ("four", "five", "six", "seven"):
+                gateway.admin.kill(name)
+            gateway.admin.revive("before")
+            proxy.retarget(gateway.base_url)
+            proxy.fault = "none"
+            for name in ("four", "five", "six", "seven"):
+                until(lambda name=name: killed(runtime, name), WAIT_S)  # type: ignore[misc]
+            until(lambda: not killed(runtime, "before"), WAIT_S)
+            assert killed(runtime, "one")  # forgotten there, and kept here until it is revived
+            seq = runtime.control.seq
+            gateway.admin.revive("one")
+            until(lambda: not killed(runtime, "one"), WAIT_S)
+            assert runtime.control.seq > seq
+            runtime.shutdown(flush=False)
+        proxy.close()
+
+    def test_on_the_same_record_nothing_is_read_again(
+        self, tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        database = tmp_path / "a.sqlite3"
+        with run_gateway(database) as gateway:
+            key = gateway.admin.create_key("test")
+            proxy = ChaosProxy(gateway.base_url)
+            runtime = start(api_key=key, api_url=proxy.url)
+            gateway.admin.kill("one")
+            until(lambda: killed(runtime, "one"), WAIT_S)
+            proxy.fault = "refuse"
+            proxy.cut()
+        numbers: list[int] = []
+        controlled = runtime.delivery.link.subscriber._apply  # type: ignore[union-attr]
+
+        def noted(*messages: wire.ControlMessage) -> None:
+            numbers.extend(m.seq for m in messages if m.type not in ("hello", "ping"))
+            controlled(*messages)
+
+        monkeypatch.setattr(runtime.delivery.link.subscriber, "_apply", noted)  # type: ignore[union-attr]
+        with run_gateway(database) as gateway:
+            proxy.retarget(gateway.base_url)
+            proxy.fault = "none"
+            until(lambda: channel(runtime) == "websocket", WAIT_S)
+            gateway.admin.kill("two")
+            until(lambda: killed(runtime, "two"), WAIT_S)
+            assert set(numbers) == {2}
+            runtime.shutdown(flush=False)
+        proxy.close()
+
+
+class TestReplay:
+    def test_a_long_one_is_applied_in_batches(
+        self, start: Start, gateway: Any, tenant: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Not message by message: each application copies the state."""
+        count = 600
+        for number in range(count):
+            tenant.admin.pause(f"w{number}")
+        batches: list[int] = []
+        apply = ControlState.apply
+
+        def counting(self: ControlState, *messages: wire.ControlMessage) -> ControlState:
+            batches.append(len(messages))
+            return apply(self, *messages)
+
+        monkeypatch.setattr(ControlState, "apply", counting)
+        runtime = start(transport_mode="websocket")
+        until(lambda: paused(runtime, f"w{count - 1}"), WAIT_S)
+        assert all(paused(runtime, f"w{number}") for number in range(count))
+        assert len(batches) < count / 4
+
+    @pytest.mark.asyncio
+    async def test_what_came_before_the_end_of_the_connection_is_applied(
+        self, start: Start, tenant: Any, proxy: ChaosProxy
+    ) -> None:
+        """The last words of a gateway that goes away are heard."""
+        runtime = await asyncio.to_thread(start)
+        link = runtime.delivery.link
+        assert link is not None
+
+        class Ends:
+            def __init__(self) -> None:
+                self.frames = [
+                    wire.encode(wire.ControlMessage(seq=1, type="pause", workflow_id="w")),
+                    wire.encode(wire.ControlMessage(seq=2, type="pause", workflow_id="v")),
+                ]
+
+            async def recv(self) -> bytes:
+                if not self.frames:
+                    raise OSError("gone")
+                return self.frames.pop(0)
+
+        with pytest.raises(OSError, match="gone"):
+            await link.subscriber._take_what_came(Ends(), "")  # type: ignore[arg-type]
+        assert paused(runtime, "w")
+        assert paused(runtime, "v")
 
 
 class TestBetweenGateAndBody:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from guard.core import control
 from guard.core.control import ControlState, Halt, is_pattern, matches
 from guard.core.wire import Budget, ControlMessage
 from guard.gateway.domain.control import ControlBook
@@ -114,6 +115,55 @@ def test_out_of_order_and_repeated_delivery_converges(
     repeated = history + data.draw(st.lists(st.sampled_from(history), max_size=6))
     shuffled = data.draw(st.permutations(repeated))
     assert verdicts(after(*shuffled)) == verdicts(after(*history))
+
+
+@given(histories(), st.data())
+def test_batches_say_what_single_messages_say(
+    history: list[ControlMessage], data: st.DataObject
+) -> None:
+    cut = data.draw(st.integers(0, len(history)))
+    anew = [message(0, "hello", None)] if data.draw(st.booleans()) else []
+    batch = [*history[:cut], *anew, *history[cut:]]
+    one_by_one = after(*batch)
+    assert verdicts(ControlState().apply(*batch)) == verdicts(one_by_one)
+    assert ControlState().apply(*batch).seq == one_by_one.seq
+
+
+def copied_by_batches(monkeypatch: pytest.MonkeyPatch, size: int) -> int:
+    """Return how many marks are copied while a batch is applied to a state of its own size."""
+    copied: list[int] = []
+    copy = control._copied
+
+    def counting(marks: Any) -> Any:
+        copied.append(len(marks))
+        return copy(marks)
+
+    kinds = ["kill", "pause", "resume", "revive"]
+    batch = [message(seq, kinds[seq % 4], f"w{seq % size}") for seq in range(1, 2 * size)]
+    state = ControlState().apply(*batch[:size])
+    with monkeypatch.context() as patch:
+        patch.setattr(control, "_copied", counting)
+        assert state.apply(*batch[size:]).seq == 2 * size - 1
+    return sum(copied)
+
+
+def test_a_batch_copies_the_state_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    small, large = (copied_by_batches(monkeypatch, size) for size in (500, 2000))
+    assert 0 < small <= 3 * 500
+    assert large <= 4.5 * small
+
+
+def test_what_changes_nothing_copies_nothing() -> None:
+    state = after(message(1, "kill"), message(2, "pause"), message(3, "revive", "b"))
+    again = state.apply(message(1, "kill"), message(2, "pause"), message(3, "hello"))
+    assert again is state
+
+
+def test_a_number_is_known_with_its_epoch() -> None:
+    state = after(message(1, "kill", epoch="one"), message(2, "pause", epoch="two"))
+    assert (state.seq, state.epoch) == (2, "two")
+    assert state.apply(message(1, "kill", epoch="one")).epoch == "two"
+    assert state.apply(message(-1, "hello", epoch="three")).epoch == ""
 
 
 @given(histories(), histories())
