@@ -18,6 +18,7 @@ from uvicorn.protocols.http.httptools_impl import (
     HttpToolsProtocol,
     RequestResponseCycle,
 )
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from guard.core import wire
 from guard.gateway.app import GatewayApp
@@ -224,6 +225,20 @@ class _NoDebug(logging.Filter):
 _no_debug: Final = _NoDebug()
 
 
+class GuardedSocketProtocol(WebSocketsSansIOProtocol):
+    """Takes a refused handshake for a finished one.
+
+    uvicorn does so after ``websocket.close``, but after ``websocket.http.response.body``, which
+    alone can say why, it logs an error for each refusal.
+    """
+
+    async def send(self, message: Any) -> None:
+        """Send one message of the application."""
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body" and self.close_sent:
+            self.handshake_complete = True
+
+
 class GatewayServer:
     """One gateway on one listening socket.
 
@@ -243,7 +258,7 @@ class GatewayServer:
             uvicorn.Config(
                 app,
                 http=protocol,
-                ws="websockets-sansio",
+                ws=GuardedSocketProtocol,
                 ws_max_size=app.settings.max_batch_bytes,
                 ws_per_message_deflate=False,
                 lifespan="off",

@@ -106,6 +106,24 @@ def test_socket_replays_then_pushes(tenant: Any) -> None:
         assert next_message(channel)["seq"] == 4
 
 
+@pytest.mark.parametrize(
+    ("headers", "query", "status"),
+    [({"X-API-Key": "gdk_wrong"}, "0", 401), ({"X-Guard-Protocol": "1"}, "0", 400), ({}, "x", 400)],
+)
+def test_a_refused_socket_is_no_error_of_the_gateways(
+    tenant: Any, caplog: pytest.LogCaptureFixture, headers: dict[str, str], query: Any, status: int
+) -> None:
+    for _ in range(3):
+        with pytest.raises(InvalidStatus) as refused:
+            open_channel(tenant, after=query, **headers)
+        response = refused.value.response
+        assert response.status_code == status
+        assert response.headers["content-type"] == "application/problem+json"
+        assert json.loads(response.body)["error_code"]
+    tenant.http.get("/healthz")  # what is logged as the sockets end is logged by now
+    assert [record.getMessage() for record in caplog.records if record.levelno > 20] == []
+
+
 def test_a_message_is_named_by_its_number_and_its_epoch(tenant: Any) -> None:
     """The client tells by them whether this is the record that it has followed."""
     tenant.admin.kill("a")
