@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
 from collections.abc import Callable
@@ -203,7 +204,8 @@ def test_backup_of_a_running_gateway(tmp_path: Path) -> None:
         again = CliRunner().invoke(command, words)
         assert (again.exit_code, "is there already" in again.output) == (1, True)
         admin_key = gateway.admin_key
-    assert sqlite3.connect(target).execute("SELECT count(*) FROM budgets").fetchone() == (1,)
+    with contextlib.closing(sqlite3.connect(target)) as copy:
+        assert copy.execute("SELECT count(*) FROM budgets").fetchone() == (1,)
     with run_gateway(target) as restored:
         assert restored.admin.budgets()[0]["limit_nanousd"] == 100_000_000
         assert admin_key
