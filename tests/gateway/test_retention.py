@@ -19,6 +19,7 @@ from guard.gateway.domain.records import OrganisationSettings
 from guard.gateway.embedded import run_gateway
 from guard.gateway.storage import sqlite_retention
 from guard.gateway.storage.base import NotFoundError, Storage
+from guard.gateway.storage.sqlite import SqliteStorage
 from tests.support.store import ACTOR, DAY, Clock, Store
 from tests.support.waiting import until
 
@@ -32,15 +33,16 @@ async def store(storage_factory: Callable[..., Storage], tmp_path: Path) -> Asyn
     clock = Clock(MID_MONTH)
     options = {"clock_ms": clock, "retention_days": KEEP_DAYS}
     made = storage_factory(tmp_path, **options)
-    await made.open(lambda news: None)
+    news: list[Any] = []
+    await made.open(news.extend)
     org = (await made.create_organisation(ACTOR, "o")).organisation_id
 
     async def reopen() -> None:
         await store.storage.close()
         store.storage = storage_factory(tmp_path, **options)
-        await store.storage.open(lambda news: None)
+        await store.storage.open(news.extend)
 
-    store = Store(made, clock, org, reopen, [])
+    store = Store(made, clock, org, reopen, news)
     yield store
     assert (await store.storage.verify_ledger()).problems == []
     await store.storage.close()
@@ -193,6 +195,32 @@ async def test_open_holds_and_what_they_hold_on_stay(store: Store, tmp_path: Pat
 
 
 @pytest.mark.asyncio
+async def test_what_has_run_out_stays_until_it_was_closed(store: Store, tmp_path: Path) -> None:
+    """The retention never gets ahead of the sweep, which gives holds back and tells programs."""
+    assert isinstance(store.storage, SqliteStorage)
+    await store.budget(100, window="hour")
+    await store.charge("all of it", 100)
+    await store.budget(100)
+    store.clock.now += HOUR
+    held = await store.gate(1)
+    assert held.status == 402
+    await store.budget(200)
+    await hold(store, 1)
+    store.clock.now += 100 * DAY
+    await store.charge("newer", 1)
+    for _ in range(30):
+        await store.storage.retain()
+        store.clock.now += HOUR // 10
+    assert counts(tmp_path, "events", "reservations", "balances") == [1, 1, 4]
+    store.news.clear()
+    await prune(store)
+    await prune(store)
+    lifted = [news.message.exhausted for news in store.news if news.message.type == "budget"]
+    assert lifted == [False]
+    assert counts(tmp_path, "reservations", "balances") == [0, 2]
+
+
+@pytest.mark.asyncio
 async def test_a_closed_hold_stays_until_its_time_and_so_does_its_window(
     store: Store, tmp_path: Path
 ) -> None:
@@ -326,6 +354,10 @@ async def test_approvals_deliveries_and_refusals_leave(store: Store, tmp_path: P
     kept = await store.storage.approvals(store.org, None, 10)
     assert [(approval.call_id, approval.status) for approval in kept] == [("slow", "pending")]
     assert counts(tmp_path, "refusals") == [1]
+    for call_id in ("refused now", "and now"):
+        await ask(call_id, refusal=refusal)
+    await prune(store)
+    assert counts(tmp_path, "refusals") == [2], "the old one has left, these two stay"
     left = await store.storage.deliveries(store.org, 10)
     assert [delivery.delivery_id for delivery in left] == [second.delivery_id]
 
