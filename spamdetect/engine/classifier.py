@@ -18,7 +18,7 @@ from spamdetect.engine.structure import STRUCTURE_SIZE
 
 FILE_NAME = "spam.model"
 KIND = "spam"
-FORMAT = 1
+FORMAT = 2
 
 
 @attrs.frozen

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-# Cyrillic and Greek letters (lower case, after NFKD) that a reader takes for Latin ones.
-CYRILLIC_TO_LATIN = dict(
-    zip("авсеһіјкмнорԛѕтухԝѵьԁӏгпгб", "abcehijkmhopqstyxwvbdlrnr6", strict=True)
-)
-GREEK_TO_LATIN = dict(zip("αβγεικνορτυχωηςσμ", "abyeikvoptuxwncou", strict=True))
-# Latin letters that a reader of Cyrillic takes for Cyrillic ones.
-LATIN_TO_CYRILLIC = dict(zip("abcehikmoptyxbrnuj3", "авсенікмортухьгпиј3", strict=True))
+import re
+from typing import Final
 
-# Strictly alike letters only: what decides whether a whole word may be a disguise.
-CYRILLIC_ALIKE = frozenset("авсеһіјкмнорԛѕтухԝѵԁӏ")
-GREEK_ALIKE = frozenset("αικνορτυχ")
-LATIN_ALIKE = frozenset("abcehikmoptyx")
+# Cyrillic and Greek letters (lower case, after NFKD) that a reader takes for Latin ones.
+CYRILLIC_TO_LATIN: Final = str.maketrans(
+    "авсеєһіјкмнорԛѕтухԝѵьԁӏгпиб", "abceehijkmhopqstyxwvbdlrnu6"
+)
+GREEK_TO_LATIN: Final = str.maketrans("αβγεικνορτυχωηςσμ", "abyeikvoptuxwncou")
+# Latin letters that a reader of Cyrillic takes for Cyrillic ones.
+LATIN_TO_CYRILLIC: Final = str.maketrans("abcehikmoptyxbrnuj3", "авсенікмортухьгпиј3")
+# Greek capitals whose small letter looks like another Latin letter than they do.
+GREEK_CAPITALS: Final = str.maketrans("ΝΥΗΜ", "NYHM")
+
+# Letters of no other script, which tell what a text is really written in.
+LATIN_ALIKE: Final = frozenset("abcehikmoptyx")
+ONLY_LATIN: Final = re.compile("[dfglqrsvwz]")
+ONLY_CYRILLIC: Final = re.compile("[джзйлфцчшщъыэюя]")
+ONLY_GREEK: Final = re.compile("[δζθλξπφψ]")
 
 # Look-alikes that NFKD leaves as they are, whatever the script around them.
 _SMALL_CAPITALS = dict(zip("ᴀʙᴄᴅᴇꜰɢʜɪᴊᴋʟᴍɴᴏᴘꞯʀꜱᴛᴜᴠᴡʏᴢ", "abcdefghijklmnopqrstuvwyz", strict=True))

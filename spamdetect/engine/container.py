@@ -26,6 +26,7 @@ MAGIC = b"SPAMDET1"
 DIGEST_BYTES = 32
 MAX_FILE_BYTES = 64 * 2**20
 MAX_ARRAY_BYTES = 256 * 2**20
+PIECE_BYTES = 2**16
 DTYPES = {"int8", "uint8", "int16", "uint16", "int32", "uint32", "float32", "float64"}
 
 
@@ -99,11 +100,25 @@ def _array(entry: Mapping[str, Any], body: memoryview, offset: int) -> NDArray[A
     expected = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     if not 0 <= expected <= MAX_ARRAY_BYTES:
         raise ValueError("an array is too large")
-    unpacker = zlib.decompressobj()
-    raw = unpacker.decompress(body[offset : offset + int(entry["size"])], expected + 1)
-    if len(raw) != expected:
+    packed = body[offset : offset + int(entry["size"])]
+    array: NDArray[Any] = _inflated(packed, expected).view(dtype).reshape(shape)
+    return array
+
+
+def _inflated(packed: memoryview, expected: int) -> NDArray[np.uint8]:
+    """What is packed, in memory that is never more than is expected."""
+    raw = np.empty(expected, np.uint8)
+    unpacker, place = zlib.decompressobj(), 0
+    for start in range(0, len(packed), PIECE_BYTES):
+        piece = unpacker.decompress(packed[start : start + PIECE_BYTES], expected - place + 1)
+        if place + len(piece) > expected:
+            raise ValueError("an array has a wrong size")
+        raw[place : place + len(piece)] = np.frombuffer(piece, np.uint8)
+        place += len(piece)
+    if place != expected:
         raise ValueError("an array has a wrong size")
-    return np.frombuffer(raw, dtype).reshape(shape)
+    raw.flags.writeable = False
+    return raw
 
 
 def read(path: str | os.PathLike[str], *, kind: str) -> Container:

@@ -18,6 +18,8 @@ Hashes = NDArray[np.uint32]
 
 CHAR_NGRAMS: Final = (2, 3, 4, 5)
 SPACE: Final = 32
+_L: Final = np.uint32(ord("l"))
+_I: Final = np.uint32(ord("i"))
 _BASE: Final = np.uint32(0x01000193)
 _MIX: Final = np.uint32(0x9E3779B1)
 _SALTS: Final = tuple(
@@ -27,6 +29,7 @@ _WORD_SALT: Final = np.uint32(0x7F4A7C15)
 _PAIR_SALT: Final = np.uint32(0x3C6EF372)
 _PAIR: Final = np.uint32(0xB5297A4D)
 _SHIFT_16: Final = np.uint32(16)
+_ONE: Final = np.uint32(1)
 _WORD_KINDS: Final = np.zeros(32, bool)
 _WORD_KINDS[
     [
@@ -48,9 +51,15 @@ def rolled_hashes(codes: Hashes, longest: int) -> list[Hashes]:
     rolled = codes * _BASE
     out = [rolled]
     for size in range(2, longest + 1):
-        rolled = rolled[:-1] * _BASE + codes[size - 1 :]
+        rolled = rolled[:-1] * _BASE
+        rolled += codes[size - 1 :]
         out.append(rolled)
     return out
+
+
+def folded(codes: Hashes) -> Hashes:
+    """The code points with ``l`` as ``i``: written ``I`` or ``1``, either may be meant."""
+    return np.where(codes == _L, _I, codes)
 
 
 def ngram_hashes(codes: Hashes) -> list[Hashes]:
@@ -141,11 +150,16 @@ def text_buckets(codes: Hashes, bits: int) -> Hashes:
         codes: code points that begin and end with a space.
         bits: logarithm of the number of buckets for characters; words have their own, behind.
     """
+    codes = folded(codes)
     words, _ = word_hashes(codes)
-    grams = mix(np.concatenate(ngram_hashes(codes)), bits)
-    tokens = mix(np.concatenate((words + _WORD_SALT, pair_hashes(words))), bits - 1)
+    parts = ngram_hashes(codes)
+    grams = sum(map(len, parts))
+    parts += (words + _WORD_SALT, pair_hashes(words))
+    hashes = mix(np.concatenate(parts), bits)
+    tokens = hashes[grams:]
+    tokens >>= _ONE
     tokens += np.uint32(1 << bits)
-    return np.concatenate((grams, tokens))
+    return hashes
 
 
 def corpus_buckets(
@@ -158,6 +172,7 @@ def corpus_buckets(
         text_of: for each code point, the number of its text (ascending).
         bits: see `text_buckets`.
     """
+    codes = folded(codes)
     parts: list[Hashes] = []
     owners: list[NDArray[np.int64]] = []
     for size, hashes in zip(CHAR_NGRAMS, ngram_hashes(codes), strict=True):

@@ -40,6 +40,10 @@ JOIN = np.zeros((len(SCRIPTS), len(SCRIPTS)))
 for _index, _group in enumerate(_GROUP_OF):
     JOIN[_index, SCRIPTS.index(_group)] = _WORTH[_index]
 
+# What is no letter becomes a space.
+_ASCII_LETTERS: Final = bytes(c if chr(c).isalpha() else 32 for c in range(128)) + b" " * 128
+_NO_LETTERS: Final = np.array([], np.uint32)
+
 SALTS: Final = tuple(
     np.uint32(salt) for salt in (0x51ED270B, 0x2545F491, 0x85EBCA6B, 0xC2B2AE35, 0x27D4EB2F)
 )
@@ -154,7 +158,17 @@ def read_letters(text: str) -> tuple[NDArray[np.uint32], str, int]:
         is_letter = tables.script[code_points(text)] != 0
         first = int(is_letter.argmax())
         text = text[first : first + WINDOW]
-    codes = code_points(f" {spoken(text)} ")
+    text = spoken(text)
+    if text.isascii():
+        words = text.encode().translate(_ASCII_LETTERS).split()
+        if not words:
+            return _NO_LETTERS, "COMMON", 0
+        joined = b" %b " % b" ".join(words)
+        size = len(joined) - len(words) - 1
+        if len(joined) > LETTERS_READ:
+            joined = joined[:LETTERS_READ] + b" "
+        return np.frombuffer(joined, np.uint8).astype(np.uint32), "LATIN", size
+    codes = code_points(f" {text} ")
     scripts = tables.script[codes]
     worth = np.bincount(scripts, minlength=len(SCRIPTS)) @ JOIN
     main = int(worth.argmax())
@@ -188,16 +202,17 @@ def letter_buckets(letters: NDArray[np.uint32], bits: int) -> NDArray[np.uint32]
         bits: logarithm of the number of buckets.
     """
     spaces = letters == SPACE
-    passed = np.add.accumulate(spaces, dtype=np.int32)
-    parts = []
-    for size, (salt, rolled) in enumerate(
-        zip(SALTS, rolled_hashes(letters, MAX_NGRAM), strict=True), 1
-    ):
-        if size > 2:
-            inside = passed[size - 2 : size - 2 + rolled.size] == passed[: rolled.size]
-            rolled = rolled[inside]
-        parts.append(rolled + salt)
-    parts.append(span_hashes(letters, np.flatnonzero(spaces)) + WORD_SALT)
+    within = ~spaces
+    parts = rolled_hashes(letters, MAX_NGRAM)
+    inside = within[1:-1]
+    for index in range(2, len(parts)):
+        parts[index] = parts[index][inside]
+        inside = inside[:-1] & within[index:-1]
+    for part, salt in zip(parts, SALTS, strict=True):
+        part += salt
+    words = span_hashes(letters, spaces.nonzero()[0])
+    words += WORD_SALT
+    parts.append(words)
     return mix(np.concatenate(parts), bits)
 
 

@@ -30,14 +30,16 @@ from numpy.typing import NDArray
 
 from spamdetect.engine.characters import Kind, character_tables, code_points
 from spamdetect.engine.confusables import (
-    CYRILLIC_ALIKE,
     CYRILLIC_TO_LATIN,
-    GREEK_ALIKE,
+    GREEK_CAPITALS,
     GREEK_TO_LATIN,
     LATIN_ALIKE,
     LATIN_TO_CYRILLIC,
     LEET_TABLE,
     LOOKALIKES,
+    ONLY_CYRILLIC,
+    ONLY_GREEK,
+    ONLY_LATIN,
 )
 from spamdetect.engine.links import DOT, host_of, replace_links
 
@@ -55,6 +57,8 @@ _INVISIBLE: Final = re.compile(
     "\U0001d173-\U0001d17a\U000e0000-\U000e0fff\U000f0000-\U0010ffff]+"
 )
 _ACCENTS: Final = re.compile("[\u0300-\u036f]+")
+_TO_CLEAN: Final = re.compile("|".join(p.pattern for p in (_UNWANTED, _INVISIBLE, _ACCENTS)))
+_ALIKE: Final = re.compile("[" + "".join(map(chr, LOOKALIKES)) + "]")
 _MARKS: Final = re.compile(
     "([\u0483-\u0489\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06ed\u0711-\u074a"
     "\u07a6-\u07b0\u07eb-\u07f3\u0816-\u082d\u0859-\u085b\u0898-\u08ff\u093a-\u094f\u0e31-\u0e4e"
@@ -67,14 +71,24 @@ _MARKS: Final = re.compile(
 )
 _ENTITY: Final = re.compile(r"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z]{2,31});")
 _SPACED: Final = re.compile(r"(?<![^\W_])[^\W\d_]([ ._*|·~-])[^\W\d_](?:\1[^\W\d_]){2,}(?![^\W_])")
+_LEET_SIGN: Final = re.compile("[0134578@$!|€]")
 _LEET: Final = re.compile(r"[0134578@$!|€]{1,3}(?=[^\W\d_])")
 _LEET_TAIL: Final = re.compile(r"[03457$]{1,2}(?!\w)")
 _LEADING: Final = frozenset("013457")
+# Next to a letter, but not "5pm", "1st", "20km" or the end of a sentence.
+_LEET_NEAR: Final = re.compile(
+    r"(?<=[^\W\d_])['’]?!?[0134578@$|]{1,3}(?!\w)"
+    r"|(?<!\w)(?!(?:1st|3rd|\d+(?:th|[ap]m|[kmg]b?|k[mg]|hrs?|min|x))\b)"
+    r"[0134578@$!|]{1,2}(?=[^\W\d_])"
+)
+_WORDS_PER_LEET: Final = 12
+_CAPITALS: Final = re.compile("[ΝΥΗΜ]")
 _NUMBER: Final = re.compile(r"\d{2,12}")
 _WORD: Final = re.compile(r"[^\W\d_]+")
 _CYRILLIC: Final = re.compile("[\u0400-\u052f]")
 _GREEK: Final = re.compile("[\u0370-\u03ff]")
 _LATIN: Final = re.compile("[a-z]")
+_ANY_LATIN: Final = re.compile("[A-Za-z]")
 _SEPARATORS: Final = str.maketrans("", "", " ._*|·~-")
 _ASCII_SHAPE: Final = {
     **dict.fromkeys((*range(33), 127), " "),
@@ -172,6 +186,7 @@ def _finish(text: str, found: Normalised) -> None:
         codes = code_points(f" {shaped} ")
         has_digit = "0" in shaped
     else:
+        shaped = ""
         codes = code_points(f" {text} ").copy()
         kinds = kind[codes]
         digit = kinds == Kind.DIGIT
@@ -197,20 +212,31 @@ def _finish(text: str, found: Normalised) -> None:
             keep = np.ones(codes.size, bool)
             keep[drop] = False
             codes = codes[keep]
+            shaped = ""
     found.codes = codes
-    found.marked = codes[1:-1].tobytes().decode("utf-32-le")
+    found.marked = shaped or codes[1:-1].tobytes().decode("utf-32-le")
 
 
 def plain(text: str) -> str:
     """Lower case NFKC without controls, invisible characters, accents and look-alikes."""
-    text = _UNWANTED.sub(" ", text)
-    text = _INVISIBLE.sub("", text)
-    text = _ACCENTS.sub("", text)
+    if _TO_CLEAN.search(text):
+        text = _UNWANTED.sub(" ", text)
+        text = _INVISIBLE.sub("", text)
+        text = _ACCENTS.sub("", text)
     text = _MARKS.sub(r"\1", text)
     text = unicodedata.normalize("NFKD", text)
     text = _ACCENTS.sub("", text)
+    if _CAPITALS.search(text):
+        text = _WORD.sub(_plain_capitals, text)
     text = unicodedata.normalize("NFKC", text).lower()
-    return _INVISIBLE.sub("", _ACCENTS.sub("", text)).translate(LOOKALIKES)
+    if _TO_CLEAN.search(text):
+        text = _INVISIBLE.sub("", _ACCENTS.sub("", text))
+    return text.translate(LOOKALIKES) if _ALIKE.search(text) else text
+
+
+def _plain_capitals(match: re.Match[str]) -> str:
+    word = match.group()
+    return word.translate(GREEK_CAPITALS) if _ANY_LATIN.search(word) else word
 
 
 def _replace_links(text: str, found: Normalised) -> str:
@@ -253,17 +279,28 @@ def _undo_leet(text: str, found: Normalised) -> str:
         found.leet += 1
         return match.group().translate(LEET_TABLE)
 
-    return _LEET_TAIL.sub(undo_tail, _LEET.sub(undo, text))
+    def undo_any(match: re.Match[str]) -> str:
+        found.leet += 1
+        return match.group().translate(LEET_TABLE)
+
+    if not _LEET_SIGN.search(text):
+        return text
+    undone = _LEET_TAIL.sub(undo_tail, _LEET.sub(undo, text))
+    if found.leet > 1 and found.leet * _WORDS_PER_LEET > undone.count(" "):
+        undone = _LEET_NEAR.sub(undo_any, undone)
+    return undone
 
 
 def _fold_scripts(text: str, found: Normalised) -> str:
-    latin = len(_LATIN.findall(text))
-    if not latin:
+    if not _LATIN.search(text):
+        if not (_GREEK.search(text) and _CYRILLIC.search(text)):
+            return text
+    elif not (_CYRILLIC.search(text) or _GREEK.search(text)):
         return text
-    cyrillic = len(_CYRILLIC.findall(text))
-    greek = len(_GREEK.findall(text))
-    if not (cyrillic or greek):
-        return text
+    # A disguise does not touch the letters that have no look-alike.
+    latin = len(ONLY_LATIN.findall(text))
+    cyrillic = len(ONLY_CYRILLIC.findall(text))
+    greek = len(ONLY_GREEK.findall(text))
 
     def fold(match: re.Match[str]) -> str:
         word = match.group()
@@ -275,27 +312,33 @@ def _fold_scripts(text: str, found: Normalised) -> str:
 
 
 def _fold_word(word: str, latin: int, cyrillic: int, greek: int) -> str:
-    """One script for a word that mixes them, or that the text's main script disguises as."""
+    """One script for a word that mixes them, or that disguises as another than the text's.
+
+    Args:
+        word: letters, lower case.
+        latin: how many letters of the text can be nothing but Latin.
+        cyrillic: the same for Cyrillic.
+        greek: the same for Greek.
+    """
     if word.isascii():
-        if cyrillic > 2 * latin and len(word) > 1 and LATIN_ALIKE.issuperset(word):
-            return _map(word, LATIN_TO_CYRILLIC)
+        alike = cyrillic > 3 * latin and len(word) > 1 and LATIN_ALIKE.issuperset(word)
+        return word.translate(LATIN_TO_CYRILLIC) if alike else word
+    if _GREEK.search(word):
+        folded = word.translate(GREEK_TO_LATIN)
+        if _GREEK.search(folded) or (greek > latin + cyrillic and not _LATIN.search(word)):
+            return word
+        word = folded
+    if not _CYRILLIC.search(word):
         return word
-    has_latin = _LATIN.search(word) is not None
-    if _CYRILLIC.search(word):
-        foreign = [letter for letter in word if "\u0400" <= letter <= "\u052f"]
-        all_alike = CYRILLIC_ALIKE.issuperset(foreign)
-        if has_latin:
-            if all_alike and (latin >= cyrillic or len(foreign) * 2 < len(word)):
-                return _map(word, CYRILLIC_TO_LATIN)
-            return _map(word, LATIN_TO_CYRILLIC)
-        if all_alike and latin > 2 * cyrillic:
-            return _map(word, CYRILLIC_TO_LATIN)
-    elif _GREEK.search(word) and (
-        has_latin or (latin > 2 * greek and GREEK_ALIKE.issuperset(word))
-    ):
-        return _map(word, GREEK_TO_LATIN)
-    return word
-
-
-def _map(word: str, table: dict[str, str]) -> str:
-    return "".join([table.get(letter, letter) for letter in word])
+    if _LATIN.search(word):
+        here, there = bool(ONLY_LATIN.search(word)), bool(ONLY_CYRILLIC.search(word))
+        if here is there:
+            here = latin >= cyrillic
+    else:
+        here = latin > 3 * cyrillic
+    if not here:
+        # "B" is the capital of another letter than "b" looks like, and none begins with that.
+        word = "в" + word[1:] if word[0] == "b" else word
+        return word.translate(LATIN_TO_CYRILLIC)
+    folded = word.translate(CYRILLIC_TO_LATIN)
+    return word if _CYRILLIC.search(folded) else folded

@@ -131,7 +131,7 @@ def structure(
         normalised.entities,
     )
     on = [
-        offset + bisect_right(edges, value)
+        offset + bisect_right(edges, value) if value else offset
         for (offset, edges), value in zip(_PLAN, values, strict=True)
     ]
     if normalised.urls:

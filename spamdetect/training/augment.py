@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from random import Random
 from typing import Final
@@ -13,6 +14,11 @@ from spamdetect.training.dataset import SpamRow
 from spamdetect.training.mirror import COPIES, MIRROR
 
 MAX_COPY: Final = 1500  # characters; the rest of a long text would add nothing but time
+LONG: Final = 400  # characters from which on fragments are offered
+FRAGMENT: Final = 300  # characters, at most
+LEAST_WORDS, MOST_WORDS = 2, 8  # of a phrase
+SHORTEST: Final = 12  # characters
+_END: Final = re.compile(r"(?<=[.!?\u2026\u3002\uff01\uff1f])\s+|\n[ \t]*\n")
 
 
 @attrs.frozen
@@ -24,6 +30,10 @@ class Plan:
         ordinary: share of ham that gets a copy with something harmless added.
         copied: share of all texts that get a forwarded, quoted, trimmed or doubled copy.
         weight: of a copy, where an original has 1.
+        fragments: how many groups of sentences of each long text are offered; the fit chooses.
+        phrases: how many runs of a few words of each long text are offered.
+        fragment_weight: of a chosen group of sentences.
+        phrase_weight: of a chosen run of words.
         mixture: how often each harmless addition is chosen.
     """
 
@@ -31,6 +41,10 @@ class Plan:
     ordinary: float = 0.3
     copied: float = 0.05
     weight: float = 0.5
+    fragments: int = 8
+    phrases: int = 8
+    fragment_weight: float = 0.3
+    phrase_weight: float = 0.15
     mixture: tuple[tuple[str, float], ...] = (
         ("a link", 0.45),
         ("a price", 0.2),
@@ -63,3 +77,50 @@ def copies(rows: Sequence[SpamRow], plan: Plan, seed: int) -> tuple[list[str], l
         texts += made
         owners += [number] * len(made)
     return texts, owners
+
+
+def fragments(rows: Sequence[SpamRow], plan: Plan, seed: int) -> tuple[list[str], list[int]]:
+    """Runs of one to three sentences of each long text, and the number of the text that each is of.
+
+    Short messages of a kind that the data show in long ones only are learnt from them.
+    """
+    texts: list[str] = []
+    owners: list[int] = []
+    for number, row in enumerate(rows):
+        pieces = sentences(row.text) if len(row.text) > LONG else []
+        if not pieces:
+            continue
+        random = Random(f"{seed}:fragments:{number}")
+        found: dict[str, None] = {}
+        for _ in range(plan.fragments):
+            first = random.randrange(len(pieces))
+            text = " ".join(" ".join(pieces[first : first + random.randint(1, 3)]).split())
+            if len(text) > SHORTEST:
+                found[text[:FRAGMENT]] = None
+        texts += found
+        owners += [number] * len(found)
+    return texts, owners
+
+
+def phrases(rows: Sequence[SpamRow], plan: Plan, seed: int) -> tuple[list[str], list[int]]:
+    """Runs of a few words of each long text, and the number of the text that each is of."""
+    texts: list[str] = []
+    owners: list[int] = []
+    for number, row in enumerate(rows):
+        words = row.text[: 4 * MAX_COPY].split() if len(row.text) > LONG else []
+        if len(words) < MOST_WORDS:
+            continue
+        random = Random(f"{seed}:phrases:{number}")
+        found: dict[str, None] = {}
+        for _ in range(plan.phrases):
+            length = random.randint(LEAST_WORDS, MOST_WORDS)
+            first = random.randint(0, len(words) - length)
+            found[" ".join(words[first : first + length])[:FRAGMENT]] = None
+        texts += found
+        owners += [number] * len(found)
+    return texts, owners
+
+
+def sentences(text: str) -> list[str]:
+    """The sentences and headings of a text that hold at least two words."""
+    return [part for part in _END.split(text[: 4 * MAX_COPY]) if part and " " in part.strip()]

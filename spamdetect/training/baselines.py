@@ -7,6 +7,7 @@ left out of the report.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 import os
@@ -27,13 +28,18 @@ Baseline = Callable[[Sequence[SpamRow], int], Predict]
 CALIBRATION_FOLD: Final = 4
 
 
-def available() -> dict[str, Baseline]:
-    """The baselines whose packages are installed."""
+def available(texts: Sequence[str]) -> dict[str, Baseline]:
+    """The baselines whose packages are installed.
+
+    Args:
+        texts: all that they will be fitted to, so that n-grams are counted only once.
+    """
     found: dict[str, Baseline] = {}
     if importlib.util.find_spec("sklearn"):
+        grams = Grams(texts)
         found["word counts + naive Bayes"] = naive_bayes
-        found["TF-IDF char+word, logistic"] = tfidf_logistic
-        found["TF-IDF char+word, SVC calibrated"] = tfidf_svc
+        found["TF-IDF char+word, logistic"] = functools.partial(tfidf_logistic, grams)
+        found["TF-IDF char+word, SVC calibrated"] = functools.partial(tfidf_svc, grams)
     # A package of the same name, for prediction only, comes with other tools.
     if importlib.util.find_spec("fasttext") and hasattr(
         importlib.import_module("fasttext"), "train_supervised"
@@ -51,29 +57,77 @@ def naive_bayes(rows: Sequence[SpamRow], seed: int) -> Predict:
     return lambda texts: np.asarray(model.predict_proba(counter.transform(texts))[:, 1])
 
 
-def _tfidf() -> Any:
-    text, pipeline = _sklearn("feature_extraction.text"), _sklearn("pipeline")
-    common = {"sublinear_tf": True, "dtype": np.float32}
-    return pipeline.make_union(
-        text.TfidfVectorizer(
-            analyzer="char_wb", ngram_range=(2, 5), min_df=3, max_features=300_000, **common
-        ),
-        text.TfidfVectorizer(ngram_range=(1, 2), min_df=2, max_features=200_000, **common),
-    )
+class Grams:
+    """Counts of character 2-5-grams and word 1-2-grams, and TF-IDF for parts of the texts.
+
+    The counting takes most of the time of a fit, and is the same for every part. Which n-grams
+    are used and how they are weighted is decided anew for each part.
+    """
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._texts = list(dict.fromkeys(texts))
+        self._rows = {text: row for row, text in enumerate(self._texts)}
+        self._seen: tuple[tuple[str, ...], list[Any]] = ((), [])
+
+    @functools.cached_property
+    def _vectorizers(self) -> list[Any]:
+        text = _sklearn("feature_extraction.text")
+        return [
+            text.CountVectorizer(analyzer="char_wb", ngram_range=(2, 5), dtype=np.int32),
+            text.CountVectorizer(ngram_range=(1, 2), dtype=np.int32),
+        ]
+
+    @functools.cached_property
+    def _counts(self) -> list[Any]:
+        return [vectorizer.fit_transform(self._texts) for vectorizer in self._vectorizers]
+
+    def counts(self, texts: Sequence[str]) -> list[Any]:
+        """The counts of some texts, a matrix for each kind of n-gram."""
+        known = self._counts
+        rows = [self._rows.get(text, -1) for text in texts]
+        if min(rows, default=0) >= 0:
+            return [matrix[rows] for matrix in known]
+        if self._seen[0] != tuple(texts):
+            self._seen = tuple(texts), [v.transform(texts) for v in self._vectorizers]
+        return self._seen[1]
+
+    def tfidf(self, texts: Sequence[str]) -> Callable[[Sequence[str]], Any]:
+        """A function from texts to their TF-IDF, with what it needs taken from these texts."""
+        text, sparse = _sklearn("feature_extraction.text"), importlib.import_module("scipy.sparse")
+        parts = []
+        for matrix, least, most in zip(self.counts(texts), (3, 2), (300_000, 200_000), strict=True):
+            frequent = np.bincount(matrix.indices, minlength=matrix.shape[1]) >= least
+            total = np.where(frequent, np.asarray(matrix.sum(axis=0)).ravel(), 0)
+            chosen = np.argsort(-total, kind="stable")[: min(most, int(frequent.sum()))]
+            weigher = text.TfidfTransformer(sublinear_tf=True).fit(matrix[:, chosen])
+            parts.append((chosen, weigher))
+
+        def transform(texts: Sequence[str]) -> Any:
+            return sparse.hstack(
+                [
+                    weigher.transform(matrix[:, chosen].astype(np.float32))
+                    for matrix, (chosen, weigher) in zip(self.counts(texts), parts, strict=True)
+                ],
+                format="csr",
+            )
+
+        return transform
 
 
-def tfidf_logistic(rows: Sequence[SpamRow], seed: int) -> Predict:
+def tfidf_logistic(grams: Grams, rows: Sequence[SpamRow], seed: int) -> Predict:
     """Logistic regression on TF-IDF of character 2-5-grams and word 1-2-grams."""
-    features = _tfidf()
+    texts = [row.text for row in rows]
+    features = grams.tfidf(texts)
     model = _sklearn("linear_model").LogisticRegression(C=10, solver="liblinear", random_state=seed)
-    model.fit(features.fit_transform([row.text for row in rows]), _labels(rows))
-    return lambda texts: np.asarray(model.predict_proba(features.transform(texts))[:, 1])
+    model.fit(features(texts), _labels(rows))
+    return lambda texts: np.asarray(model.predict_proba(features(texts))[:, 1])
 
 
-def tfidf_svc(rows: Sequence[SpamRow], seed: int) -> Predict:
+def tfidf_svc(grams: Grams, rows: Sequence[SpamRow], seed: int) -> Predict:
     """A linear SVC on the same features, calibrated on a held-out fold (Platt)."""
-    features = _tfidf()
-    matrix = features.fit_transform([row.text for row in rows]).tocsr()
+    training = [row.text for row in rows]
+    features = grams.tfidf(training)
+    matrix = features(training)
     labels = _labels(rows)
     held = np.array([row.fold == CALIBRATION_FOLD for row in rows])
     if not held.any() or held.all():
@@ -84,7 +138,7 @@ def tfidf_svc(rows: Sequence[SpamRow], seed: int) -> Predict:
     model = svc(C=1.0, random_state=seed).fit(matrix, labels)
 
     def predict(texts: Sequence[str]) -> Floats:
-        scores = model.decision_function(features.transform(texts))
+        scores = model.decision_function(features(texts))
         return np.asarray(1.0 / (1.0 + np.exp(-np.clip(slope * scores + offset, -60, 60))))
 
     return predict

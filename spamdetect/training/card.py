@@ -63,7 +63,8 @@ lingua-py, Apache-2.0), Tatoeba (CC BY 2.0 FR), xSID (CC BY-SA 4.0) and the Univ
 Human Rights.
 
 Copies were added: disguised ones of both classes, ham with ordinary links, prices, numbers,
-capitals, code and emoji, and forwarded, quoted, trimmed and doubled ones.
+capitals, code and emoji, and forwarded, quoted, trimmed and doubled ones. Sentences and phrases of
+long texts were added with little weight.
 
 ## Figures
 

@@ -16,7 +16,7 @@ from spamdetect.training import metrics, spam_fit
 from spamdetect.training.attacks import ATTACKS, Disguise
 from spamdetect.training.augment import Plan
 from spamdetect.training.dataset import SpamRow, read_spam
-from spamdetect.training.logistic import Fitted, Settings
+from spamdetect.training.linear import Fitted, Settings
 from spamdetect.training.matrix import Progress, build, silent
 from spamdetect.training.metrics import Scores
 from spamdetect.training.mirror import COPIES, MIRROR

@@ -7,10 +7,11 @@ the language detector beside others, and what the engine costs.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -34,10 +35,13 @@ from spamdetect.training.evaluate import (
     mean,
     related,
 )
+from spamdetect.training.linear import Settings
 from spamdetect.training.metrics import Scores
 from spamdetect.training.mirror import MIRROR
-from spamdetect.training.spam_fit import DEFAULTS
+from spamdetect.training.spam_fit import DEFAULT_PLAN, DEFAULTS
 
+Note = Callable[[str], None]
+Detectors = Mapping[str, Callable[[], language_report.Detect]]
 OURS: Final = "spamdetect"
 QUICK_SOURCES: Final = 5
 QUICK_REMARK: Final = (
@@ -170,42 +174,49 @@ def detail_tables(evaluation: Evaluation) -> str:
     return "\n".join(lines)
 
 
-def language_table(folder: Path) -> str:
-    """The detectors side by side, over the common languages of the development texts."""
+def language_rows(folder: Path, detectors: Detectors) -> dict[str, str]:
+    """For each detector its line, over the common languages of the development texts."""
     rows = read_language([folder], "dev")
-    lines = [
-        "| Detector | words | pairs | sentences | mean | chat | reliable at | ECE | texts/s |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    detectors = {OURS: _our_detector} | language_report.peers()
+    lines = {}
     for name, build in detectors.items():
         found = language_report.score(rows, build())
         kinds = " | ".join(f"{found.by_kind.get(kind, 0):.3f}" for kind in language_report.KINDS)
-        lines.append(
+        lines[name] = (
             f"| {name} | {kinds} | {found.average:.3f} | {found.chat:.3f} "
             f"| {found.reliable:.3f} at {found.coverage:.3f} | {found.ece:.3f} "
             f"| {found.per_second:,.0f} |"
         )
-    return "\n".join(lines)
+    return lines
 
 
-def ablation_table(rows: Sequence[SpamRow], seed: int) -> str:
+def language_table(lines: Mapping[str, str]) -> str:
+    """The detectors side by side."""
+    head = "| Detector | words | pairs | sentences | mean | chat | reliable at | ECE | texts/s |"
+    return "\n".join([head, "|---|---|---|---|---|---|---|---|---|", *lines.values()])
+
+
+def ablation_table(
+    rows: Sequence[SpamRow], seed: int, settings: Settings = DEFAULTS, plan: Plan = DEFAULT_PLAN
+) -> str:
     """The recipe without each of its ingredients, over the folds and under disguise."""
-    whole = DEFAULTS
     variants = {
-        "as shipped": (whole, Plan()),
-        "no structural features": (attrs.evolve(whole, structure_value=0.0), Plan()),
-        "no words": (attrs.evolve(whole, word_value=0.0), Plan()),
-        "no log-count ratio": (attrs.evolve(whole, ratio_power=0.0), Plan()),
-        "logistic loss": (attrs.evolve(whole, hinge=False, l2=whole.l2 / 5), Plan()),
-        "no copies": (whole, Plan(disguised=0.0, ordinary=0.0, copied=0.0)),
+        "as shipped": (settings, plan),
+        "no structural features": (attrs.evolve(settings, structure_value=0.0), plan),
+        "no words": (attrs.evolve(settings, word_value=0.0), plan),
+        "no log-count ratio": (attrs.evolve(settings, ratio_power=0.0), plan),
+        "drawn towards zero": (attrs.evolve(settings, prior=0.0), plan),
+        "no fragments": (settings, attrs.evolve(plan, fragments=0, phrases=0)),
+        "no disguised or ordinary copies": (
+            settings,
+            attrs.evolve(plan, disguised=0.0, ordinary=0.0, copied=0.0),
+        ),
     }
     lines = [
         "| variant | in: F1 / AUC / recall at 1 % FPR | disguised: F1 | ham with a link, FPR |",
         "|---|---|---|---|",
     ]
-    for name, (settings, plan) in variants.items():
-        found = cross_check(rows, seed, settings, plan=plan, unseen=False)
+    for name, (changed, copies) in variants.items():
+        found = cross_check(rows, seed, changed, plan=copies, unseen=False)
         s = found.in_domain
         lines.append(
             f"| {name} | {s.f1:.3f} / {s.auc:.3f} / {s.recall_at_1:.3f} "
@@ -231,6 +242,64 @@ def footprint_table(texts: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
+@attrs.define
+class Peers:
+    """What others have scored: lines of the tables, by name; saved by one run for another.
+
+    Packages that cannot be installed side by side are measured in environments of their own.
+    """
+
+    detectors: dict[str, str] = attrs.field(factory=dict)
+    classifiers: dict[str, Row] = attrs.field(factory=dict)
+    joined: list[str] = attrs.field(factory=list)
+
+    def save(self, path: Path) -> None:
+        """Write a file for `read`."""
+        path.write_text(json.dumps(attrs.asdict(self), indent=1), encoding="utf-8")
+
+    def read(self, path: Path) -> None:
+        """Add what another run has saved.
+
+        Raises:
+            DataError: not such a file.
+        """
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            self.detectors.update(found["detectors"])
+            self.joined += [*found["detectors"], *found["classifiers"]]
+            for name, row in found["classifiers"].items():
+                parts = {key: Scores(**row[key]) for key in ("in_domain", "unseen", "attacked")}
+                self.classifiers[name] = Row(row["name"], link_fpr=row["link_fpr"], **parts)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{path} holds no saved figures: {error}") from None
+
+
+def measure_peers(data: Path, seed: int, only: str, note: Note, *, quick: bool) -> Peers:
+    """Fit and measure the other detectors and classifiers that are installed.
+
+    Args:
+        data: the folder that holds ``spam/`` and ``lang/``.
+        seed: of the fits.
+        only: names to be measured hold this.
+        note: told what is being done.
+        quick: fewer folds and sources.
+    """
+    peers = Peers()
+    rows = read_spam([data / "spam"])
+    detectors = {name: build for name, build in language_report.peers().items() if only in name}
+    note("language detectors")
+    peers.detectors = language_rows(data / "lang", detectors)
+    for name, baseline in baselines.available([row.text for row in rows]).items():
+        if only not in name:
+            continue
+        note(name)
+        try:
+            peers.classifiers[name] = baseline_row(name, baseline, rows, seed, quick=quick)
+        except Exception as error:  # noqa: BLE001 - what another package does must not cost the report
+            note(f"{name} is left out: {error}")
+    return peers
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the report; 2 when the data cannot be used."""
     parser = argparse.ArgumentParser(prog="python -m spamdetect.training.report")
@@ -242,6 +311,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--no-baselines", action="store_true")
     parser.add_argument("--ablation", action="store_true", help="also without each ingredient")
     parser.add_argument("--card", type=Path, help="also write the model card to this file")
+    parser.add_argument(
+        "--save", type=Path, help="measure only the others, and save their figures in this file"
+    )
+    parser.add_argument("--only", default="", help="of the others, those whose name holds this")
+    parser.add_argument(
+        "--join", type=Path, action="append", default=[], help="a file of saved figures to show"
+    )
     chosen = parser.parse_args(arguments)
     started = time.monotonic()
     sections: dict[str, str] = {}
@@ -255,23 +331,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
 
     try:
+        peers = Peers()
+        if not chosen.no_baselines:
+            peers = measure_peers(chosen.data, chosen.seed, chosen.only, note, quick=chosen.quick)
+        if chosen.save:
+            peers.save(chosen.save)
+            return 0
+        for path in chosen.join:
+            peers.read(path)
         rows = read_spam([chosen.data / "spam"])
-        note("language detectors")
-        show("Language", language_table(chosen.data / "lang"))
+        note("our detector")
+        ours = language_rows(chosen.data / "lang", {OURS: _our_detector})
+        show("Language", language_table(ours | peers.detectors))
         note("cost")
         show("Cost", footprint_table([row.text for row in rows]))
         note("our classifier")
         evaluation = cross_check(rows, chosen.seed)
         show("Details", detail_tables(evaluation))
         sources = tested_sources(rows, quick=chosen.quick)
-        table = [our_row(evaluation, sources)]
-        for name, baseline in ({} if chosen.no_baselines else baselines.available()).items():
-            note(name)
-            try:
-                table.append(baseline_row(name, baseline, rows, chosen.seed, quick=chosen.quick))
-            except Exception as error:  # noqa: BLE001 - what another package does must not cost the report
-                note(f"{name} is left out: {error}")
+        table = [our_row(evaluation, sources), *peers.classifiers.values()]
         remark = f"\n\n{QUICK_REMARK}" if chosen.quick else ""
+        if peers.joined:
+            remark += f"\n\nMeasured in runs of their own: {', '.join(peers.joined)}."
         show("Classifier", classifier_table(table, len(sources)) + remark)
         if chosen.ablation:
             note("ablation")

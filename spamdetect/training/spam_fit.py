@@ -17,17 +17,19 @@ from spamdetect.engine.classifier import SpamModel
 from spamdetect.engine.container import pack
 from spamdetect.engine.features import table_size
 from spamdetect.engine.structure import bucket_groups
-from spamdetect.training import logistic, metrics
-from spamdetect.training.augment import Plan, copies
+from spamdetect.training import linear, metrics
+from spamdetect.training.augment import Plan, copies, fragments, phrases
 from spamdetect.training.dataset import FOLDS, DataError, SpamRow, read_spam
-from spamdetect.training.logistic import Fitted, Settings
+from spamdetect.training.linear import Fitted, Settings
 from spamdetect.training.matrix import Matrix, Progress, build, join, silent
 
-VERSION: Final = "1.0.0"
+VERSION: Final = "1.1.0"
 DEFAULTS: Final = Settings()
 DEFAULT_PLAN: Final = Plan()
 TEMPER: Final = 0.7
 CLIP: Final = 0.9995
+KEPT_SPAM: Final = 2
+KEPT_HAM: Final = 1
 Floats = NDArray[np.float64]
 
 
@@ -37,16 +39,21 @@ class Corpus:
 
     Attributes:
         rows: the texts.
-        matrix: the features of the texts, then of the copies.
+        matrix: the features of the texts, then of the copies, of the fragments, of the phrases.
         owner: for each row of the matrix, the number of the text it is of.
         labels: which texts are spam.
+        ends: where the copies, the fragments and the phrases end.
+        plan: what was added.
+        seed: of what was drawn, and of the fits.
     """
 
     rows: Sequence[SpamRow]
     matrix: Matrix
     owner: NDArray[np.intp]
     labels: NDArray[np.bool_]
+    ends: tuple[int, ...]
     plan: Plan
+    seed: int
 
     @property
     def folds(self) -> NDArray[np.intp]:
@@ -67,16 +74,17 @@ def corpus(
     progress: Progress = silent,
 ) -> Corpus:
     """Compute the features of texts and of their copies."""
-    texts, owners = copies(rows, plan, seed)
-    originals = build([row.text for row in rows], settings.bits, progress)
-    added = [build(texts, settings.bits, progress)] if texts else []
-    return Corpus(
-        rows,
-        join([originals, *added]),
-        np.concatenate([np.arange(len(rows)), np.array(owners, np.intp)]),
-        np.array([row.is_spam for row in rows]),
-        plan,
-    )
+    parts = [build([row.text for row in rows], settings.bits, progress)]
+    owners = list(range(len(rows)))
+    ends = []
+    for make in (copies, fragments, phrases):
+        texts, of = make(rows, plan, seed)
+        if texts:
+            parts.append(build(texts, settings.bits, progress))
+            owners += of
+        ends.append(len(owners))
+    labels = np.array([row.is_spam for row in rows])
+    return Corpus(rows, join(parts), np.array(owners, np.intp), labels, tuple(ends), plan, seed)
 
 
 def fit_on(
@@ -101,13 +109,62 @@ def fit_on(
     if data.labels[chosen].all() or not data.labels[chosen].any():
         raise DataError("a part of the data to be fitted holds one class only")
     use = np.flatnonzero(chosen[data.owner])
-    owner = data.owner[use]
     sources = data.sources
     counts = Counter(sources[chosen].tolist())
     share = {source: count ** (TEMPER - 1.0) for source, count in counts.items()}
-    weights = np.array([share[source] for source in sources[owner].tolist()])
-    weights[use >= len(data.rows)] *= data.plan.weight
-    return logistic.fit(data.matrix.select(use), data.labels[owner], weights, settings, progress)
+    by_text = np.array([share.get(source, 0.0) for source in sources.tolist()])
+    whole = use[use < data.ends[0]]
+    weights = by_text[data.owner[whole]]
+    weights[whole >= len(data.rows)] *= data.plan.weight
+    matrix = data.matrix.select(whole)
+    added = [(whole, weights)]
+    parts = np.split(use, np.searchsorted(use, data.ends))[1:-1]
+    for offered, weight in zip(
+        parts, (data.plan.fragment_weight, data.plan.phrase_weight), strict=True
+    ):
+        if offered.size:
+            told = telling(data, matrix, whole, weights, offered, settings)
+            added.append((told, by_text[data.owner[told]] * weight))
+    if len(added) > 1:
+        matrix = join([matrix, *(data.matrix.select(told) for told, _ in added[1:])])
+        whole, weights = (np.concatenate(arrays) for arrays in zip(*added, strict=True))
+    labels = data.labels[data.owner[whole]]
+    return linear.fit(matrix, labels, weights, settings, data.seed, progress)
+
+
+def telling(
+    data: Corpus,
+    matrix: Matrix,
+    rows: NDArray[np.intp],
+    weights: Floats,
+    offered: NDArray[np.intp],
+    settings: Settings,
+) -> NDArray[np.intp]:
+    """The fragments to learn from: of spam the two that tell most, of ham the first.
+
+    Not every sentence of an advertisement advertises. What tells is judged by the log-count
+    ratios of the texts to be fitted to, so that nothing is known of held-out ones.
+
+    Args:
+        data: all texts.
+        matrix: the features of the texts and copies to be fitted to.
+        rows: their rows in ``data``.
+        weights: how much each of them counts.
+        offered: the rows of the fragments.
+        settings: of the fit.
+    """
+    size = table_size(settings.bits)
+    labels = data.labels[data.owner[rows]]
+    ratio = linear.log_ratio(matrix, labels, weights / weights.mean(), size, 1.0)
+    fragment = data.matrix.select(offered)
+    scores = linear.row_sums(ratio[fragment.columns], fragment.starts)
+    scores *= linear.row_scale(fragment, settings.power)
+    owner = data.owner[offered]
+    spam = data.labels[owner]
+    order = np.lexsort((np.where(spam, -scores, 0.0), owner))
+    first = np.flatnonzero(np.append(True, np.diff(owner[order]) != 0))
+    place = np.arange(order.size) - np.repeat(first, np.diff(np.append(first, order.size)))
+    return np.sort(offered[order[place < np.where(spam[order], KEPT_SPAM, KEPT_HAM)]])
 
 
 def scores_of(data: Corpus, fitted: Fitted, chosen: NDArray[np.bool_]) -> Floats:

@@ -25,10 +25,16 @@ ANY_TEXT = st.text(st.characters(codec=None), max_size=200)
         ("crème brûlée", "creme brulee"),
         ("рrіzе fоr yоu today", "prize for you today"),
         ("Здpaвcтвyйтe, кoмaндa", "здравствуите, команда"),
+        ("FRЕЕ ΜОNΕY for уоυ апd мє", "free money for you and me"),
+        ("thе ргісе іs поt hіgh, frіепd", "the price is not high, friend"),
+        ("это нeт, тaк и ecть, где же Bы", "это нет, так и есть, где же вы"),
+        ("Ναι, σήμερα το πρωί στο iPhone", "ναι, σημερα το πρωι στο iphone"),
         ("f r e e  m.o.n.e.y", "free money"),
         ("sooooo goooood", "soo good"),
         ("hurry!!!!!", "hurry!"),
         ("v1agra m0ney ca$h", "viagra money cash"),
+        ("7he b35t 0f pr1z3s f0r y0u t0 w1n", "the best of prizes for you to win"),
+        ("my b35t pr1z3s at 5pm, 1st of 20km", "my best prizes at 0pm, 0st of 00km"),
         ("at 3pm, gr8, b2 b52s", "at 0pm, gr0, b0 b00s"),
         ("+44 7700 900123", "+00 0000 000000"),
         ("see https://Example.com/a?b=1 now", "see <url> now"),
@@ -79,7 +85,8 @@ HOSTILE = {
     "zero width": "\u200b", "surrogates": "\ud800", "underscores": "_", "dots": "a.", "at": "a@",
     "slashes": "//", "spaced letters": "a ", "digits in letters": "a1", "ampersands": "&a",
     "entities": "&#1;", "expanding": "\ufdfa", "thai marks": "\u0e31", "hyphens": "-a",
-    "brackets": "[.]", "addresses": "http://", "cyrillic in latin": "aа", "emoji": "👍🏽",
+    "brackets": "[.]", "addresses": "http://", "cyrillic in latin": "aа", "greek capitals": "Ν",
+    "three scripts": "aаα", "digits after letters": "a0 ", "leet quotes": "a'7", "emoji": "👍🏽",
 }  # fmt: skip
 
 

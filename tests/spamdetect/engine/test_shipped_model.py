@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from random import Random
 
 import pytest
@@ -9,28 +10,34 @@ import pytest
 from spamdetect.engine import Engine
 from spamdetect.training.attacks import ATTACKS
 from spamdetect.training.mirror import COPIES, MIRROR
+from tests.spamdetect.engine.messages import HAM, SPAM
 
-SPAM = [
+# Disguises and copies are tried on what is found undisguised.
+PLAIN = [
     "Congratulations! You have won a £1000 prize. Call 09061234567 now to claim your reward.",
     "URGENT! Your mobile number was awarded a free holiday. Txt CLAIM to 80062, T&C apply 18+",
     "Earn $5000 weekly with bitcoin trading, contact my manager on WhatsApp to start investing",
     "FREE MONEY! Guaranteed loan approval, no credit check, click here http://loans.example.biz",
     "Заработок от 500$ в неделю, удаленно, 18+, пишите в личные сообщения",
 ]
-HAM = [
-    "Are you still coming tonight? I made too much soup.",
-    "I left the keys under the mat, see you on Sunday.",
-    "The second patch breaks the build on my machine, can you have a look at the log?",
-    "Happy birthday! Hope you have a lovely day with the kids.",
-    "Ich bin in zehn Minuten da, warte bitte am Bahnhof.",
-    "Давай завтра созвонимся после обеда, сегодня уже поздно",
-    "ok, thanks, talk later",
-]
+# How many of each kind the shipped model is known to miss; fewer is better.
+MISSED = {"pharmacy": 3, "phishing": 2, "other languages": 1}
 
 
-@pytest.mark.parametrize("text", SPAM)
+def found(engine: Engine, texts: Iterable[str]) -> list[bool]:
+    return [engine.predict(text).prediction.is_spam for text in texts]
+
+
+@pytest.mark.parametrize("text", PLAIN)
 def test_spam(engine: Engine, text: str) -> None:
     assert engine.predict(text).prediction.is_spam
+
+
+@pytest.mark.parametrize("kind", SPAM)
+def test_plain_spam_of_each_kind(engine: Engine, kind: str) -> None:
+    caught = found(engine, SPAM[kind])
+    missed = [text for text, hit in zip(SPAM[kind], caught, strict=True) if not hit]
+    assert len(missed) <= MISSED.get(kind, 0), missed
 
 
 @pytest.mark.parametrize("text", HAM)
@@ -42,7 +49,7 @@ def test_ham(engine: Engine, text: str) -> None:
 def test_disguise_hides_little(engine: Engine, name: str) -> None:
     caught = [
         engine.predict(ATTACKS[name](text, Random(seed))).prediction.is_spam
-        for text in SPAM
+        for text in PLAIN
         for seed in range(4)
     ]
     assert sum(caught) >= 0.8 * len(caught)
@@ -61,12 +68,12 @@ def test_ordinary_additions_convict_nobody(engine: Engine, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["forwarded", "quoted", "doubled"])
 def test_copies_keep_their_verdict(engine: Engine, name: str) -> None:
-    for text in SPAM:
+    for text in PLAIN:
         assert engine.predict(COPIES[name](text, Random(0))).prediction.is_spam
 
 
 def test_reasons_are_words_that_convict(engine: Engine) -> None:
-    reasons = engine.explain(SPAM[0], top=8)
+    reasons = engine.explain(PLAIN[0], top=8)
     assert 0 < len(reasons) <= 8
     assert [abs(r.weight) for r in reasons] == sorted(
         (abs(r.weight) for r in reasons), reverse=True

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from spamdetect.engine.characters import code_points
 from spamdetect.engine.features import corpus_buckets, text_buckets
-from spamdetect.training import logistic, metrics, softmax
+from spamdetect.training import augment, linear, metrics, softmax, spam_fit
 from spamdetect.training.attacks import ATTACKS
+from spamdetect.training.dataset import SpamRow
 from spamdetect.training.matrix import build, join
 from spamdetect.training.mirror import COPIES, MIRROR
 
@@ -50,23 +51,65 @@ def test_select_and_join() -> None:
         )
 
 
-@pytest.mark.parametrize("hinge", [True, False])
-def test_fit_separates_what_is_separable(hinge: bool) -> None:
-    settings_ = logistic.Settings(bits=12, min_count=1, l2=1e-4, hinge=hinge)
-    fitted = logistic.fit(build(TEXTS, 12), LABELS, np.ones(6), settings_)
+def test_fit_separates_what_is_separable() -> None:
+    settings_ = linear.Settings(bits=12, min_count=1, l2=1e-4, epochs=30)
+    fitted = linear.fit(build(TEXTS, 12), LABELS, np.ones(6), settings_)
     scores = fitted.scores(build(TEXTS, 12))
     assert scores[LABELS].min() > scores[~LABELS].max()
 
 
-def test_minimise_finds_the_bottom_of_a_bowl() -> None:
-    scale, goal = np.array([1.0, 30.0, 0.1, 5.0]), np.array([3.0, -1.0, 0.5, 0.0])
+def test_fit_finds_the_bottom() -> None:
+    """At the minimum of the loss its gradient is zero: checked for the structural weights."""
+    settings_ = linear.Settings(bits=12, min_count=1, l2=0.05, structure_value=1.0, epochs=4000)
+    matrix, weights = build(TEXTS, 12), np.array([1.0, 2.0, 1.0, 1.0, 0.5, 3.0])
+    fitted = linear.fit(matrix, LABELS, weights, settings_)
+    sign = np.where(LABELS, 1.0, -1.0)
+    short = np.maximum(0.0, 1.0 - sign * fitted.scores(matrix))
+    pull = 2.0 * weights / weights.sum() * sign * short
+    of = np.repeat(np.arange(len(TEXTS)), np.diff(matrix.structure_starts))
+    gradient = np.bincount(matrix.structure, pull[of], minlength=fitted.structure.size)
+    np.testing.assert_allclose(gradient, settings_.l2 * fitted.structure, atol=1e-4)
+    assert pull.sum() == pytest.approx(settings_.l2 * fitted.bias, abs=1e-4)
 
-    def loss(point: np.ndarray) -> tuple[float, np.ndarray]:
-        away = point - goal
-        return float((scale * away**2).sum()), 2 * scale * away
 
-    found = logistic.minimise(loss, np.zeros(4), 200, tolerance=1e-14)
-    np.testing.assert_allclose(found, goal, atol=1e-3)
+def test_weights_are_drawn_towards_the_ratio() -> None:
+    """With nothing but the penalty to follow, the weights are a multiple of the log ratio."""
+    matrix = build(TEXTS, 12)
+    settings_ = linear.Settings(bits=12, min_count=1, l2=1e6, prior=0.5, word_value=1.0)
+    fitted = linear.fit(matrix, LABELS, np.ones(6), settings_)
+    ratio = linear.log_ratio(matrix, LABELS, np.ones(6), fitted.weights.size, 1.0)
+    used = np.unique(matrix.columns)
+    np.testing.assert_allclose(fitted.weights[used], 0.5 * ratio[used], atol=1e-3)
+
+
+def test_phrases_and_fragments_are_of_long_texts() -> None:
+    text = (
+        "The first sentence is about trains. Another one tells of a lake! Is this the third? " * 8
+    )
+    rows = [SpamRow("short one", True, "s", 0), SpamRow(text, False, "s", 1)]
+    for make in (augment.fragments, augment.phrases):
+        texts, owners = make(rows, augment.Plan(), 5)
+        assert texts
+        assert set(owners) == {1}
+        assert all(part in " ".join(text.split()) for part in texts)
+        assert (texts, owners) == make(rows, augment.Plan(), 5)
+
+
+def test_of_spam_the_telling_fragments_are_chosen() -> None:
+    neutral, telling = "we met at the station there.", "claim your casino bonus prize now!"
+    rows = [SpamRow("casino bonus prize claim", True, "s", n % 5) for n in range(30)]
+    rows += [SpamRow("we met at the station", False, "s", n % 5) for n in range(30)]
+    rows.append(SpamRow(f"{neutral} {telling} " + f"{neutral} " * 14, True, "s", 0))
+    settings_ = linear.Settings(bits=12)
+    data = spam_fit.corpus(rows, 1, settings_, augment.Plan(disguised=0, ordinary=0, copied=0))
+    texts, _ = augment.fragments(rows, data.plan, 1)
+    whole = np.arange(data.ends[0])
+    offered = np.arange(data.ends[0], data.ends[1])
+    chosen = spam_fit.telling(
+        data, data.matrix.select(whole), whole, np.ones(whole.size), offered, settings_
+    )
+    assert len(chosen) <= spam_fit.KEPT_SPAM
+    assert any("casino" in texts[row - data.ends[0]] for row in chosen)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 5)), min_size=2, max_size=40))

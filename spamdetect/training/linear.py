@@ -1,0 +1,200 @@
+"""A regularised linear classifier over a sparse binary matrix, by dual coordinate descent.
+
+The loss is the squared hinge; each n-gram is scaled by its log-count ratio, and the weights are
+drawn towards a small multiple of that ratio instead of towards zero (Wang and Manning 2012, Hsieh
+and others 2008). It needs numpy alone.
+"""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from spamdetect.engine.features import table_size
+from spamdetect.engine.structure import STRUCTURE_SIZE
+from spamdetect.training.matrix import Matrix, Progress, silent
+
+Floats = NDArray[np.float64]
+FULL_EVERY = 4
+
+
+@attrs.frozen
+class Settings:
+    """What a fit depends on besides the data.
+
+    Attributes:
+        bits: logarithm of the number of n-gram buckets.
+        power: a row of ``n`` n-grams has entries of ``n ** -power``.
+        l2: strength of the penalty on the weights.
+        structure_value: the value of a structural feature that is on.
+        word_value: the same for words and pairs of words, beside 1 for character n-grams.
+        ratio_power: exponent of the log-count ratio that scales each n-gram; 0 for none.
+        smoothing: added to the counts that the ratio is taken of.
+        prior: what the weights are drawn towards, as a multiple of the ratio.
+        prior_smoothing: added to the counts for that ratio, so that rare n-grams have little.
+        min_count: n-grams of fewer texts than this are left out.
+        epochs: how often the rows are gone through.
+    """
+
+    bits: int = 20
+    power: float = 0.5
+    l2: float = 6e-6
+    structure_value: float = 0.1
+    word_value: float = 2.0
+    ratio_power: float = 1.0
+    smoothing: float = 0.1
+    prior: float = 0.03
+    prior_smoothing: float = 1.0
+    min_count: int = 2
+    epochs: int = 10
+
+
+@attrs.frozen
+class Fitted:
+    """Weights for buckets, for structural features, and the bias."""
+
+    weights: Floats
+    structure: Floats
+    bias: float
+    power: float
+
+    def scores(self, matrix: Matrix) -> Floats:
+        """The score of each row."""
+        total = row_sums(self.weights[matrix.columns], matrix.starts)
+        total *= row_scale(matrix, self.power)
+        return (
+            total + row_sums(self.structure[matrix.structure], matrix.structure_starts) + self.bias
+        )
+
+
+def row_sums(values: Floats, starts: NDArray[np.int64]) -> Floats:
+    """The sum of each row's values; zero for an empty row."""
+    sums = np.add.reduceat(np.append(values, 0.0), starts[:-1])
+    return np.where(starts[1:] > starts[:-1], sums, 0.0)
+
+
+def row_scale(matrix: Matrix, power: float) -> Floats:
+    """What each row's n-grams are multiplied with."""
+    return np.maximum(np.diff(matrix.starts), 1.0) ** -power
+
+
+def log_ratio(matrix: Matrix, labels: NDArray[np.bool_], weights: Floats, size: int,
+              smoothing: float) -> Floats:  # fmt: skip
+    """For each column, the logarithm of how much more frequent it is in spam than in ham.
+
+    Args:
+        matrix: the features.
+        labels: which rows are spam.
+        weights: how much each row counts.
+        size: how many columns there are.
+        smoothing: added to the weight of either class.
+    """
+    lengths = np.diff(matrix.starts)
+    counts = [
+        np.bincount(matrix.columns, np.repeat(weights * mask, lengths), minlength=size)
+        for mask in (labels, ~labels)
+    ]
+    spam, ham = (count + smoothing for count in counts)
+    return np.asarray(np.log(spam / spam.sum()) - np.log(ham / ham.sum()))
+
+
+def fit(
+    matrix: Matrix,
+    labels: NDArray[np.bool_],
+    weights: Floats,
+    settings: Settings,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> Fitted:
+    """Fit the classifier.
+
+    Args:
+        matrix: the features; no row has a column twice.
+        labels: which rows are spam.
+        weights: how much each row counts; only their ratios matter.
+        settings: see there.
+        seed: of the order in which rows are visited.
+        progress: told how far it is.
+    """
+    size, words = table_size(settings.bits), 1 << settings.bits
+    counts = weights / weights.sum() * matrix.rows
+    active = np.bincount(matrix.columns, minlength=size) >= settings.min_count
+    ratio = log_ratio(matrix, labels, counts, size, settings.smoothing)
+    scale = np.where(active, np.abs(ratio) ** settings.ratio_power, 0.0)
+    scale[words:] *= settings.word_value
+    start = np.where(active, log_ratio(matrix, labels, counts, size, settings.prior_smoothing), 0.0)
+    start[words:] *= settings.word_value
+    descent = _Descent(matrix, labels, counts / matrix.rows / settings.l2, settings, scale)
+    descent.weights[:] = settings.prior * start
+    descent.run(settings.epochs, seed, progress)
+    return Fitted(
+        descent.weights.astype(np.float64), descent.structure, descent.bias, settings.power
+    )
+
+
+class _Descent:
+    """Dual coordinate descent: one row at a time is brought to its best multiplier.
+
+    The primal weights are kept in the scale of the features as they are, so that a score is a
+    plain sum.
+    """
+
+    def __init__(
+        self,
+        matrix: Matrix,
+        labels: NDArray[np.bool_],
+        costs: Floats,
+        settings: Settings,
+        scale: Floats,
+    ) -> None:
+        self.weights = np.zeros(scale.size, np.float32)
+        self.structure = np.zeros(STRUCTURE_SIZE)
+        self.bias = 0.0
+        self._squares = (scale**2).astype(np.float32)
+        self._value = settings.structure_value**2
+        self._rows = np.split(matrix.columns, matrix.starts[1:-1])
+        self._structures = np.split(matrix.structure, matrix.structure_starts[1:-1])
+        self._scales = row_scale(matrix, settings.power)
+        self._signs = np.where(labels, 1.0, -1.0)
+        self._softness = 0.5 / costs
+        norms = row_sums(self._squares[matrix.columns].astype(np.float64), matrix.starts)
+        self._norms = (
+            norms * self._scales**2
+            + np.diff(matrix.structure_starts) * self._value
+            + 1.0
+            + self._softness
+        )
+        self._multipliers = np.zeros(matrix.rows)
+
+    def run(self, epochs: int, seed: int, progress: Progress) -> None:
+        """Go through the rows; those without influence are visited every fourth time."""
+        random = np.random.Generator(np.random.PCG64(seed))
+        for epoch in range(epochs):
+            progress("fitting", epoch / epochs)
+            full = epoch < 3 or epoch % FULL_EVERY == 0
+            rows = np.arange(self._signs.size) if full else np.flatnonzero(self._multipliers)
+            for row in random.permutation(rows).tolist():
+                self._visit(row)
+        progress("fitting", 1.0)
+
+    def _visit(self, row: int) -> None:
+        columns, structure = self._rows[row], self._structures[row]
+        held = self.weights.take(columns)
+        scale, sign = self._scales[row], self._signs[row]
+        score = float(np.add.reduce(held)) * scale + self.bias
+        score += float(np.add.reduce(self.structure.take(structure)))
+        before = self._multipliers[row]
+        slope = sign * score - 1.0 + before * self._softness[row]
+        after = max(before - slope / self._norms[row], 0.0)
+        if after == before:
+            return
+        self._multipliers[row] = after
+        step = float((after - before) * sign)
+        held += self._squares.take(columns) * np.float32(step * scale)
+        self.weights[columns] = held
+        self.structure[structure] += step * self._value
+        self.bias += step
+
+
+__all__ = ["Fitted", "Settings", "fit", "log_ratio", "row_scale", "row_sums"]
