@@ -56,7 +56,9 @@ def plan(current: RuleSet, wanted: RuleSet, *, prune: bool) -> list[Step]:
         'delete'
     """
     steps: list[Step] = []
-    there = {(kind, name): record for kind, name, record in _named(current)}
+    there: dict[tuple[RuleKind, str], Budget | Policy | Price] = {
+        (kind, name): record for kind, name, record in _named(current)
+    }
     for kind, name, record in _named(wanted):
         old = there.pop((kind, name), None)
         change: ChangeKind = "create"
