@@ -226,11 +226,24 @@ _no_debug: Final = _NoDebug()
 
 
 class GuardedSocketProtocol(WebSocketsSansIOProtocol):
-    """Takes a refused handshake for a finished one.
+    """Adds two things to uvicorn's WebSockets.
 
-    uvicorn does so after ``websocket.close``, but after ``websocket.http.response.body``, which
-    alone can say why, it logs an error for each refusal.
+    A refused handshake is a finished one. uvicorn takes it so after ``websocket.close``, but after
+    ``websocket.http.response.body``, which alone can say why, it logs an error for each refusal.
+
+    A connection that is given up ends, also when its peer reads nothing: closing it waits until all
+    that was written has been taken.
     """
+
+    def keepalive_timeout(self) -> None:
+        """Give up a peer that does not answer pings."""
+        super().keepalive_timeout()
+        self.loop.call_later(_LINGER_S, self.transport.abort)
+
+    def shutdown(self) -> None:
+        """End the connection because the server ends."""
+        super().shutdown()
+        self.loop.call_later(_LINGER_S / 2, self.transport.abort)
 
     async def send(self, message: Any) -> None:
         """Send one message of the application."""
