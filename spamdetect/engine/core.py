@@ -32,7 +32,7 @@ _HEAD = 75_000
 _EMPTY = Verdict(is_spam=False, ham_score=1.0, spam_score=0.0)
 
 
-@attrs.frozen
+@attrs.define(eq=False)
 class _Reading:
     """One text, read once."""
 

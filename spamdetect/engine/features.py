@@ -113,7 +113,7 @@ def word_hashes(codes: Hashes) -> tuple[Hashes, NDArray[np.intp]]:
         codes: code points that begin and end with a space.
     """
     is_word = _WORD_KINDS[character_tables().kind[codes]]
-    edges = np.flatnonzero(is_word[1:] != is_word[:-1])
+    edges = (is_word[1:] != is_word[:-1]).nonzero()[0]
     starts, ends = edges[0::2], edges[1::2]
     return _between(codes, starts, ends), starts
 

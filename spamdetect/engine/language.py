@@ -42,6 +42,7 @@ for _index, _group in enumerate(_GROUP_OF):
 
 # What is no letter becomes a space.
 _ASCII_LETTERS: Final = bytes(c if chr(c).isalpha() else 32 for c in range(128)) + b" " * 128
+_ONES: Final = np.ones(1024, np.float32)
 _NO_LETTERS: Final = np.array([], np.uint32)
 
 SALTS: Final = tuple(
@@ -78,7 +79,7 @@ class ScriptModel:
         """The number of the likeliest language of a text, and its probability."""
         buckets = letter_buckets(letters, self.bits)
         # As float32 the sum is exact, and many times faster than over int8.
-        totals = np.ones(buckets.size, np.float32) @ self.weights.take(buckets, axis=0)
+        totals = _ones(buckets.size) @ self.weights.take(buckets, axis=0)
         logits = totals.astype(np.float64)
         logits *= self.sharpness(buckets.size)
         logits += self.bias
@@ -144,6 +145,10 @@ class LanguageModel:
     def _language(self, name: str, probability: float, size: int) -> Language:
         reliable = probability >= self.reliable_from and size >= self.min_letters
         return Language(name, round(probability, 6), reliable)
+
+
+def _ones(size: int) -> NDArray[np.float32]:
+    return _ONES[:size] if size <= _ONES.size else np.ones(size, np.float32)
 
 
 def read_letters(text: str) -> tuple[NDArray[np.uint32], str, int]:

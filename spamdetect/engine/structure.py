@@ -136,5 +136,6 @@ def structure(
     ]
     if normalised.urls:
         on += {_HOST_INDEX[host_kind(url)] for url in normalised.urls[:_HOSTS_READ]}
-    on.append(_SCRIPT_OFFSET + (int(scripts[1:].argmax()) + 1 if scripts[1:].any() else 0))
+    main = int(scripts[1:].argmax()) + 1
+    on.append(_SCRIPT_OFFSET + main if scripts[main] else _SCRIPT_OFFSET)
     return on
