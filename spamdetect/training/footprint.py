@@ -55,7 +55,7 @@ for name, part in texts.items():
     for way, run in (("one", one), ("many", many), ("language", lang)):
         best = float("inf")
         for _ in range(3):
-            start = time.perf_counter(); run(); best = min(best, time.perf_counter() - start)
+            start = time.process_time(); run(); best = min(best, time.process_time() - start)
         out[f"{name} {way}"] = len(part) / best
 print(json.dumps(out))
 """
@@ -70,7 +70,7 @@ class Footprint:
         rss_mb: highest resident memory of such a process after one text.
         detector_rss_mb: the same with the language detector only.
         model_kb: size of each model file.
-        per_second: texts per second on one core, by length and way of calling.
+        per_second: texts per second of processor time, by length and way of calling.
     """
 
     load_ms: float

@@ -39,6 +39,7 @@ from spamdetect.training.linear import Settings
 from spamdetect.training.metrics import Scores
 from spamdetect.training.mirror import MIRROR
 from spamdetect.training.spam_fit import DEFAULT_PLAN, DEFAULTS
+from spamdetect.training.targets import targets_table
 
 Note = Callable[[str], None]
 Detectors = Mapping[str, Callable[[], language_report.Detect]]
@@ -229,9 +230,8 @@ def _our_detector() -> language_report.Detect:
     return language_report.ours(language.load())
 
 
-def footprint_table(texts: Sequence[str]) -> str:
+def footprint_table(cost: footprint.Footprint) -> str:
     """What the engine costs."""
-    cost = footprint.measure(texts)
     lines = ["| Cost | |", "|---|---|", f"| import and load | {cost.load_ms:.0f} ms |"]
     lines.append(f"| resident memory, engine | {cost.rss_mb:.0f} MB |")
     lines.append(f"| resident memory, detector alone | {cost.detector_rss_mb:.0f} MB |")
@@ -344,9 +344,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ours = language_rows(chosen.data / "lang", {OURS: _our_detector})
         show("Language", language_table(ours | peers.detectors))
         note("cost")
-        show("Cost", footprint_table([row.text for row in rows]))
+        cost = footprint.measure([row.text for row in rows])
+        show("Cost", footprint_table(cost))
         note("our classifier")
         evaluation = cross_check(rows, chosen.seed)
+        show("Targets", targets_table(evaluation, cost))
         show("Details", detail_tables(evaluation))
         sources = tested_sources(rows, quick=chosen.quick)
         table = [our_row(evaluation, sources), *peers.classifiers.values()]
