@@ -12,30 +12,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from guard import debuglog
-from guard.breaker.exceptions import (
-    GuardConfigError,
-    GuardError,
-    GuardTransportError,
-    WorkflowKilledInterrupt,
-)
-from guard.breaker.halts import Refusal, exception_for_halt, interrupt_for
+from guard.breaker.exceptions import GuardConfigError, GuardError, GuardTransportError
 from guard.core import wire
-from guard.core.control import ControlState, Mark
 from guard.decisions import Decisions
 from guard.delivery import Delivery
 from guard.exits import ExitHooks
 from guard.hooks import ErrorContext, fire
 from guard.instrumentation import Instrumentation
-from guard.interrupts import ActiveBodies, Body, TaskBody, TaskRequest, running_task
+from guard.interrupts import ActiveBodies, TaskBody
 from guard.loop import BackgroundLoop, LoopClosedError
-from guard.scope import Scope, current_scope
+from guard.scope import Scope
 from guard.settings import Settings
+from guard.standing import Standing
 from guard.state import GuardStatus
-from guard.threads import ThreadRequest, this_thread
 
 if TYPE_CHECKING:  # the link imports httpx and websockets, which `import guard` must not
-    from types import FrameType
-
     from guard.io.link import Link
 
 T = TypeVar("T")
@@ -44,7 +35,7 @@ logger = logging.getLogger("guard")
 _DISCARD_S: Final = 1.0
 
 
-class GuardRuntime:
+class GuardRuntime(Standing):
     """The SDK at work in one process: at most one is active at a time (spec part 2).
 
     ``guard.init()`` makes one from arguments and the environment; construct it directly to set
@@ -116,8 +107,11 @@ class GuardRuntime:
             raise
         if self.settings.debug:
             debuglog.start()
-        self.control = ControlState()
         self._background = BackgroundLoop()
+        super().__init__(
+            own_thread=lambda: self._background.is_own_thread,
+            changed=lambda: self.decisions.changed(),
+        )
         self._exits = ExitHooks(self._flush_at_signal, self.shutdown)
         self.is_shut_down = False
         """Whether ``shutdown`` was called."""
@@ -126,8 +120,8 @@ class GuardRuntime:
         self.instrumentation = Instrumentation(
             record=self.record,
             check=self.check_request,
-            enter=self._enter_request,
-            leave=self._leave_request,
+            enter=self.enter_request,
+            leave=self.leave_request,
             inject_stream_usage=self.settings.inject_stream_usage,
         )
         _install(self)
@@ -342,85 +336,6 @@ class GuardRuntime:
             self.decisions.learned(request.workflow_id, reply.budget)
         return reply
 
-    def check(self, scope: Scope) -> None:
-        """Refuse if the scope's workflow is killed or paused; reads a local snapshot only.
-
-        Raises:
-            WorkflowKilledInterrupt: killed.
-            WorkflowPausedException: paused.
-        """
-        halt = self.control.halt(scope.workflow_id, scope.run_id, time.time_ns() // 1_000_000)
-        if halt is not None:
-            raise exception_for_halt(halt, scope.workflow_id)
-
-    def killed(self, scope: Scope) -> Mark | None:
-        """Return what killed the scope's workflow or run, if something did."""
-        now_ms = time.time_ns() // 1_000_000
-        return self.control.kills.find(scope.workflow_id, scope.run_id, now_ms)
-
-    def check_request(self, scope: Scope) -> None:
-        """Refuse the next LLM request of a killed, paused or exhausted scope, without a round trip.
-
-        Outside of a ``workflow`` or ``@protect`` scope nothing is refused.
-
-        Raises:
-            WorkflowKilledInterrupt: killed.
-            Refusal: paused or exhausted; the scope's boundary makes it a public exception.
-        """
-        if scope.workflow_id is None and scope.call is None:
-            return
-        halt = self.control.halt(
-            scope.workflow_id,
-            scope.run_id,
-            time.time_ns() // 1_000_000,
-            budgets=scope.chain_id is None,  # inside a chain a budget is soft: the gate decides
-        )
-        if halt is None:
-            return
-        error = exception_for_halt(halt, scope.workflow_id)
-        raise error if isinstance(error, WorkflowKilledInterrupt) else Refusal(error)
-
-    def _enter_request(
-        self, frame: FrameType | None, llm: bool
-    ) -> TaskRequest | ThreadRequest | None:
-        """Have a kill stop an HTTP request; None where it stops the body around it anyway.
-
-        Args:
-            frame: that calls a blocking client; None in the task of an asynchronous one.
-            llm: whether it is an LLM request; others are stopped only where they come from a
-                protected call, and not when they begin after the kill: a clean-up may need them.
-
-        Raises:
-            WorkflowKilledInterrupt: the workflow has been killed already.
-        """
-        scope = current_scope.get()
-        if scope.call is None and not (llm and scope.workflow_id is not None):
-            return None
-        task = running_task() if frame is None else None
-        if frame is None and task is None:
-            return None  # not a task of asyncio
-        bodies, kills = self.bodies, self.control.kills
-        if bodies.reach(task or this_thread(), scope) or self._background.is_own_thread:
-            return None
-        if kills and (killed := self.killed(scope)):
-            if llm:
-                raise interrupt_for(killed, scope.workflow_id)
-            return None
-        request: TaskRequest | ThreadRequest
-        if task is not None:
-            request = TaskRequest(scope, task)
-        else:
-            assert frame is not None
-            request = ThreadRequest(scope, frame)
-        bodies.enter(request)
-        if self.control.kills is not kills and (killed := self.killed(scope)):
-            bodies.leave(request)  # it was applied before the request was known to `bodies`
-            raise interrupt_for(killed, scope.workflow_id)
-        return request
-
-    def _leave_request(self, request: Body) -> None:
-        self.bodies.leave(request)
-
     def told(
         self, exc: BaseException, stage: str, scope: Scope | None = None, tool: str | None = None
     ) -> None:
@@ -435,13 +350,8 @@ class GuardRuntime:
         return self.control.seq, self.control.epoch
 
     def _controlled(self, *messages: wire.ControlMessage) -> None:
-        """Apply control messages (on the loop); a kill stops the bodies that it concerns."""
         self.health.touch()
-        before = self.control.kills
-        self.control = self.control.apply(*messages)
-        self.decisions.changed()
-        if self.control.kills is not before:  # also by a replay, a pattern, an older revive
-            self.bodies.interrupt(self.killed)
+        self.apply(*messages)
 
     # -- status -------------------------------------------------------------------------------
 

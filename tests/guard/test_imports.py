@@ -239,15 +239,16 @@ GUARD_LEVELS: Final = {
     "health": 3,
     "io": 4, "instrumentation": 4, "debuglog": 4,
     "frames": 5, "delivery": 6, "threads": 6, "interrupts": 7,
-    "runtime": 8,
-    "facade": 9, "context": 9, "calls": 9, "serverless": 9,
-    "decorators": 10,
-    "(root)": 11,
-    "integrations": 12,
-    "gateway": 13,  # beside the SDK; its own rules are below
-    "demo": 14, "testing": 14,
-    "cli": 15, "doctor": 15,
-    "__main__": 16,
+    "standing": 8,
+    "runtime": 9,
+    "facade": 10, "context": 10, "calls": 10, "serverless": 10,
+    "decorators": 11,
+    "(root)": 12,
+    "integrations": 13,
+    "gateway": 14,  # beside the SDK; its own rules are below
+    "demo": 15, "testing": 15,
+    "cli": 16, "doctor": 16,
+    "__main__": 17,
 }  # fmt: skip
 SPAM_LEVELS: Final = {
     "errors": 0, "engine": 0, "_version": 0, "version": 0,

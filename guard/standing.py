@@ -1,0 +1,122 @@
+"""Where workflows stand: what the gateway's control messages say, and the bodies that they stop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import FrameType
+
+from guard.breaker.exceptions import WorkflowKilledInterrupt
+from guard.breaker.halts import Refusal, exception_for_halt, interrupt_for
+from guard.core import wire
+from guard.core.control import ControlState, Mark
+from guard.interrupts import ActiveBodies, Body, TaskRequest, running_task
+from guard.scope import Scope, current_scope
+from guard.threads import ThreadRequest, this_thread
+
+
+class Standing:
+    """Answers every check from an immutable snapshot, without a lock and without a round trip.
+
+    Args:
+        own_thread: whether the calling thread is guard's own, whose requests no kill stops.
+        changed: told of a new snapshot, before any body is stopped by it.
+
+    Attributes:
+        control: the snapshot; replaced as a whole.
+        bodies: what runs now, for a kill to stop.
+    """
+
+    def __init__(self, own_thread: Callable[[], bool], changed: Callable[[], None]) -> None:
+        self._own_thread = own_thread
+        self._changed = changed
+        self.control = ControlState()
+        self.bodies = ActiveBodies()
+
+    def apply(self, *messages: wire.ControlMessage) -> None:
+        """Apply control messages, on one thread; a kill stops the bodies that it concerns."""
+        before = self.control.kills
+        self.control = self.control.apply(*messages)
+        self._changed()
+        if self.control.kills is not before:  # also by a replay, a pattern, an older revive
+            self.bodies.interrupt(self.killed)
+
+    def check(self, scope: Scope) -> None:
+        """Refuse if the scope's workflow is killed or paused; reads a local snapshot only.
+
+        Raises:
+            WorkflowKilledInterrupt: killed.
+            WorkflowPausedException: paused.
+        """
+        halt = self.control.halt(scope.workflow_id, scope.run_id, time.time_ns() // 1_000_000)
+        if halt is not None:
+            raise exception_for_halt(halt, scope.workflow_id)
+
+    def killed(self, scope: Scope) -> Mark | None:
+        """Return what killed the scope's workflow or run, if something did."""
+        now_ms = time.time_ns() // 1_000_000
+        return self.control.kills.find(scope.workflow_id, scope.run_id, now_ms)
+
+    def check_request(self, scope: Scope) -> None:
+        """Refuse the next LLM request of a killed, paused or exhausted scope, without a round trip.
+
+        Outside of a ``workflow`` or ``@protect`` scope nothing is refused.
+
+        Raises:
+            WorkflowKilledInterrupt: killed.
+            Refusal: paused or exhausted; the scope's boundary makes it a public exception.
+        """
+        if scope.workflow_id is None and scope.call is None:
+            return
+        halt = self.control.halt(
+            scope.workflow_id,
+            scope.run_id,
+            time.time_ns() // 1_000_000,
+            budgets=scope.chain_id is None,  # inside a chain a budget is soft: the gate decides
+        )
+        if halt is None:
+            return
+        error = exception_for_halt(halt, scope.workflow_id)
+        raise error if isinstance(error, WorkflowKilledInterrupt) else Refusal(error)
+
+    def enter_request(
+        self, frame: FrameType | None, llm: bool
+    ) -> TaskRequest | ThreadRequest | None:
+        """Have a kill stop an HTTP request; None where it stops the body around it anyway.
+
+        Args:
+            frame: that calls a blocking client; None in the task of an asynchronous one.
+            llm: whether it is an LLM request; others are stopped only where they come from a
+                protected call, and not when they begin after the kill: a clean-up may need them.
+
+        Raises:
+            WorkflowKilledInterrupt: the workflow has been killed already.
+        """
+        scope = current_scope.get()
+        if scope.call is None and not (llm and scope.workflow_id is not None):
+            return None
+        task = running_task() if frame is None else None
+        if frame is None and task is None:
+            return None  # not a task of asyncio
+        bodies, kills = self.bodies, self.control.kills
+        if bodies.reach(task or this_thread(), scope) or self._own_thread():
+            return None
+        if kills and (killed := self.killed(scope)):
+            if llm:
+                raise interrupt_for(killed, scope.workflow_id)
+            return None
+        request: TaskRequest | ThreadRequest
+        if task is not None:
+            request = TaskRequest(scope, task)
+        else:
+            assert frame is not None
+            request = ThreadRequest(scope, frame)
+        bodies.enter(request)
+        if self.control.kills is not kills and (killed := self.killed(scope)):
+            bodies.leave(request)  # it was applied before the request was known to `bodies`
+            raise interrupt_for(killed, scope.workflow_id)
+        return request
+
+    def leave_request(self, request: Body) -> None:
+        """Report that a request which :meth:`enter_request` returned has ended."""
+        self.bodies.leave(request)
