@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import Token, copy_context
@@ -35,8 +36,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 ChainOp = Literal["auto", "start", "continue", "end"]
 _OPS: Final = ("auto", "start", "continue", "end")
 
+_OPEN_CHAINS_MAX: Final = 10_000
 _ids = IdFactory()
-_open_chains: set[str] = set()
+_open_chains: OrderedDict[str, None] = OrderedDict()
+"""The newest chains that were opened here; one that is never closed must not stay for ever."""
 _chains_lock = threading.Lock()
 
 
@@ -280,7 +283,10 @@ class chain(_Boundary):  # noqa: N801  # used like a function: `with guard.chain
         self.chain_id = chain_id = self.name or _new_id()
         with _chains_lock:
             known = chain_id in _open_chains or outer.chain_id == chain_id
-            _open_chains.add(chain_id)
+            _open_chains[chain_id] = None
+            _open_chains.move_to_end(chain_id)
+            if len(_open_chains) > _OPEN_CHAINS_MAX:
+                _open_chains.popitem(last=False)
         starts = self.op == "start" or (self.op == "auto" and not known)
         self._closes = self.op == "end" or (self.op == "auto" and not known)
         scope = outer.having(chain_id=chain_id, chain_op="start" if starts else "continue")
@@ -290,7 +296,7 @@ class chain(_Boundary):  # noqa: N801  # used like a function: `with guard.chain
     def _left(self, scope: Scope, error: BaseException | None) -> None:
         if self._closes:
             with _chains_lock:
-                _open_chains.discard(scope.chain_id or "")
+                _open_chains.pop(scope.chain_id or "", None)
             self._say(scope, "end")
 
     def _say(self, scope: Scope, op: str) -> None:

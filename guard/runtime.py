@@ -12,7 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from guard import debuglog
-from guard.breaker.exceptions import GuardConfigError, GuardError, GuardTransportError
+from guard.breaker.exceptions import (
+    GuardConfigError,
+    GuardError,
+    GuardTransportError,
+    docs_at,
+)
 from guard.core import wire
 from guard.decisions import Decisions
 from guard.delivery import Delivery
@@ -105,6 +110,7 @@ class GuardRuntime(Standing):
         except GuardError as exc:
             fire(exc, ErrorContext("init"))
             raise
+        docs_at(self.settings.api_url)
         if self.settings.debug:
             debuglog.start()
         self._background = BackgroundLoop()

@@ -16,8 +16,21 @@ from typing import Any, ClassVar, Final, Literal, Self
 
 TransportSource = Literal["NETWORK_ERROR", "GATEWAY_ERROR", "BREAKER_OPEN", "AUTH_ERROR"]
 
-DOCS_BASE_URL: Final = "http://127.0.0.1:8787/docs/errors"
-"""Where the pages of the error codes are served: every gateway carries them."""
+DOCS_PATH: Final = "/docs/errors"
+"""Where every gateway serves the pages of the error codes."""
+
+_docs_gateway = "http://127.0.0.1:8787"
+
+
+def docs_at(gateway_url: str) -> None:
+    """Have every ``docs_url`` point to this gateway: the one that the process talks to."""
+    global _docs_gateway
+    _docs_gateway = gateway_url.rstrip("/")
+
+
+def _page_of(error_code: str) -> str:
+    return f"{_docs_gateway}{DOCS_PATH}/{error_code}"
+
 
 _NO_DETAILS: Final[Mapping[str, Any]] = MappingProxyType({})
 
@@ -95,7 +108,7 @@ class GuardError(BreakerError):
     @property
     def docs_url(self) -> str:
         """The page that explains this error's code."""
-        return f"{DOCS_BASE_URL}/{self.error_code}"
+        return _page_of(self.error_code)
 
     def __str__(self) -> str:
         text = str(self.args[0]) if self.args else ""
@@ -378,7 +391,7 @@ class WorkflowKilledInterrupt(_Portable, BaseException):  # the contract fixes t
     @property
     def docs_url(self) -> str:
         """The page that explains the code."""
-        return f"{DOCS_BASE_URL}/{self.error_code}"
+        return _page_of(self.error_code)
 
     def __str__(self) -> str:
         return f"[{self.error_code}] {self.args[0]}"
@@ -404,7 +417,7 @@ class BreakerTransportError(BreakerError):
     @property
     def docs_url(self) -> str:
         """The page that explains the code."""
-        return f"{DOCS_BASE_URL}/{self.error_code}"
+        return _page_of(self.error_code)
 
 
 class InsecureTransportError(BreakerTransportError):

@@ -147,9 +147,12 @@ class GuardedHttpProtocol(HttpToolsProtocol):
     ) -> None:
         """Write a whole answer; what uvicorn's ``send`` does in two messages and many checks."""
         cycle = cycle_ref()
-        if cycle is None or cycle.disconnected or self._refused or self.transport.is_closing():
+        if cycle is None:
             return
+        # Also where nothing can be sent any more: no answer is missing then.
         cycle.response_started = cycle.response_complete = True
+        if cycle.disconnected or self._refused or self.transport.is_closing():
+            return
         parts = [STATUS_LINE[status]]
         for name, value in (*cycle.default_headers, *headers):
             parts += (name, b": ", value, b"\r\n")

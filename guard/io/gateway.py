@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gzip
 import logging
-import os
 import random
 import ssl
 import time
@@ -20,7 +19,7 @@ from guard.breaker.exceptions import GuardTransportError, RateLimitError
 from guard.breaker.replies import Reply, exception_for
 from guard.core import wire
 from guard.core.retry import Backoff, RetryQuota, Silence, retry_after_s
-from guard.core.signing import SignatureParameters, sign, verify_frame
+from guard.io.signer import Signer
 from guard.scope import OWN_TRAFFIC
 from guard.settings import Settings, is_loopback, require_secure
 from guard.version import __version__
@@ -56,7 +55,7 @@ class GatewayClient:
         self._settings = settings
         self._heard = heard
         self._recovered = recovered
-        self._clock_offset_s = 0.0
+        self.signer = Signer(settings)
         self.circuit = CircuitBreaker()
         self._quota = RetryQuota()
         self._silence = Silence()
@@ -170,26 +169,6 @@ class GatewayClient:
             signed_reply=True,
         )
 
-    def signed(self, method: str, url: str, body: bytes) -> tuple[dict[str, str], str]:
-        """Return the signature headers of a request and their nonce; nothing without a secret."""
-        secret = self._settings.hmac_secret
-        if secret is None:
-            return {}, ""
-        parameters = SignatureParameters(
-            created_s=int(time.time() + self._clock_offset_s),
-            nonce=os.urandom(16).hex(),
-            key_id=self._settings.api_key_prefix.rstrip("…") or "key",
-        )
-        headers = sign(
-            method=method,
-            target_uri=url,
-            body=body,
-            api_key=self._settings.api_key,
-            secret=secret,
-            parameters=parameters,
-        )
-        return headers, parameters.nonce
-
     async def _call(
         self,
         method: str,
@@ -231,7 +210,7 @@ class GatewayClient:
                 raise self._refined(reply, problem)
             self._silence.answered(endpoint)
             if signed_reply:
-                self._check_signature(reply)
+                self.signer.check(reply)
             try:
                 return wire.decode(reply.body, kind)
             except wire.WireError as exc:
@@ -347,8 +326,8 @@ class GatewayClient:
                 extensions={OWN_TRAFFIC: True},
             )
             nonce = ""
-            if self._settings.hmac_secret is not None:
-                headers_signed, nonce = self.signed(method, str(request.url), body)
+            if self.signer.signs:
+                headers_signed, nonce = self.signer.headers(method, str(request.url), body)
                 request.headers.update(headers_signed)
             try:
                 reply = await self._read(request, endpoint, nonce)
@@ -357,7 +336,7 @@ class GatewayClient:
                 raise GuardTransportError(
                     f"{endpoint}: {_why(exc)}", source="NETWORK_ERROR", endpoint=endpoint
                 ) from None
-            if resync or not self._resynchronise(reply):
+            if resync or not self.signer.resynchronised(reply):
                 return reply
         raise AssertionError("unreachable")
 
@@ -389,31 +368,6 @@ class GatewayClient:
             nonce=nonce,
             signature=response.headers.get("X-Guard-Signature", ""),
         )
-
-    def _check_signature(self, reply: Reply) -> None:
-        secret = self._settings.hmac_secret
-        if secret is not None and not verify_frame(
-            secret, reply.nonce, reply.body, reply.signature
-        ):
-            raise GuardTransportError(
-                f"{reply.endpoint}: the answer is not signed by this gateway",
-                source="AUTH_ERROR",
-                endpoint=reply.endpoint,
-                retryable=False,
-            )
-
-    def _resynchronise(self, reply: Reply) -> bool:
-        """Take over the gateway's clock from a 401 that tells it; True when that changed it."""
-        if reply.status != 401 or self._settings.hmac_secret is None:
-            return False
-        told_ms = reply.problem().server_time_ms
-        if told_ms is None:
-            return False
-        offset_s = told_ms / 1000 - time.time()
-        if abs(offset_s - self._clock_offset_s) < 1.0:
-            return False
-        self._clock_offset_s = offset_s
-        return True
 
 
 def _verifies(url: str) -> bool:

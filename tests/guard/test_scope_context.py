@@ -17,6 +17,7 @@ import attrs
 import pytest
 
 import guard
+from guard import context
 from guard.breaker.exceptions import GuardBudgetError, WorkflowKilledInterrupt
 from guard.breaker.halts import Refusal
 from guard.context import carry
@@ -295,6 +296,14 @@ class TestChain:
         with pytest.raises(ZeroDivisionError), guard.chain(name):
             _ = 1 / 0
         assert self.ops((name, "auto")) == ["start"]
+
+    def test_chains_that_are_never_closed_are_forgotten_at_last(self) -> None:
+        for number in range(10_100):
+            with guard.chain(f"never-closed-{number}", op="start"):
+                pass
+        assert len(context._open_chains) <= 10_000
+        assert "never-closed-10099" in context._open_chains
+        context._open_chains.clear()
 
     def test_a_chain_opened_by_one_thread_is_continued_by_another(self) -> None:
         name = f"chain-{uuid.uuid4()}"

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+import guard
 from guard.breaker import exceptions
 from guard.breaker.exceptions import GuardError
 from guard.core.catalogue import CATALOGUE, FALLBACK_MESSAGE
@@ -88,6 +89,17 @@ def test_docs_url_is_served_by_every_gateway(gateway: Any, code: str) -> None:
         text = html.unescape(reply.text)
         assert CATALOGUE[code].explanation in text
         assert CATALOGUE[code].user_message in text
+
+
+def test_docs_url_names_the_gateway_in_use(gateway: Any) -> None:
+    """Part 7: ``docs_url``; nobody has a page of a gateway that does not run."""
+    runtime = guard.GuardRuntime("k" * 24, gateway.base_url)
+    try:
+        url = GuardError(error_code="GD-B001").docs_url
+    finally:
+        runtime.shutdown(flush=False)
+    assert url == f"{gateway.base_url}/docs/errors/GD-B001"
+    assert httpx.get(url).status_code == 200
 
 
 def test_the_list_of_codes_links_to_each_page(gateway: Any) -> None:

@@ -1,0 +1,74 @@
+"""Signs what goes to the gateway and checks what comes back, by the gateway's clock."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from guard.breaker.exceptions import GuardTransportError
+from guard.breaker.replies import Reply
+from guard.core.signing import SignatureParameters, sign, verify_frame
+from guard.settings import Settings
+
+
+class Signer:
+    """Does nothing where there is no secret (``GUARD_HMAC_SECRET``)."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._clock_offset_s = 0.0
+
+    @property
+    def signs(self) -> bool:
+        """Whether there is a secret to sign with."""
+        return self._settings.hmac_secret is not None
+
+    def headers(self, method: str, url: str, body: bytes) -> tuple[dict[str, str], str]:
+        """Return the signature headers of a request and their nonce; nothing without a secret."""
+        secret = self._settings.hmac_secret
+        if secret is None:
+            return {}, ""
+        parameters = SignatureParameters(
+            created_s=int(time.time() + self._clock_offset_s),
+            nonce=os.urandom(16).hex(),
+            key_id=self._settings.api_key_prefix.rstrip("…") or "key",
+        )
+        headers = sign(
+            method=method,
+            target_uri=url,
+            body=body,
+            api_key=self._settings.api_key,
+            secret=secret,
+            parameters=parameters,
+        )
+        return headers, parameters.nonce
+
+    def check(self, reply: Reply) -> None:
+        """Check a reply that has to be signed.
+
+        Raises:
+            GuardTransportError: it is not this gateway's (``source="AUTH_ERROR"``).
+        """
+        secret = self._settings.hmac_secret
+        if secret is not None and not verify_frame(
+            secret, reply.nonce, reply.body, reply.signature
+        ):
+            raise GuardTransportError(
+                f"{reply.endpoint}: the answer is not signed by this gateway",
+                source="AUTH_ERROR",
+                endpoint=reply.endpoint,
+                retryable=False,
+            )
+
+    def resynchronised(self, reply: Reply) -> bool:
+        """Take over the gateway's clock from a 401 that tells it; True when that changed it."""
+        if reply.status != 401 or not self.signs:
+            return False
+        told_ms = reply.problem().server_time_ms
+        if told_ms is None:
+            return False
+        offset_s = told_ms / 1000 - time.time()
+        if abs(offset_s - self._clock_offset_s) < 1.0:
+            return False
+        self._clock_offset_s = offset_s
+        return True
