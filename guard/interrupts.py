@@ -144,12 +144,12 @@ class TaskRequest(TaskBody):
 
     def __init__(self, scope: Scope, task: asyncio.Task[object]) -> None:
         self.scope = scope
-        self.mark = None
+        self.mark: Mark | None = None
         self._task = task
         self._loop = task.get_loop()
         self._cancelling = task.cancelling()
         self._cancelled = False
-        self.outer = None
+        self.outer: Body | None = None
         self.ended = False
         self.stopped = False
 
