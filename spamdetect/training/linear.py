@@ -68,6 +68,24 @@ class Fitted:
         )
 
 
+def between(one: Fitted, other: Fitted, share: float) -> Fitted:
+    """The weighted mean of two fits, whose scores are that mean of their scores.
+
+    Args:
+        one: has the rest.
+        other: has ``share`` of the mean.
+        share: from 0 to 1.
+    """
+
+    def mean(mine: Floats, others: Floats) -> Floats:
+        return (1.0 - share) * mine + share * others
+
+    bias = (1.0 - share) * one.bias + share * other.bias
+    return Fitted(
+        mean(one.weights, other.weights), mean(one.structure, other.structure), bias, one.power
+    )
+
+
 def row_sums(values: Floats, starts: NDArray[np.int64]) -> Floats:
     """The sum of each row's values; zero for an empty row."""
     sums = np.add.reduceat(np.append(values, 0.0), starts[:-1])

@@ -28,8 +28,11 @@ DEFAULTS: Final = Settings()
 DEFAULT_PLAN: Final = Plan()
 TEMPER: Final = 0.7
 CLIP: Final = 0.9995
-KEPT_SPAM: Final = 2
+KEPT_SPAM: Final = 5
 KEPT_HAM: Final = 1
+FRAGMENTED: Final = 0.6
+"""What part of the mean the fit with fragments has."""
+
 Floats = NDArray[np.float64]
 
 
@@ -97,6 +100,10 @@ def fit_on(
 
     A source with ``n`` texts weighs ``n ** 0.7``, so that a large one does not decide alone.
 
+    Two fits are averaged: one to the texts and their copies, one also to the fragments. The second
+    knows plain short spam and the first the usual text; their mean is nearly as good as either at
+    what it does best, and costs nothing more at run time.
+
     Args:
         data: all texts.
         chosen: which of them to fit to.
@@ -117,19 +124,24 @@ def fit_on(
     weights = by_text[data.owner[whole]]
     weights[whole >= len(data.rows)] *= data.plan.weight
     matrix = data.matrix.select(whole)
-    added = [(whole, weights)]
+    labels = data.labels[data.owner[whole]]
+    plain = linear.fit(matrix, labels, weights, settings, data.seed, progress)
+    matrices, rows, shares = [matrix], [whole], [weights]
     parts = np.split(use, np.searchsorted(use, data.ends))[1:-1]
     for offered, weight in zip(
         parts, (data.plan.fragment_weight, data.plan.phrase_weight), strict=True
     ):
         if offered.size:
             told = telling(data, matrix, whole, weights, offered, settings)
-            added.append((told, by_text[data.owner[told]] * weight))
-    if len(added) > 1:
-        matrix = join([matrix, *(data.matrix.select(told) for told, _ in added[1:])])
-        whole, weights = (np.concatenate(arrays) for arrays in zip(*added, strict=True))
-    labels = data.labels[data.owner[whole]]
-    return linear.fit(matrix, labels, weights, settings, data.seed, progress)
+            matrices.append(data.matrix.select(told))
+            rows.append(told)
+            shares.append(by_text[data.owner[told]] * weight)
+    if len(rows) == 1:
+        return plain
+    labels = data.labels[data.owner[np.concatenate(rows)]]
+    joined = join(matrices)
+    short = linear.fit(joined, labels, np.concatenate(shares), settings, data.seed, progress)
+    return linear.between(plain, short, FRAGMENTED)
 
 
 def telling(
@@ -140,7 +152,7 @@ def telling(
     offered: NDArray[np.intp],
     settings: Settings,
 ) -> NDArray[np.intp]:
-    """The fragments to learn from: of spam the two that tell most, of ham the first.
+    """The fragments to learn from: of spam the five that tell most, of ham the first.
 
     Not every sentence of an advertisement advertises. What tells is judged by the log-count
     ratios of the texts to be fitted to, so that nothing is known of held-out ones.
