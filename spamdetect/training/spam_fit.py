@@ -28,9 +28,9 @@ DEFAULTS: Final = Settings()
 DEFAULT_PLAN: Final = Plan()
 TEMPER: Final = 0.7
 CLIP: Final = 0.9995
-KEPT_SPAM: Final = 5
+KEPT_SPAM: Final = 2
 KEPT_HAM: Final = 1
-FRAGMENTED: Final = 0.6
+FRAGMENTED: Final = 0.5
 """What part of the mean the fit with fragments has."""
 
 Floats = NDArray[np.float64]
@@ -152,7 +152,7 @@ def telling(
     offered: NDArray[np.intp],
     settings: Settings,
 ) -> NDArray[np.intp]:
-    """The fragments to learn from: of spam the five that tell most, of ham the first.
+    """The fragments to learn from: of spam the two that tell most, of ham the first.
 
     Not every sentence of an advertisement advertises. What tells is judged by the log-count
     ratios of the texts to be fitted to, so that nothing is known of held-out ones.
