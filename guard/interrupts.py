@@ -133,25 +133,9 @@ class TaskBody:
 
 
 class TaskRequest(TaskBody):
-    """An HTTP request in a task that runs no body of its workflow: a task that nobody awaits.
-
-    Args:
-        scope: the position of the request.
-        task: the running task.
-    """
+    """An HTTP request in a task that runs no body of its workflow: a task that nobody awaits."""
 
     __slots__ = ()
-
-    def __init__(self, scope: Scope, task: asyncio.Task[object]) -> None:
-        self.scope = scope
-        self.mark: Mark | None = None
-        self._task = task
-        self._loop = task.get_loop()
-        self._cancelling = task.cancelling()
-        self._cancelled = False
-        self.outer: Body | None = None
-        self.ended = False
-        self.stopped = False
 
     def end(self, exc: BaseException | None) -> BaseException | None:
         """The request ended; return what is to be raised instead of ``exc``, or None.

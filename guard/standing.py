@@ -95,22 +95,16 @@ class Standing:
         scope = current_scope.get()
         if scope.call is None and not (llm and scope.workflow_id is not None):
             return None
-        task = running_task() if frame is None else None
-        if frame is None and task is None:
-            return None  # not a task of asyncio
+        carrier = running_task() if frame is None else this_thread()
         bodies, kills = self.bodies, self.control.kills
-        if bodies.reach(task or this_thread(), scope) or self._own_thread():
+        # Without a carrier it is not a task of asyncio.
+        if carrier is None or bodies.reach(carrier, scope) or self._own_thread():
             return None
         if kills and (killed := self.killed(scope)):
             if llm:
                 raise interrupt_for(killed, scope.workflow_id)
             return None
-        request: TaskRequest | ThreadRequest
-        if task is not None:
-            request = TaskRequest(scope, task)
-        else:
-            assert frame is not None
-            request = ThreadRequest(scope, frame)
+        request = TaskRequest(scope) if frame is None else ThreadRequest(scope, frame)
         bodies.enter(request)
         if self.control.kills is not kills and (killed := self.killed(scope)):
             bodies.leave(request)  # it was applied before the request was known to `bodies`

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -21,7 +22,21 @@ from guard.gateway.cli_output import (
 from guard.gateway.cli_password import greet, password
 from guard.gateway.cli_prices import prices
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 DEFAULT_PORT = 8787
+
+
+def _days(name: str, default: int, text: str) -> Callable[[F], F]:
+    return click.option(
+        f"--{name}",
+        envvar=f"GUARD_GATEWAY_{name.upper().replace('-', '_')}",
+        type=click.IntRange(0, 36_500),
+        default=default,
+        show_default=True,
+        show_envvar=True,
+        help=text,
+    )
 
 
 @click.group()
@@ -46,15 +61,10 @@ def gateway() -> None:
     help="The SQLite file; made on the first run.",
 )
 @click.option("--durable", is_flag=True, help="Sync each commit to the disk (survives power loss).")
-@click.option(
-    "--retention-days",
-    envvar="GUARD_GATEWAY_RETENTION_DAYS",
-    type=click.IntRange(0, 36_500),
-    default=90,
-    show_default=True,
-    show_envvar=True,
-    help="How long events and calls are kept (the current month at least); 0 keeps everything.",
-)
+@_days(
+    "retention-days", 90,
+    "How long events and calls are kept (the current month at least); 0 keeps everything.",
+)  # fmt: skip
 @click.option(
     "--max-pending-mb",
     "max_pending_bytes",
@@ -64,15 +74,7 @@ def gateway() -> None:
     callback=lambda _context, _option, megabytes: round(megabytes * 2**20),
     help="What all requests in hand may hold together; more is refused with 429.",
 )
-@click.option(
-    "--audit-retention-days",
-    envvar="GUARD_GATEWAY_AUDIT_RETENTION_DAYS",
-    type=click.IntRange(0, 36_500),
-    default=0,
-    show_default=True,
-    show_envvar=True,
-    help="How long the audit log is kept; 0 keeps all of it.",
-)
+@_days("audit-retention-days", 0, "How long the audit log is kept; 0 keeps all of it.")
 @click.option("--public-url", help="The URL that clients use, when a proxy stands in front.")
 @click.option("--log-level", default="warning", show_default=True)
 def serve(**options: Any) -> None:

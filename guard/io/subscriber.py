@@ -173,9 +173,8 @@ class Subscriber:
         position = self._position()
         path = f"{parts.path}{wire.CONTROL_WS_PATH}?after={position[0]}"
         url = f"{'wss' if secure else 'ws'}://{parts.netloc}{path}"
-        headers, nonce = self._client.signer.headers(
-            "GET", url, b""
-        )  # the URI that the gateway checks
+        # The URI is signed as the gateway checks it.
+        headers, nonce = self._client.signer.headers("GET", url, b"")
         async with connect(
             url,
             additional_headers={
