@@ -199,6 +199,13 @@ def test_duplicates_and_late_messages(runtime: GuardRuntime) -> None:
     assert interrupted
 
 
+def copy_store(database: Path, copy: Path) -> None:
+    """Copy a database that no gateway has open, with all of its files."""
+    copy.parent.mkdir()
+    for part in database.parent.glob(f"{database.name}*"):
+        shutil.copy(part, copy.parent / part.name)
+
+
 class TestRestarts:
     @pytest.mark.parametrize("mode", ["websocket", "http"])
     def test_on_the_same_database_and_on_an_older_copy(
@@ -208,9 +215,7 @@ class TestRestarts:
         database, copy = tmp_path / "a.sqlite3", tmp_path / "copy" / "a.sqlite3"
         with run_gateway(database) as gateway:
             key = gateway.admin.create_key("test")
-        copy.parent.mkdir()
-        for part in tmp_path.glob("a.sqlite3*"):
-            shutil.copy(part, copy.parent / part.name)
+        copy_store(database, copy)
         with run_gateway(database) as gateway:
             proxy = ChaosProxy(gateway.base_url)
             runtime = start(api_key=key, api_url=proxy.url, transport_mode=mode)
@@ -248,9 +253,7 @@ class TestRestarts:
         with run_gateway(database) as gateway:
             key = gateway.admin.create_key("test")
             gateway.admin.kill("before")
-        copy.parent.mkdir()
-        for part in tmp_path.glob("a.sqlite3*"):
-            shutil.copy(part, copy.parent / part.name)
+        copy_store(database, copy)
         with run_gateway(database) as gateway:
             proxy = ChaosProxy(gateway.base_url)
             runtime = start(api_key=key, api_url=proxy.url, transport_mode=mode)
