@@ -86,7 +86,7 @@ class EventBuffer:
     """
 
     __slots__ = (
-        "_awake", "_batch_size", "_lanes", "_lock", "_started", "_wake",
+        "_aside", "_awake", "_batch_size", "_lanes", "_lock", "_started", "_wake",
         "capacity", "dropped", "llm",
     )  # fmt: skip
 
@@ -97,6 +97,7 @@ class EventBuffer:
         self.dropped = 0
         self._batch_size = batch_size
         self._wake = wake
+        self._aside = 0  # records that `take_if` is looking through
         self._awake = False
         self._started = False
         # Re-entrant: a signal handler may record while its thread is in `notice`. It is held for
@@ -109,7 +110,7 @@ class EventBuffer:
 
     def __len__(self) -> int:
         droppable, tool, llm = self._lanes
-        return len(droppable) + len(tool) + len(llm)
+        return len(droppable) + len(tool) + len(llm) + self._aside
 
     def append(self, record: Record) -> None:
         """Add a record."""
@@ -121,8 +122,8 @@ class EventBuffer:
     def notice(self) -> None:
         """A lane has reached its mark: wake the consumer, shed what is too much, mark anew."""
         with self._lock:
-            while len(self) > self.capacity:
-                self._shed()
+            while len(self) > self.capacity and self._shed():
+                pass
             wakes = not self._awake and (not self._started or len(self) >= self._batch_size)
             if wakes:
                 self._started = True
@@ -150,21 +151,25 @@ class EventBuffer:
         return True
 
     def _mark(self) -> None:
-        size = len(self)
+        # Looked at once: what other threads append meanwhile is not promised its room again.
+        sizes = [len(lane) for lane in self._lanes]
+        size = sum(sizes) + self._aside
         room = max(1, (self.capacity - size) // 4)  # three lanes share what is left
         if not self._awake:
             room = min(room, max(1, self._batch_size - size))
-        for lane in self._lanes:
-            lane.notice_at = len(lane) + room
+        for lane, filled in zip(self._lanes, sizes, strict=True):
+            lane.notice_at = filled + room
 
-    def _shed(self) -> None:
+    def _shed(self) -> bool:
+        """Drop the oldest record of the least important lane; False when there is none."""
         for lane in self._lanes:
             try:
                 lane.popleft()
             except IndexError:
                 continue
             self.dropped += 1
-            return
+            return True
+        return False
 
     def take(self, most: int) -> list[Record]:
         """Take up to ``most`` records, the most important lane first, oldest first within one."""
@@ -197,8 +202,14 @@ class EventBuffer:
                     record = lane.popleft()
                 except IndexError:
                     break
-                (taken if wanted(record) else kept).append(record)
-            lane.extendleft(reversed(kept))
+                if wanted(record):
+                    taken.append(record)
+                else:
+                    kept.append(record)
+                    self._aside += 1
+            with self._lock:
+                self._aside = 0
+                lane.extendleft(reversed(kept))
         return taken
 
     def put_back(self, records: Iterable[Record]) -> None:
@@ -206,6 +217,6 @@ class EventBuffer:
         for record in reversed(list(records)):
             self._lanes[_LANES.get(record.kind, Priority.DROPPABLE)].appendleft(record)
         with self._lock:
-            while len(self) > self.capacity:
-                self._shed()
+            while len(self) > self.capacity and self._shed():
+                pass
             self._mark()
