@@ -73,7 +73,7 @@ class Delivery:
         self, kind: str, payload: Any, scope: Scope | None = None, at_ns: int | None = None
     ) -> int:
         """Put an event into the buffer; never blocks. Returns the event's serial number."""
-        serial = self.ids.serial()
+        serial = next(self.ids.count)
         if self._closed:
             self.health.lose(1)  # nobody is left who would deliver it
             return serial

@@ -228,8 +228,6 @@ def track_llm(
     if runtime is None:
         runtime = _recording_runtime()
     scope = _scope()
-    if scope.call is not None:
-        scope.call.llm_events += 1
     place = scope._place or scope.place
     at_ns = _time_ns()
     ids = runtime.ids

@@ -124,7 +124,7 @@ class GuardRuntime(Standing):
         self.delivery = Delivery(self.settings, self._background, self._make_link, self._exits)
         self._fresh_process()
         self.instrumentation = Instrumentation(
-            record=self.record,
+            record=self.delivery.record,
             check=self.check_request,
             enter=self.enter_request,
             leave=self.leave_request,

@@ -18,11 +18,10 @@ reservation_id)``, as in an event of the protocol."""
 
 @attrs.define(eq=False)
 class CallRecord:
-    """One protected call: its reservation, and what has been settled against it."""
+    """One protected call and its reservation."""
 
     call_id: str
     reservation_id: str | None = None
-    llm_events: int = 0
 
 
 @attrs.frozen(eq=False)

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Struct
 
 from guard.core import wire
 from guard.core.batching import Record
 from guard.core.ids import IdFactory
 
+if TYPE_CHECKING:  # every vendor's format, which events of other kinds do not need
+    from guard.core.usage import Usage
+
 _FRAME_BYTES: Final = 256
 """More than what a batch adds around its events."""
+
+
+class ObservedCall(Struct, gc=False):
+    """Payload of the record of an LLM call that was seen, as its caller's thread left it."""
+
+    usage: Usage
+    provider: str
+    latency_ms: float
+    streamed: bool
 
 
 def event_of(record: Record, ids: IdFactory) -> wire.Event:
@@ -24,6 +38,8 @@ def event_of(record: Record, ids: IdFactory) -> wire.Event:
             source="manual",
             metadata=record.metadata or {},
         )
+    elif type(record.payload) is ObservedCall:
+        data = llm_data(record.payload)
     else:
         data = record.payload
     at_ms = record.at_ns // 1_000_000
@@ -42,6 +58,28 @@ def event_of(record: Record, ids: IdFactory) -> wire.Event:
         call_id,
         held,
         data,
+    )
+
+
+def llm_data(observed: ObservedCall) -> wire.LlmData:
+    """Return the payload of an event of an observed call."""
+    usage = observed.usage
+    return wire.LlmData(
+        model=usage.model or wire.UNKNOWN_MODEL,
+        provider=observed.provider,
+        input_tokens=usage.input_tokens,
+        output_tokens=usage.output_tokens,
+        cache_read_tokens=usage.cache_read_tokens,
+        cache_write_tokens=usage.cache_write_tokens,
+        reasoning_tokens=usage.reasoning_tokens,
+        audio_tokens=usage.audio_tokens,
+        cost_nanousd=usage.cost_nanousd,
+        latency_ms=observed.latency_ms,
+        streamed=observed.streamed,
+        estimated=usage.estimated,
+        source="auto",
+        response_id=usage.response_id,
+        metadata=dict(usage.units),
     )
 
 

@@ -39,6 +39,7 @@ NAME_LENGTH_MAX: Final = 256
 NANOUSD_PER_CENT: Final = 10_000_000
 NANOUSD_PER_DOLLAR: Final = 1_000_000_000
 NANOUSD_MAX: Final = 2**62
+RESPONSE_ID_LENGTH_MAX: Final = 512
 TOKENS_MAX: Final = 2**40
 
 Name = Annotated[str, Meta(max_length=NAME_LENGTH_MAX)]
@@ -92,7 +93,7 @@ class LlmData(Struct, omit_defaults=True):
     streamed: bool = False
     estimated: bool = False
     source: Literal["auto", "manual"] = "manual"
-    response_id: Annotated[str, Meta(max_length=512)] | None = None
+    response_id: Annotated[str, Meta(max_length=RESPONSE_ID_LENGTH_MAX)] | None = None
     metadata: dict[str, Any] = {}
 
 

@@ -87,9 +87,9 @@ class Exchange:
             return
         try:
             self._header = header
-            content_type = header("content-type") or ""
-            usage = read_body(self.endpoint.format, body, content_type, self._call())
-            self._owner.report(self, usage, streamed="event-stream" in content_type)
+            usage = read_body(self.endpoint.format, body, self._call())
+            streamed = body[:1] != b"{" and "event-stream" in (header("content-type") or "")
+            self._owner.report(self, usage, streamed=streamed)
         except Exception:  # noqa: BLE001  # counted and logged; a parser never hurts the user
             self._owner.failed(logger)
 

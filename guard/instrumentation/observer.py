@@ -11,8 +11,10 @@ from contextvars import ContextVar
 from types import FrameType
 from typing import Any, Final, Protocol
 
+from guard.core.records import ObservedCall
 from guard.core.usage import PENDING, Usage, find_endpoint
-from guard.core.wire import NAME_LENGTH_MAX, UNKNOWN_MODEL, LlmData
+from guard.core.usage.base import replaced
+from guard.core.wire import NAME_LENGTH_MAX, RESPONSE_ID_LENGTH_MAX
 from guard.instrumentation import seams
 from guard.instrumentation.exchange import Exchange
 from guard.scope import Scope, current_scope
@@ -21,7 +23,6 @@ logger = logging.getLogger("guard.instrumentation")
 
 _UNSEEN_HOSTS_MAX: Final = 100
 _RESPONSES_KEPT: Final = 4096
-_RESPONSE_ID_LENGTH_MAX: Final = 512
 
 inside: ContextVar[bool] = ContextVar("guard_inside_llm_call", default=False)
 """Set while an observed request is sent: a transport below (httpx over aiohttp) is not another."""
@@ -113,32 +114,15 @@ class Instrumentation:
         if usage is PENDING:
             return
         provider = exchange.endpoint.format.provider
-        response_id = usage.response_id
-        if response_id is not None:
-            response_id = response_id[:_RESPONSE_ID_LENGTH_MAX]
-            if self._reported((provider, response_id)):
-                return
-        data = LlmData(
-            model=(usage.model or UNKNOWN_MODEL)[:NAME_LENGTH_MAX],
-            provider=provider,
-            input_tokens=usage.input_tokens,
-            output_tokens=usage.output_tokens,
-            cache_read_tokens=usage.cache_read_tokens,
-            cache_write_tokens=usage.cache_write_tokens,
-            reasoning_tokens=usage.reasoning_tokens,
-            audio_tokens=usage.audio_tokens,
-            cost_nanousd=usage.cost_nanousd,
-            latency_ms=(time.monotonic() - exchange.started_s) * 1000,
-            streamed=streamed,
-            estimated=usage.estimated,
-            source="auto",
-            response_id=response_id,
-            metadata=dict(usage.units),
-        )
-        call = exchange.scope.call
-        if call is not None:
-            call.llm_events += 1
-        self._record("llm", data, exchange.scope)
+        if (
+            len(usage.model or "") > NAME_LENGTH_MAX
+            or len(usage.response_id or "") > RESPONSE_ID_LENGTH_MAX
+        ):
+            usage = _shortened(usage)
+        if usage.response_id is not None and self._reported((provider, usage.response_id)):
+            return
+        latency_ms = (time.monotonic() - exchange.started_s) * 1000
+        self._record("llm", ObservedCall(usage, provider, latency_ms, streamed), exchange.scope)
 
     def failed(self, where: logging.Logger) -> None:
         """Count an error of the observer itself; called while it is handled."""
@@ -159,3 +143,11 @@ class Instrumentation:
         if host not in self._unseen and len(self._unseen) < _UNSEEN_HOSTS_MAX:
             self._unseen[host] = None
             logger.warning("an LLM answer of %s held no usage; it is not charged", host)
+
+
+def _shortened(usage: Usage) -> Usage:
+    return replaced(
+        usage,
+        model=usage.model and usage.model[:NAME_LENGTH_MAX],
+        response_id=usage.response_id and usage.response_id[:RESPONSE_ID_LENGTH_MAX],
+    )

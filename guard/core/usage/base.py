@@ -24,7 +24,7 @@ _REQUEST_BYTES_MAX: Final = 16 * 1024 * 1024
 _FORM_MODEL: Final = re.compile(rb'name="model"\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,256})\r\n')
 
 
-class Usage(msgspec.Struct, frozen=True):
+class Usage(msgspec.Struct, frozen=True, gc=False):
     """Tokens of one LLM call in disjoint buckets.
 
     Attributes:
@@ -125,9 +125,13 @@ def parse(data: bytes | str) -> Any:
 
 def count(value: Any) -> int:
     """Return a token count; 0 for everything that is not a non-negative whole number."""
-    if type(value) is float and value.is_integer():
+    if type(value) is not int:
+        if type(value) is not float or not value.is_integer():
+            return 0
         value = int(value)
-    return min(value, TOKENS_MAX) if type(value) is int and value >= 0 else 0
+    if value < 0:
+        return 0
+    return TOKENS_MAX if value > TOKENS_MAX else int(value)
 
 
 def text_or_none(value: Any) -> str | None:

@@ -91,23 +91,26 @@ class ChatCompletions:
             usage = {"prompt_tokens": usage["total_tokens"]}
         if "prompt_tokens" not in usage and "completion_tokens" not in usage:
             return None
-        prompt = mapping(usage.get("prompt_tokens_details"))
-        completion = mapping(usage.get("completion_tokens_details"))
         asked, said = count(usage.get("prompt_tokens")), count(usage.get("completion_tokens"))
+        cache_read = cache_write = audio_in = audio_out = reasoning = 0
+        prompt, completion = (
+            usage.get("prompt_tokens_details"),
+            usage.get("completion_tokens_details"),
+        )
+        if isinstance(prompt, dict):
+            cache_read = count(prompt.get("cached_tokens"))
+            cache_write = count(prompt.get("cache_write_tokens"))
+            audio_in = count(prompt.get("audio_tokens"))
+        if isinstance(completion, dict):
+            audio_out = count(completion.get("audio_tokens"))
+            reasoning = count(completion.get("reasoning_tokens"))
         cache_read = (
-            count(prompt.get("cached_tokens"))
+            cache_read
             or count(usage.get("prompt_cache_hit_tokens"))
             or count(usage.get("cached_tokens"))
         )
-        cache_write = count(prompt.get("cache_write_tokens"))
-        audio_in, audio_out = (
-            count(prompt.get("audio_tokens")),
-            count(completion.get("audio_tokens")),
-        )
-        reasoning = count(completion.get("reasoning_tokens")) or count(
-            usage.get("reasoning_tokens")
-        )
-        if self._on_top(asked, said, reasoning, count(usage.get("total_tokens"))):
+        reasoning = reasoning or count(usage.get("reasoning_tokens"))
+        if self._on_top(asked, said, reasoning, usage):
             visible = said + count(usage.get("citation_tokens"))
         else:
             visible = said - reasoning
@@ -123,12 +126,14 @@ class ChatCompletions:
             response_id=text_or_none(response.get("id")),
         )
 
-    def _on_top(self, asked: int, said: int, reasoning: int, total: int) -> bool:
+    def _on_top(self, asked: int, said: int, reasoning: int, usage: Message) -> bool:
         """Tell whether reasoning comes on top of the completion: the total shows it."""
-        if reasoning and total and total == asked + said + reasoning:
-            return True
-        if reasoning and total and total == asked + said:
-            return False
+        if reasoning:
+            total = count(usage.get("total_tokens"))
+            if total and total == asked + said + reasoning:
+                return True
+            if total and total == asked + said:
+                return False
         return self.provider in _REASONING_ON_TOP
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final, TypedDict
 
 import msgspec
 
-from guard.core.usage.base import Call, ResponseFormat, Usage, mapping, parse, replaced
+from guard.core.usage.base import Call, Message, ResponseFormat, Usage, mapping, parse, replaced
 from guard.core.usage.framing import (
     Events,
     Framing,
@@ -21,12 +21,48 @@ _WHOLE_BYTES: Final = 256 * 1024
 """A body up to this size is decoded whole; of a larger one the beginning and the end are read."""
 
 
-def read_body(
-    response_format: ResponseFormat, body: bytes, content_type: str, call: Call
-) -> Usage | None:
+class _Members(TypedDict, total=False):
+    """Whatever a format looks at in a whole answer.
+
+    The rest, which is nearly all of it (what the model said, vectors, images), is skipped without
+    being made into objects.
+    """
+
+    id: Any
+    object: Any
+    type: Any
+    status: Any
+    model: Any
+    usage: Any
+    x_groq: Any
+    usageMetadata: Any
+    modelVersion: Any
+    responseId: Any
+    predictions: Any
+    embedding: msgspec.Raw
+    embeddings: msgspec.Raw
+    generation_id: Any
+    meta: Any
+    result: Any
+    done: Any
+    prompt_eval_count: Any
+    eval_count: Any
+
+
+_members: Final = msgspec.json.Decoder(_Members)
+
+
+def read_body(response_format: ResponseFormat, body: bytes, call: Call) -> Usage | None:
     """Read the usage of a decoded body that is there as a whole."""
     if len(body) <= _WHOLE_BYTES:
+        if body[:1] == b"{":  # nearly always one JSON object, whatever the headers say
+            message = _object(body)
+            usage = None if message is None else response_format.from_message(message, call)
+            if usage is not None:
+                return usage
+        content_type = call.header("content-type") or ""
         return read_recorded(response_format, Recorded(body, size=len(body)), content_type, call)
+    content_type = call.header("content-type") or ""
     shortened = Recorded(body[:HEAD_BYTES], body[-TAIL_BYTES:], len(body))
     usage = read_recorded(response_format, shortened, content_type, call)
     if usage is not None and not usage.estimated:
@@ -73,8 +109,19 @@ def is_stream(content_type: str, recorded: Recorded) -> bool:
 def _of_body(response_format: ResponseFormat, recorded: Recorded, call: Call) -> Usage | None:
     if recorded.tail:
         return response_format.from_message(outline(recorded), call)
+    message = _object(recorded.head)
+    if message is not None:
+        return response_format.from_message(message, call)
     decoded = parse(recorded.head)
     if isinstance(decoded, list):  # Gemini streams one JSON array where SSE was not asked for
         messages = [msgspec.json.encode(message) for message in decoded]
         return response_format.from_events(Events(messages, messages, recorded.head[-4096:]), call)
     return response_format.from_message(mapping(decoded), call)
+
+
+def _object(data: bytes) -> Message | None:
+    """Return what formats look at of a JSON object; None for anything else."""
+    try:
+        return _members.decode(data)  # type: ignore[return-value]  # a TypedDict is a dict
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None

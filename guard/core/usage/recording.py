@@ -74,11 +74,11 @@ class Recording:
         if self._cut:
             return
         try:
+            data = b"".join(pending)
             if self._decoder is None:
-                for chunk in pending:
-                    self._keep(chunk)
+                self._keep(data)
                 return
-            for piece in self._decoder.decode(b"".join(pending)):
+            for piece in self._decoder.decode(data):
                 self._keep(piece)
                 if self._size > DECODED_BYTES_MAX:
                     self._cut = True
@@ -94,7 +94,7 @@ class Recording:
             data = data[room:]
         if not data:
             return
-        if len(data) >= TAIL_BYTES:
+        if len(data) >= 2 * TAIL_BYTES:
             self._tail[:] = data[-TAIL_BYTES:]
             return
         self._tail += data

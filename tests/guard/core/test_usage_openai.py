@@ -24,7 +24,7 @@ def body(usage: object, **fields: object) -> bytes:
 
 def from_body(raw: bytes) -> Usage | None:
     assert FORMAT is not None
-    return read_body(FORMAT, raw, "application/json", Call())
+    return read_body(FORMAT, raw, Call(header={"content-type": "application/json"}.get))
 
 
 def from_stream(head: bytes, tail: bytes = b"", request: bytes = b"") -> Usage | None:

@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 import pytest
 
+from guard.core.records import llm_data
 from guard.core.wire import LlmData
 from guard.instrumentation import Instrumentation
 from guard.scope import Scope
@@ -43,7 +44,7 @@ def start_observing(**options: Any) -> Observed:
 
     def record(kind: str, payload: Any, scope: Scope | None = None) -> int:
         assert kind == "llm"
-        events.append(payload)
+        events.append(llm_data(payload))
         scopes.append(scope)
         return len(events)
 

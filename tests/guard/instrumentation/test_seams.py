@@ -102,7 +102,7 @@ import sys, asyncio
 from guard.instrumentation import Instrumentation
 events = []
 def record(kind, data, scope=None):
-    events.append(data)
+    events.append(data.usage)
     return 1
 Instrumentation(record, lambda scope: None).install()
 assert not {"httpx", "httpx2", "aiohttp", "requests", "botocore"} & set(sys.modules)

@@ -31,8 +31,9 @@ def read(url: str, message: Any, method: str = "POST", **headers: str) -> Usage 
     endpoint = find_endpoint(method, host, f"/{path}")
     assert endpoint is not None
     request = encoded({"model": "asked"})
-    call = Call(f"/{path}", lambda: request, headers.get)
-    return read_body(endpoint.format, encoded(message), "application/json", call)
+    said = {"content-type": "application/json", **headers}
+    call = Call(f"/{path}", lambda: request, said.get)
+    return read_body(endpoint.format, encoded(message), call)
 
 
 def buckets(usage: Usage | None) -> tuple[int, ...]:
