@@ -34,6 +34,7 @@ class Plan:
         phrases: how many runs of a few words of each long text are offered.
         fragment_weight: of a chosen group of sentences.
         phrase_weight: of a chosen run of words.
+        fragmented: what part of the mean the fit with fragments and phrases has, from 0 to 1.
         mixture: how often each harmless addition is chosen.
     """
 
@@ -45,6 +46,7 @@ class Plan:
     phrases: int = 8
     fragment_weight: float = 0.3
     phrase_weight: float = 0.15
+    fragmented: float = 0.5
     mixture: tuple[tuple[str, float], ...] = (
         ("a link", 0.45),
         ("a price", 0.2),

@@ -11,11 +11,13 @@ import functools
 import importlib
 import importlib.util
 import os
+import pickle
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import attrs
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,8 +26,25 @@ from spamdetect.training.dataset import SpamRow
 
 Floats = NDArray[np.float64]
 Predict = Callable[[Sequence[str]], Floats]
-Baseline = Callable[[Sequence[SpamRow], int], Predict]
 CALIBRATION_FOLD: Final = 4
+MEGABYTE: Final = 1e6
+
+
+@attrs.frozen
+class Trained:
+    """A fitted baseline.
+
+    Attributes:
+        predict: the probability of spam of each text.
+        alone: makes the same as it would be deployed, without the counts that fits share, and
+            says how many MB it takes as a file.
+    """
+
+    predict: Predict
+    alone: Callable[[], tuple[Predict, float]]
+
+
+Baseline = Callable[[Sequence[SpamRow], int], Trained]
 
 
 def available(texts: Sequence[str]) -> dict[str, Baseline]:
@@ -48,13 +67,17 @@ def available(texts: Sequence[str]) -> dict[str, Baseline]:
     return found
 
 
-def naive_bayes(rows: Sequence[SpamRow], seed: int) -> Predict:
+def naive_bayes(rows: Sequence[SpamRow], seed: int) -> Trained:
     """Multinomial naive Bayes on word counts."""
     text, bayes = _sklearn("feature_extraction.text"), _sklearn("naive_bayes")
     counter = text.CountVectorizer()
     model = bayes.MultinomialNB()
     model.fit(counter.fit_transform([row.text for row in rows]), _labels(rows))
-    return lambda texts: np.asarray(model.predict_proba(counter.transform(texts))[:, 1])
+
+    def predict(texts: Sequence[str]) -> Floats:
+        return np.asarray(model.predict_proba(counter.transform(texts))[:, 1])
+
+    return Trained(predict, lambda: (predict, _pickled(counter, model)))
 
 
 class Grams:
@@ -91,9 +114,9 @@ class Grams:
             self._seen = tuple(texts), [v.transform(texts) for v in self._vectorizers]
         return self._seen[1]
 
-    def tfidf(self, texts: Sequence[str]) -> Callable[[Sequence[str]], Any]:
-        """A function from texts to their TF-IDF, with what it needs taken from these texts."""
-        text, sparse = _sklearn("feature_extraction.text"), importlib.import_module("scipy.sparse")
+    def tfidf(self, texts: Sequence[str]) -> TfIdf:
+        """TF-IDF with what it needs taken from these texts."""
+        text = _sklearn("feature_extraction.text")
         parts = []
         for matrix, least, most in zip(self.counts(texts), (3, 2), (300_000, 200_000), strict=True):
             frequent = np.bincount(matrix.indices, minlength=matrix.shape[1]) >= least
@@ -101,34 +124,63 @@ class Grams:
             chosen = np.argsort(-total, kind="stable")[: min(most, int(frequent.sum()))]
             weigher = text.TfidfTransformer(sublinear_tf=True).fit(matrix[:, chosen])
             parts.append((chosen, weigher))
+        return TfIdf(self, parts)
 
-        def transform(texts: Sequence[str]) -> Any:
-            return sparse.hstack(
-                [
-                    weigher.transform(matrix[:, chosen].astype(np.float32))
-                    for matrix, (chosen, weigher) in zip(self.counts(texts), parts, strict=True)
-                ],
-                format="csr",
+    def vectorizer(self, number: int, chosen: NDArray[np.intp], idf: Floats) -> Any:
+        """One that counts and weighs the chosen n-grams alone, for texts not seen before."""
+        names = self._vectorizers[number].get_feature_names_out()[chosen]
+        settings = self._vectorizers[number].get_params() | {
+            "dtype": np.float32,
+            "vocabulary": {name: column for column, name in enumerate(names.tolist())},
+        }
+        make = _sklearn("feature_extraction.text").TfidfVectorizer
+        made = make(**settings, sublinear_tf=True)
+        made.idf_ = idf
+        return made
+
+
+class TfIdf:
+    """From texts to their TF-IDF: by the shared counts, or as it would be deployed."""
+
+    def __init__(self, grams: Grams, parts: list[tuple[NDArray[np.intp], Any]]) -> None:
+        self._grams = grams
+        self._parts = parts
+
+    def __call__(self, texts: Sequence[str]) -> Any:
+        """The matrix, by the shared counts."""
+        return _beside(
+            weigher.transform(matrix[:, chosen].astype(np.float32))
+            for matrix, (chosen, weigher) in zip(
+                self._grams.counts(texts), self._parts, strict=True
             )
+        )
 
-        return transform
+    def alone(self) -> list[Any]:
+        """Vectorizers that need nothing else."""
+        return [
+            self._grams.vectorizer(number, chosen, weigher.idf_)
+            for number, (chosen, weigher) in enumerate(self._parts)
+        ]
 
 
-def tfidf_logistic(grams: Grams, rows: Sequence[SpamRow], seed: int) -> Predict:
+def _beside(matrices: Iterable[Any]) -> Any:
+    return importlib.import_module("scipy.sparse").hstack(list(matrices), format="csr")
+
+
+def tfidf_logistic(grams: Grams, rows: Sequence[SpamRow], seed: int) -> Trained:
     """Logistic regression on TF-IDF of character 2-5-grams and word 1-2-grams."""
     texts = [row.text for row in rows]
     features = grams.tfidf(texts)
     model = _sklearn("linear_model").LogisticRegression(C=10, solver="liblinear", random_state=seed)
     model.fit(features(texts), _labels(rows))
-    return lambda texts: np.asarray(model.predict_proba(features(texts))[:, 1])
+    return _trained(features, model, lambda found: model.predict_proba(found)[:, 1])
 
 
-def tfidf_svc(grams: Grams, rows: Sequence[SpamRow], seed: int) -> Predict:
-    """A linear SVC on the same features, calibrated on a held-out fold (Platt)."""
-    training = [row.text for row in rows]
-    features = grams.tfidf(training)
-    matrix = features(training)
-    labels = _labels(rows)
+def tfidf_svc(grams: Grams, rows: Sequence[SpamRow], seed: int) -> Trained:
+    """Linear SVC on the same features, calibrated by Platt's method on one of the folds."""
+    texts = [row.text for row in rows]
+    features = grams.tfidf(texts)
+    matrix, labels = features(texts), _labels(rows)
     held = np.array([row.fold == CALIBRATION_FOLD for row in rows])
     if not held.any() or held.all():
         held = np.arange(len(rows)) % 5 == 0
@@ -137,14 +189,26 @@ def tfidf_svc(grams: Grams, rows: Sequence[SpamRow], seed: int) -> Predict:
     slope, offset = metrics.platt(labels[held], first.decision_function(matrix[held]))
     model = svc(C=1.0, random_state=seed).fit(matrix, labels)
 
-    def predict(texts: Sequence[str]) -> Floats:
-        scores = model.decision_function(features(texts))
+    def answer(found: Any) -> Floats:
+        scores = model.decision_function(found)
         return np.asarray(1.0 / (1.0 + np.exp(-np.clip(slope * scores + offset, -60, 60))))
 
-    return predict
+    return _trained(features, model, answer)
 
 
-def fasttext_model(rows: Sequence[SpamRow], seed: int) -> Predict:
+def _trained(features: TfIdf, model: Any, answer: Callable[[Any], Any]) -> Trained:
+    def alone() -> tuple[Predict, float]:
+        vectorizers = features.alone()
+
+        def predict(texts: Sequence[str]) -> Floats:
+            return np.asarray(answer(_beside(v.transform(texts) for v in vectorizers)))
+
+        return predict, _pickled(vectorizers, model)
+
+    return Trained(lambda texts: np.asarray(answer(features(texts))), alone)
+
+
+def fasttext_model(rows: Sequence[SpamRow], seed: int) -> Trained:
     """fastText with word pairs and character 2-5-grams."""
     fasttext = importlib.import_module("fasttext")
     with tempfile.TemporaryDirectory() as folder, _silence():
@@ -157,6 +221,9 @@ def fasttext_model(rows: Sequence[SpamRow], seed: int) -> Predict:
             str(file), epoch=15, lr=0.5, wordNgrams=2, minn=2, maxn=5, dim=16, bucket=200_000,
             thread=1, seed=seed, verbose=0,
         )  # fmt: skip
+        saved = Path(folder) / "model.bin"
+        model.save_model(str(saved))
+        size = saved.stat().st_size / MEGABYTE
 
     def predict(texts: Sequence[str]) -> Floats:
         out = []
@@ -166,7 +233,7 @@ def fasttext_model(rows: Sequence[SpamRow], seed: int) -> Predict:
             out.append(found.get("__label__spam", 0.0))
         return np.asarray(np.clip(np.array(out), 0.0, 1.0))
 
-    return predict
+    return Trained(predict, lambda: (predict, size))
 
 
 @contextlib.contextmanager
@@ -180,6 +247,10 @@ def _silence() -> Any:
         os.dup2(saved, 2)
         os.close(saved)
         os.close(null)
+
+
+def _pickled(*parts: object) -> float:
+    return len(pickle.dumps(parts)) / MEGABYTE
 
 
 def _labels(rows: Sequence[SpamRow]) -> NDArray[np.bool_]:

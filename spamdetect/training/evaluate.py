@@ -15,9 +15,9 @@ from spamdetect.engine.core import Engine
 from spamdetect.training import metrics, spam_fit
 from spamdetect.training.attacks import ATTACKS, Disguise
 from spamdetect.training.augment import Plan
-from spamdetect.training.dataset import SpamRow, read_spam
+from spamdetect.training.dataset import DataError, SpamRow, read_spam
 from spamdetect.training.linear import Fitted, Settings
-from spamdetect.training.matrix import Progress, build, silent
+from spamdetect.training.matrix import Matrix, Progress, build, silent
 from spamdetect.training.metrics import Scores
 from spamdetect.training.mirror import COPIES, MIRROR
 from spamdetect.training.spam_fit import Corpus, fit_on, out_of_fold, scores_of
@@ -28,6 +28,7 @@ MIN_CLASS: Final = 20  # a source with fewer texts of a class says nothing of th
 SUITE_FOLD: Final = 0
 SUITE_TEXTS: Final = 2000
 SUITE_LENGTH: Final = 1500
+THRESHOLD: Final = 0.5
 
 
 @attrs.frozen
@@ -37,24 +38,25 @@ class Evaluation:
     Attributes:
         in_domain: cross-validation over the folds.
         by_source: leave-one-source-out, for each source.
-        unseen: the mean of ``by_source``.
         attacks: for each disguise, the figures on disguised texts of a held-out fold.
         clean: the figures on the same texts undisguised.
         mirror: for each harmless addition, the share of ham taken for spam.
         mirror_clean: the same share without addition.
         copies: for each kind of copy, the share of texts whose verdict changes.
-        threshold: spam from this probability on.
     """
 
     in_domain: Scores
     by_source: Mapping[str, Scores]
-    unseen: Scores
     attacks: Mapping[str, Scores]
     clean: Scores
     mirror: Mapping[str, float]
     mirror_clean: float
     copies: Mapping[str, float]
-    threshold: float
+
+    @property
+    def unseen(self) -> Scores:
+        """The mean over the left-out sources."""
+        return mean(list(self.by_source.values()))
 
     @property
     def attacked(self) -> Scores:
@@ -63,13 +65,68 @@ class Evaluation:
 
 
 def mean(parts: Sequence[Scores]) -> Scores:
-    """The unweighted mean of each figure; the texts are added up."""
+    """The unweighted mean of each figure, NaN of none; the texts are added up."""
+    names = [field.name for field in attrs.fields(Scores) if field.name != "texts"]
     values = {
-        field.name: float(np.nanmean([getattr(part, field.name) for part in parts]))
-        for field in attrs.fields(Scores)
-        if field.name != "texts"
+        name: float(np.nanmean([getattr(part, name) for part in parts])) if parts else float("nan")
+        for name in names
     }
     return Scores(**values, texts=sum(part.texts for part in parts))
+
+
+@attrs.frozen
+class Suite:
+    """Texts of a held-out fold, as they are and changed in many ways, as features.
+
+    Attributes:
+        labels: which of them are spam.
+        clean: unchanged.
+        changed: by the kind of change and its name.
+    """
+
+    labels: NDArray[np.bool_]
+    clean: Matrix
+    changed: Mapping[str, Mapping[str, Matrix]]
+
+
+def suite(rows: Sequence[SpamRow], seed: int, bits: int, progress: Progress = silent) -> Suite:
+    """Change texts of the held-out fold.
+
+    Args:
+        rows: labelled texts.
+        seed: of the choice of texts and of the changes.
+        bits: of the features.
+        progress: told how far it is.
+
+    Raises:
+        DataError: no text is in that fold.
+    """
+    sample = suite_rows(rows, seed)
+    texts = [row.text[:SUITE_LENGTH] for row in sample]
+    kinds = {"attacks": ATTACKS, "mirror": MIRROR, "copies": COPIES}
+    changed: dict[str, dict[str, Matrix]] = {}
+    for number, (kind, changes) in enumerate(kinds.items()):
+        progress("disguising", number / len(kinds))
+        changed[kind] = {
+            name: build(changed_texts(texts, change, seed), bits)
+            for name, change in changes.items()
+        }
+    progress("disguising", 1.0)
+    return Suite(np.array([row.is_spam for row in sample]), build(texts, bits), changed)
+
+
+def suite_rows(rows: Sequence[SpamRow], seed: int) -> list[SpamRow]:
+    """The held-out texts that disguises are tried on."""
+    sample = [row for row in rows if row.fold == SUITE_FOLD]
+    if not sample:
+        raise DataError(f"no text is in fold {SUITE_FOLD}, which disguises are tried on")
+    Random(seed).shuffle(sample)
+    return sample[:SUITE_TEXTS]
+
+
+def changed_texts(texts: Sequence[str], change: Disguise, seed: int) -> list[str]:
+    """Each text changed, by a generator of its own."""
+    return [change(text, Random(f"{seed}:{number}")) for number, text in enumerate(texts)]
 
 
 def cross_check(
@@ -79,7 +136,7 @@ def cross_check(
     progress: Progress = silent,
     *,
     plan: Plan = spam_fit.DEFAULT_PLAN,
-    unseen: bool = True,
+    sources: Sequence[str] | None = None,
 ) -> Evaluation:
     """Evaluate the training recipe on data that each fit has not seen.
 
@@ -89,57 +146,73 @@ def cross_check(
         settings: of the fits.
         progress: told how far it is.
         plan: the copies to add.
-        unseen: also leave out one source at a time.
+        sources: left out one at a time; all where this is not given.
     """
     data = spam_fit.corpus(rows, seed, settings, plan, progress)
-    raw = out_of_fold(data, settings, progress)
-    slope, offset = metrics.platt(data.labels, raw)
+    return check(data, suite(rows, seed, settings.bits, progress), settings, progress, sources)
+
+
+def check(
+    data: Corpus,
+    tests: Suite,
+    settings: Settings = spam_fit.DEFAULTS,
+    progress: Progress = silent,
+    sources: Sequence[str] | None = None,
+) -> Evaluation:
+    """`cross_check` on features already computed.
+
+    Args:
+        data: the texts and their copies.
+        tests: changed texts.
+        settings: of the fits.
+        progress: told how far it is.
+        sources: left out one at a time; all where this is not given.
+    """
+    fits = spam_fit.fits_by_fold(data, settings, progress)
+    raw = out_of_fold(data, fits)
+    folds = data.folds
+    chances = np.zeros(raw.size)
+    for fold in fits:
+        inside = folds == fold
+        chances[inside] = calibration(data, raw, ~inside)(raw[inside])
+    names = sorted(set(data.sources.tolist())) if sources is None else sources
+    by_source = leave_one_source_out(data, settings, raw, names, progress)
+    fitted, chance = fits[SUITE_FOLD], calibration(data, raw, folds != SUITE_FOLD)
+    labels = tests.labels
+    clean = chance(fitted.scores(tests.clean))
+    judged = {
+        kind: {name: chance(fitted.scores(matrix)) for name, matrix in changed.items()}
+        for kind, changed in tests.changed.items()
+    }
+    said = clean >= THRESHOLD
+    return Evaluation(
+        in_domain=metrics.scores(data.labels, chances, THRESHOLD),
+        by_source=by_source,
+        attacks={
+            name: metrics.scores(labels, found, THRESHOLD)
+            for name, found in judged["attacks"].items()
+        },
+        clean=metrics.scores(labels, clean, THRESHOLD),
+        mirror={
+            name: float((found[~labels] >= THRESHOLD).mean())
+            for name, found in judged["mirror"].items()
+        },
+        mirror_clean=float(said[~labels].mean()),
+        copies={
+            name: float(((found >= THRESHOLD) != said).mean())
+            for name, found in judged["copies"].items()
+        },
+    )
+
+
+def calibration(data: Corpus, raw: Floats, chosen: NDArray[np.bool_]) -> Calibration:
+    """From scores to probabilities, by what is known of some of the texts."""
+    slope, offset = metrics.platt(data.labels[chosen], raw[chosen])
 
     def chance(scores: Floats) -> Floats:
         return np.asarray(1.0 / (1.0 + np.exp(-np.clip(slope * scores + offset, -60, 60))))
 
-    threshold = 0.5
-    by_source = leave_one_source_out(data, settings, chance, threshold, progress) if unseen else {}
-    folds = data.folds
-    fitted = fit_on(data, folds != SUITE_FOLD, settings)
-    sample = [row for row in rows if row.fold == SUITE_FOLD]
-    Random(seed).shuffle(sample)
-    sample = sample[:SUITE_TEXTS]
-    labels = np.array([row.is_spam for row in sample])
-    texts = [row.text[:SUITE_LENGTH] for row in sample]
-
-    def judged(change: Disguise | None) -> Floats:
-        changed = [
-            change(text, Random(f"{seed}:{number}")) if change else text
-            for number, text in enumerate(texts)
-        ]
-        return chance(fitted.scores(build(changed, settings.bits)))
-
-    clean = judged(None)
-    progress("disguising", 0.0)
-    attacks = {
-        name: metrics.scores(labels, judged(change), threshold) for name, change in ATTACKS.items()
-    }
-    progress("disguising", 1.0)
-    mirror = {
-        name: float((judged(change)[~labels] >= threshold).mean())
-        for name, change in MIRROR.items()
-    }
-    changed = {
-        name: float(((judged(change) >= threshold) != (clean >= threshold)).mean())
-        for name, change in COPIES.items()
-    }
-    return Evaluation(
-        in_domain=metrics.scores(data.labels, chance(raw), threshold),
-        by_source=by_source,
-        unseen=mean(list(by_source.values())) if by_source else metrics.scores(labels, clean),
-        attacks=attacks,
-        clean=metrics.scores(labels, clean, threshold),
-        mirror=mirror,
-        mirror_clean=float((clean[~labels] >= threshold).mean()),
-        copies=changed,
-        threshold=threshold,
-    )
+    return chance
 
 
 def related(source: str, sources: Iterable[str]) -> set[str]:
@@ -150,16 +223,24 @@ def related(source: str, sources: Iterable[str]) -> set[str]:
 def leave_one_source_out(
     data: Corpus,
     settings: Settings,
-    chance: Calibration,
-    threshold: float,
+    raw: Floats,
+    left_out: Sequence[str],
     progress: Progress = silent,
 ) -> dict[str, Scores]:
-    """For each source, the figures of a fit without it, and without its translations."""
+    """For each source named, the figures of a fit without it, and without its translations.
+
+    Args:
+        data: the texts and their copies.
+        settings: of the fits.
+        raw: scores of held-out texts, for the calibration, from which the source is left out too.
+        left_out: the names.
+        progress: told how far it is.
+    """
     sources = data.sources
     names = sorted(set(sources.tolist()))
     found = {}
-    for number, name in enumerate(names):
-        progress("leaving one source out", number / len(names))
+    for number, name in enumerate(left_out):
+        progress("leaving one source out", number / len(left_out))
         inside = sources == name
         if min(int(data.labels[inside].sum()), int((~data.labels[inside]).sum())) < MIN_CLASS:
             continue
@@ -167,8 +248,8 @@ def leave_one_source_out(
         if data.labels[rest].all() or not data.labels[rest].any():
             continue
         fitted = fit_on(data, rest, settings)
-        scores = chance(scores_of(data, fitted, inside))
-        found[name] = metrics.scores(data.labels[inside], scores, threshold)
+        scores = calibration(data, raw, rest)(scores_of(data, fitted, inside))
+        found[name] = metrics.scores(data.labels[inside], scores, THRESHOLD)
     progress("leaving one source out", 1.0)
     return found
 
@@ -200,11 +281,4 @@ def evaluate(
     return metrics.scores(np.array([row.is_spam for row in rows]), chances, engine.threshold)
 
 
-def evaluation_of(
-    paths: Iterable[str | os.PathLike[str]], seed: int = 0, progress: Progress = silent
-) -> Evaluation:
-    """`cross_check` on data files."""
-    return cross_check(read_spam(paths), seed, progress=progress)
-
-
-__all__ = ["Evaluation", "Fitted", "cross_check", "evaluate", "evaluation_of", "mean"]
+__all__ = ["Evaluation", "Fitted", "check", "cross_check", "evaluate", "mean", "suite"]

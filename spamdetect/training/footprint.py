@@ -87,11 +87,8 @@ def measure(texts: Sequence[str], most: int = 2000) -> Footprint:
         texts: real messages, of which the short and the long ones are used.
         most: at most this many of each.
     """
+    parts = samples(texts, most)
     loads = [json.loads(_run(_PEAK + _LOAD)) for _ in range(5)]
-    parts = {
-        "short": [text for text in texts if 0 < len(text) <= SHORT][:most],
-        "long": [text for text in texts if len(text) >= LONG][: max(1, most // 4)],
-    }
     folder = resources.files("spamdetect.engine")
     return Footprint(
         load_ms=min(seconds for seconds, _ in loads) * 1000.0,
@@ -102,10 +99,22 @@ def measure(texts: Sequence[str], most: int = 2000) -> Footprint:
             for file in sorted(folder.iterdir(), key=lambda file: file.name)
             if file.name.endswith(".model")
         },
-        per_second=json.loads(
-            _run(_SPEED, json.dumps({name: part for name, part in parts.items() if part}))
-        ),
+        per_second=json.loads(_run(_SPEED, json.dumps(parts))),
     )
+
+
+def samples(texts: Sequence[str], most: int = 2000) -> dict[str, list[str]]:
+    """The short and the long ones among some texts, where there are any.
+
+    Args:
+        texts: real messages.
+        most: at most this many short ones, and a quarter of it long ones.
+    """
+    parts = {
+        "short": [text for text in texts if 0 < len(text) <= SHORT][:most],
+        "long": [text for text in texts if len(text) >= LONG][: max(1, most // 4)],
+    }
+    return {name: part for name, part in parts.items() if part}
 
 
 def _run(program: str, data: str = "") -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -30,8 +30,6 @@ TEMPER: Final = 0.7
 CLIP: Final = 0.9995
 KEPT_SPAM: Final = 2
 KEPT_HAM: Final = 1
-FRAGMENTED: Final = 0.5
-"""What part of the mean the fit with fragments has."""
 
 Floats = NDArray[np.float64]
 
@@ -118,14 +116,16 @@ def fit_on(
     use = np.flatnonzero(chosen[data.owner])
     sources = data.sources
     counts = Counter(sources[chosen].tolist())
-    share = {source: count ** (TEMPER - 1.0) for source, count in counts.items()}
-    by_text = np.array([share.get(source, 0.0) for source in sources.tolist()])
+    worth = {source: count ** (TEMPER - 1.0) for source, count in counts.items()}
+    by_text = np.array([worth.get(source, 0.0) for source in sources.tolist()])
     whole = use[use < data.ends[0]]
     weights = by_text[data.owner[whole]]
     weights[whole >= len(data.rows)] *= data.plan.weight
     matrix = data.matrix.select(whole)
     labels = data.labels[data.owner[whole]]
-    plain = linear.fit(matrix, labels, weights, settings, data.seed, progress)
+    share = data.plan.fragmented if data.plan.fragments or data.plan.phrases else 0.0
+    if not share:
+        return linear.fit(matrix, labels, weights, settings, data.seed, progress)
     matrices, rows, shares = [matrix], [whole], [weights]
     parts = np.split(use, np.searchsorted(use, data.ends))[1:-1]
     for offered, weight in zip(
@@ -136,12 +136,13 @@ def fit_on(
             matrices.append(data.matrix.select(told))
             rows.append(told)
             shares.append(by_text[data.owner[told]] * weight)
-    if len(rows) == 1:
-        return plain
-    labels = data.labels[data.owner[np.concatenate(rows)]]
-    joined = join(matrices)
-    short = linear.fit(joined, labels, np.concatenate(shares), settings, data.seed, progress)
-    return linear.between(plain, short, FRAGMENTED)
+    told_labels = data.labels[data.owner[np.concatenate(rows)]]
+    joined, share_of = join(matrices), np.concatenate(shares)
+    short = linear.fit(joined, told_labels, share_of, settings, data.seed, progress)
+    if share == 1.0:
+        return short
+    plain = linear.fit(matrix, labels, weights, settings, data.seed, progress)
+    return linear.between(plain, short, share)
 
 
 def telling(
@@ -184,18 +185,29 @@ def scores_of(data: Corpus, fitted: Fitted, chosen: NDArray[np.bool_]) -> Floats
     return fitted.scores(data.matrix.select(np.flatnonzero(chosen)))
 
 
-def out_of_fold(data: Corpus, settings: Settings = DEFAULTS, progress: Progress = silent) -> Floats:
-    """A raw score for each text from a fit that has not seen its fold."""
+def fits_by_fold(
+    data: Corpus, settings: Settings = DEFAULTS, progress: Progress = silent
+) -> dict[int, Fitted]:
+    """For each fold, a fit that has not seen it."""
     folds = data.folds
-    found = np.zeros(len(data.rows))
     present = sorted(set(folds.tolist()))
     if len(present) < 2:
         raise DataError("the texts lie in one fold; at least two are needed for calibration")
+    found = {}
     for number, fold in enumerate(present):
-        inside = folds == fold
         progress("cross-validating", number / len(present))
-        found[inside] = scores_of(data, fit_on(data, ~inside, settings), inside)
+        found[fold] = fit_on(data, folds != fold, settings)
     progress("cross-validating", 1.0)
+    return found
+
+
+def out_of_fold(data: Corpus, fits: Mapping[int, Fitted]) -> Floats:
+    """A raw score for each text from the fit that has not seen its fold."""
+    folds = data.folds
+    found = np.zeros(len(data.rows))
+    for fold, fitted in fits.items():
+        inside = folds == fold
+        found[inside] = scores_of(data, fitted, inside)
     return found
 
 
@@ -223,7 +235,7 @@ def train(
         >>> train(["data/spam"], "spam.model", seed=0)  # doctest: +SKIP
     """
     data = corpus(read_spam(paths), seed, progress=progress)
-    held_out = out_of_fold(data, progress=progress)
+    held_out = out_of_fold(data, fits_by_fold(data, progress=progress))
     model = finish(data, held_out, fit_on(data, np.ones(len(data.rows), bool), progress=progress))
     Path(out).write_bytes(pack(*classifier.dump(model)))
     return model
@@ -272,5 +284,6 @@ def table_bits(size: int) -> int:
 
 
 __all__ = [
-    "FOLDS", "Corpus", "corpus", "finish", "fit_on", "out_of_fold", "scores_of", "train",
+    "FOLDS", "Corpus", "corpus", "finish", "fit_on", "fits_by_fold", "out_of_fold", "scores_of",
+    "train",
 ]  # fmt: skip

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from spamdetect.training.evaluate import Evaluation
 from spamdetect.training.footprint import Footprint
+from spamdetect.training.language_report import LanguageScores
 
 
-def targets_table(evaluation: Evaluation, cost: Footprint) -> str:
+def targets_table(evaluation: Evaluation, cost: Footprint, detector: LanguageScores) -> str:
     """Each figure with its target and whether it is met.
 
     Args:
         evaluation: of the recipe.
         cost: of the engine.
+        detector: how good the language detector is.
     """
     inside, unseen, clean = evaluation.in_domain, evaluation.unseen, evaluation.clean
     name, worst = min(evaluation.attacks.items(), key=lambda item: item[1].f1)
@@ -36,9 +38,20 @@ def targets_table(evaluation: Evaluation, cost: Footprint) -> str:
     for kind, least in (("short one", 8_000.0), ("short many", 24_000.0), ("long one", 1_000.0)):
         if kind in cost.per_second:
             figures.append((f"{kind}, texts/s", cost.per_second[kind], least, True, ",.0f"))
+    figures += [
+        ("language: mean of words, pairs, sentences", detector.average, 0.935, True, ".3f"),
+        ("language: chat", detector.chat, 0.951, True, ".3f"),
+        ("language: right where reliable", detector.reliable, 0.978, True, ".3f"),
+        ("language: share that is reliable", detector.coverage, 0.89, True, ".3f"),
+        ("language: ECE", detector.ece, 0.01, False, ".3f"),
+        ("language.model, kB", cost.model_kb["language.model"], 3072, False, ".0f"),
+    ]
+    if "short language" in cost.per_second:
+        rate = cost.per_second["short language"]
+        figures.append(("language of short texts, texts/s", rate, 8_000, True, ",.0f"))
     lines = ["| figure | reached | target | |", "|---|---|---|---|"]
     for title, value, target, more, style in figures:
-        limit = f"{'≥' if more else '≤'} {target:{',' if target >= 1000 else ''}g}"
+        limit = f"{'≥' if more else '≤'} {target:{',.0f' if target >= 1000 else 'g'}}"
         met = value >= target if more else value <= target
         lines.append(f"| {title} | {value:{style}} | {limit} | {'met' if met else 'missed'} |")
     return "\n".join(lines)

@@ -149,7 +149,7 @@ def test_softmax_learns_and_repeats_itself() -> None:
                     softmax.SoftmaxSettings(epochs=30, batch=4), seed=3)
         for _ in range(2)
     ]  # fmt: skip
-    np.testing.assert_array_equal(*run)
+    np.testing.assert_array_equal(run[0], run[1])
     assert [int(run[0][text].sum(0).argmax()) for text in texts] == labels.tolist()
 
 

@@ -8,18 +8,9 @@ from pathlib import Path
 import pytest
 
 from spamdetect.engine import Engine, language
-from spamdetect.training import (
-    evaluate,
-    language_fit,
-    metrics,
-    report,
-    targets,
-    train,
-    train_language,
-)
+from spamdetect.training import evaluate, language_fit, train, train_language
 from spamdetect.training.dataset import DataError, read_language, read_spam
 from spamdetect.training.evaluate import cross_check
-from spamdetect.training.footprint import Footprint
 
 
 def test_train_is_reproducible_and_the_engine_reads_it(small_spam: Path, tmp_path: Path) -> None:
@@ -82,33 +73,6 @@ def test_language_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     model = language.load(out)
     for name, text in said.items():
         assert model.detect(text).language == name
-
-
-def test_report_refuses_bad_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert report.main([str(tmp_path)]) == 2
-    assert "does not exist" in capsys.readouterr().err
-
-
-def test_figures_saved_by_one_run_are_joined_by_another(tmp_path: Path) -> None:
-    scores = metrics.Scores(0.9, 0.95, 0.8, 0.85, 0.01, 0.02, 10)
-    row = report.Row("other", scores, scores, scores, 0.05)
-    report.Peers({"d": "| d | 1 |"}, {"other": row}).save(tmp_path / "peers.json")
-    peers = report.Peers()
-    peers.read(tmp_path / "peers.json")
-    assert (peers.detectors, peers.classifiers) == ({"d": "| d | 1 |"}, {"other": row})
-    assert peers.joined == ["d", "other"]
-    (tmp_path / "bad.json").write_text('{"detectors": {}}', encoding="utf-8")
-    for name in ("bad.json", "absent.json"):
-        with pytest.raises(DataError, match="holds no saved figures"):
-            peers.read(tmp_path / name)
-
-
-def test_targets_say_what_is_missed(small_spam: Path) -> None:
-    found = cross_check(read_spam([small_spam]), unseen=False)
-    cost = Footprint(300.0, 50.0, 39.0, {"spam.model": 600.0}, {"short one": 9000.0})
-    lines = targets.targets_table(found, cost).splitlines()
-    assert "| import and load, ms | 300 | ≤ 250 | missed |" in lines
-    assert "| short one, texts/s | 9,000 | ≥ 8,000 | met |" in lines
 
 
 def test_shipped_detector_on_the_development_texts(data_dir: Path) -> None:

@@ -1,0 +1,209 @@
+"""Other classifiers and language detectors under the same tests as ours."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import attrs
+import numpy as np
+
+from spamdetect.training import baselines, footprint, language_report, metrics
+from spamdetect.training.attacks import ATTACKS
+from spamdetect.training.dataset import FOLDS, DataError, SpamRow, read_language, read_spam
+from spamdetect.training.evaluate import (
+    MIN_CLASS,
+    SUITE_FOLD,
+    SUITE_LENGTH,
+    changed_texts,
+    mean,
+    related,
+    suite_rows,
+)
+from spamdetect.training.language_report import LanguageScores
+from spamdetect.training.matrix import Progress
+from spamdetect.training.metrics import Scores
+from spamdetect.training.mirror import MIRROR
+
+QUICK_SOURCES: Final = 5
+REPEATS: Final = 3
+
+
+@attrs.frozen
+class Row:
+    """One classifier's figures.
+
+    Attributes:
+        name: of the classifier.
+        folds: how many folds ``in_domain`` is over.
+        in_domain: cross-validation.
+        by_source: leave-one-source-out, for each source.
+        attacked: the mean over the disguises.
+        link_fpr: share of ham with a link that is taken for spam.
+        per_second: short and long texts per second of processor time, one by one.
+        size_mb: of the model as a file.
+    """
+
+    name: str
+    folds: int
+    in_domain: Scores
+    by_source: Mapping[str, Scores]
+    attacked: Scores
+    link_fpr: float
+    per_second: Mapping[str, float]
+    size_mb: float
+
+
+@attrs.define
+class Peers:
+    """What others have scored, by name; saved by one run for another.
+
+    Packages that cannot be installed side by side are measured in environments of their own.
+    """
+
+    detectors: dict[str, LanguageScores] = attrs.field(factory=dict)
+    classifiers: dict[str, Row] = attrs.field(factory=dict)
+
+    def save(self, path: Path) -> None:
+        """Write a file for `read`."""
+        path.write_text(json.dumps(attrs.asdict(self), indent=1), encoding="utf-8")
+
+    def read(self, path: Path) -> None:
+        """Add what another run has saved.
+
+        Raises:
+            DataError: not such a file.
+        """
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            for name, row in found["detectors"].items():
+                self.detectors[name] = LanguageScores(**row)
+            for name, row in found["classifiers"].items():
+                row["by_source"] = {key: Scores(**part) for key, part in row["by_source"].items()}
+                for key in ("in_domain", "attacked"):
+                    row[key] = Scores(**row[key])
+                self.classifiers[name] = Row(**row)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DataError(f"{path} holds no saved figures: {error}") from None
+
+
+def measure(
+    data: Path, seed: int, only: str, progress: Progress, keep: Path | None, *, quick: bool
+) -> Peers:
+    """Fit and measure the other detectors and classifiers that are installed.
+
+    What fails is left out, since what another package does must not cost the report.
+
+    Args:
+        data: the folder that holds ``spam/`` and ``lang/``.
+        seed: of the fits.
+        only: names to be measured hold this.
+        progress: told what is being done.
+        keep: save what is known in this file after each of them.
+        quick: fewer folds and sources.
+    """
+    peers = Peers()
+    rows, texts = read_spam([data / "spam"]), read_language([data / "lang"], "dev")
+    for name, build in language_report.peers().items():
+        if only in name:
+            with _left_out_if_failing(name, progress):
+                progress(f"language detector {name}", 0.0)
+                peers.detectors[name] = language_report.score(texts, build())
+            if keep:
+                peers.save(keep)
+    for name, baseline in baselines.available([row.text for row in rows]).items():
+        if only in name:
+            with _left_out_if_failing(name, progress):
+                found = baseline_row(name, baseline, rows, seed, progress, quick=quick)
+                peers.classifiers[name] = found
+            if keep:
+                peers.save(keep)
+    return peers
+
+
+@contextlib.contextmanager
+def _left_out_if_failing(name: str, progress: Progress) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - another package may fail as it likes
+        progress(f"{name} is left out: {error}", 1.0)
+
+
+def baseline_row(
+    name: str,
+    baseline: baselines.Baseline,
+    rows: Sequence[SpamRow],
+    seed: int,
+    progress: Progress,
+    *,
+    quick: bool,
+) -> Row:
+    """A baseline under the same tests as ours: folds, left-out sources, disguises, links."""
+    labels = np.array([row.is_spam for row in rows])
+    folds = np.array([row.fold for row in rows])
+    sources = np.array([row.source for row in rows])
+    texts = [row.text for row in rows]
+    used = range(1 if quick else FOLDS)
+    held = np.isin(folds, used)
+    chances = np.zeros(len(rows))
+    attacked: list[Scores] = []
+    link_fpr, size = float("nan"), float("nan")
+    per_second: dict[str, float] = {}
+    for fold in used:
+        progress(f"{name}: folds", fold / len(used))
+        trained = baseline([row for row in rows if row.fold != fold], seed)
+        inside = np.flatnonzero(folds == fold)
+        chances[inside] = trained.predict([texts[i] for i in inside])
+        if fold == SUITE_FOLD:
+            sample = suite_rows(rows, seed)
+            truth = np.array([row.is_spam for row in sample])
+            cut = [row.text[:SUITE_LENGTH] for row in sample]
+            for change in ATTACKS.values():
+                found = trained.predict(changed_texts(cut, change, seed))
+                attacked.append(metrics.scores(truth, found))
+            linked = trained.predict(changed_texts(cut, MIRROR["a link"], seed))
+            link_fpr = float((linked[~truth] >= 0.5).mean())
+            alone, size = trained.alone()
+            per_second = speeds(alone, footprint.samples(texts))
+    left_out = tested_sources(rows, quick=quick)
+    names = sorted(set(sources.tolist()))
+    by_source = {}
+    for number, source in enumerate(left_out):
+        progress(f"{name}: left-out sources", number / len(left_out))
+        inside = np.flatnonzero(sources == source)
+        if min(int(labels[inside].sum()), int((~labels[inside]).sum())) < MIN_CLASS:
+            continue
+        apart = related(source, names)
+        trained = baseline([row for row in rows if row.source not in apart], seed)
+        found = trained.predict([texts[i] for i in inside])
+        by_source[source] = metrics.scores(labels[inside], found)
+    inside_scores = metrics.scores(labels[held], chances[held])
+    return Row(
+        name, len(used), inside_scores, by_source, mean(attacked), link_fpr, per_second, size
+    )
+
+
+def tested_sources(rows: Sequence[SpamRow], *, quick: bool) -> list[str]:
+    """The sources that are left out in turn: all, or the largest."""
+    sizes = Counter(row.source for row in rows)
+    names = sorted(sizes, key=lambda name: (-sizes[name], name))
+    return sorted(names[:QUICK_SOURCES] if quick else names)
+
+
+def speeds(predict: baselines.Predict, samples: Mapping[str, Sequence[str]]) -> dict[str, float]:
+    """Texts per second of processor time, one text by one, the best of some runs."""
+    found = {}
+    for kind, texts in samples.items():
+        best = float("inf")
+        for _ in range(REPEATS):
+            start = time.process_time()
+            for text in texts:
+                predict([text])
+            best = min(best, time.process_time() - start)
+        found[kind] = len(texts) / best
+    return found

@@ -1,0 +1,171 @@
+"""The report and the model card, from small made-up data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from spamdetect.training import baselines, peers, report, tables, targets
+from spamdetect.training.ablation import VARIANTS
+from spamdetect.training.dataset import DataError, SpamRow, read_spam
+from spamdetect.training.evaluate import cross_check
+from spamdetect.training.footprint import Footprint
+from spamdetect.training.language_report import LanguageScores
+from spamdetect.training.metrics import Scores
+
+SCORES = Scores(0.9, 0.95, 0.8, 0.85, 0.01, 0.02, 10)
+DETECTOR = LanguageScores({"word": 0.8}, 0.9, 0.96, 0.98, 0.9, 0.008, 9000.0)
+COST = Footprint(
+    300.0,
+    50.0,
+    39.0,
+    {"spam.model": 600.0, "language.model": 2000.0},
+    {"short one": 9000.0, "long one": 900.0},
+)
+
+
+def row(name: str, folds: int = 5, sources: Sequence[str] = ("s0", "s1")) -> peers.Row:
+    by_source = dict.fromkeys(sources, SCORES)
+    return peers.Row(
+        name, folds, SCORES, by_source, SCORES, 0.05, {"short": 100.0, "long": 50.0}, 2.5
+    )
+
+
+def prize(texts: Sequence[str]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    return np.array([0.9 if "prize" in text or "claim" in text else 0.2 for text in texts])
+
+
+@pytest.fixture(scope="module")
+def data(small_spam: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as the report wants it."""
+    folder = tmp_path_factory.mktemp("report")
+    (folder / "spam").mkdir()
+    (folder / "spam" / small_spam.name).write_bytes(small_spam.read_bytes())
+    (folder / "lang").mkdir()
+    rows = [
+        {"text": "the house on the other side of the street", "lang": "en", "kind": "sentence"},
+        {"text": "das haus auf der anderen seite der strasse", "lang": "de", "kind": "sentence"},
+    ]
+    (folder / "lang" / "lang_dev.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return folder
+
+
+def test_report_refuses_bad_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report.main([str(tmp_path)]) == 2
+    assert "does not exist" in capsys.readouterr().err
+
+
+def test_the_card_is_generated_whole(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved = peers.Peers({"other detector": DETECTOR}, {"other": row("other", sources=["s1"])})
+    saved.save(tmp_path / "peers.json")
+    card = tmp_path / "card.md"
+    arguments = [str(data), "--no-baselines", "--ablation", "--card", str(card)]
+    assert report.main([*arguments, "--join", str(tmp_path / "peers.json")]) == 0
+    printed = capsys.readouterr()
+    text = card.read_text(encoding="utf-8")
+    titles = ["Targets", "Classifier", "Details", "Ablation", "Language", "Cost"]
+    assert [line[4:] for line in text.splitlines() if line.startswith("### ")] == titles
+    assert all(f"\n| {name} | " in text for name in VARIANTS)
+    assert "| other detector | 0.800 | " in text
+    assert "| 0.050 | 100 / 50 | 2.5 |" in text
+    assert "those that all were tested on: s1." in text
+    assert "{" not in text
+    assert "| s0 |  |  |  | " in text
+    for title in titles:
+        assert f"## {title}\n" in printed.out
+    assert "as shipped: " not in printed.err
+    assert "no words: leaving one source out" in printed.err
+
+
+def test_a_baseline_goes_through_the_same_tests(data: Path) -> None:
+    seen: list[tuple[set[int], set[str]]] = []
+
+    def fit(rows: Sequence[SpamRow], seed: int) -> baselines.Trained:
+        seen.append(({row.fold for row in rows}, {row.source for row in rows}))
+        return baselines.Trained(prize, lambda: (prize, 1.5))
+
+    rows = read_spam([data / "spam"])
+    told: list[str] = []
+    found = peers.baseline_row(
+        "prize", fit, rows, 0, lambda stage, share: told.append(stage), quick=False
+    )
+    assert [len(folds) for folds, _ in seen] == [4] * 5 + [5] * 3
+    assert [len(sources) for _, sources in seen] == [3] * 5 + [2] * 3
+    labels = np.array([row.is_spam for row in rows])
+    said = prize([row.text for row in rows]) >= 0.5
+    assert found.in_domain.recall == pytest.approx(said[labels].mean())
+    assert found.in_domain.texts == len(rows)
+    assert set(found.by_source) == {"s0", "s1", "s2"}
+    assert (found.folds, found.size_mb) == (5, 1.5)
+    assert found.per_second["short"] > 0
+    assert set(told) == {"prize: folds", "prize: left-out sources"}
+    assert peers.baseline_row("q", fit, rows, 0, lambda *_: None, quick=True).folds == 1
+
+
+def test_what_fails_is_left_out(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(rows: Sequence[SpamRow], seed: int) -> baselines.Trained:
+        raise RuntimeError("no such solver")
+
+    def works(rows: Sequence[SpamRow], seed: int) -> baselines.Trained:
+        return baselines.Trained(prize, lambda: (prize, 1.5))
+
+    known = {"bad": fails, "good": works, "unwanted": fails}
+    monkeypatch.setattr(baselines, "available", lambda texts: known)
+    monkeypatch.setattr(peers.language_report, "peers", dict)
+    told: list[str] = []
+    kept = data / "kept.json"
+    found = peers.measure(data, 0, "d", lambda stage, share: told.append(stage), kept, quick=True)
+    assert list(found.classifiers) == ["good"]
+    assert "bad is left out: no such solver" in told
+    again = peers.Peers()
+    again.read(kept)
+    assert again == found
+
+
+def test_figures_saved_by_one_run_are_joined_by_another(tmp_path: Path) -> None:
+    saved = peers.Peers({"d": DETECTOR}, {"other": row("other")})
+    saved.save(tmp_path / "peers.json")
+    found = peers.Peers()
+    found.read(tmp_path / "peers.json")
+    assert found == saved
+    (tmp_path / "bad.json").write_text('{"detectors": {}}', encoding="utf-8")
+    for name in ("bad.json", "absent.json"):
+        with pytest.raises(DataError, match="holds no saved figures"):
+            found.read(tmp_path / name)
+
+
+def test_rows_are_compared_over_what_all_were_tested_on() -> None:
+    table = tables.classifier_table([row("a"), row("b", folds=1, sources=["s1"])])
+    assert "unseen source (mean of 1)" in table
+    assert "Not over all 5 folds: b." in table
+    assert "those that all were tested on: s1." in table
+    assert "tested on" not in tables.classifier_table([row("a"), row("b")])
+
+
+def test_targets_say_what_is_missed(small_spam: Path) -> None:
+    found = cross_check(read_spam([small_spam]), sources=[])
+    lines = targets.targets_table(found, COST, DETECTOR).splitlines()
+    assert "| import and load, ms | 300 | ≤ 250 | missed |" in lines
+    assert "| short one, texts/s | 9,000 | ≥ 8,000 | met |" in lines
+    assert "| language: chat | 0.960 | ≥ 0.951 | met |" in lines
+    assert "| language.model, kB | 2000 | ≤ 3,072 | met |" in lines
+
+
+def test_tfidf_alone_predicts_as_with_shared_counts(small_spam: Path) -> None:
+    pytest.importorskip("sklearn")
+    rows = read_spam([small_spam])
+    texts = [row.text for row in rows]
+    for name, baseline in baselines.available(texts).items():
+        trained = baseline([row for row in rows if row.fold], 0)
+        alone, size = trained.alone()
+        unknown = ["claim your prize now", "lunch in the garden", "сообщение"]
+        np.testing.assert_allclose(
+            alone(unknown), trained.predict(unknown), atol=1e-5, err_msg=name
+        )
+        assert size > 0
