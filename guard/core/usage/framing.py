@@ -44,30 +44,80 @@ class Recorded(msgspec.Struct, frozen=True):
     cut: bool = False
 
 
+class Pieces:
+    """Messages that are split already, undecoded."""
+
+    def __init__(self, payloads: Sequence[bytes]) -> None:
+        self._payloads = payloads
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._payloads)
+
+    def __bool__(self) -> bool:
+        return bool(self._payloads)
+
+    def newest(self, marker: bytes) -> Iterator[bytes]:
+        """Yield those that contain ``marker``, the last one first."""
+        return (payload for payload in reversed(self._payloads) if marker in payload)
+
+
+class EventStream:
+    """Messages of server-sent events, split only as far as they are asked for.
+
+    What tells the usage is one of the last events or of the first, of thousands.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        if b"\r" in data:
+            data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        self._data = data
+
+    def __iter__(self) -> Iterator[bytes]:
+        data, start = self._data, 0
+        while start < len(data):
+            end = data.find(b"\n", start)
+            end = len(data) if end < 0 else end
+            # Of a line that began in a gap only the end is here: it lacks the field's name.
+            if data.startswith(b"data:", start, end):
+                yield data[start + 5 : end].strip()
+            start = end + 1
+
+    def __bool__(self) -> bool:
+        return next(iter(self), None) is not None
+
+    def newest(self, marker: bytes) -> Iterator[bytes]:
+        """Yield those that contain ``marker``, the last one first."""
+        data, start = self._data, len(self._data)
+        while (found := data.rfind(marker, 0, start)) >= 0:
+            start = data.rfind(b"\n", 0, found) + 1
+            end = data.find(b"\n", found)
+            end = len(data) if end < 0 else end
+            if data.startswith(b"data:", start, end):
+                yield data[start + 5 : end].strip()
+
+
 class Events(msgspec.Struct, frozen=True):
     """The messages of a stream, undecoded.
 
     Attributes:
         first: those from the beginning.
-        last: those up to the end; the same list when nothing is missing between them.
+        last: those up to the end; the same object when nothing is missing between them.
         end: the last bytes of the stream.
         scale: size of the stream as a multiple of what ``first`` and ``last`` hold.
     """
 
-    first: Sequence[bytes]
-    last: Sequence[bytes]
+    first: Pieces | EventStream
+    last: Pieces | EventStream
     end: bytes = b""
     scale: float = 1.0
 
     def newest(self, marker: bytes) -> Iterator[Message]:
         """Yield the messages that contain ``marker``, the last one first."""
-        for payload in reversed(self.last):
-            if marker in payload:
-                yield mapping(parse(payload))
+        for payload in self.last.newest(marker):
+            yield mapping(parse(payload))
         if self.first is not self.last:
-            for payload in reversed(self.first):
-                if marker in payload:
-                    yield mapping(parse(payload))
+            for payload in self.first.newest(marker):
+                yield mapping(parse(payload))
 
     def every(self) -> Iterator[Message]:
         """Yield all messages in order."""
@@ -123,22 +173,14 @@ def events_of(framing: Framing, recorded: Recorded) -> Events:
 _END_BYTES: Final = 64 * 1024
 
 
-def _sse(data: bytes, resumed: bool) -> list[bytes]:
-    if b"\r" in data:
-        data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-    lines = data.split(b"\n")
-    # Of a line that began in the gap only the end is here: it does not start with the field's name.
-    return [line[5:].strip() for line in lines if line[:5] == b"data:"]
-
-
-def _lines(data: bytes, resumed: bool) -> list[bytes]:
+def _lines(data: bytes, resumed: bool) -> Pieces:
     lines = data.split(b"\n")
     if resumed:
         del lines[0]
-    return [line for line in lines if line.strip()]
+    return Pieces([line for line in lines if line.strip()])
 
 
-def _aws(data: bytes, resumed: bool) -> list[bytes]:
+def _aws(data: bytes, resumed: bool) -> Pieces:
     payloads: list[bytes] = []
     position = 0
     while position + _FRAME_BYTES_MIN <= len(data):
@@ -155,7 +197,7 @@ def _aws(data: bytes, resumed: bool) -> list[bytes]:
             break
         payloads.append(_unpacked(data[position + 12 + headers : position + total - 4]))
         position += total
-    return payloads
+    return Pieces(payloads)
 
 
 def _unpacked(payload: bytes) -> bytes:
@@ -171,11 +213,11 @@ def _unpacked(payload: bytes) -> bytes:
     return payload
 
 
-_SPLITTERS: Final[dict[Framing, Callable[[bytes, bool], list[bytes]]]] = {
-    "sse": _sse,
+_SPLITTERS: Final[dict[Framing, Callable[[bytes, bool], Pieces | EventStream]]] = {
+    "sse": lambda data, resumed: EventStream(data),
     "lines": _lines,
     "aws": _aws,
-    "body": lambda data, resumed: [] if resumed else [data],
+    "body": lambda data, resumed: Pieces([] if resumed else [data]),
 }
 
 

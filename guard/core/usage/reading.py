@@ -10,6 +10,7 @@ from guard.core.usage.base import Call, Message, ResponseFormat, Usage, mapping,
 from guard.core.usage.framing import (
     Events,
     Framing,
+    Pieces,
     Recorded,
     events_of,
     framing_of,
@@ -114,7 +115,7 @@ def _of_body(response_format: ResponseFormat, recorded: Recorded, call: Call) ->
         return response_format.from_message(message, call)
     decoded = parse(recorded.head)
     if isinstance(decoded, list):  # Gemini streams one JSON array where SSE was not asked for
-        messages = [msgspec.json.encode(message) for message in decoded]
+        messages = Pieces([msgspec.json.encode(message) for message in decoded])
         return response_format.from_events(Events(messages, messages, recorded.head[-4096:]), call)
     return response_format.from_message(mapping(decoded), call)
 
