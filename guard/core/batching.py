@@ -86,7 +86,7 @@ class EventBuffer:
     """
 
     __slots__ = (
-        "_aside", "_awake", "_batch_size", "_lanes", "_lock", "_started", "_wake",
+        "_aside", "_awake", "_batch_size", "_lanes", "_lock", "_started", "_wake", "_wanted",
         "capacity", "dropped", "llm",
     )  # fmt: skip
 
@@ -100,6 +100,7 @@ class EventBuffer:
         self._aside = 0  # records that `take_if` is looking through
         self._awake = False
         self._started = False
+        self._wanted = batch_size  # how many records are worth waking the consumer for now
         # Re-entrant: a signal handler may record while its thread is in `notice`. It is held for
         # microseconds, around counting only.
         self._lock = threading.RLock()
@@ -124,7 +125,7 @@ class EventBuffer:
         with self._lock:
             while len(self) > self.capacity and self._shed():
                 pass
-            wakes = not self._awake and (not self._started or len(self) >= self._batch_size)
+            wakes = not self._awake and (not self._started or len(self) >= self._wanted)
             if wakes:
                 self._started = True
                 self._awake = True
@@ -135,15 +136,18 @@ class EventBuffer:
                 for lane in self._lanes:  # try again, but not with every single record
                     lane.notice_at = min(lane.notice_at, len(lane) + self._batch_size)
 
-    def rest(self) -> bool:
+    def rest(self, wanted: int | None = None) -> bool:
         """The consumer is about to sleep: have it woken for the next batch.
 
+        Args:
+            wanted: how many records to wake it for; a batch when None.
+
         Returns:
-            False when there is a batch already, so that it must not sleep.
+            False when there are as many already, so that it must not sleep.
         """
         with self._lock:
-            size = len(self)
-            if size >= self._batch_size:
+            self._wanted = self._batch_size if wanted is None else wanted
+            if len(self) >= self._wanted:
                 return False
             self._awake = False
             self._started = True
@@ -156,7 +160,7 @@ class EventBuffer:
         size = sum(sizes) + self._aside
         room = max(1, (self.capacity - size) // 4)  # three lanes share what is left
         if not self._awake:
-            room = min(room, max(1, self._batch_size - size))
+            room = min(room, max(1, self._wanted - size))
         for lane, filled in zip(self._lanes, sizes, strict=True):
             lane.notice_at = filled + room
 

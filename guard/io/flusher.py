@@ -46,6 +46,10 @@ _GATE_BYTES_MAX: Final = 128 * 1024
 _BACKLOG_BATCHES: Final = 4
 """From this many batches on the buffer backs up, and batches grow to what the gateway takes."""
 
+_NAP_S: Final = 0.01
+"""How long events are left to gather while they come thick and fast: callers need not wake the
+loop for every batch, and batches are full."""
+
 _AFTER_FAILURE: Final = Backoff(base_s=1.0, cap_s=15.0)
 
 
@@ -86,6 +90,7 @@ class Flusher:
         self._hands: list[Parcel] = []
         self._luggage: dict[int, list[Record]] = {}
         self._in_trouble = False
+        self._busy = False
         self.limits = wire.Limits()
 
     @property
@@ -117,7 +122,7 @@ class Flusher:
                 await self._shelter()
                 continue
             try:
-                await self._drain()
+                self._busy = await self._drain(leaving_less=True) >= self._settings.batch_size
             except Exception as exc:  # noqa: BLE001  # told, counted, and tried again
                 self._trouble(exc)
                 pause_s = _AFTER_FAILURE.delay_s(failures, random.random())
@@ -130,11 +135,23 @@ class Flusher:
 
     async def _waited(self, interval_s: float) -> bool:
         """Sleep until there is something to do; True when somebody said so."""
+        if not self._in_trouble:
+            if self._busy and await self._napped():
+                return True
+            if not self._buffer.rest():
+                return True
         # In trouble a full batch is no reason to hurry, so the buffer is not asked to tell of it.
-        if not self._in_trouble and not self._buffer.rest():
-            return True
+        return await self._woken(interval_s)
+
+    async def _napped(self) -> bool:
+        """Let events gather for a moment; True when they have become a batch."""
+        if self._buffer.rest(max(self._settings.batch_size, self._buffer.capacity // 8)):
+            await self._woken(_NAP_S)
+        return len(self._buffer) >= self._settings.batch_size
+
+    async def _woken(self, timeout_s: float) -> bool:
         try:
-            async with asyncio.timeout(interval_s):
+            async with asyncio.timeout(timeout_s):
                 await self._wake.wait()
         except TimeoutError:
             return False
@@ -163,16 +180,30 @@ class Flusher:
                     buffer_size=left,
                 ) from exc
 
-    async def _drain(self) -> None:
-        """Send until buffer and spool are empty; whoever goes on recording is not waited for."""
-        most = len(self._buffer) + self._buffer.capacity
-        while most > 0:
+    async def _drain(self, *, leaving_less: bool = False) -> int:
+        """Send until buffer and spool are empty; whoever goes on recording is not waited for.
+
+        Args:
+            leaving_less: what came meanwhile and is less than a batch may wait for more.
+
+        Returns:
+            How many events were sent.
+        """
+        due = len(self._buffer)
+        most = due + self._buffer.capacity
+        total = 0
+        while total < most:
             sent = await self._send_buffered()
-            if len(self._buffer) < self._settings.batch_size:  # what is new goes first
-                sent += await self._send_spooled()
+            left = len(self._buffer)
+            if left < self._settings.batch_size:  # what is new goes first
+                spooled = await self._send_spooled()
+                if leaving_less and not spooled and total + sent >= due:
+                    return total + sent
+                sent += spooled
             if not sent:
-                return
-            most -= sent
+                break
+            total += sent
+        return total
 
     async def _send_buffered(self) -> int:
         async with self._one_flush:

@@ -310,6 +310,17 @@ class TestBatches:
         assert len(scripted.events) == 600
         assert scripted.count() - before < 30
 
+    def test_a_steady_flow_does_not_go_one_by_one(
+        self, against: Against, scripted: Scripted
+    ) -> None:
+        runtime = against(flush_interval_ms=3_600_000, batch_size=10)
+        for _ in range(300):
+            track(1)
+            time.sleep(0.002)
+        runtime.flush(30)
+        assert len(scripted.events) == 300
+        assert scripted.count() <= 70
+
     def test_a_dropped_event_is_counted_and_reported_even_if_the_report_fails_at_first(
         self, against: Against, scripted: Scripted
     ) -> None:

@@ -101,6 +101,24 @@ def test_wakes_once_for_a_batch_and_again_after_a_rest() -> None:
     assert len(wakes) == 3
 
 
+def test_a_consumer_that_naps_is_woken_for_more_than_a_batch() -> None:
+    wakes: list[int] = []
+    buffer = EventBuffer(1000, 10, lambda: bool(wakes.append(1)) or True)
+    assert buffer.rest(50)
+    for number in range(49):
+        buffer.append(record("llm", number))
+    assert not wakes
+    buffer.append(record("llm", 49))
+    assert len(wakes) == 1
+    assert not buffer.rest(50)
+    assert buffer.rest(100)
+    buffer.take(45)
+    assert buffer.rest()  # for a batch again
+    for number in range(5):
+        buffer.append(record("llm", number))
+    assert len(wakes) == 2
+
+
 def test_a_consumer_that_cannot_be_woken_is_tried_again_but_not_each_time() -> None:
     wakes: list[int] = []
     buffer = EventBuffer(1000, 10, lambda: bool(wakes.append(1)))
