@@ -3,7 +3,8 @@
 Run: ``python benchmarks/instrumentation.py [--peers PYTHON] [--rounds 15] [--only NAME ...]``
 
 ``PYTHON`` is an interpreter that has ``openai opentelemetry-instrumentation-openai-v2
-opentelemetry-sdk langfuse nullrun``; without it guard is compared with the plain client alone.
+'opentelemetry-util-genai<1.2' opentelemetry-sdk langfuse nullrun`` (the newest ``util-genai`` lacks
+what the instrumentation imports); without it guard is compared with the plain client alone.
 Every case is a process of its own, all talk to one local server, and they take turns, round after
 round, so that the machine's mood reaches every case alike. Ratios are what counts.
 """
@@ -19,6 +20,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -234,14 +236,20 @@ class Case:
         self.name, self.client = name, client
         self.samples: dict[str, list[float]] = {"call": [], "first": [], "chunk": []}
         self.best: dict[str, float] = {}
+        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long-lived as the process
         self.process = subprocess.Popen(
             [python, __file__, "--work", name, client, url],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, text=True,
             env={**os.environ, **environ},
         )  # fmt: skip
 
     def ready(self) -> bool:
         return self._line() == "ready"
+
+    def last_words(self) -> str:
+        """The last line that the process has written to its standard error."""
+        self._said.seek(0)
+        return (self._said.read().strip().splitlines() or [""])[-1]
 
     def round(self) -> None:
         assert self.process.stdin is not None
@@ -319,8 +327,8 @@ def main() -> None:
                 if case.ready():
                     cases.append(case)
                 else:
-                    print(f"{name} does not start here; left out", file=sys.stderr)
                     case.stop()
+                    print(f"{name} is left out: {case.last_words()}", file=sys.stderr)
             print(f"Python {platform.python_version()}, {os.cpu_count()} CPUs, {CHUNKS} chunks")
             print("\n".join(compare(cases, options.rounds)))
     finally:
