@@ -109,7 +109,9 @@ def test_only_a_few_damaged_files_are_kept(tmp_path: Path) -> None:
         spool.append(rows(1))
         spool.close()
         (tmp_path / "s" / "events-1.sqlite3").write_text("hello\n" * 1000)
-    spool_at(tmp_path / "s").look()
+    spool = spool_at(tmp_path / "s")
+    spool.look()
+    spool.close()
     assert len(list((tmp_path / "s").glob("events-1.sqlite3.damaged-*"))) == 3
 
 

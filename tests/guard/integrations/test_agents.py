@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.filterwarnings("ig
 ran: list[str] = []
 
 
-def agent(model: ToolCaller, api: str, *, guarded_tool: bool) -> Agent[Any]:
+def agent(client: openai.AsyncOpenAI, api: str, *, guarded_tool: bool) -> Agent[Any]:
     ran.clear()
 
     def delete_files() -> str:
@@ -33,7 +33,6 @@ def agent(model: ToolCaller, api: str, *, guarded_tool: bool) -> Agent[Any]:
         ran.append("delete_files")
         return "gone"
 
-    client = openai.AsyncOpenAI(base_url=f"{model.url}/v1", api_key="sk-test", max_retries=0)
     kind = OpenAIChatCompletionsModel if api == "chat" else OpenAIResponsesModel
     guards = [guard_tool_input] if guarded_tool else None
     return Agent(
@@ -44,10 +43,12 @@ def agent(model: ToolCaller, api: str, *, guarded_tool: bool) -> Agent[Any]:
 
 
 async def run(model: ToolCaller, api: str, way: str) -> None:
-    cleaner = agent(model, api, guarded_tool=way == "guardrail")
     hooks = GuardRunHooks() if way == "hooks" else None
     config = RunConfig(tracing_disabled=True)
-    await Runner.run(cleaner, "Clean up.", hooks=hooks, run_config=config)
+    address = f"{model.url}/v1"
+    async with openai.AsyncOpenAI(base_url=address, api_key="sk-test", max_retries=0) as client:
+        cleaner = agent(client, api, guarded_tool=way == "guardrail")
+        await Runner.run(cleaner, "Clean up.", hooks=hooks, run_config=config)
 
 
 @pytest.mark.asyncio
