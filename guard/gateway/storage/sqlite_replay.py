@@ -17,9 +17,9 @@ from guard.gateway.domain.windows import HOUR_MS
 PERIOD_MS: Final = 12 * HOUR_MS
 
 _FIND: Final = (
-    "SELECT i.request, i.fingerprint, i.status, i.body FROM json_each(?1) j"
+    "SELECT i.request, i.fingerprint, i.status, i.body FROM json_each(:names) j"
     " CROSS JOIN idempotency_0 i ON i.request = j.value UNION ALL"
-    " SELECT i.request, i.fingerprint, i.status, i.body FROM json_each(?1) j"
+    " SELECT i.request, i.fingerprint, i.status, i.body FROM json_each(:names) j"
     " CROSS JOIN idempotency_1 i ON i.request = j.value"
 )
 _KEEP: Final = (
@@ -55,7 +55,7 @@ class ReplayTable:
             self._turn(period)
         self._found.clear()
         if hints:
-            for name, *kept in self._connection.execute(_FIND, (json.dumps(hints),)):
+            for name, *kept in self._connection.execute(_FIND, {"names": json.dumps(hints)}):
                 self._found[name] = (kept[0], kept[1], kept[2])
 
     def _turn(self, period: int) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from guard.core import wire
 from guard.gateway.embedded import run_gateway
+from guard.gateway.server import GuardedSocketProtocol
 from guard.gateway.services.fanout import QUEUE_MAX, Hub
 from guard.gateway.storage.base import Announcement
 from tests.support.waiting import until, until_async
@@ -152,7 +153,8 @@ async def test_a_kill_reaches_thousands_past_several_that_do_not_read() -> None:
                 reader.transport.abort()
             await until_async(lambda: hub.count() == SLOW, WAIT_S)
             # One is given up as after pings without an answer; the others by the gateway's end.
-            given_up = next(iter(gateway._server._server.server_state.connections))
+            connections = gateway._server._server.server_state.connections
+            given_up = next(each for each in connections if isinstance(each, GuardedSocketProtocol))
             gateway._loop.call_soon_threadsafe(given_up.keepalive_timeout)  # type: ignore[union-attr]
             await until_async(lambda: hub.count() == SLOW - 1, WAIT_S)
         assert hub.count() == 0
