@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import multiprocessing
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import attrs
@@ -20,7 +21,11 @@ VARIANTS: Final[Mapping[str, tuple[Settings, Plan]]] = {
     "only the fit with fragments": (DEFAULTS, attrs.evolve(DEFAULT_PLAN, fragmented=1.0)),
     "no structural features": (attrs.evolve(DEFAULTS, structure_value=0.0), DEFAULT_PLAN),
     "no words": (attrs.evolve(DEFAULTS, word_value=0.0), DEFAULT_PLAN),
-    "no log-count ratio": (attrs.evolve(DEFAULTS, ratio_power=0.0), DEFAULT_PLAN),
+    "both fits by log-count ratio": (attrs.evolve(DEFAULTS, rarity=0.0), DEFAULT_PLAN),
+    "unscaled, not by log-count ratio": (
+        attrs.evolve(DEFAULTS, ratio_power=0.0),
+        DEFAULT_PLAN,
+    ),
     "drawn towards zero": (attrs.evolve(DEFAULTS, prior=0.0), DEFAULT_PLAN),
     "no disguised or ordinary copies": (
         DEFAULTS,
@@ -29,14 +34,19 @@ VARIANTS: Final[Mapping[str, tuple[Settings, Plan]]] = {
 }
 
 
+MOST_SOURCES: Final = 3
+MOST_FOLDS: Final = 2
+
+
 def ablation(
     rows: Sequence[SpamRow],
     seed: int,
     sources: Sequence[str],
     progress: Progress = silent,
     known: Mapping[str, Evaluation] | None = None,
+    jobs: int = 1,
 ) -> dict[str, Evaluation]:
-    """Evaluate each variant over the folds, under disguise and on some left-out sources.
+    """Evaluate each variant over the first folds, under disguise and on some left-out sources.
 
     Args:
         rows: labelled texts.
@@ -44,18 +54,40 @@ def ablation(
         sources: left out one at a time.
         progress: told how far it is.
         known: variants that have been evaluated already.
+        jobs: how many processes share the work, where the system can fork.
     """
     tests = suite(rows, seed, DEFAULTS.bits, progress)
     data = corpus(rows, seed, DEFAULTS, DEFAULT_PLAN, progress)
-    found = dict(known or {})
-    for name, (settings, plan) in VARIANTS.items():
-        if name in found:
-            continue
 
-        def told(stage: str, share: float, name: str = name) -> None:
+    def evaluated(name: str) -> Evaluation:
+        def told(stage: str, share: float) -> None:
             progress(f"{name}: {stage}", share)
 
+        settings, plan = VARIANTS[name]
         same = plan == attrs.evolve(DEFAULT_PLAN, fragmented=plan.fragmented)
         of = attrs.evolve(data, plan=plan) if same else corpus(rows, seed, settings, plan, told)
-        found[name] = check(of, tests, settings, told, sources)
+        return check(of, tests, settings, told, sources, MOST_FOLDS)
+
+    found = dict(known or {})
+    missing = [name for name in VARIANTS if name not in found]
+    found.update(zip(missing, forked(evaluated, missing, jobs), strict=True))
     return {name: found[name] for name in VARIANTS}
+
+
+def forked(work: Callable[[str], Evaluation], names: Sequence[str], jobs: int) -> list[Evaluation]:
+    """The results of some work in order, by processes that share what is in memory."""
+    if jobs < 2 or "fork" not in multiprocessing.get_all_start_methods():
+        return [work(name) for name in names]
+    _shared.append(work)
+    try:
+        with multiprocessing.get_context("fork").Pool(jobs) as pool:
+            return pool.map(_forked, names, chunksize=1)
+    finally:
+        _shared.clear()
+
+
+_shared: Final[list[Callable[[str], Evaluation]]] = []
+
+
+def _forked(name: str) -> Evaluation:
+    return _shared[0](name)

@@ -218,7 +218,7 @@ def fasttext_model(rows: Sequence[SpamRow], seed: int) -> Trained:
                 label = "spam" if row.is_spam else "ham"
                 out.write(f"__label__{label} {' '.join(row.text.lower().split())}\n")
         model = fasttext.train_supervised(
-            str(file), epoch=15, lr=0.5, wordNgrams=2, minn=2, maxn=5, dim=16, bucket=200_000,
+            str(file), epoch=15, lr=0.1, wordNgrams=2, minn=2, maxn=5, dim=16, bucket=200_000,
             thread=1, seed=seed, verbose=0,
         )  # fmt: skip
         saved = Path(folder) / "model.bin"
@@ -228,7 +228,8 @@ def fasttext_model(rows: Sequence[SpamRow], seed: int) -> Trained:
     def predict(texts: Sequence[str]) -> Floats:
         out = []
         for text in texts:
-            line = " ".join(text.lower().encode("utf-8", "replace").decode().split())
+            # The end of the line is a token of the training, and so must be here.
+            line = " ".join(text.lower().encode("utf-8", "replace").decode().split()) + "\n"
             found = {name: chance for chance, name in model.f.predict(line, 2, 0.0, "strict")}
             out.append(found.get("__label__spam", 0.0))
         return np.asarray(np.clip(np.array(out), 0.0, 1.0))

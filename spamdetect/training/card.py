@@ -46,9 +46,9 @@ numpy {numpy} on one core.
 ## Models
 
 - `spam.model` {spam}: a linear classifier over character 2-5-grams and word 1-2-grams hashed to
-  {buckets} buckets, and {structural} structural features; the mean of two fits, of which one also
-  learns sentences and phrases of long texts; eight-bit weights; Platt calibration on out-of-fold
-  scores; threshold {threshold}.
+  {buckets} buckets, and {structural} structural features; the mean of two fits, one of
+  which also learns sentences and phrases of long texts; eight-bit weights; Platt calibration on
+  out-of-fold scores; threshold {threshold}.
 - `language.model` {detector}: the script decides the candidates, a softmax over hashed words and
   1-5-grams chooses among them; {count} languages; reliable from a probability of {reliable} and
   {letters} letters.
@@ -115,10 +115,11 @@ spam probability alone. MB are of the file that holds the model, ours without th
 detector.""",
     "Details": "",
     "Ablation": """\
-Each variant is fitted anew, over all folds and without each of the sources named. The two fits
-whose mean is shipped are shown alone: fragments cost figures on the usual text and make plain short
-spam known, and the mean keeps most of either. `drawn towards zero` leaves out that weights are
-drawn towards a small multiple of the log-count ratio.""",
+Each variant is fitted anew, over fewer folds than above and without each of the largest sources in
+turn. The two fits whose mean is shipped are shown alone: fragments cost figures on the usual text
+and make plain short spam known. The one without scales n-grams by their log-count ratio, the one
+with by their rarity, so that they err on different texts. `drawn towards zero` leaves out that
+weights are drawn towards a small multiple of the log-count ratio.""",
     "Language": """\
 Macro accuracy over the common languages of the development texts; a detector without a word on
 reliability is taken to be reliable from a probability of 0.7. All choose among all languages that

@@ -15,7 +15,7 @@ from spamdetect.engine.core import Engine
 from spamdetect.training import metrics, spam_fit
 from spamdetect.training.attacks import ATTACKS, Disguise
 from spamdetect.training.augment import Plan
-from spamdetect.training.dataset import DataError, SpamRow, read_spam
+from spamdetect.training.dataset import FOLDS, DataError, SpamRow, read_spam
 from spamdetect.training.linear import Fitted, Settings
 from spamdetect.training.matrix import Matrix, Progress, build, silent
 from spamdetect.training.metrics import Scores
@@ -37,6 +37,7 @@ class Evaluation:
 
     Attributes:
         in_domain: cross-validation over the folds.
+        by_fold: the same for each fold alone.
         by_source: leave-one-source-out, for each source.
         attacks: for each disguise, the figures on disguised texts of a held-out fold.
         clean: the figures on the same texts undisguised.
@@ -46,6 +47,7 @@ class Evaluation:
     """
 
     in_domain: Scores
+    by_fold: Mapping[int, Scores]
     by_source: Mapping[str, Scores]
     attacks: Mapping[str, Scores]
     clean: Scores
@@ -158,6 +160,7 @@ def check(
     settings: Settings = spam_fit.DEFAULTS,
     progress: Progress = silent,
     sources: Sequence[str] | None = None,
+    most_folds: int = FOLDS,
 ) -> Evaluation:
     """`cross_check` on features already computed.
 
@@ -167,14 +170,17 @@ def check(
         settings: of the fits.
         progress: told how far it is.
         sources: left out one at a time; all where this is not given.
+        most_folds: cross-validate over no more than the first ones.
     """
-    fits = spam_fit.fits_by_fold(data, settings, progress)
+    fits = spam_fit.fits_by_fold(data, settings, progress, most_folds)
     raw = out_of_fold(data, fits)
     folds = data.folds
-    chances = np.zeros(raw.size)
+    chances, by_fold = np.zeros(raw.size), {}
     for fold in fits:
         inside = folds == fold
         chances[inside] = calibration(data, raw, ~inside)(raw[inside])
+        by_fold[fold] = metrics.scores(data.labels[inside], chances[inside], THRESHOLD)
+    held = ~np.isnan(raw)
     names = sorted(set(data.sources.tolist())) if sources is None else sources
     by_source = leave_one_source_out(data, settings, raw, names, progress)
     fitted, chance = fits[SUITE_FOLD], calibration(data, raw, folds != SUITE_FOLD)
@@ -186,7 +192,8 @@ def check(
     }
     said = clean >= THRESHOLD
     return Evaluation(
-        in_domain=metrics.scores(data.labels, chances, THRESHOLD),
+        in_domain=metrics.scores(data.labels[held], chances[held], THRESHOLD),
+        by_fold=by_fold,
         by_source=by_source,
         attacks={
             name: metrics.scores(labels, found, THRESHOLD)
@@ -207,7 +214,8 @@ def check(
 
 def calibration(data: Corpus, raw: Floats, chosen: NDArray[np.bool_]) -> Calibration:
     """From scores to probabilities, by what is known of some of the texts."""
-    slope, offset = metrics.platt(data.labels[chosen], raw[chosen])
+    known = chosen & ~np.isnan(raw)
+    slope, offset = metrics.platt(data.labels[known], raw[known])
 
     def chance(scores: Floats) -> Floats:
         return np.asarray(1.0 / (1.0 + np.exp(-np.clip(slope * scores + offset, -60, 60))))

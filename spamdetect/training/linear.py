@@ -1,8 +1,8 @@
 """A regularised linear classifier over a sparse binary matrix, by dual coordinate descent.
 
-The loss is the squared hinge; each n-gram is scaled by its log-count ratio, and the weights are
-drawn towards a small multiple of that ratio instead of towards zero (Wang and Manning 2012, Hsieh
-and others 2008). It needs numpy alone.
+The loss is the squared hinge; each n-gram is scaled by its log-count ratio or by its rarity, and
+the weights are drawn towards a small multiple of that ratio instead of towards zero (Wang and
+Manning 2012, Hsieh and others 2008). It needs numpy alone.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ class Settings:
         structure_value: the value of a structural feature that is on.
         word_value: the same for words and pairs of words, beside 1 for character n-grams.
         ratio_power: exponent of the log-count ratio that scales each n-gram; 0 for none.
+        rarity: in a fit by rarity, an n-gram is scaled by its inverse document frequency times
+            this instead of by its ratio; 0 for the ratio there too.
+        rarity_l2: the penalty in such a fit.
         smoothing: added to the counts that the ratio is taken of.
         prior: what the weights are drawn towards, as a multiple of the ratio.
         prior_smoothing: added to the counts for that ratio, so that rare n-grams have little.
@@ -43,6 +46,8 @@ class Settings:
     structure_value: float = 0.1
     word_value: float = 2.0
     ratio_power: float = 1.0
+    rarity: float = 1 / 3
+    rarity_l2: float = 1.7e-5
     smoothing: float = 0.1
     prior: float = 0.03
     prior_smoothing: float = 1.0
@@ -124,6 +129,8 @@ def fit(
     settings: Settings,
     seed: int = 0,
     progress: Progress = silent,
+    *,
+    by_rarity: bool = False,
 ) -> Fitted:
     """Fit the classifier.
 
@@ -134,16 +141,24 @@ def fit(
         settings: see there.
         seed: of the order in which rows are visited.
         progress: told how far it is.
+        by_rarity: scale n-grams by how rare they are rather than by their ratio.
     """
     size, words = table_size(settings.bits), 1 << settings.bits
     counts = weights / weights.sum() * matrix.rows
-    active = np.bincount(matrix.columns, minlength=size) >= settings.min_count
-    ratio = log_ratio(matrix, labels, counts, size, settings.smoothing)
-    scale = np.where(active, np.abs(ratio) ** settings.ratio_power, 0.0)
+    found = np.bincount(matrix.columns, minlength=size)
+    active = found >= settings.min_count
+    l2 = settings.l2
+    if by_rarity and settings.rarity:
+        rarity = np.log((1.0 + matrix.rows) / (1.0 + found)) + 1.0
+        scale = np.where(active, settings.rarity * rarity, 0.0)
+        l2 = settings.rarity_l2
+    else:
+        ratio = log_ratio(matrix, labels, counts, size, settings.smoothing)
+        scale = np.where(active, np.abs(ratio) ** settings.ratio_power, 0.0)
     scale[words:] *= settings.word_value
     start = np.where(active, log_ratio(matrix, labels, counts, size, settings.prior_smoothing), 0.0)
     start[words:] *= settings.word_value
-    descent = _Descent(matrix, labels, counts / matrix.rows / settings.l2, settings, scale)
+    descent = _Descent(matrix, labels, counts / matrix.rows / l2, settings, scale)
     descent.weights[:] = settings.prior * start
     descent.run(settings.epochs, seed, progress)
     return Fitted(

@@ -93,7 +93,14 @@ class Peers:
 
 
 def measure(
-    data: Path, seed: int, only: str, progress: Progress, keep: Path | None, *, quick: bool
+    data: Path,
+    seed: int,
+    only: str,
+    progress: Progress,
+    keep: Path | None,
+    known: Mapping[str, Row] | None = None,
+    *,
+    quick: bool,
 ) -> Peers:
     """Fit and measure the other detectors and classifiers that are installed.
 
@@ -104,7 +111,8 @@ def measure(
         seed: of the fits.
         only: names to be measured hold this.
         progress: told what is being done.
-        keep: save what is known in this file after each of them.
+        keep: save what has been measured in this file after each of them.
+        known: of these classifiers only speed and size are measured anew.
         quick: fewer folds and sources.
     """
     peers = Peers()
@@ -119,8 +127,11 @@ def measure(
     for name, baseline in baselines.available([row.text for row in rows]).items():
         if only in name:
             with _left_out_if_failing(name, progress):
-                found = baseline_row(name, baseline, rows, seed, progress, quick=quick)
-                peers.classifiers[name] = found
+                found = (known or {}).get(name)
+                if found is None:
+                    found = baseline_row(name, baseline, rows, seed, progress, quick=quick)
+                progress(f"{name}: speed", 0.0)
+                peers.classifiers[name] = timed(found, baseline, rows, seed)
             if keep:
                 peers.save(keep)
     return peers
@@ -143,7 +154,7 @@ def baseline_row(
     *,
     quick: bool,
 ) -> Row:
-    """A baseline under the same tests as ours: folds, left-out sources, disguises, links."""
+    """A baseline under the same tests as ours, but for speed and size; see `timed`."""
     labels = np.array([row.is_spam for row in rows])
     folds = np.array([row.fold for row in rows])
     sources = np.array([row.source for row in rows])
@@ -152,8 +163,7 @@ def baseline_row(
     held = np.isin(folds, used)
     chances = np.zeros(len(rows))
     attacked: list[Scores] = []
-    link_fpr, size = float("nan"), float("nan")
-    per_second: dict[str, float] = {}
+    link_fpr = float("nan")
     for fold in used:
         progress(f"{name}: folds", fold / len(used))
         trained = baseline([row for row in rows if row.fold != fold], seed)
@@ -168,9 +178,7 @@ def baseline_row(
                 attacked.append(metrics.scores(truth, found))
             linked = trained.predict(changed_texts(cut, MIRROR["a link"], seed))
             link_fpr = float((linked[~truth] >= 0.5).mean())
-            alone, size = trained.alone()
-            per_second = speeds(alone, footprint.samples(texts))
-    left_out = tested_sources(rows, quick=quick)
+    left_out = largest_sources(rows, QUICK_SOURCES if quick else None)
     names = sorted(set(sources.tolist()))
     by_source = {}
     for number, source in enumerate(left_out):
@@ -183,16 +191,20 @@ def baseline_row(
         found = trained.predict([texts[i] for i in inside])
         by_source[source] = metrics.scores(labels[inside], found)
     inside_scores = metrics.scores(labels[held], chances[held])
-    return Row(
-        name, len(used), inside_scores, by_source, mean(attacked), link_fpr, per_second, size
-    )
+    return Row(name, len(used), inside_scores, by_source, mean(attacked), link_fpr, {}, 0.0)
 
 
-def tested_sources(rows: Sequence[SpamRow], *, quick: bool) -> list[str]:
-    """The sources that are left out in turn: all, or the largest."""
+def timed(found: Row, baseline: baselines.Baseline, rows: Sequence[SpamRow], seed: int) -> Row:
+    """A baseline's row with speed and size as measured now, of a fit to all folds but one."""
+    alone, size = baseline([row for row in rows if row.fold != SUITE_FOLD], seed).alone()
+    samples = footprint.samples([row.text for row in rows])
+    return attrs.evolve(found, per_second=speeds(alone, samples), size_mb=size)
+
+
+def largest_sources(rows: Sequence[SpamRow], most: int | None) -> list[str]:
+    """The sources with the most texts, by name; all where there is no limit."""
     sizes = Counter(row.source for row in rows)
-    names = sorted(sizes, key=lambda name: (-sizes[name], name))
-    return sorted(names[:QUICK_SOURCES] if quick else names)
+    return sorted(sorted(sizes, key=lambda name: (-sizes[name], name))[:most])
 
 
 def speeds(predict: baselines.Predict, samples: Mapping[str, Sequence[str]]) -> dict[str, float]:

@@ -15,7 +15,7 @@ from typing import Final
 
 from spamdetect.engine import classifier, language
 from spamdetect.training import footprint, language_report, peers
-from spamdetect.training.ablation import ablation
+from spamdetect.training.ablation import MOST_SOURCES, ablation
 from spamdetect.training.card import card
 from spamdetect.training.dataset import DataError, read_language, read_spam
 from spamdetect.training.evaluate import cross_check
@@ -59,13 +59,18 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--quick", action="store_true", help="fewer folds and sources for baselines")
     made.add_argument("--no-baselines", action="store_true", help="fit and measure no others")
     made.add_argument("--ablation", action="store_true", help="also without each ingredient")
+    made.add_argument("--jobs", type=int, default=1, help="processes that share the ablation")
     made.add_argument("--card", type=Path, help="also write the model card to this file")
     made.add_argument(
         "--save", type=Path, help="measure only the others, and save their figures in this file"
     )
     made.add_argument("--only", default="", help="of the others, those whose name holds this")
     made.add_argument(
-        "--join", type=Path, action="append", default=[], help="a file of saved figures to show"
+        "--join",
+        type=Path,
+        action="append",
+        default=[],
+        help="a file of saved figures to show; of its classifiers only the speed is measured anew",
     )
     return made
 
@@ -81,7 +86,13 @@ def report(chosen: argparse.Namespace, progress: Log) -> None:
         others.read(path)
     if not chosen.no_baselines:
         found = peers.measure(
-            chosen.data, chosen.seed, chosen.only, progress, chosen.save, quick=chosen.quick
+            chosen.data,
+            chosen.seed,
+            chosen.only,
+            progress,
+            chosen.save,
+            others.classifiers,
+            quick=chosen.quick,
         )
         others.detectors |= found.detectors
         others.classifiers |= found.classifiers
@@ -96,6 +107,14 @@ def report(chosen: argparse.Namespace, progress: Log) -> None:
         sys.stdout.write(f"## {title}\n\n{body}\n\n")
         sys.stdout.flush()
 
+    evaluation = cross_check(rows, chosen.seed, progress=progress)
+    show("Details", detail_tables(evaluation))
+    if chosen.ablation:
+        largest = peers.largest_sources(rows, MOST_SOURCES)
+        sources = [name for name in largest if name in evaluation.by_source]
+        known = {"as shipped": evaluation}
+        variants = ablation(rows, chosen.seed, sources, progress, known, chosen.jobs)
+        show("Ablation", ablation_table(variants, sources))
     progress("our detector", 0.0)
     texts = read_language([chosen.data / "lang"], "dev")
     detector = language_report.score(texts, language_report.ours(language.load()))
@@ -103,16 +122,8 @@ def report(chosen: argparse.Namespace, progress: Log) -> None:
     progress("cost", 0.0)
     cost = footprint.measure([row.text for row in rows])
     show("Cost", footprint_table(cost))
-    evaluation = cross_check(rows, chosen.seed, progress=progress)
     show("Classifier", classifier_table([our_row(evaluation, cost), *others.classifiers.values()]))
     show("Targets", targets_table(evaluation, cost, detector))
-    show("Details", detail_tables(evaluation))
-    if chosen.ablation:
-        largest = peers.tested_sources(rows, quick=True)
-        sources = [name for name in largest if name in evaluation.by_source]
-        known = {"as shipped": evaluation}
-        variants = ablation(rows, chosen.seed, sources, progress, known)
-        show("Ablation", ablation_table(variants, sources))
     if chosen.card:
         text = card(rows, classifier.load(), language.load(), sections)
         chosen.card.write_text(text, encoding="utf-8")

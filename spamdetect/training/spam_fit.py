@@ -23,7 +23,7 @@ from spamdetect.training.dataset import FOLDS, DataError, SpamRow, read_spam
 from spamdetect.training.linear import Fitted, Settings
 from spamdetect.training.matrix import Matrix, Progress, build, join, silent
 
-VERSION: Final = "1.1.0"
+VERSION: Final = "1.2.0"
 DEFAULTS: Final = Settings()
 DEFAULT_PLAN: Final = Plan()
 TEMPER: Final = 0.7
@@ -98,9 +98,10 @@ def fit_on(
 
     A source with ``n`` texts weighs ``n ** 0.7``, so that a large one does not decide alone.
 
-    Two fits are averaged: one to the texts and their copies, one also to the fragments. The second
-    knows plain short spam and the first the usual text; their mean is nearly as good as either at
-    what it does best, and costs nothing more at run time.
+    Two fits are averaged: one to the texts and their copies, with n-grams scaled by their log-count
+    ratios, and one also to the fragments, with n-grams scaled by their rarity. The second knows
+    plain short spam and errs elsewhere than the first; their mean is better than either, and costs
+    nothing more at run time.
 
     Args:
         data: all texts.
@@ -138,7 +139,7 @@ def fit_on(
             shares.append(by_text[data.owner[told]] * weight)
     told_labels = data.labels[data.owner[np.concatenate(rows)]]
     joined, share_of = join(matrices), np.concatenate(shares)
-    short = linear.fit(joined, told_labels, share_of, settings, data.seed, progress)
+    short = linear.fit(joined, told_labels, share_of, settings, data.seed, progress, by_rarity=True)
     if share == 1.0:
         return short
     plain = linear.fit(matrix, labels, weights, settings, data.seed, progress)
@@ -186,11 +187,18 @@ def scores_of(data: Corpus, fitted: Fitted, chosen: NDArray[np.bool_]) -> Floats
 
 
 def fits_by_fold(
-    data: Corpus, settings: Settings = DEFAULTS, progress: Progress = silent
+    data: Corpus,
+    settings: Settings = DEFAULTS,
+    progress: Progress = silent,
+    most: int = FOLDS,
 ) -> dict[int, Fitted]:
-    """For each fold, a fit that has not seen it."""
+    """For each of the first folds, a fit that has not seen it.
+
+    Raises:
+        DataError: there are not two folds, which calibration needs.
+    """
     folds = data.folds
-    present = sorted(set(folds.tolist()))
+    present = sorted(set(folds.tolist()))[:most]
     if len(present) < 2:
         raise DataError("the texts lie in one fold; at least two are needed for calibration")
     found = {}
@@ -202,9 +210,9 @@ def fits_by_fold(
 
 
 def out_of_fold(data: Corpus, fits: Mapping[int, Fitted]) -> Floats:
-    """A raw score for each text from the fit that has not seen its fold."""
+    """A raw score for each text from the fit that has not seen its fold; NaN without one."""
     folds = data.folds
-    found = np.zeros(len(data.rows))
+    found = np.full(len(data.rows), np.nan)
     for fold, fitted in fits.items():
         inside = folds == fold
         found[inside] = scores_of(data, fitted, inside)

@@ -115,18 +115,21 @@ def ablation_table(variants: Mapping[str, Evaluation], sources: Sequence[str]) -
     """
     unseen = f"unseen source (mean of {len(sources)})"
     lines = [
-        f"| variant | in | {unseen} | disguised | ham with a link |",
+        f"| variant | in (mean of folds) | {unseen} | disguised | ham with a link |",
         "|---|---|---|---|---|",
         "| | F1 / AUC / recall at 1 % FPR | F1 / AUC / FPR | F1 | FPR |",
     ]
+    folds = sorted(set.intersection(*(set(found.by_fold) for found in variants.values())))
     for name, found in variants.items():
+        inside = mean([found.by_fold[fold] for fold in folds])
         s = mean([found.by_source[source] for source in sources])
         lines.append(
-            f"| {name} | {_inside(found.in_domain)} "
+            f"| {name} | {_inside(inside)} "
             f"| {s.f1:.3f} / {s.auc:.3f} / {s.fpr:.3f} "
             f"| {found.attacked.f1:.3f} | {found.mirror['a link']:.3f} |"
         )
-    return "\n".join([*lines, "", f"Left out in turn: {', '.join(sources)}."])
+    of = f"Over {len(folds)} of {FOLDS} folds; left out in turn: {', '.join(sources)}."
+    return "\n".join([*lines, "", of])
 
 
 def footprint_table(cost: Footprint) -> str:

@@ -1,7 +1,8 @@
 """Messages of our own that leave no doubt: none of them is in the training data.
 
-What a model says of a message is no reason to put it in or to take it out. The recipe of model
-1.1.0 was chosen with an eye on most of them, so they show what works, not how well it generalises.
+What a model says of a message is no reason to put it in or to take it out. The recipes of
+models 1.1.0 and 1.2.0 were chosen with an eye on most of them, so they show what works, not how
+well it generalises.
 """
 
 from __future__ import annotations

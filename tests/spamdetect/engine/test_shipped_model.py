@@ -21,7 +21,7 @@ PLAIN = [
     "Заработок от 500$ в неделю, удаленно, 18+, пишите в личные сообщения",
 ]
 # How many of each kind the shipped model is known to miss; fewer is better.
-MISSED = {"pharmacy": 8, "casino": 1, "phishing": 1, "money": 2, "other languages": 1}
+MISSED = {"pharmacy": 8, "phishing": 1, "money": 1}
 
 
 def found(engine: Engine, texts: Iterable[str]) -> list[bool]:

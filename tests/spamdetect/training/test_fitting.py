@@ -58,18 +58,35 @@ def test_fit_separates_what_is_separable() -> None:
     assert scores[LABELS].min() > scores[~LABELS].max()
 
 
-def test_fit_finds_the_bottom() -> None:
+@pytest.mark.parametrize("by_rarity", [False, True])
+def test_fit_finds_the_bottom(by_rarity: bool) -> None:
     """At the minimum of the loss its gradient is zero: checked for the structural weights."""
-    settings_ = linear.Settings(bits=12, min_count=1, l2=0.05, structure_value=1.0, epochs=4000)
+    l2 = {"rarity_l2": 0.05} if by_rarity else {"l2": 0.05}
+    settings_ = linear.Settings(bits=12, min_count=1, structure_value=1.0, epochs=4000, **l2)
     matrix, weights = build(TEXTS, 12), np.array([1.0, 2.0, 1.0, 1.0, 0.5, 3.0])
-    fitted = linear.fit(matrix, LABELS, weights, settings_)
+    fitted = linear.fit(matrix, LABELS, weights, settings_, by_rarity=by_rarity)
     sign = np.where(LABELS, 1.0, -1.0)
     short = np.maximum(0.0, 1.0 - sign * fitted.scores(matrix))
     pull = 2.0 * weights / weights.sum() * sign * short
     of = np.repeat(np.arange(len(TEXTS)), np.diff(matrix.structure_starts))
     gradient = np.bincount(matrix.structure, pull[of], minlength=fitted.structure.size)
-    np.testing.assert_allclose(gradient, settings_.l2 * fitted.structure, atol=1e-4)
-    assert pull.sum() == pytest.approx(settings_.l2 * fitted.bias, abs=1e-4)
+    np.testing.assert_allclose(gradient, 0.05 * fitted.structure, atol=1e-4)
+    assert pull.sum() == pytest.approx(0.05 * fitted.bias, abs=1e-4)
+
+
+def test_by_rarity_the_rarer_of_two_alike_weighs_more() -> None:
+    """The weight of an n-gram grows with the square of its scale, as the multipliers are shared."""
+    texts = ["common rare", "common", "other", "other"]
+    labels = np.array([True, True, False, False])
+    settings_ = linear.Settings(bits=12, min_count=1, prior=0.0, rarity_l2=10.0, word_value=1.0)
+    fitted = linear.fit(build(texts, 12), labels, np.ones(4), settings_, by_rarity=True)
+    one = [set(build([word], 12).columns.tolist()) for word in ("common", "rare", "other")]
+    words = [fitted.weights[sorted(one[n] - one[n - 1] - one[n - 2])] for n in range(3)]
+    lengths = np.diff(build(texts, 12).starts)[:2] ** -0.5
+    rarity = {n: np.log(5 / (1 + n)) + 1 for n in (1, 2)}
+    ratio = lengths[0] / lengths.sum() * (rarity[1] / rarity[2]) ** 2
+    assert words[1].mean() / words[0].mean() == pytest.approx(ratio, rel=0.05)
+    assert words[2].max() < 0
 
 
 def test_weights_are_drawn_towards_the_ratio() -> None:

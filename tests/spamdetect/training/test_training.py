@@ -35,6 +35,7 @@ def test_cross_check_holds_out(small_spam: Path) -> None:
     found = cross_check(read_spam([small_spam]))
     assert found.in_domain.auc > 0.95
     assert set(found.by_source) == {"s0", "s1", "s2"}
+    assert sum(scores.texts for scores in found.by_fold.values()) == found.in_domain.texts == 400
     assert found.attacks
     assert all(0.0 <= share <= 1.0 for share in (*found.mirror.values(), *found.copies.values()))
 
