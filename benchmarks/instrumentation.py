@@ -1,12 +1,15 @@
 """What watching an LLM call costs: per call, per chunk, to the first chunk; beside its peers.
 
-Run: ``python benchmarks/instrumentation.py [--peers PYTHON] [--rounds 15] [--only NAME ...]``
+Run: ``python benchmarks/instrumentation.py [--peers PYTHON] [--starts 6] [--rounds 5]
+[--only NAME ...]``
 
 ``PYTHON`` is an interpreter that has ``openai opentelemetry-instrumentation-openai-v2
 'opentelemetry-util-genai<1.2' opentelemetry-sdk langfuse nullrun`` (the newest ``util-genai`` lacks
 what the instrumentation imports); without it guard is compared with the plain client alone.
 Every case is a process of its own, all talk to one local server, and they take turns, round after
-round, so that the machine's mood reaches every case alike. Ratios are what counts.
+round, so that the machine's mood reaches every case alike. The processes are started anew several
+times, because where the parts of one happen to lie in memory makes it several percent faster or
+slower than another of the same code. Ratios are what counts.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from typing import Any
 CHUNKS = 400
 CALLS = 60
 STREAMS = 12
+PEERS = ("opentelemetry", "langfuse", "nullrun")
 
 # -- the server --------------------------------------------------------------------------------
 
@@ -228,7 +232,7 @@ def work(name: str, client: str, url: str) -> None:
 
 
 class Case:
-    """A worker process."""
+    """A worker process, and what it has measured each time that it was started."""
 
     def __init__(
         self, python: str, name: str, client: str, url: str, environ: dict[str, str]
@@ -236,14 +240,18 @@ class Case:
         self.name, self.client = name, client
         self.samples: dict[str, list[float]] = {"call": [], "first": [], "chunk": []}
         self.best: dict[str, float] = {}
-        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long-lived as the process
-        self.process = subprocess.Popen(
-            [python, __file__, "--work", name, client, url],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, text=True,
-            env={**os.environ, **environ},
-        )  # fmt: skip
+        self._command = [python, __file__, "--work", name, client, url]
+        self._environ = {**os.environ, **environ}
+        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long-lived as the case
 
-    def ready(self) -> bool:
+        self.process: subprocess.Popen[str] | None = None
+
+    def start(self) -> bool:
+        """Start the process; False when it cannot be."""
+        self.process = subprocess.Popen(
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said,
+            text=True, env=self._environ,
+        )  # fmt: skip
         return self._line() == "ready"
 
     def last_words(self) -> str:
@@ -252,6 +260,7 @@ class Case:
         return (self._said.read().strip().splitlines() or [""])[-1]
 
     def round(self) -> None:
+        assert self.process is not None
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
@@ -260,10 +269,13 @@ class Case:
             self.best[key] = min(self.best.get(key, float("inf")), *values)
 
     def _line(self) -> str:
+        assert self.process is not None
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
     def stop(self) -> None:
+        if self.process is None:
+            return
         with contextlib.suppress(OSError):
             assert self.process.stdin is not None
             self.process.stdin.close()
@@ -271,11 +283,25 @@ class Case:
         self.process.wait()
 
 
-def compare(cases: list[Case], rounds: int) -> list[str]:
-    """Take turns, and return the tables: medians, best of all, ratios to the plain case."""
-    for _ in range(rounds):
-        for case in cases:
-            case.round()
+def measure(cases: list[Case], starts: int, rounds: int) -> None:
+    """Take turns; a case whose process does not start is taken out."""
+    for _ in range(starts):
+        try:
+            for case in cases.copy():
+                if not case.start():
+                    case.stop()
+                    cases.remove(case)
+                    print(f"{case.name} is left out: {case.last_words()}", file=sys.stderr)
+            for _ in range(rounds):
+                for case in cases:
+                    case.round()
+        finally:
+            for case in cases:
+                case.stop()
+
+
+def tables(cases: list[Case]) -> list[str]:
+    """Return the tables: medians, best of all, ratios to the plain case."""
     lines = []
     for client in dict.fromkeys(case.client for case in cases):
         group = [case for case in cases if case.client == client]
@@ -303,7 +329,8 @@ def compare(cases: list[Case], rounds: int) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--peers", help="an interpreter that has the peers")
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--starts", type=int, default=6, help="of each process")
+    parser.add_argument("--rounds", type=int, default=5, help="after each start")
     parser.add_argument("--only", nargs="*", help="only these cases, beside the plain client")
     options = parser.parse_args()
     from guard.gateway.embedded import run_gateway
@@ -315,25 +342,18 @@ def main() -> None:
     wanted += [("plain", "httpx"), ("guard", "httpx")]
     if options.peers:
         wanted += [("nullrun", "httpx")]
-    cases: list[Case] = []
     try:
         with run_gateway() as gateway:
             keys = {"GUARD_API_KEY": gateway.api_key, "GUARD_API_URL": gateway.base_url}
-            for name, client in wanted:
-                if options.only and name not in ("plain", *options.only):
-                    continue
-                python = sys.executable if name in ("plain", "guard") else options.peers
-                case = Case(python, name, client, url, keys)
-                if case.ready():
-                    cases.append(case)
-                else:
-                    case.stop()
-                    print(f"{name} is left out: {case.last_words()}", file=sys.stderr)
-            print(f"Python {platform.python_version()}, {os.cpu_count()} CPUs, {CHUNKS} chunks")
-            print("\n".join(compare(cases, options.rounds)))
+            cases = [
+                Case(options.peers if name in PEERS else sys.executable, name, client, url, keys)
+                for name, client in wanted
+                if not options.only or name in ("plain", *options.only)
+            ]
+            measure(cases, options.starts, options.rounds)
+        print(f"Python {platform.python_version()}, {os.cpu_count()} CPUs, {CHUNKS} chunks")
+        print("\n".join(tables(cases)))
     finally:
-        for case in cases:
-            case.stop()
         server.kill()
         server.wait()
 
