@@ -9,7 +9,8 @@ what the instrumentation imports); without it guard is compared with the plain c
 Every case is a process of its own, all talk to one local server, and they take turns, round after
 round, so that the machine's mood reaches every case alike. The processes are started anew several
 times, because where the parts of one happen to lie in memory makes it several percent faster or
-slower than another of the same code. Ratios are what counts.
+slower than another of the same code. Guard alone can be switched on and off in one process: that
+table comes first and is the most exact. Ratios are what counts.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from typing import Any
 CHUNKS = 400
 CALLS = 60
 STREAMS = 12
+BLOCKS = 5
+TITLES = {"call": "a call", "first": "to the first chunk", "chunk": "each further chunk"}
 PEERS = ("opentelemetry", "langfuse", "nullrun")
 
 # -- the server --------------------------------------------------------------------------------
@@ -228,6 +231,36 @@ def work(name: str, client: str, url: str) -> None:
     os._exit(0)
 
 
+def alternate(client: str, url: str) -> None:
+    """Measure one process with guard off and on by turns, for every line on standard input."""
+    import guard
+
+    worker = Worker("guard", client, url)
+    worker.round()
+    print("ready", flush=True)
+    for number, _ in enumerate(sys.stdin):
+        found: dict[str, list[list[float]]] = {
+            "call": [[], []],
+            "first": [[], []],
+            "chunk": [[], []],
+        }
+        for _ in range(BLOCKS):
+            for on in (number % 2, 1 - number % 2):
+                (guard.instrument if on else guard.uninstrument)()
+                worker.call()  # the first one after a switch is slower
+                calls = []
+                for _ in range(CALLS // 4):
+                    began = time.perf_counter()
+                    worker.call()
+                    calls.append((time.perf_counter() - began) * 1e6)
+                firsts, rests = zip(*(worker.stream() for _ in range(STREAMS // 4)), strict=True)
+                found["call"][on].append(statistics.median(calls))
+                found["first"][on].append(statistics.median(firsts) * 1e6)
+                found["chunk"][on].append(statistics.median(rests) * 1e6 / CHUNKS)
+        print(json.dumps(found), flush=True)
+    os._exit(0)
+
+
 # -- the comparison ----------------------------------------------------------------------------
 
 
@@ -283,6 +316,38 @@ class Case:
         self.process.wait()
 
 
+class OnAndOff(Case):
+    """A worker process that has guard off and on by turns."""
+
+    def __init__(self, client: str, url: str, environ: dict[str, str]) -> None:
+        super().__init__(sys.executable, "guard", client, url, environ)
+        self._command = [sys.executable, __file__, "--alternate", client, url]
+        self.pairs: dict[str, list[tuple[float, float]]] = {"call": [], "first": [], "chunk": []}
+
+    def round(self) -> None:
+        """Measure once more."""
+        assert self.process is not None
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        for key, (off, on) in json.loads(self._line()).items():
+            self.pairs[key] += zip(off, on, strict=True)
+
+    def table(self) -> list[str]:
+        """Medians with guard off and on, of their ratios, and of what is added."""
+        lines = ["", f"{self.client}, one process, guard off and on by turns, in microseconds", ""]
+        lines += [f"{'':22}{'off':>10}{'on':>10}{'ratio':>8}{'added':>9}"]
+        for key, title in TITLES.items():
+            off, on = zip(*self.pairs[key], strict=True)
+            ratio = statistics.median(b / a for a, b in self.pairs[key])
+            added = statistics.median(b - a for a, b in self.pairs[key])
+            lines.append(
+                f"{title:22}{statistics.median(off):10.2f}{statistics.median(on):10.2f}"
+                f"{ratio:8.3f}{added:9.2f}"
+            )
+        return lines
+
+
 def measure(cases: list[Case], starts: int, rounds: int) -> None:
     """Take turns; a case whose process does not start is taken out."""
     for _ in range(starts):
@@ -306,11 +371,7 @@ def tables(cases: list[Case]) -> list[str]:
     for client in dict.fromkeys(case.client for case in cases):
         group = [case for case in cases if case.client == client]
         plain = group[0]
-        for key, title in (
-            ("call", "a call"),
-            ("first", "to the first chunk"),
-            ("chunk", "each further chunk"),
-        ):
+        for key, title in TITLES.items():
             lines += ["", f"{client}, {title}, in microseconds", ""]
             lines += [f"{'':16}{'median':>10}{'ratio':>8}{'best':>10}{'ratio':>8}{'added':>9}"]
             for case in group:
@@ -350,8 +411,12 @@ def main() -> None:
                 for name, client in wanted
                 if not options.only or name in ("plain", *options.only)
             ]
+            switched = [OnAndOff(client, url, keys) for client in ("openai", "httpx")]
+            for one in switched:
+                measure([one], options.starts, options.rounds)
             measure(cases, options.starts, options.rounds)
         print(f"Python {platform.python_version()}, {os.cpu_count()} CPUs, {CHUNKS} chunks")
+        print("\n".join(line for one in switched for line in one.table()))
         print("\n".join(tables(cases)))
     finally:
         server.kill()
@@ -364,5 +429,7 @@ if __name__ == "__main__":
         asyncio.run(_serve())
     elif sys.argv[1:2] == ["--work"]:
         work(*sys.argv[2:5])
+    elif sys.argv[1:2] == ["--alternate"]:
+        alternate(*sys.argv[2:4])
     else:
         main()
