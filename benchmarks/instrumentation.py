@@ -207,13 +207,14 @@ class Worker:
                     first = first or time.perf_counter()
         return first - began, time.perf_counter() - first
 
-    def round(self) -> dict[str, list[float]]:
+    def round(self, part: int = 1) -> dict[str, list[float]]:
+        """Measure one ``part``-th of the calls and streams of a whole round."""
         calls, firsts, rests = [], [], []
-        for _ in range(CALLS):
+        for _ in range(CALLS // part):
             began = time.perf_counter()
             self.call()
             calls.append((time.perf_counter() - began) * 1e6)
-        for _ in range(STREAMS):
+        for _ in range(STREAMS // part):
             first, rest = self.stream()
             firsts.append(first * 1e6)
             rests.append(rest * 1e6 / CHUNKS)
@@ -239,24 +240,13 @@ def alternate(client: str, url: str) -> None:
     worker.round()
     print("ready", flush=True)
     for number, _ in enumerate(sys.stdin):
-        found: dict[str, list[list[float]]] = {
-            "call": [[], []],
-            "first": [[], []],
-            "chunk": [[], []],
-        }
+        found: dict[str, list[list[float]]] = {key: [[], []] for key in TITLES}
         for _ in range(BLOCKS):
             for on in (number % 2, 1 - number % 2):
                 (guard.instrument if on else guard.uninstrument)()
                 worker.call()  # the first one after a switch is slower
-                calls = []
-                for _ in range(CALLS // 4):
-                    began = time.perf_counter()
-                    worker.call()
-                    calls.append((time.perf_counter() - began) * 1e6)
-                firsts, rests = zip(*(worker.stream() for _ in range(STREAMS // 4)), strict=True)
-                found["call"][on].append(statistics.median(calls))
-                found["first"][on].append(statistics.median(firsts) * 1e6)
-                found["chunk"][on].append(statistics.median(rests) * 1e6 / CHUNKS)
+                for key, values in worker.round(4).items():
+                    found[key][on].append(statistics.median(values))
         print(json.dumps(found), flush=True)
     os._exit(0)
 
@@ -271,12 +261,11 @@ class Case:
         self, python: str, name: str, client: str, url: str, environ: dict[str, str]
     ) -> None:
         self.name, self.client = name, client
-        self.samples: dict[str, list[float]] = {"call": [], "first": [], "chunk": []}
+        self.samples: dict[str, list[float]] = {key: [] for key in TITLES}
         self.best: dict[str, float] = {}
         self._command = [python, __file__, "--work", name, client, url]
         self._environ = {**os.environ, **environ}
         self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long-lived as the case
-
         self.process: subprocess.Popen[str] | None = None
 
     def start(self) -> bool:
@@ -293,13 +282,18 @@ class Case:
         return (self._said.read().strip().splitlines() or [""])[-1]
 
     def round(self) -> None:
+        for key, values in self._asked().items():
+            self.samples[key].append(statistics.median(values))
+            self.best[key] = min(self.best.get(key, float("inf")), *values)
+
+    def _asked(self) -> dict[str, Any]:
+        """Have the process measure once, and return what it says."""
         assert self.process is not None
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
-        for key, values in json.loads(self._line()).items():
-            self.samples[key].append(statistics.median(values))
-            self.best[key] = min(self.best.get(key, float("inf")), *values)
+        answer: dict[str, Any] = json.loads(self._line())
+        return answer
 
     def _line(self) -> str:
         assert self.process is not None
@@ -322,15 +316,11 @@ class OnAndOff(Case):
     def __init__(self, client: str, url: str, environ: dict[str, str]) -> None:
         super().__init__(sys.executable, "guard", client, url, environ)
         self._command = [sys.executable, __file__, "--alternate", client, url]
-        self.pairs: dict[str, list[tuple[float, float]]] = {"call": [], "first": [], "chunk": []}
+        self.pairs: dict[str, list[tuple[float, float]]] = {key: [] for key in TITLES}
 
     def round(self) -> None:
         """Measure once more."""
-        assert self.process is not None
-        assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-        for key, (off, on) in json.loads(self._line()).items():
+        for key, (off, on) in self._asked().items():
             self.pairs[key] += zip(off, on, strict=True)
 
     def table(self) -> list[str]:

@@ -123,8 +123,7 @@ class EventBuffer:
     def notice(self) -> None:
         """A lane has reached its mark: wake the consumer, shed what is too much, mark anew."""
         with self._lock:
-            while len(self) > self.capacity and self._shed():
-                pass
+            self._shed()
             wakes = not self._awake and (not self._started or len(self) >= self._wanted)
             if wakes:
                 self._started = True
@@ -164,16 +163,17 @@ class EventBuffer:
         for lane, filled in zip(self._lanes, sizes, strict=True):
             lane.notice_at = filled + room
 
-    def _shed(self) -> bool:
-        """Drop the oldest record of the least important lane; False when there is none."""
-        for lane in self._lanes:
+    def _shed(self) -> None:
+        """Drop what is too much, the oldest of the least important lane first."""
+        while len(self) > self.capacity:
+            lane = next((lane for lane in self._lanes if lane), None)
+            if lane is None:  # all of it is being looked through
+                return
             try:
                 lane.popleft()
-            except IndexError:
+            except IndexError:  # the consumer was faster
                 continue
             self.dropped += 1
-            return True
-        return False
 
     def take(self, most: int) -> list[Record]:
         """Take up to ``most`` records, the most important lane first, oldest first within one."""
@@ -221,6 +221,5 @@ class EventBuffer:
         for record in reversed(list(records)):
             self._lanes[_LANES.get(record.kind, Priority.DROPPABLE)].appendleft(record)
         with self._lock:
-            while len(self) > self.capacity and self._shed():
-                pass
+            self._shed()
             self._mark()

@@ -125,13 +125,9 @@ def parse(data: bytes | str) -> Any:
 
 def count(value: Any) -> int:
     """Return a token count; 0 for everything that is not a non-negative whole number."""
-    if type(value) is not int:
-        if type(value) is not float or not value.is_integer():
-            return 0
+    if type(value) is float and value.is_integer():
         value = int(value)
-    if value < 0:
-        return 0
-    return TOKENS_MAX if value > TOKENS_MAX else int(value)
+    return min(value, TOKENS_MAX) if type(value) is int and value >= 0 else 0
 
 
 def text_or_none(value: Any) -> str | None:

@@ -93,14 +93,12 @@ class ChatCompletions:
             return None
         asked, said = count(usage.get("prompt_tokens")), count(usage.get("completion_tokens"))
         cache_read = cache_write = audio_in = audio_out = reasoning = 0
-        prompt, completion = (
-            usage.get("prompt_tokens_details"),
-            usage.get("completion_tokens_details"),
-        )
+        prompt = usage.get("prompt_tokens_details")
         if isinstance(prompt, dict):
             cache_read = count(prompt.get("cached_tokens"))
             cache_write = count(prompt.get("cache_write_tokens"))
             audio_in = count(prompt.get("audio_tokens"))
+        completion = usage.get("completion_tokens_details")
         if isinstance(completion, dict):
             audio_out = count(completion.get("audio_tokens"))
             reasoning = count(completion.get("reasoning_tokens"))

@@ -55,15 +55,17 @@ _members: Final = msgspec.json.Decoder(_Members)
 
 def read_body(response_format: ResponseFormat, body: bytes, call: Call) -> Usage | None:
     """Read the usage of a decoded body that is there as a whole."""
-    if len(body) <= _WHOLE_BYTES:
-        if body[:1] == b"{":  # nearly always one JSON object, whatever the headers say
-            message = _object(body)
-            usage = None if message is None else response_format.from_message(message, call)
-            if usage is not None:
-                return usage
-        content_type = call.header("content-type") or ""
-        return read_recorded(response_format, Recorded(body, size=len(body)), content_type, call)
+    small = len(body) <= _WHOLE_BYTES
+    # Nearly always one JSON object, and then its usage needs no look at the headers.
+    message = _object(body) if small and body[:1] == b"{" else None
+    usage = None if message is None else response_format.from_message(message, call)
+    if usage is not None:
+        return usage
     content_type = call.header("content-type") or ""
+    if message is not None and framing_of(content_type, body) == "body":
+        return None
+    if small:
+        return read_recorded(response_format, Recorded(body, size=len(body)), content_type, call)
     shortened = Recorded(body[:HEAD_BYTES], body[-TAIL_BYTES:], len(body))
     usage = read_recorded(response_format, shortened, content_type, call)
     if usage is not None and not usage.estimated:
