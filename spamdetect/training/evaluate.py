@@ -228,6 +228,11 @@ def related(source: str, sources: Iterable[str]) -> set[str]:
     return {other for other in sources if other.startswith(source) or source.startswith(other)}
 
 
+def tells(labels: NDArray[np.bool_]) -> bool:
+    """Whether a source holds enough texts of both classes to say something of each."""
+    return min(int(labels.sum()), int((~labels).sum())) >= MIN_CLASS
+
+
 def leave_one_source_out(
     data: Corpus,
     settings: Settings,
@@ -250,7 +255,7 @@ def leave_one_source_out(
     for number, name in enumerate(left_out):
         progress("leaving one source out", number / len(left_out))
         inside = sources == name
-        if min(int(data.labels[inside].sum()), int((~data.labels[inside]).sum())) < MIN_CLASS:
+        if not tells(data.labels[inside]):
             continue
         rest = ~np.isin(sources, sorted(related(name, names)))
         if data.labels[rest].all() or not data.labels[rest].any():

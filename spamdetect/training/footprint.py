@@ -95,7 +95,7 @@ def measure(texts: Sequence[str], most: int = 2000) -> Footprint:
         rss_mb=min(kilobytes for _, kilobytes in loads) / 1024.0,
         detector_rss_mb=json.loads(_run(_PEAK + _DETECTOR)) / 1024.0,
         model_kb={
-            file.name: len(file.read_bytes()) / 1024.0
+            file.name: len(file.read_bytes()) / 1000.0
             for file in sorted(folder.iterdir(), key=lambda file: file.name)
             if file.name.endswith(".model")
         },

@@ -17,13 +17,13 @@ from spamdetect.training import baselines, footprint, language_report, metrics
 from spamdetect.training.attacks import ATTACKS
 from spamdetect.training.dataset import FOLDS, DataError, SpamRow, read_language, read_spam
 from spamdetect.training.evaluate import (
-    MIN_CLASS,
     SUITE_FOLD,
     SUITE_LENGTH,
     changed_texts,
     mean,
     related,
     suite_rows,
+    tells,
 )
 from spamdetect.training.language_report import LanguageScores
 from spamdetect.training.matrix import Progress
@@ -184,7 +184,7 @@ def baseline_row(
     for number, source in enumerate(left_out):
         progress(f"{name}: left-out sources", number / len(left_out))
         inside = np.flatnonzero(sources == source)
-        if min(int(labels[inside].sum()), int((~labels[inside]).sum())) < MIN_CLASS:
+        if not tells(labels[inside]):
             continue
         apart = related(source, names)
         trained = baseline([row for row in rows if row.source not in apart], seed)

@@ -27,7 +27,7 @@ def our_row(evaluation: Evaluation, cost: Footprint) -> Row:
         evaluation.mirror["a link"],
         {kind: cost.per_second[f"{kind} one"] for kind in ("short", "long")
          if f"{kind} one" in cost.per_second},
-        sum(cost.model_kb.get(file, 0.0) for file in files) / 1024.0,
+        sum(cost.model_kb.get(file, 0.0) for file in files) / 1000.0,
     )  # fmt: skip
 
 

@@ -33,7 +33,7 @@ def targets_table(evaluation: Evaluation, cost: Footprint, detector: LanguageSco
         ("import and load, ms", cost.load_ms, 250, False, ".0f"),
         ("resident memory, engine, MB", cost.rss_mb, 60, False, ".0f"),
         ("resident memory, detector alone, MB", cost.detector_rss_mb, 30, False, ".0f"),
-        ("spam.model, kB", cost.model_kb["spam.model"], 1024, False, ".0f"),
+        ("spam.model, kB", cost.model_kb["spam.model"], 1000, False, ".0f"),
     ]
     for kind, least in (("short one", 8_000.0), ("short many", 24_000.0), ("long one", 1_000.0)):
         if kind in cost.per_second:
@@ -44,7 +44,7 @@ def targets_table(evaluation: Evaluation, cost: Footprint, detector: LanguageSco
         ("language: right where reliable", detector.reliable, 0.978, True, ".3f"),
         ("language: share that is reliable", detector.coverage, 0.89, True, ".3f"),
         ("language: ECE", detector.ece, 0.01, False, ".3f"),
-        ("language.model, kB", cost.model_kb["language.model"], 3072, False, ".0f"),
+        ("language.model, kB", cost.model_kb["language.model"], 3000, False, ".0f"),
     ]
     if "short language" in cost.per_second:
         rate = cost.per_second["short language"]

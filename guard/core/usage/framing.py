@@ -102,7 +102,7 @@ class Events(msgspec.Struct, frozen=True):
     Attributes:
         first: those from the beginning.
         last: those up to the end; the same object when nothing is missing between them.
-        end: the last bytes of the stream.
+        end: the last bytes of a stream whose middle is missing.
         scale: size of the stream as a multiple of what ``first`` and ``last`` hold.
     """
 
@@ -165,12 +165,9 @@ def events_of(framing: Framing, recorded: Recorded) -> Events:
     split = _SPLITTERS[framing]
     first = split(recorded.head, False)
     if not recorded.tail:
-        return Events(first, first, recorded.head[-_END_BYTES:])
+        return Events(first, first)
     held = len(recorded.head) + len(recorded.tail)
     return Events(first, split(recorded.tail, True), recorded.tail, max(1.0, recorded.size / held))
-
-
-_END_BYTES: Final = 64 * 1024
 
 
 def _lines(data: bytes, resumed: bool) -> Pieces:

@@ -118,7 +118,7 @@ def _of_body(response_format: ResponseFormat, recorded: Recorded, call: Call) ->
     decoded = parse(recorded.head)
     if isinstance(decoded, list):  # Gemini streams one JSON array where SSE was not asked for
         messages = Pieces([msgspec.json.encode(message) for message in decoded])
-        return response_format.from_events(Events(messages, messages, recorded.head[-4096:]), call)
+        return response_format.from_events(Events(messages, messages), call)
     return response_format.from_message(mapping(decoded), call)
 
 

@@ -12,14 +12,14 @@ TAIL_BYTES: Final = 64 * 1024
 DECODED_BYTES_MAX: Final = 16 * 1024 * 1024
 """Most bytes that are decoded: what a compressed body holds beyond them is not seen."""
 
-PENDING_BYTES: Final = 64 * 1024
-"""How many bytes of chunks wait as they are."""
+PENDING_BYTES: Final = HEAD_BYTES + TAIL_BYTES
+"""How many bytes of chunks wait as they are: most streams are over before that."""
 
 
 class Recording:
     """Takes a body's chunks as they are on the wire.
 
-    A chunk costs an append: chunks are kept as they are until they amount to 64 KiB, then decoded
+    A chunk costs an append: chunks are kept as they are until they amount to 128 KiB, then decoded
     and cut down to the first and the last 64 KiB.
 
     A transport's innermost loop may append to :attr:`pending` itself, and call :meth:`settle` after
@@ -60,6 +60,11 @@ class Recording:
 
     def recorded(self) -> Recorded:
         """Return what is left of everything so far."""
+        if self._decoder is None and not self._size and not self._cut:
+            data = b"".join(self.pending)
+            if len(data) <= HEAD_BYTES + TAIL_BYTES:  # copied once, as it will be read
+                self.pending[:] = [data]
+                return Recorded(data, size=len(data))
         self.settle()
         head, tail = bytes(self._head), bytes(self._tail)
         if self._size == len(head) + len(tail):  # nothing in between was let go
