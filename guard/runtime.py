@@ -148,6 +148,7 @@ class GuardRuntime(Standing):
     def forked(self) -> None:
         """Start anew in a forked child: the parent delivers what the parent has recorded."""
         self.delivery.forked()
+        self.instrumentation.forked()
         self._fresh_process()
 
     def _make_link(self) -> Link:

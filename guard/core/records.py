@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from msgspec import Struct
 
@@ -18,17 +18,36 @@ _FRAME_BYTES: Final = 256
 """More than what a batch adds around its events."""
 
 
-class ObservedCall(Struct, gc=False):
-    """Payload of the record of an LLM call that was seen, as its caller's thread left it."""
+class Answer(Protocol):
+    """The answer to an LLM call."""
 
-    usage: Usage
+    def read(self, call: ObservedCall) -> None:
+        """Set what the call used, unless that was done already."""
+
+
+class ObservedCall(Struct, gc=False):
+    """Payload of the record of an LLM call that was seen, as its caller's thread left it.
+
+    Attributes:
+        provider: the vendor.
+        latency_ms: from the request to the end of its answer.
+        answer: what is still to be read; None afterwards.
+        usage: what was read; None when the answer does not tell, or was reported before.
+        streamed: whether it came as a stream of messages.
+    """
+
     provider: str
     latency_ms: float
-    streamed: bool
+    answer: Answer | None = None
+    usage: Usage | None = None
+    streamed: bool = False
 
 
-def event_of(record: Record, ids: IdFactory) -> wire.Event:
-    """Return the event of a record; the same record gives the same ``event_id`` every time."""
+def event_of(record: Record, ids: IdFactory) -> wire.Event | None:
+    """Return the event of a record; the same record gives the same ``event_id`` every time.
+
+    None for an LLM call whose answer turns out to tell nothing that is to be reported.
+    """
     if record.input_tokens >= 0:
         data: Any = wire.LlmData(
             model=record.payload or wire.UNKNOWN_MODEL,
@@ -40,12 +59,14 @@ def event_of(record: Record, ids: IdFactory) -> wire.Event:
         )
     elif type(record.payload) is ObservedCall:
         data = llm_data(record.payload)
+        if data is None:
+            return None
     else:
         data = record.payload
     at_ms = record.at_ns // 1_000_000
     workflow_id, run_id, chain_id, agent, trace_id, span_id, parent_id, call_id, held = record.place
     return wire.Event(
-        ids.uuid7(at_ms, record.serial),
+        event_id(record, ids),
         record.kind,
         at_ms,
         workflow_id,
@@ -61,9 +82,24 @@ def event_of(record: Record, ids: IdFactory) -> wire.Event:
     )
 
 
-def llm_data(observed: ObservedCall) -> wire.LlmData:
-    """Return the payload of an event of an observed call."""
+def event_id(record: Record, ids: IdFactory) -> str:
+    """Return the ``event_id`` of a record's event."""
+    return ids.uuid7(record.at_ns // 1_000_000, record.serial)
+
+
+def is_event(record: Record) -> bool:
+    """Tell whether a record is of an event, by reading the answer that it may hold."""
+    payload = record.payload
+    return type(payload) is not ObservedCall or llm_data(payload) is not None
+
+
+def llm_data(observed: ObservedCall) -> wire.LlmData | None:
+    """Return the payload of an event of an observed call, whose answer is read now if need be."""
+    if observed.answer is not None:
+        observed.answer.read(observed)
     usage = observed.usage
+    if usage is None:
+        return None
     return wire.LlmData(
         model=usage.model or wire.UNKNOWN_MODEL,
         provider=observed.provider,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from guard.core.usage import Call, Endpoint, Recording, read_body, read_recorded
+from guard.core.records import ObservedCall
+from guard.core.usage import Call, Endpoint, Recording, Usage, read_body, read_recorded
 from guard.core.usage.reading import is_stream
 from guard.instrumentation.include_usage import UsageChunkFilter
 from guard.scope import Scope
@@ -15,7 +15,7 @@ from guard.scope import Scope
 if TYPE_CHECKING:
     from guard.instrumentation.observer import Instrumentation
 
-logger = logging.getLogger("guard.instrumentation")
+_BRIEF_BYTES: Final = 64 * 1024
 
 
 class Exchange:
@@ -23,7 +23,8 @@ class Exchange:
 
     A transport calls :meth:`whole` for a body that it has read, or :meth:`streaming`, then
     ``feed`` for every chunk that passes and :meth:`finish` when the stream ends, breaks or is
-    abandoned. Every path may be taken twice; the first one counts.
+    abandoned. Every path may be taken twice; the first one counts. None of them reads what came:
+    that is left to :meth:`usage`, later and elsewhere, so that the caller does not wait for it.
 
     Attributes:
         endpoint: what is known of the URL.
@@ -37,6 +38,7 @@ class Exchange:
 
     __slots__ = (
         "_body",
+        "_content",
         "_done",
         "_header",
         "_owner",
@@ -70,6 +72,7 @@ class Exchange:
         self._body = body
         self._header: Callable[[str], str | None] = _no_header
         self.recording: Recording | None = None
+        self._content: bytes | Recording = b""
         self._done = False
 
     def whole(self, status: int, header: Callable[[str], str | None], body: bytes) -> None:
@@ -83,15 +86,10 @@ class Exchange:
         if self._done:
             return
         self._done = True
-        if status >= 400:
-            return
-        try:
+        if status < 400:
             self._header = header
-            usage = read_body(self.endpoint.format, body, self._call())
-            streamed = body[:1] != b"{" and "event-stream" in (header("content-type") or "")
-            self._owner.report(self, usage, streamed=streamed)
-        except Exception:  # noqa: BLE001  # counted and logged; a parser never hurts the user
-            self._owner.failed(logger)
+            self._content = body
+            self._owner.ended(self)
 
     def streaming(self, status: int, header: Callable[[str], str | None], encoding: str) -> bool:
         """The response is about to be read by the user; False when there is nothing to observe.
@@ -110,24 +108,39 @@ class Exchange:
         return True
 
     def finish(self) -> None:
-        """The stream ended, was abandoned, or broke: settle what it used."""
+        """The stream ended, was abandoned, or broke."""
         if self._done:
             return
         self._done = True
         recording, self.recording = self.recording, None
-        if recording is None:
-            return
-        try:
-            recorded = recording.recorded()
-            content_type = self._header("content-type") or ""
-            usage = read_recorded(self.endpoint.format, recorded, content_type, self._call())
-            self._owner.report(self, usage, streamed=is_stream(content_type, recorded))
-        except Exception:  # noqa: BLE001  # as above
-            self._owner.failed(logger)
+        if recording is not None:
+            self._content = recording
+            self._owner.ended(self)
 
     def dropped(self) -> None:
         """There will be no response."""
         self._done = True
+
+    @property
+    def brief(self) -> bool:
+        """Whether what came takes little memory until it is read."""
+        content = self._content
+        return isinstance(content, Recording) or len(content) <= _BRIEF_BYTES
+
+    def read(self, call: ObservedCall) -> None:
+        """Set what the call used, unless that was done already; never raises."""
+        self._owner.read(self, call)
+
+    def usage(self) -> tuple[Usage | None, bool]:
+        """Read what the call used, and tell whether it came as a stream of messages."""
+        content, header = self._content, self._header
+        if not isinstance(content, Recording):
+            usage = read_body(self.endpoint.format, content, self._call())
+            return usage, content[:1] != b"{" and "event-stream" in (header("content-type") or "")
+        recorded = content.recorded()
+        content_type = header("content-type") or ""
+        usage = read_recorded(self.endpoint.format, recorded, content_type, self._call())
+        return usage, is_stream(content_type, recorded)
 
     def _call(self) -> Call:
         return Call(self._path, self._body, self._header)

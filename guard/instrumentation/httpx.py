@@ -7,7 +7,7 @@ stream under it is wrapped, and every chunk is handed on before anything else ha
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -115,15 +115,19 @@ def _form(request: Any) -> bytes:
 
 
 def _observe(exchange: Exchange, response: Any, tee: Any, options: dict[str, Any]) -> Any:
-    header: Callable[[str], str | None] = response.headers.get
-    status = response.status_code
+    headers, status = response.headers, response.status_code
     if not options.get("stream"):
-        exchange.whole(status, header, response.content)
+        exchange.whole(status, headers.get, response.content)
     elif response.is_stream_consumed:  # an event hook of the user has read it already
         content = getattr(response, "_content", None)
         if content is not None:
-            exchange.whole(status, header, content)
-    elif exchange.streaming(status, header, response.headers.get("content-encoding", "")):
+            exchange.whole(status, headers.get, content)
+    elif exchange.streaming(
+        status,
+        headers.get,
+        # Asked first, because what is not there costs an exception.
+        headers["content-encoding"] if "content-encoding" in headers else "",  # noqa: SIM401
+    ):
         response.stream = tee(response.stream, exchange, exchange.recording)
     return response
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from contextvars import ContextVar
 from types import FrameType
 from typing import Any, Final, Protocol
 
-from guard.core.records import ObservedCall
+from guard.core.records import ObservedCall, llm_data
 from guard.core.usage import PENDING, Usage, find_endpoint
 from guard.core.usage.base import replaced
 from guard.core.wire import NAME_LENGTH_MAX, RESPONSE_ID_LENGTH_MAX
@@ -23,6 +24,8 @@ logger = logging.getLogger("guard.instrumentation")
 
 _UNSEEN_HOSTS_MAX: Final = 100
 _RESPONSES_KEPT: Final = 4096
+_UNREAD_MAX: Final = 128
+"""Most answers that are kept to be read later: somewhat more than a batch of events."""
 
 inside: ContextVar[bool] = ContextVar("guard_inside_llm_call", default=False)
 """Set while an observed request is sent: a transport below (httpx over aiohttp) is not another."""
@@ -68,6 +71,9 @@ class Instrumentation:
         self.leave = leave
         self.inject_stream_usage = inject_stream_usage
         self.failures = 0
+        self._unread: deque[ObservedCall] = deque()
+        # Re-entrant: a signal handler may ask for the hosts while its thread reads an answer.
+        self._reading = threading.RLock()
         self._unseen: dict[str, None] = {}
         self._responses: OrderedDict[tuple[str, str], None] = OrderedDict()
 
@@ -78,9 +84,16 @@ class Instrumentation:
     def uninstall(self) -> None:
         """Take the hooks out again. Idempotent."""
         seams.uninstall(self)
+        self._read_all()
+
+    def forked(self) -> None:
+        """Start anew in a forked child: the parent reads what has come to the parent."""
+        self._unread = deque()
+        self._reading = threading.RLock()
 
     def unseen_hosts(self) -> tuple[str, ...]:
         """Return the LLM hosts whose answers held no usage."""
+        self._read_all()
         return tuple(self._unseen)
 
     def begin(
@@ -105,29 +118,69 @@ class Instrumentation:
             self._check(scope)
         return Exchange(self, endpoint, scope, host, path, body)
 
-    def report(self, exchange: Exchange, usage: Usage | None, *, streamed: bool) -> None:
-        """Record what a call used, or that its host did not say."""
+    def ended(self, exchange: Exchange) -> None:
+        """Record a call whose answer has come; never raises.
+
+        The answer is read where its event is made, on the background loop: there many are read at
+        once, and nobody waits for it. What is large, or more than a few, is read here.
+        """
+        try:
+            latency_ms = (time.monotonic() - exchange.started_s) * 1000
+            provider = exchange.endpoint.format.provider
+            call = ObservedCall(provider, latency_ms, exchange)
+            if exchange.endpoint.asks and exchange.brief:
+                self._record("llm", call, exchange.scope)
+                self._unread.append(call)
+                if len(self._unread) >= _UNREAD_MAX:
+                    self._read_all()
+            elif llm_data(call) is not None:  # it was read to tell
+                self._record("llm", call, exchange.scope)
+        except Exception as exc:  # noqa: BLE001  # counted and logged: it never hurts the user
+            self._failed(exc)
+
+    def read(self, exchange: Exchange, call: ObservedCall) -> None:
+        """Set what a call used, if its host says so and nobody has reported it; never raises."""
+        with self._reading:
+            if call.answer is None:
+                return
+            try:
+                usage, streamed = exchange.usage()
+                call.streamed = streamed
+                call.usage = self._new(usage, exchange)
+            except Exception as exc:  # noqa: BLE001  # as above
+                self._failed(exc)
+            call.answer = None
+
+    def _new(self, usage: Usage | None, exchange: Exchange) -> Usage | None:
         if usage is None:
             if exchange.endpoint.certain:
                 self._not_seen(exchange.host)
-            return
+            return None
         if usage is PENDING:
-            return
-        provider = exchange.endpoint.format.provider
+            return None
         if (
             len(usage.model or "") > NAME_LENGTH_MAX
             or len(usage.response_id or "") > RESPONSE_ID_LENGTH_MAX
         ):
             usage = _shortened(usage)
-        if usage.response_id is not None and self._reported((provider, usage.response_id)):
-            return
-        latency_ms = (time.monotonic() - exchange.started_s) * 1000
-        self._record("llm", ObservedCall(usage, provider, latency_ms, streamed), exchange.scope)
+        known = usage.response_id is not None and self._reported(
+            (exchange.endpoint.format.provider, usage.response_id)
+        )
+        return None if known else usage
 
-    def failed(self, where: logging.Logger) -> None:
-        """Count an error of the observer itself; called while it is handled."""
+    def _read_all(self) -> None:
+        unread = self._unread
+        while unread:
+            try:
+                call = unread.popleft()
+            except IndexError:  # another thread was faster
+                return
+            if call.answer is not None:
+                call.answer.read(call)
+
+    def _failed(self, exc: Exception) -> None:
         self.failures += 1
-        where.debug("a response could not be observed", exc_info=True)
+        logger.debug("a response could not be observed", exc_info=exc)
 
     def _reported(self, response: tuple[str, str]) -> bool:
         """Tell whether a response was reported already; remembers it."""

@@ -10,7 +10,7 @@ from typing import Final
 
 from guard.core.batching import EventBuffer, Record, priority_of
 from guard.core.ids import IdFactory
-from guard.core.records import event_of
+from guard.core.records import event_id, is_event
 from guard.io.losses import Losses
 from guard.io.parcels import LOSS_PRIORITY, encoded
 from guard.io.spool import Claimed, Spool, Spooled, SpoolError
@@ -128,7 +128,7 @@ class Keeping:
         """
         report = self._losses.report()
         if self._spool is None:
-            return len(records)
+            return sum(map(is_event, records))
         if records or report is not None:
             self._spool.hurry()
             try:
@@ -136,7 +136,7 @@ class Keeping:
                 self._losses.lose(self._spool.append(rows), "the spool is full")
             except SpoolError as exc:
                 self._failed(exc)
-                return len(records)
+                return sum(map(is_event, records))
         return 0
 
     def close(self) -> None:
@@ -149,7 +149,7 @@ class Keeping:
         self._losses.lose(broken, "an event cannot be encoded")
         return [
             Spooled(
-                event_of(record, self._ids).event_id,
+                event_id(record, self._ids),
                 LOSS_PRIORITY if self._losses.is_report(record) else priority_of(record.kind),
                 event,
             )

@@ -48,15 +48,21 @@ def encoded(records: Sequence[Record], ids: IdFactory) -> tuple[list[bytes], lis
     """Encode records; one that cannot be encoded does not hold up the others.
 
     Returns:
-        The events, the records that they came from, and how many could not be encoded.
+        The events, the records that they came from, and how many could not be encoded. A record
+        that turns out to be no event is in none of them.
     """
     events: list[bytes] = []
     good: list[Record] = []
+    broken = 0
     encode = wire.encode
     for record in records:
         try:
-            events.append(encode(event_of(record, ids)))
-        except Exception:  # noqa: BLE001, S112  # its event alone is lost; the caller counts it
+            event = event_of(record, ids)
+            if event is None:
+                continue
+            events.append(encode(event))
+        except Exception:  # noqa: BLE001  # its event alone is lost; the caller counts it
+            broken += 1
             continue
         good.append(record)
-    return events, good, len(records) - len(good)
+    return events, good, broken

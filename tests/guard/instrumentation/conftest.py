@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import pytest
 
-from guard.core.records import llm_data
+from guard.core.records import ObservedCall, llm_data
 from guard.core.wire import LlmData
 from guard.instrumentation import Instrumentation
 from guard.scope import Scope
@@ -20,8 +20,13 @@ class Observed:
     """An active instrumentation and what it has reported."""
 
     instrumentation: Instrumentation
-    events: list[LlmData]
+    calls: list[ObservedCall]
     scopes: list[Scope | None]
+
+    @property
+    def events(self) -> list[LlmData]:
+        """The payloads of the events that the calls became, read as the background loop does."""
+        return [data for data in map(llm_data, self.calls) if data is not None]
 
 
 @pytest.fixture(scope="session")
@@ -39,21 +44,21 @@ def standin(standin_server: StandIn) -> StandIn:
 
 
 def start_observing(**options: Any) -> Observed:
-    events: list[LlmData] = []
+    calls: list[ObservedCall] = []
     scopes: list[Scope | None] = []
 
     def record(kind: str, payload: Any, scope: Scope | None = None) -> int:
         assert kind == "llm"
-        events.append(llm_data(payload))
+        calls.append(payload)
         scopes.append(scope)
-        return len(events)
+        return len(calls)
 
     def check(scope: Scope) -> None:
         """Nothing is refused."""
 
     instrumentation = Instrumentation(record, options.pop("check", check), **options)
     instrumentation.install()
-    return Observed(instrumentation, events, scopes)
+    return Observed(instrumentation, calls, scopes)
 
 
 @pytest.fixture

@@ -135,4 +135,5 @@ def test_a_broken_observer_does_not_reach_the_user(
     assert answer.json()["choices"]
     with httpx.stream("POST", standin.url + CHAT, json={"model": "m", "stream": True}) as response:
         assert len(list(response.iter_lines())) > 5
+    assert not observed.events
     assert observed.instrumentation.failures >= 2

@@ -102,7 +102,7 @@ import sys, asyncio
 from guard.instrumentation import Instrumentation
 events = []
 def record(kind, data, scope=None):
-    events.append(data.usage)
+    events.append(data)
     return 1
 Instrumentation(record, lambda scope: None).install()
 assert not {"httpx", "httpx2", "aiohttp", "requests", "botocore"} & set(sys.modules)
@@ -114,7 +114,8 @@ async def main():
     async with aiohttp.ClientSession() as session, session.post(sys.argv[1], json=ask) as response:
         await response.json()
 asyncio.run(main())
-print(len(events), sum(e.input_tokens for e in events) > 4000)
+from guard.core.records import llm_data
+print(len(events), sum(llm_data(e).input_tokens for e in events) > 4000)
 """
         done = subprocess.run(
             [sys.executable, "-c", program, standin.url + CHAT],
