@@ -191,8 +191,8 @@ class TestProtect:
         tenant.admin.pause("w")
         with guard.workflow("w"), pytest.raises(WorkflowPausedException):
             _run("function", [guard.protect])
-        tenant.admin.kill("w")
-        with guard.workflow("w"), pytest.raises(WorkflowKilledInterrupt):
+        tenant.admin.kill("k")
+        with guard.workflow("k"), pytest.raises(WorkflowKilledInterrupt):
             _run("coroutine", [guard.protect])
 
     def test_sensitive_tool_decision(self, tenant: Any) -> None:
