@@ -84,12 +84,10 @@ def _observe(exchange: Exchange, response: Any, reader: Any) -> None:
         content.settle()
 
 
-def _encoding(response: Any) -> str:
+def _encoding(response: Any) -> str | None:
     """Return the encoding of what the reader holds: none, unless the session does not decode."""
     session = response._session
-    if session is not None and session.auto_decompress is False:
-        return str(response.headers.get("content-encoding", ""))
-    return ""
+    return None if session is not None and session.auto_decompress is False else ""
 
 
 def _observed_reader(base: type[Any]) -> type[Any]:

@@ -32,9 +32,7 @@ def _send(original: Any) -> Any:
         header = response.headers.get
         if not request.stream_output:
             exchange.whole(response.status_code, header, response.content)
-        elif exchange.streaming(
-            response.status_code, header, response.headers.get("content-encoding") or ""
-        ):
+        elif exchange.streaming(response.status_code, header):
             observe(exchange, response.raw)
         return response
 

@@ -32,7 +32,6 @@ class Exchange:
         host: of the URL.
         started_s: when it was made, by the monotonic clock.
         recording: what is kept of the stream that is being read.
-        feed: takes a look at a chunk; never raises.
         filter: takes the usage chunk out of the stream when it was not the caller who asked for it.
     """
 
@@ -44,7 +43,6 @@ class Exchange:
         "_owner",
         "_path",
         "endpoint",
-        "feed",
         "filter",
         "host",
         "recording",
@@ -67,12 +65,11 @@ class Exchange:
         self.host = host
         self.started_s = time.monotonic()
         self.filter: UsageChunkFilter | None = None
-        self.feed: Callable[[bytes], None] = _ignore
         self._path = path
         self._body = body
-        self._header: Callable[[str], str | None] = _no_header
+        self._header: Callable[[str], str | None]  # from here on: known once there is a response
+        self._content: bytes | Recording
         self.recording: Recording | None = None
-        self._content: bytes | Recording = b""
         self._done = False
 
     def whole(self, status: int, header: Callable[[str], str | None], body: bytes) -> None:
@@ -91,21 +88,28 @@ class Exchange:
             self._content = body
             self._owner.ended(self)
 
-    def streaming(self, status: int, header: Callable[[str], str | None], encoding: str) -> bool:
+    def streaming(
+        self, status: int, header: Callable[[str], str | None], encoding: str | None = None
+    ) -> bool:
         """The response is about to be read by the user; False when there is nothing to observe.
 
         Args:
             status: HTTP status.
             header: returns a response header by its lower-case name.
-            encoding: the content encoding of the chunks that ``feed`` will get.
+            encoding: the content encoding of the chunks that ``feed`` will get; what the header
+                says when None.
         """
         if self._done or status >= 400:
             self._done = True
             return False
         self._header = header
-        self.recording = recording = Recording(encoding)
-        self.feed = recording.feed
+        self.recording = Recording(self._encoding if encoding is None else encoding)
         return True
+
+    def feed(self, chunk: bytes) -> None:
+        """Take a look at a chunk; never raises."""
+        if self.recording is not None:
+            self.recording.feed(chunk)
 
     def finish(self) -> None:
         """The stream ended, was abandoned, or broke."""
@@ -142,13 +146,8 @@ class Exchange:
         usage = read_recorded(self.endpoint.format, recorded, content_type, self._call())
         return usage, is_stream(content_type, recorded)
 
+    def _encoding(self) -> str:
+        return self._header("content-encoding") or ""
+
     def _call(self) -> Call:
         return Call(self._path, self._body, self._header)
-
-
-def _ignore(chunk: bytes) -> None:
-    """Nothing is observed."""
-
-
-def _no_header(name: str) -> str | None:
-    return None

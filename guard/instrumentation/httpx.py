@@ -122,12 +122,7 @@ def _observe(exchange: Exchange, response: Any, tee: Any, options: dict[str, Any
         content = getattr(response, "_content", None)
         if content is not None:
             exchange.whole(status, headers.get, content)
-    elif exchange.streaming(
-        status,
-        headers.get,
-        # Asked first, because what is not there costs an exception.
-        headers["content-encoding"] if "content-encoding" in headers else "",  # noqa: SIM401
-    ):
+    elif exchange.streaming(status, headers.get):
         response.stream = tee(response.stream, exchange, exchange.recording)
     return response
 

@@ -30,11 +30,7 @@ def _send(original: Any) -> Any:
             response = llm_request(original, self, request, *args, **options)
         finally:
             inside.reset(token)
-        if exchange.streaming(
-            response.status_code,
-            response.headers.get,
-            response.headers.get("content-encoding", ""),
-        ):
+        if exchange.streaming(response.status_code, response.headers.get):
             observe(exchange, response.raw)
         return response
 

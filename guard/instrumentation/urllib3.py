@@ -105,8 +105,7 @@ class _Body:
             if decoded is None:
                 decoded = getattr(self._raw, "decode_content", False)
             headers = self._raw.headers
-            encoding = "" if decoded else headers.get("content-encoding") or ""
-            self._exchange.streaming(self._raw.status, headers.get, encoding)
+            self._exchange.streaming(self._raw.status, headers.get, "" if decoded else None)
         self._exchange.feed(data)
 
     def _ended(self) -> bool:

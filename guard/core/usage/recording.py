@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
-from guard.core.usage.decoding import Decoder, DecodingError, decoder_for
+from guard.core.usage.decoding import Decoder, decoder_for
 from guard.core.usage.framing import Recorded
 
 HEAD_BYTES: Final = 64 * 1024
@@ -26,7 +27,8 @@ class Recording:
     every ``PENDING_BYTES``.
 
     Args:
-        content_encoding: value of the header; empty for identity.
+        content_encoding: value of the header, empty for identity; or what returns it, asked when
+            the chunks are decoded.
 
     Example:
         >>> recording = Recording("")
@@ -35,21 +37,13 @@ class Recording:
         b'data: {}'
     """
 
-    __slots__ = ("_cut", "_decoder", "_head", "_room", "_size", "_tail", "pending")
+    __slots__ = ("_encoding", "_ends", "_room", "pending")
 
-    def __init__(self, content_encoding: str) -> None:
+    def __init__(self, content_encoding: str | Callable[[], str]) -> None:
         self.pending: list[bytes] = []
+        self._encoding = content_encoding
+        self._ends: _Ends | None = None
         self._room = PENDING_BYTES
-        self._head = bytearray()
-        self._tail = bytearray()
-        self._size = 0
-        self._cut = False
-        self._decoder: Decoder | None = None
-        if content_encoding:
-            try:
-                self._decoder = decoder_for(content_encoding)
-            except DecodingError:
-                self._cut = True
 
     def feed(self, chunk: bytes) -> None:
         """Take a chunk."""
@@ -60,36 +54,74 @@ class Recording:
 
     def recorded(self) -> Recorded:
         """Return what is left of everything so far."""
-        if self._decoder is None and not self._size and not self._cut:
+        ends = self._started()
+        if ends.empty and ends.decoder is None:
             data = b"".join(self.pending)
             if len(data) <= HEAD_BYTES + TAIL_BYTES:  # copied once, as it will be read
                 self.pending[:] = [data]
                 return Recorded(data, size=len(data))
         self.settle()
-        head, tail = bytes(self._head), bytes(self._tail)
-        if self._size == len(head) + len(tail):  # nothing in between was let go
-            head, tail = head + tail, b""
-        return Recorded(head, tail, self._size, self._cut)
+        return ends.recorded()
 
     def settle(self) -> None:
         """Decode and cut down what is pending; never raises."""
         pending = self.pending.copy()
         self.pending.clear()
         self._room = PENDING_BYTES
+        self._started().take(b"".join(pending))
+
+    def _started(self) -> _Ends:
+        if self._ends is None:
+            self._ends = _Ends(self._encoding)
+        return self._ends
+
+
+class _Ends:
+    """The first and the last bytes of a body, decoded."""
+
+    __slots__ = ("_cut", "_head", "_size", "_tail", "decoder")
+
+    def __init__(self, content_encoding: str | Callable[[], str]) -> None:
+        self._head = bytearray()
+        self._tail = bytearray()
+        self._size = 0
+        self._cut = False
+        self.decoder: Decoder | None = None
+        try:
+            if not isinstance(content_encoding, str):
+                content_encoding = content_encoding()
+            if content_encoding:
+                self.decoder = decoder_for(content_encoding)
+        except Exception:  # noqa: BLE001  # whatever it is: a user's stream never fails for it
+            self._cut = True
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing was taken, and everything may be."""
+        return not self._size and not self._cut
+
+    def take(self, data: bytes) -> None:
+        """Decode what comes next; never raises."""
         if self._cut:
             return
         try:
-            data = b"".join(pending)
-            if self._decoder is None:
+            if self.decoder is None:
                 self._keep(data)
                 return
-            for piece in self._decoder.decode(data):
+            for piece in self.decoder.decode(data):
                 self._keep(piece)
                 if self._size > DECODED_BYTES_MAX:
                     self._cut = True
                     break
-        except Exception:  # noqa: BLE001  # whatever it is: a user's stream never fails for it
+        except Exception:  # noqa: BLE001  # as above
             self._cut = True
+
+    def recorded(self) -> Recorded:
+        """Return what is kept."""
+        head, tail = bytes(self._head), bytes(self._tail)
+        if self._size == len(head) + len(tail):  # nothing in between was let go
+            head, tail = head + tail, b""
+        return Recorded(head, tail, self._size, self._cut)
 
     def _keep(self, data: bytes) -> None:
         self._size += len(data)
