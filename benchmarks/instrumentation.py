@@ -7,7 +7,8 @@ Run: ``python benchmarks/instrumentation.py [--peers PYTHON] [--starts 6] [--rou
 'opentelemetry-util-genai<1.2' opentelemetry-sdk langfuse nullrun`` (the newest ``util-genai`` lacks
 what the instrumentation imports); without it guard is compared with the plain client alone.
 Every case is a process of its own, all talk to one local server, and they take turns, round after
-round, so that the machine's mood reaches every case alike. The processes are started anew several
+round, so that the machine's mood reaches every case alike. Guard's events go to a gateway that runs
+here at the lowest priority. The processes are started anew several
 times, because where the parts of one happen to lie in memory makes it several percent faster or
 slower than another of the same code. Guard alone can be switched on and off in one process: that
 table comes first and is the most exact. Ratios are what counts.
@@ -16,7 +17,6 @@ table comes first and is the most exact. Ratios are what counts.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import json
 import os
@@ -25,105 +25,19 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
-CHUNKS = 400
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks._llm_backend import CHUNKS, serve
+
 CALLS = 60
 STREAMS = 12
 BLOCKS = 5
 TITLES = {"call": "a call", "first": "to the first chunk", "chunk": "each further chunk"}
 PEERS = ("opentelemetry", "langfuse", "nullrun")
-
-# -- the server --------------------------------------------------------------------------------
-
-USAGE = {"prompt_tokens": 900, "completion_tokens": 400, "total_tokens": 1300}
-HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: %s\r\n"
-
-
-def _whole() -> bytes:
-    message = {"role": "assistant", "content": "word " * 400}
-    choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}
-    body = {"id": "chatcmpl-%08d", "object": "chat.completion", "created": 1, "model": "gpt-5",
-            "choices": [choice], "usage": USAGE}  # fmt: skip
-    return json.dumps(body).encode()
-
-
-def _chunk(delta: dict[str, Any] | None, finish: str | None = None) -> bytes:
-    choices = [] if delta is None else [{"index": 0, "delta": delta, "finish_reason": finish}]
-    body: dict[str, Any] = {"id": "chatcmpl-%08d", "object": "chat.completion.chunk", "created": 1,
-            "model": "gpt-5", "choices": choices}  # fmt: skip
-    body["usage"] = USAGE if delta is None else None
-    event = b"data: " + json.dumps(body).encode() + b"\n\n"
-    size = len(event) - len(b"%08d") + 8  # the mark is replaced by eight digits
-    return b"%x\r\n" % size + event + b"\r\n"
-
-
-WHOLE = _whole()
-STREAM = (
-    HEAD % b"text/event-stream"
-    + b"transfer-encoding: chunked\r\n\r\n"
-    + b"".join(_chunk({"content": "word "}) for _ in range(CHUNKS))
-    + _chunk({}, "stop")
-    + _chunk(None)
-    + b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
-)
-
-
-class Server(asyncio.Protocol):
-    """Answers every POST at once; a stream's chunks come in one piece."""
-
-    number = 0
-
-    def connection_made(self, transport: Any) -> None:
-        self.transport = transport
-        self.waiting = b""
-
-    def data_received(self, data: bytes) -> None:
-        self.waiting += data
-        while b"\r\n\r\n" in self.waiting:
-            head, _, rest = self.waiting.partition(b"\r\n\r\n")
-            lower = head.lower()
-            size = (
-                int(lower.split(b"content-length:")[1].split(b"\r\n")[0])
-                if b"content-length:" in lower
-                else 0
-            )
-            if len(rest) < size:
-                return
-            body, self.waiting = rest[:size], rest[size:]
-            Server.number += 1
-            marks = b"%08d" % Server.number
-            if b"/chat/completions" not in head:  # a peer's own backend: whatever it wants to hear
-                answer = b'{"organization_id":"o","decision":"allow","allowed":true}'
-                length = b"content-length: %d\r\n\r\n" % len(answer)
-                self.transport.write(HEAD % b"application/json" + length + answer)
-            elif b'"stream":true' in body.replace(b" ", b""):
-                self.transport.write(STREAM.replace(b"%08d", marks))
-            else:
-                whole = WHOLE.replace(b"%08d", marks)
-                length = b"content-length: %d\r\n\r\n" % len(whole)
-                self.transport.write(HEAD % b"application/json" + length + whole)
-
-
-def serve() -> tuple[str, subprocess.Popen[str]]:
-    """Run the server in a process of its own; return its address and the process."""
-    process = subprocess.Popen(
-        [sys.executable, __file__, "--serve"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stdout is not None
-    return process.stdout.readline().strip(), process
-
-
-async def _serve() -> None:
-    server = await asyncio.get_running_loop().create_server(Server, "127.0.0.1", 0)
-    print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
-    threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
-    await server.serve_forever()
-
 
 # -- the cases ---------------------------------------------------------------------------------
 
@@ -384,40 +298,35 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="after each start")
     parser.add_argument("--only", nargs="*", help="only these cases, beside the plain client")
     options = parser.parse_args()
-    from guard.gateway.embedded import run_gateway
-
-    url, server = serve()
     wanted = [("plain", "openai"), ("guard", "openai")]
     if options.peers:
         wanted += [("opentelemetry", "openai"), ("langfuse", "openai")]
     wanted += [("plain", "httpx"), ("guard", "httpx")]
     if options.peers:
         wanted += [("nullrun", "httpx")]
+    (url,), server = serve("llm")
+    (gateway_url, api_key), gateway = serve("gateway")
     try:
-        with run_gateway() as gateway:
-            keys = {"GUARD_API_KEY": gateway.api_key, "GUARD_API_URL": gateway.base_url}
-            cases = [
-                Case(options.peers if name in PEERS else sys.executable, name, client, url, keys)
-                for name, client in wanted
-                if not options.only or name in ("plain", *options.only)
-            ]
-            switched = [OnAndOff(client, url, keys) for client in ("openai", "httpx")]
-            for one in switched:
-                measure([one], options.starts, options.rounds)
-            measure(cases, options.starts, options.rounds)
+        keys = {"GUARD_API_KEY": api_key, "GUARD_API_URL": gateway_url}
+        cases = [
+            Case(options.peers if name in PEERS else sys.executable, name, client, url, keys)
+            for name, client in wanted
+            if not options.only or name in ("plain", *options.only)
+        ]
+        switched = [OnAndOff(client, url, keys) for client in ("openai", "httpx")]
+        for one in switched:
+            measure([one], options.starts, options.rounds)
+        measure(cases, options.starts, options.rounds)
         print(f"Python {platform.python_version()}, {os.cpu_count()} CPUs, {CHUNKS} chunks")
         print("\n".join(line for one in switched for line in one.table()))
         print("\n".join(tables(cases)))
     finally:
-        server.kill()
-        server.wait()
+        for process in (gateway, server):
+            process.communicate()  # the end of its input is the end of it
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[1]))
-    if sys.argv[1:2] == ["--serve"]:
-        asyncio.run(_serve())
-    elif sys.argv[1:2] == ["--work"]:
+    if sys.argv[1:2] == ["--work"]:
         work(*sys.argv[2:5])
     elif sys.argv[1:2] == ["--alternate"]:
         alternate(*sys.argv[2:4])
