@@ -130,12 +130,14 @@ def scores(
     codes = [text.readable_codes for text in texts]
     owner = np.repeat(np.arange(len(texts)), [code.size for code in codes])
     buckets, owners = corpus_buckets(np.concatenate(codes), owner, model.bits)
-    keys = (owners.astype(np.uint64) << np.uint64(32)) | buckets
+    width = model.weights.size.bit_length()
+    small = np.uint32 if len(texts) << width <= 1 << 32 else np.uint64  # it sorts twice as fast
+    keys = (owners.astype(small) << small(width)) | buckets
     keys.sort()
     keep = np.append(True, keys[1:] != keys[:-1])
     keys = keys[keep]
-    owners = (keys >> np.uint64(32)).astype(np.intp)
-    weights = model.weights[keys & np.uint64(0xFFFFFFFF)]
+    owners = (keys >> small(width)).astype(np.intp)
+    weights = model.weights[keys & small((1 << width) - 1)]
     totals = np.bincount(owners, weights, minlength=len(texts)).tolist()
     sizes = np.bincount(owners, minlength=len(texts)).tolist()
     return [

@@ -19,6 +19,7 @@ What was removed or undone is counted, since disguise is evidence. Nothing here 
 
 from __future__ import annotations
 
+import functools
 import html
 import re
 import unicodedata
@@ -100,7 +101,7 @@ _LETTER: Final = np.zeros(32, bool)
 _LETTER[[Kind.UPPER, Kind.LOWER, Kind.LETTER]] = True
 _SIGN: Final = ~_LETTER
 _SIGN[Kind.DIGIT] = False
-_PATTERN_UP_TO: Final = 300
+_SHORT: Final = 300  # up to here strings are faster than arrays
 _RUN: Final = re.compile(
     r"([^a-z0-9])\1|([a-z])\2\2|\s[\s\x00-\x1f\x7f-\x9f]|\s$|[\x00-\x1f\x7f-\x9f]"
 )
@@ -185,6 +186,10 @@ def _finish(text: str, found: Normalised) -> None:
         shaped = text.translate(_ASCII_SHAPE)
         codes = code_points(f" {shaped} ")
         has_digit = "0" in shaped
+    elif len(text) <= _SHORT:
+        shaped = text.translate(_shape())
+        codes = code_points(f" {shaped} ")
+        has_digit = "0" in shaped
     else:
         shaped = ""
         codes = code_points(f" {text} ").copy()
@@ -196,7 +201,7 @@ def _finish(text: str, found: Normalised) -> None:
     if has_digit:
         found.numbers = _NUMBER.findall(text)[:NUMBERS_READ]
     # In a short text the pattern is the faster way to see that nothing is to be cut.
-    if len(text) > _PATTERN_UP_TO or _RUN.search(text) or codes[0] == codes[1]:
+    if len(text) > _SHORT or _RUN.search(text) or codes[0] == codes[1]:
         again = np.flatnonzero(codes[1:] == codes[:-1])
     else:
         again = _NONE
@@ -215,6 +220,14 @@ def _finish(text: str, found: Normalised) -> None:
             shaped = ""
     found.codes = codes
     found.marked = shaped or codes[1:-1].tobytes().decode("utf-32-le")
+
+
+@functools.cache
+def _shape() -> dict[int, str]:
+    """What digits and blanks become, by code point."""
+    kind = character_tables().kind
+    digits, blanks = np.flatnonzero(kind == Kind.DIGIT), np.flatnonzero(_BLANK[kind])
+    return dict.fromkeys(digits.tolist(), "0") | dict.fromkeys(blanks.tolist(), " ")
 
 
 def plain(text: str) -> str:

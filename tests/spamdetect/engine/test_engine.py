@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spamdetect.engine import Analysis, Engine, Language, Preprocessed, Verdict
+from spamdetect.engine import Analysis, Engine, Language, Preprocessed, Verdict, bulk
 from spamdetect.engine.core import MAX_READ
 
 
@@ -116,6 +116,16 @@ def test_predict_many_equals_predict(engine: Engine) -> None:
     ] * 7  # fmt: skip
     assert engine.predict_many(texts) == [engine.predict(text) for text in texts]
     assert engine.predict_many([]) == []
+
+
+def test_the_size_of_a_group_does_not_matter(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bucket numbers of very many texts at once need wider keys."""
+    texts = [f"Message {number}: call {number * 7} now" for number in range(2200)]
+    usual = engine.predict_many(texts)
+    monkeypatch.setattr(bulk, "GROUP", len(texts))
+    assert engine.predict_many(texts) == usual
 
 
 @given(st.lists(st.text(st.characters(codec=None), max_size=60), max_size=12))

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spamdetect.engine.normalise import normalise
+from spamdetect.engine import normalise as module
+from spamdetect.engine.normalise import Normalised, normalise
 
 ANY_TEXT = st.text(st.characters(codec=None), max_size=200)
 
@@ -103,3 +104,16 @@ def test_linear_time(unit: str) -> None:
     small = min(seconds(4_000) for _ in range(3))
     # Quadratic growth would need 2,500 times as long; the constant absorbs a busy machine.
     assert seconds(200_000) < 50 * small * 12 + 2.0
+
+
+def parts(found: Normalised) -> tuple[object, ...]:
+    return found.codes.tolist(), found.marked, found.numbers, found.repeats
+
+
+@given(ANY_TEXT)
+@settings(deadline=None)
+def test_short_and_long_texts_are_finished_alike(text: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        short = parts(normalise(text))
+        patch.setattr(module, "_SHORT", -1)
+        assert parts(normalise(text)) == short
