@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -131,13 +131,15 @@ def scores(
     owner = np.repeat(np.arange(len(texts)), [code.size for code in codes])
     buckets, owners = corpus_buckets(np.concatenate(codes), owner, model.bits)
     width = model.weights.size.bit_length()
-    small = np.uint32 if len(texts) << width <= 1 << 32 else np.uint64  # it sorts twice as fast
-    keys = (owners.astype(small) << small(width)) | buckets
+    small = len(texts) << width <= 1 << 32  # narrow keys are sorted twice as fast
+    keys: NDArray[Any] = owners.astype(np.uint32 if small else np.uint64)
+    keys <<= keys.dtype.type(width)
+    keys |= buckets
     keys.sort()
     keep = np.append(True, keys[1:] != keys[:-1])
     keys = keys[keep]
-    owners = (keys >> small(width)).astype(np.intp)
-    weights = model.weights[keys & small((1 << width) - 1)]
+    owners = (keys >> keys.dtype.type(width)).astype(np.intp)
+    weights = model.weights[keys & keys.dtype.type((1 << width) - 1)]
     totals = np.bincount(owners, weights, minlength=len(texts)).tolist()
     sizes = np.bincount(owners, minlength=len(texts)).tolist()
     return [

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from spamdetect.engine import bulk, classifier, language
 from spamdetect.engine.characters import KINDS, SCRIPTS, character_tables, code_points
 from spamdetect.engine.explain import explain as explain_text
-from spamdetect.engine.normalise import Normalised, normalise
+from spamdetect.engine.normalise import Normalised, normalise, normalise_many
 from spamdetect.engine.results import (
     LANGUAGE_UNKNOWN,
     TEXT_EMPTY,
@@ -133,8 +133,8 @@ class Engine:
         kinds, scripts, words = bulk.statistics(texts)
         languages = bulk.languages(self._detector, texts)
         readings = [
-            _Reading(text, normalise(text), kinds[n], scripts[n], words[n], languages[n], False)
-            for n, text in enumerate(texts)
+            _Reading(text, normalised, kinds[n], scripts[n], words[n], languages[n], False)
+            for n, (text, normalised) in enumerate(zip(texts, normalise_many(texts), strict=True))
         ]
         full = [reading for reading in readings if reading.normalised.marked]
         on = [structure(r.normalised, r.kinds, r.scripts, len(r.text)) for r in full]

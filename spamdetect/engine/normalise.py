@@ -23,6 +23,7 @@ import functools
 import html
 import re
 import unicodedata
+from collections.abc import Sequence
 from typing import Final
 
 import attrs
@@ -43,6 +44,9 @@ from spamdetect.engine.confusables import (
     ONLY_LATIN,
 )
 from spamdetect.engine.links import DOT, host_of, replace_links
+
+Codes = NDArray[np.uint32]
+Positions = NDArray[np.intp]
 
 URL, MAIL, MENTION = "\ue000", "\ue001", "\ue002"
 NUMBER, HOST = "\ue003", "\ue004"
@@ -105,7 +109,6 @@ _SHORT: Final = 300  # up to here strings are faster than arrays
 _RUN: Final = re.compile(
     r"([^a-z0-9])\1|([a-z])\2\2|\s[\s\x00-\x1f\x7f-\x9f]|\s$|[\x00-\x1f\x7f-\x9f]"
 )
-_NONE: Final = np.array([], np.intp)
 _SPACE: Final = np.uint32(32)
 _ZERO: Final = np.uint32(48)
 NUMBERS_READ: Final = 30
@@ -165,6 +168,26 @@ def normalise(text: str) -> Normalised:
     Args:
         text: any string, lone surrogates and NUL included.
     """
+    text, found = _read(text)
+    if len(text) > _SHORT:
+        _finish_many([text], [found])
+    else:
+        _finish(text, found)
+    return found
+
+
+def normalise_many(texts: Sequence[str]) -> list[Normalised]:
+    """`normalise` for each text, in order; the last step is taken for all of them at once."""
+    if not texts:
+        return []
+    read = [_read(text) for text in texts]
+    found = [each for _, each in read]
+    _finish_many([text for text, _ in read], found)
+    return found
+
+
+def _read(text: str) -> tuple[str, Normalised]:
+    """All steps but the last."""
     found = Normalised(_NOTHING, [], [])
     if "&" in text:
         text, found.entities = _ENTITY.subn(lambda match: html.unescape(match.group()), text)
@@ -174,52 +197,74 @@ def normalise(text: str) -> Normalised:
     text, found.spaced = _SPACED.subn(_join, text)
     if not text.isascii():
         text = _fold_scripts(text, found)
-    text = _undo_leet(text, found)
-    _finish(text, found)
-    return found
+    return _undo_leet(text, found), found
 
 
 def _finish(text: str, found: Normalised) -> None:
+    """Digits, white space and repetitions of a short text."""
+    shaped = text.translate(_ASCII_SHAPE if text.isascii() else _shape())
+    codes = code_points(f" {shaped} ")
+    if "0" in shaped:
+        found.numbers = _NUMBER.findall(text)[:NUMBERS_READ]
+    # The pattern is the faster way to see that nothing is to be cut.
+    if _RUN.search(text) or codes[0] == codes[1]:
+        drop, stretched = _excess(codes, codes[1:] == codes[:-1])
+        if drop.size:
+            found.repeats = stretched.size
+            codes = _without(codes, drop)
+            shaped = codes[1:-1].tobytes().decode("utf-32-le")
+    found.codes = codes
+    found.marked = shaped
+
+
+def _finish_many(texts: Sequence[str], found: Sequence[Normalised]) -> None:
     """Digits, white space and repetitions."""
     kind = character_tables().kind
-    if text.isascii():
-        shaped = text.translate(_ASCII_SHAPE)
-        codes = code_points(f" {shaped} ")
-        has_digit = "0" in shaped
-    elif len(text) <= _SHORT:
-        shaped = text.translate(_shape())
-        codes = code_points(f" {shaped} ")
-        has_digit = "0" in shaped
-    else:
-        shaped = ""
-        codes = code_points(f" {text} ").copy()
-        kinds = kind[codes]
-        digit = kinds == Kind.DIGIT
-        has_digit = bool(digit.any())
-        codes[digit] = _ZERO
-        codes[_BLANK[kinds]] = _SPACE
-    if has_digit:
-        found.numbers = _NUMBER.findall(text)[:NUMBERS_READ]
-    # In a short text the pattern is the faster way to see that nothing is to be cut.
-    if len(text) > _SHORT or _RUN.search(text) or codes[0] == codes[1]:
-        again = np.flatnonzero(codes[1:] == codes[:-1])
-    else:
-        again = _NONE
-    if again.size:
-        again += 1
-        repeated = kind[codes[again]]
-        stretched = _LETTER[repeated]
-        stretched[0] = False
-        stretched[1:] &= again[1:] - again[:-1] == 1
-        drop = again[stretched | _SIGN[repeated]]
-        if drop.size:
-            found.repeats = int(stretched.sum())
-            keep = np.ones(codes.size, bool)
-            keep[drop] = False
-            codes = codes[keep]
-            shaped = ""
-    found.codes = codes
-    found.marked = shaped or codes[1:-1].tobytes().decode("utf-32-le")
+    sizes = np.array([len(text) + 2 for text in texts])
+    codes = code_points("".join([f" {text} " for text in texts])).copy()
+    kinds = kind[codes]
+    codes[kinds == Kind.DIGIT] = _ZERO
+    codes[_BLANK[kinds]] = _SPACE
+    same = codes[1:] == codes[:-1]
+    ends = np.cumsum(sizes)
+    same[ends[:-1] - 1] = False  # where one text ends, another begins
+    drop, stretched = _excess(codes, same)
+    if drop.size:
+        for number in np.searchsorted(ends, stretched, "right").tolist():
+            found[number].repeats += 1
+        codes = _without(codes, drop)
+        ends -= np.searchsorted(drop, ends)
+    whole = codes.tobytes().decode("utf-32-le")
+    start = 0
+    for text, each, end in zip(texts, found, ends.tolist(), strict=True):
+        each.codes = codes[start:end]
+        each.marked = whole[start + 1 : end - 1]
+        if "0" in each.marked:
+            each.numbers = _NUMBER.findall(text)[:NUMBERS_READ]
+        start = end
+
+
+def _excess(codes: Codes, same: NDArray[np.bool_]) -> tuple[Positions, Positions]:
+    """Where to cut runs of equal characters, and which of these are letters.
+
+    Args:
+        codes: code points.
+        same: for each but the last, whether the next one is equal.
+    """
+    again = np.flatnonzero(same) + 1
+    if not again.size:
+        return again, again
+    repeated = character_tables().kind[codes[again]]
+    stretched = _LETTER[repeated]
+    stretched[0] = False
+    stretched[1:] &= again[1:] - again[:-1] == 1
+    return again[stretched | _SIGN[repeated]], again[stretched]
+
+
+def _without(codes: Codes, drop: Positions) -> Codes:
+    keep = np.ones(codes.size, bool)
+    keep[drop] = False
+    return codes[keep]
 
 
 @functools.cache

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spamdetect.engine import normalise as module
-from spamdetect.engine.normalise import Normalised, normalise
+from spamdetect.engine.normalise import Normalised, normalise, normalise_many
 
 ANY_TEXT = st.text(st.characters(codec=None), max_size=200)
 
@@ -110,10 +110,11 @@ def parts(found: Normalised) -> tuple[object, ...]:
     return found.codes.tolist(), found.marked, found.numbers, found.repeats
 
 
-@given(ANY_TEXT)
+@given(st.lists(ANY_TEXT, max_size=5))
 @settings(deadline=None)
-def test_short_and_long_texts_are_finished_alike(text: str) -> None:
+def test_short_long_and_many_texts_are_finished_alike(texts: list[str]) -> None:
+    short = [parts(normalise(text)) for text in texts]
+    assert [parts(each) for each in normalise_many(texts)] == short
     with pytest.MonkeyPatch.context() as patch:
-        short = parts(normalise(text))
         patch.setattr(module, "_SHORT", -1)
-        assert parts(normalise(text)) == short
+        assert [parts(normalise(text)) for text in texts] == short
