@@ -128,8 +128,9 @@ def evaluate(session: nox.Session) -> None:
     """Print the classifier's and the language detector's tables beside baselines.
 
     The data directory comes from SPAMDETECT_DATA or from the first argument after ``--``; the
-    others go to the report (``--quick``, ``--ablation``, ``--card FILE``, ``--no-baselines``,
-    ``--join FILE``). What the others score is kept in a file for each environment.
+    others go to the report (``--seed N``, ``--quick``, ``--ablation``, ``--card FILE``,
+    ``--no-baselines``, ``--join FILE``). What the others score is kept in a file for each
+    environment.
     """
     given = list(session.posargs)
     data = given.pop(0) if given and not given[0].startswith("-") else None
@@ -142,7 +143,7 @@ def evaluate(session: nox.Session) -> None:
         session.run("python", *report, *given)
         return
     anything = range(256)
-    fits = [option for option in given if option == "--quick"]
+    fits = [option for option in given if option == "--quick" or option.startswith("--seed=")]
     if "--seed" in given:
         fits += given[given.index("--seed") :][:2]
     shared = "scikit-learn", "lingua-language-detector", "py3langid", "pycld2"

@@ -8,10 +8,10 @@ Run: ``python benchmarks/instrumentation.py [--peers PYTHON] [--starts 6] [--rou
 what the instrumentation imports); without it guard is compared with the plain client alone.
 Every case is a process of its own, all talk to one local server, and they take turns, round after
 round, so that the machine's mood reaches every case alike. Guard's events go to a gateway that runs
-here at the lowest priority. The processes are started anew several
-times, because where the parts of one happen to lie in memory makes it several percent faster or
-slower than another of the same code. Guard alone can be switched on and off in one process: that
-table comes first and is the most exact. Ratios are what counts.
+here at the lowest priority. The processes are started anew several times, because where the parts
+of one happen to lie in memory makes it several percent faster or slower than another of the same
+code. Guard alone can be switched on and off in one process: that table comes first and is the most
+exact. Ratios are what counts.
 """
 
 from __future__ import annotations

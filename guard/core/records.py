@@ -90,14 +90,20 @@ def event_id(record: Record, ids: IdFactory) -> str:
 def is_event(record: Record) -> bool:
     """Tell whether a record is of an event, by reading the answer that it may hold."""
     payload = record.payload
-    return type(payload) is not ObservedCall or llm_data(payload) is not None
+    return type(payload) is not ObservedCall or usage_of(payload) is not None
+
+
+def usage_of(observed: ObservedCall) -> Usage | None:
+    """Return what an observed call used; its answer is read now if nobody has."""
+    answer = observed.answer  # another thread may read it at this moment
+    if answer is not None:
+        answer.read(observed)
+    return observed.usage
 
 
 def llm_data(observed: ObservedCall) -> wire.LlmData | None:
-    """Return the payload of an event of an observed call, whose answer is read now if need be."""
-    if observed.answer is not None:
-        observed.answer.read(observed)
-    usage = observed.usage
+    """Return the payload of an event of an observed call; None if there is nothing to report."""
+    usage = usage_of(observed)
     if usage is None:
         return None
     return wire.LlmData(

@@ -15,7 +15,6 @@ from types import FrameType
 from typing import Any, Final, Protocol
 
 from guard.instrumentation import seams
-from guard.scope import OUTSIDE, current_scope
 
 _END: Final = object()
 """What an iterator is asked to return at its end."""
@@ -112,8 +111,6 @@ class AsyncChunks:
 
 
 def _needed(frame: FrameType | None) -> bool:
-    if current_scope.get() is OUTSIDE:  # of any workflow, and nothing can be killed
-        return False
     instrumentation = seams.active()
     if instrumentation is None:
         return False
@@ -126,8 +123,6 @@ def _needed(frame: FrameType | None) -> bool:
 
 
 def _call(llm: bool, function: Callable[..., Any], args: Any, options: Any) -> Any:
-    if current_scope.get() is OUTSIDE:
-        return function(*args, **options)
     instrumentation = seams.active()
     request = None if instrumentation is None else instrumentation.enter(sys._getframe(), llm)
     if instrumentation is None or request is None:
@@ -148,8 +143,6 @@ def _call(llm: bool, function: Callable[..., Any], args: Any, options: Any) -> A
 def _await(
     llm: bool, function: Callable[..., Awaitable[Any]], args: Any, options: Any
 ) -> Awaitable[Any]:
-    if current_scope.get() is OUTSIDE:
-        return function(*args, **options)
     instrumentation = seams.active()
     request = None if instrumentation is None else instrumentation.enter(None, llm)
     if instrumentation is None or request is None:

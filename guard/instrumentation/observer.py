@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from types import FrameType
 from typing import Any, Final, Protocol
 
-from guard.core.records import ObservedCall, llm_data
+from guard.core.records import ObservedCall, usage_of
 from guard.core.usage import PENDING, Usage, find_endpoint
 from guard.core.usage.base import replaced
 from guard.core.wire import NAME_LENGTH_MAX, RESPONSE_ID_LENGTH_MAX
@@ -133,7 +133,7 @@ class Instrumentation:
                 self._unread.append(call)
                 if len(self._unread) >= _UNREAD_MAX:
                     self._read_all()
-            elif llm_data(call) is not None:  # it was read to tell
+            elif usage_of(call) is not None:
                 self._record("llm", call, exchange.scope)
         except Exception as exc:  # noqa: BLE001  # counted and logged: it never hurts the user
             self._failed(exc)
@@ -172,11 +172,9 @@ class Instrumentation:
         unread = self._unread
         while unread:
             try:
-                call = unread.popleft()
+                usage_of(unread.popleft())
             except IndexError:  # another thread was faster
                 return
-            if call.answer is not None:
-                call.answer.read(call)
 
     def _failed(self, exc: Exception) -> None:
         self.failures += 1

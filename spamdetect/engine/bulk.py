@@ -133,13 +133,13 @@ def scores(
     width = model.weights.size.bit_length()
     small = len(texts) << width <= 1 << 32  # narrow keys are sorted twice as fast
     keys: NDArray[Any] = owners.astype(np.uint32 if small else np.uint64)
-    keys <<= keys.dtype.type(width)
+    keys <<= width
     keys |= buckets
     keys.sort()
     keep = np.append(True, keys[1:] != keys[:-1])
     keys = keys[keep]
-    owners = (keys >> keys.dtype.type(width)).astype(np.intp)
-    weights = model.weights[keys & keys.dtype.type((1 << width) - 1)]
+    owners = (keys >> width).astype(np.intp)
+    weights = model.weights[keys & ((1 << width) - 1)]
     totals = np.bincount(owners, weights, minlength=len(texts)).tolist()
     sizes = np.bincount(owners, minlength=len(texts)).tolist()
     return [

@@ -95,10 +95,6 @@ _GREEK: Final = re.compile("[\u0370-\u03ff]")
 _LATIN: Final = re.compile("[a-z]")
 _ANY_LATIN: Final = re.compile("[A-Za-z]")
 _SEPARATORS: Final = str.maketrans("", "", " ._*|·~-")
-_ASCII_SHAPE: Final = {
-    **dict.fromkeys((*range(33), 127), " "),
-    **dict.fromkeys(range(48, 58), "0"),
-}
 _BLANK: Final = np.zeros(32, bool)
 _BLANK[[Kind.SPACE, Kind.NEWLINE, Kind.CONTROL]] = True
 _LETTER: Final = np.zeros(32, bool)
@@ -202,7 +198,7 @@ def _read(text: str) -> tuple[str, Normalised]:
 
 def _finish(text: str, found: Normalised) -> None:
     """Digits, white space and repetitions of a short text."""
-    shaped = text.translate(_ASCII_SHAPE if text.isascii() else _shape())
+    shaped = text.translate(_shape())
     codes = code_points(f" {shaped} ")
     if "0" in shaped:
         found.numbers = _NUMBER.findall(text)[:NUMBERS_READ]

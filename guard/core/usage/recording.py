@@ -55,9 +55,9 @@ class Recording:
     def recorded(self) -> Recorded:
         """Return what is left of everything so far."""
         ends = self._started()
-        if ends.empty and ends.decoder is None:
+        if ends.untouched:
             data = b"".join(self.pending)
-            if len(data) <= HEAD_BYTES + TAIL_BYTES:  # copied once, as it will be read
+            if len(data) <= PENDING_BYTES:  # copied once, as it will be read
                 self.pending[:] = [data]
                 return Recorded(data, size=len(data))
         self.settle()
@@ -79,36 +79,36 @@ class Recording:
 class _Ends:
     """The first and the last bytes of a body, decoded."""
 
-    __slots__ = ("_cut", "_head", "_size", "_tail", "decoder")
+    __slots__ = ("_cut", "_decoder", "_head", "_size", "_tail")
 
     def __init__(self, content_encoding: str | Callable[[], str]) -> None:
         self._head = bytearray()
         self._tail = bytearray()
         self._size = 0
         self._cut = False
-        self.decoder: Decoder | None = None
+        self._decoder: Decoder | None = None
         try:
             if not isinstance(content_encoding, str):
                 content_encoding = content_encoding()
             if content_encoding:
-                self.decoder = decoder_for(content_encoding)
+                self._decoder = decoder_for(content_encoding)
         except Exception:  # noqa: BLE001  # whatever it is: a user's stream never fails for it
             self._cut = True
 
     @property
-    def empty(self) -> bool:
-        """Whether nothing was taken, and everything may be."""
-        return not self._size and not self._cut
+    def untouched(self) -> bool:
+        """Whether nothing was taken yet, and what comes is taken as it is."""
+        return not self._size and not self._cut and self._decoder is None
 
     def take(self, data: bytes) -> None:
         """Decode what comes next; never raises."""
         if self._cut:
             return
         try:
-            if self.decoder is None:
+            if self._decoder is None:
                 self._keep(data)
                 return
-            for piece in self.decoder.decode(data):
+            for piece in self._decoder.decode(data):
                 self._keep(piece)
                 if self._size > DECODED_BYTES_MAX:
                     self._cut = True
