@@ -79,8 +79,8 @@ def _serve_null(pipe: Connection) -> None:
 
 def _serve_gateway(pipe: Connection, durable: bool) -> None:
     from guard.gateway.app import GatewayApp
+    from guard.gateway.bootstrap import first_run
     from guard.gateway.server import GatewayServer, bind, new_event_loop, tune_process
-    from guard.gateway.services.bootstrap import first_run
     from guard.gateway.settings import GatewaySettings
 
     async def main() -> None:
@@ -102,7 +102,7 @@ def _serve_gateway(pipe: Connection, durable: bool) -> None:
 
 async def _set_budgets(app: Any, organisation_id: str) -> None:
     from guard.gateway.domain.records import Budget
-    from guard.gateway.storage.base import Actor
+    from guard.gateway.storage.port import Actor
 
     for kind, scope_id, window in (("organisation", "", "month"), ("workflow", "*", "day")):
         budget = Budget(

@@ -15,7 +15,7 @@ from guard.version import __version__
 
 _LAZY: Final = {
     "demo": ("guard.demo.command", "demo", "Watch an agent under guard, from triage to kill."),
-    "gateway": ("guard.gateway.cli", "gateway", "Run and operate the self-hosted gateway."),
+    "gateway": ("guard.gateway.cli.main", "gateway", "Run and operate the self-hosted gateway."),
 }
 
 

@@ -16,7 +16,7 @@ import pytest
 from guard.runtime import GuardRuntime, active_runtime
 
 if TYPE_CHECKING:
-    from guard.gateway.admin_client import AdminClient
+    from guard.gateway.cli.admin_client import AdminClient
     from guard.gateway.embedded import Gateway
 
 __all__ = ["GuardSandbox", "guard_gateway", "guard_sandbox"]
@@ -142,7 +142,7 @@ def guard_sandbox(
     guard_gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[GuardSandbox]:
     """Guard at work for one test: nothing spent, nothing blocked, nobody killed."""
-    from guard.gateway.admin_client import AdminClient
+    from guard.gateway.cli.admin_client import AdminClient
 
     name = f"sandbox-{next(_numbers)}"
     guard_gateway.admin.create_organisation(name)

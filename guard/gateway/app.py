@@ -9,19 +9,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from guard.core import wire
-from guard.gateway.dashboard.dashboard import dashboard_routes
-from guard.gateway.dashboard.site import Parts
-from guard.gateway.domain.records import Rates
-from guard.gateway.routes import docs
-from guard.gateway.routes.admin import AdminHandlers
-from guard.gateway.routes.admin_app import AdminApp, starlette_app
-from guard.gateway.routes.admin_table import operations
-from guard.gateway.routes.auth import Authenticator
-from guard.gateway.routes.control import ControlRoutes
-from guard.gateway.routes.document import DocumentRoutes
-from guard.gateway.routes.health import HealthRoutes
-from guard.gateway.routes.hot import HotRoutes
-from guard.gateway.routes.http import (
+from guard.gateway.api import docs
+from guard.gateway.api.admin.app import AdminApp, starlette_app
+from guard.gateway.api.admin.handlers import AdminHandlers
+from guard.gateway.api.admin.operators import OperatorHandlers
+from guard.gateway.api.admin.table import operations
+from guard.gateway.api.auth import Authenticator
+from guard.gateway.api.control import ControlRoutes
+from guard.gateway.api.document import DocumentRoutes
+from guard.gateway.api.health import HealthRoutes
+from guard.gateway.api.hot import HotRoutes
+from guard.gateway.api.http import (
     AsgiApp,
     ProblemError,
     Receive,
@@ -30,8 +28,11 @@ from guard.gateway.routes.http import (
     fail,
     send_answer,
 )
-from guard.gateway.routes.operators import OperatorHandlers
+from guard.gateway.dashboard.dashboard import dashboard_routes
+from guard.gateway.dashboard.site import Parts
+from guard.gateway.domain.records import Rates
 from guard.gateway.services.catalogue import CatalogueCache
+from guard.gateway.services.change_watcher import Pulse
 from guard.gateway.services.fanout import Hub
 from guard.gateway.services.gatekeeper import Gatekeeper
 from guard.gateway.services.keys import KeyRing
@@ -39,13 +40,12 @@ from guard.gateway.services.load import Load
 from guard.gateway.services.metrics import Counts, GatewayCollector
 from guard.gateway.services.operators import OperatorService
 from guard.gateway.services.pricing import load_published
-from guard.gateway.services.pulse import Pulse
 from guard.gateway.services.webhooks import WebhookSender
 from guard.gateway.settings import GatewaySettings
-from guard.gateway.storage.base import Announcement, Storage, StoreError
 from guard.gateway.storage.memory_rates import MemoryRates
-from guard.gateway.storage.sqlite import SqliteStorage
-from guard.gateway.storage.sqlite_rows import wall_clock_ms
+from guard.gateway.storage.port import Announcement, Storage, StoreError
+from guard.gateway.storage.sqlite.rows import wall_clock_ms
+from guard.gateway.storage.sqlite.store import SqliteStorage
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ def backup(database: Path, target: Path) -> int:
     Raises:
         OSError, sqlite3.Error: the copy could not be made, or is not whole.
     """
-    from guard.gateway.storage.sqlite_backup import backup as copy
+    from guard.gateway.storage.sqlite.backup import backup as copy
 
     return copy(database, target)
 

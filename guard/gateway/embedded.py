@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from guard.gateway.admin_client import AdminClient
 from guard.gateway.app import GatewayApp
+from guard.gateway.bootstrap import first_run, new_admin_key
+from guard.gateway.cli.admin_client import AdminClient
 from guard.gateway.server import GatewayServer, bind, new_event_loop
-from guard.gateway.services.bootstrap import first_run, new_admin_key
 from guard.gateway.settings import GatewaySettings
 
 _START_TIMEOUT_S = 30.0

@@ -21,9 +21,9 @@ from uvicorn.protocols.http.httptools_impl import (
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from guard.core import wire
+from guard.gateway.api.http import ONE_WRITE
 from guard.gateway.app import GatewayApp
 from guard.gateway.domain import render
-from guard.gateway.routes.http import ONE_WRITE
 from guard.gateway.settings import GatewaySettings
 
 _SCAN_INTERVAL_S: Final = 0.25

@@ -17,7 +17,7 @@ import attrs
 import httpx
 import pytest
 
-from guard.gateway.admin_client import AdminClient
+from guard.gateway.cli.admin_client import AdminClient
 from guard.gateway.embedded import Gateway, run_gateway
 
 PASSWORD = "a password for tests"

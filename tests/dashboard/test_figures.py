@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 
 from guard.gateway.dashboard import charts, formatting, spans
+from guard.gateway.domain.budget_preview import preview
 from guard.gateway.domain.figures import HOUR_MS, ChargedEvent, FigurePoint
 from guard.gateway.domain.records import Budget, StoredEvent
 from guard.gateway.embedded import run_gateway
-from guard.gateway.services.budget_preview import preview
 
 NOW_MS = 1_800_000_000_000
 
@@ -136,7 +136,7 @@ def test_an_older_database_gets_its_figures(tmp_path: Path) -> None:
     """The migration fills the hours from the events that are there."""
     import sqlite3
 
-    from guard.gateway.storage import sqlite_schema
+    from guard.gateway.storage.sqlite import schema as sqlite_schema
 
     database = tmp_path / "g.sqlite3"
     connection = sqlite3.connect(database, isolation_level=None)

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-COMMAND = "import sys; from guard.gateway.cli import gateway; gateway(sys.argv[1:])"
+COMMAND = "import sys; from guard.gateway.cli.main import gateway; gateway(sys.argv[1:])"
 
 
 def run(*arguments: str, password: str) -> subprocess.CompletedProcess[str]:

@@ -14,14 +14,14 @@ import attrs
 import httpx
 import pytest
 
-from guard.gateway.admin_client import AdminClient
+from guard.gateway.cli.admin_client import AdminClient
 from guard.gateway.embedded import Gateway, run_gateway
-from guard.gateway.storage.base import Storage
-from guard.gateway.storage.sqlite import SqliteStorage
+from guard.gateway.storage.port import Storage
+from guard.gateway.storage.sqlite.store import SqliteStorage
 
 _numbers = itertools.count(1)
 
-SERVE = "import sys; from guard.gateway.cli import gateway; gateway(sys.argv[1:])"
+SERVE = "import sys; from guard.gateway.cli.main import gateway; gateway(sys.argv[1:])"
 
 
 @pytest.fixture(scope="session")

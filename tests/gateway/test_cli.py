@@ -13,7 +13,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from guard.gateway.cli import gateway as command
+from guard.gateway.cli.main import gateway as command
 from guard.gateway.embedded import run_gateway
 
 Invoke = Callable[..., Result]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from guard.gateway.admin_client import AdminClient
+from guard.gateway.cli.admin_client import AdminClient
 from tests.support.waiting import until
 
 PROCESSES = 8

@@ -17,7 +17,7 @@ import pytest
 
 from guard.gateway.embedded import Gateway, run_gateway
 from guard.gateway.server import PortInUseError
-from guard.gateway.storage.base import StoreError
+from guard.gateway.storage.port import StoreError
 from tests.support.waiting import until
 
 HEAD = b"POST /gate HTTP/1.1\r\nHost: x\r\nX-Guard-Protocol: 3\r\nX-API-Key: %s\r\n"

@@ -33,7 +33,7 @@ from guard.gateway.domain.commands import (
     Request,
 )
 from guard.gateway.domain.records import Budget, OrganisationSettings
-from guard.gateway.storage.base import Actor, Storage
+from guard.gateway.storage.port import Actor, Storage
 
 HOUR = 3_600_000
 TTL = HOUR // 2

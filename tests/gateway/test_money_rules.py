@@ -13,7 +13,7 @@ from guard.core import wire
 from guard.gateway.domain import ledger
 from guard.gateway.domain.ledger import Account, Balance, Reservation
 from guard.gateway.domain.records import Budget
-from guard.gateway.storage.sqlite import SqliteStorage
+from guard.gateway.storage.sqlite.store import SqliteStorage
 from tests.support.store import ACTOR, Clock, Store
 
 TTL = 900_000

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from guard.gateway.domain import windows
 from guard.gateway.domain.records import Budget
-from guard.gateway.storage import sqlite_schema
-from guard.gateway.storage.sqlite_opening import spent_before
+from guard.gateway.storage.sqlite import schema as sqlite_schema
+from guard.gateway.storage.sqlite.opening import spent_before
 
 NOW = 1_800_000_000_000
 DAY = 86_400_000

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guard.gateway.admin_client import AdminError
+from guard.gateway.cli.admin_client import AdminError
 from guard.gateway.domain import globs
 from guard.gateway.services.webhooks import check_url, signature
 from tests.support.waiting import until

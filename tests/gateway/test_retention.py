@@ -17,9 +17,9 @@ from guard.gateway.domain import rulesets
 from guard.gateway.domain.commands import GateCommand, ReleaseCommand
 from guard.gateway.domain.records import OrganisationSettings
 from guard.gateway.embedded import run_gateway
-from guard.gateway.storage import sqlite_retention
-from guard.gateway.storage.base import NotFoundError, Storage
-from guard.gateway.storage.sqlite import SqliteStorage
+from guard.gateway.storage.port import NotFoundError, Storage
+from guard.gateway.storage.sqlite import retention as sqlite_retention
+from guard.gateway.storage.sqlite.store import SqliteStorage
 from tests.support.store import ACTOR, DAY, Clock, Store
 from tests.support.waiting import until
 

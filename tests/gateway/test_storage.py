@@ -23,9 +23,9 @@ from guard.gateway.domain.records import (
     Rates,
 )
 from guard.gateway.domain.rulesets import RuleSet
-from guard.gateway.storage.base import NotFoundError, Storage, StoreError
 from guard.gateway.storage.memory_rates import MemoryRates
-from guard.gateway.storage.sqlite import SqliteStorage
+from guard.gateway.storage.port import NotFoundError, Storage, StoreError
+from guard.gateway.storage.sqlite.store import SqliteStorage
 from tests.support.store import ACTOR, DAY, Clock, Store
 
 
@@ -337,7 +337,7 @@ async def test_rates_are_exact_over_a_sliding_window() -> None:
 async def test_replays_are_bounded_by_what_still_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("guard.gateway.storage.sqlite_control.CONTROL_KEEP", 5)
+    monkeypatch.setattr("guard.gateway.storage.sqlite.control.CONTROL_KEEP", 5)
     storage = SqliteStorage(tmp_path / "g.sqlite3")
     await storage.open(lambda news: None)
     org = (await storage.create_organisation(ACTOR, "o")).organisation_id

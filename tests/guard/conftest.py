@@ -12,7 +12,7 @@ import pytest
 
 import guard
 from guard import hooks, messages
-from guard.gateway.admin_client import AdminClient
+from guard.gateway.cli.admin_client import AdminClient
 from guard.gateway.embedded import Gateway, run_gateway
 from guard.runtime import GuardRuntime, active_runtime
 from tests.support.proxy import ChaosProxy

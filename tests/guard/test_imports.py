@@ -332,12 +332,12 @@ def test_the_sdk_does_not_know_the_gateway() -> None:
 
 
 def test_in_the_gateway_only_the_composition_root_names_a_concrete_store() -> None:
-    """routes, dashboard -> services -> storage/base."""
+    """api, dashboard -> services -> storage/port."""
     wrong = [
         str(arrow)
         for arrow in inner("guard")
         if arrow.target.startswith("guard.gateway.storage.")
-        and arrow.target not in ("guard.gateway.storage.base", "guard.gateway.storage")
+        and arrow.target not in ("guard.gateway.storage.port", "guard.gateway.storage")
         and not arrow.source.startswith("guard.gateway.storage")
         and arrow.source != "guard.gateway.app"
     ]
@@ -345,7 +345,7 @@ def test_in_the_gateway_only_the_composition_root_names_a_concrete_store() -> No
 
 
 def test_in_the_gateway_services_do_not_know_the_web_nor_the_domain_the_services() -> None:
-    order = {"domain": 0, "storage": 1, "services": 2, "routes": 3, "dashboard": 3}
+    order = {"domain": 0, "storage": 1, "services": 2, "api": 3, "dashboard": 4}
     wrong = [
         str(arrow)
         for arrow in inner("guard")

@@ -10,7 +10,7 @@ import attrs
 from guard.core import wire
 from guard.gateway.domain.commands import GateCommand, IngestCommand, PricedEvent, Request
 from guard.gateway.domain.records import Budget
-from guard.gateway.storage.base import Actor, Storage
+from guard.gateway.storage.port import Actor, Storage
 
 ACTOR = Actor("test")
 DAY = 86_400_000

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from guard.core.wire import NANOUSD_MAX, NANOUSD_PER_DOLLAR
+from guard.gateway.api.admin import bodies
 from guard.gateway.dashboard.security import Form
-from guard.gateway.routes import admin_bodies as bodies
 
 T = TypeVar("T")
 

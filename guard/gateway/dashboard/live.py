@@ -13,7 +13,7 @@ from starlette.routing import BaseRoute, Route
 
 from guard.gateway.dashboard import security
 from guard.gateway.dashboard.site import Site, Visit
-from guard.gateway.storage.base import StoreError
+from guard.gateway.storage.port import StoreError
 
 BEAT_S: Final = 2.0
 RECHECK_S: Final = 5.0

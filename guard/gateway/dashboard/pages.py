@@ -14,7 +14,7 @@ from guard.gateway.dashboard.site import Site, Visit
 from guard.gateway.domain.figures import HOUR_MS, Refused, WorkflowSort
 from guard.gateway.domain.records import BalanceView, StoredEvent, Workflow
 from guard.gateway.domain.windows import epoch_of
-from guard.gateway.storage.base import NotFoundError
+from guard.gateway.storage.port import NotFoundError
 
 PAGE: Final = 50
 NEWEST: Final = 2**62

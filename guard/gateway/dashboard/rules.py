@@ -7,13 +7,13 @@ from typing import Any
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from guard.gateway.api.admin import bodies
+from guard.gateway.api.admin.handlers import as_budget, as_policy
 from guard.gateway.dashboard import forms
 from guard.gateway.dashboard.site import Site, Visit
+from guard.gateway.domain import budget_preview
 from guard.gateway.domain.records import Budget, Policy, PolicyDocument, RateCap
-from guard.gateway.routes import admin_bodies as bodies
-from guard.gateway.routes.admin import as_budget, as_policy
-from guard.gateway.services import budget_preview
-from guard.gateway.storage.base import NotFoundError
+from guard.gateway.storage.port import NotFoundError
 
 BALANCES_MAX = 200
 PREVIEW_CALLS = 1000

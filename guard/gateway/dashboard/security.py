@@ -10,7 +10,7 @@ from typing import Final
 
 from starlette.requests import Request
 
-from guard.gateway.routes.http import headers_of, read_body
+from guard.gateway.api.http import headers_of, read_body
 from guard.gateway.settings import GatewaySettings
 
 FORM_BYTES_MAX: Final = 131_072

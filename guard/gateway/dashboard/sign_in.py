@@ -6,17 +6,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from guard.gateway.api.http import ProblemError
 from guard.gateway.dashboard import security
 from guard.gateway.dashboard.security import ForbiddenError
 from guard.gateway.dashboard.site import SIGN_IN, Site, Visit, new_visit_token
-from guard.gateway.routes.http import ProblemError
 from guard.gateway.services.operators import (
     FIRST_OPERATOR,
     SESSION_MS,
     ThrottledError,
     WrongPasswordError,
 )
-from guard.gateway.storage.base import StoreError
+from guard.gateway.storage.port import StoreError
 
 
 class SignIn:

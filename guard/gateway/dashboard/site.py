@@ -13,18 +13,18 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from guard.gateway.api.admin.handlers import AdminHandlers
+from guard.gateway.api.admin.operations import Call, Caller
+from guard.gateway.api.http import ProblemError
 from guard.gateway.dashboard import formatting, security
 from guard.gateway.dashboard.assets import Assets
 from guard.gateway.dashboard.security import ForbiddenError, Form, Gates
 from guard.gateway.domain.figures import Session
 from guard.gateway.domain.records import Organisation
-from guard.gateway.routes.admin import AdminHandlers
-from guard.gateway.routes.http import ProblemError
-from guard.gateway.routes.operations import Call, Caller
+from guard.gateway.services.change_watcher import Pulse
 from guard.gateway.services.operators import OperatorService, actor_name
-from guard.gateway.services.pulse import Pulse
 from guard.gateway.settings import GatewaySettings
-from guard.gateway.storage.base import Actor, ConflictError, NotFoundError, Storage, StoreError
+from guard.gateway.storage.port import Actor, ConflictError, NotFoundError, Storage, StoreError
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
 BADGE_MAX: Final = 100

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from guard.gateway.domain.records import OrganisationSettings, Policy, Rates
 from guard.gateway.services.pricing import PriceBook
-from guard.gateway.storage.base import NotFoundError, Storage
+from guard.gateway.storage.port import NotFoundError, Storage
 
 
 class OrgView(Struct):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from guard.core import wire
-from guard.gateway.storage.base import Announcement
+from guard.gateway.storage.port import Announcement
 
 QUEUE_MAX: Final = 1000
 """A channel that falls this far behind is closed; it reconnects and is replayed."""

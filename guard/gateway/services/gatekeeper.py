@@ -17,10 +17,10 @@ from guard.gateway.domain.commands import (
     Request,
 )
 from guard.gateway.domain.policy import CapUse
+from guard.gateway.domain.preview import RecentCall, RecentCalls
 from guard.gateway.services import intake
 from guard.gateway.services.catalogue import CatalogueCache, OrgView
-from guard.gateway.services.preview import RecentCall, RecentCalls
-from guard.gateway.storage.base import Ledger
+from guard.gateway.storage.port import Ledger
 
 
 class RateStore(Protocol):

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from guard.core.ids import IdFactory
 from guard.gateway.domain.records import Key
-from guard.gateway.storage.base import Directory, KeySecret
+from guard.gateway.storage.port import Directory, KeySecret
 
 SDK_PREFIX: Final = "gdk_"
 ADMIN_PREFIX: Final = "gda_"

@@ -14,7 +14,7 @@ import argon2
 from argon2.exceptions import VerifyMismatchError
 
 from guard.gateway.domain.figures import Operator, Session
-from guard.gateway.storage.base import Actor, Operators
+from guard.gateway.storage.port import Actor, Operators
 
 FIRST_OPERATOR: Final = "admin"
 PASSWORD_LENGTH_MIN: Final = 12

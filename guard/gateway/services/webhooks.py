@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from guard.gateway.storage.base import Catalogue, DueDelivery, StoreError
+from guard.gateway.storage.port import Catalogue, DueDelivery, StoreError
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from guard.core import wire
 from guard.gateway.embedded import run_gateway
 from guard.gateway.server import GuardedSocketProtocol
 from guard.gateway.services.fanout import QUEUE_MAX, Hub
-from guard.gateway.storage.base import Announcement
+from guard.gateway.storage.port import Announcement
 from tests.support.waiting import until, until_async
 
 WAIT_S = 30.0

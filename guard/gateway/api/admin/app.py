@@ -1,0 +1,188 @@
+"""Serves the table of admin operations with Starlette: authentication, decoding, problems."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from guard.core import wire
+from guard.gateway.api.admin.operations import Call, Caller, Operation
+from guard.gateway.api.hot import parse
+from guard.gateway.api.http import ProblemError, decoded, fail, headers_of, read_body
+from guard.gateway.services.keys import KeyRing
+from guard.gateway.storage.port import (
+    Actor,
+    ConflictError,
+    Directory,
+    NotFoundError,
+    StoreError,
+)
+
+ADMIN_PATH: Final = "/api/v1/admin"
+BODY_MAX: Final = 1_048_576
+
+
+class AdminApp:
+    """Turns operations into routes.
+
+    Args:
+        operations: what can be done.
+        keys: looks admin keys up.
+        directory: knows the organisations.
+    """
+
+    def __init__(
+        self, operations: Sequence[Operation], keys: KeyRing, directory: Directory
+    ) -> None:
+        self._operations = operations
+        self._keys = keys
+        self._directory = directory
+
+    def routes(self) -> list[BaseRoute]:
+        """Return the routes, fixed paths before those with parameters."""
+        ordered = sorted(self._operations, key=lambda op: "{" in op.path)
+        by_path: dict[str, dict[str, Operation]] = {}
+        for operation in ordered:
+            by_path.setdefault(operation.path, {})[operation.method] = operation
+        return [
+            Route(ADMIN_PATH + path, self._endpoint(methods), methods=sorted(methods))
+            for path, methods in by_path.items()
+        ]
+
+    def _endpoint(self, methods: dict[str, Operation]) -> Callable[[Request], Any]:
+        async def endpoint(request: Request) -> Response:
+            method = "GET" if request.method == "HEAD" else request.method
+            operation = methods[method]
+            headers = headers_of(request.scope)
+            caller = await self._caller(headers, request, wide=operation.wide)
+            raw = await read_body(headers, request.receive, BODY_MAX)
+            body = None
+            if operation.body is not None:
+                body = parse(decoded(headers, raw, BODY_MAX), operation.body)
+            path = {name: str(value) for name, value in request.path_params.items()}
+            call = Call(caller, path, _query(request, operation.query), body)
+            try:
+                reply = await operation.handler(call)
+            except ValueError as exc:
+                raise fail(400, "GD-P002", "Bad request", str(exc)) from None
+            if operation.reply is None:
+                return Response(status_code=operation.status)
+            return Response(
+                wire.encode(reply), status_code=operation.status, media_type="application/json"
+            )
+
+        return endpoint
+
+    async def _caller(self, headers: dict[bytes, bytes], request: Request, *, wide: bool) -> Caller:
+        scheme, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
+        found = None
+        if scheme.lower() == "bearer" and token.strip():
+            found = await self._keys.find(token.strip(), "admin")
+        if found is None:
+            raise fail(
+                401,
+                "GD-A003",
+                "Key rejected",
+                "an admin key is needed: Authorization: Bearer gda_...",
+                headers=[(b"www-authenticate", b'Bearer realm="guard admin"')],
+            )
+        bound_to = found.key.organisation_id
+        wanted = request.query_params.get("organisation")
+        if wanted is not None and bound_to is not None and wanted != bound_to:
+            raise fail(403, "GD-W004", "Other tenant", "the admin key is for another organisation")
+        organisation_id = wanted or bound_to
+        if not wide:
+            organisation_id = await self._organisation(organisation_id)
+        elif bound_to is not None and request.url.path.endswith("/verify"):
+            raise fail(403, "GD-W004", "Other tenant", "the admin key is for one organisation")
+        return Caller(Actor(found.key.prefix, bound_to), bound_to, organisation_id)
+
+    async def _organisation(self, wanted: str | None) -> str:
+        known = await self._directory.organisations()
+        if wanted is None:
+            if len(known) == 1:
+                return known[0].organisation_id
+            raise fail(
+                400, "GD-P002", "Bad request", "name the organisation: ?organisation=ID or its name"
+            )
+        for organisation in known:
+            if wanted in (organisation.organisation_id, organisation.name):
+                return organisation.organisation_id
+        raise fail(404, "GD-N001", "Not found", "no such organisation")
+
+
+def _query(request: Request, kind: Any) -> Any:
+    known = () if kind is None else kind.__struct_fields__
+    given: dict[str, str] = {}
+    for name, value in request.query_params.multi_items():
+        if name == "organisation" or name not in known:
+            continue
+        if name in given:
+            raise fail(400, "GD-P002", "Bad request", f"{name} is there twice")
+        given[name] = value
+    if kind is None:
+        return None
+    try:
+        return msgspec.convert(given, kind, strict=False)
+    except msgspec.ValidationError as exc:
+        raise fail(400, "GD-P002", "Bad request", str(exc)) from None
+
+
+def starlette_app(routes: Sequence[BaseRoute]) -> Starlette:
+    """Return the application for everything that is not hot, with problems for every error."""
+    app = Starlette(
+        routes=list(routes),
+        exception_handlers={
+            HTTPException: _http_error,
+            ProblemError: _problem,
+            NotFoundError: _not_found,
+            ConflictError: _conflict,
+            StoreError: _store_error,
+        },
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+def _respond(problem: ProblemError, headers: dict[str, str] | None = None) -> Response:
+    answer = problem.answer
+    sent = {name.decode(): value.decode() for name, value in problem.headers} | (headers or {})
+    if answer.retry_after_ms is not None:
+        sent["retry-after"] = str(-(-answer.retry_after_ms // 1000))
+    return Response(
+        answer.body,
+        status_code=answer.status,
+        media_type="application/problem+json",
+        headers=sent,
+    )
+
+
+async def _problem(_: Request, exc: Exception) -> Response:
+    assert isinstance(exc, ProblemError)
+    return _respond(exc)
+
+
+async def _http_error(_: Request, exc: Exception) -> Response:
+    assert isinstance(exc, HTTPException)
+    code = {404: "GD-N001", 405: "GD-P005"}.get(exc.status_code, "GD-P002")
+    title = {404: "Not found", 405: "Method not allowed"}.get(exc.status_code, "Bad request")
+    return _respond(fail(exc.status_code, code, title), dict(exc.headers or {}))
+
+
+async def _not_found(_: Request, exc: Exception) -> Response:
+    return _respond(fail(404, "GD-N001", "Not found", str(exc)))
+
+
+async def _conflict(_: Request, exc: Exception) -> Response:
+    return _respond(fail(409, "GD-N002", "Conflict", str(exc)))
+
+
+async def _store_error(_: Request, __: Exception) -> Response:
+    return _respond(fail(503, "GD-B002", "Store not available", "try again"))

@@ -1,0 +1,336 @@
+"""What operators can do: the handlers of the admin operations."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+from collections.abc import Callable
+
+from guard.core import wire
+from guard.core.ids import IdFactory
+from guard.gateway.api.admin import bodies
+from guard.gateway.api.admin.operations import Call
+from guard.gateway.domain import records
+from guard.gateway.domain.preview import (
+    EXAMPLES_MAX,
+    Difference,
+    RecentCalls,
+    compare,
+    replaced,
+)
+from guard.gateway.domain.rulesets import RuleSet, first_named_twice
+from guard.gateway.services.keys import NewKey, make_key
+from guard.gateway.services.webhooks import check_url
+from guard.gateway.storage.port import ConflictError, Storage
+
+
+class AdminHandlers:
+    """Handlers over the storage port; each returns the reply's value."""
+
+    def __init__(self, storage: Storage, recent: RecentCalls, clock_ms: Callable[[], int]) -> None:
+        self._storage = storage
+        self._recent = recent
+        self._clock_ms = clock_ms
+        self._ids = IdFactory()
+
+    # -- organisations and keys ----------------------------------------------------------------
+
+    async def organisations(self, call: Call) -> list[records.Organisation]:
+        found = await self._storage.organisations()
+        own = call.caller.bound_to
+        return [o for o in found if own is None or o.organisation_id == own]
+
+    async def create_organisation(self, call: Call) -> records.Organisation:
+        if call.caller.bound_to is not None:
+            raise ConflictError("this admin key is for one organisation")
+        return await self._storage.create_organisation(call.caller.actor, call.body.name)
+
+    async def settings(self, call: Call) -> records.Organisation:
+        return await self._storage.update_organisation(
+            call.caller.actor, call.caller.organisation(), call.body
+        )
+
+    async def keys(self, call: Call) -> list[records.Key]:
+        return await self._storage.keys(call.caller.organisation())
+
+    async def create_key(self, call: Call) -> bodies.CreatedKey:
+        wanted: bodies.NewKeyBody = call.body
+        made = make_key(
+            self._ids,
+            self._clock_ms(),
+            role=wanted.role,
+            organisation_id=call.caller.organisation(),
+            name=wanted.name,
+            workflow_id=wanted.workflow_id if wanted.role == "sdk" else None,
+            expires_at_ms=wanted.expires_at_ms,
+            signed=wanted.signed,
+            hmac_secret=wanted.hmac_secret,
+        )
+        key = await self._storage.create_key(
+            call.caller.actor, made.key, made.key_hash, made.hmac_secret
+        )
+        return _shown_once(made, key)
+
+    async def rotate_key(self, call: Call) -> bodies.CreatedKey:
+        key_id = call.path["key_id"]
+        own = call.caller.organisation()
+        old = next((k for k in await self._storage.keys(own) if k.key_id == key_id), None)
+        made = make_key(
+            self._ids,
+            self._clock_ms(),
+            role="sdk" if old is None else old.role,
+            organisation_id=own,
+            name="",
+            signed=old is not None and old.signed,
+        )
+        key = await self._storage.rotate_key(
+            call.caller.actor,
+            own,
+            key_id,
+            made.key,
+            made.key_hash,
+            made.hmac_secret,
+            call.body.overlap_ms,
+        )
+        return _shown_once(made, key)
+
+    async def revoke_key(self, call: Call) -> records.Key:
+        return await self._storage.revoke_key(
+            call.caller.actor, call.caller.organisation(), call.path["key_id"]
+        )
+
+    # -- budgets, policies, prices -------------------------------------------------------------
+
+    async def budgets(self, call: Call) -> list[records.Budget]:
+        return await self._storage.budgets(call.caller.organisation())
+
+    async def put_budget(self, call: Call) -> records.Budget:
+        wanted: bodies.BudgetBody = call.body
+        budget = as_budget(call.caller.organisation(), wanted)
+        return await self._storage.put_budget(call.caller.actor, budget)
+
+    async def delete_budget(self, call: Call) -> None:
+        await self._storage.delete_budget(
+            call.caller.actor, call.caller.organisation(), call.path["budget_id"]
+        )
+
+    async def policies(self, call: Call) -> list[records.Policy]:
+        return await self._storage.policies(call.caller.organisation())
+
+    async def put_policy(self, call: Call) -> records.Policy:
+        policy = as_policy(call.caller.organisation(), call.path["name"], call.body)
+        return await self._storage.put_policy(call.caller.actor, policy)
+
+    async def delete_policy(self, call: Call) -> None:
+        await self._storage.delete_policy(
+            call.caller.actor, call.caller.organisation(), call.path["name"]
+        )
+
+    async def policy_versions(self, call: Call) -> list[records.Policy]:
+        return await self._storage.policy_versions(call.caller.organisation(), call.path["name"])
+
+    async def prices(self, call: Call) -> list[records.Price]:
+        return await self._storage.prices(call.caller.organisation())
+
+    async def put_price(self, call: Call) -> records.Price:
+        wanted: bodies.PriceBody = call.body
+        price = as_price(call.caller.organisation(), wanted)
+        return await self._storage.put_price(call.caller.actor, price)
+
+    async def delete_price(self, call: Call) -> None:
+        await self._storage.delete_price(
+            call.caller.actor, call.caller.organisation(), call.path["price_id"]
+        )
+
+    async def preview(self, call: Call) -> bodies.Preview:
+        wanted: bodies.PreviewBody = call.body
+        own = call.caller.organisation()
+        calls = self._recent.newest(own, wanted.calls)
+        current = await self._storage.policies(own)
+        changed = as_policy(own, wanted.name, wanted.policy)
+        found = compare(calls, current, replaced(current, changed))
+        return bodies.Preview(
+            calls=len(calls),
+            changed=len(found),
+            newly_refused=sum(d.after.startswith("refuse") for d in found),
+            newly_allowed=sum(d.after == "allow" for d in found),
+            newly_pending=sum(d.after == "pending" for d in found),
+            examples=[_previewed(d) for d in found[-EXAMPLES_MAX:]],
+        )
+
+    async def apply(self, call: Call) -> bodies.Plan:
+        wanted: bodies.ApplyBody = call.body
+        own = call.caller.organisation()
+        rules = RuleSet(
+            [as_budget(own, b) for b in wanted.budgets],
+            [as_policy(own, p.name, p) for p in wanted.policies],
+            [as_price(own, p) for p in wanted.prices],
+        )
+        twice = first_named_twice(rules)
+        if twice is not None:
+            raise ConflictError(f"named twice: {twice}")
+        changes = await self._storage.apply(
+            call.caller.actor, own, rules, dry_run=wanted.dry_run, prune=wanted.prune
+        )
+        changed = sum(change.change != "unchanged" for change in changes)
+        return bodies.Plan(dry_run=wanted.dry_run, changed=changed, changes=changes)
+
+    # -- control -------------------------------------------------------------------------------
+
+    async def workflows(self, call: Call) -> list[records.Workflow]:
+        query: bodies.Page = call.query
+        return await self._storage.workflows(call.caller.organisation(), query.after, query.limit)
+
+    async def workflow(self, call: Call) -> records.Workflow:
+        return await self._storage.workflow(call.caller.organisation(), call.path["workflow_id"])
+
+    async def runs(self, call: Call) -> list[records.Run]:
+        query: bodies.RunsQuery = call.query
+        return await self._storage.runs(
+            call.caller.organisation(), query.workflow_id, query.after, query.limit
+        )
+
+    async def control(self, call: Call) -> wire.ControlMessage:
+        wanted: bodies.ControlBody = call.body
+        draft = wire.ControlMessage(
+            seq=0,
+            type=wanted.action,
+            workflow_id=wanted.workflow_id or "*",
+            run_id=wanted.run_id,
+            reason=wanted.reason,
+            resume_after_ms=wanted.resume_after_ms if wanted.action == "pause" else None,
+        )
+        return await self._storage.order(call.caller.actor, call.caller.organisation(), draft)
+
+    async def approvals(self, call: Call) -> list[records.Approval]:
+        query: bodies.ApprovalsQuery = call.query
+        return await self._storage.approvals(call.caller.organisation(), query.status, query.limit)
+
+    async def answer_approval(self, call: Call) -> records.Approval:
+        wanted: bodies.ApprovalBody = call.body
+        return await self._storage.answer_approval(
+            call.caller.actor,
+            call.caller.organisation(),
+            call.path["approval_id"],
+            approved=wanted.approved,
+            reason=wanted.reason,
+        )
+
+    # -- figures -------------------------------------------------------------------------------
+
+    async def usage(self, call: Call) -> list[records.UsageRow]:
+        query: bodies.UsageQuery = call.query
+        return await self._storage.usage(
+            call.caller.organisation(), query.group_by, query.since_ms, query.until_ms, query.limit
+        )
+
+    async def events(self, call: Call) -> list[records.StoredEvent]:
+        query: bodies.EventsQuery = call.query
+        return await self._storage.events(
+            call.caller.organisation(), query.after, query.limit, query.workflow_id, query.type
+        )
+
+    async def ledger(self, call: Call) -> list[records.BalanceView]:
+        return await self._storage.balances(
+            call.caller.organisation(), current_only=not call.query.all
+        )
+
+    async def verify_ledger(self, _: Call) -> records.LedgerReport:
+        return await self._storage.verify_ledger()
+
+    async def audit(self, call: Call) -> list[records.AuditEntry]:
+        query: bodies.NumberedPage = call.query
+        return await self._storage.audit(call.caller.organisation(), query.after, query.limit)
+
+    async def verify_audit(self, _: Call) -> bodies.AuditReport:
+        entries, bad = await self._storage.verify_audit()
+        return bodies.AuditReport(entries=entries, first_bad_seq=bad, ok=bad is None)
+
+    # -- webhooks ------------------------------------------------------------------------------
+
+    async def webhooks(self, call: Call) -> list[records.Webhook]:
+        return await self._storage.webhooks(call.caller.organisation())
+
+    async def put_webhook(self, call: Call) -> bodies.CreatedWebhook:
+        wanted: bodies.WebhookBody = call.body
+        check_url(wanted.url)
+        secret = "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
+        webhook = records.Webhook(
+            webhook_id="",
+            organisation_id=call.caller.organisation(),
+            url=wanted.url,
+            types=wanted.types,
+            enabled=wanted.enabled,
+        )
+        stored = await self._storage.put_webhook(call.caller.actor, webhook, secret)
+        return bodies.CreatedWebhook(webhook=stored, secret=secret)
+
+    async def delete_webhook(self, call: Call) -> None:
+        await self._storage.delete_webhook(
+            call.caller.actor, call.caller.organisation(), call.path["webhook_id"]
+        )
+
+    async def deliveries(self, call: Call) -> list[records.Delivery]:
+        return await self._storage.deliveries(call.caller.organisation(), call.query.limit)
+
+
+def as_budget(organisation_id: str, body: bodies.BudgetBody) -> records.Budget:
+    """Build a budget from its body.
+
+    Raises:
+        ValueError: the limit or the scope makes no sense.
+    """
+    return records.Budget(
+        budget_id="",
+        organisation_id=organisation_id,
+        scope_kind=body.scope_kind,
+        scope_id=body.scope_id,
+        window=body.window,
+        limit_nanousd=body.limit(),
+        mode=body.mode,
+        epsilon_nanousd=body.epsilon_nanousd,
+        thresholds=body.thresholds,
+    )
+
+
+def as_price(organisation_id: str, body: bodies.PriceBody) -> records.Price:
+    """Build a price from its body."""
+    return records.Price(
+        price_id="",
+        organisation_id=organisation_id,
+        provider=body.provider,
+        model=body.model,
+        rates=body.rates,
+    )
+
+
+def _previewed(difference: Difference) -> bodies.PreviewedCall:
+    call = difference.recent.call
+    return bodies.PreviewedCall(
+        call_id=call.call_id,
+        at_ms=difference.recent.at_ms,
+        workflow_id=call.workflow_id,
+        function=call.function,
+        tool_name=call.tool_name,
+        model=call.model,
+        before=difference.before,
+        after=difference.after,
+        reason=difference.reason,
+    )
+
+
+def as_policy(organisation_id: str, name: str, body: bodies.PolicyBody) -> records.Policy:
+    """Build a policy from its body."""
+    return records.Policy(
+        policy_id="",
+        organisation_id=organisation_id,
+        name=name,
+        scope_kind=body.scope_kind,
+        scope_id=body.scope_id,
+        enabled=body.enabled,
+        document=body.document,
+    )
+
+
+def _shown_once(made: NewKey, key: records.Key) -> bodies.CreatedKey:
+    return bodies.CreatedKey(key=key, api_key=made.api_key, hmac_secret=made.hmac_secret)

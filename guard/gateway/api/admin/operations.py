@@ -1,0 +1,64 @@
+"""Admin operations as data: one table feeds the router and the OpenAPI document."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from msgspec import Struct
+
+from guard.gateway.storage.port import Actor
+
+
+class Caller(Struct):
+    """An operator: whose admin key it is, and which organisation the request is about."""
+
+    actor: Actor
+    bound_to: str | None
+    organisation_id: str | None
+
+    def organisation(self) -> str:
+        """Return the organisation that the request is about."""
+        assert self.organisation_id is not None
+        return self.organisation_id
+
+
+class Call(Struct):
+    """One admin request, checked: the caller, path and query parameters, the decoded body."""
+
+    caller: Caller
+    path: dict[str, str]
+    query: Any
+    body: Any
+
+
+Handler = Callable[[Call], Awaitable[Any]]
+
+
+class Operation(Struct):
+    """One method on one path.
+
+    Args:
+        method: HTTP method.
+        path: below ``/api/v1/admin``; ``{name}`` or ``{name:path}`` for parameters.
+        handler: takes the checked call and returns the reply.
+        summary: one line for the document and the command line.
+        reply: type of the 200 (or 201) answer; ``None`` for 204.
+        body: type of the request's body.
+        query: a struct of the query parameters.
+        status: status of success.
+        wide: the request is about the whole gateway, not one organisation.
+        conflicts: whether it can answer 409.
+    """
+
+    method: str
+    path: str
+    handler: Handler
+    summary: str
+    reply: Any = None
+    body: Any = None
+    query: Any = None
+    status: int = 200
+    wide: bool = False
+    conflicts: bool = False
+    tag: str = ""

@@ -1,0 +1,148 @@
+"""Who asks: API key, protocol version, HTTP message signature, nonce."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from guard.core import signing, wire
+from guard.gateway.api.http import ProblemError, Scope, fail
+from guard.gateway.services.keys import KeyRing
+from guard.gateway.storage.port import Directory
+
+_NONCE_KEEP_MS = 2 * signing.SKEW_MAX_S * 1000
+
+
+class Identity(Struct):
+    """An SDK that has shown its key, and its signature where one is asked for."""
+
+    organisation_id: str
+    key_id: str
+    workflow_id: str | None
+    hmac_secret: str | None
+    nonce: str = ""
+
+
+class Authenticator:
+    """Checks what every SDK request carries.
+
+    Args:
+        keys: looks keys up.
+        directory: remembers nonces.
+        clock_ms: the gateway's clock.
+        public_url: the URL that clients sign, when it is not the one that arrives here.
+    """
+
+    def __init__(
+        self,
+        keys: KeyRing,
+        directory: Directory,
+        clock_ms: Callable[[], int],
+        public_url: str | None,
+    ) -> None:
+        self._keys = keys
+        self._directory = directory
+        self._clock_ms = clock_ms
+        self._public_url = None if public_url is None else public_url.rstrip("/")
+
+    def check_protocol(self, headers: dict[bytes, bytes]) -> None:
+        """Refuse an SDK that does not speak protocol v3.
+
+        Raises:
+            ProblemError: 400 ``PROTOCOL_TOO_OLD``.
+        """
+        if headers.get(b"x-guard-protocol") == b"3":
+            return
+        text = headers.get(b"x-guard-protocol", b"0").strip()
+        if not text.isdigit() or int(text[:9]) < wire.PROTOCOL_VERSION:
+            raise fail(
+                400,
+                "PROTOCOL_TOO_OLD",
+                "Protocol too old",
+                f"{wire.HEADER_PROTOCOL} has to be at least {wire.PROTOCOL_VERSION}",
+                min_required_version=wire.SDK_MIN_VERSION_FOR_V3,
+            )
+
+    async def identify(self, headers: dict[bytes, bytes]) -> Identity:
+        """Return whose key a request shows; its body need not be there yet.
+
+        A key with a secret also asks for :meth:`check_signature`.
+
+        Raises:
+            ProblemError: 401 (GD-A003).
+        """
+        api_key = headers.get(b"x-api-key", b"").decode("latin-1").strip()
+        found = await self._keys.find(api_key, "sdk") if api_key else None
+        if found is None or found.key.organisation_id is None:
+            raise fail(
+                401,
+                "GD-A003",
+                "Key rejected",
+                "the API key is missing, unknown, revoked or expired",
+                headers=[(b"www-authenticate", b'ApiKey realm="guard"')],
+            )
+        key = found.key
+        assert key.organisation_id is not None
+        return Identity(key.organisation_id, key.key_id, key.workflow_id, found.hmac_secret)
+
+    async def authenticate(
+        self, scope: Scope, headers: dict[bytes, bytes], body: bytes
+    ) -> Identity:
+        """Return who asks, key and signature checked.
+
+        Raises:
+            ProblemError: 401 for the key (GD-A003) or the signature (GD-A001).
+        """
+        identity = await self.identify(headers)
+        if identity.hmac_secret is not None:
+            await self.check_signature(identity, scope, headers, body)
+        return identity
+
+    async def still_valid(self, headers: dict[bytes, bytes]) -> bool:
+        """Tell whether the key of an open channel is still good."""
+        api_key = headers.get(b"x-api-key", b"").decode("latin-1").strip()
+        return await self._keys.find(api_key, "sdk") is not None
+
+    async def check_signature(
+        self, identity: Identity, scope: Scope, headers: dict[bytes, bytes], body: bytes
+    ) -> None:
+        """Check a request's signature and take its nonce.
+
+        Raises:
+            ProblemError: 401 (GD-A001).
+        """
+        assert identity.hmac_secret is not None
+        try:
+            parameters = signing.verify(
+                method=scope.get("method", "GET"),
+                target_uri=self._target_uri(scope, headers),
+                body=body,
+                api_key=headers.get(b"x-api-key", b"").decode("latin-1").strip(),
+                secret=identity.hmac_secret,
+                digest=headers.get(b"content-digest", b"").decode("latin-1"),
+                signature_input=headers.get(b"signature-input", b"").decode("latin-1"),
+                signature=headers.get(b"signature", b"").decode("latin-1"),
+                now_s=self._clock_ms() // 1000,
+            )
+        except signing.SignatureError as exc:
+            raise self._bad_signature(str(exc)) from None
+        nonce = parameters.nonce
+        if not await self._directory.use_nonce(identity.key_id, nonce, _NONCE_KEEP_MS):
+            raise self._bad_signature("the nonce was used before")
+        identity.nonce = nonce
+
+    def _bad_signature(self, detail: str) -> ProblemError:
+        return fail(401, "GD-A001", "Bad signature", detail, server_time_ms=self._clock_ms())
+
+    def _target_uri(self, scope: Scope, headers: dict[bytes, bytes]) -> str:
+        base = self._public_url
+        if base is None:
+            host = headers.get(b"host", b"").decode("latin-1")
+            base = f"{scope['scheme']}://{host}"
+        elif scope["type"] == "websocket":
+            base = base.replace("http", "ws", 1)
+        path = scope.get("raw_path") or scope["path"].encode()
+        query = scope.get("query_string", b"")
+        uri = base + path.decode("latin-1")
+        return f"{uri}?{query.decode('latin-1')}" if query else uri

@@ -1,0 +1,39 @@
+"""``/openapi.json`` and ``/metrics``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prometheus_client.registry import Collector
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from guard.core import wire
+from guard.gateway.api.admin.operations import Operation
+from guard.gateway.api.openapi import document
+from guard.gateway.services.metrics import CONTENT_TYPE, exposition
+
+
+class DocumentRoutes:
+    """Serves what describes the gateway to machines."""
+
+    def __init__(self, operations: Sequence[Operation], collector: Collector) -> None:
+        self._operations = operations
+        self._collector = collector
+        self._document: bytes | None = None
+
+    def routes(self) -> list[BaseRoute]:
+        """Return the routes."""
+        return [
+            Route("/openapi.json", self._openapi, methods=["GET"]),
+            Route("/metrics", self._metrics, methods=["GET"]),
+        ]
+
+    async def _openapi(self, _: Request) -> Response:
+        if self._document is None:
+            self._document = wire.encode(document(self._operations))
+        return Response(self._document, media_type="application/json")
+
+    async def _metrics(self, _: Request) -> Response:
+        return Response(exposition(self._collector), headers={"content-type": CONTENT_TYPE})

@@ -1,0 +1,69 @@
+"""Liveness, readiness and capabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from guard import gateway
+from guard.core import wire
+from guard.gateway.api.auth import Authenticator
+from guard.gateway.api.http import fail, headers_of, read_body
+from guard.gateway.settings import GatewaySettings
+from guard.gateway.storage.port import Storage
+
+FEATURES: Final = ("approvals", "control_poll", "control_ws", "events_gzip", "signing")
+
+
+class HealthRoutes:
+    """Serves ``/healthz``, ``/readyz`` and ``/api/v1/capabilities``."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        authenticator: Authenticator,
+        settings: GatewaySettings,
+        clock_ms: Callable[[], int],
+        draining: Callable[[], bool],
+    ) -> None:
+        self._storage = storage
+        self._authenticator = authenticator
+        self._settings = settings
+        self._clock_ms = clock_ms
+        self._draining = draining
+
+    def routes(self) -> list[BaseRoute]:
+        """Return the routes."""
+        return [
+            Route("/healthz", self._healthz, methods=["GET"]),
+            Route("/readyz", self._readyz, methods=["GET"]),
+            Route(wire.CAPABILITIES_PATH, self._capabilities, methods=["GET"]),
+        ]
+
+    async def _healthz(self, _: Request) -> Response:
+        return Response(b'{"status":"ok"}', media_type="application/json")
+
+    async def _readyz(self, _: Request) -> Response:
+        if self._draining() or not await self._storage.ready():
+            raise fail(503, "GD-B002", "Not ready", "draining, or the store is away")
+        return Response(b'{"status":"ready"}', media_type="application/json")
+
+    async def _capabilities(self, request: Request) -> Response:
+        headers = headers_of(request.scope)
+        body = await read_body(headers, request.receive, self._settings.max_batch_bytes)
+        self._authenticator.check_protocol(headers)
+        await self._authenticator.authenticate(request.scope, headers, body)
+        reply = wire.Capabilities(
+            protocol=wire.PROTOCOL_VERSION,
+            min_sdk_version=wire.SDK_MIN_VERSION_FOR_V3,
+            server=f"guard-gateway/{gateway.__version__}",
+            features=list(FEATURES),
+            limits=self._settings.limits(),
+            control=wire.ControlSettings(self._settings.poll_interval_ms),
+            server_time_ms=self._clock_ms(),
+        )
+        return Response(wire.encode(reply), media_type="application/json")

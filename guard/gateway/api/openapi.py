@@ -1,0 +1,241 @@
+"""The OpenAPI 3.1 document, made from the same types and tables that the routes are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from guard import gateway
+from guard.core import wire
+from guard.gateway.api.admin.app import ADMIN_PATH
+from guard.gateway.api.admin.operations import Operation
+
+_REF: Final = "#/components/schemas/{name}"
+_JSON: Final = "application/json"
+_PROBLEM: Final = "application/problem+json"
+_NUMBER: Final = {"type": "integer", "minimum": 0, "maximum": 10**15 - 1}
+
+_BUDGET_RULES: Final = [
+    {
+        "oneOf": [
+            {
+                "required": [given],
+                "properties": {given: {"type": kind}, other: {"type": "null"}},
+            }
+            for given, kind, other in (
+                ("limit_nanousd", "integer", "limit_cents"),
+                ("limit_cents", "number", "limit_nanousd"),
+            )
+        ]
+    },
+    {
+        "oneOf": [
+            {"properties": {"scope_kind": {"const": "organisation"}, "scope_id": {"const": ""}}},
+            {
+                "required": ["scope_kind", "scope_id"],
+                "properties": {
+                    "scope_kind": {"not": {"const": "organisation"}},
+                    "scope_id": {"minLength": 1},
+                },
+            },
+        ]
+    },
+]
+"""What :meth:`BudgetBody.limit` checks, which types cannot say."""
+
+_SDK_ERRORS: Final = (400, 401, 408, 413, 503)
+_ADMIN_ERRORS: Final = (400, 401, 403, 404, 408, 503)
+
+
+class Status(msgspec.Struct):
+    """Answer of the health endpoints."""
+
+    status: str
+
+
+class Released(msgspec.Struct):
+    """Answer of ``POST /gate/release``."""
+
+    reservation_id: str
+    state: str
+    released_nanousd: int
+    spent_nanousd: int
+
+
+def document(operations: Sequence[Operation]) -> dict[str, Any]:
+    """Return the document as plain data."""
+    kinds: list[Any] = [wire.Problem, wire.Capabilities, wire.GateRequest, wire.GateReply,
+                        wire.ReleaseRequest, wire.EventBatch, wire.EventsReply,
+                        wire.ControlReply, Status, Released]  # fmt: skip
+    for operation in operations:
+        kinds += [k for k in (operation.body, operation.reply, operation.query) if k is not None]
+    schemas, components = msgspec.json.schema_components(kinds, ref_template=_REF)
+    if "BudgetBody" in components:
+        components["BudgetBody"]["allOf"] = _BUDGET_RULES
+    by_kind = {str(kind): schema for kind, schema in zip(kinds, schemas, strict=True)}
+    paths = _sdk_paths(by_kind)
+    for operation in operations:
+        path = ADMIN_PATH + re.sub(r":path\}", "}", operation.path)
+        item = paths.setdefault(path, {})
+        item[operation.method.lower()] = _admin(operation, by_kind, components)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Guard gateway",
+            "version": gateway.__version__,
+            "description": "Gateway protocol v3 and the admin API. Money is integer nano-dollars.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "servers": [{"url": "/"}],
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {
+                "sdkKey": {"type": "apiKey", "in": "header", "name": wire.HEADER_API_KEY},
+                "adminKey": {"type": "http", "scheme": "bearer"},
+            },
+        },
+    }
+
+
+def _sdk_paths(by_kind: dict[str, Any]) -> dict[str, Any]:
+    protocol = {
+        "name": wire.HEADER_PROTOCOL,
+        "in": "header",
+        "required": True,
+        "schema": {"type": "integer", "minimum": wire.PROTOCOL_VERSION, "maximum": 999},
+    }
+    idempotency = {
+        "name": wire.HEADER_IDEMPOTENCY,
+        "in": "header",
+        "schema": {"type": "string", "minLength": 1, "maxLength": wire.NAME_LENGTH_MAX,
+                   "pattern": "^[!-~]+$"},
+        "description": "The first answer is replayed; with another body it is 409.",
+    }  # fmt: skip
+    after = {"name": "after", "in": "query", "schema": _NUMBER}
+    wait = {"name": "wait_ms", "in": "query", "schema": _NUMBER}
+
+    def sdk(
+        name: str,
+        summary: str,
+        replies: dict[int, Any],
+        errors: Sequence[int],
+        parameters: Sequence[Any],
+        body: Any = None,
+    ) -> dict[str, Any]:
+        out: dict[str, Any] = {
+            "operationId": name,
+            "tags": ["sdk"],
+            "summary": summary,
+            "security": [{"sdkKey": []}],
+            "parameters": [protocol, *parameters],
+            "responses": _responses(replies, (*_SDK_ERRORS, *errors), by_kind),
+        }
+        if body is not None:
+            out["requestBody"] = _body(by_kind[str(body)])
+        return out
+
+    def plain(name: str, summary: str, replies: dict[str, Any]) -> dict[str, Any]:
+        return {"operationId": name, "tags": ["health"], "summary": summary, "responses": replies}
+
+    status = by_kind[str(Status)]
+    return {
+        wire.CAPABILITIES_PATH: {
+            "get": sdk("capabilities", "What this gateway can do", {200: wire.Capabilities}, (), ())
+        },
+        wire.GATE_PATH: {
+            "post": sdk("gate", "Decide one call", {200: wire.GateReply},
+                        (402, 403, 409, 415, 429), (idempotency,), wire.GateRequest),
+        },
+        wire.RELEASE_PATH: {
+            "post": sdk("release", "Give back a hold", {200: Released}, (404, 409, 415),
+                        (idempotency,), wire.ReleaseRequest),
+        },
+        wire.EVENTS_PATH: {
+            "post": sdk("events", "Record and charge events", {202: wire.EventsReply},
+                        (409, 415, 422), (idempotency,), wire.EventBatch),
+        },
+        wire.CONTROL_PATH: {
+            "get": sdk("control", "Control messages by long poll", {200: wire.ControlReply}, (),
+                       (after, wait)),
+        },
+        "/healthz": {"get": plain("healthz", "Whether the process lives",
+                                  {"200": _content("Alive", _JSON, status)})},
+        "/readyz": {"get": plain("readyz", "Whether requests can be served", {
+            "200": _content("Ready", _JSON, status),
+            "503": _content("Not ready", _PROBLEM, by_kind[str(wire.Problem)])})},
+        "/metrics": {"get": plain("metrics", "Figures for Prometheus",
+                                  {"200": _content("Figures", "text/plain", {"type": "string"})})},
+        "/openapi.json": {"get": plain("openapi", "This document",
+                                       {"200": _content("Document", _JSON, {"type": "object"})})},
+    }  # fmt: skip
+
+
+def _admin(
+    operation: Operation, by_kind: dict[str, Any], components: dict[str, Any]
+) -> dict[str, Any]:
+    parameters: list[dict[str, Any]] = [
+        {"name": name, "in": "path", "required": True,
+         "schema": {"type": "string", "minLength": 1, "maxLength": 256}}
+        for name in re.findall(r"\{(\w+)", operation.path)
+    ]  # fmt: skip
+    if operation.query is not None:
+        schema = components[operation.query.__name__]
+        parameters += [
+            {"name": name, "in": "query", "schema": _query_schema(field)}
+            for name, field in schema["properties"].items()
+        ]
+    if not operation.wide:
+        parameters.append(
+            {"name": "organisation", "in": "query", "schema": {"type": "string"},
+             "description": "Id or name; needed when the gateway has several."}
+        )  # fmt: skip
+    errors = list(_ADMIN_ERRORS)
+    errors += [409] if operation.conflicts else []
+    errors += [413, 415] if operation.body is not None else []
+    out: dict[str, Any] = {
+        "operationId": f"{operation.method.lower()}{re.sub(r'[^a-z]+', '_', operation.path)}",
+        "tags": [operation.tag],
+        "summary": operation.summary,
+        "security": [{"adminKey": []}],
+        "parameters": parameters,
+        "responses": _responses({operation.status: operation.reply}, errors, by_kind),
+    }
+    if operation.body is not None:
+        out["requestBody"] = _body(by_kind[str(operation.body)])
+    return out
+
+
+def _query_schema(field: dict[str, Any]) -> dict[str, Any]:
+    # A parameter that is left out is how null is said in a query.
+    branches = [b for b in field.get("anyOf", ()) if b != {"type": "null"}]
+    if len(branches) == 1:
+        return dict(branches[0])
+    if isinstance(field.get("enum"), list):
+        return {**field, "enum": [v for v in field["enum"] if v is not None]}
+    return {k: v for k, v in field.items() if k != "default" or v is not None}
+
+
+def _responses(
+    replies: dict[int, Any], errors: Sequence[int], by_kind: dict[str, Any]
+) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for status, kind in replies.items():
+        if kind is None:
+            out[str(status)] = {"description": "Done"}
+        else:
+            out[str(status)] = _content("Success", _JSON, by_kind[str(kind)])
+    for status in sorted(set(errors)):
+        out[str(status)] = _content("Problem", _PROBLEM, by_kind[str(wire.Problem)])
+    return out
+
+
+def _content(description: str, media_type: str, schema: Any) -> dict[str, Any]:
+    return {"description": description, "content": {media_type: {"schema": schema}}}
+
+
+def _body(schema: Any) -> dict[str, Any]:
+    return {"required": True, "content": {_JSON: {"schema": schema}}}

@@ -1,0 +1,42 @@
+"""What a new gateway starts with: one organisation, a first key, an admin key."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from guard.core.ids import IdFactory
+from guard.gateway.services.keys import make_key
+from guard.gateway.storage.port import Actor, Storage
+
+FIRST_ORGANISATION = "default"
+
+
+class FirstRun(Struct):
+    """The secrets of a first run, to be shown once."""
+
+    organisation_id: str
+    api_key: str
+    admin_key: str
+
+    def __repr__(self) -> str:
+        return f"FirstRun({self.organisation_id})"
+
+
+async def first_run(storage: Storage, now_ms: int) -> FirstRun | None:
+    """Set up an empty store; ``None`` when it has been set up before."""
+    if await storage.organisations():
+        return None
+    actor = Actor("first run")
+    organisation = await storage.create_organisation(actor, FIRST_ORGANISATION)
+    own = organisation.organisation_id
+    ids = IdFactory()
+    sdk = make_key(ids, now_ms, role="sdk", organisation_id=own, name="first key")
+    await storage.create_key(actor, sdk.key, sdk.key_hash, None)
+    return FirstRun(own, sdk.api_key, await new_admin_key(storage, now_ms, "first admin key"))
+
+
+async def new_admin_key(storage: Storage, now_ms: int, name: str) -> str:
+    """Make an admin key for the whole gateway and return it."""
+    admin = make_key(IdFactory(), now_ms, role="admin", organisation_id=None, name=name)
+    await storage.create_key(Actor("first run"), admin.key, admin.key_hash, None)
+    return admin.api_key

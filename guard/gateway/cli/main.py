@@ -1,0 +1,300 @@
+"""``guard gateway``: runs a gateway and talks to one over the admin API."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from guard.gateway.cli import data as cli_data
+from guard.gateway.cli.output import (
+    admin_options,
+    client_of,
+    examples_of,
+    note,
+    show,
+)
+from guard.gateway.cli.password import greet, password
+from guard.gateway.cli.prices import prices
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+DEFAULT_PORT = 8787
+
+
+def _days(name: str, default: int, text: str) -> Callable[[F], F]:
+    return click.option(
+        f"--{name}",
+        envvar=f"GUARD_GATEWAY_{name.upper().replace('-', '_')}",
+        type=click.IntRange(0, 36_500),
+        default=default,
+        show_default=True,
+        show_envvar=True,
+        help=text,
+    )
+
+
+@click.group()
+def gateway() -> None:
+    """Run and operate a self-hosted gateway.
+
+    \b
+    Examples:
+      guard gateway serve
+      guard gateway workflows --json
+    """
+
+
+@gateway.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", default=DEFAULT_PORT, show_default=True, help="0 picks a free port.")
+@click.option(
+    "--database",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=Path("guard-gateway.sqlite3"),
+    show_default=True,
+    help="The SQLite file; made on the first run.",
+)
+@click.option("--durable", is_flag=True, help="Sync each commit to the disk (survives power loss).")
+@_days(
+    "retention-days", 90,
+    "How long events and calls are kept (the current month at least); 0 keeps everything.",
+)  # fmt: skip
+@click.option(
+    "--max-pending-mb",
+    "max_pending_bytes",
+    type=click.FloatRange(min=1),
+    default=32,
+    show_default=True,
+    callback=lambda _context, _option, megabytes: round(megabytes * 2**20),
+    help="What all requests in hand may hold together; more is refused with 429.",
+)
+@_days("audit-retention-days", 0, "How long the audit log is kept; 0 keeps all of it.")
+@click.option("--public-url", help="The URL that clients use, when a proxy stands in front.")
+@click.option("--log-level", default="warning", show_default=True)
+def serve(**options: Any) -> None:
+    """Serve until interrupted.
+
+    The first run makes an organisation, an API key and an admin key, and prints the keys once.
+
+    \b
+    Examples:
+      guard gateway serve
+      guard gateway serve --port 0 --database /var/lib/guard/gateway.sqlite3 --durable
+    """
+    from guard.gateway.server import bind
+    from guard.gateway.settings import GatewaySettings
+    from guard.gateway.storage.port import StoreError
+
+    settings = GatewaySettings(**options)
+    try:
+        listening = bind(settings.host, settings.port)
+    except OSError as exc:
+        raise click.ClickException(exc.strerror or str(exc)) from None
+    try:
+        with contextlib.closing(listening):
+            _run(settings, listening)
+    except StoreError as exc:
+        raise click.ClickException(str(exc)) from None
+
+
+def _run(settings: Any, listening: Any) -> None:
+    import logging
+
+    from guard.gateway.app import GatewayApp
+    from guard.gateway.bootstrap import first_run
+    from guard.gateway.server import GatewayServer, new_event_loop, tune_process
+
+    logging.basicConfig(
+        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
+
+    async def main() -> None:
+        app = GatewayApp(settings)
+        server = GatewayServer(app, listening)
+        await app.open()
+        try:
+            made = await first_run(app.storage, app.clock_ms())
+        except BaseException:
+            await app.close()
+            raise
+        click.echo(f"guard gateway on {server.base_url}")
+        if made is not None:
+            click.echo("First run. These keys are shown once:")
+            click.echo(f"  GUARD_API_KEY={made.api_key}")
+            click.echo(f"  GUARD_ADMIN_KEY={made.admin_key}")
+        try:
+            await greet(app, server.base_url)
+        except BaseException:
+            await app.close()
+            raise
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, server.stop)
+        tune_process()
+        await server.serve()
+
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(main())
+
+
+gateway.add_command(password)
+
+
+# -- control -----------------------------------------------------------------------------------
+
+
+def _order(action: str, summary: str, *examples: str) -> None:
+    @gateway.command(name=action, help=f"{summary}\n\n{examples_of(*examples)}")
+    @click.argument("name")
+    @click.option("--run", "run_id", help="Only this run.")
+    @click.option("--reason", default="", help="Shown to the program and kept in the audit log.")
+    @admin_options
+    def command(name: str, run_id: str | None, reason: str, **options: Any) -> None:
+        with client_of(options) as client:
+            body: dict[str, Any] = {"workflow_id": name, "run_id": run_id, "reason": reason}
+            if options.get("for_seconds"):
+                body["resume_after_ms"] = round(options["for_seconds"] * 1000)
+            message = getattr(client, action)(body.pop("workflow_id"), **body)
+            note(options, f"{action}: {name}", message)
+
+    if action == "pause":
+        click.option("--for-seconds", type=click.FloatRange(min=0.001), help="Lifts itself then.")(
+            command
+        )
+
+
+_order(
+    "kill",
+    "Kill a workflow: an id, a glob such as 'billing-*', or '*' for everything.",
+    "kill research --reason 'wrong prompt'",
+    "kill '*'",
+)
+_order(
+    "pause",
+    "Pause a workflow (id, glob or '*').",
+    "pause 'billing-*' --for-seconds 600",
+    "pause research --run 01981f5e-6c3a-7b21-9d52-3f0a51c8e677",
+)
+_order("resume", "Lift a pause. A killed workflow stays killed.", "resume 'billing-*'")
+_order("revive", "Lift a kill.", "revive research")
+
+
+@gateway.command()
+@click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 1000))
+@click.option("--after", default="", help="Start after this workflow id.")
+@admin_options
+def workflows(limit: int, after: str, **options: Any) -> None:
+    """List workflows with their state and spend.
+
+    \b
+    Examples:
+      guard gateway workflows
+      guard gateway workflows --after research --limit 20 --json
+    """
+    with client_of(options) as client:
+        rows = client.workflows(after=after, limit=limit)
+        show(options, rows, ["workflow_id", "state", "reason", "spent_cents", "calls", "events"])
+
+
+# -- keys --------------------------------------------------------------------------------------
+
+
+@gateway.group()
+def keys() -> None:
+    """Make, list, rotate and revoke keys.
+
+    \b
+    Example:
+      guard gateway keys list
+    """
+
+
+@keys.command("list")
+@admin_options
+def keys_list(**options: Any) -> None:
+    """List keys; never the keys themselves.
+
+    \b
+    Example:
+      guard gateway keys list
+    """
+    with client_of(options) as client:
+        columns = ["key_id", "role", "name", "prefix", "workflow_id", "signed", "revoked_at_ms"]
+        show(options, client.keys(), columns)
+
+
+@keys.command("create")
+@click.argument("name")
+@click.option("--workflow", "workflow_id", help="Confine the key to one workflow.")
+@click.option("--role", type=click.Choice(["sdk", "admin"]), default="sdk", show_default=True)
+@click.option("--signed", is_flag=True, help="Its requests have to be signed; prints the secret.")
+@admin_options
+def keys_create(
+    name: str, workflow_id: str | None, role: str, signed: bool, **options: Any
+) -> None:
+    """Make a key and print it once.
+
+    \b
+    Examples:
+      guard gateway keys create worker
+      guard gateway keys create billing --workflow billing --signed
+      guard gateway keys create ops --role admin --organisation acme
+    """
+    with client_of(options) as client:
+        made = client.create_key_full(name, workflow_id=workflow_id, role=role, signed=signed)
+        _show_key(options, made)
+
+
+@keys.command("rotate")
+@click.argument("key_id")
+@click.option("--overlap-seconds", default=0.0, help="How long the old key stays good.")
+@admin_options
+def keys_rotate(key_id: str, overlap_seconds: float, **options: Any) -> None:
+    """Make a successor with the same scope and end the old key.
+
+    \b
+    Example:
+      guard gateway keys rotate 01981f5e-6c3a-7b21-9d52-3f0a51c8e677 --overlap-seconds 3600
+    """
+    with client_of(options) as client:
+        _show_key(options, client.rotate_key(key_id, round(overlap_seconds * 1000)))
+
+
+@keys.command("revoke")
+@click.argument("key_id")
+@admin_options
+def keys_revoke(key_id: str, **options: Any) -> None:
+    """End a key at once.
+
+    \b
+    Example:
+      guard gateway keys revoke 01981f5e-6c3a-7b21-9d52-3f0a51c8e677
+    """
+    with client_of(options) as client:
+        note(options, f"revoked {key_id}", client.revoke_key(key_id))
+
+
+def _show_key(options: dict[str, Any], made: dict[str, Any]) -> None:
+    lines = [f"key {made['key']['key_id']}, shown once:", f"  {made['api_key']}"]
+    if made.get("hmac_secret"):
+        lines.append(f"  GUARD_HMAC_SECRET={made['hmac_secret']}")
+    note(options, "\n".join(lines), made)
+
+
+for _command in (
+    cli_data.budgets,
+    cli_data.policies,
+    prices,
+    cli_data.approvals,
+    cli_data.usage,
+    cli_data.audit,
+    cli_data.backup,
+    cli_data.apply,
+):
+    gateway.add_command(_command)

@@ -1,0 +1,99 @@
+"""``guard gateway password``: who may sign in to the dashboard."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from guard.gateway.cli.output import admin_options, client_of, note
+
+
+@click.command()
+@click.argument("name", default="admin")
+@click.option("--password-stdin", is_flag=True, help="Read the password from standard input.")
+@click.option(
+    "--database",
+    type=click.Path(dir_okay=False, exists=True, path_type=Path),
+    help="Set it in the SQLite file of a gateway that is not running; no admin key needed.",
+)
+@admin_options
+def password(name: str, password_stdin: bool, database: Path | None, **options: Any) -> None:
+    """Set the password of a dashboard operator (admin by default) and end their sessions.
+
+    With --organisation the operator sees that organisation alone.
+
+    \b
+    Examples:
+      guard gateway password
+      guard gateway password alice --organisation acme
+      printf %s "$SECRET" | guard gateway password --password-stdin
+      guard gateway password --database guard-gateway.sqlite3
+    """
+    if database is not None and options["organisation"]:
+        raise click.ClickException("--database sets the password of operators of all organisations")
+    secret = ask(password_stdin)
+    if database is not None:
+        set_in_file(database, name, secret)
+        note(options, f"password set for {name}", {"name": name})
+        return
+    with client_of(options) as client:
+        note(options, f"password set for {name}", client.set_password(name, secret))
+
+
+def ask(from_stdin: bool) -> str:
+    """Return the wanted password: from standard input, or typed twice without echo."""
+    if from_stdin:
+        return sys.stdin.readline().rstrip("\r\n")
+    wanted: str = click.prompt(
+        "Password (12 characters or more)", hide_input=True, confirmation_prompt=True
+    )
+    return wanted
+
+
+def set_in_file(database: Path, name: str, secret: str) -> None:
+    """Set a password in a database that no gateway has open."""
+    from guard.gateway.app import GatewayApp
+    from guard.gateway.settings import GatewaySettings
+    from guard.gateway.storage.port import Actor, ConflictError, StoreError
+
+    async def work() -> None:
+        app = GatewayApp(GatewaySettings(database=database))
+        await app.open()
+        try:
+            await app.operators.set_password(Actor("terminal"), name, secret, None)
+        finally:
+            await app.close()
+
+    try:
+        asyncio.run(work())
+    except (StoreError, ConflictError, ValueError) as exc:
+        raise click.ClickException(str(exc)) from None
+
+
+async def greet(app: Any, base_url: str) -> None:
+    """Say where the dashboard is; on a terminal, ask for the first password."""
+    from guard.gateway.services.operators import FIRST_OPERATOR
+    from guard.gateway.storage.port import Actor
+
+    click.echo(f"Dashboard: {base_url}/")
+    if await app.operators.has_operators():
+        return
+    while sys.stdin.isatty() and sys.stdout.isatty():
+        secret = click.prompt(
+            f"Password for the dashboard's operator {FIRST_OPERATOR!r} (empty: later)",
+            default="", show_default=False, hide_input=True, confirmation_prompt=True,
+        )  # fmt: skip
+        if not secret:
+            break
+        try:
+            await app.operators.set_password(Actor("terminal"), FIRST_OPERATOR, secret, None)
+        except ValueError as exc:
+            click.echo(f"  {exc}")
+            continue
+        click.echo(f"Sign in as {FIRST_OPERATOR}.")
+        return
+    click.echo("  nobody can sign in yet: set a password with `guard gateway password`")

@@ -1,0 +1,130 @@
+"""``guard gateway prices``: what the operator pays for models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from decimal import Decimal, InvalidOperation
+from typing import Any, Final, TypeVar
+
+import click
+
+from guard.gateway.cli.output import admin_options, client_of, note, show
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_NANOUSD_PER_USD: Final = 1_000_000_000
+_SHOWN: Final = ("provider", "model", "input", "output", "cache_read", "cache_write", "reasoning",
+                 "audio", "price_id")  # fmt: skip
+_RATES: Final = ("input", "output", "cache_read", "cache_write", "reasoning", "audio")
+
+
+def _nanousd(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    """Read US dollars, exactly, as nano-dollars."""
+    if value is None:
+        return None
+    try:
+        nanousd = Decimal(value) * _NANOUSD_PER_USD
+    except InvalidOperation:
+        raise click.BadParameter(f"{value!r} is not an amount of US dollars") from None
+    if not nanousd.is_finite() or nanousd < 0 or nanousd != nanousd.to_integral_value():
+        raise click.BadParameter(f"{value!r} is not zero or more, in whole nano-dollars")
+    return int(nanousd)
+
+
+def _rate(name: str, text: str, *, required: bool = False) -> Callable[[F], F]:
+    return click.option(
+        f"--{name}", f"{name.replace('-', '_')}_per_mtok", metavar="USD", callback=_nanousd,
+        required=required, help=text,
+    )  # fmt: skip
+
+
+@click.group()
+def prices() -> None:
+    """List, set and remove the operator's prices, which come before the published ones.
+
+    \b
+    Example:
+      guard gateway prices list
+    """
+
+
+@prices.command("list")
+@admin_options
+def prices_list(**options: Any) -> None:
+    """List the operator's prices, in US dollars per million tokens.
+
+    \b
+    Examples:
+      guard gateway prices list
+      guard gateway prices list --json
+    """
+    with client_of(options) as client:
+        rows = client.prices()
+        if options["as_json"]:
+            show(options, rows, _SHOWN)
+            return
+        show(options, [{**row, **_in_usd(row["rates"])} for row in rows], _SHOWN)
+
+
+def _in_usd(rates: dict[str, Any]) -> dict[str, str | None]:
+    shown: dict[str, str | None] = {}
+    for name in _RATES:
+        rate = rates.get(f"{name}_per_mtok")
+        shown[name] = None if rate is None else f"{Decimal(rate) / _NANOUSD_PER_USD:f}"
+    return shown
+
+
+@prices.command("set")
+@click.argument("model")
+@click.option("--provider", default="*", show_default=True, help="A glob over providers.")
+@_rate("input", "US dollars per million tokens read.", required=True)
+@_rate("output", "US dollars per million tokens written.", required=True)
+@_rate("cache-read", "Read from a cache.")
+@_rate("cache-write", "Written to a cache.")
+@_rate("reasoning", "Written while reasoning.")
+@_rate("audio", "Of audio.")
+@admin_options
+def prices_set(
+    model: str, provider: str, as_json: bool, url: str, admin_key: str | None,
+    organisation: str | None, **rates: int | None,
+) -> None:  # fmt: skip
+    """Set the price of the models that match MODEL, in US dollars per million tokens.
+
+    The price of '*' is the default for models that nothing else prices. Rates that are left out
+    follow from those of input and output.
+
+    \b
+    Examples:
+      guard gateway prices set 'our-model-*' --input 0.50 --output 1.50
+      guard gateway prices set gpt-4o --provider azure --input 2.75 --output 11 --cache-read 1.375
+    """
+    options = {"as_json": as_json, "url": url, "admin_key": admin_key, "organisation": organisation}
+    with client_of(options) as client:
+        given = {name: rate for name, rate in rates.items() if rate is not None}
+        made = client.set_price(model, provider=provider, **given)
+        text = f"price {made['provider']}/{made['model']} version {made['version']}"
+        note(options, text, made)
+
+
+@prices.command("delete")
+@click.argument("price")
+@admin_options
+def prices_delete(price: str, **options: Any) -> None:
+    """Remove a price, by its id or as PROVIDER/MODEL (or MODEL, when one price has that name).
+
+    \b
+    Examples:
+      guard gateway prices delete 'our-model-*'
+      guard gateway prices delete azure/gpt-4o
+    """
+    with client_of(options) as client:
+        known = client.prices()
+        found = [p for p in known if price in (p["price_id"], f"{p['provider']}/{p['model']}")]
+        found = found or [p for p in known if p["model"] == price]
+        if len(found) != 1:
+            raise click.ClickException(
+                f"{len(found)} prices are named {price}: give the id" if found else "no such price"
+            )
+        client.delete_price(found[0]["price_id"])
+        name = f"{found[0]['provider']}/{found[0]['model']}"
+        note(options, f"removed {name}", {"price_id": found[0]["price_id"]})

@@ -1,0 +1,118 @@
+"""Tells listeners within the process that something changed for their organisation."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+from guard.gateway.domain.figures import Mark
+from guard.gateway.storage.port import DashboardQueries, StoreError
+
+INTERVAL_S: Final = 0.25
+LISTENERS_MAX: Final = 500
+
+logger = logging.getLogger(__name__)
+
+
+class Listener:
+    """One listener; wait with :meth:`wait`."""
+
+    def __init__(self) -> None:
+        self._news = asyncio.Event()
+
+    def wake(self) -> None:
+        """Say that there is something new."""
+        self._news.set()
+
+    async def wait(self, timeout_s: float) -> bool:
+        """Wait for something new; ``False`` when nothing came in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._news.wait()
+        except TimeoutError:
+            return False
+        self._news.clear()
+        return True
+
+
+class Pulse:
+    """Asks the store, while anybody listens, how far each listened-to organisation is.
+
+    One cheap query per organisation and interval, however many listeners it has; it works the same
+    with several gateways on one store.
+    """
+
+    def __init__(self, queries: DashboardQueries) -> None:
+        self._queries = queries
+        self._listeners: dict[str, set[Listener]] = {}
+        self._marks: dict[str, Mark] = {}
+        self._wanted = asyncio.Event()
+        self.healthy = True
+        self._closing = False
+
+    def is_full(self) -> bool:
+        """Tell whether there are too many listeners for another one."""
+        return self.count() >= LISTENERS_MAX
+
+    def subscribe(self, organisation_id: str) -> Listener:
+        """Open a listener."""
+        listener = Listener()
+        self._listeners.setdefault(organisation_id, set()).add(listener)
+        self._wanted.set()
+        return listener
+
+    def unsubscribe(self, organisation_id: str, listener: Listener) -> None:
+        """Close a listener."""
+        group = self._listeners.get(organisation_id, set())
+        group.discard(listener)
+        if not group:
+            self._listeners.pop(organisation_id, None)
+            self._marks.pop(organisation_id, None)
+
+    def count(self) -> int:
+        """Return how many listeners there are."""
+        return sum(len(group) for group in self._listeners.values())
+
+    def close(self) -> None:
+        """Wake every listener so that it can end."""
+        self._closing = True
+        self._wake_all()
+
+    def is_closing(self) -> bool:
+        """Tell whether listeners have to end."""
+        return self._closing
+
+    def _wake_all(self) -> None:
+        for group in self._listeners.values():
+            for listener in group:
+                listener.wake()
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        while True:
+            await self._wanted.wait()
+            if not self._listeners:
+                self._wanted.clear()
+                continue
+            await self._look()
+            await asyncio.sleep(INTERVAL_S)
+
+    async def _look(self) -> None:
+        known = {organisation_id: self._marks.get(organisation_id) for organisation_id in
+                 self._listeners}  # fmt: skip
+        try:
+            found = await self._queries.marks(known)
+        except StoreError as exc:
+            if self.healthy:
+                logger.warning("the dashboard cannot read the store: %s", exc)
+            self.healthy = False
+            self._wake_all()
+            return
+        recovered, self.healthy = not self.healthy, True
+        for organisation_id, mark in found.items():
+            changed = recovered or known.get(organisation_id) not in (None, mark)
+            if organisation_id in self._listeners:
+                self._marks[organisation_id] = mark
+            for listener in self._listeners.get(organisation_id, ()) if changed else ():
+                listener.wake()

@@ -1,0 +1,301 @@
+"""Retention: what is old leaves the record in small steps; what the ledger needs of it stays.
+
+The cost of an event that leaves moves into the ``opening`` of its balances, so that each balance
+is still the sum of its opening and its entries, and into ``carried``, so that a budget without a
+window that is set later still counts it. Nothing of the current month leaves, so every window that
+a new budget can open has all its events.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+from msgspec import Struct
+
+from guard.gateway.domain.windows import DAY_MS, HOUR_MS, epoch_of
+from guard.gateway.storage.sqlite import audit as sqlite_audit
+from guard.gateway.storage.sqlite.books import Books
+
+STEP_ROWS: Final = 1000
+"""Rows that one step looks at, in all tables together."""
+
+_PACE_MS: Final = 60_000
+_ROUND_PACE_MS: Final = HOUR_MS
+_EVENT_SQL: Final = (
+    "SELECT event_seq, received_at_ms, organisation_id, cost_nanousd, balance_ids, workflow_id,"
+    " agent, key_id, model FROM events ORDER BY event_seq LIMIT ?"
+)
+_UNNAMED: Final = (
+    "NOT EXISTS (SELECT 1 FROM reservations r WHERE r.organisation_id = c.organisation_id"
+    " AND r.chain_id = c.chain_id) AND NOT EXISTS (SELECT 1 FROM events e"
+    " WHERE e.organisation_id = c.organisation_id AND e.chain_id = c.chain_id)"
+)
+_CARRIED_KINDS: Final = ("workflow", "agent", "key", "model")
+
+
+class _Part(Struct):
+    """One table's turn: where its walk goes on, and when the next one begins."""
+
+    work: Callable[[Books, int, int, _Part], int]
+    pace_ms: int
+    cursor: tuple[str, ...] = ()
+    next_ms: int = 0
+
+
+class Retention:
+    """Used by the writer thread, inside its transactions.
+
+    Args:
+        keep_days: how long the record goes back; 0 keeps everything.
+        keep_audit_days: how long the audit log goes back; 0 keeps all of it.
+    """
+
+    def __init__(self, keep_days: int, keep_audit_days: int) -> None:
+        record = [
+            _Part(_events, _PACE_MS),
+            _Part(_reservations, _PACE_MS),
+            _Part(_refusals, _PACE_MS),
+            _Part(_approvals, _PACE_MS),
+            _Part(_deliveries, _PACE_MS),
+            _Part(_runs, _ROUND_PACE_MS),
+            _Part(_chains, _ROUND_PACE_MS),
+            _Part(_workflows, _ROUND_PACE_MS),
+            _Part(_estimates, _ROUND_PACE_MS),
+            _Part(_balances, _ROUND_PACE_MS),
+        ]
+        self._keep_ms = keep_days * DAY_MS
+        self._keep_audit_ms = keep_audit_days * DAY_MS
+        self._parts = record if keep_days else []
+        if keep_audit_days:
+            # Every pruning is an entry of its own, so there is one in a day.
+            self._parts.append(_Part(self._audit, DAY_MS))
+
+    def is_due(self, now_ms: int) -> bool:
+        """Tell whether a step would look at anything."""
+        return any(part.next_ms <= now_ms for part in self._parts)
+
+    def _audit(self, books: Books, _: int, limit: int, __: _Part) -> int:
+        return sqlite_audit.prune(books, books.now - self._keep_audit_ms, limit)
+
+    def step(self, books: Books) -> None:
+        """Take out at most ``STEP_ROWS`` old rows."""
+        books.flush()  # so that the tables say what the cached rows say
+        now, left = books.now, STEP_ROWS
+        cutoff = cutoff_ms(now, self._keep_ms)
+        # Whoever had its turn goes to the end, so that a long backlog of one keeps no other out.
+        for part in [part for part in self._parts if part.next_ms <= now]:
+            if left <= 0:
+                break
+            looked_at = part.work(books, cutoff, left, part)
+            if looked_at < left:
+                part.cursor, part.next_ms = (), now + part.pace_ms
+            left -= looked_at
+            self._parts.remove(part)
+            self._parts.append(part)
+
+
+def cutoff_ms(now_ms: int, keep_ms: int) -> int:
+    """Return the moment before which things may leave: never one of the current month.
+
+    >>> cutoff_ms(40 * DAY_MS, 1 * DAY_MS) // DAY_MS  # on the tenth of February: its first day
+    31
+    """
+    return min(now_ms - keep_ms, epoch_of("month", now_ms)[0])
+
+
+# -- tables in the order of time -------------------------------------------------------------------
+
+
+def _events(books: Books, cutoff: int, limit: int, _: _Part) -> int:
+    # The newest event stays whatever its age, because the next number is counted from it.
+    rows = books.connection.execute(_EVENT_SQL, (limit + 1,)).fetchall()[:-1]
+    old = [row for row in rows if row[1] < cutoff]
+    if not old:
+        return 0
+    carried: Counter[tuple[str, str, str]] = Counter()
+    openings: Counter[int] = Counter()
+    for _, _, organisation_id, cost, balance_ids, *dims in old:
+        if not cost:
+            continue
+        for balance_id in json.loads(balance_ids):
+            openings[balance_id] += cost
+        carried[organisation_id, "organisation", ""] += cost
+        for kind, scope_id in zip(_CARRIED_KINDS, dims, strict=True):
+            if scope_id is not None:
+                carried[organisation_id, kind, scope_id] += cost
+    many = books.connection.executemany
+    many(
+        "UPDATE balances SET opening = opening + ? WHERE balance_id = ?",
+        [(cost, balance_id) for balance_id, cost in openings.items()],
+    )
+    for balance_id, cost in openings.items():
+        if balance_id in books.balances:
+            books.balances[balance_id].opening += cost
+    many(
+        "INSERT INTO carried VALUES (?,?,?,?) ON CONFLICT DO UPDATE SET"
+        " cost_nanousd = cost_nanousd + excluded.cost_nanousd",
+        [(*key, cost) for key, cost in carried.items()],
+    )
+    many("DELETE FROM events WHERE event_seq = ?", [(row[0],) for row in old])
+    return len(old)
+
+
+def _refusals(books: Books, cutoff: int, limit: int, _: _Part) -> int:
+    rows = books.connection.execute(
+        "SELECT refusal_seq, at_ms FROM refusals ORDER BY refusal_seq LIMIT ?", (limit + 1,)
+    ).fetchall()[:-1]
+    old = [(seq,) for seq, at_ms in rows if at_ms < cutoff]
+    books.connection.executemany("DELETE FROM refusals WHERE refusal_seq = ?", old)
+    return len(old)
+
+
+def _reservations(books: Books, cutoff: int, limit: int, part: _Part) -> int:
+    return _by_id(
+        books, cutoff, limit, part,
+        "SELECT reservation_id, state != 'open' AND expires_at_ms < ? FROM reservations"
+        " WHERE reservation_id > ? AND reservation_id < ? ORDER BY reservation_id LIMIT ?",
+        "DELETE FROM reservations WHERE reservation_id = ?",
+    )  # fmt: skip
+
+
+def _approvals(books: Books, cutoff: int, limit: int, part: _Part) -> int:
+    return _by_id(
+        books, cutoff, limit, part,
+        "SELECT approval_id, status != 'pending' AND max(deadline_ms, answered_at_ms) < ?"
+        " FROM approvals WHERE approval_id > ? AND approval_id < ? ORDER BY approval_id LIMIT ?",
+        "DELETE FROM approvals WHERE approval_id = ?",
+    )  # fmt: skip
+
+
+def _deliveries(books: Books, cutoff: int, limit: int, part: _Part) -> int:
+    return _by_id(
+        books, cutoff, limit, part,
+        "SELECT delivery_id, failed OR delivered_at_ms < ? FROM deliveries"
+        " WHERE delivery_id > ? AND delivery_id < ? ORDER BY delivery_id LIMIT ?",
+        "DELETE FROM deliveries WHERE delivery_id = ?",
+    )  # fmt: skip
+
+
+def _by_id(books: Books, cutoff: int, limit: int, part: _Part, select: str, delete: str) -> int:
+    """Walk a table whose ids begin with the time that they were made at."""
+    (after,) = part.cursor or ("",)
+    end = f"{cutoff:012x}"
+    rows = books.connection.execute(
+        select, (cutoff, after, f"{end[:8]}-{end[8:]}", limit)
+    ).fetchall()
+    books.connection.executemany(delete, [(row_id,) for row_id, is_over in rows if is_over])
+    if rows:
+        part.cursor = (rows[-1][0],)
+    return len(rows)
+
+
+# -- tables without such an order, walked in rounds ------------------------------------------------
+
+
+def _runs(books: Books, cutoff: int, limit: int, part: _Part) -> int:
+    return _unseen(books, cutoff, limit, part, "runs", "run_id")
+
+
+def _workflows(books: Books, cutoff: int, limit: int, part: _Part) -> int:
+    return _unseen(books, cutoff, limit, part, "workflows", "workflow_id")
+
+
+def _unseen(books: Books, cutoff: int, limit: int, part: _Part, table: str, column: str) -> int:
+    rows = books.connection.execute(
+        f"SELECT organisation_id, {column}, last_seen_ms FROM {table}"  # noqa: S608 (constants of this module)
+        f" WHERE (organisation_id, {column}) > (?, ?) ORDER BY organisation_id, {column} LIMIT ?",
+        (*(part.cursor or ("", "")), limit),
+    ).fetchall()
+    books.connection.executemany(
+        f"DELETE FROM {table} WHERE organisation_id = ? AND {column} = ?",  # noqa: S608 (constants of this module)
+        [row[:2] for row in rows if row[2] < cutoff],
+    )
+    if rows:
+        part.cursor = rows[-1][:2]
+    return len(rows)
+
+
+def _chains(books: Books, cutoff: int, limit: int, part: _Part) -> int:
+    """A chain is forgotten when nothing in the record names it any more."""
+    rows = books.connection.execute(
+        f"SELECT organisation_id, chain_id, expires_at_ms < ? AND {_UNNAMED} FROM chains c"  # noqa: S608 (constants of this module)
+        " WHERE (organisation_id, chain_id) > (?, ?) ORDER BY organisation_id, chain_id LIMIT ?",
+        (cutoff, *(part.cursor or ("", "")), limit),
+    ).fetchall()
+    over = [row[:2] for row in rows if row[2]]
+    books.connection.executemany(
+        "DELETE FROM chains WHERE organisation_id = ? AND chain_id = ?", over
+    )
+    for key in over:
+        books.chains.pop(key, None)
+    if rows:
+        part.cursor = rows[-1][:2]
+    return len(rows)
+
+
+def _estimates(books: Books, _: int, limit: int, part: _Part) -> int:
+    """What calls of a workflow have cost is forgotten with the workflow."""
+    rows = books.connection.execute(
+        "SELECT organisation_id, subject, json_extract(subject, '$[0]') != '' AND NOT EXISTS"
+        " (SELECT 1 FROM workflows w WHERE w.organisation_id = e.organisation_id"
+        " AND w.workflow_id = json_extract(subject, '$[0]')) FROM estimates e"
+        " WHERE (organisation_id, subject) > (?, ?) ORDER BY organisation_id, subject LIMIT ?",
+        (*(part.cursor or ("", "")), limit),
+    ).fetchall()
+    over = [row[:2] for row in rows if row[2]]
+    books.connection.executemany(
+        "DELETE FROM estimates WHERE organisation_id = ? AND subject = ?", over
+    )
+    for key in over:
+        books.estimates.pop(key, None)
+    if rows:
+        part.cursor = rows[-1][:2]
+    return len(rows)
+
+
+def _balances(books: Books, cutoff: int, limit: int, part: _Part) -> int:
+    """A window that has ended leaves when no reservation and no charge of it is left, and the
+    balance of a chain leaves after the chain."""
+    execute = books.connection.execute
+    floor = cutoff
+    # A reservation or charge made at some time is on balances that end after that time.
+    oldest = execute(
+        "SELECT created_at_ms FROM reservations ORDER BY reservation_id LIMIT 1"
+    ).fetchone()
+    if oldest is not None:
+        floor = min(floor, oldest[0])
+    for organisation_id in books.orgs:
+        (charged_at_ms,) = execute(
+            "SELECT min(charged_at_ms) FROM events WHERE organisation_id = ? AND cost_nanousd > 0",
+            (organisation_id,),
+        ).fetchone()
+        if charged_at_ms is not None:
+            floor = min(floor, charged_at_ms)
+    (after,) = part.cursor or ("0",)
+    # The newest balance stays, because the next number is counted from it.
+    rows = execute(
+        "SELECT balance_id, reserved = 0 AND CASE WHEN ends_ms IS NOT NULL"  # noqa: S608 (constants of this module)
+        " THEN ends_ms <= ? AND exhausted = 0 ELSE scope_kind = 'chain' AND NOT EXISTS (SELECT 1"
+        " FROM chains n WHERE n.organisation_id = c.organisation_id AND n.chain_id = c.chain_id)"
+        f" AND {_UNNAMED} END FROM (SELECT b.*, u.organisation_id, u.scope_kind,"
+        " b.scope_id AS chain_id FROM balances b LEFT JOIN budgets u USING (budget_id)"
+        " WHERE balance_id > ? AND balance_id < (SELECT max(balance_id) FROM balances)"
+        " ORDER BY balance_id LIMIT ?) c",
+        (floor, int(after), limit),
+    ).fetchall()
+    over = [balance_id for balance_id, is_over in rows if is_over]
+    books.connection.executemany(
+        "DELETE FROM balances WHERE balance_id = ?", [(balance_id,) for balance_id in over]
+    )
+    for balance_id in over:
+        books.balances.pop(balance_id, None)
+        books.exhausted.pop(balance_id, None)
+    if over:
+        for org in books.orgs.values():
+            org.accounts.clear()
+    if rows:
+        part.cursor = (str(rows[-1][0]),)
+    return len(rows)
