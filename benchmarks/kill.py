@@ -34,9 +34,9 @@ from typing import Any, Final
 import guard
 from benchmarks import _kill_peer as nullrun
 from benchmarks._kill_bodies import ASYNC, SYNC, WAIT_S, Missing, Note
+from guard.control.threads import _raise_in
 from guard.gateway.cli.admin_client import AdminClient
 from guard.gateway.embedded import run_gateway
-from guard.threads import _raise_in
 from tests.support.slow_server import SlowServer
 from tests.support.waiting import until
 

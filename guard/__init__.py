@@ -106,7 +106,7 @@ if TYPE_CHECKING:
     from guard.messages import (
         set_user_message as set_user_message,
     )
-    from guard.runtime import GuardRuntime as GuardRuntime
+    from guard.runtime.runtime import GuardRuntime as GuardRuntime
     from guard.state import GuardStatus as GuardStatus
     from guard.version import __version__ as __version__
 
@@ -143,7 +143,7 @@ _UNLISTED = {
     "ErrorContext": "guard.hooks",
     "GuardAuthenticationError": "guard.breaker.exceptions",
     "GuardBlockedException": "guard.breaker.exceptions",
-    "GuardRuntime": "guard.runtime",
+    "GuardRuntime": "guard.runtime.runtime",
     "GuardStatus": "guard.state",
     "SDK_MIN_VERSION_FOR_V3": "guard.core.wire",
     "WorkflowKilledException": "guard.breaker.exceptions",

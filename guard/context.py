@@ -20,14 +20,14 @@ from types import TracebackType
 from typing import Any, Final, Literal, ParamSpec, Self, TypeVar
 
 from guard.breaker.exceptions import WorkflowKilledInterrupt
-from guard.breaker.halts import interrupt_for, unwrap
+from guard.breaker.refusals import interrupt_for, unwrap
+from guard.control.threads import ThreadBody
 from guard.core.ids import IdFactory
 from guard.core.wire import NAME_LENGTH_MAX, SpanData
-from guard.runtime import active_runtime
-from guard.scope import Scope, current_scope
-from guard.stepping import surrounded
-from guard.threads import ThreadBody
-from guard.tracing import child_span
+from guard.runtime.active import active_runtime
+from guard.scope.scope import Scope, current_scope
+from guard.scope.span_ids import child_span
+from guard.scope.wrapping import surrounded
 
 P = ParamSpec("P")
 R = TypeVar("R")

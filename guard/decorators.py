@@ -9,8 +9,8 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from typing import Any, Final, TypeVar, cast
 
 from guard.breaker.exceptions import GuardError, WorkflowKilledInterrupt
-from guard.calls import ProtectedCall, Target
 from guard.facade import ready_runtime
+from guard.protected_call import ProtectedCall, Target
 
 logger = logging.getLogger("guard")
 

@@ -11,15 +11,16 @@ from typing import Any, Final, NoReturn, cast
 
 import msgspec
 
-from guard import runtime as _runtimes
 from guard.breaker.exceptions import GuardAuthenticationError, GuardConfigError, GuardError
-from guard.core.batching import Record
+from guard.core.buffer import Record
 from guard.core.ids import TAILS
 from guard.core.wire import NAME_LENGTH_MAX, TOKENS_MAX, ToolData
 from guard.hooks import ErrorContext, fire
 from guard.messages import format_user_message
-from guard.runtime import GuardRuntime, active_runtime
-from guard.scope import current_scope
+from guard.runtime import active as _active
+from guard.runtime.active import active_runtime
+from guard.runtime.runtime import GuardRuntime
+from guard.scope.scope import current_scope
 from guard.state import GuardStatus
 
 _RESERVED_TYPES: Final = frozenset({"llm", "tool", "span", "chain", "sdk.loss"})
@@ -224,7 +225,7 @@ def track_llm(
     if latency_ms is not None:
         latency_ms = _milliseconds("latency_ms", latency_ms)
     encoded = _payload("metadata", metadata) if metadata else None
-    runtime = _runtimes.current
+    runtime = _active.current
     if runtime is None:
         runtime = _recording_runtime()
     scope = _scope()

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from guard.breaker.exceptions import GuardError
 from guard.messages import format_user_message
-from guard.stepping import surrounded
+from guard.scope.wrapping import surrounded
 
 F = TypeVar("F", bound="Callable[..., Any] | staticmethod[..., Any] | classmethod[Any, ..., Any]")
 

@@ -14,10 +14,11 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast, overload
 
 from guard.breaker.exceptions import BreakerTransportError
-from guard.runtime import GuardRuntime, active_runtime
+from guard.runtime.active import active_runtime
+from guard.runtime.runtime import GuardRuntime
 
 F = TypeVar("F", bound=Callable[..., Any])
-logger = logging.getLogger("guard.delivery")
+logger = logging.getLogger("guard.runtime.event_pipeline")
 
 
 @overload

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from guard.runtime import GuardRuntime, active_runtime
+from guard.runtime.active import active_runtime
+from guard.runtime.runtime import GuardRuntime
 
 if TYPE_CHECKING:
     from guard.gateway.cli.admin_client import AdminClient

@@ -18,7 +18,7 @@ from guard.demo.inbox import MESSAGES_MAX, Message
 from guard.demo.narrator import Narrator
 from guard.demo.standin import StandIn, count_tokens
 from guard.gateway.embedded import Gateway, run_gateway
-from guard.runtime import GuardRuntime
+from guard.runtime.runtime import GuardRuntime
 from spamdetect.service.server import serving_app
 from spamdetect.service.settings import ServiceSettings
 from spamdetect.testing import run_service_async

@@ -4,6 +4,6 @@ No vendor package is imported: a transport that is not loaded yet is instrumente
 imported. Everything is reversible and idempotent.
 """
 
-from guard.instrumentation.observer import Instrumentation
+from guard.instrumentation.instrumentation import Instrumentation
 
 __all__ = ["Instrumentation"]

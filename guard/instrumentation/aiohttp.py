@@ -14,10 +14,10 @@ from typing import Any, Final
 
 import msgspec
 
-from guard.instrumentation import seams
-from guard.instrumentation.exchange import Exchange
-from guard.instrumentation.inflight import llm_request_async, other_request_async
-from guard.instrumentation.observer import inside
+from guard.instrumentation import patching
+from guard.instrumentation.instrumentation import inside
+from guard.instrumentation.interruptible import llm_request_async, other_request_async
+from guard.instrumentation.observed_call import Exchange
 
 _observed: Final[dict[int, Exchange]] = {}
 """Exchanges by the identity of their reader, which has no room for one more attribute."""
@@ -26,7 +26,7 @@ _observed: Final[dict[int, Exchange]] = {}
 def patch(module: ModuleType) -> None:
     """Hook the session of ``aiohttp``."""
     reader = _observed_reader(module.StreamReader)
-    seams.replace(module.ClientSession, "_request", lambda request: _request(request, reader))
+    patching.replace(module.ClientSession, "_request", lambda request: _request(request, reader))
 
 
 def _request(original: Any, reader: Any) -> Any:
@@ -47,7 +47,7 @@ def _request(original: Any, reader: Any) -> Any:
 
 
 def _begin(session: Any, method: str, str_or_url: Any, options: dict[str, Any]) -> Exchange | None:
-    instrumentation = seams.active()
+    instrumentation = patching.active()
     if instrumentation is None:
         return None
     try:

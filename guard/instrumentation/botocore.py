@@ -6,16 +6,16 @@ import functools
 from types import ModuleType
 from typing import Any
 
-from guard.instrumentation import seams
-from guard.instrumentation.inflight import llm_request, other_request
-from guard.instrumentation.observer import inside
+from guard.instrumentation import patching
+from guard.instrumentation.instrumentation import inside
+from guard.instrumentation.interruptible import llm_request, other_request
 from guard.instrumentation.requests import begin
 from guard.instrumentation.urllib3 import observe
 
 
 def patch(module: ModuleType) -> None:
     """Hook the HTTP session of ``botocore.httpsession``."""
-    seams.replace(module.URLLib3Session, "send", _send)
+    patching.replace(module.URLLib3Session, "send", _send)
 
 
 def _send(original: Any) -> Any:

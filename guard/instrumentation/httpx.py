@@ -15,10 +15,10 @@ import msgspec
 
 from guard.core.usage import Recording
 from guard.core.usage.recording import PENDING_BYTES
-from guard.instrumentation import seams
-from guard.instrumentation.exchange import Exchange
+from guard.instrumentation import patching
 from guard.instrumentation.include_usage import UsageChunkFilter, asking_for_usage
-from guard.instrumentation.inflight import (
+from guard.instrumentation.instrumentation import Instrumentation, inside
+from guard.instrumentation.interruptible import (
     chunks_of,
     chunks_of_async,
     llm_request,
@@ -26,16 +26,16 @@ from guard.instrumentation.inflight import (
     other_request,
     other_request_async,
 )
-from guard.instrumentation.observer import Instrumentation, inside
-from guard.scope import OWN_TRAFFIC
+from guard.instrumentation.observed_call import Exchange
+from guard.scope.scope import OWN_TRAFFIC
 
 
 def patch(module: ModuleType) -> None:
     """Hook both clients of ``httpx`` or ``httpx2``."""
     sync_tee, async_tee = _tees(module)
     stream = module.ByteStream
-    seams.replace(module.Client, "send", lambda send: _sync_send(send, sync_tee, stream))
-    seams.replace(module.AsyncClient, "send", lambda send: _async_send(send, async_tee, stream))
+    patching.replace(module.Client, "send", lambda send: _sync_send(send, sync_tee, stream))
+    patching.replace(module.AsyncClient, "send", lambda send: _async_send(send, async_tee, stream))
 
 
 def _sync_send(original: Any, tee: Any, byte_stream: Any) -> Any:
@@ -71,7 +71,7 @@ def _async_send(original: Any, tee: Any, byte_stream: Any) -> Any:
 
 
 def _begin(request: Any, byte_stream: Any) -> Exchange | None:
-    instrumentation = seams.active()
+    instrumentation = patching.active()
     if instrumentation is None or request.extensions.get(OWN_TRAFFIC):
         return None
     url = request.url

@@ -7,16 +7,16 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from guard.instrumentation import seams
-from guard.instrumentation.exchange import Exchange
-from guard.instrumentation.inflight import llm_request, other_request
-from guard.instrumentation.observer import inside
+from guard.instrumentation import patching
+from guard.instrumentation.instrumentation import inside
+from guard.instrumentation.interruptible import llm_request, other_request
+from guard.instrumentation.observed_call import Exchange
 from guard.instrumentation.urllib3 import observe
 
 
 def patch(module: ModuleType) -> None:
     """Hook the adapter of ``requests``, and so every session."""
-    seams.replace(module.adapters.HTTPAdapter, "send", _send)
+    patching.replace(module.adapters.HTTPAdapter, "send", _send)
 
 
 def _send(original: Any) -> Any:
@@ -39,7 +39,7 @@ def _send(original: Any) -> Any:
 
 def begin(request: Any) -> Exchange | None:
     """Check and start to observe a prepared request of requests or botocore."""
-    instrumentation = seams.active()
+    instrumentation = patching.active()
     if instrumentation is None:
         return None
     try:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from guard.instrumentation.exchange import Exchange
-from guard.instrumentation.inflight import llm_request
+from guard.instrumentation.interruptible import llm_request
+from guard.instrumentation.observed_call import Exchange
 
 _ITERATING: Final = ("stream", "read_chunked")
 _READING: Final = ("read", "read1")

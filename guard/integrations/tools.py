@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from guard.breaker.exceptions import GuardError
-from guard.breaker.halts import Refusal
+from guard.breaker.refusals import Refusal
 from guard.decorators import protect
 from guard.facade import track_tool
-from guard.runtime import active_runtime
-from guard.scope import current_scope
+from guard.runtime.active import active_runtime
+from guard.scope.scope import current_scope
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])

@@ -14,7 +14,8 @@ import guard
 from guard import hooks, messages
 from guard.gateway.cli.admin_client import AdminClient
 from guard.gateway.embedded import Gateway, run_gateway
-from guard.runtime import GuardRuntime, active_runtime
+from guard.runtime.active import active_runtime
+from guard.runtime.runtime import GuardRuntime
 from tests.support.proxy import ChaosProxy
 
 _numbers = itertools.count(1)

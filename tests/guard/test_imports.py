@@ -234,14 +234,13 @@ def component(module: str, depth: int = 1) -> str:
 
 GUARD_LEVELS: Final = {
     "version": 0, "core": 0, "loop": 0,
-    "breaker": 1, "scope": 1, "messages": 1, "stepping": 1, "exits": 1,
-    "settings": 2, "tracing": 2, "hooks": 2, "state": 2, "handling": 2, "decisions": 2,
-    "health": 3,
-    "io": 4, "instrumentation": 4, "debuglog": 4,
-    "frames": 5, "delivery": 6, "threads": 6, "interrupts": 7,
-    "standing": 8,
+    "breaker": 1, "scope": 1, "messages": 1,
+    "settings": 2, "hooks": 2, "state": 2, "handling": 2,
+    "transport": 3,
+    "delivery": 4,
+    "instrumentation": 5, "control": 5,
     "runtime": 9,
-    "facade": 10, "context": 10, "calls": 10, "serverless": 10,
+    "facade": 10, "context": 10, "protected_call": 10, "serverless": 10,
     "decorators": 11,
     "(root)": 12,
     "integrations": 13,
@@ -460,11 +459,11 @@ def test_the_sdk_imports_its_own_dependencies_only() -> None:
 
 def test_the_arrow_reader_sees_what_python_sees() -> None:
     """The reader above is not blind: a module's eager arrows are what its import really loads."""
-    importlib.import_module("guard.io.gateway")
+    importlib.import_module("guard.transport.client")
     eager = {
         arrow.target
         for arrow in ARROWS
-        if arrow.source == "guard.io.gateway" and not arrow.lazy and not arrow.typing_only
+        if arrow.source == "guard.transport.client" and not arrow.lazy and not arrow.typing_only
     }
     assert {"guard.core.wire", "guard.settings", "httpx"} <= eager
     assert eager - {"__future__"} <= sys.modules.keys()

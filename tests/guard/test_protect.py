@@ -12,7 +12,7 @@ import pytest
 
 import guard
 from guard.breaker.exceptions import GuardTransportError, WorkflowPausedException
-from guard.runtime import GuardRuntime
+from guard.runtime.runtime import GuardRuntime
 from tests.support.proxy import ChaosProxy
 
 

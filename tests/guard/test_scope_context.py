@@ -19,9 +19,9 @@ import pytest
 import guard
 from guard import context
 from guard.breaker.exceptions import GuardBudgetError, WorkflowKilledInterrupt
-from guard.breaker.halts import Refusal
+from guard.breaker.refusals import Refusal
 from guard.context import carry
-from guard.scope import OUTSIDE, Scope, current_scope
+from guard.scope.scope import OUTSIDE, Scope, current_scope
 
 KINDS: list[Callable[..., Any]] = [guard.workflow, guard.chain, guard.span, guard.agent]
 FIELD = {"workflow": "workflow_id", "chain": "chain_id", "span": "span_id", "agent": "agent"}

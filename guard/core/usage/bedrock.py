@@ -13,7 +13,8 @@ from urllib.parse import unquote
 import attrs
 
 from guard.core.usage.anthropic import AnthropicMessages
-from guard.core.usage.base import (
+from guard.core.usage.framing import Events
+from guard.core.usage.response_format import (
     Call,
     Message,
     Usage,
@@ -25,7 +26,6 @@ from guard.core.usage.base import (
     text_or_none,
     tokens_of,
 )
-from guard.core.usage.framing import Events
 
 _MODEL: Final = re.compile(r"/model/(.+)/(?:converse|converse-stream|invoke[a-z-]*)$")
 _HEADER: Final = "x-amzn-bedrock-{}-token-count"

@@ -10,7 +10,8 @@ from typing import Final
 
 import attrs
 
-from guard.core.usage.base import (
+from guard.core.usage.framing import Events
+from guard.core.usage.response_format import (
     Call,
     Message,
     Usage,
@@ -20,7 +21,6 @@ from guard.core.usage.base import (
     text_or_none,
     tokens_of,
 )
-from guard.core.usage.framing import Events
 
 _UNITS: Final = ("search_units", "classifications", "images", "pages")
 

@@ -11,7 +11,8 @@ from typing import Any, Final
 
 import attrs
 
-from guard.core.usage.base import (
+from guard.core.usage.framing import Events
+from guard.core.usage.response_format import (
     Call,
     Message,
     Usage,
@@ -23,7 +24,6 @@ from guard.core.usage.base import (
     text_or_none,
     tokens_of,
 )
-from guard.core.usage.framing import Events
 
 _MODEL: Final = re.compile(r"(?:models|tunedModels|endpoints)/([^/:]+)")
 

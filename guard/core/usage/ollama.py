@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import attrs
 
-from guard.core.usage.base import (
+from guard.core.usage.framing import Events
+from guard.core.usage.response_format import (
     Call,
     Message,
     Usage,
@@ -16,7 +17,6 @@ from guard.core.usage.base import (
     text_or_none,
     tokens_of,
 )
-from guard.core.usage.framing import Events
 
 
 @attrs.frozen

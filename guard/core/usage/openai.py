@@ -15,7 +15,8 @@ from typing import Final
 
 import attrs
 
-from guard.core.usage.base import (
+from guard.core.usage.framing import Events
+from guard.core.usage.response_format import (
     Call,
     Message,
     Usage,
@@ -28,7 +29,6 @@ from guard.core.usage.base import (
     text_or_none,
     tokens_of,
 )
-from guard.core.usage.framing import Events
 
 _REASONING_ON_TOP: Final = frozenset({"x-ai", "perplexity"})
 _SAYS_COST: Final = frozenset({"openrouter"})

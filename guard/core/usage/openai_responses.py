@@ -6,7 +6,8 @@ from typing import Final
 
 import attrs
 
-from guard.core.usage.base import (
+from guard.core.usage.framing import Events
+from guard.core.usage.response_format import (
     PENDING,
     Call,
     Message,
@@ -18,7 +19,6 @@ from guard.core.usage.base import (
     text_or_none,
     tokens_of,
 )
-from guard.core.usage.framing import Events
 
 _NOT_YET: Final = frozenset({
     "queued", "in_progress", "validating", "finalizing", "cancelling",

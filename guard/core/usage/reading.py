@@ -6,7 +6,6 @@ from typing import Any, Final, TypedDict
 
 import msgspec
 
-from guard.core.usage.base import Call, Message, ResponseFormat, Usage, mapping, parse, replaced
 from guard.core.usage.framing import (
     Events,
     Framing,
@@ -17,6 +16,15 @@ from guard.core.usage.framing import (
     outline,
 )
 from guard.core.usage.recording import HEAD_BYTES, TAIL_BYTES
+from guard.core.usage.response_format import (
+    Call,
+    Message,
+    ResponseFormat,
+    Usage,
+    mapping,
+    parse,
+    replaced,
+)
 
 _WHOLE_BYTES: Final = 256 * 1024
 """A body up to this size is decoded whole; of a larger one the beginning and the end are read."""

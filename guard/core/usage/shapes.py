@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import attrs
 
 from guard.core.usage.anthropic import AnthropicMessages
-from guard.core.usage.base import Call, Message, ResponseFormat, Usage, mapping
 from guard.core.usage.bedrock import Converse
 from guard.core.usage.cohere import Cohere
 from guard.core.usage.framing import Events
 from guard.core.usage.gemini import Gemini, Interactions
 from guard.core.usage.openai import ChatCompletions
 from guard.core.usage.openai_responses import Responses
+from guard.core.usage.response_format import Call, Message, ResponseFormat, Usage, mapping
 
 
 @attrs.frozen

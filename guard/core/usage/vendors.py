@@ -8,13 +8,13 @@ from typing import Final
 import attrs
 
 from guard.core.usage.anthropic import AnthropicMessages
-from guard.core.usage.base import ResponseFormat
 from guard.core.usage.bedrock import Converse, InvokeModel
 from guard.core.usage.cohere import Cohere
 from guard.core.usage.gemini import Gemini, Interactions
 from guard.core.usage.ollama import Ollama
 from guard.core.usage.openai import ChatCompletions
 from guard.core.usage.openai_responses import Responses
+from guard.core.usage.response_format import ResponseFormat
 from guard.core.usage.shapes import AnyShape
 
 _HOSTS: Final[dict[str, str]] = {

@@ -10,7 +10,7 @@ from guard.breaker.exceptions import (
     WorkflowKilledInterrupt,
     WorkflowPausedException,
 )
-from guard.breaker.halts import Refusal, exception_for_halt, unwrap
+from guard.breaker.refusals import Refusal, exception_for_halt, unwrap
 from guard.core.control import Halt
 from guard.core.wire import Budget
 

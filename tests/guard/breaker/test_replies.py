@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from guard.breaker import exceptions as tree
-from guard.breaker.replies import Reply, exception_for
+from guard.transport.replies import Reply, exception_for
 
 NOW_S = 1_800_000_000.0
 

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import attrs
 import pytest
 
-from guard.runtime import GuardRuntime
+from guard.runtime.runtime import GuardRuntime
 
 CAPABILITIES: Final = "/api/v1/capabilities"
 EVENTS: Final = "/api/v1/events"

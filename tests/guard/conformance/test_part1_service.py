@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 import guard
-from guard.runtime import GuardRuntime
+from guard.runtime.runtime import GuardRuntime
 from tests.support.waiting import until
 
 COMPLETION = {

@@ -156,7 +156,7 @@ class TestCuratedSurface:
             """
             import guard
             before = dir(guard)
-            import guard.runtime, guard.context, guard.breaker.exceptions, guard.cli
+            import guard.runtime.runtime, guard.context, guard.breaker.exceptions, guard.cli
             guard.WorkflowPausedException, guard.GuardRuntime
             assert dir(guard) == before
             assert callable(guard.status) and callable(guard.handle) and callable(guard.protect)

@@ -15,11 +15,11 @@ import pytest
 import guard
 from guard import WorkflowKilledInterrupt
 from guard.breaker.exceptions import WorkflowPausedException
+from guard.control import subscriber
 from guard.core import wire
 from guard.core.control import ControlState
 from guard.gateway.embedded import run_gateway
-from guard.io import subscriber
-from guard.runtime import GuardRuntime
+from guard.runtime.runtime import GuardRuntime
 from tests.support.proxy import ChaosProxy
 from tests.support.waiting import until
 
@@ -49,7 +49,7 @@ class TestModes:
         expected = ["poller"] if mode == "http" else ["websocket"]
         until(lambda: channel(runtime) in expected, WAIT_S)
         with guard.workflow("w"), pytest.raises(WorkflowKilledInterrupt):
-            runtime.check_request(guard.scope.current_scope.get())
+            runtime.check_request(guard.scope.scope.current_scope.get())
 
     def test_a_body_that_runs_is_stopped(self, start: Start, operator: Any, mode: str) -> None:
         runtime = start(transport_mode=mode)

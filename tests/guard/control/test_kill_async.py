@@ -16,7 +16,7 @@ import pytest
 
 import guard
 from guard import WorkflowKilledInterrupt
-from guard.runtime import GuardRuntime
+from guard.runtime.runtime import GuardRuntime
 from tests.support.slow_server import SlowServer
 from tests.support.waiting import until_async
 

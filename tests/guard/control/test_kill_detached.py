@@ -16,8 +16,8 @@ import requests
 
 import guard
 from guard import WorkflowKilledInterrupt
-from guard.instrumentation.inflight import llm_request_async
-from guard.runtime import GuardRuntime
+from guard.instrumentation.interruptible import llm_request_async
+from guard.runtime.runtime import GuardRuntime
 from tests.support.slow_server import SlowServer
 from tests.support.waiting import until_async
 

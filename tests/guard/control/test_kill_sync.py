@@ -24,7 +24,7 @@ import requests
 
 import guard
 from guard import WorkflowKilledInterrupt
-from guard.runtime import GuardRuntime
+from guard.runtime.runtime import GuardRuntime
 from tests.support.slow_server import SlowServer
 from tests.support.waiting import until
 

@@ -19,7 +19,7 @@ import pytest
 import guard
 from guard import WorkflowKilledInterrupt, threads
 from guard.core import wire
-from guard.runtime import GuardRuntime
+from guard.runtime.runtime import GuardRuntime
 from tests.support.waiting import until
 
 KILLS = int(os.environ.get("GUARD_TEST_KILL_SOAK", "200"))

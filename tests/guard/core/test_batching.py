@@ -12,7 +12,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from guard.core.batching import EventBuffer, Record
+from guard.core.buffer import EventBuffer, Record
 
 KINDS = ["span", "custom.thing", "tool", "chain", "llm", "sdk.loss"]
 IMPORTANCE = {"span": 0, "custom.thing": 0, "tool": 1, "chain": 1, "llm": 2, "sdk.loss": 2}

@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 import pytest
 
-from guard.runtime import GuardRuntime
+from guard.runtime.runtime import GuardRuntime
 
 ROOT = Path(__file__).parents[3]
 EVENTS = "/api/v1/events"

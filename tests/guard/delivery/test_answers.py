@@ -11,11 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.guard.runtime.event_pipeline.conftest import EVENTS, Answer, Scripted, problem
 
 import guard
 from guard.breaker.exceptions import BreakerTransportError, GuardConsumeOverbudgetError, GuardError
-from guard.runtime import GuardRuntime
-from tests.guard.delivery.conftest import EVENTS, Answer, Scripted, problem
+from guard.runtime.runtime import GuardRuntime
 from tests.support.waiting import until
 
 Against = Callable[..., GuardRuntime]
@@ -178,7 +178,7 @@ class TestTrouble:
     def test_one_line_in_the_log_for_each_transition(
         self, against: Against, scripted: Scripted, caplog: pytest.LogCaptureFixture
     ) -> None:
-        caplog.set_level(logging.INFO, logger="guard.delivery")
+        caplog.set_level(logging.INFO, logger="guard.runtime.event_pipeline")
         runtime = against(flush_interval_ms=20)
         scripted.answer = lambda path, body: Answer(500) if path == EVENTS else None
         track(1)

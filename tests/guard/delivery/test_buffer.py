@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from guard.core.batching import EventBuffer, Priority, Record, priority_of
-from guard.scope import Scope
+from guard.core.buffer import EventBuffer, Priority, Record, priority_of
+from guard.scope.scope import Scope
 
 KINDS = ("llm", "tool", "span", "custom", "sdk.loss")
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.guard.runtime.event_pipeline.conftest import Spawn
 
-from guard.io.spool import Spool, owner_of
-from tests.guard.delivery.conftest import Spawn
+from guard.delivery.spool import Spool, owner_of
 
 HEAD = """
 import os, signal, sys, threading, time
@@ -354,9 +354,10 @@ flusher.join()
 
     def test_fork_while_locks_are_held(self, tenant: Any, spawn: Spawn) -> None:
         program = """
-from guard import facade, runtime as runtimes
+from guard import facade
+from guard.runtime import active
 runtime = guard.init()
-held = [facade._init_lock, runtimes._lock, runtime._background._lock, runtime.buffer._lock,
+held = [facade._init_lock, active._lock, runtime._background._lock, runtime.buffer._lock,
         runtime._ending, runtime.health._lock, runtime.bodies._lock]
 grabbed, done = threading.Event(), threading.Event()
 def grab():

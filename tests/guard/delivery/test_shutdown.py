@@ -12,12 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.guard.runtime.event_pipeline.conftest import EVENTS, Answer, Scripted
 
 import guard
 from guard.breaker.exceptions import BreakerTransportError, GuardTransportError
-from guard.runtime import GuardRuntime
+from guard.runtime.runtime import GuardRuntime
 from guard.serverless import flush_on_return
-from tests.guard.delivery.conftest import EVENTS, Answer, Scripted
 from tests.support.waiting import until
 
 Against = Callable[..., GuardRuntime]
@@ -209,7 +209,7 @@ class TestAccounting:
         self, against: Against, scripted: Scripted, tmp_path: Any, caplog: pytest.LogCaptureFixture
     ) -> None:
         (tmp_path / "s").write_text("in the way")
-        caplog.set_level(logging.WARNING, logger="guard.delivery")
+        caplog.set_level(logging.WARNING, logger="guard.runtime.event_pipeline")
         runtime = against(spool_dir=tmp_path / "s", flush_interval_ms=20)
         scripted.answer = lambda path, body: Answer(500) if path == EVENTS else None
         track(5)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from guard.io.spool import Spool, Spooled, SpoolError, owner_of
+from guard.delivery.spool import Spool, Spooled, SpoolError, owner_of
 
 OWNER = owner_of("http://127.0.0.1:1", "key")
 _SPAWN = multiprocessing.get_context("spawn")

@@ -8,10 +8,10 @@ from typing import Any
 import attrs
 import pytest
 
-from guard.core.records import ObservedCall, llm_data
+from guard.core.events import ObservedCall, llm_data
 from guard.core.wire import LlmData
 from guard.instrumentation import Instrumentation
-from guard.scope import Scope
+from guard.scope.scope import Scope
 from tests.guard.instrumentation.standin.server import StandIn
 
 

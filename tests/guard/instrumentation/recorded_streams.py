@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from guard.core.usage import Call, Usage, find_endpoint
-from guard.core.usage.base import ResponseFormat
+from guard.core.usage.response_format import ResponseFormat
 from tests.guard.instrumentation.standin import anthropic, bedrock, cohere, google, ollama, openai
 from tests.guard.instrumentation.standin.reply import Reply, encoded
 

@@ -13,8 +13,8 @@ import pytest
 import requests
 
 import guard
-from guard.instrumentation.observer import Instrumentation
-from guard.runtime import GuardRuntime
+from guard.instrumentation.instrumentation import Instrumentation
+from guard.runtime.runtime import GuardRuntime
 from tests.guard.instrumentation.standin.reply import Reply, encoded
 from tests.guard.instrumentation.standin.server import StandIn
 from tests.support.proxy import ChaosProxy

@@ -11,13 +11,13 @@ import httpx
 import pytest
 
 import guard
-from guard import runtime as runtimes
-from guard.core.batching import Record
+from guard.core.buffer import Record
+from guard.core.events import ObservedCall, event_of, is_event
 from guard.core.ids import IdFactory
-from guard.core.records import ObservedCall, event_of, is_event
+from guard.delivery.batch import encoded as encoded_events
 from guard.instrumentation import Instrumentation
-from guard.io.parcels import encoded as encoded_events
-from guard.scope import OUTSIDE
+from guard.runtime import active
+from guard.scope.scope import OUTSIDE
 from tests.guard.conftest import Tenant
 from tests.guard.instrumentation.conftest import Observed
 from tests.guard.instrumentation.standin.reply import Reply, encoded
@@ -108,7 +108,7 @@ class TestNoEvent:
 
     def test_is_no_loss_at_a_gateway(self, standin: StandIn, tenant: Tenant) -> None:
         guard.init(api_key=tenant.key, api_url=tenant.url)
-        runtime: Any = runtimes.current
+        runtime: Any = active.current
         httpx.post(standin.url + CHAT, json=ASK)
         standin.instead = SILENT
         httpx.post(standin.url + CHAT, json=ASK)
@@ -121,7 +121,7 @@ class TestNoEvent:
         standin.instead = SILENT
         guard.init(api_key="k", api_url="http://127.0.0.1:9")
         httpx.post(standin.url + CHAT, json=ASK)
-        runtime: Any = runtimes.current
+        runtime: Any = active.current
         guard.shutdown(timeout=1)
         assert runtime.status().events_lost == 0
 

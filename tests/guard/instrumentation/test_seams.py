@@ -19,9 +19,9 @@ import requests
 
 import guard
 from guard.breaker.exceptions import GuardBudgetError
-from guard.breaker.halts import Refusal
+from guard.breaker.refusals import Refusal
 from guard.instrumentation import Instrumentation
-from guard.scope import OWN_TRAFFIC, Scope
+from guard.scope.scope import OWN_TRAFFIC, Scope
 from tests.guard.instrumentation.conftest import start_observing
 from tests.guard.instrumentation.matrix.other_cases import CONVERSE, bedrock_client
 from tests.guard.instrumentation.standin.reply import Reply, encoded
@@ -114,7 +114,7 @@ async def main():
     async with aiohttp.ClientSession() as session, session.post(sys.argv[1], json=ask) as response:
         await response.json()
 asyncio.run(main())
-from guard.core.records import llm_data
+from guard.core.events import llm_data
 print(len(events), sum(llm_data(e).input_tokens for e in events) > 4000)
 """
         done = subprocess.run(

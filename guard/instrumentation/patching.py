@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import wrapt
 
 if TYPE_CHECKING:
-    from guard.instrumentation.observer import Instrumentation
+    from guard.instrumentation.instrumentation import Instrumentation
 
 logger = logging.getLogger("guard.instrumentation")
 

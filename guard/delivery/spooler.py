@@ -8,15 +8,15 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from guard.core.batching import EventBuffer, Record, priority_of
+from guard.core.buffer import EventBuffer, Record, priority_of
+from guard.core.events import event_id, is_event
 from guard.core.ids import IdFactory
-from guard.core.records import event_id, is_event
-from guard.io.losses import Losses
-from guard.io.parcels import LOSS_PRIORITY, encoded
-from guard.io.spool import Claimed, Spool, Spooled, SpoolError
+from guard.delivery.batch import LOSS_PRIORITY, encoded
+from guard.delivery.loss_report import Losses
+from guard.delivery.spool import Claimed, Spool, Spooled, SpoolError
 from guard.loop import in_thread
 
-logger = logging.getLogger("guard.delivery")
+logger = logging.getLogger("guard.runtime.event_pipeline")
 
 _LOOK_S: Final = 15.0
 

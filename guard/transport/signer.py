@@ -6,9 +6,9 @@ import os
 import time
 
 from guard.breaker.exceptions import GuardTransportError
-from guard.breaker.replies import Reply
 from guard.core.signing import SignatureParameters, sign, verify_frame
 from guard.settings import Settings
+from guard.transport.replies import Reply
 
 
 class Signer:

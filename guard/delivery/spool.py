@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
-from guard.io.spool_access import holder_of, lives, prepare_directory, require_plain_file
+from guard.delivery.spool_files import holder_of, lives, prepare_directory, require_plain_file
 
 logger = logging.getLogger("guard.spool")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from msgspec import Struct
 
 from guard.core import wire
-from guard.core.batching import Record
+from guard.core.buffer import Record
 from guard.core.ids import IdFactory
 
 if TYPE_CHECKING:  # every vendor's format, which events of other kinds do not need

@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from guard.core.records import ObservedCall
+from guard.core.events import ObservedCall
 from guard.core.usage import Call, Endpoint, Recording, Usage, read_body, read_recorded
 from guard.core.usage.reading import is_stream
 from guard.instrumentation.include_usage import UsageChunkFilter
-from guard.scope import Scope
+from guard.scope.scope import Scope
 
 if TYPE_CHECKING:
-    from guard.instrumentation.observer import Instrumentation
+    from guard.instrumentation.instrumentation import Instrumentation
 
 _BRIEF_BYTES: Final = 64 * 1024
 

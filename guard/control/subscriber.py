@@ -22,8 +22,8 @@ from guard.breaker.exceptions import GuardError
 from guard.core import wire
 from guard.core.retry import Backoff
 from guard.core.signing import verify_frame
-from guard.io.gateway import GatewayClient
 from guard.settings import Settings, is_loopback
+from guard.transport.client import GatewayClient
 
 logger = logging.getLogger("guard.control")
 

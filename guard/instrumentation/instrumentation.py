@@ -12,13 +12,13 @@ from contextvars import ContextVar
 from types import FrameType
 from typing import Any, Final, Protocol
 
-from guard.core.records import ObservedCall, usage_of
+from guard.core.events import ObservedCall, usage_of
 from guard.core.usage import PENDING, Usage, find_endpoint
-from guard.core.usage.base import replaced
+from guard.core.usage.response_format import replaced
 from guard.core.wire import NAME_LENGTH_MAX, RESPONSE_ID_LENGTH_MAX
-from guard.instrumentation import seams
-from guard.instrumentation.exchange import Exchange
-from guard.scope import Scope, current_scope
+from guard.instrumentation import patching
+from guard.instrumentation.observed_call import Exchange
+from guard.scope.scope import Scope, current_scope
 
 logger = logging.getLogger("guard.instrumentation")
 
@@ -79,11 +79,11 @@ class Instrumentation:
 
     def install(self) -> None:
         """Instrument the supported transports, now or when they are imported. Idempotent."""
-        seams.install(self)
+        patching.install(self)
 
     def uninstall(self) -> None:
         """Take the hooks out again. Idempotent."""
-        seams.uninstall(self)
+        patching.uninstall(self)
         self._read_all()
 
     def forked(self) -> None:

@@ -11,28 +11,27 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-from guard import debuglog
 from guard.breaker.exceptions import (
-    GuardConfigError,
     GuardError,
     GuardTransportError,
     docs_at,
 )
+from guard.control.bodies import ActiveBodies, TaskBody
+from guard.control.enforcement import Standing
+from guard.control.last_decision import Decisions
 from guard.core import wire
-from guard.decisions import Decisions
-from guard.delivery import Delivery
-from guard.exits import ExitHooks
 from guard.hooks import ErrorContext, fire
 from guard.instrumentation import Instrumentation
-from guard.interrupts import ActiveBodies, TaskBody
 from guard.loop import BackgroundLoop, LoopClosedError
-from guard.scope import Scope
+from guard.runtime import active, debug_log
+from guard.runtime.event_pipeline import Delivery
+from guard.runtime.exit_hooks import ExitHooks
+from guard.scope.scope import Scope
 from guard.settings import Settings
-from guard.standing import Standing
 from guard.state import GuardStatus
 
 if TYPE_CHECKING:  # the link imports httpx and websockets, which `import guard` must not
-    from guard.io.link import Link
+    from guard.runtime.session import Link
 
 T = TypeVar("T")
 logger = logging.getLogger("guard")
@@ -106,13 +105,13 @@ class GuardRuntime(Standing):
                 auto_instrument=auto_instrument,
                 inject_stream_usage=inject_stream_usage,
             )
-            _refuse_second()
+            active.refuse_second()
         except GuardError as exc:
             fire(exc, ErrorContext("init"))
             raise
         docs_at(self.settings.api_url)
         if self.settings.debug:
-            debuglog.start()
+            debug_log.start()
         self._background = BackgroundLoop()
         super().__init__(
             own_thread=lambda: self._background.is_own_thread,
@@ -130,7 +129,7 @@ class GuardRuntime(Standing):
             leave=self.leave_request,
             inject_stream_usage=self.settings.inject_stream_usage,
         )
-        _install(self)
+        active.install(self)
 
     def _fresh_process(self) -> None:
         """State that belongs to one process; a forked child starts it anew."""
@@ -152,7 +151,7 @@ class GuardRuntime(Standing):
         self._fresh_process()
 
     def _make_link(self) -> Link:
-        from guard.io.link import Link
+        from guard.runtime.session import Link
 
         return Link(
             self.settings,
@@ -227,8 +226,8 @@ class GuardRuntime(Standing):
         self._exits.uninstall()
         self.delivery.finish(time.monotonic() + _DISCARD_S, flush=False)
         self._ended.set()
-        debuglog.stop()
-        _uninstall(self)
+        debug_log.stop()
+        active.uninstall(self)
 
     def shutdown(self, timeout: float = 2.0, flush: bool = True) -> None:
         """Close the control socket cleanly, deliver what is buffered, stop the thread. Idempotent.
@@ -263,7 +262,7 @@ class GuardRuntime(Standing):
             failure = self.delivery.finish(ends_s, flush=flush)
         finally:
             self._ended.set()
-            debuglog.stop()
+            debug_log.stop()
         if failure is not None:
             raise failure
 
@@ -292,7 +291,7 @@ class GuardRuntime(Standing):
     # -- gate and checks ----------------------------------------------------------------------
 
     def gate(self, request: wire.GateRequest) -> wire.GateReply:
-        """Ask the gateway, from sync code; see :meth:`guard.io.link.Link.gate`.
+        """Ask the gateway, from sync code; see :meth:`guard.runtime.session.Link.gate`.
 
         A kill ends the wait: of this workflow, or of a protected call around this one.
         """
@@ -379,45 +378,3 @@ def _was_shut_down() -> GuardTransportError:
     return GuardTransportError(
         "guard was shut down; call guard.init() again", source="BREAKER_OPEN", retryable=False
     )
-
-
-_lock = threading.Lock()
-current: GuardRuntime | None = None
-"""The process's runtime; read it with :func:`active_runtime` where a call does not matter."""
-
-
-def active_runtime() -> GuardRuntime | None:
-    """Return the process's runtime, or None."""
-    return current
-
-
-def _refuse_second() -> None:
-    if current is not None and not current.is_shut_down:
-        raise GuardConfigError(
-            "guard is already initialised in this process; call guard.shutdown() first",
-            error_code="GD-C004",
-        )
-
-
-def _install(runtime: GuardRuntime) -> None:
-    global current
-    with _lock:
-        _refuse_second()
-        current = runtime
-
-
-def _uninstall(runtime: GuardRuntime) -> None:
-    global current
-    with _lock:
-        if current is runtime:
-            current = None
-
-
-def _after_fork() -> None:
-    global _lock
-    _lock = threading.Lock()
-    if current is not None:
-        current.forked()
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -17,16 +17,16 @@ from guard.breaker.exceptions import (
     GuardProtocolError,
     GuardTransportError,
 )
+from guard.control.subscriber import Subscriber
 from guard.core import wire
-from guard.core.batching import EventBuffer
+from guard.core.buffer import EventBuffer
 from guard.core.ids import IdFactory
-from guard.health import Health
-from guard.io.flusher import Flusher
-from guard.io.gateway import BodyRefusedError, GatewayClient
-from guard.io.spool import Spool, owner_of
-from guard.io.subscriber import Subscriber
+from guard.delivery.flusher import Flusher
+from guard.delivery.health import Health
+from guard.delivery.spool import Spool, owner_of
 from guard.loop import BackgroundLoop
 from guard.settings import Settings
+from guard.transport.client import BodyRefusedError, GatewayClient
 from guard.version import __version__
 
 logger = logging.getLogger("guard.link")

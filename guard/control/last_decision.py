@@ -10,7 +10,7 @@ import msgspec
 
 from guard.core.control import ControlState
 from guard.core.wire import Budget
-from guard.scope import Scope
+from guard.scope.scope import Scope
 
 _BUDGETS_KEPT: Final = 1024
 _NOT_PLAIN: Final[tuple[Scope | None, dict[str, Any]]] = (None, {})

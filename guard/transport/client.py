@@ -16,12 +16,12 @@ import httpx
 
 from guard.breaker.circuit import CircuitBreaker
 from guard.breaker.exceptions import GuardTransportError, RateLimitError
-from guard.breaker.replies import Reply, exception_for
 from guard.core import wire
 from guard.core.retry import Backoff, RetryQuota, Silence, retry_after_s
-from guard.io.signer import Signer
-from guard.scope import OWN_TRAFFIC
+from guard.scope.scope import OWN_TRAFFIC
 from guard.settings import Settings, is_loopback, require_secure
+from guard.transport.replies import Reply, exception_for
+from guard.transport.signer import Signer
 from guard.version import __version__
 
 T = TypeVar("T")

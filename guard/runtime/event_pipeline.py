@@ -10,19 +10,19 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from guard.breaker.exceptions import BreakerTransportError, GuardTransportError
-from guard.core.batching import EventBuffer, Record
+from guard.core.buffer import EventBuffer, Record
 from guard.core.ids import IdFactory
-from guard.exits import ExitHooks
-from guard.health import Health
+from guard.delivery.health import Health
 from guard.loop import BackgroundLoop, LoopClosedError
 from guard.loop.threads import ServiceLoop
-from guard.scope import Scope, current_scope
+from guard.runtime.exit_hooks import ExitHooks
+from guard.scope.scope import Scope, current_scope
 from guard.settings import Settings
 
 if TYPE_CHECKING:  # the link imports httpx and websockets, which `import guard` must not
-    from guard.io.link import Link
+    from guard.runtime.session import Link
 
-logger = logging.getLogger("guard.delivery")
+logger = logging.getLogger("guard.runtime.event_pipeline")
 
 _CLOSE_SHARE: Final = 0.2
 """Part of a shutdown's time that is kept for closing the connections and the thread."""

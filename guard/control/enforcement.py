@@ -7,12 +7,12 @@ from collections.abc import Callable
 from types import FrameType
 
 from guard.breaker.exceptions import WorkflowKilledInterrupt
-from guard.breaker.halts import Refusal, exception_for_halt, interrupt_for
+from guard.breaker.refusals import Refusal, exception_for_halt, interrupt_for
+from guard.control.bodies import ActiveBodies, Body, TaskRequest, running_task
+from guard.control.threads import ThreadRequest, this_thread
 from guard.core import wire
 from guard.core.control import ControlState, Mark
-from guard.interrupts import ActiveBodies, Body, TaskRequest, running_task
-from guard.scope import Scope, current_scope
-from guard.threads import ThreadRequest, this_thread
+from guard.scope.scope import Scope, current_scope
 
 
 class Standing:

@@ -1,7 +1,7 @@
 """The bounded event buffer: what is kept, what is dropped first, what goes into the next batch.
 
 Callers append records from any thread without a lock; one consumer takes them and turns them into
-events of the protocol (:mod:`guard.core.records`).
+events of the protocol (:mod:`guard.core.events`).
 
 Three lanes, by importance, each a deque with a mark. A caller that fills a lane up to its mark
 calls :meth:`EventBuffer.notice`, which wakes the consumer, sheds what does not fit and sets new
@@ -21,7 +21,7 @@ from msgspec import Struct
 
 
 class Record(Struct, gc=False):
-    """One event as its caller left it; :mod:`guard.core.records` makes the rest of it.
+    """One event as its caller left it; :mod:`guard.core.events` makes the rest of it.
 
     A manual ``llm`` event is spread out flat (``payload`` is its model or None), because a second
     object would cost a third more time and memory. The garbage collector does not know of records

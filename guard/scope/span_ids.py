@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from guard.core.ids import IdFactory
-from guard.scope import Scope
+from guard.scope.scope import Scope
 
 
 def child_span(outer: Scope, ids: IdFactory) -> dict[str, str | None]:

@@ -22,19 +22,19 @@ from guard.breaker.exceptions import (
     RateLimitError,
 )
 from guard.core import wire
-from guard.core.batching import EventBuffer, Record
+from guard.core.buffer import EventBuffer, Record
+from guard.core.events import batch_bytes, fitting
 from guard.core.ids import IdFactory
-from guard.core.records import batch_bytes, fitting
 from guard.core.retry import Backoff
-from guard.health import Health
-from guard.io.gateway import BodyRefusedError, GatewayClient
-from guard.io.keeping import Keeping
-from guard.io.losses import Losses
-from guard.io.parcels import Parcel, encoded
-from guard.io.spool import Spool
+from guard.delivery.batch import Parcel, encoded
+from guard.delivery.health import Health
+from guard.delivery.loss_report import Losses
+from guard.delivery.spool import Spool
+from guard.delivery.spooler import Keeping
 from guard.settings import Settings
+from guard.transport.client import BodyRefusedError, GatewayClient
 
-logger = logging.getLogger("guard.delivery")
+logger = logging.getLogger("guard.runtime.event_pipeline")
 
 _GATE_EVENTS_MAX: Final = 200
 """Most events that travel with one gate request: it is a caller who waits for it."""

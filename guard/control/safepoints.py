@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 
 import attrs
 
-from guard.instrumentation.aborts import HTTP_CLIENTS, blocking_socket
+from guard.control.sockets import HTTP_CLIENTS, blocking_socket
 
 Kind = Literal["open", "busy", "loop", "gone"]
 

@@ -15,13 +15,13 @@ from guard.breaker.exceptions import (
     RateLimitError,
     WorkflowKilledInterrupt,
 )
-from guard.breaker.halts import unwrap
+from guard.breaker.refusals import unwrap
+from guard.control.bodies import Body, TaskBody
+from guard.control.threads import ThreadBody
 from guard.core import wire
-from guard.interrupts import Body, TaskBody
-from guard.runtime import GuardRuntime
-from guard.scope import CallRecord, Scope, current_scope
-from guard.threads import ThreadBody
-from guard.tracing import child_span
+from guard.runtime.runtime import GuardRuntime
+from guard.scope.scope import CallRecord, Scope, current_scope
+from guard.scope.span_ids import child_span
 
 _FUNCTION_LENGTH_MAX: Final = 512
 

@@ -2,8 +2,8 @@
 
 An interrupt is delivered only while its body runs. Asynchronous bodies are cancelled through their
 own loop, and the cancellation is told apart from the user's by bookkeeping; synchronous ones get
-the exception at their next bytecode (:mod:`guard.threads`) after the blocking HTTP call that they
-are in has been aborted; a call that waits for the gate's answer stops waiting.
+the exception at their next bytecode (:mod:`guard.control.threads`) after the blocking HTTP call
+that they are in has been aborted; a call that waits for the gate's answer stops waiting.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Final, Protocol
 
-from guard.breaker.halts import interrupt_for
+from guard.breaker.refusals import interrupt_for
+from guard.control.threads import this_thread
 from guard.core.control import Mark
-from guard.scope import Scope
-from guard.threads import this_thread
+from guard.scope.scope import Scope
 
 Concerned = Callable[[Scope], Mark | None]
 

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
 from types import FrameType
 from typing import Any, Final, Protocol
 
-from guard.instrumentation import seams
+from guard.instrumentation import patching
 
 _END: Final = object()
 """What an iterator is asked to return at its end."""
@@ -111,7 +111,7 @@ class AsyncChunks:
 
 
 def _needed(frame: FrameType | None) -> bool:
-    instrumentation = seams.active()
+    instrumentation = patching.active()
     if instrumentation is None:
         return False
     request = instrumentation.enter(frame, True)
@@ -123,7 +123,7 @@ def _needed(frame: FrameType | None) -> bool:
 
 
 def _call(llm: bool, function: Callable[..., Any], args: Any, options: Any) -> Any:
-    instrumentation = seams.active()
+    instrumentation = patching.active()
     request = None if instrumentation is None else instrumentation.enter(sys._getframe(), llm)
     if instrumentation is None or request is None:
         return function(*args, **options)
@@ -143,7 +143,7 @@ def _call(llm: bool, function: Callable[..., Any], args: Any, options: Any) -> A
 def _await(
     llm: bool, function: Callable[..., Awaitable[Any]], args: Any, options: Any
 ) -> Awaitable[Any]:
-    instrumentation = seams.active()
+    instrumentation = patching.active()
     request = None if instrumentation is None else instrumentation.enter(None, llm)
     if instrumentation is None or request is None:
         return function(*args, **options)

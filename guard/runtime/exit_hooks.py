@@ -17,7 +17,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Final
 
-logger = logging.getLogger("guard.exits")
+logger = logging.getLogger("guard.runtime.exit_hooks")
 
 _SIGNAL_FLUSH_S: Final = 2.0
 
@@ -70,7 +70,7 @@ class ExitHooks:
         signals = sys.modules.get("celery.signals")
         if signals is not None:  # the uid makes a second connection the same one
             signals.worker_process_shutdown.connect(
-                self._at_celery_exit, weak=False, dispatch_uid="guard.exits"
+                self._at_celery_exit, weak=False, dispatch_uid="guard.runtime.exit_hooks"
             )
 
     def _at_celery_exit(self, **_: object) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import time
 
-from guard.core.batching import EventBuffer, Record
+from guard.core.buffer import EventBuffer, Record
 from guard.core.ids import IdFactory
-from guard.health import Health
-from guard.scope import OUTSIDE
+from guard.delivery.health import Health
+from guard.scope.scope import OUTSIDE
 
-logger = logging.getLogger("guard.delivery")
+logger = logging.getLogger("guard.runtime.event_pipeline")
 
 
 class Losses:

@@ -15,11 +15,11 @@ from types import FrameType
 from typing import Any, Final
 
 from guard.breaker.exceptions import WorkflowKilledInterrupt
-from guard.breaker.halts import interrupt_for
+from guard.breaker.refusals import interrupt_for
+from guard.control.safepoints import locate
+from guard.control.sockets import shut_down
 from guard.core.control import Mark
-from guard.frames import locate
-from guard.instrumentation.aborts import shut_down
-from guard.scope import Scope
+from guard.scope.scope import Scope
 
 _PATIENCE_S: Final = 1.0
 

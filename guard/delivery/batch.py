@@ -8,9 +8,9 @@ from typing import Final
 import attrs
 
 from guard.core import wire
-from guard.core.batching import Record
+from guard.core.buffer import Record
+from guard.core.events import event_of
 from guard.core.ids import IdFactory
-from guard.core.records import event_of
 
 LOSS_PRIORITY: Final = 3
 """Above the buffer's priorities: the report of a loss is the last thing that may get lost."""

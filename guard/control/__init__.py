@@ -1,0 +1,1 @@
+"""Kill and pause: from the control channel to a body that runs."""

@@ -1,0 +1,1 @@
+"""Brings events to the gateway: flush, spool, loss accounting."""

@@ -1,1 +1,0 @@
-"""What talks to the gateway. Runs on the background loop only."""

@@ -1,0 +1,5 @@
+"""Where code stands: its workflow, run, chain, agent and span, in one context variable."""
+
+from guard.scope.scope import Scope, current_scope
+
+__all__ = ["Scope", "current_scope"]

@@ -1,0 +1,1 @@
+"""HTTP to the gateway: one client, signatures, replies as exceptions."""
