@@ -153,8 +153,11 @@ class _Boundary:
         self._token = None
         try:
             current_scope.reset(token)
-        except ValueError:  # left in another context than it was entered in (a generator's end)
-            current_scope.set(outer)
+        except ValueError:
+            # Left in another context than it was entered in, as an abandoned generator is. A copy
+            # of the context of the entry still has our scope; any other has one of its own.
+            if current_scope.get().place == self._scope.place:
+                current_scope.set(outer)
         self._end(exc)
 
     async def __aenter__(self) -> Self:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
 import inspect
 import re
 import threading
@@ -229,17 +230,60 @@ def test_spans_follow_w3c_trace_context() -> None:
         assert here().parent_span_id is None
 
 
-def test_a_generator_that_is_dropped_in_another_context_leaves_no_scope_behind() -> None:
-    def steps() -> Iterator[str | None]:
-        with guard.workflow("w"):
-            yield here().workflow_id
+def steps() -> Iterator[str | None]:
+    with guard.workflow("a"):
+        yield here().workflow_id
+        guard.set_call_context(model="m")
+        yield here().model
 
-    generator = steps()
-    assert next(generator) == "w"
-    contextvars.copy_context().run(generator.close)
-    current_scope.set(OUTSIDE)
-    with guard.workflow("after"):
-        assert here().workflow_id == "after"
+
+class TestAnAbandonedGenerator:
+    """Its scope ends in whichever context lets go of it; that context's own scope stays."""
+
+    def test_the_scope_of_the_context_that_closes_it_stays(self) -> None:
+        generator = steps()
+        assert contextvars.copy_context().run(next, generator) == "a"
+        with guard.workflow("b"):
+            inside = here()
+            generator.close()
+            assert here() is inside
+        assert here() is OUTSIDE
+
+    @pytest.mark.asyncio
+    async def test_the_scope_of_the_task_that_finalises_it_stays(self) -> None:
+        left: list[Iterator[str | None]] = []
+
+        async def begins() -> None:
+            left.append(steps())
+            assert next(left[0]) == "a"
+
+        async def finalises() -> Scope:
+            async with guard.workflow("b"):
+                inside = here()
+                left.clear()
+                gc.collect()
+                assert here() is inside
+                return here()
+
+        await asyncio.create_task(begins())
+        assert (await asyncio.create_task(finalises())).workflow_id == "b"
+        assert here() is OUTSIDE
+
+    @pytest.mark.parametrize("steps_taken", [1, 2])
+    def test_a_copy_of_the_context_it_was_entered_in_gets_the_outer_scope_back(
+        self, steps_taken: int
+    ) -> None:
+        def enters_and_closes() -> None:
+            with guard.workflow("outer"):
+                outer, generator = here(), steps()
+                for _ in range(steps_taken):
+                    next(generator)
+                copied = contextvars.copy_context()
+                copied.run(generator.close)
+                assert copied.run(here) is outer
+
+        contextvars.copy_context().run(enters_and_closes)
+        assert here() is OUTSIDE
 
 
 def test_scopes_opened_by_a_stack_close_in_order() -> None:
