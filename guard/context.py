@@ -68,9 +68,9 @@ def carry(function: Callable[P, R]) -> Callable[P, R]:
                 return function(*args, **kwargs)
             error: BaseException | None
             body = ThreadBody(scope, sys._getframe())
-            runtime.bodies.enter(body)
+            runtime.enforcement.bodies.enter(body)
             try:
-                killed = runtime.killed(scope)
+                killed = runtime.enforcement.killed(scope)
                 if killed is not None:
                     raise interrupt_for(killed, scope.workflow_id)
                 result = function(*args, **kwargs)
@@ -85,7 +85,7 @@ def carry(function: Callable[P, R]) -> Callable[P, R]:
                     raise
                 raise error from None
             finally:
-                runtime.bodies.leave(body)
+                runtime.enforcement.bodies.leave(body)
             if error is not None:
                 raise error
             return result
@@ -132,7 +132,7 @@ class _Boundary:
         self._left(self._scope, error)
         runtime = active_runtime()
         if error is not None and runtime is not None:
-            runtime.told(error, "call", self._scope)
+            runtime.report_error(error, "call", self._scope)
         if error is not None and error is not exc:
             raise error from None
 
@@ -185,7 +185,7 @@ class _Boundary:
                 outcome="ok" if error is None else "error",
                 error_code=getattr(error, "error_code", None),
             )
-            runtime.record("span", data, scope)
+            runtime.events.record("span", data, scope)
 
 
 class _Iteration:
@@ -305,7 +305,7 @@ class chain(_Boundary):  # noqa: N801  # used like a function: `with guard.chain
     def _say(self, scope: Scope, op: str) -> None:
         runtime = active_runtime()
         if runtime is not None:
-            runtime.record("chain", {"op": op, "id": scope.chain_id}, scope)
+            runtime.events.record("chain", {"op": op, "id": scope.chain_id}, scope)
 
 
 class span(_Boundary):  # noqa: N801  # used like a function: `with guard.span("x"):`

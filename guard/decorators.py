@@ -106,7 +106,7 @@ def _begin(function: Any, wrapper: Any) -> ProtectedCall:
 
 def _gate(call: ProtectedCall) -> None:
     try:
-        call.admitted(ready_runtime().gate(call.request))
+        call.admitted(ready_runtime().gate.ask(call.request))
     except (GuardError, WorkflowKilledInterrupt) as exc:
         call.refused(exc)
         if not call.falls_back(exc):
@@ -115,7 +115,7 @@ def _gate(call: ProtectedCall) -> None:
 
 async def _gate_async(call: ProtectedCall) -> None:
     try:
-        call.admitted(await ready_runtime().gate_async(call.request))
+        call.admitted(await ready_runtime().gate.ask_async(call.request))
     except (GuardError, WorkflowKilledInterrupt) as exc:
         call.refused(exc)
         if not call.falls_back(exc):

@@ -231,14 +231,15 @@ def track_llm(
     scope = _scope()
     place = scope._place or scope.place
     at_ns = _time_ns()
-    ids = runtime.ids
+    events = runtime.events
+    ids = events.ids
     serial = next(ids.count)
-    lane = runtime.buffer.llm
+    lane = events.buffer.llm
     lane.append(
         Record("llm", at_ns, serial, place, model, input_tokens, output_tokens, latency_ms, encoded)
     )
     if len(lane) >= lane.notice_at:
-        runtime.buffer.notice()
+        events.buffer.notice()
     # The same as ids.uuid7(at_ms, serial), without the call.
     at_ms = at_ns // 1_000_000
     head_ms, block, head = ids.head
@@ -250,9 +251,10 @@ def track_llm(
     if plain_scope is scope:
         decision = plain.copy()
     else:
-        control = runtime.control
+        enforcement = runtime.enforcement
+        control = enforcement.control
         decision = runtime.decisions.newest(scope, control)
-        if runtime.control is not control:  # it changed meanwhile: the next event has to look
+        if enforcement.control is not control:  # it changed meanwhile: the next event has to look
             runtime.decisions.changed()
     decision["event_id"] = event_id
     return decision
@@ -282,7 +284,7 @@ def track_tool(
         is_retry=bool(is_retry),
         metadata=_payload("metadata", metadata),
     )
-    _recording_runtime().record("tool", data)
+    _recording_runtime().events.record("tool", data)
 
 
 def track_event(event_type: str, **kwargs: Any) -> None:
@@ -298,7 +300,7 @@ def track_event(event_type: str, **kwargs: Any) -> None:
     """
     if _name("event_type", event_type) in _RESERVED_TYPES:
         raise ValueError(f"event type {event_type!r} is one of the SDK's own")
-    _recording_runtime().record(event_type, _payload("the payload", kwargs))
+    _recording_runtime().events.record(event_type, _payload("the payload", kwargs))
 
 
 def set_call_context(model: str | None = None, tools: list[str] | None = None) -> None:

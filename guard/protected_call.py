@@ -66,7 +66,7 @@ class ProtectedCall:
 
     def __init__(self, runtime: GuardRuntime, target: Target) -> None:
         outer = current_scope.get()
-        ids = runtime.ids
+        ids = runtime.events.ids
         self._runtime = runtime
         self._target = target
         self._started_s = time.monotonic()
@@ -79,7 +79,7 @@ class ProtectedCall:
             **child_span(outer, ids),
         )
         try:
-            runtime.check(outer)
+            runtime.enforcement.check(outer)
         except (GuardError, WorkflowKilledInterrupt) as exc:
             self.refused(exc)
             raise
@@ -109,7 +109,7 @@ class ProtectedCall:
 
     def refused(self, exc: BaseException) -> None:
         """The gateway, or the local check, did not allow the call."""
-        self._runtime.told(exc, "gate", self.scope, self._target.tool_name)
+        self._runtime.report_error(exc, "gate", self.scope, self._target.tool_name)
 
     def falls_back(self, exc: BaseException) -> bool:
         """Tell whether the call goes on although the gateway could not be asked."""
@@ -134,9 +134,9 @@ class ProtectedCall:
         self._token = current_scope.set(self.scope)
         body: Body = TaskBody(self.scope) if in_task else ThreadBody(self.scope, sys._getframe(1))
         self._body = body
-        self._runtime.bodies.enter(body)
+        self._runtime.enforcement.bodies.enter(body)
         # A kill that was applied before the body was known to `bodies` is seen here.
-        self._runtime.check(self.scope)
+        self._runtime.enforcement.check(self.scope)
 
     def leave(self, exc: BaseException | None = None) -> BaseException | None:
         """The body (or its step) ended; return what is to be raised now, or None.
@@ -146,7 +146,7 @@ class ProtectedCall:
         body, token = self._body, self._token
         if body is not None:
             exc = body.end(exc)
-            self._runtime.bodies.leave(body)
+            self._runtime.enforcement.bodies.leave(body)
             self._body = None
         if token is not None:
             self._token = None
@@ -173,7 +173,7 @@ class ProtectedCall:
             tool: Any = wire.ToolData(
                 self.request.tool_name or "", duration_ms=duration_ms, outcome=outcome
             )
-            self._runtime.record("tool", tool, self.scope)
+            self._runtime.events.record("tool", tool, self.scope)
         span = wire.SpanData(
             self.request.function,
             kind="call",
@@ -182,9 +182,9 @@ class ProtectedCall:
             error_code=getattr(exc, "error_code", None) if outcome != "ok" else None,
             final=True,
         )
-        self._runtime.record("span", span, self.scope)
+        self._runtime.events.record("span", span, self.scope)
         if exc is not None:
-            self._runtime.told(exc, "call", self.scope, self._target.tool_name)
+            self._runtime.report_error(exc, "call", self.scope, self._target.tool_name)
 
 
 def _outcome(exc: BaseException | None) -> str:

@@ -71,7 +71,7 @@ def flush_on_return(function: F | None = None, *, timeout: float = 2.0) -> F | C
 
 def _with_events() -> GuardRuntime | None:
     runtime = active_runtime()
-    if runtime is None or runtime.is_shut_down or not runtime.delivery.waiting:
+    if runtime is None or runtime.is_shut_down or not runtime.events.waiting:
         return None
     return runtime
 

@@ -93,7 +93,7 @@ class GuardSandbox:
     def _obeyed(self, order: dict[str, Any]) -> None:
         """Wait until the runtime has heard an order."""
         ends = time.monotonic() + _HEARD_WITHIN_S
-        while self.runtime.control.seq < int(order["seq"]):
+        while self.runtime.enforcement.control.seq < int(order["seq"]):
             if time.monotonic() > ends:
                 raise TimeoutError(f"the runtime has not heard the order: {self.runtime.status()}")
             time.sleep(0.002)

@@ -1,4 +1,4 @@
-"""Where workflows stand: what the gateway's control messages say, and the bodies that they stop."""
+"""Applies the gateway's control messages, checks scopes against them and stops running bodies."""
 
 from __future__ import annotations
 
@@ -15,22 +15,26 @@ from guard.core.control import ControlState, Mark
 from guard.scope.scope import Scope, current_scope
 
 
-class Standing:
-    """Answers every check from an immutable snapshot, without a lock and without a round trip.
+class Enforcement:
+    """Checks scopes against an immutable snapshot, without a lock and without a round trip.
 
     Args:
         own_thread: whether the calling thread is guard's own, whose requests no kill stops.
-        changed: told of a new snapshot, before any body is stopped by it.
+        changed: called after each new snapshot, before any body is stopped by it.
 
     Attributes:
         control: the snapshot; replaced as a whole.
-        bodies: what runs now, for a kill to stop.
+        bodies: the protected bodies and requests that run now.
     """
 
     def __init__(self, own_thread: Callable[[], bool], changed: Callable[[], None]) -> None:
         self._own_thread = own_thread
         self._changed = changed
         self.control = ControlState()
+        self.bodies = ActiveBodies()
+
+    def forget_bodies(self) -> None:
+        """Start without running bodies, in a forked child: they run in the parent."""
         self.bodies = ActiveBodies()
 
     def apply(self, *messages: wire.ControlMessage) -> None:

@@ -72,7 +72,7 @@ def check_llm_request() -> None:
     """Refuse the next LLM request of a workflow that is killed, paused or out of budget."""
     runtime = active_runtime()
     if runtime is not None:
-        runtime.check_request(current_scope.get())
+        runtime.enforcement.check_request(current_scope.get())
 
 
 def report_tool(name: str, started_s: float) -> None:

@@ -62,6 +62,11 @@ class BackgroundLoop:
         return not self._closed and thread is not None and thread.is_alive()
 
     @property
+    def is_closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._closed
+
+    @property
     def is_own_thread(self) -> bool:
         """Whether the calling thread is the loop's own, where waiting would deadlock."""
         return threading.get_ident() == self.thread_ident

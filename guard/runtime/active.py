@@ -54,7 +54,7 @@ def _after_fork() -> None:
     global _lock
     _lock = threading.Lock()
     if current is not None:
-        current.forked()
+        current._after_fork()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -19,8 +19,8 @@ from guard.runtime.exit_hooks import ExitHooks
 from guard.scope.scope import Scope, current_scope
 from guard.settings import Settings
 
-if TYPE_CHECKING:  # the link imports httpx and websockets, which `import guard` must not
-    from guard.runtime.session import Link
+if TYPE_CHECKING:  # the session imports httpx and websockets, which `import guard` must not
+    from guard.runtime.session import Session
 
 logger = logging.getLogger("guard.runtime.event_pipeline")
 
@@ -31,13 +31,13 @@ _inherited: list[object] = []
 """What a forked child must neither use nor close: its parent's connections and spool."""
 
 
-class Delivery:
+class EventPipeline:
     """Takes events from any thread, and sees to it that none is lost silently.
 
     Args:
         settings: sizes and intervals.
         background: the loop that everything slow runs on.
-        make_link: makes the link to the gateway.
+        make_session: makes the session with the gateway.
         exits: the ways out of the process, made aware when there is something to deliver.
     """
 
@@ -45,12 +45,12 @@ class Delivery:
         self,
         settings: Settings,
         background: BackgroundLoop,
-        make_link: Callable[[], Link],
+        make_session: Callable[[], Session],
         exits: ExitHooks,
     ) -> None:
         self._settings = settings
         self._background = background
-        self._make_link = make_link
+        self._make_session = make_session
         self._exits = exits
         self._fresh_process()
 
@@ -58,13 +58,13 @@ class Delivery:
         self.ids = IdFactory()
         self.buffer = EventBuffer(self._settings.buffer_size, self._settings.batch_size, self._wake)
         self.health = Health(self._dropped)
-        self.link: Link | None = None
+        self.session: Session | None = None
         self._connecting = False
         self._closed = False
 
-    def forked(self) -> None:
-        """Start anew in a forked child; what belongs to the parent is not even let go of."""
-        _inherited.append((self.link, self.buffer))
+    def after_fork(self) -> None:
+        """Reset in a forked child; keep references so that the parent's finalisers never run."""
+        _inherited.append((self.session, self.buffer))
         self._fresh_process()
 
     # -- recording ----------------------------------------------------------------------------
@@ -84,8 +84,8 @@ class Delivery:
 
     def _wake(self) -> bool:
         """Wake the flusher; in a fresh process, start it first. Waits for nothing."""
-        if self.link is not None:
-            return self._background.call_soon(self.link.flusher.wake)
+        if self.session is not None:
+            return self._background.call_soon(self.session.flusher.wake)
         if self._connecting or self._closed:
             return True
         self._connecting = True
@@ -98,25 +98,25 @@ class Delivery:
             return False
         return True
 
-    async def connect(self) -> Link:
-        """Make the link and probe the gateway; one that cannot be reached is not an error.
+    async def connect(self) -> Session:
+        """Open the session and probe the gateway; one that cannot be reached is not an error.
 
         Raises:
             GuardError: the key is refused, or the protocol does not fit.
         """
-        link = await self.linked()
+        session = await self.open_session()
         try:
-            await link.probe()
+            await session.probe()
         except GuardTransportError as exc:
             logger.warning("the gateway cannot be reached yet: %s", exc)
-        return link
+        return session
 
-    async def linked(self) -> Link:
-        """Return the link of this process; made on the loop, so there is no race for it."""
-        if self.link is None:
-            self.link = self._make_link()
-            self.link.start_services(self._background)
-        return self.link
+    async def open_session(self) -> Session:
+        """Return the session of this process; made on the loop, so there is no race for it."""
+        if self.session is None:
+            self.session = self._make_session()
+            self.session.start_services(self._background)
+        return self.session
 
     # -- delivering ---------------------------------------------------------------------------
 
@@ -140,13 +140,13 @@ class Delivery:
             raise BreakerTransportError("guard was shut down") from None
 
     async def _flush(self) -> None:
-        await (await self.linked()).flusher.flush()
+        await (await self.open_session()).flusher.flush()
 
     @property
     def waiting(self) -> int:
         """Events in memory: buffered, or on their way and not yet acknowledged."""
-        link = self.link
-        return len(self.buffer) + (0 if link is None else link.flusher.in_flight)
+        session = self.session
+        return len(self.buffer) + (0 if session is None else session.flusher.in_flight)
 
     def _dropped(self) -> int:
         # What comes in after the end is in the buffer for ever.
@@ -170,10 +170,10 @@ class Delivery:
         waiting = 0
         lost = 0
         try:
-            if flush and (self.waiting or (self.link and self.link.flusher.spooled)):
+            if flush and (self.waiting or (self.session and self.session.flusher.spooled)):
                 failure = self._last_flush(ends_s - reserve_s)
             waiting = self.waiting
-            self._close_link(ends_s - reserve_s / 2)
+            self._close_session(ends_s - reserve_s / 2)
         finally:
             self._background.close(max(0.05, ends_s - time.monotonic()))
             lost = self._give_up()
@@ -207,11 +207,11 @@ class Delivery:
 
         async def deliver() -> None:
             async with asyncio.timeout(left_s):
-                link = self.link = self._make_link()
+                session = self.session = self._make_session()
                 try:
-                    await link.flusher.flush()
+                    await session.flusher.flush()
                 finally:
-                    await link.close()
+                    await session.close()
 
         loop = ServiceLoop()
         delivering = deliver()
@@ -224,19 +224,19 @@ class Delivery:
             loop.close()
         return None
 
-    def _close_link(self, ends_s: float) -> None:
-        if self.link is None or not self._background.is_running:
+    def _close_session(self, ends_s: float) -> None:
+        if self.session is None or not self._background.is_running:
             return
         left_s = max(0.05, ends_s - time.monotonic())
         try:
-            self._background.run(self.link.close, timeout_s=left_s)
+            self._background.run(self.session.close, timeout_s=left_s)
         except (TimeoutError, RuntimeError, concurrent.futures.CancelledError):
             logger.debug("the connections did not close in time")
 
     def _give_up(self) -> int:
-        link = self.link
-        if link is None:
+        session = self.session
+        if session is None:
             if not self.waiting:
                 return 0
-            link = self._make_link()
-        return link.flusher.give_up()
+            session = self._make_session()
+        return session.flusher.give_up()

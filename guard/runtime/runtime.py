@@ -1,45 +1,38 @@
-"""GuardRuntime: composes settings, buffer, control state, link and instrumentation."""
+"""GuardRuntime: composes settings, events, enforcement, gate and instrumentation."""
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
 import logging
 import os
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self
 
-from guard.breaker.exceptions import (
-    GuardError,
-    GuardTransportError,
-    docs_at,
-)
-from guard.control.bodies import ActiveBodies, TaskBody
-from guard.control.enforcement import Standing
+from guard.breaker.exceptions import GuardError, docs_at
+from guard.control.enforcement import Enforcement
 from guard.control.last_decision import Decisions
 from guard.core import wire
 from guard.hooks import ErrorContext, fire
 from guard.instrumentation import Instrumentation
-from guard.loop import BackgroundLoop, LoopClosedError
+from guard.loop import BackgroundLoop
 from guard.runtime import active, debug_log
-from guard.runtime.event_pipeline import Delivery
+from guard.runtime.event_pipeline import EventPipeline
 from guard.runtime.exit_hooks import ExitHooks
+from guard.runtime.gate import Gate, was_shut_down
 from guard.scope.scope import Scope
 from guard.settings import Settings
 from guard.state import GuardStatus
 
-if TYPE_CHECKING:  # the link imports httpx and websockets, which `import guard` must not
-    from guard.runtime.session import Link
+if TYPE_CHECKING:  # the session imports httpx and websockets, which `import guard` must not
+    from guard.runtime.session import Session
 
-T = TypeVar("T")
 logger = logging.getLogger("guard")
 
 _DISCARD_S: Final = 1.0
 
 
-class GuardRuntime(Standing):
+class GuardRuntime:
     """The SDK at work in one process: at most one is active at a time (spec part 2).
 
     ``guard.init()`` makes one from arguments and the environment; construct it directly to set
@@ -59,6 +52,15 @@ class GuardRuntime(Standing):
         spool_max_bytes: size of the spool at which the least important events make room.
         auto_instrument: whether HTTP clients are instrumented.
         inject_stream_usage: whether streams are asked for their usage where the vendor accepts it.
+
+    Attributes:
+        settings: the settings that arguments and environment gave.
+        is_shut_down: whether :meth:`shutdown` was called.
+        enforcement: control state, and the running bodies that a kill stops.
+        events: records events and delivers them.
+        gate: asks the gateway for decisions.
+        decisions: the newest known decision of each workflow.
+        instrumentation: observes the LLM calls of HTTP clients.
 
     Raises:
         GuardAuthenticationError: no key (GD-C001).
@@ -112,55 +114,54 @@ class GuardRuntime(Standing):
         docs_at(self.settings.api_url)
         if self.settings.debug:
             debug_log.start()
-        self._background = BackgroundLoop()
-        super().__init__(
-            own_thread=lambda: self._background.is_own_thread,
-            changed=lambda: self.decisions.changed(),
-        )
-        self._exits = ExitHooks(self._flush_at_signal, self.shutdown)
         self.is_shut_down = False
-        """Whether ``shutdown`` was called."""
-        self.delivery = Delivery(self.settings, self._background, self._make_link, self._exits)
-        self._fresh_process()
+        self._background = BackgroundLoop()
+        self._exits = ExitHooks(self._flush_at_signal, self.shutdown)
+        self.decisions = Decisions()
+        self.enforcement = Enforcement(
+            own_thread=lambda: self._background.is_own_thread, changed=self.decisions.changed
+        )
+        self.events = EventPipeline(
+            self.settings, self._background, self._make_session, self._exits
+        )
+        self.gate = Gate(self._background, self.events, self.enforcement, self.decisions)
         self.instrumentation = Instrumentation(
-            record=self.delivery.record,
-            check=self.check_request,
-            enter=self.enter_request,
-            leave=self.leave_request,
+            record=self.events.record,
+            check=self.enforcement.check_request,
+            enter=self.enforcement.enter_request,
+            leave=self.enforcement.leave_request,
             inject_stream_usage=self.settings.inject_stream_usage,
         )
+        self._fresh_process()
         active.install(self)
 
     def _fresh_process(self) -> None:
-        """State that belongs to one process; a forked child starts it anew."""
-        self.ids = self.delivery.ids
-        self.buffer = self.delivery.buffer
-        self.health = self.delivery.health
-        self.bodies = ActiveBodies()
-        self.decisions = Decisions()
+        """Set what belongs to one process; a forked child sets it anew."""
         self._opened = False
         # Re-entrant: a signal handler may shut down while its thread does so already.
         self._ending = threading.RLock()
         self._ender: int | None = None
         self._ended = threading.Event()
 
-    def forked(self) -> None:
+    def _after_fork(self) -> None:
         """Start anew in a forked child: the parent delivers what the parent has recorded."""
-        self.delivery.forked()
+        self.events.after_fork()
         self.instrumentation.forked()
+        self.enforcement.forget_bodies()
+        self.decisions.changed()
         self._fresh_process()
 
-    def _make_link(self) -> Link:
-        from guard.runtime.session import Link
+    def _make_session(self) -> Session:
+        from guard.runtime.session import Session
 
-        return Link(
+        return Session(
             self.settings,
-            self.ids,
-            self.buffer,
-            self.health,
+            self.events.ids,
+            self.events.buffer,
+            self.events.health,
             control_position=self._control_position,
-            controlled=self._controlled,
-            told=lambda exc: self.told(exc, "flush"),
+            controlled=self._apply_control,
+            told=lambda exc: self.report_error(exc, "flush"),
         )
 
     @property
@@ -185,7 +186,7 @@ class GuardRuntime(Standing):
         """
         if not self._opened:
             try:
-                self._background.run(self.delivery.connect)
+                self._background.run(self.events.connect)
             except BaseException as exc:
                 self._failed_to_open(exc)
                 raise
@@ -204,7 +205,7 @@ class GuardRuntime(Standing):
         """
         runtime = cls(api_key, api_url, **settings)
         try:
-            await runtime._background.run_async(runtime.delivery.connect)
+            await runtime._background.run_async(runtime.events.connect)
         except BaseException as exc:
             runtime._failed_to_open(exc)
             raise
@@ -220,11 +221,11 @@ class GuardRuntime(Standing):
     def _failed_to_open(self, exc: BaseException) -> None:
         """A runtime that could not start leaves nothing behind."""
         if self.is_shut_down:  # by another thread, meanwhile: that is what ended the attempt
-            raise _was_shut_down() from None
-        self.told(exc, "init")
+            raise was_shut_down() from None
+        self.report_error(exc, "init")
         self.is_shut_down = True
         self._exits.uninstall()
-        self.delivery.finish(time.monotonic() + _DISCARD_S, flush=False)
+        self.events.finish(time.monotonic() + _DISCARD_S, flush=False)
         self._ended.set()
         debug_log.stop()
         active.uninstall(self)
@@ -259,18 +260,12 @@ class GuardRuntime(Standing):
         try:
             self._exits.uninstall()
             self.instrumentation.uninstall()
-            failure = self.delivery.finish(ends_s, flush=flush)
+            failure = self.events.finish(ends_s, flush=flush)
         finally:
             self._ended.set()
             debug_log.stop()
         if failure is not None:
             raise failure
-
-    def record(
-        self, kind: str, payload: Any, scope: Scope | None = None, at_ns: int | None = None
-    ) -> int:
-        """Put an event into the buffer; never blocks. Returns the event's serial number."""
-        return self.delivery.record(kind, payload, scope, at_ns)
 
     def flush(self, timeout: float | None = None) -> None:
         """Deliver everything that is buffered now and wait for it.
@@ -282,99 +277,42 @@ class GuardRuntime(Standing):
             BreakerTransportError: something was neither delivered nor brought onto the disk.
             RuntimeError: called on the background loop's thread, which cannot wait for itself.
         """
-        self.delivery.flush(timeout)
+        self.events.flush(timeout)
 
     def _flush_at_signal(self, timeout: float) -> None:
-        if self.delivery.waiting and not self._background.is_own_thread:
-            self.delivery.flush(timeout)
+        if self.events.waiting and not self._background.is_own_thread:
+            self.events.flush(timeout)
 
-    # -- gate and checks ----------------------------------------------------------------------
+    # -- errors and control -------------------------------------------------------------------
 
-    def gate(self, request: wire.GateRequest) -> wire.GateReply:
-        """Ask the gateway, from sync code; see :meth:`guard.runtime.session.Link.gate`.
-
-        A kill ends the wait: of this workflow, or of a protected call around this one.
-        """
-        scope = Scope(workflow_id=request.workflow_id, run_id=request.run_id)
-        try:
-            future = self._background.submit(self._gate, request)
-        except LoopClosedError:
-            raise _was_shut_down() from None
-        try:
-            with self.bodies.waiting(scope, future.cancel):
-                return future.result()
-        except concurrent.futures.CancelledError:
-            raise _was_shut_down() from None
-        finally:
-            future.cancel()
-
-    async def gate_async(self, request: wire.GateRequest) -> wire.GateReply:
-        """Ask the gateway from async code; the caller's loop goes on meanwhile."""
-        wait = TaskBody(Scope(workflow_id=request.workflow_id, run_id=request.run_id))
-        self.bodies.enter(wait)
-        try:
-            reply = await self._answer_of(request)
-        except BaseException as exc:
-            killed = wait.end(exc)
-            if killed is None or killed is exc:
-                raise
-            raise killed from None
-        else:
-            wait.end(None)  # a kill that came with the answer is seen when the body is entered
-            return reply
-        finally:
-            self.bodies.leave(wait)
-
-    async def _answer_of(self, request: wire.GateRequest) -> wire.GateReply:
-        try:
-            return await self._background.run_async(self._gate, request)
-        except LoopClosedError:
-            raise _was_shut_down() from None
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if self.is_shut_down and task is not None and not task.cancelling():
-                raise _was_shut_down() from None  # it was the loop's end, not the user's wish
-            raise
-
-    async def _gate(self, request: wire.GateRequest) -> wire.GateReply:
-        reply = await (await self.delivery.linked()).gate(request)
-        if reply.budget is not None:
-            self.decisions.learned(request.workflow_id, reply.budget)
-        return reply
-
-    def told(
+    def report_error(
         self, exc: BaseException, stage: str, scope: Scope | None = None, tool: str | None = None
     ) -> None:
-        """Remember an error and tell the hooks of it, once."""
+        """Note an error for the status and pass it to the hooks; each error reaches them once."""
         if not isinstance(exc, GuardError):
             return
-        self.health.last_error_code = exc.error_code
+        self.events.health.last_error_code = exc.error_code
         workflow_id = scope.workflow_id if scope is not None else None
         fire(exc, ErrorContext(stage, workflow_id, tool, self.settings.api_key_prefix))
 
     def _control_position(self) -> tuple[int, str]:
-        return self.control.seq, self.control.epoch
+        control = self.enforcement.control
+        return control.seq, control.epoch
 
-    def _controlled(self, *messages: wire.ControlMessage) -> None:
-        self.health.touch()
-        self.apply(*messages)
+    def _apply_control(self, *messages: wire.ControlMessage) -> None:
+        self.events.health.touch()
+        self.enforcement.apply(*messages)
 
     # -- status -------------------------------------------------------------------------------
 
     def status(self) -> GuardStatus:
         """Return a snapshot; thread-safe and without side effects."""
-        link = self.delivery.link
-        return self.health.snapshot(
+        session = self.events.session
+        return self.events.health.snapshot(
             api_url=self.settings.api_url,
-            breaker=link.client.circuit.state if link is not None else "closed",
-            buffered=0 if self.is_shut_down and self._ended.is_set() else self.delivery.waiting,
-            spooled=link.flusher.spooled if link is not None else 0,
+            breaker=session.client.circuit.state if session is not None else "closed",
+            buffered=0 if self.is_shut_down and self._ended.is_set() else self.events.waiting,
+            spooled=session.flusher.spooled if session is not None else 0,
             unseen_hosts=self.instrumentation.unseen_hosts(),
             shut_down=self.is_shut_down,
         )
-
-
-def _was_shut_down() -> GuardTransportError:
-    return GuardTransportError(
-        "guard was shut down; call guard.init() again", source="BREAKER_OPEN", retryable=False
-    )

@@ -1,4 +1,4 @@
-"""The link to the gateway: client, flusher and subscriber of one process, on one loop."""
+"""The session with the gateway: client, flusher and subscriber of one process, on one loop."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from guard.settings import Settings
 from guard.transport.client import BodyRefusedError, GatewayClient
 from guard.version import __version__
 
-logger = logging.getLogger("guard.link")
+logger = logging.getLogger("guard.session")
 
 _APPROVALS_KEPT: Final = 1024
 _APPROVAL_WAIT_MAX_S: Final = 3600.0
 
 
-class Link:
+class Session:
     """Owns everything that talks to the gateway; made on the background loop.
 
     Args:

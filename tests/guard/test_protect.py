@@ -74,13 +74,13 @@ class TestKinds:
             finally:
                 closed.append(True)
 
-        before = len(runtime.buffer)
+        before = len(runtime.events.buffer)
         stream = numbers()
-        assert len(runtime.buffer) == before
+        assert len(runtime.events.buffer) == before
         assert next(stream) == 0
         stream.close()  # type: ignore[attr-defined]
         assert closed == [True]
-        assert len(runtime.buffer) == before + 1  # the closing event
+        assert len(runtime.events.buffer) == before + 1  # the closing event
 
     @pytest.mark.asyncio
     async def test_async_generator(self) -> None:

@@ -32,11 +32,11 @@ def channel(runtime: GuardRuntime) -> str:
 
 
 def killed(runtime: GuardRuntime, workflow_id: str = "w") -> bool:
-    return runtime.control.kills.find(workflow_id, None, 0) is not None
+    return runtime.enforcement.control.kills.find(workflow_id, None, 0) is not None
 
 
 def paused(runtime: GuardRuntime, workflow_id: str = "w") -> bool:
-    return runtime.control.pauses.find(workflow_id, None, 0) is not None
+    return runtime.enforcement.control.pauses.find(workflow_id, None, 0) is not None
 
 
 @pytest.mark.parametrize("mode", ["auto", "websocket", "http"])
@@ -49,7 +49,7 @@ class TestModes:
         expected = ["poller"] if mode == "http" else ["websocket"]
         until(lambda: channel(runtime) in expected, WAIT_S)
         with guard.workflow("w"), pytest.raises(WorkflowKilledInterrupt):
-            runtime.check_request(guard.scope.scope.current_scope.get())
+            runtime.enforcement.check_request(guard.scope.scope.current_scope.get())
 
     def test_a_body_that_runs_is_stopped(self, start: Start, operator: Any, mode: str) -> None:
         runtime = start(transport_mode=mode)
@@ -169,15 +169,15 @@ def test_an_unsigned_or_forged_frame_is_refused(start: Start, tenant: Any) -> No
     made = tenant.admin.create_key_full("signed", signed=True)
     runtime = start(api_key=made["api_key"], hmac_secret=made["hmac_secret"])
     until(lambda: channel(runtime) == "websocket", WAIT_S)
-    link = runtime.delivery.link
-    assert link is not None
-    assert link.subscriber._greeted_here
+    session = runtime.events.session
+    assert session is not None
+    assert session.subscriber._greeted_here
     forged = wire.encode(wire.ControlMessage(seq=7, type="kill", workflow_id="w"))
     signed = b'{"payload":"{\\"seq\\":7,\\"type\\":\\"kill\\"}","signature":"00"}'
     for frame in (forged, signed):
         with pytest.raises(subscriber.ChannelError):
-            link.subscriber._open_frame(frame, "nonce")
-        link.subscriber._glance("nonce", [frame])
+            session.subscriber._open_frame(frame, "nonce")
+        session.subscriber._glance("nonce", [frame])
     assert not killed(runtime)
     tenant.admin.kill("w")
     until(lambda: killed(runtime), WAIT_S)
@@ -186,14 +186,14 @@ def test_an_unsigned_or_forged_frame_is_refused(start: Start, tenant: Any) -> No
 def test_duplicates_and_late_messages(runtime: GuardRuntime) -> None:
     """Newest wins, whatever order they come in; what is told twice is told once."""
     interrupted = []
-    runtime.bodies.interrupt = interrupted.append  # type: ignore[method-assign,assignment]
+    runtime.enforcement.bodies.interrupt = interrupted.append  # type: ignore[method-assign,assignment]
     messages = [
         wire.ControlMessage(seq=1, type="kill", workflow_id="w"),
         wire.ControlMessage(seq=2, type="revive", workflow_id="w"),
         wire.ControlMessage(seq=3, type="pause", workflow_id="w"),
     ]
     for message in (messages[2], messages[1], messages[0], *messages):
-        runtime._controlled(message)
+        runtime._apply_control(message)
     assert not killed(runtime)
     assert paused(runtime)
     assert interrupted
@@ -272,10 +272,10 @@ class TestRestarts:
                 until(lambda name=name: killed(runtime, name), WAIT_S)  # type: ignore[misc]
             until(lambda: not killed(runtime, "before"), WAIT_S)
             assert killed(runtime, "one")  # forgotten there, and kept here until it is revived
-            seq = runtime.control.seq
+            seq = runtime.enforcement.control.seq
             gateway.admin.revive("one")
             until(lambda: not killed(runtime, "one"), WAIT_S)
-            assert runtime.control.seq > seq
+            assert runtime.enforcement.control.seq > seq
             runtime.shutdown(flush=False)
         proxy.close()
 
@@ -292,13 +292,13 @@ class TestRestarts:
             proxy.fault = "refuse"
             proxy.cut()
         numbers: list[int] = []
-        controlled = runtime.delivery.link.subscriber._apply  # type: ignore[union-attr]
+        controlled = runtime.events.session.subscriber._apply  # type: ignore[union-attr]
 
         def noted(*messages: wire.ControlMessage) -> None:
             numbers.extend(m.seq for m in messages if m.type not in ("hello", "ping"))
             controlled(*messages)
 
-        monkeypatch.setattr(runtime.delivery.link.subscriber, "_apply", noted)  # type: ignore[union-attr]
+        monkeypatch.setattr(runtime.events.session.subscriber, "_apply", noted)  # type: ignore[union-attr]
         with run_gateway(database) as gateway:
             proxy.retarget(gateway.base_url)
             proxy.fault = "none"
@@ -337,8 +337,8 @@ class TestReplay:
     ) -> None:
         """The last words of a gateway that goes away are heard."""
         runtime = await asyncio.to_thread(start)
-        link = runtime.delivery.link
-        assert link is not None
+        session = runtime.events.session
+        assert session is not None
 
         class Ends:
             def __init__(self) -> None:
@@ -353,7 +353,7 @@ class TestReplay:
                 return self.frames.pop(0)
 
         with pytest.raises(OSError, match="gone"):
-            await link.subscriber._take_what_came(Ends(), "")  # type: ignore[arg-type]
+            await session.subscriber._take_what_came(Ends(), "")  # type: ignore[arg-type]
         assert paused(runtime, "w")
         assert paused(runtime, "v")
 
@@ -370,7 +370,7 @@ class TestBetweenGateAndBody:
 
         with guard.workflow("w"), pytest.raises(WorkflowKilledInterrupt):
             body()
-        assert len(runtime.bodies) == 0
+        assert len(runtime.enforcement.bodies) == 0
 
     @pytest.mark.asyncio
     async def test_async(self, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -383,10 +383,10 @@ class TestBetweenGateAndBody:
 
         with guard.workflow("w"), pytest.raises(WorkflowKilledInterrupt):
             await body()
-        assert len(runtime.bodies) == 0
+        assert len(runtime.enforcement.bodies) == 0
 
     def _kill_on_entry(self, runtime: GuardRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
-        enter = runtime.bodies.enter
+        enter = runtime.enforcement.bodies.enter
         message = wire.ControlMessage(seq=1, type="kill", workflow_id="w")
 
         def enter_late(body: Any) -> None:
@@ -395,9 +395,9 @@ class TestBetweenGateAndBody:
             enter(body)
 
         async def apply() -> None:
-            runtime._controlled(message)
+            runtime._apply_control(message)
 
-        monkeypatch.setattr(runtime.bodies, "enter", enter_late)
+        monkeypatch.setattr(runtime.enforcement.bodies, "enter", enter_late)
 
 
 class TestPause:
@@ -451,11 +451,11 @@ class TestPause:
         self, runtime: GuardRuntime
     ) -> None:
         """A gateway whose clock is ten minutes behind still pauses for a minute."""
-        link = runtime.delivery.link
-        assert link is not None
+        session = runtime.events.session
+        assert session is not None
         now_ms = wire_now_ms()
         behind_ms = 600_000
-        take = link.subscriber._take
+        take = session.subscriber._take
         take(wire.ControlMessage(seq=0, type="ping", at_ms=now_ms - behind_ms))
         take(
             wire.ControlMessage(
@@ -463,7 +463,7 @@ class TestPause:
                 at_ms=now_ms - behind_ms,
             )
         )  # fmt: skip
-        lane = runtime.control.pauses
+        lane = runtime.enforcement.control.pauses
         assert lane.find("w", None, now_ms + 30_000) is not None
         assert lane.find("w", None, now_ms + 70_000) is None
 
@@ -474,7 +474,7 @@ class TestPause:
 
         with guard.workflow("w") as first:
             tenant.admin.pause(run_id=first.run_id)
-            until(lambda: runtime.control.pauses.runs, WAIT_S)
+            until(lambda: runtime.enforcement.control.pauses.runs, WAIT_S)
             with pytest.raises(WorkflowPausedException):
                 body()
             with guard.workflow("w"):

@@ -138,7 +138,7 @@ def asked(server: SlowServer) -> bool:
 
 
 async def no_request_is_left(runtime: GuardRuntime) -> None:
-    await until_async(lambda: len(runtime.bodies) == 0, WAIT_S)
+    await until_async(lambda: len(runtime.enforcement.bodies) == 0, WAIT_S)
 
 
 @pytest.mark.parametrize("kind", IN_TASKS)

@@ -111,9 +111,13 @@ HALTS = {
 def halt(runtime: GuardRuntime, kind: str) -> None:
     """Apply a message as if it had been pushed, without stopping the body that runs."""
     message = wire.ControlMessage(
-        seq=runtime.control.seq + 1, type=kind, workflow_id="w", exhausted=True, reason="enough"
+        seq=runtime.enforcement.control.seq + 1,
+        type=kind,
+        workflow_id="w",
+        exhausted=True,
+        reason="enough",
     )
-    runtime.control = runtime.control.apply(message)
+    runtime.enforcement.control = runtime.enforcement.control.apply(message)
 
 
 # What vendors' clients leave open or deprecated is theirs.

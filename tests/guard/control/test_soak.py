@@ -101,7 +101,7 @@ class Soak:
 
     def _kill(self, name: str) -> None:
         message = wire.ControlMessage(seq=next(self._seqs), type="kill", workflow_id=name)
-        self.runtime._controlled(message)
+        self.runtime._apply_control(message)
 
     def work(self) -> None:
         """Run bodies until there are enough; nothing may be raised outside of them."""
@@ -160,6 +160,6 @@ def test_no_miss_and_no_interrupt_outside_of_its_body(
     for outcome in soak.outcomes:
         body, _, result = outcome.partition(": ")
         assert result in ({"killed", "result", "failed"} if "short" in body else {"killed"})
-    assert len(runtime.bodies) == 0
+    assert len(runtime.enforcement.bodies) == 0
     assert not threads._pending
     assert soak.lock.acquire(timeout=WAIT_S)

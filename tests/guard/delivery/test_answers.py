@@ -11,11 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.guard.runtime.event_pipeline.conftest import EVENTS, Answer, Scripted, problem
 
 import guard
 from guard.breaker.exceptions import BreakerTransportError, GuardConsumeOverbudgetError, GuardError
 from guard.runtime.runtime import GuardRuntime
+from tests.guard.delivery.conftest import EVENTS, Answer, Scripted, problem
 from tests.support.waiting import until
 
 Against = Callable[..., GuardRuntime]
@@ -101,7 +101,7 @@ class TestPartly:
         self, against: Against, scripted: Scripted
     ) -> None:
         runtime = against(flush_interval_ms=20)
-        runtime.record("custom", {"object": object()})
+        runtime.events.record("custom", {"object": object()})
         ids = track(3)
         until(lambda: all(name in scripted.events for name in ids))
         until(lambda: runtime.status().events_lost == 1)

@@ -10,10 +10,10 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.guard.runtime.event_pipeline.conftest import Scripted, Spawn
 
 import guard
 from guard.runtime.runtime import GuardRuntime
+from tests.guard.delivery.conftest import Scripted, Spawn
 
 Against = Callable[..., GuardRuntime]
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.guard.runtime.event_pipeline.conftest import Spawn
 
 from guard.delivery.spool import Spool, owner_of
+from tests.guard.delivery.conftest import Spawn
 
 HEAD = """
 import os, signal, sys, threading, time
@@ -357,8 +357,8 @@ flusher.join()
 from guard import facade
 from guard.runtime import active
 runtime = guard.init()
-held = [facade._init_lock, active._lock, runtime._background._lock, runtime.buffer._lock,
-        runtime._ending, runtime.health._lock, runtime.bodies._lock]
+held = [facade._init_lock, active._lock, runtime._background._lock, runtime.events.buffer._lock,
+        runtime._ending, runtime.events.health._lock, runtime.enforcement.bodies._lock]
 grabbed, done = threading.Event(), threading.Event()
 def grab():
     for lock in held: lock.acquire()

@@ -18,8 +18,8 @@ from typing import Any, get_args
 
 import attrs
 import pytest
-from tests.guard.runtime.event_pipeline.conftest import Spawn
 
+from tests.guard.delivery.conftest import Spawn
 from tests.support.proxy import ChaosProxy, Fault
 
 ROUNDS = int(os.environ.get("GUARD_TEST_FAULT_ROUNDS", "3"))

@@ -13,8 +13,8 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.guard.runtime.event_pipeline.conftest import ROOT
 
+from tests.guard.delivery.conftest import ROOT
 from tests.support.waiting import until
 
 WSGI = """

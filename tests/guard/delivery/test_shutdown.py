@@ -12,12 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.guard.runtime.event_pipeline.conftest import EVENTS, Answer, Scripted
 
 import guard
 from guard.breaker.exceptions import BreakerTransportError, GuardTransportError
 from guard.runtime.runtime import GuardRuntime
 from guard.serverless import flush_on_return
+from tests.guard.delivery.conftest import EVENTS, Answer, Scripted
 from tests.support.waiting import until
 
 Against = Callable[..., GuardRuntime]

@@ -134,7 +134,7 @@ print(len(events), sum(llm_data(e).input_tokens for e in events) > 4000)
         guard.uninstrument()
         httpx.post(standin.url + CHAT, json=ASK)
         assert hooks() == before
-        assert runtime.status().events_sent + len(runtime.buffer) == 1
+        assert runtime.status().events_sent + len(runtime.events.buffer) == 1
         assert "instrument" not in dir(guard)
 
 

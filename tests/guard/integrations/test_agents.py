@@ -89,7 +89,7 @@ async def test_a_killed_workflow_asks_no_model(
     model: ToolCaller, tenant: Any, runtime: guard.GuardRuntime
 ) -> None:
     tenant.admin.kill("support")
-    await until_async(lambda: runtime.control.seq)
+    await until_async(lambda: runtime.enforcement.control.seq)
     with pytest.raises(guard.WorkflowKilledInterrupt):
         async with guard.workflow("support"):
             await run(model, "chat", "hooks")

@@ -135,7 +135,7 @@ def test_a_killed_workflow_asks_no_model(
     model: ToolCaller, tenant: Any, runtime: guard.GuardRuntime, way: str
 ) -> None:
     tenant.admin.kill("support")
-    until(lambda: runtime.control.seq)
+    until(lambda: runtime.enforcement.control.seq)
     with pytest.raises(guard.WorkflowKilledInterrupt), guard.workflow("support"):
         run(graph(model), way)
     assert model.said == []
