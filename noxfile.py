@@ -13,6 +13,9 @@ nox.options.reuse_existing_virtualenvs = True
 nox.options.error_on_missing_interpreters = False
 
 LOCK = "requirements.lock"
+# One worker for each core; one that has nothing left to do takes over from another.
+PYTEST = "pytest", "--numprocesses=auto", "--dist=worksteal"
+REST = "browser or fault or long or matrix"
 
 
 def install(session: nox.Session) -> None:
@@ -30,16 +33,31 @@ def demo(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the test suite on this interpreter (arguments after ``--`` go to pytest)."""
+    """Test the whole product in minutes; arguments after ``--`` go to pytest."""
     install(session)
-    session.run("pytest", *session.posargs)
+    session.run(*PYTEST, "-m", f"not ({REST})", *session.posargs)
+
+
+@nox.session
+def tests_rest(session: nox.Session) -> None:
+    """Run what ``tests`` leaves out: the browser, faults, the vendor matrix, long runs."""
+    install(session)
+    session.run(*PYTEST, "-m", REST, *session.posargs)
+
+
+@nox.session
+def tests_full(session: nox.Session) -> None:
+    """Run every test: those of ``tests`` first, then the rest."""
+    install(session)
+    session.run(*PYTEST, "-m", f"not ({REST})", *session.posargs)
+    session.run(*PYTEST, "-m", REST, *session.posargs)
 
 
 @nox.session(python=["3.11", "3.12", "3.13", "3.14"])
 def matrix(session: nox.Session) -> None:
-    """Run the test suite on every supported interpreter that is installed."""
+    """Run every test on every supported interpreter that is installed."""
     install(session)
-    session.run("pytest", *session.posargs)
+    session.run(*PYTEST, *session.posargs)
 
 
 @nox.session

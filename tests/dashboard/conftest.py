@@ -30,6 +30,14 @@ _ARGUMENTS = [
 ]  # fmt: skip
 
 
+@pytest.hookimpl(tryfirst=True)  # before markers select
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every test that opens Chromium."""
+    for item in items:
+        if "browser" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.browser)
+
+
 @pytest.fixture(scope="session")
 def gateway() -> Iterator[Gateway]:
     """A gateway with an operator of the whole of it."""

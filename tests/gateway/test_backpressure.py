@@ -56,6 +56,7 @@ async def _flood(base_url: str, api_key: str, bodies: list[bytes]) -> list[httpx
         return await asyncio.gather(*(http.post("/api/v1/events", content=body) for body in bodies))
 
 
+@pytest.mark.fault
 def test_a_stalled_store_refuses_events_before_memory_grows(serve: Any, tmp_path: Path) -> None:
     served = serve("--max-pending-mb", "16")
     process = psutil.Process(served.process.pid)

@@ -28,7 +28,7 @@ def test_every_route_is_documented(gateway: Any) -> None:
     assert len(ids) == len(set(ids))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_schemathesis_finds_nothing(proof_scale: float) -> None:
     with run_gateway(max_batch_bytes=65_536, poll_wait_max_ms=20) as gateway:

@@ -140,7 +140,7 @@ def _check(admin: AdminClient, charged: dict[str, int]) -> None:
     assert total["committed_nanousd"] == sum(charged.values())
 
 
-@pytest.mark.slow
+@pytest.mark.fault
 @pytest.mark.timeout(3600)
 def test_hammer(serve: Any, proof_scale: float) -> None:
     served = serve()
@@ -159,7 +159,7 @@ def test_hammer(serve: Any, proof_scale: float) -> None:
     admin.close()
 
 
-@pytest.mark.slow
+@pytest.mark.fault
 @pytest.mark.timeout(3600)
 def test_killed_gateway_keeps_its_books(serve: Any, proof_scale: float) -> None:
     kills = max(1, round(4 * proof_scale))

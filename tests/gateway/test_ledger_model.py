@@ -307,7 +307,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.folder.cleanup()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_ledger_against_its_model(
     storage_factory: Callable[..., Storage], proof_scale: float

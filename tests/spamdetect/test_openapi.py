@@ -48,7 +48,7 @@ def test_feedback_is_described_only_where_it_is_taken() -> None:
     assert path in openapi_document(ServiceSettings(store_feedback=True))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_schemathesis_finds_nothing(tmp_path: Path) -> None:
     command = shutil.which("schemathesis", path=f"{Path(sys.executable).parent}:{os.defpath}")
     if command is None:

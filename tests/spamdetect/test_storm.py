@@ -29,7 +29,7 @@ def _peak_memory_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-@pytest.mark.slow
+@pytest.mark.fault
 @pytest.mark.asyncio
 async def test_ten_thousand_calls_end_in_results_or_documented_errors(
     wire: Callable[..., contextlib.AbstractAsyncContextManager[Any]],

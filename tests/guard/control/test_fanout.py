@@ -90,6 +90,7 @@ SLOW = 5
 NOISE = "x" * 16_384
 
 
+@pytest.mark.fault
 @pytest.mark.asyncio
 async def test_a_kill_reaches_thousands_past_several_that_do_not_read() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import guard
-from guard import WorkflowKilledInterrupt, threads
+from guard import WorkflowKilledInterrupt
+from guard.control import threads
 from guard.core import wire
 from guard.runtime.runtime import GuardRuntime
 from tests.support.waiting import until
@@ -139,7 +140,7 @@ class Soak:
         return True
 
 
-@pytest.mark.slow
+@pytest.mark.fault
 @pytest.mark.timeout(3600 if KILLS > 2000 else 120)
 def test_no_miss_and_no_interrupt_outside_of_its_body(
     start: Callable[..., GuardRuntime], capsys: pytest.CaptureFixture[str]

@@ -122,6 +122,7 @@ def _spooled(directory: Path) -> set[str]:
         connection.close()
 
 
+@pytest.mark.fault
 @pytest.mark.timeout(120 + 20 * ROUNDS)
 def test_every_event_is_charged_once_or_counted(
     tenant: Any, spawn: Spawn, proxy: ChaosProxy, tmp_path: Path

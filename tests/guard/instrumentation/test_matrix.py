@@ -55,6 +55,7 @@ TOKENS = (
 
 # What clients of others leave to the collector is not the subject here.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.matrix
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_exact_and_once(case: Case, standin: StandIn, observed: Any) -> None:
     if installed(case.client) is None:

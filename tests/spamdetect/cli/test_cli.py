@@ -260,7 +260,7 @@ def test_a_left_journal_of_something_else_is_not_mixed_in(run: Run, tmp_path: Pa
     assert not part.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.fault
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_classify_survives_a_signal_and_resumes(
     run: Run, environment: dict[str, str], tmp_path: Path, number: signal.Signals

@@ -38,7 +38,7 @@ spark.stop()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "module", "program"), [("ray", "ray", RAY), ("spark", "pyspark", SPARK)]
 )

@@ -60,6 +60,7 @@ def test_report_refuses_bad_data(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "does not exist" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_the_card_is_generated_whole(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

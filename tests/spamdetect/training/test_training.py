@@ -13,6 +13,7 @@ from spamdetect.training.dataset import DataError, read_language, read_spam
 from spamdetect.training.evaluate import cross_check
 
 
+@pytest.mark.long
 def test_train_is_reproducible_and_the_engine_reads_it(small_spam: Path, tmp_path: Path) -> None:
     seen: list[tuple[str, float]] = []
     first, second, other = (tmp_path / name for name in ("a.model", "b.model", "c.model"))
