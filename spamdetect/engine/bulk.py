@@ -14,14 +14,13 @@ from numpy.typing import NDArray
 
 from spamdetect.engine.characters import KINDS, SCRIPTS, Kind, character_tables, code_points
 from spamdetect.engine.classifier import SpamModel
-from spamdetect.engine.features import corpus_buckets, mix, rolled_hashes, span_hashes
+from spamdetect.engine.features import corpus_buckets
 from spamdetect.engine.language import (
     JOIN,
-    SALTS,
     SPACE,
     UNKNOWN,
-    WORD_SALT,
     LanguageModel,
+    letter_hashes,
     spoken,
 )
 from spamdetect.engine.normalise import Normalised
@@ -66,10 +65,15 @@ def languages(detector: LanguageModel, texts: Sequence[str]) -> list[Language]:
     is_letter = scripts != 0
     keep = is_letter.copy()
     keep[1:] |= is_letter[:-1]
-    keep[0] = True
-    keep[1:] |= owner[1:] != owner[:-1]
+    firsts = np.cumsum([0, *map(len, padded)])
+    keep[firsts[:-1]] = True
     letters = np.where(is_letter, codes, SPACE)[keep]
-    owner = owner[keep]
+    hashes, meant = letter_hashes(letters)
+    places = meant.ravel().nonzero()[0]
+    hashes = hashes.ravel()[places]
+    # Up to where each text's letters go, and then its hashes.
+    ends = np.append(0, np.cumsum(keep))[firsts]
+    ends = np.searchsorted(places, ends * meant.shape[1]).tolist()
     found = [UNKNOWN] * len(texts)
     members: dict[str, list[int]] = defaultdict(list)
     for number, script in enumerate(main.tolist()):
@@ -81,46 +85,11 @@ def languages(detector: LanguageModel, texts: Sequence[str]) -> list[Language]:
             for number in numbers:
                 found[number] = detector.alone(group, sizes[number])
             continue
-        chosen = np.zeros(len(texts), bool)
-        chosen[numbers] = True
-        mine = chosen[owner]
-        buckets = _letter_buckets(letters[mine], owner[mine], numbers, model.bits)
-        for number, best in zip(numbers, model.best_of_each(buckets), strict=True):
+        buckets = hashes >> np.uint32(32 - model.bits)
+        parts = [buckets[ends[number] : ends[number + 1]] for number in numbers]
+        for number, best in zip(numbers, model.best_of_each(parts), strict=True):
             found[number] = detector.answer(model, *best, sizes[number])
     return found
-
-
-def _letter_buckets(
-    letters: NDArray[np.uint32], owner: NDArray[np.intp], numbers: list[int], bits: int
-) -> list[NDArray[np.uint32]]:
-    """`spamdetect.engine.language.letter_buckets` for each text."""
-    spaces = letters == SPACE
-    passed = np.add.accumulate(spaces, dtype=np.int32)
-    parts, owners = [], []
-    for size, (salt, rolled) in enumerate(
-        zip(SALTS, rolled_hashes(letters, len(SALTS)), strict=True), 1
-    ):
-        first = owner[: rolled.size]
-        if size == 1:
-            parts.append(rolled + salt)
-            owners.append(first)
-            continue
-        # Two spaces meet between texts: no longer n-gram within words can pass them.
-        inside = (
-            first == owner[1:]
-            if size == 2
-            else passed[size - 2 : size - 2 + rolled.size] == passed[: rolled.size]
-        )
-        parts.append(rolled[inside] + salt)
-        owners.append(first[inside])
-    edges = np.flatnonzero(spaces)
-    inside = owner[edges[:-1]] == owner[edges[1:]]
-    parts.append(span_hashes(letters, edges)[inside] + WORD_SALT)
-    owners.append(owner[edges[:-1]][inside])
-    buckets, of = mix(np.concatenate(parts), bits), np.concatenate(owners)
-    order = np.argsort(of.astype(np.uint16), kind="stable")
-    ends = np.searchsorted(of[order], numbers, side="right")
-    return np.split(buckets[order], ends[:-1])
 
 
 def scores(

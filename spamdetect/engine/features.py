@@ -30,6 +30,15 @@ _PAIR_SALT: Final = np.uint32(0x3C6EF372)
 _PAIR: Final = np.uint32(0xB5297A4D)
 _SHIFT_16: Final = np.uint32(16)
 _ONE: Final = np.uint32(1)
+_FEW: Final = 300
+# A window of code points times this is the hashes of its beginnings.
+_POWERS_OF_WINDOW: Final = np.array(
+    [
+        [0 if at > size else pow(int(_BASE), size - at + (at == 0), 2**32) for size in range(5)]
+        for at in range(5)
+    ],
+    np.uint32,
+)
 _WORD_KINDS: Final = np.zeros(32, bool)
 _WORD_KINDS[
     [
@@ -57,6 +66,26 @@ def rolled_hashes(codes: Hashes, longest: int) -> list[Hashes]:
     return out
 
 
+def ngram_table(codes: Hashes, table: Hashes) -> None:
+    """Write the polynomial hashes of the n-grams of each position into a row of a table.
+
+    Args:
+        codes: code points; at least as many more than rows as there are columns.
+        table: one row for each position, one column for each length from 1.
+    """
+    rows, longest = table.shape
+    if rows <= _FEW:  # one call beats many
+        window = np.ndarray(table.shape, np.uint32, codes, 0, codes.strides * 2)
+        np.matmul(window, _POWERS_OF_WINDOW[:longest, :longest], out=table)
+        return
+    rolled = codes * _BASE
+    table[:, 0] = rolled[:rows]
+    for size in range(1, longest):
+        rolled = rolled[:-1] * _BASE
+        rolled += codes[size:]
+        table[:, size] = rolled[:rows]
+
+
 def folded(codes: Hashes) -> Hashes:
     """The code points with ``l`` as ``i``: written ``I`` or ``1``, either may be meant."""
     return np.where(codes == _L, _I, codes)
@@ -70,10 +99,15 @@ def ngram_hashes(codes: Hashes) -> list[Hashes]:
 
 def mix(hashes: Hashes, bits: int) -> Hashes:
     """The bucket of each hash, in place; ``bits`` is the logarithm of the table size."""
-    hashes ^= hashes >> _SHIFT_16
-    hashes *= _MIX
+    scatter(hashes)
     hashes >>= np.uint32(32 - bits)
     return hashes
+
+
+def scatter(hashes: Hashes) -> None:
+    """Mix the hashes in place, so that their upper bits are buckets."""
+    hashes ^= hashes >> _SHIFT_16
+    hashes *= _MIX
 
 
 class PowerTable:
@@ -115,16 +149,11 @@ def word_hashes(codes: Hashes) -> tuple[Hashes, NDArray[np.intp]]:
     is_word = _WORD_KINDS[character_tables().kind[codes]]
     edges = (is_word[1:] != is_word[:-1]).nonzero()[0]
     starts, ends = edges[0::2], edges[1::2]
-    return _between(codes, starts, ends), starts
+    return between_hashes(codes, starts, ends), starts
 
 
-def span_hashes(codes: Hashes, edges: NDArray[np.intp]) -> Hashes:
-    """Unmixed hashes of what stands between neighbouring positions, the later one included."""
-    return _between(codes, edges[:-1], edges[1:])
-
-
-def _between(codes: Hashes, before: NDArray[np.intp], last: NDArray[np.intp]) -> Hashes:
-    """Polynomial hashes of the code points after ``before`` up to ``last``."""
+def between_hashes(codes: Hashes, before: NDArray[np.intp], last: NDArray[np.intp]) -> Hashes:
+    """Unmixed hashes of the code points after each of ``before`` up to each of ``last``."""
     forward, inverse = _POWERS.get(codes.size)
     sums = np.add.accumulate(codes * forward[: codes.size], dtype=np.uint32)
     hashes = sums[last]
