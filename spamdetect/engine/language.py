@@ -230,7 +230,7 @@ def letter_hashes(letters: NDArray[np.uint32]) -> tuple[NDArray[np.uint32], NDAr
     edges = (padded[: size + 1] == SPACE).nonzero()[0]
     before, after = edges[:-1], edges[1:]
     within = after - before > 1  # False where two texts meet, and at the end
-    within[-2] = True  # a text that was cut at a space ends with two
+    within[-2:-1] = True  # a text that was cut at a space ends with two
     # How far the n-grams of a position may reach: up to the next space.
     reach = np.repeat(np.where(within, after, before), after - before)
     reach -= np.arange(size)
