@@ -112,7 +112,12 @@ class GatewayApp:
         health = HealthRoutes(
             self.storage, authenticator, settings, clock_ms, lambda: self.draining
         )
-        handlers = AdminHandlers(self.storage, gatekeeper.recent, clock_ms)
+        handlers = AdminHandlers(
+            self.storage,
+            gatekeeper.recent,
+            clock_ms,
+            private_webhooks=settings.private_webhooks,
+        )
         self.operators = OperatorService(self.storage, clock_ms)
         table = [
             *operations(handlers),
@@ -144,7 +149,7 @@ class GatewayApp:
                 *dashboard,
             ]
         )
-        self._webhooks = WebhookSender(self.storage, clock_ms)
+        self._webhooks = WebhookSender(self.storage, clock_ms, private=settings.private_webhooks)
         self._tasks: list[asyncio.Task[None]] = []
 
     # -- life cycle ----------------------------------------------------------------------------

@@ -40,6 +40,7 @@ class GatewaySettings:
         poll_wait_max_ms: longest wait of one control long poll.
         fallback_price: nano-dollars per million input and output tokens charged, and flagged,
             for models that nothing prices; never zero.
+        private_webhooks: whether webhooks may go to loopback and private addresses.
         log_level: of the server's own logger.
     """
 
@@ -65,6 +66,7 @@ class GatewaySettings:
     poll_wait_max_ms: int = attrs.field(default=30_000, validator=_positive)
     fallback_input_per_mtok: int = attrs.field(default=15_000_000_000, validator=_positive)
     fallback_output_per_mtok: int = attrs.field(default=75_000_000_000, validator=_positive)
+    private_webhooks: bool = False
     log_level: str = "warning"
 
     def limits(self) -> wire.Limits:

@@ -7,17 +7,21 @@ import os
 import re
 import signal
 import socket
+import sqlite3
 import stat
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from guard.gateway.cli.admin_client import AdminClient
 from guard.gateway.embedded import Gateway, run_gateway
 from guard.gateway.server import PortInUseError
 from guard.gateway.storage.port import StoreError
+from tests.gateway.conftest import new_tenant
 from tests.support.waiting import until
 
 HEAD = b"POST /gate HTTP/1.1\r\nHost: x\r\nX-Guard-Protocol: 3\r\nX-API-Key: %s\r\n"
@@ -214,3 +218,45 @@ def test_metrics_count(tenant: Any) -> None:
     assert 'guard_gateway_answers_total{route="/gate",status="200"}' in text
     assert "guard_gateway_store_healthy 1.0" in text
     assert tenant.organisation_id not in text
+
+
+def _nested(depth: int) -> dict[str, Any]:
+    data: Any = 1
+    for _ in range(depth - 1):
+        data = {"a": data}
+    return {"metadata": data}
+
+
+def test_data_that_is_nested_too_deeply_is_rejected_alone(tenant: Any) -> None:
+    events = [
+        {"event_id": f"deep-{depth}", "type": "note", "at_ms": 1, "data": _nested(depth)}
+        for depth in (64, 65, 300)
+    ]
+    reply = tenant.send(*events).json()
+    assert reply["accepted"] == 1
+    assert [each["event_id"] for each in reply["rejected"]] == ["deep-65", "deep-300"]
+    assert "deeper than 64" in reply["rejected"][0]["detail"]
+
+
+def test_a_page_shows_the_rest_when_one_stored_event_is_too_deep(tmp_path: Path) -> None:
+    database = tmp_path / "gateway.sqlite3"
+    with run_gateway(database) as gateway:
+        tenant = new_tenant(gateway)
+        tenant.send(
+            {"event_id": "deep", "type": "note", "at_ms": 1, "data": {"a": 1}},
+            {"event_id": "flat", "type": "note", "at_ms": 1, "data": {"a": 2}},
+        )
+    text = json.dumps({"a": 0}).replace("0", "[" * 975 + "]" * 975)
+    store = sqlite3.connect(database)
+    with store:
+        store.execute("UPDATE events SET data = ? WHERE event_id = 'deep'", (text,))
+    store.close()
+    with run_gateway(database) as gateway:
+        admin = AdminClient(
+            gateway.base_url, gateway.admin_key, organisation=tenant.organisation_id
+        )
+        shown = {each["event_id"]: each["data"] for each in admin.request("GET", "/events")}
+        assert shown == {"deep": {"unreadable": "nested too deeply"}, "flat": {"a": 2}}
+        admin.close()
+    tenant.http.close()
+    tenant.admin.close()

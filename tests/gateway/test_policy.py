@@ -1,20 +1,18 @@
-"""Tool and model policy, rate caps, approvals, previews, webhooks."""
+"""Tool and model policy, rate caps, approvals, previews."""
 
 from __future__ import annotations
 
-import http.server
-import json
-import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from guard.core import wire
 from guard.gateway.cli.admin_client import AdminError
-from guard.gateway.domain import globs
-from guard.gateway.services.webhooks import check_url, signature
+from guard.gateway.domain import globs, policy
+from guard.gateway.domain.preview import TOTAL_BYTES_MAX, RecentCall, RecentCalls
+from guard.gateway.domain.records import Policy, PolicyDocument
 from tests.support.waiting import until
 
 
@@ -159,70 +157,6 @@ def test_apply_is_idempotent(tenant: Any) -> None:
         tenant.admin.request("POST", "/apply", {"budgets": body["budgets"][:1] * 2})
 
 
-# -- webhooks ----------------------------------------------------------------------------------
-
-
-class _Receiver(http.server.BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["content-length"]))
-        self.server.received.append((dict(self.headers), body))  # type: ignore[attr-defined]
-        self.send_response(204)
-        self.end_headers()
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
-@pytest.fixture
-def receiver() -> Iterator[Any]:
-    server = http.server.HTTPServer(("127.0.0.1", 0), _Receiver)
-    server.received = []  # type: ignore[attr-defined]
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join(10)
-    server.server_close()
-
-
-def test_threshold_webhooks_are_signed(tenant: Any, receiver: Any) -> None:
-    url = f"http://127.0.0.1:{receiver.server_port}/hook"
-    wanted = {"url": url, "types": ["budget.threshold"]}
-    first = tenant.admin.request("PUT", "/webhooks", wanted)
-    made = tenant.admin.request("PUT", "/webhooks", wanted)  # the same again: another secret
-    assert made["webhook"] == first["webhook"]
-    assert made["secret"] != first["secret"]
-    tenant.admin.set_budget(10, thresholds=[0.5, 1.0])
-    tenant.send(tenant.llm(60_000_000))
-    until(lambda: receiver.received, 20)
-    headers, body = receiver.received[0]
-    notice = json.loads(body)
-    assert (notice["type"], notice["data"]["threshold"]) == ("budget.threshold", 0.5)
-    expected = signature(
-        made["secret"], headers["webhook-id"], int(headers["webhook-timestamp"]), body
-    )
-    assert headers["webhook-signature"] == expected
-    until(lambda: tenant.admin.request("GET", "/webhooks/deliveries")[0]["delivered_at_ms"], 20)
-
-
-@pytest.mark.parametrize(
-    "url",
-    ["http://example.com/", "ftp://example.com/", "https://u:p@example.com/", "https:///x",
-     "http://localhost.example.com/", "http://169.254.169.254/"],
-)  # fmt: skip
-def test_webhook_addresses_that_are_refused(url: str) -> None:
-    with pytest.raises(ValueError, match="URL"):
-        check_url(url)
-
-
-def test_webhook_signature_vector() -> None:
-    # The example of the Standard Webhooks specification.
-    secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
-    body = b'{"test": 2432232314}'
-    got = signature(secret, "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, body)
-    assert got == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
-
-
 # -- globs -------------------------------------------------------------------------------------
 
 
@@ -237,3 +171,64 @@ def _matches_slowly(pattern: str, name: str) -> bool:
 @given(st.text("ab*?.[", max_size=8), st.text("ab.[\n", max_size=8))
 def test_globs_agree_with_the_definition(pattern: str, name: str) -> None:
     assert globs.matches(pattern, name) == _matches_slowly(pattern, name)
+
+
+# -- patterns and what they cost -----------------------------------------------------------------
+
+
+@given(
+    st.lists(st.text("abAB*?_", min_size=1, max_size=6), max_size=6),
+    st.text("abAB_", max_size=8),
+)
+def test_a_matcher_finds_what_its_patterns_match_one_by_one(patterns: list[str], name: str) -> None:
+    one_by_one = {p for p in patterns if globs.matches(globs.fold(p), globs.fold(name))}
+    found = globs.Matcher(patterns).find(name)
+    assert (found is None) == (not one_by_one)
+    assert found is None or found in one_by_one
+
+
+def _with_block(patterns: list[str]) -> list[policy.Rules]:
+    return policy.compiled(
+        [
+            Policy(
+                policy_id="p",
+                organisation_id="o",
+                name="n",
+                scope_kind="organisation",
+                scope_id="",
+                document=PolicyDocument(tools_block=patterns),
+            )
+        ]
+    )
+
+
+def _call(tools: list[str]) -> wire.GateRequest:
+    return wire.GateRequest(call_id="c", kind="call", function="f", tools=tools)
+
+
+def test_more_comparisons_than_one_call_may_cost_are_a_refusal() -> None:
+    rules = _with_block([f"*x{number}*" for number in range(1000)])
+    names = ["q" * 200 for _ in range(1024)]
+    refusal = policy.evaluate(rules, _call(names), "k").refusal
+    assert refusal is not None
+    assert "too many" in refusal.reason
+    assert policy.evaluate(rules, _call(names[:5]), "k").refusal is None
+    exact = _with_block([f"tool-{number}" for number in range(1000)])
+    assert policy.evaluate(exact, _call(names), "k").refusal is None, "exact names are looked up"
+
+
+def test_recent_calls_are_bounded_in_bytes_and_one_organisation_does_not_evict_the_others() -> None:
+    recent = RecentCalls()
+    recent.note("quiet", RecentCall(1, "k", _call(["search"])))
+    for number in range(3000):
+        recent.note("loud", RecentCall(number, "k", _call([f"{number:05}" * 10] * 60)))
+        recent.note("loud", RecentCall(number, "k", _call(["x" * 256] * 1024)))
+    assert len(recent.newest("quiet", 10)) == 1
+    kept = recent.newest("loud", 10_000)
+    assert 0 < len(kept) < 1000
+    assert kept[-1].at_ms == 2999
+    for number in range(2 * TOTAL_BYTES_MAX // 4_000_000):
+        for _ in range(400):
+            recent.note(f"org-{number}", RecentCall(1, "k", _call(["x" * 100] * 20)))
+    assert recent._bytes <= TOTAL_BYTES_MAX
+    assert recent.newest("quiet", 10) == [], "the quietest is forgotten first"

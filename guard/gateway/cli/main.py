@@ -76,6 +76,10 @@ def gateway() -> None:
 )
 @_days("audit-retention-days", 0, "How long the audit log is kept; 0 keeps all of it.")
 @click.option("--public-url", help="The URL that clients use, when a proxy stands in front.")
+@click.option(
+    "--private-webhooks", is_flag=True,
+    help="Let webhooks go to loopback and private addresses.",
+)  # fmt: skip
 @click.option("--log-level", default="warning", show_default=True)
 def serve(**options: Any) -> None:
     """Serve until interrupted.

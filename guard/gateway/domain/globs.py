@@ -23,6 +23,10 @@ def fold(name: str) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(_source(pattern), re.DOTALL)
+
+
+def _source(pattern: str) -> str:
     parts: list[str] = []
     # Runs of stars are one star. Each star is a lazy run that an atomic group cuts at the first
     # place where the next literal fits, so that no pattern can backtrack exponentially.
@@ -32,7 +36,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     if len(literals) > 1:
         parts.extend(f"(?>.*?{literal})" for literal in literals[1:-1])
         parts.append(f".*{literals[-1]}")
-    return re.compile("".join(parts), re.DOTALL)
+    return "".join(parts)
 
 
 def matches(pattern: str, name: str) -> bool:
@@ -46,10 +50,44 @@ def matches(pattern: str, name: str) -> bool:
     return _compiled(pattern).fullmatch(name) is not None
 
 
-def first_match(patterns: Iterable[str], name: str) -> str | None:
-    """Return the first pattern that a name matches after folding both, or ``None``."""
-    folded = fold(name)
-    for pattern in patterns:
-        if matches(fold(pattern), folded):
-            return pattern
-    return None
+class Matcher:
+    """A list of patterns, folded and compiled once.
+
+    Exact names are looked up; all globs are one alternation, tried in order.
+
+    >>> Matcher(["rm", "delete_*"]).find("Delete_File"), Matcher([]).find("rm")
+    ('delete_*', None)
+    """
+
+    __slots__ = ("_exact", "_globs", "_order", "patterns")
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        self.patterns = tuple(patterns)
+        self._exact: dict[str, str] = {}
+        self._order: list[str] = []
+        for pattern in self.patterns:
+            if is_pattern(pattern):
+                self._order.append(pattern)
+            else:
+                self._exact.setdefault(fold(pattern), pattern)
+        alternatives = "|".join(f"({_source(fold(pattern))})" for pattern in self._order)
+        self._globs = re.compile(alternatives, re.DOTALL) if self._order else None
+
+    @property
+    def glob_count(self) -> int:
+        """How many patterns each name is compared with."""
+        return len(self._order)
+
+    def __bool__(self) -> bool:
+        return bool(self.patterns)
+
+    def find(self, name: str) -> str | None:
+        """Return a pattern that a name matches after folding both, or ``None``."""
+        folded = fold(name)
+        exact = self._exact.get(folded)
+        if exact is not None or self._globs is None:
+            return exact
+        found = self._globs.fullmatch(folded)
+        return (
+            None if found is None or found.lastindex is None else self._order[found.lastindex - 1]
+        )

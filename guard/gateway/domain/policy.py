@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from msgspec import Struct
 
@@ -11,6 +12,9 @@ from guard.gateway.domain import globs
 from guard.gateway.domain.commands import ApprovalNeed, Refusal
 from guard.gateway.domain.records import Policy, RateCap
 
+WORK_MAX: Final = 2_000_000
+"""Most characters of tool names, times the patterns they are compared with, of one call: 20 ms."""
+
 
 class CapUse(Struct, frozen=True):
     """One rate cap as it counts one call: ``bucket`` names the counter."""
@@ -18,6 +22,47 @@ class CapUse(Struct, frozen=True):
     bucket: str
     calls: int
     per_ms: int
+
+
+class Rules(Struct, frozen=True):
+    """One enabled policy, its patterns compiled."""
+
+    policy: Policy
+    tools_block: globs.Matcher
+    tools_allow: globs.Matcher | None
+    models_block: globs.Matcher
+    models_allow: globs.Matcher | None
+    sensitive_tools: globs.Matcher
+    approval_tools: globs.Matcher
+    cap_tools: tuple[globs.Matcher, ...]
+    glob_count: int
+
+
+def compiled(policies: Iterable[Policy]) -> list[Rules]:
+    """Compile the enabled policies; once for each change of the catalogue."""
+    return [_rules(policy) for policy in policies if policy.enabled]
+
+
+def _rules(policy: Policy) -> Rules:
+    document = policy.document
+    optional = [
+        None if patterns is None else globs.Matcher(patterns)
+        for patterns in (document.tools_allow, document.models_allow)
+    ]
+    block = globs.Matcher(document.tools_block)
+    caps = tuple(globs.Matcher(cap.tools) for cap in document.rate_caps)
+    by_tool = (block, *caps, *([] if optional[0] is None else [optional[0]]))
+    return Rules(
+        policy=policy,
+        tools_block=block,
+        tools_allow=optional[0],
+        models_block=globs.Matcher(document.models_block),
+        models_allow=optional[1],
+        sensitive_tools=globs.Matcher(document.sensitive_tools),
+        approval_tools=globs.Matcher(document.approval_tools),
+        cap_tools=caps,
+        glob_count=sum(matcher.glob_count for matcher in by_tool),
+    )
 
 
 class Verdict(Struct):
@@ -29,49 +74,50 @@ class Verdict(Struct):
     caps: list[CapUse] = []
 
 
-def evaluate(policies: Sequence[Policy], call: wire.GateRequest, key_id: str) -> Verdict:
+def evaluate(rules: Sequence[Rules], call: wire.GateRequest, key_id: str) -> Verdict:
     """Judge one call by all policies that apply to it.
 
     ``tool_name`` and every name in ``tools`` count: a call that could reach a blocked tool is
-    refused as a whole.
+    refused as a whole. So is one with so many tools that comparing them
+    would hold up every other call (:data:`WORK_MAX`).
     """
     verdict = Verdict(sensitive=call.sensitive, caps=[])
     named = [call.tool_name] if call.tool_name is not None else []
     tools = [*named, *call.tools]
-    for policy in policies:
-        if not policy.enabled or not _applies(policy, call, key_id):
-            continue
-        refusal = _blocked(policy, call, tools)
+    applying = [each for each in rules if _applies(each.policy, call, key_id)]
+    glob_count = sum(each.glob_count for each in applying)
+    if glob_count and glob_count * sum(map(len, tools)) > WORK_MAX:
+        verdict.refusal = _too_many(applying[0].policy, call, len(tools))
+        return verdict
+    own_tool = _own_tool(call)
+    for each in applying:
+        policy = each.policy
+        refusal = _blocked(each, call, tools)
         if refusal is not None:
             verdict.refusal = verdict.refusal or refusal
             continue
         document = policy.document
-        own_tool = _own_tool(call)
-        if globs.first_match(document.sensitive_tools, own_tool) is not None:
+        if each.sensitive_tools.find(own_tool) is not None:
             verdict.sensitive = True
         if verdict.sensitive and document.sensitive_action == "block":
             verdict.refusal = verdict.refusal or _refuse(
                 policy, call, "GD-X001", "sensitive calls are blocked", "sensitive", own_tool
             )
-        needs_person = globs.first_match(document.approval_tools, own_tool) is not None
+        needs_person = each.approval_tools.find(own_tool) is not None
         needs_person |= verdict.sensitive and document.sensitive_action == "approve"
         if needs_person and verdict.approval is None:
             verdict.approval = ApprovalNeed(
                 tool_name=own_tool, timeout_ms=document.approval_timeout_ms
             )
-        verdict.caps += _caps(policy, call, key_id, tools)
+        verdict.caps += _caps(each, call, key_id, tools)
     return verdict
 
 
-def blocks_reported(
-    policies: Sequence[Policy], event: wire.Event, tool_name: str, key_id: str
-) -> bool:
+def blocks_reported(rules: Sequence[Rules], event: wire.Event, tool_name: str, key_id: str) -> bool:
     """Tell whether a tool call that was reported afterwards would have been blocked."""
     return any(
-        policy.enabled
-        and _applies(policy, event, key_id)
-        and globs.first_match(policy.document.tools_block, tool_name) is not None
-        for policy in policies
+        _applies(each.policy, event, key_id) and each.tools_block.find(tool_name) is not None
+        for each in rules
     )
 
 
@@ -86,23 +132,28 @@ def _applies(policy: Policy, call: wire.GateRequest | wire.Event, key_id: str) -
     return value is not None and globs.matches(policy.scope_id, value)
 
 
-def _blocked(policy: Policy, call: wire.GateRequest, tools: Iterable[str]) -> Refusal | None:
-    document = policy.document
+def _too_many(policy: Policy, call: wire.GateRequest, count: int) -> Refusal:
+    reason = f"{count} tools are too many for as many patterns as the policies have"
+    return _refuse(policy, call, "GD-T001", reason, "block", call.tool_name)
+
+
+def _blocked(rules: Rules, call: wire.GateRequest, tools: Iterable[str]) -> Refusal | None:
+    policy = rules.policy
     for tool in tools:
-        pattern = globs.first_match(document.tools_block, tool)
+        pattern = rules.tools_block.find(tool)
         if pattern is not None:
             reason = f"the tool is blocked by {pattern!r}"
             return _refuse(policy, call, "GD-T001", reason, "block", tool)
-        allowed = document.tools_allow
-        if allowed is not None and globs.first_match(allowed, tool) is None:
+        allowed = rules.tools_allow
+        if allowed is not None and allowed.find(tool) is None:
             reason = "the tool is not on the allow list"
             return _refuse(policy, call, "GD-T001", reason, "block", tool)
     if call.model == wire.UNKNOWN_MODEL:
         return None
-    if globs.first_match(document.models_block, call.model) is not None:
+    if rules.models_block.find(call.model) is not None:
         return _refuse(policy, call, "GD-X001", "the model is blocked", "model", call.tool_name)
-    models = document.models_allow
-    if models is not None and globs.first_match(models, call.model) is None:
+    models = rules.models_allow
+    if models is not None and models.find(call.model) is None:
         reason = "the model is not on the allow list"
         return _refuse(policy, call, "GD-X001", reason, "model", call.tool_name)
     return None
@@ -128,12 +179,12 @@ def _refuse(
     )
 
 
-def _caps(
-    policy: Policy, call: wire.GateRequest, key_id: str, tools: Sequence[str]
-) -> list[CapUse]:
+def _caps(rules: Rules, call: wire.GateRequest, key_id: str, tools: Sequence[str]) -> list[CapUse]:
+    policy = rules.policy
     uses = []
     for number, cap in enumerate(policy.document.rate_caps):
-        if cap.tools and all(globs.first_match(cap.tools, tool) is None for tool in tools):
+        matcher = rules.cap_tools[number]
+        if matcher and all(matcher.find(tool) is None for tool in tools):
             continue
         bucket = f"{policy.policy_id}/{number}/{_counted(cap, call, key_id)}"
         uses.append(CapUse(bucket, cap.calls, cap.per_ms))

@@ -14,6 +14,8 @@ from guard.gateway.domain.records import Policy
 
 RECENT_MAX: Final = 1000
 EXAMPLES_MAX: Final = 50
+ORGANISATION_BYTES_MAX: Final = 4 * 1024 * 1024
+TOTAL_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
 class RecentCall(Struct):
@@ -34,21 +36,52 @@ class Difference(Struct):
 
 
 class RecentCalls:
-    """The newest calls of each organisation, in memory: a preview needs traffic, not history."""
+    """The newest calls of each organisation, in memory: a preview needs traffic, not history.
+
+    Bounded in calls and in bytes, for each organisation and in total; the organisation that was
+    quiet for longest is forgotten first. A call larger than a hundredth of an organisation's share
+    is not kept.
+    """
 
     def __init__(self) -> None:
-        self._calls: dict[str, collections.deque[RecentCall]] = {}
+        self._kept: collections.OrderedDict[str, _Kept] = collections.OrderedDict()
+        self._bytes = 0
 
     def note(self, organisation_id: str, recent: RecentCall) -> None:
         """Remember a call."""
-        calls = self._calls.get(organisation_id)
-        if calls is None:
-            calls = self._calls[organisation_id] = collections.deque(maxlen=RECENT_MAX)
-        calls.append(recent)
+        size = _size_of(recent.call)
+        if size > ORGANISATION_BYTES_MAX // 100:
+            return
+        kept = self._kept.get(organisation_id)
+        if kept is None:
+            kept = self._kept[organisation_id] = _Kept(collections.deque(), 0)
+        self._kept.move_to_end(organisation_id)
+        kept.calls.append((size, recent))
+        kept.size += size
+        self._bytes += size
+        while len(kept.calls) > RECENT_MAX or kept.size > ORGANISATION_BYTES_MAX:
+            dropped, _ = kept.calls.popleft()
+            kept.size -= dropped
+            self._bytes -= dropped
+        while self._bytes > TOTAL_BYTES_MAX:
+            _, quiet = self._kept.popitem(last=False)
+            self._bytes -= quiet.size
 
     def newest(self, organisation_id: str, limit: int) -> list[RecentCall]:
         """Return the newest calls, oldest first."""
-        return list(self._calls.get(organisation_id, ()))[-limit:]
+        kept = self._kept.get(organisation_id)
+        return [] if kept is None else [recent for _, recent in kept.calls][-limit:]
+
+
+class _Kept(Struct):
+    calls: collections.deque[tuple[int, RecentCall]]
+    size: int
+
+
+def _size_of(call: wire.GateRequest) -> int:
+    """Estimate a call's bytes in memory: its texts at their widest, and what holds them."""
+    texts = (call.function, call.model, call.tool_name or "", call.workflow_id or "", *call.tools)
+    return 1000 + sum(4 * len(text) + 60 for text in texts)
 
 
 def compare(
@@ -59,16 +92,17 @@ def compare(
     Rate caps are left out: whether one is reached depends on when calls come.
     """
     found = []
+    old_rules, new_rules = policy.compiled(before), policy.compiled(after)
     for recent in calls:
-        old, _ = _outcome(before, recent)
-        new, reason = _outcome(after, recent)
+        old, _ = _outcome(old_rules, recent)
+        new, reason = _outcome(new_rules, recent)
         if old != new:
             found.append(Difference(recent, old, new, reason))
     return found
 
 
-def _outcome(policies: Sequence[Policy], recent: RecentCall) -> tuple[str, str]:
-    verdict = policy.evaluate(policies, recent.call, recent.key_id)
+def _outcome(rules: Sequence[policy.Rules], recent: RecentCall) -> tuple[str, str]:
+    verdict = policy.evaluate(rules, recent.call, recent.key_id)
     if verdict.refusal is not None:
         return f"refuse {verdict.refusal.error_code}", verdict.refusal.reason
     if verdict.approval is not None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from guard.gateway.domain.records import OrganisationSettings, Policy, Rates
+from guard.gateway.domain import policy
+from guard.gateway.domain.records import OrganisationSettings, Rates
 from guard.gateway.services.pricing import PriceBook
 from guard.gateway.storage.port import NotFoundError, Storage
 
@@ -13,7 +14,7 @@ class OrgView(Struct):
     """What is in force for one organisation."""
 
     settings: OrganisationSettings
-    policies: list[Policy]
+    rules: list[policy.Rules]
     prices: PriceBook
 
 
@@ -53,7 +54,7 @@ class CatalogueCache:
     async def _read(self, organisation_id: str) -> OrgView:
         for organisation in await self._storage.organisations():
             if organisation.organisation_id == organisation_id:
-                policies = await self._storage.policies(organisation_id)
+                rules = policy.compiled(await self._storage.policies(organisation_id))
                 prices = await self._storage.prices(organisation_id)
-                return OrgView(organisation.settings, policies, PriceBook(prices, self._fallback))
+                return OrgView(organisation.settings, rules, PriceBook(prices, self._fallback))
         raise NotFoundError("no such organisation")

@@ -63,8 +63,8 @@ class Gatekeeper:
         recent = RecentCall(self._clock_ms(), request.key_id, call)
         self.recent.note(request.organisation_id, recent)
         command.refusal = _confined(request, call)
-        if view.policies and command.refusal is None:
-            verdict = policy.evaluate(view.policies, call, request.key_id)
+        if view.rules and command.refusal is None:
+            verdict = policy.evaluate(view.rules, call, request.key_id)
             command.refusal, command.approval = verdict.refusal, verdict.approval
             if verdict.caps and verdict.refusal is None:
                 wait_ms = await self._rates.take(verdict.caps)
@@ -97,7 +97,7 @@ class Gatekeeper:
             key_workflow_id=request.key_workflow_id,
             max_event_bytes=self._max_event_bytes,
             blocks=lambda event, tool: policy.blocks_reported(
-                view.policies, event, tool, request.key_id
+                view.rules, event, tool, request.key_id
             ),
         )
 

@@ -8,6 +8,7 @@ import msgspec
 
 from guard.core import wire
 from guard.gateway.domain.commands import PricedEvent
+from guard.gateway.domain.nesting import DEPTH_MAX, nested_deeper
 from guard.gateway.services.pricing import PriceBook
 
 _SDK_TYPES = {"llm": wire.LlmData, "tool": wire.ToolData, "span": wire.SpanData,
@@ -65,6 +66,8 @@ def _price(
         raise _RejectedError("GD-E001", "data holds a number out of range") from None
     if len(data_json) > max_event_bytes:
         raise _RejectedError("GD-E002", f"data is larger than {max_event_bytes} bytes")
+    if nested_deeper(data_json, DEPTH_MAX):
+        raise _RejectedError("GD-E001", f"data is nested deeper than {DEPTH_MAX}")
     priced = PricedEvent(event, data_json)
     kind = _SDK_TYPES.get(event.type)
     if kind is None:

@@ -1,4 +1,4 @@
-"""Delivers queued notices, signed as Standard Webhooks asks (standardwebhooks.com)."""
+"""Delivers queued messages, signed according to Standard Webhooks (standardwebhooks.com)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import hashlib
 import hmac
 import ipaddress
 import logging
+import socket
 from collections.abc import Callable
 from typing import Final
-from urllib.parse import urlsplit
 
 import httpx
 
@@ -21,27 +21,61 @@ logger = logging.getLogger(__name__)
 
 RETRY_AFTER_MS: Final = (5_000, 30_000, 300_000, 1_800_000, 7_200_000, 21_600_000, 43_200_000)
 _TIMEOUT_S: Final = 10.0
-_PAGE: Final = 20
+CONCURRENT_MAX: Final = 100
 _IDLE_S: Final = 5.0
+_NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
-def check_url(url: str) -> None:
-    """Refuse addresses that a notice must not be sent to.
+def check_url(url: str, *, private: bool = False) -> None:
+    """Refuse addresses that a message must not be sent to.
+
+    Args:
+        url: the webhook's address.
+        private: whether the gateway's operator allows loopback and private networks, and plain
+            ``http`` to loopback addresses.
 
     Raises:
-        ValueError: not ``https`` (plain ``http`` only to a loopback address), or credentials in it.
+        ValueError: not a URL, not ``https``, credentials in it, or a host that is not public.
     """
-    parts = urlsplit(url)
-    if parts.username is not None or parts.password is not None:
+    try:
+        parts = httpx.URL(url)
+        host = parts.host.rstrip(".")
+    except (httpx.InvalidURL, UnicodeError):  # a host that IDNA refuses is the latter
+        raise ValueError("the URL is not valid") from None
+    if parts.userinfo:
         raise ValueError("the URL may not hold credentials")
-    if not parts.hostname:
+    if not host:
         raise ValueError("the URL has no host")
+    address = _literal(host)
+    if not private:
+        local = host == "localhost" or host.endswith(".localhost")
+        if local or (address is not None and not is_public(address)):
+            raise ValueError("the host is not public; the gateway's operator has to allow it")
     if parts.scheme == "https":
         return
+    if parts.scheme == "http" and private and address is not None and address.is_loopback:
+        return
+    raise ValueError("the URL has to be https")
+
+
+def is_public(address: Address) -> bool:
+    """Tell whether an address is one of the public internet, also behind a transition prefix."""
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None:
+            return is_public(address.ipv4_mapped)
+        if address.sixtofour is not None or address.teredo is not None or address in _NAT64:
+            return False
+    return address.is_global and not address.is_multicast
+
+
+def _literal(host: str) -> Address | None:
     with contextlib.suppress(ValueError):
-        if parts.scheme == "http" and ipaddress.ip_address(parts.hostname).is_loopback:
-            return
-    raise ValueError("the URL has to be https; http only to a loopback address")
+        return ipaddress.ip_address(host)
+    with contextlib.suppress(OSError, UnicodeError):  # 0x7f.1 and 2130706433 are addresses too
+        return ipaddress.IPv4Address(socket.inet_aton(host))
+    return None
 
 
 def signature(secret: str, message_id: str, timestamp_s: int, body: bytes) -> str:
@@ -52,18 +86,23 @@ def signature(secret: str, message_id: str, timestamp_s: int, body: bytes) -> st
 
 
 class WebhookSender:
-    """Sends what is due, one page at a time, until cancelled.
+    """Sends what is due until cancelled. No message can hold up another organisation's for long.
 
     Args:
         catalogue: holds the queue; a message leaves it when it was answered with 2xx, or when it
             has failed for the last time.
         clock_ms: the gateway's clock.
+        private: whether messages may go to loopback and private addresses.
     """
 
-    def __init__(self, catalogue: Catalogue, clock_ms: Callable[[], int]) -> None:
+    def __init__(
+        self, catalogue: Catalogue, clock_ms: Callable[[], int], *, private: bool = False
+    ) -> None:
         self._catalogue = catalogue
         self._clock_ms = clock_ms
+        self._private = private
         self._due = asyncio.Event()
+        self._running: dict[str, asyncio.Task[None]] = {}
 
     def wake(self) -> None:
         """Look at the queue now."""
@@ -74,23 +113,59 @@ class WebhookSender:
         async with httpx.AsyncClient(
             timeout=_TIMEOUT_S, follow_redirects=False, trust_env=False
         ) as http:
-            while True:
-                try:
-                    page = await self._catalogue.due_deliveries(_PAGE)
-                    await asyncio.gather(*(self._deliver(http, due) for due in page))
-                except StoreError as exc:
-                    logger.warning("webhooks wait: %s", exc)
-                    page = []
-                if len(page) < _PAGE:
+            try:
+                while True:
+                    self._due.clear()
+                    try:
+                        page = await self._catalogue.due_deliveries(CONCURRENT_MAX)
+                    except StoreError as exc:
+                        logger.warning("webhooks wait: %s", exc)
+                        page = []
+                    for due in page:
+                        if due.delivery_id not in self._running:
+                            self._start(http, due)
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(_IDLE_S):
                             await self._due.wait()
-                self._due.clear()
+            finally:
+                for task in list(self._running.values()):
+                    task.cancel()
+                await asyncio.gather(*self._running.values(), return_exceptions=True)
+
+    def _start(self, http: httpx.AsyncClient, due: DueDelivery) -> None:
+        if len(self._running) >= CONCURRENT_MAX:
+            return
+        task = asyncio.create_task(self._deliver(http, due), name="guard-gateway-webhook")
+        self._running[due.delivery_id] = task
+        task.add_done_callback(lambda _: self._ended(due.delivery_id))
+
+    def _ended(self, delivery_id: str) -> None:
+        self._running.pop(delivery_id, None)
+        self._due.set()
 
     async def _deliver(self, http: httpx.AsyncClient, due: DueDelivery) -> None:
         status: int | None = None
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                status = await self._post(http, due)
+        except Exception as exc:  # noqa: BLE001  # whatever one message meets is its own
+            logger.info("webhook %s not delivered: %s", due.delivery_id, type(exc).__name__)
+        delivered = status is not None and 200 <= status < 300
+        retry_in_ms = None
+        if not delivered and status != 410 and due.attempts < len(RETRY_AFTER_MS):
+            retry_in_ms = RETRY_AFTER_MS[due.attempts]
+        try:
+            await self._catalogue.delivery_done(
+                due.delivery_id, status=status, delivered=delivered, retry_in_ms=retry_in_ms
+            )
+        except StoreError as exc:
+            logger.warning("a webhook's delivery could not be recorded: %s", exc)
+            await asyncio.sleep(_IDLE_S)  # it is still due, and would be sent again at once
+
+    async def _post(self, http: httpx.AsyncClient, due: DueDelivery) -> int:
         body = due.body.encode()
         timestamp_s = self._clock_ms() // 1000
+        url = httpx.URL(due.url)
         headers = {
             "content-type": "application/json",
             "user-agent": "guard-gateway",
@@ -98,16 +173,29 @@ class WebhookSender:
             "webhook-timestamp": str(timestamp_s),
             "webhook-signature": signature(due.secret, due.delivery_id, timestamp_s, body),
         }
-        try:
-            async with asyncio.timeout(_TIMEOUT_S):
-                async with http.stream("POST", due.url, content=body, headers=headers) as response:
-                    status = response.status_code  # the reply's body is nobody's business
-        except (httpx.HTTPError, TimeoutError, OSError) as exc:
-            logger.info("webhook %s not delivered: %s", due.delivery_id, type(exc).__name__)
-        delivered = status is not None and 200 <= status < 300
-        retry_in_ms = None
-        if not delivered and status != 410 and due.attempts < len(RETRY_AFTER_MS):
-            retry_in_ms = RETRY_AFTER_MS[due.attempts]
-        await self._catalogue.delivery_done(
-            due.delivery_id, status=status, delivered=delivered, retry_in_ms=retry_in_ms
-        )
+        extensions = {}
+        if not self._private:
+            check_url(due.url)
+            # Connect to the very address that was checked: a second look-up could name another.
+            headers["host"] = url.netloc.decode("ascii")
+            extensions["sni_hostname"] = url.raw_host.decode("ascii")
+            url = url.copy_with(host=await _public_address(url))
+        async with http.stream(
+            "POST", url, content=body, headers=headers, extensions=extensions
+        ) as response:
+            return response.status_code  # the reply's body is not read
+
+
+async def _public_address(url: httpx.URL) -> str:
+    """Resolve a URL's host.
+
+    Raises:
+        OSError: it does not resolve, or one of its addresses is not public.
+    """
+    found = await asyncio.get_running_loop().getaddrinfo(
+        url.raw_host.decode("ascii"), url.port or 443, type=socket.SOCK_STREAM
+    )
+    addresses = [str(entry[4][0]) for entry in found]
+    if not addresses or not all(is_public(ipaddress.ip_address(each)) for each in addresses):
+        raise OSError("the host is not public")
+    return addresses[0]

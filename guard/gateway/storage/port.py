@@ -8,7 +8,7 @@ interleaving, crash and retry. One conformance suite runs against every implemen
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from msgspec import Struct
 
@@ -63,6 +63,10 @@ class Actor(Struct):
 
     name: str
     organisation_id: str | None = None
+
+
+DELIVERIES_AT_ONCE: Final = 4
+"""Most webhook messages of one organisation that are under way at once."""
 
 
 class DueDelivery(Struct):

@@ -27,7 +27,15 @@ from guard.gateway.storage.port import ConflictError, Storage
 class AdminHandlers:
     """Handlers over the storage port; each returns the reply's value."""
 
-    def __init__(self, storage: Storage, recent: RecentCalls, clock_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        recent: RecentCalls,
+        clock_ms: Callable[[], int],
+        *,
+        private_webhooks: bool,
+    ) -> None:
+        self._private_webhooks = private_webhooks
         self._storage = storage
         self._recent = recent
         self._clock_ms = clock_ms
@@ -253,7 +261,7 @@ class AdminHandlers:
 
     async def put_webhook(self, call: Call) -> bodies.CreatedWebhook:
         wanted: bodies.WebhookBody = call.body
-        check_url(wanted.url)
+        check_url(wanted.url, private=self._private_webhooks)
         secret = "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
         webhook = records.Webhook(
             webhook_id="",

@@ -10,7 +10,13 @@ import msgspec
 from guard.core import wire
 from guard.gateway.domain import records
 from guard.gateway.domain.rulesets import Change, RuleSet, Step, plan
-from guard.gateway.storage.port import Actor, Announcement, DueDelivery, NotFoundError
+from guard.gateway.storage.port import (
+    DELIVERIES_AT_ONCE,
+    Actor,
+    Announcement,
+    DueDelivery,
+    NotFoundError,
+)
 from guard.gateway.storage.sqlite import audit as sqlite_audit
 from guard.gateway.storage.sqlite import control as sqlite_control
 from guard.gateway.storage.sqlite.books import Books
@@ -273,12 +279,15 @@ def delete_webhook(books: Books, actor: Actor, organisation_id: str, webhook_id:
 
 
 def due_deliveries(books: Books, limit: int) -> list[DueDelivery]:
-    """Return what has to be sent now."""
+    """Return what has to be sent now: the oldest of each organisation, then their next."""
     rows = books.connection.execute(
-        "SELECT d.delivery_id, w.url, w.secret, d.type, d.body, d.created_at_ms, d.attempts"
+        "SELECT delivery_id, url, secret, type, body, created_at_ms, attempts FROM ("
+        " SELECT d.*, w.url, w.secret, ROW_NUMBER() OVER (PARTITION BY d.organisation_id"
+        "  ORDER BY d.next_attempt_ms) AS place"
         " FROM deliveries d JOIN webhooks w USING (webhook_id) WHERE d.delivered_at_ms IS NULL"
-        " AND d.failed = 0 AND d.next_attempt_ms <= ? ORDER BY d.next_attempt_ms LIMIT ?",
-        (books.now, limit),
+        " AND d.failed = 0 AND d.next_attempt_ms <= ?)"
+        " WHERE place <= ? ORDER BY place, next_attempt_ms LIMIT ?",
+        (books.now, DELIVERIES_AT_ONCE, limit),
     ).fetchall()
     return [DueDelivery(*row) for row in rows]
 

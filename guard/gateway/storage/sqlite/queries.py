@@ -12,6 +12,7 @@ from guard.core import wire
 from guard.gateway.domain import records
 from guard.gateway.domain.control import ControlBook, Standing
 from guard.gateway.domain.ledger import Account, Balance
+from guard.gateway.domain.nesting import DEPTH_MAX, nested_deeper
 from guard.gateway.storage.port import NotFoundError, StoredControl
 from guard.gateway.storage.sqlite.control import approval_from_row
 from guard.gateway.storage.sqlite.rows import budget_from_row
@@ -218,7 +219,7 @@ def event_from_row(row: tuple[Any, ...]) -> records.StoredEvent:
         event_seq=row[0], event_id=row[1], type=row[2], at_ms=row[3], received_at_ms=row[4],
         workflow_id=row[5], run_id=row[6], chain_id=row[7], agent=row[8], call_id=row[9],
         reservation_id=row[10], key_id=row[11], model=row[12], cost_nanousd=row[13],
-        price_source=row[14], flags=row[15].split(), data=json.loads(row[16]), trace_id=row[17],
+        price_source=row[14], flags=row[15].split(), data=_event_data(row[16]), trace_id=row[17],
         span_id=row[18], parent_span_id=row[19],
     )  # fmt: skip
 
@@ -268,3 +269,11 @@ def workflow_record(row: tuple[Any, ...], standing: Standing) -> records.Workflo
         calls=row[4],
         events=row[5],
     )
+
+
+def _event_data(text: str) -> dict[str, Any]:
+    """Read an event's data; what was stored too deep to be shown does not fail the whole page."""
+    if nested_deeper(text.encode(), DEPTH_MAX):
+        return {"unreadable": "nested too deeply"}
+    data: dict[str, Any] = json.loads(text)
+    return data
