@@ -17,6 +17,7 @@ from spamdetect.engine.classifier import SpamModel
 from spamdetect.engine.features import corpus_buckets
 from spamdetect.engine.language import (
     JOIN,
+    LETTERS_READ,
     SPACE,
     UNKNOWN,
     LanguageModel,
@@ -68,7 +69,7 @@ def languages(detector: LanguageModel, texts: Sequence[str]) -> list[Language]:
     firsts = np.cumsum([0, *map(len, padded)])
     keep[firsts[:-1]] = True
     letters = np.where(is_letter, codes, SPACE)[keep]
-    hashes, meant = letter_hashes(letters)
+    hashes, meant = letter_hashes(letters, many=True)
     places = meant.ravel().nonzero()[0]
     hashes = hashes.ravel()[places]
     # Up to where each text's letters go, and then its hashes.
@@ -77,7 +78,9 @@ def languages(detector: LanguageModel, texts: Sequence[str]) -> list[Language]:
     found = [UNKNOWN] * len(texts)
     members: dict[str, list[int]] = defaultdict(list)
     for number, script in enumerate(main.tolist()):
-        if sizes[number]:
+        if len(padded[number]) > LETTERS_READ:  # a ligature may stand for many letters
+            found[number] = detector.detect(texts[number])
+        elif sizes[number]:
             members[SCRIPTS[script]].append(number)
     for group, numbers in members.items():
         model = detector.scripts.get(group)

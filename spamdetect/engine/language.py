@@ -216,13 +216,16 @@ def letter_buckets(letters: NDArray[np.uint32], bits: int) -> NDArray[np.uint32]
     return hashes.T[meant.T] >> np.uint32(32 - bits)
 
 
-def letter_hashes(letters: NDArray[np.uint32]) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
+def letter_hashes(
+    letters: NDArray[np.uint32], *, many: bool = False
+) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
     """For each position the hashes of what starts there, and which of them are meant.
 
     The columns are n-grams of 1 to 5 letters, then the whole word; a bucket is the upper bits.
 
     Args:
-        letters: any number of texts, each as `letter_buckets` takes it.
+        letters: a text as `letter_buckets` takes it, or several one after the other.
+        many: whether there may be several: nothing of two spaces is meant.
     """
     size = letters.size
     padded = np.full(size + MAX_NGRAM, SPACE)
@@ -230,7 +233,8 @@ def letter_hashes(letters: NDArray[np.uint32]) -> tuple[NDArray[np.uint32], NDAr
     edges = (padded[: size + 1] == SPACE).nonzero()[0]
     before, after = edges[:-1], edges[1:]
     within = after - before > 1  # False where two texts meet, and at the end
-    within[-2:-1] = True  # a text that was cut at a space ends with two
+    if not many:
+        within[-2:-1] = True  # a text that was cut at a space ends with two
     # How far the n-grams of a position may reach: up to the next space.
     reach = np.repeat(np.where(within, after, before), after - before)
     reach -= np.arange(size)

@@ -113,6 +113,7 @@ def test_predict_many_equals_predict(engine: Engine) -> None:
     texts = [
         "", "hello there", "Привет, как дела?", "WIN £1000 now!! www.example.com", "你好", "\x00",
         "a" * 5000, "see https://example.com/", "f r e e", "12345", "ok",
+        "\ufdfa " * 30 + "این یک متن فارسی است که " * 8,
     ] * 7  # fmt: skip
     assert engine.predict_many(texts) == [engine.predict(text) for text in texts]
     assert engine.predict_many([]) == []
