@@ -21,7 +21,7 @@ from uvicorn.protocols.http.httptools_impl import (
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from guard.core import wire
-from guard.gateway.api.http import ONE_WRITE
+from guard.gateway.api.http import IDENTIFIED, ONE_WRITE
 from guard.gateway.app import GatewayApp
 from guard.gateway.domain import render
 from guard.gateway.settings import GatewaySettings
@@ -64,12 +64,43 @@ def base_url(listening: socket.socket) -> str:
 
 
 class _Watch:
-    """Connections of one server, scanned for stalled requests by one timer for all."""
+    """Connections of one server: scanned for stalled requests by one timer for all, and closed
+    where they are in the way of others when the server is full.
+
+    Attributes:
+        strangers: connections that have not shown a key yet, oldest first.
+        known: connections by the organisation whose key they have shown, oldest first.
+    """
 
     def __init__(self, settings: GatewaySettings) -> None:
         self.deadline_s = settings.request_deadline_ms / 1000
         self.connections_max = settings.connections_max
         self.protocols: weakref.WeakSet[GuardedHttpProtocol] = weakref.WeakSet()
+        self.strangers: dict[GuardedHttpProtocol, None] = {}
+        self.known: dict[str, dict[GuardedHttpProtocol, None]] = {}
+
+    def make_room(self) -> bool:
+        """Close the oldest stranger, else an idle connection of the organisation with the most."""
+        for protocol in self.strangers:
+            protocol.evict()
+            return True
+        largest = max(self.known.values(), key=len, default={})
+        for protocol in largest:
+            if protocol.is_idle:
+                protocol.evict()
+                return True
+        return False
+
+    def forget(self, protocol: GuardedHttpProtocol) -> None:
+        """Leave a connection out from now on."""
+        self.protocols.discard(protocol)
+        self.strangers.pop(protocol, None)
+        owner = protocol.organisation_id
+        if owner is not None and owner in self.known:
+            group = self.known[owner]
+            group.pop(protocol, None)
+            if not group:
+                del self.known[owner]
 
     async def run(self) -> None:
         """Scan until cancelled."""
@@ -104,9 +135,30 @@ class GuardedHttpProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._in_head = True
         self._refused = False
+        self.organisation_id: str | None = None
         self.watch.protocols.add(self)
-        if len(self.connections) > self.watch.connections_max:
+        if len(self.connections) > self.watch.connections_max and not self.watch.make_room():
             self._refuse(503, "GD-B002", "Too many connections")
+        self.watch.strangers[self] = None
+
+    def identified(self, organisation_id: str) -> None:
+        """A request has shown a key of this organisation."""
+        if self.organisation_id is None and self in self.watch.strangers:
+            self.organisation_id = organisation_id
+            del self.watch.strangers[self]
+            self.watch.known.setdefault(organisation_id, {})[self] = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is under way."""
+        cycle = self.cycle
+        return self.waiting_since is None and (cycle is None or cycle.response_complete)
+
+    def evict(self) -> None:
+        """Close the connection: others need its place."""
+        self.watch.forget(self)
+        self.connections.discard(self)
+        self.transport.abort()
 
     def on_message_begin(self) -> None:
         """Start the clock of a request."""
@@ -126,6 +178,8 @@ class GuardedHttpProtocol(HttpToolsProtocol):
         # cycle holds the scope: a strong reference back would leave every request to the collector.
         one_write = functools.partial(self._one_write, weakref.ref(cycle))
         extensions: dict[str, Any] = {ONE_WRITE: one_write}
+        if self.organisation_id is None:
+            extensions[IDENTIFIED] = self.identified
         self.scope["extensions"] = extensions
 
     def data_received(self, data: bytes) -> None:
@@ -173,13 +227,13 @@ class GuardedHttpProtocol(HttpToolsProtocol):
     def handle_websocket_upgrade(self) -> None:
         """Stop the clock: the WebSocket keeps its own."""
         self.waiting_since = None
-        self.watch.protocols.discard(self)
+        self.watch.forget(self)
         super().handle_websocket_upgrade()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
         self.waiting_since = None
-        self.watch.protocols.discard(self)
+        self.watch.forget(self)
         super().connection_lost(exc)
 
     def end_stalled(self) -> None:

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import ipaddress
 from pathlib import Path
 from typing import Any
 
 import attrs
 
 from guard.core import wire
+
+
+def _networks(_: Any, attribute: attrs.Attribute[Any], value: tuple[str, ...]) -> None:
+    for each in value:
+        try:
+            ipaddress.ip_network(each)
+        except ValueError:
+            raise ValueError(
+                f"{attribute.name}: {each!r} is not an address or network, such as 10.0.0.0/8"
+            ) from None
 
 
 def _positive(_: Any, attribute: attrs.Attribute[Any], value: float) -> None:
@@ -40,6 +51,8 @@ class GatewaySettings:
         poll_wait_max_ms: longest wait of one control long poll.
         fallback_price: nano-dollars per million input and output tokens charged, and flagged,
             for models that nothing prices; never zero.
+        trusted_proxies: addresses and networks of the proxies in front; from them alone the
+            ``X-Forwarded-For`` header is believed.
         private_webhooks: whether webhooks may go to loopback and private addresses.
         log_level: of the server's own logger.
     """
@@ -66,6 +79,7 @@ class GatewaySettings:
     poll_wait_max_ms: int = attrs.field(default=30_000, validator=_positive)
     fallback_input_per_mtok: int = attrs.field(default=15_000_000_000, validator=_positive)
     fallback_output_per_mtok: int = attrs.field(default=75_000_000_000, validator=_positive)
+    trusted_proxies: tuple[str, ...] = attrs.field(default=(), validator=_networks)
     private_webhooks: bool = False
     log_level: str = "warning"
 

@@ -14,6 +14,7 @@ import pytest
 from guard.gateway.dashboard.security import local_path
 from guard.gateway.embedded import Gateway, run_gateway
 from guard.gateway.services.operators import IDLE_MS, SESSION_MS, Throttle
+from guard.gateway.settings import GatewaySettings
 
 PAGES: Final = ["/", "/workflows", "/workflow?id=x", "/events", "/approvals", "/budgets",
                 "/budgets/edit", "/policies", "/policies/edit", "/keys", "/audit", "/live",
@@ -383,3 +384,27 @@ def test_an_admin_key_of_one_organisation_cannot_take_over_an_operator(
         assert made["organisation_id"] == tenant.organisation_id
         assert "password" not in str(made)
         assert http.put(f"{url}/dora", json={"password": "short"}).status_code == 400
+
+
+@pytest.mark.parametrize(("trusted", "throttled"), [(("127.0.0.0/8",), False), ((), True)])
+def test_people_behind_a_trusted_proxy_have_throttles_of_their_own(
+    tmp_path: Path, trusted: tuple[str, ...], throttled: bool
+) -> None:
+    with run_gateway(tmp_path / "g.sqlite3", trusted_proxies=trusted) as gateway:
+        gateway.admin.set_password("admin", PASSWORD)
+        with httpx.Client(base_url=gateway.base_url, trust_env=False) as http:
+            csrf = csrf_in(http.get("/sign-in").text)
+
+            def attempt(address: str, name: str) -> int:
+                headers = {**origin(http), "X-Forwarded-For": f"203.0.113.9, {address}"}
+                body = {"name": name, "password": "a wrong password", "csrf": csrf}
+                return http.post("/sign-in", data=body, headers=headers).status_code
+
+            statuses = [attempt("198.51.100.1", f"name-{number}") for number in range(60)]
+            assert 429 in statuses, "one address, many names"
+            assert (attempt("198.51.100.2", "somebody") == 429) is throttled
+
+
+def test_a_proxys_network_is_checked() -> None:
+    with pytest.raises(ValueError, match=r"trusted_proxies.*'proxy'"):
+        GatewaySettings(database=Path("g"), trusted_proxies=("proxy",))

@@ -37,14 +37,24 @@ def figure(base_url: str, name: str) -> float:
 
 def test_events_leave_room_for_calls() -> None:
     load = Load(100)
-    assert load.take(40, events=True)
-    assert not load.take(20, events=True)
-    assert load.take(60)
-    assert not load.take(1)
-    assert (load.in_hand, load.refused) == (100, 2)
-    load.give_back(40)
-    load.give_back(60)
-    assert load.take(1000, events=True)  # alone, so it has to fit
+    assert load.take("a", 40, events=True)
+    assert not load.take("b", 20, events=True)
+    assert load.take("b", 60)
+    assert not load.take("c", 1)
+    assert (load.in_flight, load.refused) == (100, 2)
+    load.release("a", 40)
+    load.release("b", 60)
+    assert load.take("a", 1000, events=True)  # alone, so it has to fit
+
+
+def test_one_organisation_leaves_room_for_the_others() -> None:
+    load = Load(100)
+    assert load.take("a", 40)
+    assert not load.take("a", 20)
+    assert load.take("b", 40)
+    load.release("a", 40)
+    assert load.take("a", 20)
+    assert load.take("a", 30, held=20) is True, "its only request may grow past its share"
 
 
 async def _flood(base_url: str, api_key: str, bodies: list[bytes]) -> list[httpx.Response]:

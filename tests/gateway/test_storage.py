@@ -325,12 +325,12 @@ async def test_rates_are_exact_over_a_sliding_window() -> None:
     clock = Clock(0)
     rates = MemoryRates(clock)
     use = [CapUse("a", 2, 1000), CapUse("b", 3, 5000)]
-    assert [await rates.take(use) for _ in range(2)] == [None, None]
-    assert await rates.take(use) == 1000
+    assert [await rates.take("o", use) for _ in range(2)] == [None, None]
+    assert await rates.take("o", use) == 1000
     clock.now = 1000
-    assert await rates.take(use) is None
+    assert await rates.take("o", use) is None
     clock.now = 2000
-    assert await rates.take(use) == 3000  # the second cap; the first would allow it
+    assert await rates.take("o", use) == 3000  # the second cap; the first would allow it
 
 
 @pytest.mark.asyncio

@@ -22,6 +22,7 @@ class Identity(Struct):
     workflow_id: str | None
     hmac_secret: str | None
     nonce: str = ""
+    expires_at_ms: int | None = None
 
 
 class Authenticator:
@@ -84,7 +85,13 @@ class Authenticator:
             )
         key = found.key
         assert key.organisation_id is not None
-        return Identity(key.organisation_id, key.key_id, key.workflow_id, found.hmac_secret)
+        return Identity(
+            key.organisation_id,
+            key.key_id,
+            key.workflow_id,
+            found.hmac_secret,
+            expires_at_ms=key.expires_at_ms,
+        )
 
     async def authenticate(
         self, scope: Scope, headers: dict[bytes, bytes], body: bytes
@@ -99,10 +106,14 @@ class Authenticator:
             await self.check_signature(identity, scope, headers, body)
         return identity
 
-    async def still_valid(self, headers: dict[bytes, bytes]) -> bool:
-        """Tell whether the key of an open channel is still good."""
+    async def still_valid(self, identity: Identity, headers: dict[bytes, bytes]) -> bool:
+        """Tell whether the key of an open channel is still good, and take over its expiry."""
         api_key = headers.get(b"x-api-key", b"").decode("latin-1").strip()
-        return await self._keys.find(api_key, "sdk") is not None
+        found = await self._keys.find(api_key, "sdk")
+        if found is None:
+            return False
+        identity.expires_at_ms = found.key.expires_at_ms
+        return True
 
     async def check_signature(
         self, identity: Identity, scope: Scope, headers: dict[bytes, bytes], body: bytes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 import urllib.parse
 from collections.abc import Callable
@@ -28,6 +29,8 @@ from guard.gateway.settings import GatewaySettings
 from guard.gateway.storage.port import ControlLog, StoreError
 
 PAGE: Final = 500
+_ORGANISATION_SHARE: Final = 0.8
+"""Part of all connections that one organisation's control channels may take."""
 _CLOSE_REVOKED: Final = 4401
 _CLOSE_OVERRUN: Final = 1013
 _CLOSE_GOING_AWAY: Final = 1012
@@ -63,6 +66,7 @@ class ControlRoutes:
             self._authenticator.check_protocol(headers)
             after = _number(scope, "after", 0)
             identity = await self._authenticator.authenticate(scope, headers, b"")
+            self._check_share(identity)
         except ProblemError as exc:
             await _deny(scope, send, exc)
             return
@@ -74,6 +78,24 @@ class ControlRoutes:
             await self._serve(identity, headers, subscription, after, receive, send)
         finally:
             self._hub.unsubscribe(identity.organisation_id, subscription)
+
+    def _check_share(self, identity: Identity) -> None:
+        """Leave other organisations some connections.
+
+        Raises:
+            ProblemError: 429; the SDK polls meanwhile.
+        """
+        most = max(1, int(self._settings.connections_max * _ORGANISATION_SHARE))
+        if self._hub.count_of(identity.organisation_id) >= most:
+            raise fail(
+                429, "GD-R001", "Too many control channels", f"at most {most} per organisation"
+            )
+
+    def _left_s(self, identity: Identity) -> float:
+        """Return how long the identity's key stays valid, in seconds."""
+        if identity.expires_at_ms is None:
+            return math.inf
+        return max(0.0, (identity.expires_at_ms - self._clock_ms()) / 1000)
 
     async def _serve(
         self,
@@ -128,13 +150,15 @@ class ControlRoutes:
             if subscription.overrun:
                 return _CLOSE_OVERRUN
             try:
-                message = await subscription.next(interval_s)
+                message = await subscription.next(min(interval_s, self._left_s(identity)))
             except TimeoutError:
+                if not self._left_s(identity):
+                    return _CLOSE_REVOKED
                 newest = await self._log.control_seq(identity.organisation_id)
                 await _send_message(send, identity, self._sign_of_life("ping", newest))
                 continue
             if message is None:
-                if not await self._authenticator.still_valid(headers):
+                if not await self._authenticator.still_valid(identity, headers):
                     return _CLOSE_REVOKED
             elif message.seq > sent:
                 sent = message.seq
@@ -173,7 +197,7 @@ class ControlRoutes:
         self, identity: Identity, headers: dict[bytes, bytes], after: int, wait_ms: int
     ) -> wire.ControlReply:
         subscription = self._hub.subscribe(identity.organisation_id, identity.key_id)
-        deadline = time.monotonic() + wait_ms / 1000
+        deadline = time.monotonic() + min(wait_ms / 1000, self._left_s(identity))
         try:
             epoch = await self._epoch_of(identity, after)
             while True:
@@ -189,7 +213,7 @@ class ControlRoutes:
                     return wire.ControlReply(own, min(after, newest), epoch)
                 with contextlib.suppress(TimeoutError):
                     if await subscription.next(left_s) is None and not (
-                        await self._authenticator.still_valid(headers)
+                        await self._authenticator.still_valid(identity, headers)
                     ):
                         raise fail(401, "GD-A003", "Key rejected", "the key was revoked")
         finally:

@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable
 from typing import Self, TypeVar
 
 from guard.core import wire
-from guard.gateway.api.auth import Authenticator
+from guard.gateway.api.auth import Authenticator, Identity
 from guard.gateway.api.http import (
+    IDENTIFIED,
     ProblemError,
     Receive,
     Scope,
@@ -31,30 +32,28 @@ T = TypeVar("T")
 
 
 class _Held:
-    """One request's part of the load, from its head to its answer.
+    """Counts one request's bytes until it is answered."""
 
-    Raises:
-        ProblemError: 429, when the requests in hand leave no room for it.
-    """
+    __slots__ = ("_events", "_load", "_owner", "_size")
 
-    __slots__ = ("_events", "_load", "_size", "headers")
-
-    def __init__(self, load: Load, bytes_max: int, scope: Scope, events: bool) -> None:
-        self.headers = headers_of(scope)
+    def __init__(self, load: Load, owner: str, events: bool) -> None:
         self._load = load
+        self._owner = owner
         self._events = events
-        # A body of unknown length is counted as the longest; a longer one is refused later.
-        length = self.headers.get(b"content-length", b"")
-        declared = int(length) if length.isdigit() and len(length) < 16 else bytes_max
-        self._size = min(declared, bytes_max) + REQUEST_BYTES
-        if not load.take(self._size, events=events):
-            raise _overloaded()
+        self._size = 0
+        self.grow(0)
 
-    def grown(self, size: int) -> None:
-        """The body is larger than it came: it was packed."""
-        more = size + REQUEST_BYTES - self._size
+    def grow(self, body_bytes: int) -> None:
+        """Count a body that has this many bytes by now.
+
+        Bytes are counted as they arrive: a body that never comes takes no room.
+
+        Raises:
+            ProblemError: 429, when the requests in flight leave no room for it.
+        """
+        more = body_bytes + REQUEST_BYTES - self._size
         if more > 0:
-            if not self._load.take(more, events=self._events):
+            if not self._load.take(self._owner, more, events=self._events, held=self._size):
                 raise _overloaded()
             self._size += more
 
@@ -62,7 +61,7 @@ class _Held:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._load.give_back(self._size)
+        self._load.release(self._owner, self._size)
 
 
 def _overloaded() -> ProblemError:
@@ -92,8 +91,9 @@ class HotRoutes:
         }
 
     async def _gate(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._held(scope) as held:
-            request, body = await self._enter(scope, receive, held)
+        headers, identity = await self._identify(scope)
+        with _Held(self._load, identity.organisation_id, False) as held:
+            request, body = await self._enter(scope, receive, headers, identity, held)
             started = time.perf_counter()
             call = parse(body, wire.GateRequest)
             if len(call.events) > self._settings.max_batch_events:
@@ -113,15 +113,17 @@ class HotRoutes:
             await send_answer(scope, send, answer)
 
     async def _release(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._held(scope) as held:
-            request, body = await self._enter(scope, receive, held)
+        headers, identity = await self._identify(scope)
+        with _Held(self._load, identity.organisation_id, False) as held:
+            request, body = await self._enter(scope, receive, headers, identity, held)
             answer = await self._gatekeeper.release(request, parse(body, wire.ReleaseRequest))
             self._counts.answered(wire.RELEASE_PATH, answer.status)
             await send_answer(scope, send, answer)
 
     async def _events(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._held(scope, events=True) as held:
-            request, body = await self._enter(scope, receive, held)
+        headers, identity = await self._identify(scope)
+        with _Held(self._load, identity.organisation_id, True) as held:
+            request, body = await self._enter(scope, receive, headers, identity, held)
             batch = parse(body, wire.EventBatch)
             if len(batch.events) > self._settings.max_batch_events:
                 raise self._too_many()
@@ -129,21 +131,32 @@ class HotRoutes:
             self._counts.answered(wire.EVENTS_PATH, answer.status)
             await send_answer(scope, send, answer)
 
-    def _held(self, scope: Scope, *, events: bool = False) -> _Held:
-        return _Held(self._load, self._settings.max_batch_bytes, scope, events)
-
-    async def _enter(self, scope: Scope, receive: Receive, held: _Held) -> tuple[Request, bytes]:
+    async def _identify(self, scope: Scope) -> tuple[dict[bytes, bytes], Identity]:
+        """Return the headers, and whose key they show; the body need not be there yet."""
         if scope["method"] != "POST":
             raise fail(405, "GD-P005", "Method not allowed", headers=[(b"allow", b"POST")])
-        headers = held.headers
-        bytes_max = self._settings.max_batch_bytes
+        headers = headers_of(scope)
         self._authenticator.check_protocol(headers)
         identity = await self._authenticator.identify(headers)
-        raw = await read_body(headers, receive, bytes_max)
+        identified = scope.get("extensions", {}).get(IDENTIFIED)
+        if identified is not None:
+            identified(identity.organisation_id)
+        return headers, identity
+
+    async def _enter(
+        self,
+        scope: Scope,
+        receive: Receive,
+        headers: dict[bytes, bytes],
+        identity: Identity,
+        held: _Held,
+    ) -> tuple[Request, bytes]:
+        bytes_max = self._settings.max_batch_bytes
+        raw = await read_body(headers, receive, bytes_max, held.grow)
         if identity.hmac_secret is not None:
             await self._authenticator.check_signature(identity, scope, headers, raw)
         body = decoded(headers, raw, bytes_max)
-        held.grown(len(body))
+        held.grow(len(body))
         idempotency_key = headers.get(b"idempotency-key")
         request = Request(
             organisation_id=identity.organisation_id,

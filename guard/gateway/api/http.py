@@ -23,6 +23,10 @@ ONE_WRITE: Final = "guard.one_write"
 """ASGI extension of the gateway's own server: a callable that takes status, headers and body of a
 whole answer and writes them at once. Headers may not hold what a client sent."""
 
+IDENTIFIED: Final = "guard.identified"
+"""ASGI extension of the gateway's own server: a callable that takes the organisation whose key a
+request of this connection has shown."""
+
 
 class ProblemError(Exception):
     """A request that is answered with a problem document."""
@@ -66,8 +70,20 @@ def headers_of(scope: Scope) -> dict[bytes, bytes]:
     return headers
 
 
-async def read_body(headers: dict[bytes, bytes], receive: Receive, bytes_max: int) -> bytes:
+async def read_body(
+    headers: dict[bytes, bytes],
+    receive: Receive,
+    bytes_max: int,
+    count: Callable[[int], None] | None = None,
+) -> bytes:
     """Return the body as sent, up to a cap.
+
+    Args:
+        headers: of the request.
+        receive: of ASGI.
+        bytes_max: most bytes.
+        count: called with the number of bytes so far as they arrive; what it raises ends the
+            reading.
 
     Raises:
         ProblemError: too large, or the client went away.
@@ -79,6 +95,8 @@ async def read_body(headers: dict[bytes, bytes], receive: Receive, bytes_max: in
     if message["type"] != "http.request":
         raise fail(400, "GD-P002", "Bad request", "the client went away")
     body: bytes = message.get("body", b"")
+    if count is not None:
+        count(len(body))
     if not message.get("more_body"):
         if len(body) > bytes_max:
             raise _too_large(bytes_max)
@@ -93,6 +111,8 @@ async def read_body(headers: dict[bytes, bytes], receive: Receive, bytes_max: in
         size += len(parts[-1])
         if size > bytes_max:
             raise _too_large(bytes_max)
+        if count is not None:
+            count(size)
     return b"".join(parts)
 
 

@@ -80,6 +80,10 @@ def gateway() -> None:
     "--private-webhooks", is_flag=True,
     help="Let webhooks go to loopback and private addresses.",
 )  # fmt: skip
+@click.option(
+    "--trusted-proxy", "trusted_proxies", multiple=True, metavar="ADDRESS",
+    help="A proxy in front, or its network; X-Forwarded-For is believed from it. Repeatable.",
+)  # fmt: skip
 @click.option("--log-level", default="warning", show_default=True)
 def serve(**options: Any) -> None:
     """Serve until interrupted.
@@ -95,7 +99,10 @@ def serve(**options: Any) -> None:
     from guard.gateway.settings import GatewaySettings
     from guard.gateway.storage.port import StoreError
 
-    settings = GatewaySettings(**options)
+    try:
+        settings = GatewaySettings(**options)
+    except ValueError as exc:
+        raise click.UsageError(str(exc)) from None
     try:
         listening = bind(settings.host, settings.port)
     except OSError as exc:

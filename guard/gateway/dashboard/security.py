@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import ipaddress
 import urllib.parse
+from collections.abc import Sequence
 from typing import Final
 
 from starlette.requests import Request
@@ -185,3 +186,31 @@ def local_path(path: str, default: str = "/") -> str:
     ):
         return default
     return path
+
+
+class ClientAddresses:
+    """Tells who is at the other end, behind the operator's own proxies.
+
+    Args:
+        trusted: addresses and networks of the proxies that are believed.
+    """
+
+    def __init__(self, trusted: Sequence[str]) -> None:
+        self._trusted = [ipaddress.ip_network(each) for each in trusted]
+
+    def of(self, request: Request) -> str:
+        """Return a client's address: the last one that no trusted proxy has."""
+        address = request.client.host if request.client else ""
+        forwarded = ",".join(request.headers.getlist("x-forwarded-for")).split(",")
+        for hop in reversed(forwarded):
+            if not hop.strip() or not self._is_trusted(address):
+                break
+            address = hop.strip()[:64]
+        return address
+
+    def _is_trusted(self, address: str) -> bool:
+        try:
+            parsed = ipaddress.ip_address(address)
+        except ValueError:
+            return False
+        return any(parsed in network for network in self._trusted)

@@ -25,6 +25,7 @@ class SignIn:
     def __init__(self, site: Site) -> None:
         self._site = site
         self._operators = site.parts.operators
+        self._addresses = security.ClientAddresses(site.parts.settings.trusted_proxies)
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes."""
@@ -68,7 +69,7 @@ class SignIn:
             if not visit_token or not security.is_csrf_of(form.text("csrf"), visit_token):
                 raise ForbiddenError("the form has expired; load the page again")
             name = form.text("name")[:256]
-            address = request.client.host if request.client else ""
+            address = self._addresses.of(request)
             try:
                 token = await self._operators.sign_in(name, form.secret("password"), address)
             except WrongPasswordError:

@@ -66,8 +66,10 @@ class Hub:
                     if announcement.key_id in (None, subscription.key_id):
                         subscription.offer(announcement.message)
             elif announcement.kind == "catalogue":
-                for group in self._subscriptions.values():
-                    for subscription in group:
+                owner = announcement.organisation_id
+                groups = self._subscriptions if owner is None else (owner,)
+                for each in groups:
+                    for subscription in self._subscriptions.get(each, ()):
                         subscription.offer(None)
 
     def close(self) -> None:
@@ -76,6 +78,10 @@ class Hub:
         for group in self._subscriptions.values():
             for subscription in group:
                 subscription.offer(None)
+
+    def count_of(self, organisation_id: str) -> int:
+        """Return how many channels of one organisation are open."""
+        return len(self._subscriptions.get(organisation_id, ()))
 
     def count(self) -> int:
         """Return how many channels are open."""

@@ -26,7 +26,7 @@ from guard.gateway.storage.port import Ledger
 class RateStore(Protocol):
     """Counts calls against caps, all or none."""
 
-    async def take(self, uses: Sequence[CapUse]) -> int | None:
+    async def take(self, organisation_id: str, uses: Sequence[CapUse]) -> int | None:
         """Return ``None`` for a call that may go on, else the wait in milliseconds."""
 
 
@@ -67,7 +67,7 @@ class Gatekeeper:
             verdict = policy.evaluate(view.rules, call, request.key_id)
             command.refusal, command.approval = verdict.refusal, verdict.approval
             if verdict.caps and verdict.refusal is None:
-                wait_ms = await self._rates.take(verdict.caps)
+                wait_ms = await self._rates.take(request.organisation_id, verdict.caps)
                 if wait_ms is not None:
                     command.refusal = policy.rate_refusal(call, wait_ms)
         if call.model != wire.UNKNOWN_MODEL and command.refusal is None:

@@ -1,4 +1,4 @@
-"""Back pressure: how much the requests in hand may hold together."""
+"""Back pressure: how many bytes the requests in flight may hold together."""
 
 from __future__ import annotations
 
@@ -9,38 +9,56 @@ REQUEST_BYTES: Final = 4096
 
 _EVENTS_SHARE: Final = 0.5
 """Part of the room that event batches may fill, so that a flood of them never refuses a call."""
+_OWNER_SHARE: Final = 0.5
+"""Part of either that one organisation may fill, so that it never refuses another's."""
 
 
 class Load:
     """Counts the bytes of requests that are being read, decided or committed.
 
     Args:
-        bytes_max: most bytes in hand; a request that would go over it is to be refused.
+        bytes_max: most bytes in flight; a request that would go over it is to be refused.
     """
 
-    __slots__ = ("_bytes_max", "in_hand", "refused")
+    __slots__ = ("_by_owner", "_bytes_max", "in_flight", "refused")
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self.in_hand = 0
+        self._by_owner: dict[str, int] = {}
+        self.in_flight = 0
         self.refused = 0
 
-    def take(self, size: int, *, events: bool = False) -> bool:
+    def take(self, owner: str, size: int, *, events: bool = False, held: int = 0) -> bool:
         """Count bytes in; False, and nothing counted, when there is no room for them.
 
-        Something always fits when nothing else is in hand.
+        Something always fits when nothing else is in flight.
 
-        >>> load = Load(10)
-        >>> load.take(8), load.take(8), load.give_back(8), load.take(11)
-        (True, False, None, True)
+        Args:
+            owner: the organisation that the request is for.
+            size: bytes to count.
+            events: whether it is a batch of events.
+            held: bytes that this request has taken before.
+
+        >>> load = Load(16)
+        >>> load.take("a", 8), load.take("a", 1), load.take("b", 8), load.take("c", 1)
+        (True, False, True, False)
         """
         most = self._bytes_max * _EVENTS_SHARE if events else self._bytes_max
-        if self.in_hand and self.in_hand + size > most:
+        own = self._by_owner.get(owner, 0)
+        crowded = self.in_flight > held and self.in_flight + size > most
+        greedy = own > held and own + size > most * _OWNER_SHARE
+        if crowded or greedy:
             self.refused += 1
             return False
-        self.in_hand += size
+        self._by_owner[owner] = own + size
+        self.in_flight += size
         return True
 
-    def give_back(self, size: int) -> None:
+    def release(self, owner: str, size: int) -> None:
         """Count bytes out: the request is answered."""
-        self.in_hand -= size
+        left = self._by_owner[owner] - size
+        if left:
+            self._by_owner[owner] = left
+        else:
+            del self._by_owner[owner]
+        self.in_flight -= size

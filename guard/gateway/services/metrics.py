@@ -66,7 +66,7 @@ class GatewayCollector(Collector):
             "guard_gateway_control_channels", "Open control channels", self._channels()
         )
         yield GaugeMetricFamily(
-            "guard_gateway_pending_bytes", "Bytes of requests in hand", self._load.in_hand
+            "guard_gateway_pending_bytes", "Bytes of requests in flight", self._load.in_flight
         )
         yield CounterMetricFamily(
             "guard_gateway_overload_refusals", "Requests refused for load", self._load.refused

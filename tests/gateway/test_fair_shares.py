@@ -1,0 +1,174 @@
+"""What one organisation, or a stranger, takes up is never what another needs."""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+
+from guard.gateway.domain.policy import CapUse
+from guard.gateway.embedded import Gateway, run_gateway
+from guard.gateway.storage import memory_rates
+from guard.gateway.storage.memory_rates import MemoryRates
+from tests.gateway.conftest import Tenant, new_tenant
+from tests.support.waiting import until
+
+CAP = 40
+
+
+@pytest.fixture(scope="module")
+def small() -> Iterator[Gateway]:
+    """A gateway with room for few connections."""
+    with run_gateway(connections_max=CAP, control_ping_interval_ms=200) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def tenants(small: Gateway) -> Iterator[list[Tenant]]:
+    made = [new_tenant(small), new_tenant(small)]
+    yield made
+    for tenant in made:
+        tenant.http.close()
+        tenant.admin.close()
+
+
+def _open(gateway: Gateway, first: bytes = b"") -> socket.socket:
+    host, port = gateway.base_url.removeprefix("http://").split(":")
+    sock = socket.create_connection((host, int(port)), timeout=20)
+    sock.sendall(first)
+    return sock
+
+
+def _post(tenant: Tenant, body: bytes, length: int) -> bytes:
+    head = (
+        f"POST /api/v1/events HTTP/1.1\r\nHost: x\r\nX-Guard-Protocol: 3\r\n"
+        f"X-API-Key: {tenant.api_key}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {length}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+def test_slow_bodies_of_one_key_do_not_refuse_another() -> None:
+    with run_gateway() as gateway:
+        slow, other = new_tenant(gateway), new_tenant(gateway)
+        # All but the last byte of as much as the gateway takes of one body, a hundred times.
+        socks = [_open(gateway, _post(slow, b" " * 1_000_000, 1_000_001)) for _ in range(100)]
+        try:
+            answers = [other.gate().status_code for _ in range(200)]
+            answers += [other.send(other.llm(1)).status_code for _ in range(50)]
+            assert set(answers) == {200, 202}
+            until(lambda: len(select.select(socks, [], [], 0)[0]) > 80, 20)
+            refused = select.select(socks, [], [], 0)[0][0]
+            assert refused.recv(12) == b"HTTP/1.1 429", "beyond its share it is refused"
+            assert slow.gate().status_code == 200, "calls have a share of their own"
+        finally:
+            for sock in socks:
+                sock.close()
+        for tenant in (slow, other):
+            tenant.http.close()
+            tenant.admin.close()
+
+
+def test_bodies_that_do_not_come_take_no_room(tenants: list[Tenant], small: Gateway) -> None:
+    socks = [_open(small, _post(tenants[0], b" ", 1_000_000)) for _ in range(CAP - 10)]
+    try:
+        assert tenants[0].send(tenants[0].llm(1)).status_code == 202
+        assert tenants[1].send(tenants[1].llm(1)).status_code == 202
+    finally:
+        for sock in socks:
+            sock.close()
+
+
+def test_idle_strangers_make_room(tenants: list[Tenant], small: Gateway) -> None:
+    tenants[0].allowed()
+    kept = tenants[0].gate().extensions["network_stream"]
+    socks = [_open(small) for _ in range(4 * CAP)]
+    try:
+        for _ in range(20):
+            tenants[1].allowed()
+        fresh = httpx.get(f"{small.base_url}/healthz")
+        assert fresh.status_code == 200
+        assert tenants[0].gate().extensions["network_stream"] is kept, "who is known stays"
+    finally:
+        for sock in socks:
+            sock.close()
+
+
+def test_the_organisation_with_the_most_connections_makes_room(
+    tenants: list[Tenant], small: Gateway
+) -> None:
+    kept = tenants[1].gate().extensions["network_stream"]
+    gate = b'{"call_id": "c", "kind": "call", "function": "f"}'
+    request = _post(tenants[0], gate, len(gate)).replace(b"/api/v1/events", b"/gate")
+    socks = []
+    try:
+        for _ in range(CAP + 20):
+            socks.append(_open(small, request))
+            assert socks[-1].recv(12) == b"HTTP/1.1 200"
+        assert tenants[1].gate().extensions["network_stream"] is kept
+    finally:
+        for sock in socks:
+            sock.close()
+
+
+def test_control_channels_of_one_organisation_leave_room(
+    tenants: list[Tenant], small: Gateway
+) -> None:
+    url = small.base_url.replace("http", "ws", 1) + "/api/v1/control/ws"
+    headers = {"X-API-Key": tenants[0].api_key, "X-Guard-Protocol": "3"}
+    open_, refused = [], []
+    try:
+        for _ in range(CAP):
+            try:
+                open_.append(connect(url, additional_headers=headers))
+            except InvalidStatus as exc:
+                refused.append(exc.response.status_code)
+        assert len(open_) == int(CAP * 0.8)
+        assert set(refused) == {429}
+        tenants[1].allowed()
+    finally:
+        for channel in open_:
+            channel.close()
+
+
+def _read_all(channel: ClientConnection) -> None:
+    while True:
+        channel.recv(timeout=20)
+
+
+def test_a_key_that_expires_closes_its_channel(small: Gateway) -> None:
+    tenant = new_tenant(small)
+    url = small.base_url.replace("http", "ws", 1) + "/api/v1/control/ws"
+    headers = {"X-API-Key": tenant.api_key, "X-Guard-Protocol": "3"}
+    with connect(url, additional_headers=headers) as channel:
+        key_id = tenant.admin.keys()[0]["key_id"]
+        tenant.admin.rotate_key(key_id, 300)  # it goes on for 0.3 s
+        with pytest.raises(ConnectionClosed) as closed:
+            _read_all(channel)
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 4401
+    tenant.http.close()
+    tenant.admin.close()
+
+
+@pytest.mark.asyncio
+async def test_counters_of_one_organisation_never_evict_anothers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory_rates, "BUCKETS_MAX", 100)
+    now = 10_000
+    rates = MemoryRates(lambda: now)
+    cap = [CapUse("policy/0/search", 1, 60_000)]
+    assert await rates.take("quiet", cap) is None
+    for number in range(100):
+        assert await rates.take("loud", [CapUse(f"p/0/{number}", 1, 60_000)]) is None
+    assert await rates.take("loud", [CapUse("p/0/new", 1, 60_000)]) == 1000, "refused, not evicted"
+    assert await rates.take("loud", [CapUse("p/0/0", 1, 60_000)]) == 60_000
+    assert await rates.take("quiet", cap) == 60_000
+    now += 60_001
+    assert await rates.take("loud", [CapUse("p/0/new", 1, 60_000)]) is None
