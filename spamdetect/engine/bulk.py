@@ -114,7 +114,4 @@ def scores(
     weights = model.weights[keys & ((1 << width) - 1)]
     totals = np.bincount(owners, weights, minlength=len(texts)).tolist()
     sizes = np.bincount(owners, minlength=len(texts)).tolist()
-    return [
-        model.combine(total, size, on)
-        for total, size, on in zip(totals, sizes, structures, strict=True)
-    ]
+    return model.combine_many(totals, sizes, structures)

@@ -82,6 +82,8 @@ _MARKS: Final = re.compile(
 )
 _ENTITY: Final = re.compile(r"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z]{2,31});")
 _SPACED: Final = re.compile(r"(?<![^\W_])[^\W\d_]([ ._*|·~-])[^\W\d_](?:\1[^\W\d_]){2,}(?![^\W_])")
+# Every match of it has this inside, which is faster to look for.
+_APART: Final = re.compile(r"([ ._*|·~-])[^\W\d_]\1[^\W\d_]\1")
 _LEET_SIGN: Final = re.compile("[0134578@$!|€]")
 _LEET_BESIDE: Final = re.compile(r"[0134578@$!|€](?:(?=[^\W\d_])|(?<=[^\W\d_].))")
 # Both begin with a sign, which is fast to look for, and find a little too much: `_undo_leet`
@@ -202,7 +204,8 @@ def _read(text: str) -> tuple[str, Normalised]:
     text = text.lower() if text.isascii() else plain(text)
     if "." in text or "@" in text or "//" in text:
         text = _replace_links(text, found)
-    text, found.spaced = _SPACED.subn(_join, text)
+    if _APART.search(text):
+        text, found.spaced = _SPACED.subn(_join, text)
     if not text.isascii():
         text = _fold_scripts(text, found)
     return _undo_leet(text, found), found
