@@ -13,21 +13,21 @@ import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import Token, copy_context
+from collections.abc import Callable
+from contextvars import Token
 from types import TracebackType
 from typing import Any, Final, Literal, ParamSpec, Self, TypeVar
 
-from guard.breaker.exceptions import WorkflowKilledInterrupt
-from guard.breaker.refusals import interrupt_for, unwrap
+from guard.breaker.refusals import error_at_edge
 from guard.control.threads import ThreadBody
 from guard.core.ids import IdFactory
 from guard.core.wire import NAME_LENGTH_MAX, SpanData
+from guard.facade import enforcing_runtime, enforcing_runtime_async
 from guard.runtime.active import active_runtime
-from guard.scope.scope import Scope, current_scope
+from guard.runtime.runtime import GuardRuntime
+from guard.scope.scope import Entry, Scope, current_scope
 from guard.scope.span_ids import child_span
-from guard.scope.wrapping import surrounded
+from guard.scope.wrapping import Edge, call_inside, interruptible, run_inside
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -59,46 +59,53 @@ def carry(function: Callable[P, R]) -> Callable[P, R]:
     """
     scope = current_scope.get()
 
+    @interruptible
     @functools.wraps(function)
     def carried(*args: P.args, **kwargs: P.kwargs) -> R:
-        def inside() -> R:
-            current_scope.set(scope)
-            runtime = active_runtime()
-            if runtime is None or (scope.workflow_id is None and scope.call is None):
-                return function(*args, **kwargs)
-            error: BaseException | None
-            body = ThreadBody(scope, sys._getframe())
-            runtime.enforcement.bodies.enter(body)
-            try:
-                killed = runtime.enforcement.killed(scope)
-                if killed is not None:
-                    raise interrupt_for(killed, scope.workflow_id)
-                result = function(*args, **kwargs)
-                error = body.end(None)
-            except BaseException as exc:
-                try:
-                    error = body.end(exc)
-                except WorkflowKilledInterrupt as late:  # meant for the body, raised only here
-                    error = body.end(late)
-                error = None if error is None else unwrap(error)
-                if error is exc or error is None:
-                    raise
-                raise error from None
-            finally:
-                runtime.enforcement.bodies.leave(body)
-            if error is not None:
-                raise error
-            return result
-
-        return copy_context().run(inside)
+        result: R = call_inside(_CarriedCall(scope), function, args, kwargs)
+        return result
 
     return carried
+
+
+class _CarriedCall(Edge):
+    """The edge of one call of a function that :func:`carry` has bound to a scope."""
+
+    scope: Scope
+
+    def __init__(self, scope: Scope) -> None:
+        super().__init__(scope)
+        self._runtime: GuardRuntime | None = None
+        self._body: ThreadBody | None = None
+
+    def enter(self, *, in_task: bool) -> None:
+        self.resume()
+        scope, runtime = self.scope, active_runtime()
+        if runtime is None or (scope.workflow_id is None and scope.call is None):
+            return
+        body = self._body = ThreadBody(scope, sys._getframe(1))
+        self._runtime = runtime
+        runtime.enforcement.bodies.enter(body)
+        runtime.enforcement.check_killed(scope)
+
+    def leave(self, exc: BaseException | None = None) -> BaseException | None:
+        body, runtime = self._body, self._runtime
+        if body is not None and runtime is not None:
+            exc = body.end(exc)
+            runtime.enforcement.bodies.leave(body)
+            self._body = None
+        self.suspend()
+        entry = self.scope.entry
+        refused = None if entry is None else entry.refused
+        return None if exc is None else error_at_edge(exc, refused)
 
 
 class _Boundary:
     """What the context managers share. One instance is one entry; a decorator makes its own."""
 
     kind: Literal["workflow", "chain", "span", "agent"]
+    enforces = False
+    """Whether it needs a runtime: budgets and directives belong to it."""
 
     def __init__(self, name: str | None) -> None:
         if name is not None and not isinstance(name, str):
@@ -107,38 +114,43 @@ class _Boundary:
             raise ValueError(f"a {self.kind}'s name has 1 to {NAME_LENGTH_MAX} characters")
         self.name = name
         self._token: Token[Scope] | None = None
-        self._outer: Scope | None = None
+        self._entry: Entry | None = None
         self._started_s = 0.0
 
     def _again(self) -> Self:
         return type(self)(self.name)
 
-    def _inner(self, outer: Scope) -> Scope:
+    def _changes(self, outer: Scope) -> dict[str, Any]:
+        """Return what the scope inside differs in from the one outside."""
         raise NotImplementedError
 
+    def _entered(self, scope: Scope) -> None:
+        """The scope begins; emit what there is to emit."""
+
     def _left(self, scope: Scope, error: BaseException | None) -> None:
-        """The scope was left; emit what there is to emit."""
+        """The scope has ended; emit what there is to emit."""
 
-    def _begin(self) -> None:
-        if self._outer is not None:
+    def _begin(self) -> Scope:
+        if self._entry is not None:
             raise RuntimeError(f"this {self.kind} is open already; make another one")
-        self._outer = outer = current_scope.get()
+        outer = current_scope.get()
         self._started_s = time.monotonic()
-        self._scope = self._inner(outer)
+        self._entry = entry = Entry(outer)
+        self._scope = scope = outer.evolve(entry=entry, **self._changes(outer))
+        self._entered(scope)
+        return scope
 
-    def _end(self, exc: BaseException | None) -> None:
-        self._outer = None
-        error = None if exc is None else unwrap(exc)
+    def _end(self, error: BaseException | None) -> None:
+        self._entry = None
         self._left(self._scope, error)
         runtime = active_runtime()
         if error is not None and runtime is not None:
             runtime.report_error(error, "call", self._scope)
-        if error is not None and error is not exc:
-            raise error from None
 
     def __enter__(self) -> Self:
-        self._begin()
-        self._token = current_scope.set(self._scope)
+        if self.enforces:
+            enforcing_runtime()
+        self._token = current_scope.set(self._begin())
         return self
 
     def __exit__(
@@ -147,20 +159,19 @@ class _Boundary:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        token, outer = self._token, self._outer
-        if token is None or outer is None:
+        token, entry = self._token, self._entry
+        if token is None or entry is None:
             raise RuntimeError(f"this {self.kind} is not open")
         self._token = None
-        try:
-            current_scope.reset(token)
-        except ValueError:
-            # Left in another context than it was entered in, as an abandoned generator is. A copy
-            # of the context of the entry still has our scope; any other has one of its own.
-            if current_scope.get().place == self._scope.place:
-                current_scope.set(outer)
-        self._end(exc)
+        _restore(entry, token, exc)
+        error = None if exc is None else error_at_edge(exc, entry.refused)
+        self._end(error)
+        if error is not None and error is not exc:
+            raise error from error.__cause__
 
     async def __aenter__(self) -> Self:
+        if self.enforces:
+            await enforcing_runtime_async()
         return self.__enter__()
 
     async def __aexit__(
@@ -173,7 +184,7 @@ class _Boundary:
 
     def __call__(self, function: F) -> F:
         """Decorate a function: every call of it is an entry of its own."""
-        return surrounded(function, self._again, lambda: _Iteration(self._again()))
+        return run_inside(function, lambda: _DecoratedCall(self._again()))
 
     def _emit_span(self, scope: Scope, error: BaseException | None, name: str) -> None:
         runtime = active_runtime()
@@ -188,26 +199,63 @@ class _Boundary:
             runtime.events.record("span", data, scope)
 
 
-class _Iteration:
-    """One iteration of a decorated generator: its steps run inside, its consumer stays outside."""
+class _DecoratedCall(Edge):
+    """The edge of one call of a function that a context manager decorates."""
 
     def __init__(self, boundary: _Boundary) -> None:
+        super().__init__()
         self._boundary = boundary
-        boundary._begin()
+        self._entry: Entry | None = None
 
-    @contextmanager
-    def step(self) -> Iterator[None]:
-        boundary = self._boundary
-        consumer = current_scope.get()
-        current_scope.set(boundary._scope)
-        try:
-            yield
-        finally:
-            boundary._scope = current_scope.get()  # such as a call context that the body has set
-            current_scope.set(consumer)
+    def admit(self) -> None:
+        if self._boundary.enforces:
+            enforcing_runtime()
+        self._begin()
 
-    def ended(self, exc: BaseException | None) -> None:
-        self._boundary._end(exc)
+    async def admit_async(self) -> None:
+        if self._boundary.enforces:
+            await enforcing_runtime_async()
+        self._begin()
+
+    def _begin(self) -> None:
+        self.scope = self._boundary._begin()
+        self._entry = self._boundary._entry
+
+    def leave(self, exc: BaseException | None = None) -> BaseException | None:
+        self.suspend()
+        if exc is None or self._entry is None:
+            return exc
+        return error_at_edge(exc, self._entry.refused)
+
+    def finish(self, exc: BaseException | None) -> None:
+        if self._entry is not None:
+            self._entry = None
+            self._boundary._end(exc)
+
+
+def _restore(entry: Entry, token: Token[Scope], exc: BaseException | None) -> None:
+    """Leave an entry: set the scope outside of it, if the current context has the one inside.
+
+    An abandoned generator is closed wherever it is dropped: in another context, or in a scope that
+    its consumer has opened or left since. What is not inside this entry stays as it is.
+    """
+    current = current_scope.get()
+    try:
+        current_scope.reset(token)
+        same_context = True
+    except ValueError:
+        same_context = False
+    inner: Entry | None = None
+    innermost = current.entry
+    while innermost is not None and innermost is not entry:
+        inner, innermost = innermost, innermost.outer.entry
+    if innermost is None:
+        current_scope.set(current)
+    elif inner is None or (same_context and not isinstance(exc, GeneratorExit)):
+        current_scope.set(entry.outer)
+    else:
+        current_scope.set(current)
+        inner.outer = entry.outer  # so that leaving the inner one does not bring this one back
 
 
 def _new_id() -> str:
@@ -236,18 +284,18 @@ class workflow(_Boundary):  # noqa: N801  # used like a function: `with guard.wo
     """
 
     kind = "workflow"
+    enforces = True
 
     def __init__(self, name: str | None = None) -> None:
         super().__init__(name)
         self.workflow_id: str | None = name
         self.run_id: str | None = None
 
-    def _inner(self, outer: Scope) -> Scope:
+    def _changes(self, outer: Scope) -> dict[str, Any]:
         self.workflow_id = self.name or _new_id()
         self.run_id = _new_id()
-        return outer.having(
-            workflow_id=self.workflow_id, run_id=self.run_id, call=None, **child_span(outer, _ids)
-        )
+        ids = {"workflow_id": self.workflow_id, "run_id": self.run_id}
+        return {**ids, "call": None, **child_span(outer, _ids)}
 
     def _left(self, scope: Scope, error: BaseException | None) -> None:
         self._emit_span(scope, error, scope.workflow_id or "")
@@ -270,6 +318,7 @@ class chain(_Boundary):  # noqa: N801  # used like a function: `with guard.chain
     """
 
     kind = "chain"
+    enforces = True
 
     def __init__(self, name: str | None = None, *, op: ChainOp = "auto") -> None:
         super().__init__(name)
@@ -282,7 +331,7 @@ class chain(_Boundary):  # noqa: N801  # used like a function: `with guard.chain
     def _again(self) -> Self:
         return type(self)(self.name, op=self.op)
 
-    def _inner(self, outer: Scope) -> Scope:
+    def _changes(self, outer: Scope) -> dict[str, Any]:
         self.chain_id = chain_id = self.name or _new_id()
         with _chains_lock:
             known = chain_id in _open_chains or outer.chain_id == chain_id
@@ -292,17 +341,18 @@ class chain(_Boundary):  # noqa: N801  # used like a function: `with guard.chain
                 _open_chains.popitem(last=False)
         starts = self.op == "start" or (self.op == "auto" and not known)
         self._closes = self.op == "end" or (self.op == "auto" and not known)
-        scope = outer.having(chain_id=chain_id, chain_op="start" if starts else "continue")
-        self._say(scope, "start" if starts else "continue")
-        return scope
+        return {"chain_id": chain_id, "chain_op": "start" if starts else "continue"}
+
+    def _entered(self, scope: Scope) -> None:
+        self._emit(scope, scope.chain_op or "")
 
     def _left(self, scope: Scope, error: BaseException | None) -> None:
         if self._closes:
             with _chains_lock:
                 _open_chains.pop(scope.chain_id or "", None)
-            self._say(scope, "end")
+            self._emit(scope, "end")
 
-    def _say(self, scope: Scope, op: str) -> None:
+    def _emit(self, scope: Scope, op: str) -> None:
         runtime = active_runtime()
         if runtime is not None:
             runtime.events.record("chain", {"op": op, "id": scope.chain_id}, scope)
@@ -325,10 +375,10 @@ class span(_Boundary):  # noqa: N801  # used like a function: `with guard.span("
         self.span_id: str | None = None
         self.trace_id: str | None = None
 
-    def _inner(self, outer: Scope) -> Scope:
-        scope = outer.having(**child_span(outer, _ids))
-        self.span_id, self.trace_id = scope.span_id, scope.trace_id
-        return scope
+    def _changes(self, outer: Scope) -> dict[str, Any]:
+        ids = child_span(outer, _ids)
+        self.span_id, self.trace_id = ids["span_id"], ids["trace_id"]
+        return ids
 
     def _left(self, scope: Scope, error: BaseException | None) -> None:
         self._emit_span(scope, error, self.name or "span")
@@ -350,9 +400,9 @@ class agent(_Boundary):  # noqa: N801  # used like a function: `with guard.agent
         super().__init__(name)
         self.agent_id: str | None = name
 
-    def _inner(self, outer: Scope) -> Scope:
+    def _changes(self, outer: Scope) -> dict[str, Any]:
         self.agent_id = self.name or _new_id()
-        return outer.having(agent=self.agent_id)
+        return {"agent": self.agent_id}
 
 
 def _after_fork() -> None:

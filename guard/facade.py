@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
@@ -12,10 +13,12 @@ from typing import Any, Final, NoReturn, cast
 import msgspec
 
 from guard.breaker.exceptions import GuardAuthenticationError, GuardConfigError, GuardError
+from guard.control.bodies import require_task
 from guard.core.buffer import Record
 from guard.core.ids import TAILS
 from guard.core.wire import NAME_LENGTH_MAX, TOKENS_MAX, ToolData
 from guard.hooks import ErrorContext, fire
+from guard.loop.threads import in_thread
 from guard.messages import format_user_message
 from guard.runtime import active as _active
 from guard.runtime.active import active_runtime
@@ -23,12 +26,15 @@ from guard.runtime.runtime import GuardRuntime
 from guard.scope.scope import current_scope
 from guard.state import GuardStatus
 
+logger = logging.getLogger("guard")
+
 _RESERVED_TYPES: Final = frozenset({"llm", "tool", "span", "chain", "sdk.loss"})
 _PAYLOAD_BYTES_MAX: Final = 60_000
 
 _init_lock = threading.RLock()
 _scope = current_scope.get
 _time_ns = time.time_ns
+_warned_of_no_key = False
 _model: str | None = None
 """The model name that was checked last."""
 
@@ -115,6 +121,47 @@ def ready_runtime() -> GuardRuntime:
     if runtime is None:
         return init()
     return runtime if runtime.is_open else runtime.open()
+
+
+async def ready_runtime_async() -> GuardRuntime:
+    """Like :func:`ready_runtime`, without blocking the caller's loop.
+
+    Raises:
+        GuardConfigError: another library than asyncio runs the caller (GD-C003).
+    """
+    runtime = active_runtime()
+    if runtime is not None and runtime.is_open:
+        return runtime
+    require_task()
+    runtime = await in_thread(ready_runtime)
+    # Again from here: only the main thread can install the handler of SIGTERM.
+    return runtime if runtime.is_shut_down else runtime.open()
+
+
+def enforcing_runtime() -> GuardRuntime | None:
+    """Return the runtime for a workflow or chain, made from the environment if there is a key.
+
+    None without a key: then a workflow is nothing but a name, and a warning says so once.
+    """
+    return ready_runtime() if _is_configured() else None
+
+
+async def enforcing_runtime_async() -> GuardRuntime | None:
+    """Like :func:`enforcing_runtime`, without blocking the caller's loop."""
+    return await ready_runtime_async() if _is_configured() else None
+
+
+def _is_configured() -> bool:
+    global _warned_of_no_key
+    if active_runtime() is not None or os.environ.get("GUARD_API_KEY", "").strip():
+        return True
+    if not _warned_of_no_key:
+        _warned_of_no_key = True
+        logger.warning(
+            "workflow and chain have no effect: guard.init() was not called and GUARD_API_KEY is "
+            "not set"
+        )
+    return False
 
 
 def _recording_runtime() -> GuardRuntime:
@@ -229,14 +276,16 @@ def track_llm(
     if runtime is None:
         runtime = _recording_runtime()
     scope = _scope()
-    place = scope._place or scope.place
+    fields = scope._event_fields or scope.event_fields
     at_ns = _time_ns()
     events = runtime.events
     ids = events.ids
     serial = next(ids.count)
     lane = events.buffer.llm
     lane.append(
-        Record("llm", at_ns, serial, place, model, input_tokens, output_tokens, latency_ms, encoded)
+        Record(
+            "llm", at_ns, serial, fields, model, input_tokens, output_tokens, latency_ms, encoded
+        )
     )
     if len(lane) >= lane.notice_at:
         events.buffer.notice()
@@ -247,9 +296,9 @@ def track_llm(
         event_id = head + TAILS[serial & 0xFF]
     else:
         event_id = ids.uuid7(at_ms, serial)
-    plain_scope, plain = runtime.decisions.plain
-    if plain_scope is scope:
-        decision = plain.copy()
+    cached_scope, cached = runtime.decisions.cached
+    if cached_scope is scope:
+        decision = cached.copy()
     else:
         enforcement = runtime.enforcement
         control = enforcement.control
@@ -319,7 +368,7 @@ def set_call_context(model: str | None = None, tools: list[str] | None = None) -
     if isinstance(tools, str):
         raise TypeError("tools is a list of names, not one string")
     current_scope.set(
-        current_scope.get().having(
+        current_scope.get().evolve(
             model=None if model is None else _name("model", model),
             tools=tuple(_name("tools", tool) for tool in tools or ()),
         )

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from guard.breaker.exceptions import GuardError
 from guard.messages import format_user_message
-from guard.scope.wrapping import surrounded
+from guard.scope.wrapping import Edge, run_inside
 
 F = TypeVar("F", bound="Callable[..., Any] | staticmethod[..., Any] | classmethod[Any, ..., Any]")
 
@@ -42,9 +42,9 @@ class handle:  # noqa: N801  # used like a function: `with guard.handle():`
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if isinstance(exc, GuardError):
-            print(format_user_message(exc), file=sys.stderr)  # noqa: T201  # what it is for
-            raise SystemExit(self._exit_code) from exc
+        end = _exit_of(exc, self._exit_code)
+        if end is not None:
+            raise end
 
     async def __aenter__(self) -> None:
         return None
@@ -58,14 +58,22 @@ class handle:  # noqa: N801  # used like a function: `with guard.handle():`
         self.__exit__(kind, exc, traceback)
 
 
-class _Handled:
-    """One iteration of a guarded generator."""
+def _exit_of(exc: BaseException | None, exit_code: int) -> SystemExit | None:
+    """Print the user message of a GuardError and return the exit that it becomes."""
+    if not isinstance(exc, GuardError):
+        return None
+    print(format_user_message(exc), file=sys.stderr)  # noqa: T201  # what it is for
+    end = SystemExit(exit_code)
+    end.__cause__ = exc
+    return end
 
-    def step(self) -> handle:
-        return handle()
 
-    def ended(self, exc: BaseException | None) -> None:
-        """Nothing is left to do: the step has handled it."""
+class _HandledCall(Edge):
+    """The edge of one call of a guarded function."""
+
+    def leave(self, exc: BaseException | None = None) -> BaseException | None:
+        """Return the ``SystemExit`` of a GuardError, or what the body raised."""
+        return _exit_of(exc, 1) or exc
 
 
 def guarded(function: F) -> F:
@@ -75,4 +83,4 @@ def guarded(function: F) -> F:
         >>> @guarded
         ... def main() -> None: ...
     """
-    return surrounded(function, handle, _Handled)
+    return run_inside(function, _HandledCall)

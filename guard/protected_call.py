@@ -1,10 +1,10 @@
-"""One protected call from its first check to its closing event; sync and async drive it alike."""
+"""One protected call: the local check, the gate, the body, the closing event."""
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
-from contextvars import Token
 from typing import Any, Final
 
 import attrs
@@ -15,112 +15,139 @@ from guard.breaker.exceptions import (
     RateLimitError,
     WorkflowKilledInterrupt,
 )
-from guard.breaker.refusals import unwrap
+from guard.breaker.refusals import error_at_edge
 from guard.control.bodies import Body, TaskBody
 from guard.control.threads import ThreadBody
 from guard.core import wire
+from guard.facade import ready_runtime, ready_runtime_async
 from guard.runtime.runtime import GuardRuntime
-from guard.scope.scope import CallRecord, Scope, current_scope
+from guard.scope.scope import CallRecord, Entry, Scope, current_scope
 from guard.scope.span_ids import child_span
+from guard.scope.wrapping import Edge
 
 _FUNCTION_LENGTH_MAX: Final = 512
 
 
-@attrs.frozen
+@attrs.define(eq=False)
 class Target:
-    """What is protected.
+    """A protected function, as the gate sees it.
 
     Attributes:
         function: dotted name, for people.
         tool_name: the plain name that tool policies match.
-        sensitive: always ask the gateway, and refuse when it cannot be asked.
+        sensitive: always ask the gateway, and refuse when it cannot be asked. ``@sensitive`` may
+            set it after the decoration.
     """
 
     function: str
     tool_name: str
     sensitive: bool = False
 
+    @classmethod
+    def of(cls, function: Any, *, sensitive: bool) -> Target:
+        """Return the target that a callable is."""
+        while isinstance(function, functools.partial):
+            function = function.func
+        name = getattr(function, "__name__", type(function).__name__)
+        qualified = getattr(function, "__qualname__", name)
+        module = getattr(function, "__module__", None)
+        dotted = f"{module}.{qualified}" if module else qualified
+        return cls(dotted[:_FUNCTION_LENGTH_MAX], name[: wire.NAME_LENGTH_MAX], sensitive)
 
-class ProtectedCall:
-    """The state of one call: check, gate, body, closing event.
 
-    The driver asks the gateway with :attr:`request`, tells :meth:`admitted` or :meth:`refused`,
-    runs the body between :meth:`enter` and :meth:`leave` (a generator: once per step) and ends
-    with :meth:`finish`.
-
-    Raises:
-        WorkflowKilledInterrupt, WorkflowPausedException: the local check refuses.
-    """
+class ProtectedCall(Edge):
+    """The edge of one call of a protected function: local check, gate, body, closing event."""
 
     __slots__ = (
+        "_admitted",
         "_body",
-        "_open",
+        "_call_scope",
+        "_entry",
         "_record",
+        "_request",
         "_runtime",
+        "_started",
         "_started_s",
         "_target",
-        "_token",
-        "request",
-        "scope",
     )
 
-    def __init__(self, runtime: GuardRuntime, target: Target) -> None:
+    _runtime: GuardRuntime
+    _record: CallRecord
+    _request: wire.GateRequest
+    _entry: Entry
+    _call_scope: Scope
+
+    def __init__(self, target: Target) -> None:
+        super().__init__()
+        self._target = target
+        self._started_s = time.monotonic()
+        self._body: Body | None = None
+        self._admitted = False
+        self._started = False
+
+    # -- the gate -----------------------------------------------------------------------------
+
+    def admit(self) -> None:
+        """Check locally, then ask the gateway; blocks the calling thread.
+
+        The runtime is that of the process at this moment, and the call's own to its end.
+
+        Raises:
+            GuardError: refused, or the gateway cannot be asked and there is no fallback.
+            WorkflowKilledInterrupt: the workflow is killed.
+        """
+        self._begin(ready_runtime())
+        try:
+            self._check()
+            reply = self._runtime.gate.ask(self._request)
+        except (GuardError, WorkflowKilledInterrupt) as exc:
+            self._refuse(exc)
+        else:
+            self._accept(reply)
+
+    async def admit_async(self) -> None:
+        """Like :meth:`admit`; the caller's loop goes on meanwhile."""
+        self._begin(await ready_runtime_async())
+        try:
+            self._check()
+            reply = await self._runtime.gate.ask_async(self._request)
+        except (GuardError, WorkflowKilledInterrupt) as exc:
+            self._refuse(exc)
+        else:
+            self._accept(reply)
+
+    def _begin(self, runtime: GuardRuntime) -> None:
         outer = current_scope.get()
         ids = runtime.events.ids
         self._runtime = runtime
-        self._target = target
-        self._started_s = time.monotonic()
-        self._token: Token[Scope] | None = None
-        self._body: Body | None = None
-        self._open = False
         self._record = CallRecord(ids.uuid7(time.time_ns() // 1_000_000))
-        self.scope = outer.having(
-            call=self._record,
-            **child_span(outer, ids),
+        self._entry = Entry(outer)
+        self._call_scope = self.scope = outer.evolve(
+            call=self._record, entry=self._entry, **child_span(outer, ids)
         )
-        try:
-            runtime.enforcement.check(outer)
-        except (GuardError, WorkflowKilledInterrupt) as exc:
-            self.refused(exc)
-            raise
-        self.request = wire.GateRequest(
-            call_id=self._record.call_id,
-            kind="tool" if target.sensitive else "call",
-            function=target.function[:_FUNCTION_LENGTH_MAX],
-            model=outer.model or wire.UNKNOWN_MODEL,
-            tools=list(outer.tools),
-            tool_name=target.tool_name[: wire.NAME_LENGTH_MAX],
-            sensitive=target.sensitive,
-            workflow_id=outer.workflow_id,
-            run_id=outer.run_id,
-            chain=None
-            if outer.chain_id is None
-            else wire.Chain(outer.chain_id, "start" if outer.chain_op == "start" else "continue"),
-            agent=outer.agent,
-            trace_id=self.scope.trace_id,
-            span_id=self.scope.span_id,
-            parent_span_id=self.scope.parent_span_id,
-        )
+        self._request = _gate_request(self._target, self._record.call_id, self._call_scope)
 
-    def admitted(self, reply: wire.GateReply) -> None:
-        """The gateway allowed the call."""
+    def _check(self) -> None:
+        self._runtime.enforcement.check(self._call_scope)
+
+    def _accept(self, reply: wire.GateReply) -> None:
         self._record.reservation_id = reply.reservation_id
-        self._open = True
+        self._admitted = True
 
-    def refused(self, exc: BaseException) -> None:
-        """The gateway, or the local check, did not allow the call."""
-        self._runtime.report_error(exc, "gate", self.scope, self._target.tool_name)
-
-    def falls_back(self, exc: BaseException) -> bool:
-        """Tell whether the call goes on although the gateway could not be asked."""
-        self._open = (
+    def _refuse(self, exc: GuardError | WorkflowKilledInterrupt) -> None:
+        """Report the refusal, and raise it unless the fallback lets the call go on."""
+        self._runtime.report_error(exc, "gate", self._call_scope, self._target.tool_name)
+        self._admitted = (
             isinstance(exc, GuardTransportError)
-            and not isinstance(exc, RateLimitError)
+            and not isinstance(exc, RateLimitError)  # a cap is a decision of the gateway
             and self._runtime.settings.fallback_mode == "open"
             and not self._target.sensitive
             and not self._runtime.is_shut_down
         )
-        return self._open
+        if not self._admitted:
+            raise exc
+
+    # -- the body -----------------------------------------------------------------------------
 
     def enter(self, *, in_task: bool) -> None:
         """The body (or its next step) is about to run in the current task or thread.
@@ -129,62 +156,89 @@ class ProtectedCall:
         that function's frame.
 
         Raises:
-            WorkflowKilledInterrupt, WorkflowPausedException: it must not, since the gate's answer.
+            WorkflowKilledInterrupt: killed since the gate's answer, or since the last step.
+            WorkflowPausedException: paused since the gate's answer.
         """
-        self._token = current_scope.set(self.scope)
-        body: Body = TaskBody(self.scope) if in_task else ThreadBody(self.scope, sys._getframe(1))
+        self.resume()
+        scope = current_scope.get()
+        body: Body = TaskBody(scope) if in_task else ThreadBody(scope, sys._getframe(1))
         self._body = body
-        self._runtime.enforcement.bodies.enter(body)
-        # A kill that was applied before the body was known to `bodies` is seen here.
-        self._runtime.enforcement.check(self.scope)
+        enforcement = self._runtime.enforcement
+        enforcement.bodies.enter(body)
+        # A kill that was applied before the body was known to `bodies` is seen here. A pause does
+        # not interrupt a body that runs, and a generator runs from its first step on.
+        if not self._started:
+            enforcement.check(scope)
+            self._started = True
+        else:
+            enforcement.check_killed(scope)
 
     def leave(self, exc: BaseException | None = None) -> BaseException | None:
         """The body (or its step) ended; return what is to be raised now, or None.
 
         A kill that was posted to a thread can be raised in here; leave again with that exception.
         """
-        body, token = self._body, self._token
+        body = self._body
         if body is not None:
             exc = body.end(exc)
             self._runtime.enforcement.bodies.leave(body)
             self._body = None
-        if token is not None:
-            self._token = None
-            current_scope.reset(token)
-        return None if exc is None else unwrap(exc)
-
-    def settle(self, exc: BaseException | None = None) -> BaseException | None:
-        """The body ended and the call with it; return what is to be raised now, or None."""
-        error = self.leave(exc)
-        self.finish(error)
-        return error
+        self.suspend()
+        if exc is None or self.scope is None:
+            return exc
+        return error_at_edge(exc, self._entry.refused)
 
     def finish(self, exc: BaseException | None) -> None:
-        """The call is over: record its closing event, tell the hooks of its error. Idempotent.
+        """Record the closing event and tell the hooks of the call's error. Idempotent.
 
         A call that the gateway never allowed has no closing event.
         """
-        if not self._open:
+        if not self._admitted:
             return
-        self._open = False
+        self._admitted = False
         duration_ms = (time.monotonic() - self._started_s) * 1000
         outcome = _outcome(exc)
+        record = self._runtime.events.record
+        scope = self._call_scope  # whatever the body of a generator has made of its own
         if self._target.sensitive:
             tool: Any = wire.ToolData(
-                self.request.tool_name or "", duration_ms=duration_ms, outcome=outcome
+                self._target.tool_name, duration_ms=duration_ms, outcome=outcome
             )
-            self._runtime.events.record("tool", tool, self.scope)
+            record("tool", tool, scope)
         span = wire.SpanData(
-            self.request.function,
+            self._target.function,
             kind="call",
             duration_ms=duration_ms,
             outcome=outcome,
             error_code=getattr(exc, "error_code", None) if outcome != "ok" else None,
             final=True,
         )
-        self._runtime.events.record("span", span, self.scope)
+        record("span", span, scope)
         if exc is not None:
-            self._runtime.report_error(exc, "call", self.scope, self._target.tool_name)
+            self._runtime.report_error(exc, "call", scope, self._target.tool_name)
+
+
+def _gate_request(target: Target, call_id: str, scope: Scope) -> wire.GateRequest:
+    chain = None
+    if scope.chain_id is not None:
+        starts = scope.chain_op == "start"
+        chain = wire.Chain(scope.chain_id, "start" if starts else "continue")
+    return wire.GateRequest(
+        call_id=call_id,
+        kind="tool" if target.sensitive else "call",
+        function=target.function,
+        model=scope.model or wire.UNKNOWN_MODEL,
+        tools=list(scope.tools),
+        tool_name=target.tool_name,
+        sensitive=target.sensitive,
+        workflow_id=scope.workflow_id,
+        run_id=scope.run_id,
+        chain=chain,
+        agent=scope.agent,
+        trace_id=scope.trace_id,
+        span_id=scope.span_id,
+        parent_span_id=scope.parent_span_id,
+    )
 
 
 def _outcome(exc: BaseException | None) -> str:

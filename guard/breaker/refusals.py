@@ -1,4 +1,4 @@
-"""What a halt means for the caller, and the carrier that takes a refusal through foreign code."""
+"""The exceptions of a halt, and the carrier that takes a refusal through foreign code."""
 
 from __future__ import annotations
 
@@ -14,10 +14,14 @@ from guard.core.control import Halt, Mark
 
 
 class Refusal(BaseException):
-    """Carries a public exception from the transport seam to the scope's boundary.
+    """Carries a public exception from the place of a refusal to the edge of the scope around it.
 
     Vendor clients retry an ``Exception`` and agent frameworks turn one into text for the model; a
     ``BaseException`` passes through both. It never leaves a ``@protect`` or ``workflow`` scope.
+    Code inside such a scope can receive one from ``asyncio.gather(return_exceptions=True)``.
+
+    Attributes:
+        error: the public exception, such as :class:`GuardBudgetError`.
     """
 
     def __init__(self, error: GuardError) -> None:
@@ -49,8 +53,29 @@ def exception_for_halt(
     )
 
 
+def error_at_edge(exc: BaseException, refused: BaseException | None) -> BaseException:
+    """Return the exception that the edge of a scope raises when its body ends with ``exc``.
+
+    Args:
+        exc: what the body raised.
+        refused: the newest refusal inside. A framework may have turned it into an error of its
+            own; the refusal is then raised from that error.
+    """
+    error = unwrap(exc)
+    translated = (
+        refused is not None
+        and error is exc
+        and isinstance(exc, Exception)
+        and not isinstance(exc, GuardError | StopIteration | StopAsyncIteration)
+    )
+    if not translated or refused is None:
+        return error
+    refused.__cause__ = exc
+    return refused
+
+
 def unwrap(exc: BaseException) -> BaseException:
-    """Return the public exception that a scope's boundary raises for ``exc``.
+    """Return the public exception inside a carrier, or inside a task group's exception group.
 
     ``asyncio.TaskGroup`` and anyio wrap what their tasks raise; user code should not have to know.
     A group of nothing but kills and refusals becomes its first kill, else its first refusal; in

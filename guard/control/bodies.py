@@ -1,9 +1,9 @@
 """Stops protected bodies in mid-call: cancels the task, or raises in the thread.
 
-An interrupt is delivered only while its body runs. Asynchronous bodies are cancelled through their
-own loop, and the cancellation is told apart from the user's by bookkeeping; synchronous ones get
-the exception at their next bytecode (:mod:`guard.control.threads`) after the blocking HTTP call
-that they are in has been aborted; a call that waits for the gate's answer stops waiting.
+An interrupt is delivered only while its body runs. An asynchronous body is cancelled through its
+own loop, and bookkeeping distinguishes that cancellation from the user's. A synchronous body gets
+the exception at its next bytecode (:mod:`guard.control.threads`), after the blocking HTTP call that
+it is in has been aborted. A call that waits for the gate's answer stops waiting.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Final, Protocol
 
+from guard.breaker.exceptions import GuardConfigError
 from guard.breaker.refusals import interrupt_for
 from guard.control.threads import this_thread
 from guard.core.control import Mark
@@ -21,24 +22,24 @@ from guard.scope.scope import Scope
 
 Concerned = Callable[[Scope], Mark | None]
 
-_FIRST_LOOK_S: Final = 0.000_5
-_LOOK_GROWTH: Final = 1.6
-_LOOK_MAX_S: Final = 0.05
+_RETRY_FIRST_S: Final = 0.000_5
+_RETRY_GROWTH: Final = 1.6
+_RETRY_MAX_S: Final = 0.05
 
 
 class Body(Protocol):
     """One protected body that is running.
 
     Attributes:
-        scope: its position.
-        mark: what killed it, if something did.
+        scope: the scope that it runs in.
+        killed_by: the mark that killed it, if one did.
         outer: the body around it in the same task or thread; set by :class:`ActiveBodies`.
-        ended: it has been left.
-        stopped: and was left with the kill's exception, which unwinds the bodies around it.
+        ended: whether it has ended.
+        stopped: whether it ended with the kill's exception, which unwinds the bodies around it.
     """
 
     scope: Scope
-    mark: Mark | None
+    killed_by: Mark | None
     outer: Body | None
     ended: bool
     stopped: bool
@@ -47,24 +48,24 @@ class Body(Protocol):
     def carrier(self) -> object:
         """The task or thread that runs the body."""
 
-    def note(self, mark: Mark) -> None:
-        """Remember that the body is killed, so that no result of it is handed out."""
+    def mark(self, killed_by: Mark) -> None:
+        """Mark the body as killed, so that it returns no result."""
 
-    def strike(self) -> bool:
-        """Stop the noted body; False when it has to be tried again soon.
+    def deliver(self) -> bool:
+        """Deliver the interrupt to the marked body; False when that has to be retried soon.
 
         Called from the background loop's thread.
         """
 
     def end(self, exc: BaseException | None) -> BaseException | None:
-        """Leave the body; return what is to be raised instead of ``exc``, or None."""
+        """End the body; return what is to be raised instead of ``exc``, or None."""
 
 
 class TaskBody:
     """A coroutine body inside an asyncio task.
 
     Raises:
-        RuntimeError: there is no running asyncio task.
+        GuardConfigError: there is no running asyncio task (GD-C003).
     """
 
     __slots__ = (
@@ -73,18 +74,16 @@ class TaskBody:
         "_loop",
         "_task",
         "ended",
-        "mark",
+        "killed_by",
         "outer",
         "scope",
         "stopped",
     )
 
     def __init__(self, scope: Scope) -> None:
-        task = asyncio.current_task()
-        if task is None:
-            raise RuntimeError("a protected coroutine runs in an asyncio task")
+        task = require_task()
         self.scope = scope
-        self.mark: Mark | None = None
+        self.killed_by: Mark | None = None
         self._task = task
         self._loop = asyncio.get_running_loop()
         self._cancelling = task.cancelling()
@@ -98,12 +97,12 @@ class TaskBody:
         """The task itself, not its id, which could be used again."""
         return self._task
 
-    def note(self, mark: Mark) -> None:
-        """Remember that the body is killed, so that no result of it is handed out."""
-        if self.mark is None:
-            self.mark = mark
+    def mark(self, killed_by: Mark) -> None:
+        """Mark the body as killed, so that it returns no result."""
+        if self.killed_by is None:
+            self.killed_by = killed_by
 
-    def strike(self) -> bool:
+    def deliver(self) -> bool:
         """Cancel the task on its own loop."""
         with contextlib.suppress(RuntimeError):  # that loop has closed, so the body has ended
             self._loop.call_soon_threadsafe(self._cancel)
@@ -112,24 +111,24 @@ class TaskBody:
     def _cancel(self) -> None:
         # Runs on the body's loop, so the task is suspended inside the body, or has left it.
         body = _still_running(self)
-        if isinstance(body, TaskBody) and body.mark is not None and not body._cancelled:
+        if isinstance(body, TaskBody) and body.killed_by is not None and not body._cancelled:
             body._cancelled = True
             body._task.cancel()
 
     def end(self, exc: BaseException | None) -> BaseException | None:
-        """Leave the body; return what is to be raised instead of ``exc``, or None.
+        """End the body; return what is to be raised instead of ``exc``, or None.
 
         A kill wins over a result and over what the body made of its cancellation; the user's own
         cancellation at the same moment stays one.
         """
         self.ended = True
         left = self._task.uncancel() if self._cancelled else self._task.cancelling()
-        if self.mark is None or (
+        if self.killed_by is None or (
             isinstance(exc, asyncio.CancelledError) and left > self._cancelling
         ):
             return exc
         self.stopped = True
-        return interrupt_for(self.mark, self.scope.workflow_id)
+        return interrupt_for(self.killed_by, self.scope.workflow_id)
 
 
 class TaskRequest(TaskBody):
@@ -140,9 +139,9 @@ class TaskRequest(TaskBody):
     def end(self, exc: BaseException | None) -> BaseException | None:
         """The request ended; return what is to be raised instead of ``exc``, or None.
 
-        A response that has come is handed out: its connection has to be given back.
+        A response that has arrived is returned: its connection has to be released.
         """
-        if self.mark is None:
+        if self.killed_by is None:
             self.ended = True
             return exc
         killed = super().end(exc)
@@ -160,11 +159,11 @@ class GateWait:
         cancel: makes the wait end.
     """
 
-    __slots__ = ("_cancel", "_thread", "ended", "mark", "outer", "scope", "stopped")
+    __slots__ = ("_cancel", "_thread", "ended", "killed_by", "outer", "scope", "stopped")
 
     def __init__(self, scope: Scope, cancel: Callable[[], object]) -> None:
         self.scope = scope
-        self.mark: Mark | None = None
+        self.killed_by: Mark | None = None
         self._cancel = cancel
         self._thread = this_thread()
         self.outer: Body | None = None
@@ -176,12 +175,12 @@ class GateWait:
         """The thread."""
         return self._thread
 
-    def note(self, mark: Mark) -> None:
-        """Remember why the wait ends."""
-        if self.mark is None:
-            self.mark = mark
+    def mark(self, killed_by: Mark) -> None:
+        """Mark the wait as ended by a kill."""
+        if self.killed_by is None:
+            self.killed_by = killed_by
 
-    def strike(self) -> bool:
+    def deliver(self) -> bool:
         """End the wait."""
         self._cancel()
         return True
@@ -189,10 +188,10 @@ class GateWait:
     def end(self, exc: BaseException | None) -> BaseException | None:
         """Return what is to be raised instead of ``exc``, or None."""
         self.ended = True
-        if self.mark is None:
+        if self.killed_by is None:
             return exc
         self.stopped = True
-        return interrupt_for(self.mark, self.scope.workflow_id)
+        return interrupt_for(self.killed_by, self.scope.workflow_id)
 
 
 def _still_running(body: Body | None) -> Body | None:
@@ -212,6 +211,22 @@ def running_task() -> asyncio.Task[object] | None:
         return None
 
 
+def require_task() -> asyncio.Task[object]:
+    """Return the task of asyncio that runs in the calling thread.
+
+    Raises:
+        GuardConfigError: there is none (GD-C003).
+    """
+    task = running_task()
+    if task is None:
+        raise GuardConfigError(
+            "guard protects coroutines in asyncio tasks only; under trio, protect a plain function "
+            "and call it with trio.to_thread.run_sync",
+            error_code="GD-C003",
+        )
+    return task
+
+
 class ActiveBodies:
     """The protected bodies that are running in this process.
 
@@ -227,7 +242,7 @@ class ActiveBodies:
         return sum(len(stack) for stack in self._stacks.values())
 
     def enter(self, body: Body) -> None:
-        """Take note of a body that starts."""
+        """Add a body that starts."""
         key = body.carrier
         with self._lock:
             stack = self._stacks.get(key)
@@ -238,7 +253,7 @@ class ActiveBodies:
                 stack.append(body)
 
     def reach(self, carrier: object, scope: Scope) -> bool:
-        """Tell whether a kill of ``scope`` stops what its task or thread does now anyway."""
+        """Return whether a kill of ``scope`` already stops the body of this task or thread."""
         stack = self._stacks.get(carrier)
         if not stack:
             return False
@@ -246,7 +261,7 @@ class ActiveBodies:
         return body.run_id == scope.run_id and body.workflow_id == scope.workflow_id
 
     def leave(self, body: Body) -> None:
-        """Forget a body that ended."""
+        """Remove a body that has ended."""
         key = body.carrier
         with self._lock:
             stack = self._stacks.get(key)
@@ -256,49 +271,53 @@ class ActiveBodies:
                 stack.remove(body)
 
     def interrupt(self, concerned: Concerned) -> None:
-        """Stop the innermost body of each task and thread that ``concerned`` gives a mark for.
+        """Stop the innermost body of each task and thread that ``concerned`` returns a mark for.
 
-        To be called on the background loop, which goes on trying where a thread stands badly.
+        Called on the background loop, which retries while a thread is at an unsafe point.
         """
         with self._lock:
             stacks = {key: list(stack) for key, stack in self._stacks.items()}
         for key, stack in stacks.items():
             target: Body | None = None
             for body in reversed(stack):
-                mark = concerned(body.scope)
-                if mark is not None and body.mark is None:
-                    body.note(mark)
+                killed_by = concerned(body.scope)
+                if killed_by is not None and body.killed_by is None:
+                    body.mark(killed_by)
                     target = target or body
             if target is not None:
-                self._pursue(key, target, _FIRST_LOOK_S)
+                self._retry_until_stopped(key, target, _RETRY_FIRST_S)
 
-    def _pursue(self, key: object, target: Body, delay_s: float) -> None:
-        """Try until the target is stopped or has ended; a wait for the gate inside it ends too."""
+    def _retry_until_stopped(self, key: object, target: Body, delay_s: float) -> None:
+        """Retry until the target is stopped or has ended; end a wait for the gate inside it too."""
         running = _still_running(target)
-        if running is None or running.mark is None:
+        if running is None or running.killed_by is None:
             return
         with self._lock:
             stack = list(self._stacks.get(key, ()))
         inside = stack[stack.index(running) + 1 :] if running in stack else []
         for body in inside:
             if isinstance(body, GateWait):
-                body.note(running.mark)
-                body.strike()
-        if not running.strike():
+                body.mark(running.killed_by)
+                body.deliver()
+        if not running.deliver():
             asyncio.get_running_loop().call_later(
-                delay_s, self._pursue, key, running, min(delay_s * _LOOK_GROWTH, _LOOK_MAX_S)
+                delay_s,
+                self._retry_until_stopped,
+                key,
+                running,
+                min(delay_s * _RETRY_GROWTH, _RETRY_MAX_S),
             )
 
     @contextlib.contextmanager
     def waiting(self, scope: Scope, cancel: Callable[[], object]) -> Iterator[None]:
-        """Have ``cancel`` called when the workflow of ``scope``, or a body around it, is killed.
+        """Call ``cancel`` when the workflow of ``scope``, or a body around this wait, is killed.
 
         Raises:
             WorkflowKilledInterrupt: it was killed.
         """
         wait = GateWait(scope, cancel)
-        self.enter(wait)
         try:
+            self.enter(wait)
             yield
         except BaseException as exc:
             killed = wait.end(exc)

@@ -56,6 +56,16 @@ class Enforcement:
         if halt is not None:
             raise exception_for_halt(halt, scope.workflow_id)
 
+    def check_killed(self, scope: Scope) -> None:
+        """Refuse if the scope's workflow is killed; reads a local snapshot only.
+
+        Raises:
+            WorkflowKilledInterrupt: killed.
+        """
+        kills = self.control.kills
+        if kills and (mark := self.killed(scope)):
+            raise interrupt_for(mark, scope.workflow_id)
+
     def killed(self, scope: Scope) -> Mark | None:
         """Return what killed the scope's workflow or run, if something did."""
         now_ms = time.time_ns() // 1_000_000
@@ -81,6 +91,7 @@ class Enforcement:
         if halt is None:
             return
         error = exception_for_halt(halt, scope.workflow_id)
+        scope.refuse(error)
         raise error if isinstance(error, WorkflowKilledInterrupt) else Refusal(error)
 
     def enter_request(
@@ -106,13 +117,17 @@ class Enforcement:
             return None
         if kills and (killed := self.killed(scope)):
             if llm:
-                raise interrupt_for(killed, scope.workflow_id)
+                error = interrupt_for(killed, scope.workflow_id)
+                scope.refuse(error)
+                raise error
             return None
         request = TaskRequest(scope) if frame is None else ThreadRequest(scope, frame)
         bodies.enter(request)
         if self.control.kills is not kills and (killed := self.killed(scope)):
             bodies.leave(request)  # it was applied before the request was known to `bodies`
-            raise interrupt_for(killed, scope.workflow_id)
+            error = interrupt_for(killed, scope.workflow_id)
+            scope.refuse(error)
+            raise error
         return request
 
     def leave_request(self, request: Body) -> None:

@@ -13,7 +13,7 @@ from guard.core.wire import Budget
 from guard.scope.scope import Scope
 
 _BUDGETS_KEPT: Final = 1024
-_NOT_PLAIN: Final[tuple[Scope | None, dict[str, Any]]] = (None, {})
+_NOT_CACHED: Final[tuple[Scope | None, dict[str, Any]]] = (None, {})
 _NAMES: Final = {"kill": "kill", "pause": "pause", "budget": "block"}
 
 
@@ -22,13 +22,13 @@ class Decisions:
 
     def __init__(self) -> None:
         self._budgets: OrderedDict[str | None, Budget] = OrderedDict()
-        self.plain: tuple[Scope | None, dict[str, Any]] = _NOT_PLAIN
+        self.cached: tuple[Scope | None, dict[str, Any]] = _NOT_CACHED
         """A scope that nothing halts and no budget is known of, and what is told of it: the next
         event of the same scope need not look, only copy. Set back by :meth:`changed`."""
 
     def changed(self) -> None:
         """What decisions rest on has changed: look again."""
-        self.plain = _NOT_PLAIN
+        self.cached = _NOT_CACHED
 
     def learned(self, workflow_id: str | None, budget: Budget) -> None:
         """Take note of a budget; called on one thread, the loop's."""
@@ -56,5 +56,5 @@ class Decisions:
             "buffered": True,
         }
         if halt is None and budget is None:
-            self.plain = (scope, decision.copy())
+            self.cached = (scope, decision.copy())
         return decision

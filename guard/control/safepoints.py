@@ -1,9 +1,9 @@
-"""Where another thread stands, judged from its frames: may an exception be raised there now?
+"""Inspects another thread's frames: may an exception be raised there now?
 
-An asynchronous exception is raised in a thread at the next point where the interpreter looks for
-one, which is at most a function's first instruction away from where the thread stands. So looking
-first keeps it out of code that must not be torn: guard's own, HTTP clients' books of their
-connection pools, a lock that has just been acquired and not yet been handed to its ``try``.
+An asynchronous exception is raised in a thread at the interpreter's next check for one, at most a
+function's first instruction away from the current instruction. Inspecting the frames first keeps it
+out of code that must not be torn: the SDK's own, HTTP clients' bookkeeping of their connection
+pools, a lock that has been acquired and not yet been handed to its ``try``.
 """
 
 from __future__ import annotations
@@ -18,26 +18,23 @@ from typing import Any, Final, Literal
 import attrs
 
 from guard.control.sockets import HTTP_CLIENTS, blocking_socket
+from guard.scope.wrapping import INTERRUPTIBLE
 
-Kind = Literal["open", "busy", "loop", "gone"]
+Kind = Literal["interruptible", "unsafe", "loop", "gone"]
 
-_DRIVERS: Final = frozenset({"wrapper", "inside"})
-"""Functions of guard that call the user's and are written to be interrupted."""
-
-_LIKE_A_USER: Final = "guard.demo"
-
-_BUSY_MODULES: Final = frozenset({"asyncio", "importlib", "_frozen_importlib", "logging"})
-"""Short calls that hold a lock shared with every other thread, or make and close an event loop."""
+_UNSAFE_MODULES: Final = frozenset({"asyncio", "importlib", "_frozen_importlib", "logging"})
+"""Short calls that hold a lock shared with every other thread, or open and close an event loop."""
 
 
 @attrs.frozen
-class Place:
-    """Where a thread stands.
+class Point:
+    """The point that a thread has reached.
 
     Attributes:
-        kind: ``open`` (an exception may be raised), ``busy`` (it must not, look again soon),
-            ``loop`` (it drives an event loop, which has to be asked), ``gone`` (not in the body).
-        socket: what an HTTP call blocks on, with ``open``.
+        kind: ``interruptible`` (an exception may be raised), ``unsafe`` (it must not; retry soon),
+            ``loop`` (the thread runs an event loop, which has to cancel its task), ``gone`` (it has
+            left the body).
+        socket: what an HTTP call blocks on, with ``interruptible``.
         loop, task: the event loop and the task that it runs until completion, with ``loop``.
     """
 
@@ -47,47 +44,47 @@ class Place:
     task: Any = None
 
 
-BUSY: Final = Place("busy")
-GONE: Final = Place("gone")
-OPEN: Final = Place("open")
+UNSAFE: Final = Point("unsafe")
+GONE: Final = Point("gone")
+SAFE: Final = Point("interruptible")
 
 
-def locate(thread_id: int, body: FrameType, *, patient: bool = True) -> Place:
-    """Tell where a thread stands inside of the body that the frame ``body`` called.
+def inspect(thread_id: int, body: FrameType, *, patient: bool = True) -> Point:
+    """Return the point that a thread has reached inside the body that the frame ``body`` called.
 
     Args:
-        thread_id: of the thread; it must not be the calling one.
-        body: the frame of guard that called the user's function in that thread.
+        thread_id: identifier of the thread; not of the calling one.
+        body: frame of the SDK that called the user's function in that thread.
         patient: whether a timed ``acquire`` is waited for (a loop of them has to end some time).
     """
     innermost = sys._current_frames().get(thread_id)
-    inside: list[FrameType] = []
+    frames: list[FrameType] = []
     frame = innermost
     while frame is not None and frame is not body:
-        inside.append(frame)
+        frames.append(frame)
         frame = frame.f_back
     if frame is None or innermost is None:
         return GONE
-    for frame in inside:
+    for frame in frames:
         if frame.f_code.co_name == "__del__":
-            return BUSY  # what is raised in a finaliser is only printed
-        driven = _driven(frame)
-        if driven is not None:
-            return driven
+            return UNSAFE  # an exception in a finaliser is only printed
+        running = _running_loop(frame)
+        if running is not None:
+            return running
     if _acquires(innermost, timed=patient):
-        return BUSY
-    for frame in inside:
+        return UNSAFE
+    for frame in frames:
         module = _root(frame)
         if module in HTTP_CLIENTS:
             sock = blocking_socket(innermost)
-            return BUSY if sock is None else Place("open", socket=sock)
-        if module in _BUSY_MODULES:
-            return BUSY
+            return UNSAFE if sock is None else Point("interruptible", socket=sock)
+        if module in _UNSAFE_MODULES:
+            return UNSAFE
         if module == "guard":
-            return OPEN if _drives(frame) else BUSY
+            return SAFE if frame.f_code in INTERRUPTIBLE else UNSAFE
         if module not in sys.stdlib_module_names:
-            return OPEN
-    return OPEN
+            return SAFE
+    return SAFE
 
 
 def _root(frame: FrameType) -> str:
@@ -95,38 +92,32 @@ def _root(frame: FrameType) -> str:
     return name.partition(".")[0] if isinstance(name, str) else ""
 
 
-def _drives(frame: FrameType) -> bool:
-    return frame.f_code.co_name in _DRIVERS or str(frame.f_globals.get("__name__")).startswith(
-        _LIKE_A_USER
-    )
-
-
-def _driven(frame: FrameType) -> Place | None:
-    """Return the event loop that a frame runs: ``asyncio.run`` inside of a plain function."""
+def _running_loop(frame: FrameType) -> Point | None:
+    """Return the event loop that a frame runs: ``asyncio.run`` inside a plain function."""
     code = frame.f_code
     if code.co_name == "run_until_complete" and frame.f_globals.get("__name__") == (
         "asyncio.base_events"
     ):
         variables = frame.f_locals
-        return Place("loop", loop=variables["self"], task=variables.get("future"))
+        return Point("loop", loop=variables["self"], task=variables.get("future"))
     if code.co_name == "run" and frame.f_globals.get("__name__") == "asyncio.runners":
         variables = frame.f_locals  # a loop that is not written in Python has no frame of its own
         runner, task = variables.get("self"), variables.get("task")
         if runner is not None and task is not None:
-            return Place("loop", loop=runner.get_loop(), task=task)
+            return Point("loop", loop=runner.get_loop(), task=task)
     return None
 
 
 def _acquires(frame: FrameType, *, timed: bool) -> bool:
-    """Tell whether a frame stands in a call of ``something.acquire(...)``.
+    """Return whether a frame is in a call of ``something.acquire(...)``.
 
     An exception that is raised when that call returns would leave the lock held for ever: the
-    ``try`` that releases it begins one instruction later. The waits of ``threading`` are written
-    with that in mind.
+    ``try`` that releases it begins one instruction later. The waits of ``threading`` take care of
+    that themselves.
 
     Args:
-        frame: of a thread that is not running now.
-        timed: also when the call has arguments, so that it returns by itself soon.
+        frame: innermost frame of a thread that is not running now.
+        timed: whether calls with arguments count, which return by themselves soon.
     """
     code = frame.f_code
     if "acquire" not in code.co_names or frame.f_globals.get("__name__") == "threading":

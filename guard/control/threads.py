@@ -1,8 +1,8 @@
 """A plain function's body in its thread, and the asynchronous exception that stops it.
 
-At most one exception is pending for a thread at any time, whatever the number of bodies nested in
-it, and none is when the body that it is meant for has ended: it is posted, looked after and taken
-back under one lock of the thread.
+At most one exception is pending for each thread, whatever the number of bodies nested in it, and
+none once the body that it is meant for has ended: it is posted, checked and withdrawn under the
+thread's lock.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any, Final
 
 from guard.breaker.exceptions import WorkflowKilledInterrupt
 from guard.breaker.refusals import interrupt_for
-from guard.control.safepoints import locate
+from guard.control.safepoints import inspect
 from guard.control.sockets import shut_down
 from guard.core.control import Mark
 from guard.scope.scope import Scope
 
-_PATIENCE_S: Final = 1.0
+_TIMED_ACQUIRE_WAIT_S: Final = 1.0
 
 
 class Thread:
-    """What is pending for one thread."""
+    """One thread: its lock, and the body whose exception is pending in it."""
 
     __slots__ = ("ident", "lock", "pending")
 
@@ -50,14 +50,14 @@ def this_thread() -> Thread:
 
 
 class _Posted(WorkflowKilledInterrupt):
-    """What is raised in the thread: the interpreter calls it there, without arguments."""
+    """The exception that is posted: the interpreter makes it in the thread, without arguments."""
 
     def __init__(self) -> None:
         body = _pending.pop(threading.get_ident(), None)
-        if body is None or body.mark is None:  # made by somebody else, such as copy.copy
+        if body is None or body.killed_by is None:  # not made by the interpreter but by copy.copy
             super().__init__()
         else:
-            super().__init__(workflow_id=body.scope.workflow_id, reason=body.mark.reason)
+            super().__init__(workflow_id=body.scope.workflow_id, reason=body.killed_by.reason)
             body.raised = True
             body.thread.pending = None
 
@@ -73,21 +73,21 @@ class ThreadBody:
     """A plain function's body, in the thread that makes this object.
 
     Args:
-        scope: the position of the body.
-        frame: of the function of guard that is about to call the user's.
+        scope: the scope that the body runs in.
+        frame: frame of the SDK's function that is about to call the user's.
 
     Attributes:
-        mark: what killed it, if something did.
+        killed_by: the mark that killed it, if one did.
         raised: whether the exception has been raised in the thread.
         sockets_shut_down: for tests and diagnosis.
     """
 
     __slots__ = (
         "_frame",
-        "_loop_asked",
+        "_loop_cancelled",
         "_since_s",
         "ended",
-        "mark",
+        "killed_by",
         "outer",
         "raised",
         "scope",
@@ -99,12 +99,12 @@ class ThreadBody:
     def __init__(self, scope: Scope, frame: FrameType) -> None:
         self.scope = scope
         self.thread = this_thread()
-        self.mark: Mark | None = None
+        self.killed_by: Mark | None = None
         self.raised = False
         self.sockets_shut_down = 0
         self._frame: FrameType | None = frame
         self._since_s = 0.0
-        self._loop_asked = False
+        self._loop_cancelled = False
         self.outer: Any = None
         self.ended = False
         self.stopped = False
@@ -114,17 +114,17 @@ class ThreadBody:
         """The thread."""
         return self.thread
 
-    def note(self, mark: Mark) -> None:
-        """Remember that the body is killed, so that no result of it is handed out."""
-        if self.mark is None and not self.ended:
+    def mark(self, killed_by: Mark) -> None:
+        """Mark the body as killed, so that it returns no result."""
+        if self.killed_by is None and not self.ended:
             self._since_s = time.monotonic()
-            self.mark = mark
+            self.killed_by = killed_by
 
-    def strike(self) -> bool:
-        """Stop the noted body if its thread stands where that is safe; called from another thread.
+    def deliver(self) -> bool:
+        """Deliver the interrupt if the thread is at a safe point; called from another thread.
 
         Returns:
-            False when it has to be tried again soon.
+            False when that has to be retried soon.
         """
         with self.thread.lock:
             if self.ended or self.raised or self.thread.pending is self:
@@ -134,70 +134,70 @@ class ThreadBody:
             return self._post()
 
     def _post(self) -> bool:
-        patient = time.monotonic() - self._since_s < _PATIENCE_S
+        patient = time.monotonic() - self._since_s < _TIMED_ACQUIRE_WAIT_S
         assert self._frame is not None, "the body has not ended"
         ident = self.thread.ident
-        place = locate(ident, self._frame, patient=patient)
-        if place.kind == "loop":
-            self._ask_loop(place.loop, place.task)
+        point = inspect(ident, self._frame, patient=patient)
+        if point.kind == "loop":
+            self._cancel_in_loop(point.loop, point.task)
             return False
-        if place.kind != "open":
+        if point.kind != "interruptible":
             return False
         self.thread.pending = _pending[ident] = self
         _raise_in(ident, _Posted)
-        # Had this thread been held up between the look and the post, the other could have gone on.
-        then = locate(ident, self._frame, patient=patient)
-        if then.kind != "open" and self._take_back():
+        # The other thread may have gone on between the inspection and the post.
+        then = inspect(ident, self._frame, patient=patient)
+        if then.kind != "interruptible" and self._withdraw():
             return False
-        if then.socket is not None and then.socket is place.socket:
+        if then.socket is not None and then.socket is point.socket:
             self.sockets_shut_down += 1
             shut_down(then.socket)
         return True
 
-    def _ask_loop(self, loop: object, task: object) -> None:
-        if not self._loop_asked:
-            self._loop_asked = True
+    def _cancel_in_loop(self, loop: object, task: object) -> None:
+        if not self._loop_cancelled:
+            self._loop_cancelled = True
             loop.call_soon_threadsafe(task.cancel)  # type: ignore[attr-defined]
 
-    def _take_back(self) -> bool:
-        """Take the exception back; False when it has been raised already."""
+    def _withdraw(self) -> bool:
+        """Withdraw the exception; False when it has been raised already."""
         _raise_in(self.thread.ident, None)
         self.thread.pending = None
         return _pending.pop(self.thread.ident, None) is not None
 
     def end(self, exc: BaseException | None) -> BaseException | None:
-        """Leave the body; return what is to be raised instead of ``exc``, or None.
+        """End the body; return what is to be raised instead of ``exc``, or None.
 
-        An exception that is raised in here was meant for the body; call it again then.
+        An exception that is raised in here was meant for the body: end it again with that one.
         """
         with self.thread.lock:
             self.ended = True
             self._frame = None
             if self.thread.pending is self:
-                self._take_back()
-        if self.mark is None:
+                self._withdraw()
+        if self.killed_by is None:
             return exc
         self.stopped = True
-        return interrupt_for(self.mark, self.scope.workflow_id)
+        return interrupt_for(self.killed_by, self.scope.workflow_id)
 
 
 class ThreadRequest:
     """An HTTP request in a thread that runs no body of its workflow: ``asyncio.to_thread``.
 
-    Its socket is shut down and nothing is raised from outside, so that the client cleans up after a
-    broken connection as it always does; what it raises then becomes the interrupt.
+    A kill shuts its socket down and raises nothing from outside, so that the client cleans up as
+    after any broken connection; the error that it raises then becomes the interrupt.
 
     Args:
-        scope: the position of the request.
-        frame: of the function of guard that is about to call the client's, in this thread.
+        scope: the scope that the request is made in.
+        frame: frame of the SDK's function that is about to call the client's, in this thread.
     """
 
-    __slots__ = ("_frame", "ended", "mark", "outer", "scope", "stopped", "thread")
+    __slots__ = ("_frame", "ended", "killed_by", "outer", "scope", "stopped", "thread")
 
     def __init__(self, scope: Scope, frame: FrameType) -> None:
         self.scope = scope
         self.thread = this_thread()
-        self.mark: Mark | None = None
+        self.killed_by: Mark | None = None
         self._frame: FrameType | None = frame
         self.outer: Any = None
         self.ended = False
@@ -208,12 +208,12 @@ class ThreadRequest:
         """The thread."""
         return self.thread
 
-    def note(self, mark: Mark) -> None:
-        """Remember why the request ends."""
-        if self.mark is None:
-            self.mark = mark
+    def mark(self, killed_by: Mark) -> None:
+        """Mark the request as ended by a kill."""
+        if self.killed_by is None:
+            self.killed_by = killed_by
 
-    def strike(self) -> bool:
+    def deliver(self) -> bool:
         """Shut down the socket that the request waits for; called from another thread.
 
         Returns:
@@ -222,7 +222,7 @@ class ThreadRequest:
         frame = self._frame
         if self.ended or frame is None:
             return True
-        sock = locate(self.thread.ident, frame).socket
+        sock = inspect(self.thread.ident, frame).socket
         if sock is not None:
             shut_down(sock)
         return False
@@ -230,14 +230,14 @@ class ThreadRequest:
     def end(self, exc: BaseException | None) -> BaseException | None:
         """The request ended; return what is to be raised instead of ``exc``, or None.
 
-        A response that has come is handed out: its connection has to be given back.
+        A response that has arrived is returned: its connection has to be released.
         """
         self.ended = True
         self._frame = None
-        if self.mark is None or exc is None:
+        if self.killed_by is None or exc is None:
             return exc
         self.stopped = True
-        return interrupt_for(self.mark, self.scope.workflow_id)
+        return interrupt_for(self.killed_by, self.scope.workflow_id)
 
 
 def _after_fork() -> None:

@@ -31,7 +31,7 @@ class Record(Struct, gc=False):
     kind: str
     at_ns: int
     serial: int
-    place: tuple[str | None, ...]
+    event_fields: tuple[str | None, ...]
     payload: Any
     input_tokens: int = -1
     output_tokens: int = 0

@@ -64,7 +64,9 @@ def event_of(record: Record, ids: IdFactory) -> wire.Event | None:
     else:
         data = record.payload
     at_ms = record.at_ns // 1_000_000
-    workflow_id, run_id, chain_id, agent, trace_id, span_id, parent_id, call_id, held = record.place
+    workflow_id, run_id, chain_id, agent, trace_id, span_id, parent_id, call_id, held = (
+        record.event_fields
+    )
     return wire.Event(
         event_id(record, ids),
         record.kind,

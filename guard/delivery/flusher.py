@@ -299,7 +299,7 @@ class Flusher:
             The records, for :meth:`arrived` or :meth:`came_back`, and their events.
         """
         records = self._buffer.take_if(
-            lambda record: record.place[0] == workflow_id,
+            lambda record: record.event_fields[0] == workflow_id,
             _GATE_EVENTS_MAX,
             _GATE_LOOKED_AT_MAX,
         )

@@ -50,7 +50,7 @@ class Losses:
         if self._report is None and self._unreported:
             data = {"events": self._unreported}
             self._report = Record(
-                "sdk.loss", time.time_ns(), self._ids.serial(), OUTSIDE.place, data
+                "sdk.loss", time.time_ns(), self._ids.serial(), OUTSIDE.event_fields, data
             )
             self._unreported = 0
         return self._report

@@ -83,7 +83,10 @@ def report_tool(name: str, started_s: float) -> None:
 def carried(error: GuardError) -> BaseException:
     """Return what carries a refusal to the enclosing scope, or the error itself outside of one."""
     scope = current_scope.get()
-    return error if scope.workflow_id is None and scope.call is None else Refusal(error)
+    if scope.workflow_id is None and scope.call is None:
+        return error
+    scope.refuse(error)
+    return Refusal(error)
 
 
 @functools.lru_cache(maxsize=1024)

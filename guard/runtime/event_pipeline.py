@@ -79,7 +79,9 @@ class EventPipeline:
             return serial
         if scope is None:
             scope = current_scope.get()
-        self.buffer.append(Record(kind, at_ns or time.time_ns(), serial, scope.place, payload))
+        self.buffer.append(
+            Record(kind, at_ns or time.time_ns(), serial, scope.event_fields, payload)
+        )
         return serial
 
     def _wake(self) -> bool:

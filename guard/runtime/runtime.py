@@ -184,13 +184,15 @@ class GuardRuntime:
             GuardAuthenticationError: the key or signature is refused.
             GuardProtocolError: SDK and gateway do not fit.
         """
-        if not self._opened:
-            try:
-                self._background.run(self.events.connect)
-            except BaseException as exc:
-                self._failed_to_open(exc)
-                raise
-            self._ready()
+        if self._opened:
+            self._exits.install()  # the main thread may not have been the one that opened it
+            return self
+        try:
+            self._background.run(self.events.connect)
+        except BaseException as exc:
+            self._failed_to_open(exc)
+            raise
+        self._ready()
         return self
 
     @classmethod

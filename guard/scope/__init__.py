@@ -1,4 +1,4 @@
-"""Where code stands: its workflow, run, chain, agent and span, in one context variable."""
+"""The scope of running code, in one context variable."""
 
 from guard.scope.scope import Scope, current_scope
 

@@ -1,7 +1,7 @@
-"""Where a piece of code stands: workflow, run, chain, agent, span, protected call.
+"""The scope of running code: workflow, run, chain, agent, span, protected call.
 
-One context variable holds one immutable scope, so that a check or an event reads the whole of it
-at once, and tasks, threads and interleaved generators can never see a mixture.
+One context variable holds one immutable scope, so that a check or an event reads all of it at once,
+and interleaved tasks, threads and generators never see a mixture.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import attrs
 
-Place = tuple[str | None, ...]
+EventFields = tuple[str | None, ...]
 """``(workflow_id, run_id, chain_id, agent, trace_id, span_id, parent_span_id, call_id,
 reservation_id)``, as in an event of the protocol."""
 
@@ -22,6 +22,20 @@ class CallRecord:
 
     call_id: str
     reservation_id: str | None = None
+
+
+@attrs.define(eq=False)
+class Entry:
+    """One entry of a context manager or a protected call.
+
+    Attributes:
+        outer: the scope that it was entered from.
+        refused: the newest refusal that was raised inside, which code there may have turned into
+            an error of its own.
+    """
+
+    outer: Scope
+    refused: BaseException | None = None
 
 
 @attrs.frozen(eq=False)
@@ -36,6 +50,7 @@ class Scope:
         foreign_span_id: the OpenTelemetry span that was running when this span was opened.
         model, tools: the call context for the gate.
         call: the protected call whose body is running.
+        entry: the innermost entry that the code runs in.
     """
 
     workflow_id: str | None = None
@@ -50,19 +65,20 @@ class Scope:
     model: str | None = None
     tools: tuple[str, ...] = ()
     call: CallRecord | None = None
-    _place: Place | None = attrs.field(default=None, init=False, repr=False)
+    entry: Entry | None = None
+    _event_fields: EventFields | None = attrs.field(default=None, init=False, repr=False)
 
     @property
-    def place(self) -> Place:
-        """What an event says of where it happened.
+    def event_fields(self) -> EventFields:
+        """What an event says about where it happened.
 
-        A tuple of nothing but texts, made once: the garbage collector lets go of those, and of
-        the records that hold them, instead of walking through a full buffer again and again.
+        A tuple that holds only strings, made once: the garbage collector stops tracking it, and
+        the records that hold it, instead of traversing a full buffer again and again.
         """
-        place = self._place
-        if place is None:
+        fields = self._event_fields
+        if fields is None:
             call = self.call
-            place = (
+            fields = (
                 self.workflow_id,
                 self.run_id,
                 self.chain_id,
@@ -73,12 +89,17 @@ class Scope:
                 None if call is None else call.call_id,
                 None if call is None else call.reservation_id,
             )
-            object.__setattr__(self, "_place", place)  # a cache, not a change
-        return place
+            object.__setattr__(self, "_event_fields", fields)  # a cache, not a change
+        return fields
 
-    def having(self, **changes: Any) -> Scope:
+    def evolve(self, **changes: Any) -> Scope:
         """Return a copy with some fields changed."""
         return attrs.evolve(self, **changes)
+
+    def refuse(self, error: BaseException) -> None:
+        """Remember that ``error`` was raised here as a refusal, for the edge around this code."""
+        if self.entry is not None:
+            self.entry.refused = error
 
 
 OUTSIDE: Final = Scope()

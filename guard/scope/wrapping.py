@@ -1,115 +1,275 @@
-"""Decorates functions of every kind so that their bodies run inside a context manager.
+"""Runs the bodies of decorated functions inside an edge: one driver for each kind of function.
 
-Of a generator, each step of the body runs inside and what it yields is outside: its body shares the
-context of whoever asks it for the next item. What a decorator sets for the body has to be taken
-back at each ``yield``, or the consumer would run inside it too.
+``@protect``, ``@guarded`` and the context managers' decorators all run their functions here. Each
+step of a generator's body runs inside and what it yields is outside, because a body shares the
+context of whoever asks it for the next item: the scope is taken back at each ``yield``, and the one
+that the body has left is put in place again for its next step.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import logging
 from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeVar, cast
+from types import CodeType
+from typing import Any, Final, TypeVar, cast
 
+from guard.scope.scope import Scope, current_scope
+
+logger = logging.getLogger("guard")
+
+C = TypeVar("C", bound=Callable[..., Any])
 F = TypeVar("F", bound="Callable[..., Any] | staticmethod[..., Any] | classmethod[Any, ..., Any]")
 
-
-class Steps(Protocol):
-    """What surrounds the steps of one iteration."""
-
-    def step(self) -> AbstractContextManager[None]:
-        """Surround one step of the body."""
-
-    def ended(self, exc: BaseException | None) -> None:
-        """The iteration is over: at its end, abandoned (both None), or with an error."""
+INTERRUPTIBLE: Final[set[CodeType]] = set()
+"""Code of the SDK in which an exception may be raised from outside; see :func:`interruptible`."""
 
 
-def surrounded(
-    function: F,
-    call: Callable[[], AbstractContextManager[object]],
-    begin: Callable[[], Steps],
-) -> F:
-    """Return a function of the same kind whose body runs inside a context manager.
+def interruptible(function: C) -> C:
+    """Register a function of the SDK that calls the user's and is written to be interrupted."""
+    INTERRUPTIBLE.add(function.__code__)
+    return function
+
+
+class Edge:
+    """What surrounds the body of one call, from its admission to its end.
+
+    A driver admits the call, runs the body (of a generator: each step) between :meth:`enter` and
+    :meth:`leave`, and ends with :meth:`finish`. This class surrounds a body with nothing.
+
+    Attributes:
+        scope: the scope of the body, or None to run it in its caller's. A generator's body may
+            change it; the change lasts from one step to the next.
+    """
+
+    __slots__ = ("_outside", "scope")
+
+    def __init__(self, scope: Scope | None = None) -> None:
+        self.scope = scope
+        self._outside: Scope | None = None
+
+    def admit(self) -> None:
+        """Decide whether the body may run; raises if it may not."""
+
+    async def admit_async(self) -> None:
+        """Like :meth:`admit`, without blocking the caller's loop."""
+        self.admit()
+
+    def resume(self) -> None:
+        """Put the body's scope in place."""
+        if self.scope is not None:
+            self._outside = current_scope.get()
+            current_scope.set(self.scope)
+
+    def suspend(self) -> None:
+        """Give the caller its scope back; again changes nothing."""
+        outside = self._outside
+        if outside is not None:
+            self.scope = current_scope.get()
+            self._outside = None
+            current_scope.set(outside)
+
+    def enter(self, *, in_task: bool) -> None:
+        """The body, or its next step, is about to be called by the calling frame."""
+        self.resume()
+
+    def leave(self, exc: BaseException | None = None) -> BaseException | None:
+        """The body, or its step, ended; return what is to be raised now, or None.
+
+        An exception that was meant for the body can be raised in here: leave again with it.
+        """
+        self.suspend()
+        return exc
+
+    def finish(self, exc: BaseException | None) -> None:
+        """The call is over: at its end, abandoned (both None), or with an error. Idempotent."""
+
+
+def run_inside(function: F, make: Callable[[], Edge]) -> F:
+    """Return a function of the same kind and signature whose body runs inside an edge.
 
     ``send``, ``throw``, ``close`` and their asynchronous forms reach a generator's body.
 
     Args:
         function: a function, coroutine function, generator function (also asynchronous),
-            ``staticmethod`` or ``classmethod``.
-        call: makes the context manager of one call.
-        begin: makes what surrounds the steps of one iteration, when it begins.
+            ``staticmethod``, ``classmethod``, partial or callable object.
+        make: makes the edge of one call; of a generator, when iteration begins.
     """
     if isinstance(function, staticmethod | classmethod):
-        return cast("F", type(function)(surrounded(function.__func__, call, begin)))
-    if inspect.isasyncgenfunction(function):
-        return cast("F", _asynchronous(function, begin))
-    if inspect.isgeneratorfunction(function):
-        return cast("F", _synchronous(function, begin))
-    called: Any = function
-    if inspect.iscoroutinefunction(function):
-
-        @functools.wraps(called)
-        async def coroutine(*args: Any, **kwargs: Any) -> Any:
-            with call():
-                return await called(*args, **kwargs)
-
-        return cast("F", coroutine)
-
-    @functools.wraps(called)
-    def plain(*args: Any, **kwargs: Any) -> Any:
-        with call():
-            return called(*args, **kwargs)
-
-    return cast("F", plain)
+        return cast("F", type(function)(run_inside(function.__func__, make)))
+    called = _called(function)
+    wrap: Callable[[Any, Callable[[], Edge]], Any]
+    if inspect.isasyncgenfunction(called):
+        wrap = _wrap_async_generator
+    elif inspect.iscoroutinefunction(called):
+        wrap = _wrap_coroutine
+    elif inspect.isgeneratorfunction(called):
+        wrap = _wrap_generator
+    else:
+        wrap = _wrap_function
+    return cast("F", wrap(function, make))
 
 
-def _synchronous(function: Callable[..., Any], begin: Callable[[], Steps]) -> Callable[..., Any]:
+def _called(function: Any) -> Any:
+    """Return the function behind partials and callable objects."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not inspect.isroutine(function) and not inspect.isclass(function):
+        return function.__call__
+    return function
+
+
+@interruptible
+def call_inside(edge: Edge, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Call a plain function inside an edge."""
+    try:
+        edge.admit()
+        edge.enter(in_task=False)
+        result = function(*args, **kwargs)
+        error = edge.leave()
+    except BaseException as exc:
+        # What was posted to the thread while the body ran can arrive as late as at the first
+        # instruction of what is called next, which is `leave`; so can Ctrl-C.
+        try:
+            error = edge.leave(exc)
+        except BaseException as late:  # noqa: BLE001  # becomes the exception of the call
+            error = edge.leave(late)
+        edge.finish(error)
+        if error is None or error is exc:
+            raise
+        raise error from error.__cause__
+    edge.finish(error)
+    if error is not None:
+        raise error from error.__cause__
+    return result
+
+
+def _wrap_function(function: Any, make: Callable[[], Edge]) -> Any:
+    @interruptible
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return call_inside(make(), function, args, kwargs)
+
+    return wrapper
+
+
+def _wrap_coroutine(function: Any, make: Callable[[], Edge]) -> Any:
+    @interruptible
+    @functools.wraps(function)
+    async def wrapper(*args: Any, **kwargs: Any) -> Any:
+        edge = make()
+        try:
+            await edge.admit_async()
+            edge.enter(in_task=True)
+            result = await function(*args, **kwargs)
+            error = edge.leave()
+        except BaseException as exc:
+            error = edge.leave(exc)
+            edge.finish(error)
+            if error is None or error is exc:
+                raise
+            raise error from error.__cause__
+        edge.finish(error)
+        if error is not None:
+            raise error from error.__cause__
+        return result
+
+    return wrapper
+
+
+def _wrap_generator(function: Any, make: Callable[[], Edge]) -> Any:
+    @interruptible
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-        steps = begin()
+        edge = make()
         generator = function(*args, **kwargs)
-        advance: Callable[[Any], Any] = generator.send
+        step: Callable[[Any], Any] = generator.send
         value: Any = None
+        edge.admit()
         while True:
             try:
-                with steps.step():
-                    item = advance(value)
-            except StopIteration as end:
-                steps.ended(None)
-                return end.value
+                edge.enter(in_task=False)
+                item = step(value)
+                error = edge.leave()
             except BaseException as exc:
-                steps.ended(None if isinstance(exc, GeneratorExit) else exc)
-                raise
+                try:
+                    error = edge.leave(exc)
+                except BaseException as late:  # noqa: BLE001  # as in `call_inside`
+                    error = edge.leave(late)
+                if isinstance(error, StopIteration):
+                    edge.finish(None)
+                    return error.value
+                _close(edge, generator)
+                edge.finish(None if isinstance(error, GeneratorExit) else error)
+                if error is None or error is exc:
+                    raise
+                raise error from error.__cause__
+            if error is not None:
+                _close(edge, generator)
+                edge.finish(error)
+                raise error from error.__cause__
             try:
-                value, advance = (yield item), generator.send
+                value, step = (yield item), generator.send
             except BaseException as exc:  # noqa: BLE001  # it belongs to the body
-                value, advance = exc, generator.throw
+                value, step = exc, generator.throw
 
     return wrapper
 
 
-def _asynchronous(function: Callable[..., Any], begin: Callable[[], Steps]) -> Callable[..., Any]:
+def _wrap_async_generator(function: Any, make: Callable[[], Edge]) -> Any:
+    @interruptible
     @functools.wraps(function)
     async def wrapper(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-        steps = begin()
+        edge = make()
         generator = function(*args, **kwargs)
-        advance: Callable[[Any], Any] = generator.asend
+        step: Callable[[Any], Any] = generator.asend
         value: Any = None
+        await edge.admit_async()
         while True:
             try:
-                with steps.step():
-                    item = await advance(value)
-            except StopAsyncIteration:
-                steps.ended(None)
-                return
+                edge.enter(in_task=True)
+                item = await step(value)
+                error = edge.leave()
             except BaseException as exc:
-                steps.ended(None if isinstance(exc, GeneratorExit) else exc)
-                raise
+                error = edge.leave(exc)
+                if isinstance(error, StopAsyncIteration):
+                    edge.finish(None)
+                    return
+                await _aclose(edge, generator)
+                edge.finish(None if isinstance(error, GeneratorExit) else error)
+                if error is None or error is exc:
+                    raise
+                raise error from error.__cause__
+            if error is not None:
+                await _aclose(edge, generator)
+                edge.finish(error)
+                raise error from error.__cause__
             try:
-                value, advance = (yield item), generator.asend
+                value, step = (yield item), generator.asend
             except BaseException as exc:  # noqa: BLE001  # it belongs to the body
-                value, advance = exc, generator.athrow
+                value, step = exc, generator.athrow
 
     return wrapper
+
+
+def _close(edge: Edge, generator: Generator[Any, Any, Any]) -> None:
+    """Run what the generator has left to clean up; why the call ends is what is raised."""
+    edge.resume()
+    try:
+        generator.close()
+    except Exception:
+        logger.debug("a decorated generator could not be closed", exc_info=True)
+    finally:
+        edge.suspend()
+
+
+async def _aclose(edge: Edge, generator: AsyncGenerator[Any, Any]) -> None:
+    """Run what the generator has left to clean up; why the call ends is what is raised."""
+    edge.resume()
+    try:
+        await generator.aclose()
+    except Exception:
+        logger.debug("a decorated generator could not be closed", exc_info=True)
+    finally:
+        edge.suspend()

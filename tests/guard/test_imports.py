@@ -240,14 +240,15 @@ GUARD_LEVELS: Final = {
     "delivery": 4,
     "instrumentation": 5, "control": 5,
     "runtime": 9,
-    "facade": 10, "context": 10, "protected_call": 10, "serverless": 10,
-    "decorators": 11,
-    "(root)": 12,
-    "integrations": 13,
-    "gateway": 14,  # beside the SDK; its own rules are below
-    "demo": 15, "testing": 15,
-    "cli": 16, "doctor": 16,
-    "__main__": 17,
+    "facade": 10, "serverless": 10,
+    "context": 11, "protected_call": 11,
+    "decorators": 12,
+    "(root)": 13,
+    "integrations": 14,
+    "gateway": 15,  # beside the SDK; its own rules are below
+    "demo": 16, "testing": 16,
+    "cli": 17, "doctor": 17,
+    "__main__": 18,
 }  # fmt: skip
 SPAM_LEVELS: Final = {
     "errors": 0, "engine": 0, "_version": 0, "version": 0,

@@ -434,7 +434,7 @@ class TestCarry:
 def test_a_scope_is_immutable() -> None:
     with pytest.raises(attrs.exceptions.FrozenInstanceError):
         OUTSIDE.workflow_id = "x"  # type: ignore[misc]  # that it cannot be set is what is tested
-    assert OUTSIDE.having(workflow_id="x").workflow_id == "x"
+    assert OUTSIDE.evolve(workflow_id="x").workflow_id == "x"
     assert OUTSIDE.workflow_id is None
 
 

@@ -63,7 +63,7 @@ def test_a_socket_that_is_never_read_delays_nobody(connected: Any, tenant: Any) 
         for number in range(60):
             tenant.admin.pause(f"noise-{number}", reason="x" * 500)
         tenant.admin.kill("w")
-        until(lambda: connected.control.kills.exact.get("w"), WAIT_S)
+        until(lambda: connected.enforcement.control.kills.exact.get("w"), WAIT_S)
 
 
 class Reader(asyncio.Protocol):

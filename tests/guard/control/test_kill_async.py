@@ -180,7 +180,7 @@ async def test_every_kind_of_wait_is_stopped(
     assert task is not None
     assert task.cancelling() == 0
     await asyncio.sleep(0.01)  # no cancellation is left over
-    await until_async(lambda: len(connected.bodies) == 0, WAIT_S)
+    await until_async(lambda: len(connected.enforcement.bodies) == 0, WAIT_S)
 
 
 async def test_all_tasks_of_a_workflow_and_no_others(operator: Any, server: SlowServer) -> None:
@@ -256,7 +256,7 @@ async def test_the_users_own_cancellation_stays_one(connected: GuardRuntime, ten
         finally:
             # Still cleaning up from the user's cancellation when the kill arrives.
             with contextlib.suppress(asyncio.CancelledError):
-                await until_async(lambda: connected.control.kills.exact, WAIT_S)
+                await until_async(lambda: connected.enforcement.control.kills.exact, WAIT_S)
                 await asyncio.sleep(0.2)
 
     async def run() -> None:
@@ -349,7 +349,7 @@ class TestGenerators:
             stream = numbers()
             assert await anext(stream) == 1
             await asyncio.to_thread(tenant.admin.kill, "w")
-            await until_async(lambda: connected.control.kills.exact, WAIT_S)
+            await until_async(lambda: connected.enforcement.control.kills.exact, WAIT_S)
             await asyncio.sleep(0.05)
             with pytest.raises(WorkflowKilledInterrupt):
                 await anext(stream)

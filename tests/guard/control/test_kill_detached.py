@@ -278,7 +278,7 @@ async def test_another_request_in_a_workflow_without_a_protected_call_is_left_al
     with guard.workflow("w"):
         for _ in range(20):
             await asyncio.to_thread(tenant.admin.kill, "w")
-    assert connected.control.kills.exact["w"].halted
+    assert connected.enforcement.control.kills.exact["w"].halted
 
 
 async def test_other_workflows_go_on(
@@ -344,7 +344,9 @@ async def test_what_a_clean_up_asks_for_after_the_kill_is_let_through(
             finally:
                 async with client.stream("GET", f"{server.url}/drip") as response:
                     await asyncio.to_thread(tenant.admin.kill, "another")
-                    await until_async(lambda: "another" in connected.control.kills.exact, WAIT_S)
+                    await until_async(
+                        lambda: "another" in connected.enforcement.control.kills.exact, WAIT_S
+                    )
                     answered.append(response.status_code)
                 with contextlib.suppress(BaseException):
                     try:

@@ -71,7 +71,7 @@ class TestPython:
             assert exc.reason == "stop it"
         assert type(killed.value) is WorkflowKilledInterrupt
         assert type(pickle.loads(pickle.dumps(inside[0]))) is WorkflowKilledInterrupt
-        assert len(connected.bodies) == 0
+        assert len(connected.enforcement.bodies) == 0
 
     def test_nothing_arrives_after_the_body(self, operator: Any) -> None:
         entered = threading.Event()
@@ -562,12 +562,12 @@ class TestGenerators:
             stream = numbers()
             assert next(stream) == 1
             tenant.admin.kill("w")
-            until(lambda: connected.control.kills.exact, WAIT_S)
+            until(lambda: connected.enforcement.control.kills.exact, WAIT_S)
             time.sleep(0.05)
             with pytest.raises(WorkflowKilledInterrupt):
                 next(stream)
         assert closed == [True]
-        assert len(connected.bodies) == 0
+        assert len(connected.enforcement.bodies) == 0
 
 
 class TestThreads:
@@ -592,14 +592,14 @@ class TestThreads:
             [],  # the caller was stopped before it could look
             ["WorkflowKilledInterrupt"] * 2,
         )
-        until(lambda: len(connected.bodies) == 0, WAIT_S)
+        until(lambda: len(connected.enforcement.bodies) == 0, WAIT_S)
 
     def test_carried_into_a_killed_workflow(self, connected: GuardRuntime, tenant: Any) -> None:
         with guard.workflow("w"):
             carried = guard.context.carry(lambda: "ran")
         assert carried() == "ran"
         tenant.admin.kill("w")
-        until(lambda: connected.control.kills.exact, WAIT_S)
+        until(lambda: connected.enforcement.control.kills.exact, WAIT_S)
         with pytest.raises(WorkflowKilledInterrupt):
             carried()
 

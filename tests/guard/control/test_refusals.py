@@ -224,6 +224,57 @@ def test_a_swallowed_refusal_comes_again(runtime: GuardRuntime, server: SlowServ
     assert server.requests == []
 
 
+class TestTurnedIntoAnotherError:
+    """A framework that gathers exceptions takes the carrier for a result."""
+
+    @pytest.mark.asyncio
+    @pytest.mark.parametrize("protects", [True, False])
+    async def test_the_edge_raises_the_refusal_from_it(
+        self, start: Any, server: SlowServer, protects: bool
+    ) -> None:
+        runtime = await asyncio.to_thread(start)
+        server.answers.update(_ANSWERS)
+        _, ask = _openai(server.url)
+
+        async def body() -> str:
+            halt(runtime, "pause")
+            (answer,) = await asyncio.gather(ask(), return_exceptions=True)
+            carrier: Any = answer
+            assert isinstance(carrier.error, WorkflowPausedException)
+            return str(carrier.choices[0])  # as LangChain's `agenerate` does
+
+        with pytest.raises(WorkflowPausedException) as refused:
+            async with guard.workflow("w"):
+                await (guard.protect(body) if protects else body)()
+        assert isinstance(refused.value.__cause__, AttributeError)
+        assert server.requests == []
+
+    @pytest.mark.usefixtures("runtime")
+    def test_an_error_without_a_refusal_inside_stays(self) -> None:
+        with pytest.raises(AttributeError), guard.workflow("w"):
+            _ = object().choices  # type: ignore[attr-defined]
+
+    def test_what_was_handled_inside_is_not_raised_outside(
+        self, runtime: GuardRuntime, server: SlowServer
+    ) -> None:
+        server.answers.update(_ANSWERS)
+        ask, _ = _openai(server.url)
+
+        @guard.protect
+        def body() -> None:
+            halt(runtime, "pause")
+            ask()
+
+        def run() -> None:
+            with guard.workflow("w"):
+                with pytest.raises(WorkflowPausedException):
+                    body()
+                raise LookupError("mine")
+
+        with pytest.raises(LookupError):
+            run()
+
+
 def test_what_a_killed_stream_had_used_is_settled(
     connected: GuardRuntime, tenant: Any, server: SlowServer, operator: Any
 ) -> None:

@@ -15,7 +15,7 @@ KINDS = ("llm", "tool", "span", "custom", "sdk.loss")
 
 
 def record(kind: str, number: int, workflow: str = "w") -> Record:
-    return Record(kind, number, number, Scope(workflow_id=workflow).place, {})
+    return Record(kind, number, number, Scope(workflow_id=workflow).event_fields, {})
 
 
 Step = tuple[str, Any]
@@ -76,8 +76,8 @@ def test_luggage_takes_one_workflow_and_keeps_the_order(
     everything = [record("llm", number, name) for number, name in enumerate(workflows)]
     for each in everything:
         buffer.append(each)
-    taken = buffer.take_if(lambda each: each.place[0] == "a", most, look_at)
-    assert taken == [each for each in everything[:look_at] if each.place[0] == "a"][:most]
+    taken = buffer.take_if(lambda each: each.event_fields[0] == "a", most, look_at)
+    assert taken == [each for each in everything[:look_at] if each.event_fields[0] == "a"][:most]
     assert buffer.take(100) == [each for each in everything if each not in taken]
 
 

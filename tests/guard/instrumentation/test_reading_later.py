@@ -29,7 +29,9 @@ SILENT = Reply(None, encoded({"choices": []}))
 
 
 def records_of(calls: list[ObservedCall]) -> list[Record]:
-    return [Record("llm", 1, number, OUTSIDE.place, call) for number, call in enumerate(calls)]
+    return [
+        Record("llm", 1, number, OUTSIDE.event_fields, call) for number, call in enumerate(calls)
+    ]
 
 
 class TestReading:
