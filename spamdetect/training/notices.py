@@ -52,6 +52,8 @@ _SLOT: Final = re.compile(r"<([a-z]+)>")
 _DIGIT: Final = re.compile(r"[#~]")
 _SPACES: Final = re.compile(r" {2,}| (?=[.,،。](?:\s|$))")
 
+_FULL_STOP: Final = re.compile(r"(?<=\w)\.(?=\s|$)|。")
+
 # Hosts are put together from syllables and are nobody's for certain.
 _STEMS: Final = (
     "ba ben bri cal cor dal dor el fen gar hol jor kas lan lor mar mel mon nor ol per quin ral "
@@ -199,7 +201,7 @@ def write(template: Template, slots: Mapping[str, tuple[str, ...]], random: Rand
         pattern = pattern[: found.start()] + known[name] + pattern[found.end() :]
     text = _DIGIT.sub(lambda sign: str(random.randint(0 if sign[0] == "#" else 1, 9)), pattern)
     lines = (_SPACES.sub(_space, line).strip() for line in text.replace("¶", "\n").split("\n"))
-    return _register("\n".join(lines).strip(), random)
+    return _register(_tone("\n".join(lines).strip(), template.label, random), random)
 
 
 def _compose(template: Template, random: Random) -> str:
@@ -295,6 +297,15 @@ def _host(tlds: tuple[str, ...], random: Random) -> str:
 
 def _invented(random: Random) -> str:
     return "".join(random.sample(_SYLLABLES, random.randint(2, 3))) + random.choice(_ENDINGS)
+
+
+def _tone(text: str, label: Label, random: Random) -> str:
+    """A calm fraud or a glad ordinary text, now and then: exclamation marks decide nothing."""
+    if label == "spam" and random.random() < 0.4:
+        return text.replace("!", ".").replace("！", "。")
+    if label == "ham" and random.random() < 0.15:
+        return _FULL_STOP.sub(lambda found: "！" if found[0] == "。" else "!", text, count=1)
+    return text
 
 
 def _register(text: str, random: Random) -> str:
