@@ -21,6 +21,8 @@ DEFAULT_API_URL: Final = "http://127.0.0.1:8787"
 TransportMode = Literal["auto", "http", "websocket"]
 FallbackMode = Literal["closed", "open"]
 _PREFIX_LENGTH: Final = 8
+GATE_CONCURRENCY: Final = 32
+"""Most gate requests that one process sends at once; other callers wait for their turn."""
 
 
 @attrs.frozen

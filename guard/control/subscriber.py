@@ -56,6 +56,14 @@ class ChannelError(Exception):
     """The channel has to be opened anew."""
 
 
+class _Connect(connect):
+    """Opens the socket where it was asked to, and nowhere else."""
+
+    def process_redirect(self, exc: Exception) -> Exception | str:
+        """Take a redirect for a failure: the handshake carries the key, which is not another's."""
+        return exc
+
+
 class _EagerConnection(ClientConnection):
     """Shows text frames to ``glance`` while their bytes are being read.
 
@@ -175,7 +183,7 @@ class Subscriber:
         url = f"{'wss' if secure else 'ws'}://{parts.netloc}{path}"
         # The URI is signed as the gateway checks it.
         headers, nonce = self._client.signer.headers("GET", url, b"")
-        async with connect(
+        async with _Connect(
             url,
             additional_headers={
                 wire.HEADER_API_KEY: settings.api_key,

@@ -11,7 +11,6 @@ import attrs
 
 RETRY_AFTER_MAX_S: Final = 300.0
 _SECONDS: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?")
-RETRYABLE_STATUSES: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
 @attrs.frozen
@@ -64,44 +63,46 @@ class RetryQuota:
 
 
 @attrs.define
-class Silence:
+class RetryAfter:
     """Endpoints that asked not to be asked for a while (``Retry-After``).
 
-    >>> silence = Silence()
-    >>> silence.asked("/api/v1/events", 5.0, now_s=100.0)
+    >>> waits = RetryAfter()
+    >>> waits.set("/api/v1/events", 5.0, now_s=100.0)
     5.0
-    >>> silence.left_s("/api/v1/events", now_s=102.0)
+    >>> waits.left_s("/api/v1/events", now_s=102.0)
     3.0
 
     Args:
-        unsaid: the wait when none was named, by how often that happened in a row. Without jitter:
-            the least of it that is sure.
+        default: the wait where an endpoint named none, by how often that happened in a row; used
+            without jitter.
     """
 
-    unsaid: Backoff = Backoff(base_s=1.0, cap_s=30.0)
+    default: Backoff = Backoff(base_s=1.0, cap_s=30.0)
     _until_s: dict[str, float] = attrs.field(factory=dict, init=False)
     _in_a_row: dict[str, int] = attrs.field(factory=dict, init=False)
 
-    def asked(self, endpoint: str, wait_s: float | None, *, now_s: float) -> float:
-        """Take note that an endpoint asked for a wait, or refused without naming one.
+    def set(self, endpoint: str, wait_s: float | None, *, now_s: float) -> float:
+        """Leave an endpoint alone; return for how many seconds.
 
-        Returns:
-            How long it is left alone, in seconds.
+        Args:
+            endpoint: the path.
+            wait_s: the wait that it asked for; None when it named none.
+            now_s: the time, by a monotonic clock.
         """
         times = self._in_a_row.get(endpoint, 0)
         self._in_a_row[endpoint] = times + 1
         if wait_s is None:
-            wait_s = self.unsaid.delay_s(times, 1.0)
+            wait_s = self.default.delay_s(times, 1.0)
         wait_s = min(wait_s, RETRY_AFTER_MAX_S)
         self._until_s[endpoint] = max(self._until_s.get(endpoint, 0.0), now_s + wait_s)
         return wait_s
 
     def left_s(self, endpoint: str, *, now_s: float) -> float:
-        """Return how long an endpoint is still to be left alone; 0 when it may be asked."""
+        """Return how many seconds an endpoint is still to be left alone; 0 if it may be asked."""
         return max(0.0, self._until_s.get(endpoint, 0.0) - now_s)
 
-    def answered(self, endpoint: str) -> None:
-        """Take note that an endpoint answered."""
+    def clear(self, endpoint: str) -> None:
+        """Forget the waits of an endpoint that answered."""
         if endpoint in self._in_a_row:
             del self._in_a_row[endpoint]
             self._until_s.pop(endpoint, None)

@@ -272,7 +272,7 @@ class Flusher:
             batch_id = self._ids.uuid7(now_ms)
             body = batch_bytes(batch_id, now_ms, parcel.events)
             try:
-                reply, over = await self._client.send(batch_id, body)
+                status, reply = await self._client.send(batch_id, body)
             except BodyRefusedError as exc:
                 if len(parcel.events) > 1:  # too large, or one event spoils the batch: halve it
                     self._hands[-1:] = parcel.halves()
@@ -280,7 +280,7 @@ class Flusher:
                 self._losses.lose(1, f"the gateway cannot take an event: {exc}")
             else:
                 self._count(len(parcel.events) - parcel.losses, reply.rejected)
-                if over:
+                if status == 422:
                     self._told(_over(reply))
                 if self._in_trouble:
                     self._in_trouble = False

@@ -18,6 +18,7 @@ from guard.breaker.exceptions import (
 )
 from guard.core import wire
 from guard.state import Facts, GuardStatus, derive_state
+from guard.transport.replies import NotAGatewayError
 from guard.version import __version__
 
 
@@ -63,6 +64,8 @@ class Health:
         if isinstance(exc, GuardTransportError):
             if isinstance(exc, RateLimitError):
                 self.touch()
+            elif isinstance(exc, NotAGatewayError):
+                self.misconfigured = True
             return
         self.misconfigured = isinstance(exc, GuardAuthenticationError | GuardProtocolError)
         self.touch()

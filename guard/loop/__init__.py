@@ -4,7 +4,15 @@
 and closes within a deadline.
 """
 
+from guard.loop.admission import Admission, AdmissionError, Concurrency
 from guard.loop.background import BackgroundLoop, LoopClosedError
 from guard.loop.threads import in_thread
 
-__all__ = ["BackgroundLoop", "LoopClosedError", "in_thread"]
+__all__ = [
+    "Admission",
+    "AdmissionError",
+    "BackgroundLoop",
+    "Concurrency",
+    "LoopClosedError",
+    "in_thread",
+]

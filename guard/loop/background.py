@@ -153,6 +153,11 @@ class BackgroundLoop:
         future.add_done_callback(self._pending.discard)
         return future
 
+    def track(self, future: concurrent.futures.Future[Any]) -> None:
+        """Have a future that is answered from the loop cancelled when the loop ends first."""
+        self._pending.add(future)
+        future.add_done_callback(self._pending.discard)
+
     def run(
         self,
         function: Callable[..., Coroutine[Any, Any, T]],

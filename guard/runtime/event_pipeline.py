@@ -110,7 +110,7 @@ class EventPipeline:
         try:
             await session.probe()
         except GuardTransportError as exc:
-            logger.warning("the gateway cannot be reached yet: %s", exc)
+            logger.warning("the gateway cannot be used yet: %s", exc)
         return session
 
     async def open_session(self) -> Session:

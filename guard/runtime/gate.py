@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Final
 
 from guard.breaker.exceptions import GuardTransportError
 from guard.control.bodies import TaskBody
 from guard.control.enforcement import Enforcement
 from guard.control.last_decision import Decisions
 from guard.core import wire
-from guard.loop import BackgroundLoop, LoopClosedError
+from guard.loop import Admission, AdmissionError, BackgroundLoop, Concurrency, LoopClosedError
 from guard.runtime.event_pipeline import EventPipeline
 from guard.scope.scope import Scope
+from guard.settings import GATE_CONCURRENCY
+
+_WAITING_MAX: Final = 20_000
+_WAITING_SHARE: Final = 0.8
+"""Part of a caller's deadline that may pass before its request is sent."""
 
 
 class Gate:
@@ -23,6 +33,7 @@ class Gate:
         events: opens the session.
         enforcement: ends the wait when the workflow, or a call around this one, is killed.
         decisions: learns the budgets that replies carry.
+        timeout_s: total time for an answer.
     """
 
     def __init__(
@@ -31,71 +42,149 @@ class Gate:
         events: EventPipeline,
         enforcement: Enforcement,
         decisions: Decisions,
+        timeout_s: float,
     ) -> None:
         self._background = background
         self._events = events
         self._enforcement = enforcement
         self._decisions = decisions
+        self._timeout_s = timeout_s
+        self._admission = Admission(
+            background,
+            concurrency=Concurrency(timeout_s, most=GATE_CONCURRENCY),
+            waiting_max=_WAITING_MAX,
+            wait_s=_WAITING_SHARE * timeout_s,
+        )
+
+    def after_fork(self) -> None:
+        """Forget the parent's callers, in a forked child."""
+        self._admission.after_fork()
 
     def ask(self, request: wire.GateRequest) -> wire.GateReply:
         """Ask from sync code; blocks the calling thread.
 
+        A call that needs a person's approval waits for the answer.
+
         Raises:
             GuardError: refused, no usable answer within the deadline, or guard was shut down.
             WorkflowKilledInterrupt: the workflow is killed.
         """
+        reply = self._wait(request, self._submit(request))
+        if reply.decision == "pending":
+            reply = self._wait(request, self._submit_pending(request, reply))
+        return reply
+
+    def _wait(self, request: wire.GateRequest, future: Future[wire.GateReply]) -> wire.GateReply:
         scope = Scope(workflow_id=request.workflow_id, run_id=request.run_id)
-        try:
-            future = self._background.submit(self._answer, request)
-        except LoopClosedError:
-            raise was_shut_down() from None
-        try:
-            with self._enforcement.bodies.waiting(scope, future.cancel):
-                return future.result()
-        except concurrent.futures.CancelledError:
-            raise was_shut_down() from None
-        finally:
-            future.cancel()
+        with _as_guard_errors():
+            try:
+                with self._enforcement.bodies.waiting(scope, future.cancel):
+                    return future.result()
+            except concurrent.futures.CancelledError:
+                raise was_shut_down() from None
+            except BaseException:
+                self._abandon(future)
+                raise
 
     async def ask_async(self, request: wire.GateRequest) -> wire.GateReply:
         """Ask from async code; the caller's loop goes on meanwhile.
 
+        A call that needs a person's approval waits for the answer.
+
         Raises:
             GuardError: refused, no usable answer within the deadline, or guard was shut down.
             WorkflowKilledInterrupt: the workflow is killed.
         """
+        reply = await self._wait_async(request, self._submit(request))
+        if reply.decision == "pending":
+            reply = await self._wait_async(request, self._submit_pending(request, reply))
+        return reply
+
+    async def _wait_async(
+        self, request: wire.GateRequest, future: Future[wire.GateReply]
+    ) -> wire.GateReply:
         wait = TaskBody(Scope(workflow_id=request.workflow_id, run_id=request.run_id))
         bodies = self._enforcement.bodies
         bodies.enter(wait)
         try:
-            reply = await self._answer_from_loop(request)
+            with _as_guard_errors():
+                reply = await asyncio.wrap_future(future)
         except BaseException as exc:
-            killed = wait.end(exc)
-            if killed is None or killed is exc:
+            self._abandon(future)
+            error = wait.end(exc)
+            if isinstance(error, asyncio.CancelledError) and self._loop_ended():
+                raise was_shut_down() from None
+            if error is None or error is exc:
                 raise
-            raise killed from None
+            raise error from None
         else:
             wait.end(None)  # a kill that came with the answer is seen when the body is entered
             return reply
         finally:
             bodies.leave(wait)
 
-    async def _answer_from_loop(self, request: wire.GateRequest) -> wire.GateReply:
-        try:
-            return await self._background.run_async(self._answer, request)
-        except LoopClosedError:
-            raise was_shut_down() from None
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if self._background.is_closed and task is not None and not task.cancelling():
-                raise was_shut_down() from None  # the loop ended; the user did not cancel
-            raise
+    def _loop_ended(self) -> bool:
+        """Tell whether a wait was cancelled by the loop's end, not by the user."""
+        task = asyncio.current_task()
+        return self._background.is_closed and task is not None and not task.cancelling()
 
-    async def _answer(self, request: wire.GateRequest) -> wire.GateReply:
-        reply = await (await self._events.open_session()).gate(request)
+    # -- what both share --------------------------------------------------------------------------
+
+    def _submit(self, request: wire.GateRequest) -> Future[wire.GateReply]:
+        ends_s = time.monotonic() + self._timeout_s
+        with _as_guard_errors():
+            return self._admission.submit(
+                lambda: self._answer(request, ends_s), abandoned=self._give_back
+            )
+
+    def _submit_pending(
+        self, request: wire.GateRequest, reply: wire.GateReply
+    ) -> Future[wire.GateReply]:
+        with _as_guard_errors():
+            return self._background.submit(self._answer_of_person, request, reply)
+
+    async def _answer(self, request: wire.GateRequest, ends_s: float) -> wire.GateReply:
+        session = await self._events.open_session()
+        reply = await session.ask(request, max(0.0, ends_s - time.monotonic()))
+        return self._learned(request, reply)
+
+    async def _answer_of_person(
+        self, request: wire.GateRequest, pending: wire.GateReply
+    ) -> wire.GateReply:
+        session = await self._events.open_session()
+        await session.approval(request, pending)
+        future = self._admission.submit(
+            lambda: session.ask_approved(request), abandoned=self._give_back
+        )
+        return self._learned(request, await asyncio.wrap_future(future))
+
+    def _learned(self, request: wire.GateRequest, reply: wire.GateReply) -> wire.GateReply:
         if reply.budget is not None:
             self._decisions.learned(request.workflow_id, reply.budget)
         return reply
+
+    def _abandon(self, future: Future[wire.GateReply]) -> None:
+        """Nobody waits for the answer any more: release what it grants, if it has come."""
+        if not future.cancel() and not future.cancelled() and future.exception() is None:
+            self._background.call_soon(self._give_back, future.result())
+
+    def _give_back(self, reply: wire.GateReply) -> None:
+        session = self._events.session
+        if session is not None:
+            session.give_back(reply)
+
+
+@contextlib.contextmanager
+def _as_guard_errors() -> Iterator[None]:
+    """Raise what the loop and the admission say as the documented errors."""
+    try:
+        yield
+    except LoopClosedError:
+        raise was_shut_down() from None
+    except AdmissionError as exc:
+        raise GuardTransportError(
+            f"this process asks for too many decisions at once: {exc}", endpoint=wire.GATE_PATH
+        ) from None
 
 
 def was_shut_down() -> GuardTransportError:

@@ -124,7 +124,13 @@ class GuardRuntime:
         self.events = EventPipeline(
             self.settings, self._background, self._make_session, self._exits
         )
-        self.gate = Gate(self._background, self.events, self.enforcement, self.decisions)
+        self.gate = Gate(
+            self._background,
+            self.events,
+            self.enforcement,
+            self.decisions,
+            self.settings.timeout_s,
+        )
         self.instrumentation = Instrumentation(
             record=self.events.record,
             check=self.enforcement.check_request,
@@ -148,6 +154,7 @@ class GuardRuntime:
         self.events.after_fork()
         self.instrumentation.forked()
         self.enforcement.forget_bodies()
+        self.gate.after_fork()
         self.decisions.changed()
         self._fresh_process()
 

@@ -31,8 +31,9 @@ from guard.version import __version__
 
 logger = logging.getLogger("guard.session")
 
-_APPROVALS_KEPT: Final = 1024
+_EARLY_ANSWERS_MAX: Final = 4096
 _APPROVAL_WAIT_MAX_S: Final = 3600.0
+_RELEASES_AT_ONCE: Final = 4
 
 
 class Session:
@@ -75,8 +76,10 @@ class Session:
             apply=self._controlled,
             switched=self._switched,
         )
-        self._approvals: OrderedDict[str, asyncio.Future[bool]] = OrderedDict()
-        self._withdrawals: set[asyncio.Task[None]] = set()
+        self._approvals: dict[str, asyncio.Future[bool]] = {}
+        self._early_answers: OrderedDict[str, bool] = OrderedDict()
+        self._releases: set[asyncio.Task[None]] = set()
+        self._releasing = asyncio.Semaphore(_RELEASES_AT_ONCE)
 
     async def probe(self) -> None:
         """Ask for the capabilities and check that both sides speak protocol v3.
@@ -110,18 +113,23 @@ class Session:
             background.spawn(self.subscriber.run, name="guard-subscriber"),
         ]
 
-    async def gate(self, request: wire.GateRequest) -> wire.GateReply:
+    async def ask(self, request: wire.GateRequest, deadline_s: float) -> wire.GateReply:
         """Ask whether a call may run; what is buffered for its workflow travels along.
 
-        A call that needs a person's approval waits for the answer.
+        A reply may say ``pending``; :meth:`approval` waits for the answer.
+
+        Args:
+            request: the call.
+            deadline_s: total time in seconds.
 
         Raises:
             GuardError: refused, or no usable answer within the deadline.
             WorkflowKilledInterrupt: the workflow is killed.
         """
         records, request.events = self.flusher.luggage(request.workflow_id)
+        ends_s = time.monotonic() + deadline_s
         try:
-            reply = await self.client.gate(request)
+            reply = await self.client.gate(request, deadline_s=deadline_s)
         except BodyRefusedError:
             # One of the events cannot be read. That is no reason to refuse the call: they go
             # their own way, where the bad one is found and left out.
@@ -129,15 +137,21 @@ class Session:
             if not records:
                 raise
             records, request.events = [], []
-            reply = await self.client.gate(request)
+            left_s = max(0.0, ends_s - time.monotonic())
+            reply = await self.client.gate(request, deadline_s=left_s)
         except BaseException:
             self.flusher.came_back(records)
             raise
         self.flusher.arrived(records, reply.events)
-        if reply.decision == "allow":
-            return reply
-        await self._approved(request, reply)
         request.events = []
+        return reply
+
+    async def ask_approved(self, request: wire.GateRequest) -> wire.GateReply:
+        """Ask again after a person has approved the call.
+
+        Raises:
+            GuardError: refused, or no usable answer within the deadline.
+        """
         reply = await self.client.gate(request, asked_again=True)
         if reply.decision != "allow":
             raise GuardTransportError(
@@ -147,7 +161,21 @@ class Session:
             )
         return reply
 
-    async def _approved(self, request: wire.GateRequest, reply: wire.GateReply) -> None:
+    def give_back(self, reply: wire.GateReply) -> None:
+        """Release what a reply granted, or withdraw what it asked a person; waits for nothing.
+
+        To be called on the background loop when nobody waits for the reply any more.
+        """
+        granted = reply.reservation_id or reply.approval_id
+        if granted is not None:
+            self._release_soon(granted)
+
+    async def approval(self, request: wire.GateRequest, reply: wire.GateReply) -> None:
+        """Wait until a person has answered.
+
+        Raises:
+            GuardBlockedException: refused, or not answered in time.
+        """
         if reply.approval_id is None:
             raise GuardTransportError(
                 "a pending decision without an approval_id",
@@ -158,7 +186,7 @@ class Session:
         wait_s = _APPROVAL_WAIT_MAX_S
         if ends_ms is not None:
             wait_s = min(wait_s, max(0.0, ends_ms / 1000 - time.time()))
-        answer = self._approval(reply.approval_id)
+        answer = self._approval_of(reply.approval_id)
         try:
             async with asyncio.timeout(wait_s):
                 approved = await asyncio.shield(answer)
@@ -166,7 +194,7 @@ class Session:
         except TimeoutError:
             reason = "no operator approved the call in time"
         except asyncio.CancelledError:  # by a kill, or by the caller
-            self._withdraw(reply.approval_id)
+            self._release_soon(reply.approval_id)
             raise
         finally:
             self._approvals.pop(reply.approval_id, None)
@@ -179,35 +207,44 @@ class Session:
                 status_code=403,
             )
 
-    def _withdraw(self, approval_id: str) -> None:
-        """Tell the gateway that nobody waits for a person any more; without waiting for it."""
+    def _release_soon(self, granted: str) -> None:
         task = asyncio.get_running_loop().create_task(
-            self._withdrawn(approval_id), context=contextvars.Context()
+            self._release(granted), context=contextvars.Context()
         )
-        self._withdrawals.add(task)
-        task.add_done_callback(self._withdrawals.discard)
+        self._releases.add(task)
+        task.add_done_callback(self._releases.discard)
 
-    async def _withdrawn(self, approval_id: str) -> None:
+    async def _release(self, granted: str) -> None:
         try:
-            await self.client.release(approval_id, "the call waits no longer")
+            async with self._releasing:
+                await self.client.release(granted, "the call waits no longer")
         except GuardError as exc:  # then the gateway lets it expire
-            logger.debug("withdrawing an approval: %s", exc)
+            logger.debug("releasing what a call does not need: %s", exc)
 
-    def _approval(self, approval_id: str) -> asyncio.Future[bool]:
+    def _approval_of(self, approval_id: str) -> asyncio.Future[bool]:
+        """Return the future of a person's answer, which may have come before the caller waits."""
         future = self._approvals.get(approval_id)
         if future is None:
-            # An answer can arrive before the caller waits for it, so both sides make the entry.
             future = self._approvals[approval_id] = asyncio.get_running_loop().create_future()
-            while len(self._approvals) > _APPROVALS_KEPT:
-                self._approvals.popitem(last=False)
+        early = self._early_answers.pop(approval_id, None)
+        if early is not None and not future.done():
+            future.set_result(early)
         return future
+
+    def _answered(self, approval_id: str, approved: bool) -> None:
+        future = self._approvals.get(approval_id)
+        if future is not None:
+            if not future.done():
+                future.set_result(approved)
+            return
+        self._early_answers[approval_id] = approved
+        while len(self._early_answers) > _EARLY_ANSWERS_MAX:  # most are another process's
+            self._early_answers.popitem(last=False)
 
     def _controlled(self, *messages: wire.ControlMessage) -> None:
         for message in messages:
             if message.type == "approval" and message.approval_id is not None:
-                future = self._approval(message.approval_id)
-                if not future.done():
-                    future.set_result(bool(message.approved))
+                self._answered(message.approval_id, bool(message.approved))
         self._apply(*messages)
 
     def _switched(self, channel: str) -> None:
@@ -233,7 +270,7 @@ class Session:
         """Close the control socket cleanly, end the services, then close the connections."""
         with contextlib.suppress(Exception):
             await self.subscriber.close()
-        services = [*self._services, *self._withdrawals]
+        services = [*self._services, *self._releases]
         if self._probing is not None:
             services.append(self._probing)
         for task in services:  # first: one that is just connecting would leave a socket behind

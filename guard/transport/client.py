@@ -1,35 +1,33 @@
-"""Every HTTP call to the gateway: headers, signatures, deadlines, caps and retries."""
+"""Every call to the gateway: its deadline, retries and circuit, and what a reply means."""
 
 from __future__ import annotations
 
 import asyncio
-import gzip
 import logging
 import random
-import ssl
 import time
 from collections.abc import Awaitable, Callable
-from typing import Final, TypeVar, cast
-from urllib.parse import urlsplit
-
-import httpx
+from typing import Final, TypeVar
 
 from guard.breaker.circuit import CircuitBreaker
 from guard.breaker.exceptions import GuardTransportError, RateLimitError
 from guard.core import wire
-from guard.core.retry import Backoff, RetryQuota, Silence, retry_after_s
-from guard.scope.scope import OWN_TRAFFIC
-from guard.settings import Settings, is_loopback, require_secure
-from guard.transport.replies import Reply, exception_for
+from guard.core.retry import Backoff, RetryAfter, RetryQuota, retry_after_s
+from guard.settings import Settings
+from guard.transport.http import GatewayHttp, Request
+from guard.transport.replies import Reply, exception_for, not_a_gateway
 from guard.transport.signer import Signer
-from guard.version import __version__
 
 T = TypeVar("T")
-logger = logging.getLogger("guard.gateway_client")
+logger = logging.getLogger("guard.transport")
 
-_GZIP_ABOVE_BYTES: Final = 1024
-_REPLY_BYTES_MAX: Final = 4 * 1024 * 1024
 _ATTEMPTS_MAX: Final = 4
+_FAIR_SHARE: Final = 0.5
+"""A timeout is held against the gateway only if it had this share of the usual deadline; what is
+left of one after waiting in this process may be too short for anybody."""
+
+_LATE_SHARE: Final = 1.25
+"""A timeout that this loop notices later than this was its own: it did not run in time."""
 
 
 class BodyRefusedError(GuardTransportError):
@@ -42,7 +40,7 @@ class GatewayClient:
     Args:
         settings: address, key, secret and deadline.
         heard: called with None after each usable answer and with the exception otherwise.
-        recovered: called when the gateway answers again after it was given up.
+        recovered: called when the gateway answers again after the circuit was open.
     """
 
     def __init__(
@@ -51,65 +49,54 @@ class GatewayClient:
         heard: Callable[[BaseException | None], None],
         recovered: Callable[[], None] = lambda: None,
     ) -> None:
-        require_secure(settings.api_url)
         self._settings = settings
         self._heard = heard
         self._recovered = recovered
-        self.signer = Signer(settings)
+        self._http = GatewayHttp(settings)
         self.circuit = CircuitBreaker()
         self._quota = RetryQuota()
-        self._silence = Silence()
+        self._retry_after = RetryAfter()
         self._backoff = Backoff(base_s=0.05, cap_s=1.0)
-        host = urlsplit(settings.api_url).hostname or ""
-        self._client = httpx.AsyncClient(
-            base_url=settings.api_url,
-            verify=_verifies(settings.api_url),
-            # A proxy from the environment must not see traffic that is meant for this machine.
-            trust_env=not is_loopback(host),
-            follow_redirects=False,
-            timeout=None,  # noqa: S113  # one total deadline below, instead of one per read
-            limits=httpx.Limits(max_connections=64, max_keepalive_connections=16),
-            headers={
-                wire.HEADER_API_KEY: settings.api_key,
-                wire.HEADER_PROTOCOL: str(wire.PROTOCOL_VERSION),
-                "User-Agent": f"guard-python/{__version__}",
-                "Accept": "application/json",
-                "Accept-Encoding": "identity",  # replies are small
-            },
-        )
 
-        base = httpx.URL(settings.api_url.rstrip("/"))
-        # Made once: putting a URL together is a tenth of a call's time.
-        self._urls = {
-            path: base.copy_with(path=base.path.rstrip("/") + path)
-            for path in (wire.GATE_PATH, wire.EVENTS_PATH)
-        }
+    @property
+    def signer(self) -> Signer:
+        """Signs requests, also those that another client sends, by the gateway's clock."""
+        return self._http.signer
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._client.aclose()
+        await self._http.close()
 
     async def capabilities(self) -> wire.Capabilities:
         """Ask what the gateway speaks (``GET /api/v1/capabilities``)."""
-        return await self._call("GET", wire.CAPABILITIES_PATH, wire.Capabilities)
+        _, capabilities = await self._call(
+            Request.of("GET", wire.CAPABILITIES_PATH), wire.Capabilities
+        )
+        return capabilities
 
-    async def gate(self, request: wire.GateRequest, *, asked_again: bool = False) -> wire.GateReply:
+    async def gate(
+        self,
+        request: wire.GateRequest,
+        *,
+        asked_again: bool = False,
+        deadline_s: float | None = None,
+    ) -> wire.GateReply:
         """Ask whether a call may run (``POST /gate``).
 
         Args:
             request: the call.
             asked_again: a new question after an approval, not a retry of the first one.
+            deadline_s: total time; the setting when None.
 
         Raises:
             GuardError: refused, or no usable answer within the deadline.
             WorkflowKilledInterrupt: the workflow is killed.
         """
-        reply = await self._call(
-            "POST",
-            wire.GATE_PATH,
+        key = f"{request.call_id}-approved" if asked_again else request.call_id
+        _, reply = await self._call(
+            Request.of("POST", wire.GATE_PATH, wire.encode(request), key),
             wire.GateReply,
-            body=wire.encode(request),
-            idempotency_key=f"{request.call_id}-approved" if asked_again else request.call_id,
+            deadline_s=deadline_s,
         )
         if reply.call_id != request.call_id:
             raise GuardTransportError(
@@ -118,20 +105,17 @@ class GatewayClient:
         return reply
 
     async def release(self, reservation_id: str, reason: str) -> None:
-        """Give back a hold, or withdraw an approval, that is not needed (``POST /gate/release``).
+        """Release an unused reservation, or withdraw an approval (``POST /gate/release``).
 
         Raises:
             GuardError: refused, or no usable answer within the deadline.
         """
+        body = wire.encode(wire.ReleaseRequest(reservation_id, reason))
         await self._call(
-            "POST",
-            wire.RELEASE_PATH,
-            dict,
-            body=wire.encode(wire.ReleaseRequest(reservation_id, reason)),
-            idempotency_key=f"{reservation_id}-release",
+            Request.of("POST", wire.RELEASE_PATH, body, f"{reservation_id}-release"), dict
         )
 
-    async def send(self, batch_id: str, body: bytes) -> tuple[wire.EventsReply, bool]:
+    async def send(self, batch_id: str, body: bytes) -> tuple[int, wire.EventsReply]:
         """Deliver a batch of events (``POST /api/v1/events``).
 
         Args:
@@ -139,96 +123,66 @@ class GatewayClient:
             body: the encoded :class:`~guard.core.wire.EventBatch`.
 
         Returns:
-            The reply, and whether a commit went over its reservation (422): the events were taken
-            then too, and the reply is the same.
+            The status and the reply. 422 means that a commit went over its reservation; the events
+            were taken then too.
 
         Raises:
             BodyRefusedError: the batch has to be split, or an event left out.
             GuardError: not taken now.
         """
-        statuses: list[int] = []
-        reply = await self._call(
-            "POST",
-            wire.EVENTS_PATH,
-            wire.EventsReply,
-            body=body,
-            idempotency_key=batch_id,
-            also_ok=422,
-            statuses=statuses,
+        return await self._call(
+            Request.of("POST", wire.EVENTS_PATH, body, batch_id), wire.EventsReply, also_ok=422
         )
-        return reply, statuses[-1:] == [422]
 
     async def poll(self, after: int, wait_ms: int) -> wire.ControlReply:
         """Wait for control messages after a sequence number (``GET /api/v1/control``)."""
-        return await self._call(
-            "GET",
-            f"{wire.CONTROL_PATH}?after={after}&wait_ms={wait_ms}",
+        _, reply = await self._call(
+            Request.of("GET", f"{wire.CONTROL_PATH}?after={after}&wait_ms={wait_ms}"),
             wire.ControlReply,
-            extra_s=wait_ms / 1000,
+            deadline_s=self._settings.timeout_s + wait_ms / 1000,
             attempts=1,
             signed_reply=True,
         )
+        return reply
+
+    # -- one call ---------------------------------------------------------------------------------
 
     async def _call(
         self,
-        method: str,
-        path: str,
+        request: Request,
         kind: type[T],
         *,
-        body: bytes = b"",
-        idempotency_key: str | None = None,
         also_ok: int = 200,
-        extra_s: float = 0.0,
+        deadline_s: float | None = None,
         attempts: int = _ATTEMPTS_MAX,
         signed_reply: bool = False,
-        statuses: list[int] | None = None,
-    ) -> T:
+    ) -> tuple[int, T]:
         """Exchange one message, within the total deadline, with retries where they are safe."""
-        endpoint = path.partition("?")[0]
-        silent_s = self._silence.left_s(endpoint, now_s=time.monotonic())
-        if silent_s > 0:
+        endpoint = request.endpoint
+        wait_s = self._retry_after.left_s(endpoint, now_s=time.monotonic())
+        if wait_s > 0:
             raise RateLimitError(
-                f"{endpoint} asked to be left alone for another {silent_s:.1f} s",
-                retry_after=silent_s,
+                f"{endpoint} asked to be left alone for another {wait_s:.1f} s",
+                retry_after=wait_s,
                 endpoint=endpoint,
             )
-        headers = {}
-        if body:
-            headers["Content-Type"] = "application/json"
-            if len(body) > _GZIP_ABOVE_BYTES:
-                body = gzip.compress(body, compresslevel=1)
-                headers["Content-Encoding"] = "gzip"
-        if idempotency_key is not None:
-            headers[wire.HEADER_IDEMPOTENCY] = idempotency_key
+        if deadline_s is None:
+            deadline_s = self._settings.timeout_s
 
-        async def attempt() -> T:
-            reply = await self._exchange(method, path, endpoint, headers, body)
-            if statuses is not None:
-                statuses.append(reply.status)
-            problem = None if reply.status == also_ok else exception_for(reply)
-            if problem is not None:
-                raise self._refined(reply, problem)
-            self._silence.answered(endpoint)
-            if signed_reply:
-                self.signer.check(reply)
-            try:
-                return wire.decode(reply.body, kind)
-            except wire.WireError as exc:
-                raise GuardTransportError(
-                    f"{endpoint} answered something else than the protocol says: {exc}",
-                    source="GATEWAY_ERROR",
-                    endpoint=endpoint,
-                ) from None
+        async def attempt() -> tuple[int, T]:
+            reply = await self._http.send(request)
+            return self._value_of(reply, kind, also_ok, signed_reply)
 
-        deadline_s = self._settings.timeout_s + extra_s
         ends_s = time.monotonic() + deadline_s
         try:
             async with asyncio.timeout(deadline_s):
                 answer = await self._with_retries(endpoint, attempt, attempts, ends_s)
         except TimeoutError:
-            self._failed()
+            late = time.monotonic() - ends_s > (_LATE_SHARE - 1) * deadline_s
+            if deadline_s >= _FAIR_SHARE * self._settings.timeout_s and not late:
+                self._failed()
             error = GuardTransportError(
-                f"no answer from {endpoint} within {deadline_s:g} s", endpoint=endpoint
+                f"no answer from {endpoint} within {deadline_s:.3g} s", endpoint=endpoint
             )
             self._heard(error)
             raise error from None
@@ -237,6 +191,27 @@ class GatewayClient:
             raise
         self._heard(None)
         return answer
+
+    def _value_of(
+        self, reply: Reply, kind: type[T], also_ok: int, signed_reply: bool
+    ) -> tuple[int, T]:
+        problem = None if reply.status == also_ok else exception_for(reply)
+        if problem is not None:
+            self._note_wait(reply)
+            raise _refined(reply, problem)
+        self._retry_after.clear(reply.endpoint)
+        if signed_reply:
+            self.signer.check(reply)
+        try:
+            return reply.status, wire.decode(reply.body, kind)
+        except wire.WireError as exc:
+            if kind is wire.Capabilities:
+                raise not_a_gateway(reply) from None
+            raise GuardTransportError(
+                f"{reply.endpoint} answered something else than the protocol says: {exc}",
+                source="GATEWAY_ERROR",
+                endpoint=reply.endpoint,
+            ) from None
 
     async def _with_retries(
         self, endpoint: str, attempt: Callable[[], Awaitable[T]], attempts: int, ends_s: float
@@ -263,7 +238,7 @@ class GatewayClient:
                 now_s = time.monotonic()
                 delay_s = max(
                     self._backoff.delay_s(tries - 1, random.random()),
-                    self._silence.left_s(endpoint, now_s=now_s),
+                    self._retry_after.left_s(endpoint, now_s=now_s),
                 )
                 last = not exc.retryable or tries >= attempts or now_s + delay_s >= ends_s
                 if last or not self._quota.take():
@@ -292,91 +267,29 @@ class GatewayClient:
         if was == "closed" and self.circuit.state == "open":
             logger.info("the gateway fails; it is left alone, but for single probes")
 
-    def _refined(self, reply: Reply, problem: BaseException) -> BaseException:
-        """Take note of what a refusal asks for, and name a body that can never be taken."""
-        if reply.status in (429, 503):
-            document = reply.problem()
-            wait_s = retry_after_s(reply.retry_after, now_s=reply.now_s)
-            if wait_s is None and document.retry_after_ms is not None:
-                wait_s = document.retry_after_ms / 1000
-            # A cap that an operator set on some calls says nothing about the others, and a store
-            # that failed refuses by itself: neither may close the gate for everybody.
-            concerns_all = reply.endpoint != wire.GATE_PATH or (
-                reply.status == 429 and document.action != "rate"
-            )
-            if concerns_all and (wait_s is not None or reply.status == 429):
-                self._silence.asked(reply.endpoint, wait_s, now_s=time.monotonic())
-        code = reply.problem().error_code or ""
-        unreadable = reply.status in (400, 415) and code.startswith("GD-P")
-        if isinstance(problem, GuardTransportError) and (reply.status == 413 or unreadable):
-            return BodyRefusedError(
-                str(problem), source="GATEWAY_ERROR", endpoint=reply.endpoint, retryable=False
-            )
-        return problem
-
-    async def _exchange(
-        self, method: str, path: str, endpoint: str, headers: dict[str, str], body: bytes
-    ) -> Reply:
-        for resync in (False, True):
-            request = self._client.build_request(
-                method,
-                self._urls.get(path, path),
-                headers=headers,
-                content=body,
-                extensions={OWN_TRAFFIC: True},
-            )
-            nonce = ""
-            if self.signer.signs:
-                headers_signed, nonce = self.signer.headers(method, str(request.url), body)
-                request.headers.update(headers_signed)
-            try:
-                reply = await self._read(request, endpoint, nonce)
-            except (httpx.HTTPError, httpx.StreamError, ssl.SSLError, OSError) as exc:
-                # `from None`: the cause holds the request, and that holds the key.
-                raise GuardTransportError(
-                    f"{endpoint}: {_why(exc)}", source="NETWORK_ERROR", endpoint=endpoint
-                ) from None
-            if resync or not self.signer.resynchronised(reply):
-                return reply
-        raise AssertionError("unreachable")
-
-    async def _read(self, request: httpx.Request, endpoint: str, nonce: str) -> Reply:
-        response = await self._client.send(request, stream=True)
-        try:
-            body = bytearray()
-            # A tenth of a call's time is saved where there is no coding to be undone.
-            plain = "content-encoding" not in response.headers
-            stream = cast("httpx.AsyncByteStream", response.stream)
-            async for chunk in stream if plain else response.aiter_bytes(65_536):
-                body += chunk
-                if len(body) > _REPLY_BYTES_MAX:
-                    raise GuardTransportError(
-                        f"{endpoint} answered more than {_REPLY_BYTES_MAX} bytes",
-                        source="GATEWAY_ERROR",
-                        endpoint=endpoint,
-                        retryable=False,
-                    )
-        finally:
-            await response.aclose()
-            del response.stream  # it and the response hold each other: work for the collector
-        return Reply(
-            endpoint=endpoint,
-            status=response.status_code,
-            body=bytes(body),
-            retry_after=response.headers.get("Retry-After"),
-            now_s=time.time(),
-            nonce=nonce,
-            signature=response.headers.get("X-Guard-Signature", ""),
+    def _note_wait(self, reply: Reply) -> None:
+        """Remember for how long an endpoint asked to be left alone."""
+        if reply.status not in (429, 503):
+            return
+        document = reply.problem()
+        wait_s = retry_after_s(reply.retry_after, now_s=reply.now_s)
+        if wait_s is None and document.retry_after_ms is not None:
+            wait_s = document.retry_after_ms / 1000
+        # A cap that an operator set on some calls says nothing about the others, and a store that
+        # failed refuses by itself: neither may close the gate for everybody.
+        concerns_all = reply.endpoint != wire.GATE_PATH or (
+            reply.status == 429 and document.action != "rate"
         )
+        if concerns_all and (wait_s is not None or reply.status == 429):
+            self._retry_after.set(reply.endpoint, wait_s, now_s=time.monotonic())
 
 
-def _verifies(url: str) -> bool:
-    # Loading the trust store costs about 20 ms; plain http (loopback only, checked) needs none.
-    return urlsplit(url).scheme == "https"
-
-
-def _why(exc: BaseException) -> str:
-    """Name a network failure without repeating anything of the request."""
-    name = type(exc).__name__
-    text = str(exc)
-    return f"{name}: {text}" if text else name
+def _refined(reply: Reply, problem: BaseException) -> BaseException:
+    """Name a body that can never be taken, so that it is not sent again as it is."""
+    code = reply.problem().error_code or ""
+    unreadable = reply.status in (400, 415) and code.startswith("GD-P")
+    if isinstance(problem, GuardTransportError) and (reply.status == 413 or unreadable):
+        return BodyRefusedError(
+            str(problem.args[0]), source="GATEWAY_ERROR", endpoint=reply.endpoint, retryable=False
+        )
+    return problem

@@ -28,7 +28,7 @@ from guard.breaker.exceptions import (
     WorkflowPausedException,
 )
 from guard.core.retry import RETRY_AFTER_MAX_S, retry_after_s
-from guard.core.wire import Problem, salvage
+from guard.core.wire import CAPABILITIES_PATH, Problem, salvage
 
 
 @attrs.frozen
@@ -58,7 +58,24 @@ class Reply:
         return salvage(self.body, Problem)
 
 
+class NotAGatewayError(GuardTransportError):
+    """Something answers at the address, but not as a gateway does: the address is wrong."""
+
+    user_action = "Set GUARD_API_URL to the address of a guard gateway."
+
+
 Row = Callable[[Reply, Problem], BaseException]
+
+
+def not_a_gateway(reply: Reply) -> NotAGatewayError:
+    """Return the error for an answer to the very first question that no gateway gives."""
+    return NotAGatewayError(
+        f"{reply.endpoint} answered {reply.status}, but not as a guard gateway does: check the "
+        "address, and what stands before the gateway",
+        source="GATEWAY_ERROR",
+        endpoint=reply.endpoint,
+        retryable=False,
+    )
 
 
 def exception_for(reply: Reply) -> BaseException | None:
@@ -69,6 +86,9 @@ def exception_for(reply: Reply) -> BaseException | None:
     if 200 <= reply.status < 300:
         return None
     problem = reply.problem()
+    foreign = reply.status in (403, 404, 405) and problem.error_code is None
+    if foreign and reply.endpoint == CAPABILITIES_PATH:  # a proxy, or another server
+        return not_a_gateway(reply)
     row = _ROWS.get((reply.status, problem.error_code or "")) or _ROWS.get((reply.status, ""))
     if row is not None:
         return row(reply, problem)
@@ -79,8 +99,14 @@ def exception_for(reply: Reply) -> BaseException | None:
     )
 
 
+_MEANING: Final = {
+    413: "the request is larger than the gateway, or a proxy before it, takes",
+    415: "the gateway takes JSON only",
+}
+
+
 def _says(reply: Reply, problem: Problem) -> str:
-    said = problem.reason or problem.detail or problem.title
+    said = problem.reason or problem.detail or problem.title or _MEANING.get(reply.status)
     return f"{reply.endpoint} answered {reply.status}" + (f": {said}" if said else "")
 
 

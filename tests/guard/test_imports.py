@@ -460,11 +460,11 @@ def test_the_sdk_imports_its_own_dependencies_only() -> None:
 
 def test_the_arrow_reader_sees_what_python_sees() -> None:
     """The reader above is not blind: a module's eager arrows are what its import really loads."""
-    importlib.import_module("guard.transport.client")
+    importlib.import_module("guard.transport.http")
     eager = {
         arrow.target
         for arrow in ARROWS
-        if arrow.source == "guard.transport.client" and not arrow.lazy and not arrow.typing_only
+        if arrow.source == "guard.transport.http" and not arrow.lazy and not arrow.typing_only
     }
     assert {"guard.core.wire", "guard.settings", "httpx"} <= eager
     assert eager - {"__future__"} <= sys.modules.keys()

@@ -20,6 +20,7 @@ from guard.core import wire
 from guard.core.control import ControlState
 from guard.gateway.embedded import run_gateway
 from guard.runtime.runtime import GuardRuntime
+from tests.guard.delivery.conftest import Answer, Scripted
 from tests.support.proxy import ChaosProxy
 from tests.support.waiting import until
 
@@ -483,3 +484,20 @@ class TestPause:
 
 def wire_now_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_the_control_socket_follows_no_redirect(status: int) -> None:
+    """The handshake carries the key, which belongs to the gateway and to nobody else."""
+    asked, elsewhere = Scripted(), Scripted()
+    try:
+        location = f"{elsewhere.url.replace('http', 'ws')}{wire.CONTROL_WS_PATH}"
+        asked.answer = lambda path, body: (
+            Answer(status, {"Location": location}) if path == wire.CONTROL_WS_PATH else None
+        )
+        guard.GuardRuntime("k" * 24, asked.url, transport_mode="websocket").open()
+        until(lambda: asked.count(wire.CONTROL_WS_PATH) >= 2, WAIT_S)  # it failed, and tries again
+        assert not elsewhere.requests
+    finally:
+        asked.close()
+        elsewhere.close()

@@ -127,6 +127,43 @@ class TestPartly:
         assert scripted.events[event_id] == 1
 
 
+class TestWhatIsNoGateway:
+    @pytest.mark.parametrize(
+        "answer",
+        [
+            Answer(200, body=b"{}"),
+            Answer(200, body=b"<html>welcome</html>"),
+            Answer(404, body=b"<h1>not found</h1>"),
+            Answer(403, body=b"forbidden"),
+            Answer(405),
+        ],
+        ids=str,
+    )
+    def test_is_named_and_recovered_from(
+        self,
+        against: Against,
+        scripted: Scripted,
+        answer: Answer,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        """Not "offline", and not "blocked by policy": the address, or a proxy, is wrong."""
+        scripted.answer = lambda path, body: answer if path == "/api/v1/capabilities" else None
+        with caplog.at_level(logging.WARNING):
+            runtime = against()
+        assert runtime.status().state == "misconfigured"
+        assert "not as a guard gateway" in caplog.text
+        scripted.answer = lambda path, body: None
+        guard.protect(lambda: None)()
+        assert runtime.status().state != "misconfigured"
+
+    def test_413_says_what_is_too_large(self, against: Against, scripted: Scripted) -> None:
+        against()
+        scripted.answer = lambda path, body: Answer(413) if path == "/gate" else None
+        with pytest.raises(GuardError, match="larger than") as caught:
+            guard.protect(lambda: None)()
+        assert str(caught.value).count("GD-B001") == 1
+
+
 class TestTrouble:
     @pytest.mark.parametrize(
         "answer",

@@ -1,0 +1,218 @@
+"""Runs a bounded number of coroutines at once on a background loop; the others wait in line.
+
+A caller that waits costs the loop nothing: no task, no timer, no connection. So the loop stays
+quick for everything else that it serves, however many callers there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, Final, Generic, TypeVar
+
+import attrs
+
+from guard.loop.background import BackgroundLoop, LoopClosedError
+
+T = TypeVar("T")
+
+_SLOW_SHARE: Final = 0.25
+_QUICK_SHARE: Final = 0.1
+_EXPIRED_AT_ONCE: Final = 50
+"""How many waits are ended in one turn of the loop, so that nothing else is held up."""
+
+
+@attrs.define
+class Concurrency:
+    """How many may run at once: additive increase, multiplicative decrease, by how long they take.
+
+    Args:
+        deadline_s: the time that one has; a quarter of it is slow, a tenth is quick.
+        least, most: the bounds.
+    """
+
+    deadline_s: float
+    least: int = 4
+    most: int = 32
+    _limit: float = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._limit = float(min(2 * self.least, self.most))
+
+    @property
+    def limit(self) -> int:
+        """How many may run now."""
+        return int(self._limit)
+
+    def took(self, seconds: float) -> None:
+        """Report how long one has taken."""
+        if seconds > _SLOW_SHARE * self.deadline_s:
+            self._limit = max(float(self.least), self._limit * (1 - 0.5 / self._limit))
+        elif seconds < _QUICK_SHARE * self.deadline_s:
+            self._limit = min(float(self.most), self._limit + 1 / self._limit)
+
+
+class AdmissionError(Exception):
+    """The turn of a caller did not come in time, or too many wait already."""
+
+
+@attrs.define(eq=False)
+class _Item(Generic[T]):
+    start: Callable[[], Coroutine[Any, Any, T]]
+    abandoned: Callable[[T], object]
+    future: Future[T]
+    context: contextvars.Context
+    expires_s: float
+
+
+class Admission:
+    """First come, first served; safe from any thread.
+
+    Args:
+        background: the loop to run on.
+        concurrency: how many coroutines run at once.
+        waiting_max: how many callers may wait.
+        wait_s: how long one may wait, in seconds.
+    """
+
+    def __init__(
+        self,
+        background: BackgroundLoop,
+        *,
+        concurrency: Concurrency,
+        waiting_max: int,
+        wait_s: float,
+    ) -> None:
+        self._background = background
+        self._concurrency = concurrency
+        self._waiting_max = waiting_max
+        self._wait_s = wait_s
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """Forget the callers of the parent process."""
+        # Re-entrant: a signal handler may submit. It is held around counting only.
+        self._lock = threading.RLock()
+        self._running = 0
+        self._waiting: deque[_Item[Any]] = deque()
+        self._timer_set = False
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def submit(
+        self,
+        start: Callable[[], Coroutine[Any, Any, T]],
+        abandoned: Callable[[T], object] = lambda result: None,
+    ) -> Future[T]:
+        """Run the coroutine that ``start`` makes, at once or when its turn comes.
+
+        The returned future can be cancelled. What waits is dropped then; what runs goes on to its
+        end, since it may have had its effect already.
+
+        Args:
+            start: called on the loop; the coroutine runs in the caller's context.
+            abandoned: called on the loop with a result that nobody waits for any more.
+
+        Raises (here, or from the future):
+            AdmissionError: too many wait, or the turn did not come in time.
+            LoopClosedError: the loop was closed.
+        """
+        item = _Item(
+            start, abandoned, Future[T](), contextvars.copy_context(),
+            time.monotonic() + self._wait_s,
+        )  # fmt: skip
+        with self._lock:
+            admitted = self._running < self._concurrency.limit
+            if admitted:
+                self._running += 1
+            elif len(self._waiting) >= self._waiting_max:
+                raise AdmissionError(f"{len(self._waiting)} callers are waiting already")
+            else:
+                self._waiting.append(item)
+            sets_timer = not admitted and not self._timer_set
+            self._timer_set = self._timer_set or sets_timer
+        self._background.track(item.future)
+        if admitted:
+            self._call(self._begin, item)
+        elif sets_timer:
+            self._call(self._expire)
+        return item.future
+
+    def _call(self, callback: Callable[..., None], *args: Any) -> None:
+        try:
+            self._background.start()
+            scheduled = self._background.call_soon(callback, *args)
+        except BaseException:
+            self._next_after(callback)
+            raise
+        if not scheduled:
+            self._next_after(callback)
+            raise LoopClosedError("the background loop is closed")
+
+    def _next_after(self, failed: Callable[..., None]) -> None:
+        with self._lock:
+            if failed == self._begin:
+                self._running -= 1
+            else:
+                self._timer_set = False
+
+    # -- on the loop ------------------------------------------------------------------------------
+
+    def _begin(self, item: _Item[Any]) -> None:
+        if item.future.cancelled():
+            self._advance()
+            return
+        task = asyncio.get_running_loop().create_task(item.start(), context=item.context)
+        task.add_done_callback(functools.partial(self._ended, item, time.monotonic()))
+
+    def _ended(self, item: _Item[Any], started_s: float, task: asyncio.Task[Any]) -> None:
+        self._concurrency.took(time.monotonic() - started_s)
+        self._advance()
+        if task.cancelled():
+            item.future.cancel()
+            return
+        exc = task.exception()
+        if not item.future.set_running_or_notify_cancel():
+            if exc is None:
+                item.abandoned(task.result())
+        elif exc is not None:
+            item.future.set_exception(exc)
+        else:
+            item.future.set_result(task.result())
+
+    def _advance(self) -> None:
+        """Give a place back, and hand over what is free to the next in line."""
+        begins: list[_Item[Any]] = []
+        with self._lock:
+            self._running -= 1
+            while self._waiting and self._running < self._concurrency.limit:
+                item = self._waiting.popleft()
+                if not item.future.cancelled():
+                    self._running += 1
+                    begins.append(item)
+        for item in begins:
+            self._begin(item)
+
+    def _expire(self) -> None:
+        """End the waits that have lasted too long; they began in the order of the line."""
+        now_s = time.monotonic()
+        expired: list[_Item[Any]] = []
+        with self._lock:
+            while self._waiting and len(expired) < _EXPIRED_AT_ONCE:
+                if self._waiting[0].expires_s > now_s:
+                    break
+                expired.append(self._waiting.popleft())
+            left_s = max(0.0, self._waiting[0].expires_s - now_s) if self._waiting else None
+            self._timer_set = left_s is not None
+        if left_s is not None:
+            asyncio.get_running_loop().call_later(left_s, self._expire)
+        for item in expired:
+            if item.future.set_running_or_notify_cancel():
+                item.future.set_exception(AdmissionError(f"no turn within {self._wait_s:.3g} s"))

@@ -1,0 +1,277 @@
+"""Thousands of callers at once, and callers that lose their patience."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import guard
+from guard.breaker.exceptions import GuardTransportError
+from guard.core import wire
+from guard.loop import Admission, AdmissionError, BackgroundLoop, Concurrency
+from guard.runtime.runtime import GuardRuntime
+from tests.guard.delivery.conftest import Answer, Scripted, against, scripted  # noqa: F401
+from tests.support.gateway_process import GatewayProcess, gateway_process
+from tests.support.proxy import ChaosProxy
+from tests.support.waiting import until, until_async
+
+WAIT_S = 30.0
+
+
+@guard.protect
+async def nothing() -> None:
+    """Ask the gate, and do nothing."""
+
+
+@guard.protect
+def nothing_sync() -> None:
+    """Ask the gate, and do nothing."""
+
+
+@pytest.fixture(scope="module")
+def elsewhere() -> Iterator[GatewayProcess]:
+    """A gateway that does not compete with the crowd for the interpreter."""
+    with gateway_process() as running:
+        yield running
+
+
+@pytest.fixture
+def crowded(elsewhere: GatewayProcess) -> GuardRuntime:
+    """A runtime that hears this gateway's kills at once."""
+    runtime = GuardRuntime(elsewhere.key, elsewhere.url, timeout_ms=5000).open()
+    until(lambda: runtime.status().control_channel == "websocket", WAIT_S)
+    return runtime
+
+
+class TestTenThousandAtOnce:
+    @pytest.mark.asyncio
+    async def test_each_gets_an_answer_or_a_refusal_and_the_client_stays_well(
+        self, crowded: GuardRuntime, elsewhere: GatewayProcess
+    ) -> None:
+        """Its own queue is not held against the gateway, and a kill does not wait in it."""
+        most_tasks = 0
+        left = 10_000
+        left_at_kill = 0
+
+        async def one() -> object:
+            nonlocal left
+            try:
+                return await nothing()
+            except GuardTransportError as exc:
+                return exc
+            finally:
+                left -= 1
+
+        def look() -> None:
+            nonlocal most_tasks
+            tasks = asyncio.all_tasks(crowded._background.start())
+            most_tasks = max(most_tasks, len(tasks))
+
+        def kill() -> None:
+            nonlocal left_at_kill
+            until(lambda: len(crowded.gate._admission) > 1000, WAIT_S)
+            look()
+            elsewhere.admin.kill("another")
+            until(lambda: "another" in crowded.enforcement.control.kills.exact, WAIT_S)
+            left_at_kill = left
+            look()
+
+        killing = asyncio.get_running_loop().run_in_executor(None, kill)
+        results = await asyncio.gather(*(one() for _ in range(10_000)))
+        await killing
+        assert left_at_kill > 0, "the kill was heard while callers were waiting"
+        assert results.count(None) >= 100
+        sources = {each.source for each in results if isinstance(each, GuardTransportError)}
+        assert sources <= {"NETWORK_ERROR"}
+        assert 0 < most_tasks < 100, "who waits is no task of the loop"
+        assert crowded.status().breaker == "closed"
+        await nothing()
+
+    def test_threads_are_served_in_their_turn(self, crowded: GuardRuntime) -> None:
+        with concurrent.futures.ThreadPoolExecutor(200) as pool:
+            for done in [pool.submit(nothing_sync) for _ in range(1000)]:
+                done.result(WAIT_S)
+        assert crowded.status().breaker == "closed"
+
+
+class TestTheDeadlineOfTheGateway:
+    def test_what_is_sent_late_does_not_open_the_circuit(
+        self,
+        against: Callable[..., GuardRuntime],  # noqa: F811
+        scripted: Scripted,  # noqa: F811
+    ) -> None:
+        """A request that has waited in this process gets what is left; too little is no proof."""
+        runtime = against(timeout_ms=400, transport_mode="websocket")
+        scripted.answer = lambda path, body: Answer(hang=True) if path == "/gate" else None
+        session = runtime.events.session
+        assert session is not None
+        request = wire.GateRequest(call_id="c", kind="call", function="f")
+        for _ in range(10):
+            with pytest.raises(GuardTransportError, match="no answer"):
+                runtime._background.run(session.ask, request, 0.01)
+        assert runtime.status().breaker == "closed"
+        for _ in range(5):
+            with pytest.raises(GuardTransportError, match="no answer"):
+                runtime._background.run(session.ask, request, 0.4)
+        assert runtime.status().breaker == "open"
+
+
+class TestAdmission:
+    def admission(self, wait_s: float = WAIT_S, waiting_max: int = 10) -> Admission:
+        two = Concurrency(WAIT_S, least=2, most=2)
+        return Admission(BackgroundLoop(), concurrency=two, waiting_max=waiting_max, wait_s=wait_s)
+
+    def test_first_come_first_served_and_never_more_than_may_run(self) -> None:
+        admission = self.admission()
+        go = threading.Event()
+        running: list[int] = []
+        most: list[int] = []
+        order: list[int] = []
+
+        async def work(number: int) -> int:
+            running.append(number)
+            most.append(len(running))
+            while not go.is_set():
+                await asyncio.sleep(0.001)
+            order.append(number)
+            running.remove(number)
+            return number
+
+        futures = [admission.submit(lambda n=n: work(n)) for n in range(10)]  # type: ignore[misc]
+        assert len(admission) == 8
+        until(lambda: len(running) == 2)
+        go.set()
+        assert [each.result(WAIT_S) for each in futures] == list(range(10))
+        assert max(most) == 2
+        assert order == sorted(order)
+
+    def test_too_many_and_too_long(self) -> None:
+        admission = self.admission(wait_s=0.05, waiting_max=1)
+        end = threading.Event()
+
+        async def work() -> None:
+            while not end.is_set():
+                await asyncio.sleep(0.001)
+
+        running = [admission.submit(work) for _ in range(2)]
+        late = admission.submit(work)
+        with pytest.raises(AdmissionError, match="waiting already"):
+            admission.submit(work)
+        with pytest.raises(AdmissionError, match="no turn"):
+            late.result(WAIT_S)
+        end.set()
+        for each in running:
+            each.result(WAIT_S)
+        admission.submit(work).result(WAIT_S)
+
+    def test_a_failure_gives_its_place_back_as_well(self) -> None:
+        admission = self.admission()
+
+        async def fails() -> None:
+            raise LookupError
+
+        for each in [admission.submit(fails) for _ in range(10)]:
+            with pytest.raises(LookupError):
+                each.result(WAIT_S)
+        assert not len(admission)
+
+    def test_who_leaves_the_line_is_never_run(self) -> None:
+        admission = self.admission()
+        go = threading.Event()
+        ran: list[str] = []
+
+        async def work(name: str) -> None:
+            ran.append(name)
+            while not go.is_set():
+                await asyncio.sleep(0.001)
+
+        first = [admission.submit(lambda: work("first")) for _ in range(2)]
+        waiting = admission.submit(lambda: work("waiting"))
+        last = admission.submit(lambda: work("last"))
+        assert waiting.cancel()
+        go.set()
+        for each in [*first, last]:
+            each.result(WAIT_S)
+        assert ran == ["first", "first", "last"]
+
+    def test_a_result_that_nobody_waits_for_is_told(self) -> None:
+        admission = self.admission()
+        go, told, started = threading.Event(), threading.Event(), threading.Event()
+        results: list[str] = []
+
+        async def work() -> str:
+            started.set()
+            while not go.is_set():
+                await asyncio.sleep(0.001)
+            return "granted"
+
+        def abandoned(result: str) -> None:
+            results.append(result)
+            told.set()
+
+        future = admission.submit(work, abandoned)
+        assert started.wait(WAIT_S)
+        assert future.cancel()
+        go.set()
+        assert told.wait(WAIT_S)
+        assert results == ["granted"]
+
+
+class TestImpatientCallers:
+    """A caller that is cancelled while it waits leaves no reservation behind."""
+
+    @pytest.fixture
+    def slow(
+        self, proxy: ChaosProxy, tenant: Any, start: Callable[..., GuardRuntime]
+    ) -> GuardRuntime:
+        tenant.admin.set_budget(100)
+        runtime = start(api_url=proxy.url, timeout_ms=20_000)
+        with guard.workflow("w"):
+            nothing_sync()  # the connection stands
+        proxy.delay_s = 0.3
+        return runtime
+
+    @staticmethod
+    def reserved(tenant: Any) -> int:
+        return int(sum(each["reserved_nanousd"] for each in tenant.admin.request("GET", "/ledger")))
+
+    @pytest.mark.asyncio
+    async def test_in_a_task(self, slow: GuardRuntime, tenant: Any) -> None:
+        async def call() -> None:
+            with guard.workflow("w"):
+                await nothing()
+
+        tasks = [asyncio.create_task(call()) for _ in range(3)]
+        await until_async(lambda: self.reserved(tenant) > 0, WAIT_S)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(task.cancelled() for task in tasks)
+        await until_async(lambda: self.reserved(tenant) == 0, WAIT_S)
+
+    def test_in_a_thread_that_a_kill_ends(
+        self, slow: GuardRuntime, tenant: Any, proxy: ChaosProxy
+    ) -> None:
+        raised: list[BaseException] = []
+
+        def call() -> None:
+            with guard.workflow("w"):
+                try:
+                    nothing_sync()
+                except BaseException as exc:
+                    raised.append(exc)
+
+        thread = threading.Thread(target=call)
+        thread.start()
+        until(lambda: self.reserved(tenant) > 0, WAIT_S)
+        slow._background.call_soon(
+            slow._apply_control, wire.ControlMessage(seq=9**9, type="kill", workflow_id="w")
+        )
+        thread.join(WAIT_S)
+        assert [type(each) for each in raised] == [guard.WorkflowKilledInterrupt]
+        until(lambda: self.reserved(tenant) == 0, WAIT_S)

@@ -1,0 +1,55 @@
+"""A real gateway in a process of its own, for tests in which it must not share the interpreter."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+
+from guard.gateway.cli.admin_client import AdminClient
+
+_ROOT = Path(__file__).parents[2]
+_PROGRAM = """
+import json, sys
+from guard.gateway.embedded import run_gateway
+
+with run_gateway() as gateway:
+    print(json.dumps([gateway.base_url, gateway.api_key, gateway.admin_key]), flush=True)
+    sys.stdin.read()
+"""
+
+
+@attrs.frozen
+class GatewayProcess:
+    """A gateway with one organisation."""
+
+    url: str
+    key: str = attrs.field(repr=False)
+    admin: AdminClient
+
+
+@contextlib.contextmanager
+def gateway_process() -> Iterator[GatewayProcess]:
+    """Run a gateway until the block ends."""
+    kept = {name: text for name, text in os.environ.items() if not name.startswith("GUARD_")}
+    process = subprocess.Popen(
+        [sys.executable, "-c", _PROGRAM],
+        env={**kept, "PYTHONPATH": str(_ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        url, key, admin_key = json.loads(process.stdout.readline())
+        admin = AdminClient(url, admin_key)
+        yield GatewayProcess(url, key, admin)
+        admin.close()
+    finally:
+        process.communicate(timeout=30)  # its input ends, and so does it
