@@ -101,8 +101,8 @@ def _serve_gateway(pipe: Connection, durable: bool) -> None:
 
 
 async def _set_budgets(app: Any, organisation_id: str) -> None:
+    from guard.gateway.domain.commands import Actor
     from guard.gateway.domain.records import Budget
-    from guard.gateway.storage.port import Actor
 
     for kind, scope_id, window in (("organisation", "", "month"), ("workflow", "*", "day")):
         budget = Budget(

@@ -30,9 +30,11 @@ from guard.gateway.api.http import (
 )
 from guard.gateway.dashboard.dashboard import dashboard_routes
 from guard.gateway.dashboard.site import Parts
+from guard.gateway.domain.commands import PostCommitEvent
+from guard.gateway.domain.errors import StoreError
 from guard.gateway.domain.records import Rates
 from guard.gateway.services.catalogue import CatalogueCache
-from guard.gateway.services.change_watcher import Pulse
+from guard.gateway.services.change_watcher import ChangeWatcher
 from guard.gateway.services.fanout import Hub
 from guard.gateway.services.gatekeeper import Gatekeeper
 from guard.gateway.services.keys import KeyRing
@@ -43,7 +45,7 @@ from guard.gateway.services.pricing import load_published
 from guard.gateway.services.webhooks import WebhookSender
 from guard.gateway.settings import GatewaySettings
 from guard.gateway.storage.memory_rates import MemoryRates
-from guard.gateway.storage.port import Announcement, Storage, StoreError
+from guard.gateway.storage.port import Storage
 from guard.gateway.storage.sqlite.rows import wall_clock_ms
 from guard.gateway.storage.sqlite.store import SqliteStorage
 
@@ -128,13 +130,13 @@ class GatewayApp:
             self.counts, self.load, self.hub.count, self.storage.statistics
         )
         document = DocumentRoutes(table, collector)
-        self.pulse = Pulse(self.storage)
+        self.change_watcher = ChangeWatcher(self.storage)
         dashboard = dashboard_routes(
             Parts(
                 self.storage,
                 handlers,
                 self.operators,
-                self.pulse,
+                self.change_watcher,
                 settings,
                 clock_ms,
                 lambda: self.draining,
@@ -166,14 +168,14 @@ class GatewayApp:
         self._tasks = [
             asyncio.create_task(self._sweep(), name="guard-gateway-sweeper"),
             asyncio.create_task(self._webhooks.run(), name="guard-gateway-webhooks"),
-            asyncio.create_task(self.pulse.run(), name="guard-gateway-pulse"),
+            asyncio.create_task(self.change_watcher.run(), name="guard-gateway-change_watcher"),
         ]
 
     def drain(self) -> None:
         """Stop being ready and end the control channels; open requests go on."""
         self.draining = True
         self.hub.close()
-        self.pulse.close()
+        self.change_watcher.close()
 
     async def close(self) -> None:
         """Stop what runs beside the requests and close the store."""
@@ -184,7 +186,7 @@ class GatewayApp:
                 await task
         await self.storage.close()
 
-    def _committed(self, news: Sequence[Announcement]) -> None:
+    def _committed(self, news: Sequence[PostCommitEvent]) -> None:
         for announcement in news:
             if announcement.kind == "catalogue":
                 self.keys.forget()

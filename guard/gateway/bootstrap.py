@@ -5,8 +5,9 @@ from __future__ import annotations
 from msgspec import Struct
 
 from guard.core.ids import IdFactory
+from guard.gateway.domain.commands import Actor
 from guard.gateway.services.keys import make_key
-from guard.gateway.storage.port import Actor, Storage
+from guard.gateway.storage.port import Storage
 
 FIRST_ORGANISATION = "default"
 

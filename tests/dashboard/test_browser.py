@@ -217,7 +217,7 @@ def test_events_stream_in_and_can_be_held(signed_in: Callable[..., Any], tenant:
     expect(page.get_by_role("row", name=re.compile("model-one"))).to_be_visible()
     page.get_by_role("button", name="Hold still").click()
     tenant.spend("streamer", 1, model="model-two")
-    # The badge of the same pulse would come along with the row.
+    # The badge of the same change_watcher would come along with the row.
     page.get_by_role("button", name="Go on").click()
     expect(page.get_by_role("row", name=re.compile("model-two"))).to_be_visible()
 

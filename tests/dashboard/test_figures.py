@@ -12,8 +12,8 @@ from hypothesis import given
 
 from guard.gateway.dashboard import charts, formatting, spans
 from guard.gateway.domain.budget_preview import preview
-from guard.gateway.domain.figures import HOUR_MS, ChargedEvent, FigurePoint
 from guard.gateway.domain.records import Budget, StoredEvent
+from guard.gateway.domain.usage import HOUR_MS, ChargedEvent, UsagePoint
 from guard.gateway.embedded import run_gateway
 
 NOW_MS = 1_800_000_000_000
@@ -45,7 +45,7 @@ def test_bars_stay_inside_the_plot_and_agree_with_the_sum(
 ) -> None:
     starts = charts.steps(NOW_MS - chosen.span_ms + chosen.step_ms, NOW_MS + 1, chosen.step_ms)
     points = [
-        FigurePoint(start_ms=start, cost_nanousd=cost, llm_calls=1, tool_calls=0, input_tokens=0,
+        UsagePoint(start_ms=start, cost_nanousd=cost, llm_calls=1, tool_calls=0, input_tokens=0,
                     output_tokens=0)
         for start, cost in zip(starts, costs, strict=False)
     ]  # fmt: skip
@@ -152,7 +152,8 @@ def test_an_older_database_gets_its_figures(tmp_path: Path) -> None:
         pass
     connection = sqlite3.connect(database)
     rows = connection.execute(
-        "SELECT workflow_id, model, cost_nanousd, llm_calls, input_tokens, bucket_ms FROM figures"
+        "SELECT workflow_id, model, cost_nanousd, llm_calls, input_tokens, bucket_ms"
+        " FROM usage_rollups"
     ).fetchall()
     connection.close()
     assert rows == [("w", "gpt", 700, 1, 10, NOW_MS - NOW_MS % HOUR_MS)]

@@ -18,9 +18,9 @@ import httpx
 import pytest
 
 from guard.gateway.cli.admin_client import AdminClient
+from guard.gateway.domain.errors import StoreError
 from guard.gateway.embedded import Gateway, run_gateway
 from guard.gateway.server import PortInUseError
-from guard.gateway.storage.port import StoreError
 from tests.gateway.conftest import new_tenant
 from tests.support.waiting import until
 

@@ -26,6 +26,7 @@ from hypothesis.stateful import (
 
 from guard.core import wire
 from guard.gateway.domain.commands import (
+    Actor,
     GateCommand,
     IngestCommand,
     PricedEvent,
@@ -33,7 +34,7 @@ from guard.gateway.domain.commands import (
     Request,
 )
 from guard.gateway.domain.records import Budget, OrganisationSettings
-from guard.gateway.storage.port import Actor, Storage
+from guard.gateway.storage.port import Storage
 
 HOUR = 3_600_000
 TTL = HOUR // 2
@@ -49,8 +50,8 @@ class Account:
 
     committed: int = 0
     reserved: int = 0
-    overshoot: int = 0
-    bound: int = 0
+    overspend: int = 0
+    authorized_max: int = 0
 
 
 @attrs.define
@@ -120,7 +121,7 @@ class LedgerMachine(RuleBasedStateMachine):
             self.run(self.storage.put_budget(ACTOR, budget))
         for (name, epoch), account in self.accounts.items():
             if name == "org" or epoch + HOUR > self.now:
-                account.bound = max(account.bound, self.limit((name, epoch)))
+                account.authorized_max = max(account.authorized_max, self.limit((name, epoch)))
 
     def limit(self, key: tuple[str, int]) -> int:
         return self.limits["org" if key[0] == "org" else "flow"]
@@ -128,7 +129,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def scopes(self, workflow: str) -> list[tuple[str, int]]:
         keys = [("org", 0), (workflow, self.now - self.now % HOUR)]
         for key in keys:
-            self.accounts.setdefault(key, Account(bound=self.limit(key)))
+            self.accounts.setdefault(key, Account(authorized_max=self.limit(key)))
         return keys
 
     def expire(self) -> None:
@@ -178,7 +179,7 @@ class LedgerMachine(RuleBasedStateMachine):
         for key in keys:
             account = self.accounts[key]
             account.reserved += amount
-            account.bound = max(account.bound, self.limit(key))
+            account.authorized_max = max(account.authorized_max, self.limit(key))
         hold = Hold(reply.reservation_id, workflow, keys, amount, self.now + TTL)
         self.all_holds.append(hold)
         return hold
@@ -230,8 +231,8 @@ class LedgerMachine(RuleBasedStateMachine):
             account.committed += cost
             account.reserved -= taken
             total = account.committed + account.reserved
-            account.bound = max(account.bound, self.limit(key))
-            account.overshoot = max(account.overshoot, total - account.bound)
+            account.authorized_max = max(account.authorized_max, self.limit(key))
+            account.overspend = max(account.overspend, total - account.authorized_max)
             over |= cost > taken and total > self.limit(key)
         if hold is not None and final:
             self.close(hold)
@@ -296,8 +297,10 @@ class LedgerMachine(RuleBasedStateMachine):
             assert (view.committed_nanousd, view.reserved_nanousd) == (
                 account.committed, account.reserved,
             )  # fmt: skip
-            assert view.overshoot_nanousd == account.overshoot
-            assert account.committed + account.reserved <= account.bound + account.overshoot
+            assert view.overshoot_nanousd == account.overspend
+            assert (
+                account.committed + account.reserved <= account.authorized_max + account.overspend
+            )
         org_total = self.accounts.get(("org", 0), Account()).committed
         assert org_total == self.total
 

@@ -24,7 +24,9 @@ def account(limit: int, committed: int = 0, reserved: int = 0, **fields: Any) ->
         budget_id="b", organisation_id="o", limit_nanousd=limit,
         **{"scope_kind": "organisation", "scope_id": "", "window": "total", **fields},
     )  # fmt: skip
-    balance = Balance(1, "b", "", 0, None, committed=committed, reserved=reserved, bound=limit)
+    balance = Balance(
+        1, "b", "", 0, None, committed=committed, reserved=reserved, authorized_max=limit
+    )
     return Account(rule, balance)
 
 
@@ -49,7 +51,7 @@ def test_a_grant_takes_the_last_nano_dollar_and_none_beyond(
     assert (judged.refused_by is accounts[0]) == (held is None)
     if held is not None:
         assert judged.amount == held
-        ledger.hold(accounts, judged.amount)
+        ledger.reserve(accounts, judged.amount)
         assert accounts[0].room() == left - held
 
 
@@ -65,10 +67,10 @@ def test_a_chain_goes_exactly_to_its_ceiling(limit: int, ceiling: int) -> None:
 
 def test_one_nano_dollar_over_the_limit_uses_the_chains_ceiling() -> None:
     inside = account(1000)
-    ledger.hold([inside], 1000, 200)
-    assert inside.balance.bound == 1000
-    ledger.hold([inside], 1, 200)
-    assert inside.balance.bound == 1200
+    ledger.reserve([inside], 1000, 200)
+    assert inside.balance.authorized_max == 1000
+    ledger.reserve([inside], 1, 200)
+    assert inside.balance.authorized_max == 1200
 
 
 @pytest.mark.parametrize(("cost", "over"), [(110, False), (111, True)])
@@ -107,7 +109,7 @@ def test_a_threshold_is_crossed_once_and_at_its_share() -> None:
     for cost in (49, 1, 49, 1, 1):
         charged = ledger.charge([watched], cost, None, [])
         crossed.append([share for _, share in charged.crossed])
-        assert watched.balance.overshoot == max(0, watched.balance.committed - 100)
+        assert watched.balance.overspend == max(0, watched.balance.committed - 100)
     assert crossed == [[], [0.5], [], [1.0], []]
     assert watched.balance.exhausted
 

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from guard.gateway.domain import windows
-from guard.gateway.domain.records import Budget
 from guard.gateway.storage.sqlite import schema as sqlite_schema
-from guard.gateway.storage.sqlite.opening import spent_before
+from guard.gateway.storage.sqlite.spending import spent_before
 
 NOW = 1_800_000_000_000
 DAY = 86_400_000
@@ -40,11 +39,6 @@ def insert(connection: sqlite3.Connection, rows: list[dict[str, Any]]) -> None:
             f"INSERT INTO events ({','.join(full)}) VALUES ({places})",
             list(full.values()),
         )
-
-
-def rule(kind: str, window: Any) -> Budget:
-    return Budget(budget_id="b", organisation_id="o", scope_kind=kind, scope_id="*",  # type: ignore[arg-type]
-                  window=window, limit_nanousd=1)  # fmt: skip
 
 
 ids = st.sampled_from(["a", "b"])
@@ -74,20 +68,20 @@ def test_the_sum_is_that_of_the_windows_events(
         rows.append(row | {"received_at_ms": received,
                            "charged_at_ms": received - event["delay"] * hour})  # fmt: skip
     rows.sort(key=lambda row: row["received_at_ms"])
-    epoch_ms, ends_ms = windows.epoch_of(window, NOW)
+    period_start_ms, ends_ms = windows.period_of(window, NOW)
     scope_id = "" if kind == "organisation" else "a"
     expected = sum(
         row["cost_nanousd"]
         for row in rows
         if row["organisation_id"] == "o"
-        and epoch_ms <= row["charged_at_ms"] < (ends_ms or 2**62)
+        and period_start_ms <= row["charged_at_ms"] < (ends_ms or 2**62)
         and (kind == "organisation" or row[COLUMNS[KINDS.index(kind)]] == "a")
     )
     connection.execute("BEGIN")
     try:
         insert(connection, rows)
-        connection.execute("INSERT INTO carried VALUES ('o', ?, ?, 1000)", (kind, scope_id))
-        total = spent_before(connection, "o", rule(kind, window), scope_id, epoch_ms, ends_ms)
+        connection.execute("INSERT INTO archived_spend VALUES ('o', ?, ?, 1000)", (kind, scope_id))
+        total = spent_before(connection, "o", kind, scope_id, period_start_ms, ends_ms)
     finally:
         connection.execute("ROLLBACK")
     assert total == expected + (1000 if window == "total" else 0)
@@ -99,7 +93,7 @@ def test_a_new_scope_does_not_go_through_the_events_of_others(
     connection: sqlite3.Connection, kind: str, window: Any
 ) -> None:
     count = 20_000
-    epoch_ms, ends_ms = windows.epoch_of(window, NOW)
+    period_start_ms, ends_ms = windows.period_of(window, NOW)
     steps = 0
 
     def count_steps() -> int:
@@ -117,9 +111,7 @@ def test_a_new_scope_does_not_go_through_the_events_of_others(
         connection.set_progress_handler(count_steps, 100)
         try:
             for scope_id, expected in (("new", 0), (f"{kind[0]}7", 40)):
-                found = spent_before(
-                    connection, "o", rule(kind, window), scope_id, epoch_ms, ends_ms
-                )
+                found = spent_before(connection, "o", kind, scope_id, period_start_ms, ends_ms)
                 assert found == expected
         finally:
             connection.set_progress_handler(None, 100)
@@ -139,9 +131,12 @@ def test_a_busy_workflow_begins_a_window_without_its_past(
         steps += 100
         return 0
 
-    epoch_ms, ends_ms = windows.epoch_of(window, NOW)
-    times = [epoch_ms - count + number for number in range(count)] + [epoch_ms, epoch_ms + 1]
-    times = [at if at >= epoch_ms else at - DAY for at in times]
+    period_start_ms, ends_ms = windows.period_of(window, NOW)
+    times = [period_start_ms - count + number for number in range(count)] + [
+        period_start_ms,
+        period_start_ms + 1,
+    ]
+    times = [at if at >= period_start_ms else at - DAY for at in times]
     connection.execute("BEGIN")
     try:
         insert(connection, [
@@ -150,7 +145,7 @@ def test_a_busy_workflow_begins_a_window_without_its_past(
         ])  # fmt: skip
         connection.set_progress_handler(count_steps, 100)
         try:
-            found = spent_before(connection, "o", rule("workflow", window), "w", epoch_ms, ends_ms)
+            found = spent_before(connection, "o", "workflow", "w", period_start_ms, ends_ms)
         finally:
             connection.set_progress_handler(None, 100)
     finally:

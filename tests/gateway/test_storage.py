@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest_asyncio
 
 from guard.core import wire
 from guard.gateway.domain.commands import GateCommand
+from guard.gateway.domain.errors import NotFoundError, StoreError
 from guard.gateway.domain.policy import CapUse
 from guard.gateway.domain.records import (
     Budget,
@@ -24,7 +26,7 @@ from guard.gateway.domain.records import (
 )
 from guard.gateway.domain.rulesets import RuleSet
 from guard.gateway.storage.memory_rates import MemoryRates
-from guard.gateway.storage.port import NotFoundError, Storage, StoreError
+from guard.gateway.storage.port import Storage
 from guard.gateway.storage.sqlite.store import SqliteStorage
 from tests.support.store import ACTOR, DAY, Clock, Store
 
@@ -243,7 +245,9 @@ async def test_audit_notices_every_change(storage_factory: Any, tmp_path: Path) 
     await storage.open(lambda news: None)
     org = (await storage.create_organisation(ACTOR, "o")).organisation_id
     for n in range(3):
-        await storage.order(ACTOR, org, wire.ControlMessage(seq=0, type="kill", workflow_id=str(n)))
+        await storage.issue_directive(
+            ACTOR, org, wire.ControlMessage(seq=0, type="kill", workflow_id=str(n))
+        )
     assert await storage.verify_audit() == (4, None)
     await storage.close()
     path = tmp_path / "gateway.sqlite3"
@@ -289,17 +293,17 @@ async def test_full_disk_refuses_and_recovers(tmp_path: Path, durable: bool) -> 
     store = Store(storage, Clock(), org, lambda: None, [])
     await store.budget(1_000_000)
     (pages,) = await storage.write(
-        lambda books: books.connection.execute("PRAGMA page_count").fetchone()
+        lambda unit: unit.connection.execute("PRAGMA page_count").fetchone()
     )
     await storage.write(
-        lambda books: books.connection.execute(f"PRAGMA max_page_count = {pages}").fetchone()
+        lambda unit: unit.connection.execute(f"PRAGMA max_page_count = {pages}").fetchone()
     )
     results = await asyncio.gather(
         *(store.charge(f"e{n}" + "x" * 200, 1) for n in range(500)), return_exceptions=True
     )
     assert any(isinstance(r, StoreError) for r in results)
     await storage.write(
-        lambda books: books.connection.execute("PRAGMA max_page_count = 1000000").fetchone()
+        lambda unit: unit.connection.execute("PRAGMA max_page_count = 1000000").fetchone()
     )
     assert await storage.ready()
     for n in range(500):
@@ -337,14 +341,18 @@ async def test_rates_are_exact_over_a_sliding_window() -> None:
 async def test_replays_are_bounded_by_what_still_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("guard.gateway.storage.sqlite.control.CONTROL_KEEP", 5)
+    monkeypatch.setattr("guard.gateway.ledger.control.CONTROL_KEEP", 5)
     storage = SqliteStorage(tmp_path / "g.sqlite3")
     await storage.open(lambda news: None)
     org = (await storage.create_organisation(ACTOR, "o")).organisation_id
-    await storage.order(ACTOR, org, wire.ControlMessage(seq=0, type="kill", workflow_id="dead"))
+    await storage.issue_directive(
+        ACTOR, org, wire.ControlMessage(seq=0, type="kill", workflow_id="dead")
+    )
     for _ in range(20):
         for kind in ("pause", "resume"):
-            await storage.order(ACTOR, org, wire.ControlMessage(seq=0, type=kind, workflow_id="w"))
+            await storage.issue_directive(
+                ACTOR, org, wire.ControlMessage(seq=0, type=kind, workflow_id="w")
+            )
     await storage.sweep()
     kept = [stored.message for stored in await storage.control_after(org, 0, 100)]
     assert [m.seq for m in kept] == [1, 37, 38, 39, 40, 41]
@@ -363,3 +371,35 @@ async def test_holds_of_the_millisecond_of_a_sweep_are_found_again(store: Store)
     assert (await store.storage.verify_ledger()).reservations_open == 8
     store.clock.now += 900_001
     assert await store.storage.sweep() == 8
+
+
+@pytest.mark.asyncio
+async def test_lookups_and_replays_do_not_wait_for_reports(tmp_path: Path) -> None:
+    storage = SqliteStorage(tmp_path / "g.sqlite3")
+    await storage.open(lambda events: None)
+    org = (await storage.create_organisation(ACTOR, "o")).organisation_id
+    kill = wire.ControlMessage(seq=0, type="kill", workflow_id="w")
+    await storage.issue_directive(ACTOR, org, kill)
+    finish = threading.Event()
+    started = threading.Semaphore(0)
+
+    def slow_report(_: Any) -> None:
+        started.release()
+        finish.wait()
+
+    reports = [asyncio.ensure_future(storage.report(slow_report)) for _ in range(8)]
+    waiting = asyncio.ensure_future(storage.usage(org, "total", 0, 2**60, 10))
+    try:
+        for _ in range(2):
+            await asyncio.to_thread(started.acquire)
+        assert await storage.find_key(b"none") is None
+        assert [stored.message.type for stored in await storage.control_after(org, 0, 10)] == [
+            "kill"
+        ]
+        assert await storage.policies(org) == []
+        assert await storage.ready()
+        assert not waiting.done()
+    finally:
+        finish.set()
+    await asyncio.gather(*reports, waiting)
+    await storage.close()

@@ -345,7 +345,7 @@ def test_in_the_gateway_only_the_composition_root_names_a_concrete_store() -> No
 
 
 def test_in_the_gateway_services_do_not_know_the_web_nor_the_domain_the_services() -> None:
-    order = {"domain": 0, "storage": 1, "services": 2, "api": 3, "dashboard": 4}
+    order = {"domain": 0, "ledger": 1, "storage": 2, "services": 3, "api": 4, "dashboard": 5}
     wrong = [
         str(arrow)
         for arrow in inner("guard")
@@ -354,6 +354,17 @@ def test_in_the_gateway_services_do_not_know_the_web_nor_the_domain_the_services
         and (source := component(arrow.source, 2).partition(".")[2]) in order
         and (target := component(arrow.target, 2).partition(".")[2]) in order
         and order[target] > order[source]
+    ]
+    assert not wrong
+
+
+def test_the_ledgers_rules_know_no_store_and_no_loop() -> None:
+    """They run on the unit-of-work port, whatever stands behind it."""
+    wrong = [
+        str(arrow)
+        for arrow in ARROWS
+        if arrow.source.startswith(("guard.gateway.ledger", "guard.gateway.domain"))
+        and arrow.target in ("sqlite3", "asyncio", "threading", "time")
     ]
     assert not wrong
 

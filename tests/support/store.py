@@ -8,9 +8,9 @@ from typing import Any
 import attrs
 
 from guard.core import wire
-from guard.gateway.domain.commands import GateCommand, IngestCommand, PricedEvent, Request
+from guard.gateway.domain.commands import Actor, GateCommand, IngestCommand, PricedEvent, Request
 from guard.gateway.domain.records import Budget
-from guard.gateway.storage.port import Actor, Storage
+from guard.gateway.storage.port import Storage
 
 ACTOR = Actor("test")
 DAY = 86_400_000

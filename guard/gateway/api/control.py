@@ -24,9 +24,10 @@ from guard.gateway.api.http import (
     send_answer,
 )
 from guard.gateway.domain.commands import Answer
+from guard.gateway.domain.errors import StoreError
 from guard.gateway.services.fanout import Hub, Subscription
 from guard.gateway.settings import GatewaySettings
-from guard.gateway.storage.port import ControlLog, StoreError
+from guard.gateway.storage.port import ControlLog
 
 PAGE: Final = 500
 _ORGANISATION_SHARE: Final = 0.8

@@ -22,11 +22,11 @@ from guard.gateway.api.http import (
     send_answer,
 )
 from guard.gateway.domain.commands import Answer, Request
+from guard.gateway.domain.errors import StoreError
 from guard.gateway.services.gatekeeper import Gatekeeper
 from guard.gateway.services.load import REQUEST_BYTES, Load
 from guard.gateway.services.metrics import Counts
 from guard.gateway.settings import GatewaySettings
-from guard.gateway.storage.port import StoreError
 
 T = TypeVar("T")
 

@@ -95,9 +95,9 @@ def serve(**options: Any) -> None:
       guard gateway serve
       guard gateway serve --port 0 --database /var/lib/guard/gateway.sqlite3 --durable
     """
+    from guard.gateway.domain.errors import StoreError
     from guard.gateway.server import bind
     from guard.gateway.settings import GatewaySettings
-    from guard.gateway.storage.port import StoreError
 
     try:
         settings = GatewaySettings(**options)

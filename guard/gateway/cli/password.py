@@ -57,8 +57,9 @@ def ask(from_stdin: bool) -> str:
 def set_in_file(database: Path, name: str, secret: str) -> None:
     """Set a password in a database that no gateway has open."""
     from guard.gateway.app import GatewayApp
+    from guard.gateway.domain.commands import Actor
+    from guard.gateway.domain.errors import ConflictError, StoreError
     from guard.gateway.settings import GatewaySettings
-    from guard.gateway.storage.port import Actor, ConflictError, StoreError
 
     async def work() -> None:
         app = GatewayApp(GatewaySettings(database=database))
@@ -76,8 +77,8 @@ def set_in_file(database: Path, name: str, secret: str) -> None:
 
 async def greet(app: Any, base_url: str) -> None:
     """Say where the dashboard is; on a terminal, ask for the first password."""
+    from guard.gateway.domain.commands import Actor
     from guard.gateway.services.operators import FIRST_OPERATOR
-    from guard.gateway.storage.port import Actor
 
     click.echo(f"Dashboard: {base_url}/")
     if await app.operators.has_operators():

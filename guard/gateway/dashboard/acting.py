@@ -9,7 +9,7 @@ from starlette.routing import BaseRoute, Route
 
 from guard.gateway.dashboard import forms, security
 from guard.gateway.dashboard.site import Site, Visit
-from guard.gateway.storage.port import NotFoundError
+from guard.gateway.domain.errors import NotFoundError
 
 ACTIONS: Final = {
     "kill": (

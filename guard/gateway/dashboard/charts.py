@@ -10,7 +10,7 @@ from typing import Final
 from msgspec import Struct
 
 from guard.gateway.dashboard.formatting import count, money
-from guard.gateway.domain.figures import HOUR_MS, MINUTE_MS, FigurePoint
+from guard.gateway.domain.usage import HOUR_MS, MINUTE_MS, UsagePoint
 
 DAY_MS: Final = 24 * HOUR_MS
 
@@ -91,9 +91,9 @@ def steps(since_ms: int, until_ms: int, step_ms: int) -> list[int]:
     return list(range(first, until_ms, step_ms))
 
 
-def spend_bars(points: Sequence[FigurePoint], chosen: Range, now_ms: int) -> Chart:
+def spend_bars(points: Sequence[UsagePoint], chosen: Range, now_ms: int) -> Chart:
     """Return spend per step over a range that ends now."""
-    by_start: Mapping[int, FigurePoint] = {point.start_ms: point for point in points}
+    by_start: Mapping[int, UsagePoint] = {point.start_ms: point for point in points}
     starts = steps(now_ms - chosen.span_ms + chosen.step_ms, now_ms + 1, chosen.step_ms)
     top, parts = nice_ceiling(max((p.cost_nanousd for p in points), default=0) / 1e9)
     width = 100 / len(starts)
@@ -121,7 +121,7 @@ def spend_bars(points: Sequence[FigurePoint], chosen: Range, now_ms: int) -> Cha
 
 
 def spend_against_limit(
-    points: Sequence[FigurePoint], *, since_ms: int, ends_ms: int, now_ms: int, step_ms: int,
+    points: Sequence[UsagePoint], *, since_ms: int, ends_ms: int, now_ms: int, step_ms: int,
     committed_nanousd: int, limit_nanousd: int,
 ) -> Chart:  # fmt: skip
     """Return what a window has cost up to each moment, against its limit.

@@ -13,7 +13,7 @@ from starlette.routing import BaseRoute, Route
 
 from guard.gateway.dashboard import security
 from guard.gateway.dashboard.site import Site, Visit
-from guard.gateway.storage.port import StoreError
+from guard.gateway.domain.errors import StoreError
 
 BEAT_S: Final = 2.0
 RECHECK_S: Final = 5.0
@@ -37,7 +37,7 @@ class Live:
         return await self._site.page(self._open)(request)
 
     async def _open(self, visit: Visit) -> Response:
-        if self._site.parts.pulse.is_full():
+        if self._site.parts.change_watcher.is_full():
             return Response("too many streams", status_code=503, headers=security.PAGE_HEADERS)
         return StreamingResponse(
             self._messages(visit),
@@ -47,12 +47,12 @@ class Live:
 
     async def _messages(self, visit: Visit) -> AsyncIterator[str]:
         # Subscribed in here: a response that is never started would not unsubscribe.
-        pulse = self._site.parts.pulse
-        listener = pulse.subscribe(visit.org())
+        change_watcher = self._site.parts.change_watcher
+        listener = change_watcher.subscribe(visit.org())
         checked_s = time.monotonic()
         try:
             yield "retry: 1000\n\n" + self._health()
-            while not pulse.is_closing():
+            while not change_watcher.is_closing():
                 changed = await listener.wait(BEAT_S)
                 if time.monotonic() - checked_s >= RECHECK_S:
                     checked_s = time.monotonic()
@@ -62,7 +62,7 @@ class Live:
                 yield ("event: change\ndata: {}\n\n" if changed else "") + self._health()
             yield self._health()
         finally:
-            pulse.unsubscribe(visit.org(), listener)
+            change_watcher.unsubscribe(visit.org(), listener)
 
     async def _still_good(self, visit: Visit) -> bool:
         try:

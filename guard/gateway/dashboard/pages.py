@@ -11,10 +11,10 @@ from starlette.routing import BaseRoute, Route
 from guard.gateway.dashboard import charts, spans
 from guard.gateway.dashboard.formatting import count, money
 from guard.gateway.dashboard.site import Site, Visit
-from guard.gateway.domain.figures import HOUR_MS, Refused, WorkflowSort
+from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.records import BalanceView, StoredEvent, Workflow
-from guard.gateway.domain.windows import epoch_of
-from guard.gateway.storage.port import NotFoundError
+from guard.gateway.domain.usage import HOUR_MS, Refused, WorkflowSort
+from guard.gateway.domain.windows import period_of
 
 PAGE: Final = 50
 NEWEST: Final = 2**62
@@ -67,7 +67,7 @@ class Pages:
         workflows = await self._storage.workflow_page(own, "", "seen", 0, COUNT_MAX)
         refused = await self._storage.refusals(own, None, NEWEST, COUNT_MAX)
         today = await self._storage.spend_over_time(
-            own, HOUR_MS, epoch_of("day", now_ms)[0], now_ms + 1, charts.DAY_MS, None
+            own, HOUR_MS, period_of("day", now_ms)[0], now_ms + 1, charts.DAY_MS, None
         )
         watched = _watched(balances, visit.query("budget"))
         return await self._site.render(
@@ -83,7 +83,7 @@ class Pages:
             workflows=workflows[:OVERVIEW_ROWS],
             more_workflows=len(workflows) > OVERVIEW_ROWS,
             refused=refused[:6],
-            orders=await self._storage.standing_orders(own),
+            orders=await self._storage.active_directives(own),
             models=await self._storage.usage_by_model(
                 own, chosen.size_ms, now_ms - chosen.span_ms, None, 6
             ),
@@ -163,7 +163,7 @@ class Pages:
             offset=offset,
             page_size=PAGE,
             has_more=len(found) > PAGE,
-            orders=await self._storage.standing_orders(visit.org()),
+            orders=await self._storage.active_directives(visit.org()),
             base_url=str(visit.request.base_url).rstrip("/"),
         )
 

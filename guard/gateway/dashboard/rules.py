@@ -12,8 +12,8 @@ from guard.gateway.api.admin.handlers import as_budget, as_policy
 from guard.gateway.dashboard import forms
 from guard.gateway.dashboard.site import Site, Visit
 from guard.gateway.domain import budget_preview
+from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.records import Budget, Policy, PolicyDocument, RateCap
-from guard.gateway.storage.port import NotFoundError
 
 BALANCES_MAX = 200
 PREVIEW_CALLS = 1000

@@ -10,13 +10,13 @@ from guard.gateway.api.http import ProblemError
 from guard.gateway.dashboard import security
 from guard.gateway.dashboard.security import ForbiddenError
 from guard.gateway.dashboard.site import SIGN_IN, Site, Visit, new_visit_token
+from guard.gateway.domain.errors import StoreError
 from guard.gateway.services.operators import (
     FIRST_OPERATOR,
     SESSION_MS,
     ThrottledError,
     WrongPasswordError,
 )
-from guard.gateway.storage.port import StoreError
 
 
 class SignIn:

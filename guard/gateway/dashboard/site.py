@@ -19,12 +19,14 @@ from guard.gateway.api.http import ProblemError
 from guard.gateway.dashboard import formatting, security
 from guard.gateway.dashboard.assets import Assets
 from guard.gateway.dashboard.security import ForbiddenError, Form, Gates
-from guard.gateway.domain.figures import Session
+from guard.gateway.domain.commands import Actor
+from guard.gateway.domain.errors import ConflictError, NotFoundError, StoreError
+from guard.gateway.domain.operators import Session
 from guard.gateway.domain.records import Organisation
-from guard.gateway.services.change_watcher import Pulse
+from guard.gateway.services.change_watcher import ChangeWatcher
 from guard.gateway.services.operators import OperatorService, actor_name
 from guard.gateway.settings import GatewaySettings
-from guard.gateway.storage.port import Actor, ConflictError, NotFoundError, Storage, StoreError
+from guard.gateway.storage.port import Storage
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
 BADGE_MAX: Final = 100
@@ -104,7 +106,7 @@ class Parts(Struct):
     storage: Storage
     handlers: AdminHandlers
     operators: OperatorService
-    pulse: Pulse
+    change_watcher: ChangeWatcher
     settings: GatewaySettings
     clock_ms: Callable[[], int]
     is_draining: Callable[[], bool]
@@ -260,7 +262,7 @@ class Site:
             return False, "The gateway is shutting down; it takes no new calls."
         if not self.parts.storage.statistics().get("healthy", False):
             return False, "The gateway's store failed at its last write. Calls are being refused."
-        if not self.parts.pulse.healthy:
+        if not self.parts.change_watcher.healthy:
             return False, "The gateway cannot read its store."
         return True, ""
 

@@ -7,9 +7,9 @@ from typing import Final
 
 from msgspec import Struct
 
-from guard.gateway.domain.figures import ChargedEvent
 from guard.gateway.domain.records import Budget
-from guard.gateway.domain.windows import epoch_of
+from guard.gateway.domain.usage import ChargedEvent
+from guard.gateway.domain.windows import period_of
 
 CHARGES_MAX: Final = 50_000
 WORST_MAX: Final = 8
@@ -19,7 +19,7 @@ class ReachedWindow(Struct, kw_only=True):
     """One window in which the limit would have been reached."""
 
     scope_id: str
-    epoch_ms: int
+    period_start_ms: int
     spent_nanousd: int
     reached_at_ms: int
     stopped_calls: int
@@ -60,8 +60,8 @@ def preview(budget: Budget, newest_first: Sequence[ChargedEvent]) -> BudgetPrevi
             continue
         charges += 1
         since_ms = charge.at_ms if since_ms is None else min(since_ms, charge.at_ms)
-        epoch_ms, _ = epoch_of(budget.window, charge.at_ms)
-        window = windows.setdefault((charge.scope_id, epoch_ms), _Window())
+        period_start_ms, _ = period_of(budget.window, charge.at_ms)
+        window = windows.setdefault((charge.scope_id, period_start_ms), _Window())
         if window.spent >= budget.limit_nanousd:
             window.stopped_calls += 1
             window.stopped += charge.cost_nanousd
@@ -72,14 +72,14 @@ def preview(budget: Budget, newest_first: Sequence[ChargedEvent]) -> BudgetPrevi
             window.reached_at_ms = charge.at_ms
     reached = [
         ReachedWindow(
-            scope_id=scope_id, epoch_ms=epoch_ms, spent_nanousd=window.spent,
+            scope_id=scope_id, period_start_ms=period_start_ms, spent_nanousd=window.spent,
             reached_at_ms=window.reached_at_ms, stopped_calls=window.stopped_calls,
             stopped_nanousd=window.stopped,
         )
-        for (scope_id, epoch_ms), window in windows.items()
+        for (scope_id, period_start_ms), window in windows.items()
         if window.reached_at_ms is not None
     ]  # fmt: skip
-    reached.sort(key=lambda window: (-window.stopped_nanousd, -window.epoch_ms))
+    reached.sort(key=lambda window: (-window.stopped_nanousd, -window.period_start_ms))
     return BudgetPreview(
         charges=charges,
         since_ms=since_ms,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct
 
@@ -81,7 +81,7 @@ class IngestCommand(Struct, kw_only=True):
 
 
 class ReleaseCommand(Struct, kw_only=True):
-    """Give back a hold."""
+    """Release a reservation."""
 
     request: Request
     reservation_id: str
@@ -95,3 +95,24 @@ class Answer(Struct):
     retry_after_ms: int | None = None
     replay: bool = False
     kept: bool = True
+
+
+class Actor(Struct):
+    """Who acts, for the audit log."""
+
+    name: str
+    organisation_id: str | None = None
+
+
+class PostCommitEvent(Struct):
+    """What a commit has made public, delivered before any answer that rests on it.
+
+    ``control`` carries a message for the organisation's control channels (of one key only, when
+    ``key_id`` is set); ``catalogue`` says that keys, policies or prices changed; ``webhooks`` that
+    deliveries wait.
+    """
+
+    kind: Literal["control", "catalogue", "webhooks"]
+    organisation_id: str | None
+    message: wire.ControlMessage | None = None
+    key_id: str | None = None

@@ -7,7 +7,7 @@ resume and revive; so messages may be applied in any order and more than once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 from msgspec import Struct
@@ -18,7 +18,7 @@ from guard.gateway.domain import globs
 State = Literal["active", "paused", "killed"]
 
 
-class Standing(Struct, frozen=True):
+class ControlState(Struct, frozen=True):
     """The control state of one workflow or run at one moment."""
 
     state: State = "active"
@@ -27,7 +27,8 @@ class Standing(Struct, frozen=True):
     by_run: bool = False
 
 
-ACTIVE = Standing()
+ACTIVE = ControlState()
+Undo = Callable[[], None]
 
 
 class _Slots(Struct):
@@ -35,8 +36,8 @@ class _Slots(Struct):
     flow: ControlMessage | None = None
 
 
-class ControlBook:
-    """Every standing order of one organisation."""
+class Directives:
+    """The active directives of one organisation."""
 
     __slots__ = ("_exact", "_patterns", "_runs")
 
@@ -45,17 +46,27 @@ class ControlBook:
         self._patterns: dict[str, _Slots] = {}
         self._runs: dict[str, _Slots] = {}
 
-    def apply(self, message: ControlMessage) -> None:
-        """Take in one message; older ones than those known change nothing."""
+    def apply(self, message: ControlMessage) -> Undo | None:
+        """Take in one message; older ones than those known change nothing.
+
+        Returns:
+            A call that takes exactly this message back, or ``None`` when there is nothing to undo.
+        """
         if message.type not in ("kill", "revive", "pause", "resume"):
-            return
+            return None
         slots = self._slots(message)
+        life, flow = slots.life, slots.flow
         if message.type in ("kill", "revive"):
             slots.life = _newest(slots.life, message)
         if message.type != "kill":
             slots.flow = _newest(slots.flow, message)
 
-    def standing(self, workflow_id: str | None, run_id: str | None, now_ms: int) -> Standing:
+        def undo() -> None:
+            slots.life, slots.flow = life, flow
+
+        return undo
+
+    def state_of(self, workflow_id: str | None, run_id: str | None, now_ms: int) -> ControlState:
         """Return the state that holds for a run of a workflow now."""
         if not (self._exact or self._patterns or self._runs):
             return ACTIVE
@@ -64,19 +75,24 @@ class ControlBook:
             life = _newest(life, slots.life)
             flow = _newest(flow, slots.flow)
         if life is not None and life.type == "kill":
-            return Standing("killed", life.reason, None, life.run_id is not None)
+            return ControlState("killed", life.reason, None, life.run_id is not None)
         if flow is not None and flow.type == "pause":
             resume_at_ms = None
             if flow.resume_after_ms is not None:
                 resume_at_ms = flow.at_ms + flow.resume_after_ms
                 if now_ms >= resume_at_ms:
                     return ACTIVE
-            return Standing("paused", flow.reason, resume_at_ms, flow.run_id is not None)
+            return ControlState("paused", flow.reason, resume_at_ms, flow.run_id is not None)
         return ACTIVE
 
     def targets(self) -> list[str]:
-        """Return the exact workflow ids and patterns that have orders."""
-        return [*self._exact, *self._patterns]
+        """Return the exact workflow ids and patterns that have directives."""
+        return [
+            target
+            for table in (self._exact, self._patterns)
+            for target, slots in table.items()
+            if slots.life is not None or slots.flow is not None
+        ]
 
     def _slots(self, message: ControlMessage) -> _Slots:
         if message.run_id is not None:

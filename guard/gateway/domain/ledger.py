@@ -1,9 +1,9 @@
 """The money rules: what fits, what is held, what is charged. Pure functions over balances.
 
-The property that everything here keeps is ``committed + reserved <= bound + overshoot`` for each
-hard balance, where ``bound`` is the highest total that a grant was ever allowed to reach (the
-limit, or an open chain's ceiling) and ``overshoot`` is what reported costs went over it. A
-reported cost is real money already spent, so it is always committed; only grants can be refused.
+Everything here keeps ``committed + reserved <= authorized_max + overspend`` for each hard balance.
+``authorized_max`` is the highest total that a grant was ever allowed to reach (the limit, or an
+open chain's ceiling); ``overspend`` is how far reported costs went over it. A reported cost is
+money already spent, so it is always committed; only grants can be refused.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ Basis = Literal["declared", "worst_case", "learned", "default"]
 
 
 class Balance(Struct, gc=False):
-    """One budget's account for one concrete scope id and epoch."""
+    """One budget's account for one concrete scope id and period."""
 
     balance_id: int
     budget_id: str
     scope_id: str
-    epoch_ms: int
+    period_start_ms: int
     ends_ms: int | None
     opening: int = 0
     committed: int = 0
     reserved: int = 0
-    overshoot: int = 0
-    bound: int = 0
+    overspend: int = 0
+    authorized_max: int = 0
     level: int = 0
     exhausted: bool = False
 
@@ -143,8 +143,10 @@ def judge(
     return Judgement(amount, None, False, warnings)
 
 
-def hold(accounts: Iterable[Account], amount: int, chain_over_permille: int | None = None) -> None:
-    """Hold an amount that :func:`judge` has allowed."""
+def reserve(
+    accounts: Iterable[Account], amount: int, chain_over_permille: int | None = None
+) -> None:
+    """Reserve an amount that :func:`judge` has allowed."""
     for account in accounts:
         balance = account.balance
         balance.reserved += amount
@@ -153,14 +155,12 @@ def hold(accounts: Iterable[Account], amount: int, chain_over_permille: int | No
         if account.rule.mode == "soft":
             ceiling = max(ceiling, total)
         if total > account.rule.limit_nanousd:
-            balance.bound = max(balance.bound, ceiling)
+            balance.authorized_max = max(balance.authorized_max, ceiling)
         else:
-            balance.bound = max(balance.bound, account.rule.limit_nanousd)
+            balance.authorized_max = max(balance.authorized_max, account.rule.limit_nanousd)
 
 
-def give_back(
-    reservation: Reservation, balances: Iterable[Balance], state: ReservationState
-) -> int:
+def release(reservation: Reservation, balances: Iterable[Balance], state: ReservationState) -> int:
     """Close an open reservation and return what was still held. Closed ones are left alone."""
     if reservation.state != "open":
         return 0
@@ -203,8 +203,8 @@ def charge(
         balance, rule = account.balance, account.rule
         balance.committed += cost
         total = balance.committed + balance.reserved
-        balance.bound = max(balance.bound, rule.limit_nanousd)
-        balance.overshoot = max(balance.overshoot, total - balance.bound, 0)
+        balance.authorized_max = max(balance.authorized_max, rule.limit_nanousd)
+        balance.overspend = max(balance.overspend, total - balance.authorized_max, 0)
         if rule.mode != "hard":
             continue
         ceiling = account.ceiling(chain_over_permille)

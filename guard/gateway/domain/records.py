@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
-from guard.core.wire import NANOUSD_MAX, NanoUsd
+from guard.core.wire import NANOUSD_MAX, ControlMessage, NanoUsd
 from guard.gateway.domain.windows import Window
 
 ScopeKind = Literal["organisation", "workflow", "agent", "chain", "key", "model"]
@@ -309,3 +309,29 @@ class LedgerReport(Struct, kw_only=True):
     reservations_open: int
     events: int
     problems: list[str]
+
+
+class KeySecret(Struct):
+    """A key with what only the gateway may see."""
+
+    key: Key
+    hmac_secret: str | None = None
+
+
+class StoredControl(Struct):
+    """A control message as replayed, with the key that it is for (``None``: all)."""
+
+    message: ControlMessage
+    key_id: str | None
+
+
+class DueDelivery(Struct):
+    """A webhook message that has to be sent now."""
+
+    delivery_id: str
+    url: str
+    secret: str
+    type: str
+    body: str
+    created_at_ms: int
+    attempts: int

@@ -1,4 +1,4 @@
-"""Budget windows: which epoch a moment belongs to. All windows are UTC."""
+"""Budget windows: which period a moment belongs to. All windows are UTC."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ HOUR_MS: Final = 3_600_000
 DAY_MS: Final = 24 * HOUR_MS
 
 
-def epoch_of(window: Window, at_ms: int) -> tuple[int, int | None]:
-    """Return the start and the end of the epoch that holds a moment, in Unix milliseconds.
+def period_of(window: Window, at_ms: int) -> tuple[int, int | None]:
+    """Return the start and the end of the period that holds a moment, in Unix milliseconds.
 
-    ``total`` has one epoch, which starts at 0 and never ends.
+    ``total`` has one period, which starts at 0 and never ends.
 
-    >>> epoch_of("hour", 3_600_001)
+    >>> period_of("hour", 3_600_001)
     (3600000, 7200000)
     """
     if window == "total":

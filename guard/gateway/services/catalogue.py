@@ -5,9 +5,10 @@ from __future__ import annotations
 from msgspec import Struct
 
 from guard.gateway.domain import policy
+from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.records import OrganisationSettings, Rates
 from guard.gateway.services.pricing import PriceBook
-from guard.gateway.storage.port import NotFoundError, Storage
+from guard.gateway.storage.port import Storage
 
 
 class OrgView(Struct):

@@ -6,8 +6,9 @@ import asyncio
 import logging
 from typing import Final
 
-from guard.gateway.domain.figures import Mark
-from guard.gateway.storage.port import DashboardQueries, StoreError
+from guard.gateway.domain.errors import StoreError
+from guard.gateway.domain.usage import Watermark
+from guard.gateway.storage.port import DashboardQueries
 
 INTERVAL_S: Final = 0.25
 LISTENERS_MAX: Final = 500
@@ -36,7 +37,7 @@ class Listener:
         return True
 
 
-class Pulse:
+class ChangeWatcher:
     """Asks the store, while anybody listens, how far each listened-to organisation is.
 
     One cheap query per organisation and interval, however many listeners it has; it works the same
@@ -46,7 +47,7 @@ class Pulse:
     def __init__(self, queries: DashboardQueries) -> None:
         self._queries = queries
         self._listeners: dict[str, set[Listener]] = {}
-        self._marks: dict[str, Mark] = {}
+        self._marks: dict[str, Watermark] = {}
         self._wanted = asyncio.Event()
         self.healthy = True
         self._closing = False
@@ -102,7 +103,7 @@ class Pulse:
         known = {organisation_id: self._marks.get(organisation_id) for organisation_id in
                  self._listeners}  # fmt: skip
         try:
-            found = await self._queries.marks(known)
+            found = await self._queries.watermarks(known)
         except StoreError as exc:
             if self.healthy:
                 logger.warning("the dashboard cannot read the store: %s", exc)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from guard.core import wire
-from guard.gateway.storage.port import Announcement
+from guard.gateway.domain.commands import PostCommitEvent
 
 QUEUE_MAX: Final = 1000
 """A channel that falls this far behind is closed; it reconnects and is replayed."""
@@ -58,7 +58,7 @@ class Hub:
         if not group:
             self._subscriptions.pop(organisation_id, None)
 
-    def publish(self, news: Sequence[Announcement]) -> None:
+    def publish(self, news: Sequence[PostCommitEvent]) -> None:
         """Pass on what was committed."""
         for announcement in news:
             if announcement.kind == "control" and announcement.organisation_id is not None:

@@ -10,8 +10,8 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from guard.core.ids import IdFactory
-from guard.gateway.domain.records import Key
-from guard.gateway.storage.port import Directory, KeySecret
+from guard.gateway.domain.records import Key, KeySecret
+from guard.gateway.storage.port import Directory
 
 SDK_PREFIX: Final = "gdk_"
 ADMIN_PREFIX: Final = "gda_"

@@ -13,8 +13,9 @@ from typing import Final
 import argon2
 from argon2.exceptions import VerifyMismatchError
 
-from guard.gateway.domain.figures import Operator, Session
-from guard.gateway.storage.port import Actor, Operators
+from guard.gateway.domain.commands import Actor
+from guard.gateway.domain.operators import Operator, Session
+from guard.gateway.storage.port import Operators
 
 FIRST_OPERATOR: Final = "admin"
 PASSWORD_LENGTH_MIN: Final = 12

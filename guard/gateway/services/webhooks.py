@@ -15,7 +15,9 @@ from typing import Final
 
 import httpx
 
-from guard.gateway.storage.port import Catalogue, DueDelivery, StoreError
+from guard.gateway.domain.errors import StoreError
+from guard.gateway.domain.records import DueDelivery
+from guard.gateway.storage.port import Catalogue
 
 logger = logging.getLogger(__name__)
 

@@ -8,77 +8,21 @@ interleaving, crash and retry. One conformance suite runs against every implemen
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Literal, Protocol
-
-from msgspec import Struct
+from typing import Any, Protocol
 
 from guard.core import wire
-from guard.gateway.domain import figures, records
-from guard.gateway.domain.commands import Answer, GateCommand, IngestCommand, ReleaseCommand
+from guard.gateway.domain import records, usage
+from guard.gateway.domain.commands import (
+    Actor,
+    Answer,
+    GateCommand,
+    IngestCommand,
+    PostCommitEvent,
+    ReleaseCommand,
+)
+from guard.gateway.domain.operators import Operator, Session
+from guard.gateway.domain.records import DueDelivery, KeySecret, StoredControl
 from guard.gateway.domain.rulesets import Change, RuleSet
-
-
-class StoreError(Exception):
-    """The store cannot answer now: closed, out of space, damaged, or not reachable."""
-
-
-class NotFoundError(Exception):
-    """There is no such thing in this organisation."""
-
-
-class ConflictError(Exception):
-    """The change contradicts what is stored."""
-
-
-class Announcement(Struct):
-    """Something committed that others have to hear of.
-
-    ``control`` carries a message for the organisation's control channels (of one key only, when
-    ``key_id`` is set); ``catalogue`` says that keys, policies or prices changed; ``webhooks`` that
-    deliveries wait.
-    """
-
-    kind: Literal["control", "catalogue", "webhooks"]
-    organisation_id: str | None
-    message: wire.ControlMessage | None = None
-    key_id: str | None = None
-
-
-class StoredControl(Struct):
-    """A control message as replayed, with the key that it is for (``None``: all)."""
-
-    message: wire.ControlMessage
-    key_id: str | None
-
-
-class KeySecret(Struct):
-    """A key with what only the gateway may see."""
-
-    key: records.Key
-    hmac_secret: str | None = None
-
-
-class Actor(Struct):
-    """Who acts, for the audit log."""
-
-    name: str
-    organisation_id: str | None = None
-
-
-DELIVERIES_AT_ONCE: Final = 4
-"""Most webhook messages of one organisation that are under way at once."""
-
-
-class DueDelivery(Struct):
-    """A webhook message that has to be sent now."""
-
-    delivery_id: str
-    url: str
-    secret: str
-    type: str
-    body: str
-    created_at_ms: int
-    attempts: int
 
 
 class Ledger(Protocol):
@@ -92,9 +36,9 @@ class Ledger(Protocol):
 
 
 class ControlLog(Protocol):
-    """Standing orders and their messages, numbered per organisation."""
+    """Directives and their messages, numbered per organisation."""
 
-    async def order(
+    async def issue_directive(
         self, actor: Actor, organisation_id: str, draft: wire.ControlMessage
     ) -> wire.ControlMessage: ...
     async def control_after(
@@ -192,16 +136,16 @@ class DashboardQueries(Protocol):
     async def spend_over_time(
         self, organisation_id: str, size_ms: int, since_ms: int, until_ms: int, step_ms: int,
         workflow_id: str | None,
-    ) -> list[figures.FigurePoint]: ...  # fmt: skip
+    ) -> list[usage.UsagePoint]: ...  # fmt: skip
     async def usage_by_model(
         self, organisation_id: str, size_ms: int, since_ms: int, workflow_id: str | None,
         limit: int,
-    ) -> list[figures.ModelFigures]: ...  # fmt: skip
+    ) -> list[usage.ModelUsage]: ...  # fmt: skip
     async def workflow_page(
-        self, organisation_id: str, search: str, sort: figures.WorkflowSort, offset: int,
+        self, organisation_id: str, search: str, sort: usage.WorkflowSort, offset: int,
         limit: int,
     ) -> list[records.Workflow]: ...  # fmt: skip
-    async def standing_orders(self, organisation_id: str) -> list[figures.StandingOrder]: ...
+    async def active_directives(self, organisation_id: str) -> list[usage.ActiveDirective]: ...
     async def newest_runs(
         self, organisation_id: str, workflow_id: str, before: str, limit: int
     ) -> list[records.Run]: ...
@@ -211,31 +155,33 @@ class DashboardQueries(Protocol):
     ) -> list[records.StoredEvent]: ...  # fmt: skip
     async def refusals(
         self, organisation_id: str, workflow_id: str | None, before: int, limit: int
-    ) -> list[figures.Refused]: ...
+    ) -> list[usage.Refused]: ...
     async def newest_audit(
         self, organisation_id: str, before: int, limit: int, *, with_gateway: bool
     ) -> list[records.AuditEntry]: ...
     async def newest_charges(
         self, organisation_id: str, scope_kind: records.ScopeKind, limit: int
-    ) -> list[figures.ChargedEvent]: ...
+    ) -> list[usage.ChargedEvent]: ...
     async def fullest_balances(
         self, organisation_id: str, limit: int
     ) -> list[records.BalanceView]: ...
-    async def marks(self, seen: Mapping[str, figures.Mark | None]) -> dict[str, figures.Mark]: ...
+    async def watermarks(
+        self, seen: Mapping[str, usage.Watermark | None]
+    ) -> dict[str, usage.Watermark]: ...
 
 
 class Operators(Protocol):
     """People who sign in to the dashboard, and their sessions (by the hash of their token)."""
 
     async def put_operator(
-        self, actor: Actor, operator: figures.Operator, password_hash: str
-    ) -> figures.Operator: ...
-    async def find_operator(self, name: str) -> tuple[figures.Operator, str] | None: ...
+        self, actor: Actor, operator: Operator, password_hash: str
+    ) -> Operator: ...
+    async def find_operator(self, name: str) -> tuple[Operator, str] | None: ...
     async def has_operators(self) -> bool: ...
     async def open_session(
         self, actor: Actor, operator_id: str, token_hash: bytes, keep_ms: int
     ) -> None: ...
-    async def find_session(self, token_hash: bytes) -> figures.Session | None: ...
+    async def find_session(self, token_hash: bytes) -> Session | None: ...
     async def touch_session(self, token_hash: bytes) -> None: ...
     async def end_session(self, token_hash: bytes) -> None: ...
 
@@ -245,7 +191,7 @@ class Storage(
 ):
     """Everything together, with its life cycle."""
 
-    async def open(self, listener: Callable[[Sequence[Announcement]], None]) -> None: ...
+    async def open(self, listener: Callable[[Sequence[PostCommitEvent]], None]) -> None: ...
     async def close(self) -> None: ...
     async def ready(self) -> bool: ...
     def statistics(self) -> dict[str, Any]: ...

@@ -12,17 +12,17 @@ from urllib.parse import urlsplit
 import pytest
 
 from guard.core import wire
+from guard.gateway.domain.commands import PostCommitEvent
 from guard.gateway.embedded import run_gateway
 from guard.gateway.server import GuardedSocketProtocol
 from guard.gateway.services.fanout import QUEUE_MAX, Hub
-from guard.gateway.storage.port import Announcement
 from tests.support.waiting import until, until_async
 
 WAIT_S = 30.0
 
 
-def news(seq: int) -> list[Announcement]:
-    return [Announcement("control", "o", wire.ControlMessage(seq=seq, type="kill"), None)]
+def news(seq: int) -> list[PostCommitEvent]:
+    return [PostCommitEvent("control", "o", wire.ControlMessage(seq=seq, type="kill"), None)]
 
 
 @pytest.mark.asyncio
@@ -121,7 +121,7 @@ async def test_a_kill_reaches_thousands_past_several_that_do_not_read() -> None:
                 """Publish large messages, which are not persisted."""
                 for seq in itertools.islice(numbers, count):
                     message = wire.ControlMessage(seq=seq, type="policy", reason=NOISE)
-                    news = [Announcement("control", gateway.organisation_id, message)]
+                    news = [PostCommitEvent("control", gateway.organisation_id, message)]
                     gateway._loop.call_soon_threadsafe(hub.publish, news)  # type: ignore[union-attr]
 
             def stuck() -> bool:

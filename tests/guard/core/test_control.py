@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from guard.core import control
 from guard.core.control import ControlState, Halt, is_pattern, matches
 from guard.core.wire import Budget, ControlMessage
-from guard.gateway.domain.control import ControlBook
+from guard.gateway.domain.control import Directives
 
 WORKFLOWS = ["a", "ab", "abc", "b", "job[1]", "job1"]
 TARGETS = [*WORKFLOWS, "*", "a*", "ab*", "?b", "*c", "job[1]*"]
@@ -270,12 +270,12 @@ def test_a_revive_lets_the_workflow_run_again_paused_or_not() -> None:
 @given(histories())
 def test_the_gateway_and_the_sdk_agree(history: list[ControlMessage]) -> None:
     """What the gate refuses and what the process refuses by itself must be the same."""
-    book, state = ControlBook(), after(*history)
+    book, state = Directives(), after(*history)
     for each in history:
         book.apply(each)
     kinds = {"killed": "kill", "paused": "pause", "active": None}
     for (workflow, run, now_ms), verdict in verdicts(state).items():
-        assert verdict == kinds[book.standing(workflow, run, now_ms).state]
+        assert verdict == kinds[book.state_of(workflow, run, now_ms).state]
 
 
 def test_a_killed_run_ends_alone() -> None:

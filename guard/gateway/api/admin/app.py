@@ -16,14 +16,10 @@ from guard.core import wire
 from guard.gateway.api.admin.operations import Call, Caller, Operation
 from guard.gateway.api.hot import parse
 from guard.gateway.api.http import ProblemError, decoded, fail, headers_of, read_body
+from guard.gateway.domain.commands import Actor
+from guard.gateway.domain.errors import ConflictError, NotFoundError, StoreError
 from guard.gateway.services.keys import KeyRing
-from guard.gateway.storage.port import (
-    Actor,
-    ConflictError,
-    Directory,
-    NotFoundError,
-    StoreError,
-)
+from guard.gateway.storage.port import Directory
 
 ADMIN_PATH: Final = "/api/v1/admin"
 BODY_MAX: Final = 1_048_576

@@ -11,6 +11,7 @@ from guard.core.ids import IdFactory
 from guard.gateway.api.admin import bodies
 from guard.gateway.api.admin.operations import Call
 from guard.gateway.domain import records
+from guard.gateway.domain.errors import ConflictError
 from guard.gateway.domain.preview import (
     EXAMPLES_MAX,
     Difference,
@@ -21,7 +22,7 @@ from guard.gateway.domain.preview import (
 from guard.gateway.domain.rulesets import RuleSet, first_named_twice
 from guard.gateway.services.keys import NewKey, make_key
 from guard.gateway.services.webhooks import check_url
-from guard.gateway.storage.port import ConflictError, Storage
+from guard.gateway.storage.port import Storage
 
 
 class AdminHandlers:
@@ -208,7 +209,9 @@ class AdminHandlers:
             reason=wanted.reason,
             resume_after_ms=wanted.resume_after_ms if wanted.action == "pause" else None,
         )
-        return await self._storage.order(call.caller.actor, call.caller.organisation(), draft)
+        return await self._storage.issue_directive(
+            call.caller.actor, call.caller.organisation(), draft
+        )
 
     async def approvals(self, call: Call) -> list[records.Approval]:
         query: bodies.ApprovalsQuery = call.query

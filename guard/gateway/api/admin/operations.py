@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from guard.gateway.storage.port import Actor
+from guard.gateway.domain.commands import Actor
 
 
 class Caller(Struct):

@@ -8,13 +8,14 @@ from msgspec import Meta
 
 from guard.gateway.api.admin.bodies import Strict
 from guard.gateway.api.admin.operations import Call, Operation
-from guard.gateway.domain.figures import Operator
+from guard.gateway.domain.errors import NotFoundError
+from guard.gateway.domain.operators import Operator
 from guard.gateway.services.operators import (
     PASSWORD_LENGTH_MAX,
     PASSWORD_LENGTH_MIN,
     OperatorService,
 )
-from guard.gateway.storage.port import Directory, NotFoundError
+from guard.gateway.storage.port import Directory
 
 _NAME_MAX = 256
 

@@ -7,12 +7,11 @@ last is emptied. So an answer lives for one period at least, and no row ever nee
 from __future__ import annotations
 
 import json
-import sqlite3
 from typing import Final
 
-from guard.gateway.domain.commands import Answer, Request
-from guard.gateway.domain.render import conflict
 from guard.gateway.domain.windows import HOUR_MS
+from guard.gateway.ledger.unit_of_work import StoredAnswer
+from guard.gateway.storage.sqlite.tables import Tables
 
 PERIOD_MS: Final = 12 * HOUR_MS
 
@@ -28,64 +27,57 @@ _KEEP: Final = (
 )
 _EMPTY: Final = ("DELETE FROM idempotency_0", "DELETE FROM idempotency_1")
 
-_Kept = tuple[bytes, int, bytes]
-
-
-def request_hint(request: Request) -> str | None:
-    """Return the name under which a request's answer is kept."""
-    if request.idempotency_key is None:
-        return None
-    return f"{request.key_id}/{request.idempotency_key}"
-
 
 class ReplayTable:
-    """Used by the writer thread, inside its transactions."""
+    """Used by the unit of work, inside its transactions."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
-        self._found: dict[str, _Kept] = {}
-        self._new: dict[str, _Kept] = {}
-        row = connection.execute("SELECT value FROM facts WHERE name = 'replay_period'").fetchone()
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._found: dict[str, StoredAnswer] = {}
+        self._new: dict[str, StoredAnswer] = {}
+        row = tables.row("SELECT value FROM facts WHERE name = 'replay_period'")
         self._period = -2 if row is None else int(row[0])
 
-    def begin(self, now_ms: int, hints: list[str]) -> None:
-        """Look up the whole group at once."""
-        period = now_ms // PERIOD_MS
+    def begin(self, lookup_keys: list[str]) -> None:
+        """Look up the answers of a whole group at once."""
+        period = self._tables.now_ms // PERIOD_MS
         if period != self._period:
-            self._turn(period)
+            self._rotate(period)
         self._found.clear()
-        if hints:
-            for name, *kept in self._connection.execute(_FIND, {"names": json.dumps(hints)}):
-                self._found[name] = (kept[0], kept[1], kept[2])
+        self._new.clear()
+        if lookup_keys:
+            for name, fingerprint, status, body in self._tables.connection.execute(
+                _FIND, {"names": json.dumps(lookup_keys)}
+            ):
+                self._found[name] = StoredAnswer(fingerprint, status, body)
 
-    def _turn(self, period: int) -> None:
-        execute = self._connection.execute
+    def _rotate(self, period: int) -> None:
+        execute = self._tables.connection.execute
         execute(_EMPTY[period % 2])
         if period != self._period + 1:
             execute(_EMPTY[(period + 1) % 2])
         execute("INSERT OR REPLACE INTO facts VALUES ('replay_period', ?)", (str(period),))
+        self._tables.on_undo(setattr, self, "_period", self._period)
         self._period = period
 
-    def find(self, request: Request) -> Answer | None:
-        """Return the kept answer, a conflict, or ``None``. The request's hint was given."""
-        name = request_hint(request)
-        assert name is not None
-        kept = self._new.get(name) or self._found.get(name)
-        if kept is None:
-            return None
-        if kept[0] != request.fingerprint:
-            return conflict()
-        return Answer(kept[1], kept[2], replay=True)
+    def find(self, lookup_key: str) -> StoredAnswer | None:
+        """Return the kept answer, if there is one. The key was named at the beginning."""
+        return self._new.get(lookup_key) or self._found.get(lookup_key)
 
-    def keep(self, request: Request, answer: Answer) -> None:
+    def keep(self, lookup_key: str, answer: StoredAnswer) -> None:
         """Keep an answer; written by :meth:`flush`."""
-        name = request_hint(request)
-        assert name is not None
-        self._new[name] = (request.fingerprint, answer.status, answer.body)
+        self._new[lookup_key] = answer
+        self._tables.on_undo(self._new.pop, lookup_key, None)
 
     def flush(self) -> None:
-        """Write what was kept in this transaction."""
-        if self._new:
-            rows = [(name, *kept) for name, kept in self._new.items()]
-            self._connection.executemany(_KEEP[self._period % 2], rows)
-            self._new.clear()
+        """Write what was kept since the last time."""
+        if not self._new:
+            return
+        rows = [(name, a.fingerprint, a.status, a.body) for name, a in self._new.items()]
+        self._tables.connection.executemany(_KEEP[self._period % 2], rows)
+        self._found.update(self._new)
+        self._new.clear()
+
+    def forget(self) -> None:
+        """Drop what was kept and not written."""
+        self._new.clear()

@@ -1,9 +1,9 @@
-"""Retention: what is old leaves the record in small steps; what the ledger needs of it stays.
+"""Retention: deletes old rows in batches, keeping totals.
 
-The cost of an event that leaves moves into the ``opening`` of its balances, so that each balance
-is still the sum of its opening and its entries, and into ``carried``, so that a budget without a
-window that is set later still counts it. Nothing of the current month leaves, so every window that
-a new budget can open has all its events.
+The cost of a deleted event moves into the ``opening`` of its balances, so that each balance is
+still the sum of its opening and its entries. It also moves into ``archived_spend``, so that a
+budget without a window that is set later still counts it. Nothing of the current month leaves, so
+a new budget finds all events of its first period.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Final
 
 from msgspec import Struct
 
-from guard.gateway.domain.windows import DAY_MS, HOUR_MS, epoch_of
-from guard.gateway.storage.sqlite import audit as sqlite_audit
-from guard.gateway.storage.sqlite.books import Books
+from guard.gateway.domain.windows import DAY_MS, HOUR_MS, period_of
+from guard.gateway.ledger import audit
+from guard.gateway.storage.sqlite.unit_of_work import SqliteUnitOfWork
 
 STEP_ROWS: Final = 1000
 """Rows that one step looks at, in all tables together."""
@@ -33,20 +33,20 @@ _UNNAMED: Final = (
     " AND r.chain_id = c.chain_id) AND NOT EXISTS (SELECT 1 FROM events e"
     " WHERE e.organisation_id = c.organisation_id AND e.chain_id = c.chain_id)"
 )
-_CARRIED_KINDS: Final = ("workflow", "agent", "key", "model")
+_ARCHIVED_KINDS: Final = ("workflow", "agent", "key", "model")
 
 
 class _Part(Struct):
     """One table's turn: where its walk goes on, and when the next one begins."""
 
-    work: Callable[[Books, int, int, _Part], int]
+    work: Callable[[SqliteUnitOfWork, int, int, _Part], int]
     pace_ms: int
     cursor: tuple[str, ...] = ()
     next_ms: int = 0
 
 
 class Retention:
-    """Used by the writer thread, inside its transactions.
+    """Used inside a unit of work.
 
     Args:
         keep_days: how long the record goes back; 0 keeps everything.
@@ -77,19 +77,20 @@ class Retention:
         """Tell whether a step would look at anything."""
         return any(part.next_ms <= now_ms for part in self._parts)
 
-    def _audit(self, books: Books, _: int, limit: int, __: _Part) -> int:
-        return sqlite_audit.prune(books, books.now - self._keep_audit_ms, limit)
+    def _audit(self, unit: SqliteUnitOfWork, _: int, limit: int, __: _Part) -> int:
+        return audit.prune(unit, unit.now_ms - self._keep_audit_ms, limit)
 
-    def step(self, books: Books) -> None:
+    def step(self, unit: SqliteUnitOfWork) -> None:
         """Take out at most ``STEP_ROWS`` old rows."""
-        books.flush()  # so that the tables say what the cached rows say
-        now, left = books.now, STEP_ROWS
+        unit.flush()  # so that the tables say what the cached rows say
+        unit.savepoint()
+        now, left = unit.now_ms, STEP_ROWS
         cutoff = cutoff_ms(now, self._keep_ms)
         # Whoever had its turn goes to the end, so that a long backlog of one keeps no other out.
         for part in [part for part in self._parts if part.next_ms <= now]:
             if left <= 0:
                 break
-            looked_at = part.work(books, cutoff, left, part)
+            looked_at = part.work(unit, cutoff, left, part)
             if looked_at < left:
                 part.cursor, part.next_ms = (), now + part.pace_ms
             left -= looked_at
@@ -103,90 +104,92 @@ def cutoff_ms(now_ms: int, keep_ms: int) -> int:
     >>> cutoff_ms(40 * DAY_MS, 1 * DAY_MS) // DAY_MS  # on the tenth of February: its first day
     31
     """
-    return min(now_ms - keep_ms, epoch_of("month", now_ms)[0])
+    return min(now_ms - keep_ms, period_of("month", now_ms)[0])
 
 
 # -- tables in the order of time -------------------------------------------------------------------
 
 
-def _events(books: Books, cutoff: int, limit: int, _: _Part) -> int:
+def _events(unit: SqliteUnitOfWork, cutoff: int, limit: int, _: _Part) -> int:
     # The newest event stays whatever its age, because the next number is counted from it.
-    rows = books.connection.execute(_EVENT_SQL, (limit + 1,)).fetchall()[:-1]
+    rows = unit.connection.execute(_EVENT_SQL, (limit + 1,)).fetchall()[:-1]
     old = [row for row in rows if row[1] < cutoff]
     if not old:
         return 0
-    carried: Counter[tuple[str, str, str]] = Counter()
+    archived: Counter[tuple[str, str, str]] = Counter()
     openings: Counter[int] = Counter()
     for _, _, organisation_id, cost, balance_ids, *dims in old:
         if not cost:
             continue
         for balance_id in json.loads(balance_ids):
             openings[balance_id] += cost
-        carried[organisation_id, "organisation", ""] += cost
-        for kind, scope_id in zip(_CARRIED_KINDS, dims, strict=True):
+        archived[organisation_id, "organisation", ""] += cost
+        for kind, scope_id in zip(_ARCHIVED_KINDS, dims, strict=True):
             if scope_id is not None:
-                carried[organisation_id, kind, scope_id] += cost
-    many = books.connection.executemany
-    many(
+                archived[organisation_id, kind, scope_id] += cost
+    unit.write_many(
         "UPDATE balances SET opening = opening + ? WHERE balance_id = ?",
         [(cost, balance_id) for balance_id, cost in openings.items()],
     )
     for balance_id, cost in openings.items():
-        if balance_id in books.balances:
-            books.balances[balance_id].opening += cost
-    many(
-        "INSERT INTO carried VALUES (?,?,?,?) ON CONFLICT DO UPDATE SET"
+        if balance_id in unit.balances:
+            unit.change_balances([unit.balances[balance_id]])
+            unit.balances[balance_id].opening += cost
+    unit.write_many(
+        "INSERT INTO archived_spend VALUES (?,?,?,?) ON CONFLICT DO UPDATE SET"
         " cost_nanousd = cost_nanousd + excluded.cost_nanousd",
-        [(*key, cost) for key, cost in carried.items()],
+        [(*key, cost) for key, cost in archived.items()],
     )
-    many("DELETE FROM events WHERE event_seq = ?", [(row[0],) for row in old])
+    unit.write_many("DELETE FROM events WHERE event_seq = ?", [(row[0],) for row in old])
     return len(old)
 
 
-def _refusals(books: Books, cutoff: int, limit: int, _: _Part) -> int:
-    rows = books.connection.execute(
+def _refusals(unit: SqliteUnitOfWork, cutoff: int, limit: int, _: _Part) -> int:
+    rows = unit.connection.execute(
         "SELECT refusal_seq, at_ms FROM refusals ORDER BY refusal_seq LIMIT ?", (limit + 1,)
     ).fetchall()[:-1]
     old = [(seq,) for seq, at_ms in rows if at_ms < cutoff]
-    books.connection.executemany("DELETE FROM refusals WHERE refusal_seq = ?", old)
+    unit.write_many("DELETE FROM refusals WHERE refusal_seq = ?", old)
     return len(old)
 
 
-def _reservations(books: Books, cutoff: int, limit: int, part: _Part) -> int:
+def _reservations(unit: SqliteUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
     return _by_id(
-        books, cutoff, limit, part,
+        unit, cutoff, limit, part,
         "SELECT reservation_id, state != 'open' AND expires_at_ms < ? FROM reservations"
         " WHERE reservation_id > ? AND reservation_id < ? ORDER BY reservation_id LIMIT ?",
         "DELETE FROM reservations WHERE reservation_id = ?",
     )  # fmt: skip
 
 
-def _approvals(books: Books, cutoff: int, limit: int, part: _Part) -> int:
+def _approvals(unit: SqliteUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
     return _by_id(
-        books, cutoff, limit, part,
+        unit, cutoff, limit, part,
         "SELECT approval_id, status != 'pending' AND max(deadline_ms, answered_at_ms) < ?"
         " FROM approvals WHERE approval_id > ? AND approval_id < ? ORDER BY approval_id LIMIT ?",
         "DELETE FROM approvals WHERE approval_id = ?",
     )  # fmt: skip
 
 
-def _deliveries(books: Books, cutoff: int, limit: int, part: _Part) -> int:
+def _deliveries(unit: SqliteUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
     return _by_id(
-        books, cutoff, limit, part,
+        unit, cutoff, limit, part,
         "SELECT delivery_id, failed OR delivered_at_ms < ? FROM deliveries"
         " WHERE delivery_id > ? AND delivery_id < ? ORDER BY delivery_id LIMIT ?",
         "DELETE FROM deliveries WHERE delivery_id = ?",
     )  # fmt: skip
 
 
-def _by_id(books: Books, cutoff: int, limit: int, part: _Part, select: str, delete: str) -> int:
+def _by_id(
+    unit: SqliteUnitOfWork, cutoff: int, limit: int, part: _Part, select: str, delete: str
+) -> int:
     """Walk a table whose ids begin with the time that they were made at."""
     (after,) = part.cursor or ("",)
     end = f"{cutoff:012x}"
-    rows = books.connection.execute(
+    rows = unit.connection.execute(
         select, (cutoff, after, f"{end[:8]}-{end[8:]}", limit)
     ).fetchall()
-    books.connection.executemany(delete, [(row_id,) for row_id, is_over in rows if is_over])
+    unit.write_many(delete, [(row_id,) for row_id, is_over in rows if is_over])
     if rows:
         part.cursor = (rows[-1][0],)
     return len(rows)
@@ -195,21 +198,23 @@ def _by_id(books: Books, cutoff: int, limit: int, part: _Part, select: str, dele
 # -- tables without such an order, walked in rounds ------------------------------------------------
 
 
-def _runs(books: Books, cutoff: int, limit: int, part: _Part) -> int:
-    return _unseen(books, cutoff, limit, part, "runs", "run_id")
+def _runs(unit: SqliteUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
+    return _unseen(unit, cutoff, limit, part, "runs", "run_id")
 
 
-def _workflows(books: Books, cutoff: int, limit: int, part: _Part) -> int:
-    return _unseen(books, cutoff, limit, part, "workflows", "workflow_id")
+def _workflows(unit: SqliteUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
+    return _unseen(unit, cutoff, limit, part, "workflows", "workflow_id")
 
 
-def _unseen(books: Books, cutoff: int, limit: int, part: _Part, table: str, column: str) -> int:
-    rows = books.connection.execute(
+def _unseen(
+    unit: SqliteUnitOfWork, cutoff: int, limit: int, part: _Part, table: str, column: str
+) -> int:
+    rows = unit.connection.execute(
         f"SELECT organisation_id, {column}, last_seen_ms FROM {table}"  # noqa: S608 (constants of this module)
         f" WHERE (organisation_id, {column}) > (?, ?) ORDER BY organisation_id, {column} LIMIT ?",
         (*(part.cursor or ("", "")), limit),
     ).fetchall()
-    books.connection.executemany(
+    unit.write_many(
         f"DELETE FROM {table} WHERE organisation_id = ? AND {column} = ?",  # noqa: S608 (constants of this module)
         [row[:2] for row in rows if row[2] < cutoff],
     )
@@ -218,27 +223,25 @@ def _unseen(books: Books, cutoff: int, limit: int, part: _Part, table: str, colu
     return len(rows)
 
 
-def _chains(books: Books, cutoff: int, limit: int, part: _Part) -> int:
+def _chains(unit: SqliteUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
     """A chain is forgotten when nothing in the record names it any more."""
-    rows = books.connection.execute(
+    rows = unit.connection.execute(
         f"SELECT organisation_id, chain_id, expires_at_ms < ? AND {_UNNAMED} FROM chains c"  # noqa: S608 (constants of this module)
         " WHERE (organisation_id, chain_id) > (?, ?) ORDER BY organisation_id, chain_id LIMIT ?",
         (cutoff, *(part.cursor or ("", "")), limit),
     ).fetchall()
     over = [row[:2] for row in rows if row[2]]
-    books.connection.executemany(
-        "DELETE FROM chains WHERE organisation_id = ? AND chain_id = ?", over
-    )
+    unit.write_many("DELETE FROM chains WHERE organisation_id = ? AND chain_id = ?", over)
     for key in over:
-        books.chains.pop(key, None)
+        unit.chains.pop(key, None)
     if rows:
         part.cursor = rows[-1][:2]
     return len(rows)
 
 
-def _estimates(books: Books, _: int, limit: int, part: _Part) -> int:
+def _estimates(unit: SqliteUnitOfWork, _: int, limit: int, part: _Part) -> int:
     """What calls of a workflow have cost is forgotten with the workflow."""
-    rows = books.connection.execute(
+    rows = unit.connection.execute(
         "SELECT organisation_id, subject, json_extract(subject, '$[0]') != '' AND NOT EXISTS"
         " (SELECT 1 FROM workflows w WHERE w.organisation_id = e.organisation_id"
         " AND w.workflow_id = json_extract(subject, '$[0]')) FROM estimates e"
@@ -246,20 +249,18 @@ def _estimates(books: Books, _: int, limit: int, part: _Part) -> int:
         (*(part.cursor or ("", "")), limit),
     ).fetchall()
     over = [row[:2] for row in rows if row[2]]
-    books.connection.executemany(
-        "DELETE FROM estimates WHERE organisation_id = ? AND subject = ?", over
-    )
+    unit.write_many("DELETE FROM estimates WHERE organisation_id = ? AND subject = ?", over)
     for key in over:
-        books.estimates.pop(key, None)
+        unit.estimates.pop(key, None)
     if rows:
         part.cursor = rows[-1][:2]
     return len(rows)
 
 
-def _balances(books: Books, cutoff: int, limit: int, part: _Part) -> int:
+def _balances(unit: SqliteUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
     """A window that has ended leaves when no reservation and no charge of it is left, and the
     balance of a chain leaves after the chain."""
-    execute = books.connection.execute
+    execute = unit.connection.execute
     floor = cutoff
     # A reservation or charge made at some time is on balances that end after that time.
     oldest = execute(
@@ -267,7 +268,7 @@ def _balances(books: Books, cutoff: int, limit: int, part: _Part) -> int:
     ).fetchone()
     if oldest is not None:
         floor = min(floor, oldest[0])
-    for organisation_id in books.orgs:
+    for organisation_id in unit.orgs:
         (charged_at_ms,) = execute(
             "SELECT min(charged_at_ms) FROM events WHERE organisation_id = ? AND cost_nanousd > 0",
             (organisation_id,),
@@ -287,14 +288,14 @@ def _balances(books: Books, cutoff: int, limit: int, part: _Part) -> int:
         (floor, int(after), limit),
     ).fetchall()
     over = [balance_id for balance_id, is_over in rows if is_over]
-    books.connection.executemany(
+    unit.write_many(
         "DELETE FROM balances WHERE balance_id = ?", [(balance_id,) for balance_id in over]
     )
     for balance_id in over:
-        books.balances.pop(balance_id, None)
-        books.exhausted.pop(balance_id, None)
+        unit.balances.pop(balance_id, None)
+        unit.clear_exhausted(balance_id)
     if over:
-        for org in books.orgs.values():
+        for org in unit.orgs.values():
             org.accounts.clear()
     if rows:
         part.cursor = (str(rows[-1][0]),)

@@ -7,8 +7,11 @@ import json
 import time
 from typing import Any
 
+import msgspec
+
 from guard.gateway.domain import records
 from guard.gateway.domain.ledger import Balance, Reservation
+from guard.gateway.domain.operators import Operator, Session
 
 
 def budget_from_row(row: tuple[Any, ...]) -> records.Budget:
@@ -24,9 +27,9 @@ def budget_from_row(row: tuple[Any, ...]) -> records.Budget:
 def balance_from_row(row: tuple[Any, ...]) -> Balance:
     """Build a balance from its row."""
     return Balance(
-        balance_id=row[0], budget_id=row[1], scope_id=row[2], epoch_ms=row[3], ends_ms=row[4],
-        opening=row[5], committed=row[6], reserved=row[7], overshoot=row[8], bound=row[9],
-        level=row[10], exhausted=bool(row[11]),
+        balance_id=row[0], budget_id=row[1], scope_id=row[2], period_start_ms=row[3],
+        ends_ms=row[4], opening=row[5], committed=row[6], reserved=row[7], overspend=row[8],
+        authorized_max=row[9], level=row[10], exhausted=bool(row[11]),
     )  # fmt: skip
 
 
@@ -37,6 +40,67 @@ def reservation_from_row(row: tuple[Any, ...]) -> Reservation:
         balance_ids=tuple(json.loads(row[4])), amount=row[5], held=row[6], created_at_ms=row[7],
         expires_at_ms=row[8], spent=row[9], state=row[10], basis=row[11], workflow_id=row[12],
         run_id=row[13], chain_id=row[14], agent=row[15], model=row[16], function=row[17],
+    )  # fmt: skip
+
+
+def organisation_from_row(row: tuple[Any, ...]) -> records.Organisation:
+    """Build an organisation from its row."""
+    return records.Organisation(
+        organisation_id=row[0],
+        name=row[1],
+        created_at_ms=row[2],
+        settings=msgspec.json.decode(row[3], type=records.OrganisationSettings),
+    )
+
+
+def key_from_row(row: tuple[Any, ...]) -> records.KeySecret:
+    """Build a key from its row."""
+    key = records.Key(
+        key_id=row[0], organisation_id=row[1], role=row[2], name=row[3], prefix=row[4],
+        workflow_id=row[6], signed=row[7] is not None, created_at_ms=row[8],
+        expires_at_ms=row[9], revoked_at_ms=row[10],
+    )  # fmt: skip
+    return records.KeySecret(key, row[7])
+
+
+def approval_from_row(row: tuple[Any, ...]) -> records.Approval:
+    """Build an approval from its row."""
+    return records.Approval(
+        approval_id=row[0], organisation_id=row[1], call_id=row[3], status=row[5],
+        tool_name=row[6], function=row[7], workflow_id=row[8], run_id=row[9], agent=row[10],
+        requested_at_ms=row[11], deadline_ms=row[12], answered_at_ms=row[13],
+        answered_by=row[14], reason=row[15],
+    )  # fmt: skip
+
+
+def webhook_from_row(row: tuple[Any, ...]) -> records.Webhook:
+    """Build a webhook, without its secret, from its row."""
+    return records.Webhook(
+        webhook_id=row[0], organisation_id=row[1], url=row[2], types=json.loads(row[3]),
+        enabled=bool(row[5]), created_at_ms=row[6],
+    )  # fmt: skip
+
+
+def operator_from_row(row: tuple[Any, ...]) -> tuple[Operator, str]:
+    """Build an operator, and the password's hash, from a row."""
+    operator = Operator(
+        operator_id=row[0], name=row[1], organisation_id=row[2], created_at_ms=row[4],
+        changed_at_ms=row[5],
+    )  # fmt: skip
+    return operator, row[3]
+
+
+def session_from_row(row: tuple[Any, ...]) -> Session:
+    """Build a session from a row of operators and the times of the session."""
+    operator, _ = operator_from_row(row)
+    return Session(operator=operator, created_at_ms=row[6], seen_at_ms=row[7], expires_at_ms=row[8])
+
+
+def audit_entry_from_row(row: tuple[Any, ...]) -> records.AuditEntry:
+    """Build an audit entry from its row."""
+    return records.AuditEntry(
+        seq=row[0], at_ms=row[1], organisation_id=row[2], actor=row[3], action=row[4],
+        target=row[5], details=json.loads(row[6]), prev_hash=row[7], hash=row[8],
     )  # fmt: skip
 
 

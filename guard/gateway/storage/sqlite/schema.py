@@ -5,8 +5,6 @@ from __future__ import annotations
 import sqlite3
 from typing import Final
 
-from guard.gateway.storage.sqlite import figures as sqlite_figures
-
 _V1: Final = """
 CREATE TABLE organisations (
   organisation_id TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE, created_at_ms INTEGER NOT NULL,
@@ -132,6 +130,45 @@ CREATE TABLE audit (
 CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
 """
 
+_V2: Final = """
+ALTER TABLE events ADD COLUMN trace_id TEXT;
+ALTER TABLE events ADD COLUMN span_id TEXT;
+ALTER TABLE events ADD COLUMN parent_span_id TEXT;
+CREATE INDEX events_organisation ON events (organisation_id, event_seq);
+CREATE TABLE refusals (
+  refusal_seq INTEGER PRIMARY KEY, organisation_id TEXT NOT NULL, at_ms INTEGER NOT NULL,
+  workflow_id TEXT, run_id TEXT, agent TEXT, call_id TEXT NOT NULL, kind TEXT NOT NULL,
+  function TEXT NOT NULL, tool_name TEXT, model TEXT, status INTEGER NOT NULL,
+  error_code TEXT NOT NULL, reason TEXT NOT NULL
+) STRICT;
+CREATE INDEX refusals_organisation ON refusals (organisation_id, refusal_seq);
+CREATE INDEX refusals_workflow ON refusals (organisation_id, workflow_id, refusal_seq);
+CREATE TABLE figures (
+  organisation_id TEXT NOT NULL, size_ms INTEGER NOT NULL, bucket_ms INTEGER NOT NULL,
+  workflow_id TEXT NOT NULL, model TEXT NOT NULL, cost_nanousd INTEGER NOT NULL,
+  llm_calls INTEGER NOT NULL, tool_calls INTEGER NOT NULL, input_tokens INTEGER NOT NULL,
+  output_tokens INTEGER NOT NULL,
+  PRIMARY KEY (organisation_id, size_ms, bucket_ms, workflow_id, model)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE operators (
+  operator_id TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE,
+  organisation_id TEXT REFERENCES organisations, password_hash TEXT NOT NULL,
+  created_at_ms INTEGER NOT NULL, changed_at_ms INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE TABLE sessions (
+  token_hash BLOB PRIMARY KEY, operator_id TEXT NOT NULL REFERENCES operators,
+  created_at_ms INTEGER NOT NULL, seen_at_ms INTEGER NOT NULL, expires_at_ms INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE INDEX sessions_expiry ON sessions (expires_at_ms);
+CREATE INDEX audit_organisation ON audit (organisation_id, seq);
+CREATE INDEX approvals_organisation ON approvals (organisation_id, status, approval_id);
+INSERT INTO figures SELECT organisation_id, 3600000, charged_at_ms - charged_at_ms % 3600000,
+  coalesce(workflow_id, ''), coalesce(model, ''), sum(cost_nanousd), sum(type = 'llm'),
+  sum(type = 'tool'), sum(input_tokens), sum(output_tokens)
+  FROM events WHERE cost_nanousd > 0 OR type IN ('llm', 'tool') GROUP BY 1, 3, 4, 5;
+"""
+"""The dashboard's tables; hours are filled from the events that are there."""
+
 _V3: Final = """
 CREATE TABLE carried (
   organisation_id TEXT NOT NULL, scope_kind TEXT NOT NULL, scope_id TEXT NOT NULL,
@@ -142,7 +179,16 @@ CREATE INDEX reservations_chain ON reservations (organisation_id, chain_id)
   WHERE chain_id IS NOT NULL;
 """
 
-MIGRATIONS: Final = (_V1, sqlite_figures.SCHEMA, _V3)
+_V4: Final = """
+ALTER TABLE carried RENAME TO archived_spend;
+ALTER TABLE figures RENAME TO usage_rollups;
+ALTER TABLE orders RENAME TO directives;
+ALTER TABLE balances RENAME COLUMN epoch_ms TO period_start_ms;
+ALTER TABLE balances RENAME COLUMN overshoot TO overspend;
+ALTER TABLE balances RENAME COLUMN bound TO authorized_max;
+"""
+
+MIGRATIONS: Final = (_V1, _V2, _V3, _V4)
 
 
 def connect(path: str, *, durable: bool) -> sqlite3.Connection:

@@ -1,18 +1,22 @@
-"""Checks every balance against the entries that it is the sum of."""
+"""Checks every balance against its entries, and the chain of the audit log."""
 
 from __future__ import annotations
 
+import json
 import sqlite3
 
 from guard.gateway.domain.records import LedgerReport
+from guard.gateway.ledger import audit
+from guard.gateway.ledger.unit_of_work import AuditRow
+from guard.gateway.storage.sqlite.read_pool import Connection
 
 
 def verify_ledger(connection: sqlite3.Connection) -> LedgerReport:
     """Check, on one snapshot, that the books add up.
 
     For every balance: ``committed`` is the opening plus the costs of its events, ``reserved`` is
-    what its open reservations hold, and ``committed + reserved <= bound + overshoot``. No closed
-    reservation holds anything. Each event, and each vendor response, is there once (unique
+    what its open reservations hold, and ``committed + reserved <= authorized_max + overspend``. No
+    closed reservation holds anything. Each event, and each vendor response, is there once (unique
     indexes; counted here all the same).
     """
     problems: list[str] = []
@@ -32,17 +36,18 @@ def verify_ledger(connection: sqlite3.Connection) -> LedgerReport:
             ).fetchall()
         )
         balances = execute(
-            "SELECT balance_id, opening, committed, reserved, overshoot, bound FROM balances"
+            "SELECT balance_id, opening, committed, reserved, overspend, authorized_max"
+            " FROM balances"
         ).fetchall()
-        for balance_id, opening, committed, reserved, overshoot, bound in balances:
+        for balance_id, opening, committed, reserved, overspend, authorized_max in balances:
             if committed != opening + charged.get(balance_id, 0):
                 problems.append(f"balance {balance_id}: committed is not the sum of its events")
             if reserved != held.get(balance_id, 0):
                 problems.append(f"balance {balance_id}: reserved is not the sum of open holds")
             if reserved < 0 or committed < 0:
                 problems.append(f"balance {balance_id}: negative")
-            if committed + reserved > bound + overshoot:
-                problems.append(f"balance {balance_id}: granted more than its bound")
+            if committed + reserved > authorized_max + overspend:
+                problems.append(f"balance {balance_id}: granted more than was authorized")
         (leaks,) = execute(
             "SELECT count(*) FROM reservations WHERE (state != 'open' AND held != 0) OR held < 0"
         ).fetchone()
@@ -60,3 +65,27 @@ def verify_ledger(connection: sqlite3.Connection) -> LedgerReport:
     return LedgerReport(
         balances=len(balances), reservations_open=open_count, events=events, problems=problems
     )
+
+
+def verify_audit(reading: Connection) -> tuple[int, int | None]:
+    """Check the hash chain of the audit log, on one snapshot of entries and anchor."""
+    execute = reading.sqlite.execute
+    execute("BEGIN")
+    try:
+        anchor = _audit_anchor(reading)
+        return audit.verify(
+            (AuditRow(*row) for row in execute("SELECT * FROM audit ORDER BY seq")), anchor
+        )
+    finally:
+        execute("ROLLBACK")
+
+
+def _audit_anchor(reading: Connection) -> tuple[int, str] | None:
+    rows = reading.rows("SELECT value FROM facts WHERE name = 'audit_anchor'")
+    if not rows:
+        return None
+    try:
+        seq, digest = json.loads(rows[0][0])
+        return int(seq), str(digest)
+    except (TypeError, ValueError):
+        return 0, "unreadable"  # the hash of nothing, so the check fails

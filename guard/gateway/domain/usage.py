@@ -1,4 +1,4 @@
-"""What the dashboard reads: figures over time, refusals, standing orders, operators, sessions."""
+"""What the dashboard reads: usage over time, refused calls, active directives, watermarks."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from msgspec import Struct
 
 MINUTE_MS: Final = 60_000
 HOUR_MS: Final = 3_600_000
-FIGURE_SIZES_MS: Final = (MINUTE_MS, HOUR_MS)
-"""Bucket widths that are kept. Minutes go after two days, hours after four hundred."""
+ROLLUP_SIZES_MS: Final = (MINUTE_MS, HOUR_MS)
+"""Bucket widths of the rollups. Minutes are kept for two days, hours for four hundred."""
 
 WorkflowSort = Literal["seen", "spend", "name"]
 
 
-class FigurePoint(Struct, kw_only=True):
+class UsagePoint(Struct, kw_only=True):
     """Usage within one bucket of time, which starts at ``start_ms``."""
 
     start_ms: int
@@ -25,7 +25,7 @@ class FigurePoint(Struct, kw_only=True):
     output_tokens: int
 
 
-class ModelFigures(Struct, kw_only=True):
+class ModelUsage(Struct, kw_only=True):
     """Usage of one model."""
 
     model: str
@@ -53,7 +53,7 @@ class Refused(Struct, kw_only=True):
     reason: str
 
 
-class StandingOrder(Struct, kw_only=True):
+class ActiveDirective(Struct, kw_only=True):
     """A kill or pause in force, on a workflow, a pattern, everything, or one run."""
 
     action: Literal["kill", "pause"]
@@ -72,7 +72,7 @@ class ChargedEvent(Struct):
     scope_id: str
 
 
-class Mark(Struct):
+class Watermark(Struct):
     """How far a listener has seen an organisation's changes; compare with ``!=``."""
 
     event_seq: int = 0
@@ -81,22 +81,3 @@ class Mark(Struct):
     approval_id: str = ""
     control_seq: int = 0
     audit_seq: int = 0
-
-
-class Operator(Struct, kw_only=True):
-    """A person who signs in to the dashboard. Without an organisation: to all of them."""
-
-    operator_id: str
-    name: str
-    organisation_id: str | None = None
-    created_at_ms: int = 0
-    changed_at_ms: int = 0
-
-
-class Session(Struct, kw_only=True):
-    """A signed-in browser; the token itself is only in the browser's cookie."""
-
-    operator: Operator
-    created_at_ms: int
-    seen_at_ms: int
-    expires_at_ms: int

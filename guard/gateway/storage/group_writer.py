@@ -1,9 +1,9 @@
 """One writer with group commit, on the loop while that is quick and on a thread when it is not.
 
-Work submitted from the event loop is collected for one tick and run in one transaction, committed
-once, and only then answered, so an answer always rests on a commit. A failing item rolls the whole
-group back; the others are run again on their own, so one bad request never takes its neighbours
-down.
+Work submitted from the event loop is collected for one tick and run in one unit of work, committed
+once, and only then answered, so an answer always rests on a commit. Each piece of work runs behind
+a savepoint: a failing one undoes only what it did itself. Where the commit fails, or the store has
+lost the transaction, every piece runs again in a unit of its own.
 
 Where a commit does not wait for the disk, a small group runs on the loop itself: handing 32 small
 decisions to a thread and back costs more than deciding them, because both sides need the
@@ -18,13 +18,14 @@ import asyncio
 import collections
 import itertools
 import logging
-import sqlite3
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
-from guard.gateway.storage.port import StoreError
+from guard.gateway.domain.commands import PostCommitEvent
+from guard.gateway.domain.errors import StoreError
+from guard.gateway.ledger.unit_of_work import Scopes, Transaction
 
 logger = logging.getLogger(__name__)
 
@@ -36,65 +37,60 @@ GATHER_MAX: Final = 64
 INLINE_WEIGHT_MAX: Final = 256
 SLOW_COMMIT_S: Final = 0.05
 SLOW_PENALTY_S: Final = 0.2
+ANYTHING: Final = Scopes()
 
 
-class Engine(Protocol):
-    """What the writer runs work against."""
-
-    def begin(self, hints: list[str]) -> None:
-        """Open a transaction; ``hints`` say what its work is going to look up."""
-
-    def commit(self) -> list[Any]:
-        """Make everything since ``begin`` durable; return what has to be announced."""
-
-    def rollback(self) -> None:
-        """Forget everything since ``begin``, in the database and in memory."""
+UnitT = TypeVar("UnitT", bound=Transaction)
 
 
-EngineT = TypeVar("EngineT", bound=Engine)
-
-
-class _Item(Generic[EngineT]):
-    __slots__ = ("alone", "error", "future", "hint", "result", "weight", "work")
+class _Item(Generic[UnitT]):
+    __slots__ = ("error", "future", "outside", "result", "scopes", "weight", "work")
 
     def __init__(
         self,
-        work: Callable[[EngineT], Any],
+        work: Callable[[UnitT], Any],
         future: asyncio.Future[Any],
-        hint: str | None,
+        scopes: Scopes,
         weight: int,
-        alone: bool,
+        outside: bool,
     ) -> None:
         self.work = work
-        self.hint = hint
+        self.scopes = scopes
         self.future = future
         self.weight = weight
-        self.alone = alone
+        self.outside = outside
         self.result: Any = None
         self.error: BaseException | None = None
 
 
-class GroupWriter(Generic[EngineT]):
-    """Runs work on an engine, in order, many pieces to a transaction.
+class GroupWriter(Generic[UnitT]):
+    """Runs work on a unit of work, in order, many pieces to a transaction.
 
     Args:
-        engine: what the work runs against.
-        announce: told on the loop, before any answer, what a commit has made public.
+        unit: what the work runs against; used for one transaction after the other.
+        deliver: given on the loop, before any answer, what a commit has made public.
         inline: whether commits are quick enough for the loop.
+        failures: what the store raises when it fails; callers get :class:`StoreError` instead.
     """
 
     def __init__(
-        self, engine: EngineT, announce: Callable[[list[Any]], None], *, inline: bool
+        self,
+        unit: UnitT,
+        deliver: Callable[[list[PostCommitEvent]], None],
+        *,
+        inline: bool,
+        failures: tuple[type[Exception], ...] = (),
     ) -> None:
-        self._engine = engine
-        self._announce = announce
+        self._unit = unit
+        self._deliver_events = deliver
+        self._failures = failures
         self._inline = inline
         self._loop = asyncio.get_running_loop()
-        self._collected: list[_Item[EngineT]] = []
+        self._collected: list[_Item[UnitT]] = []
         self._weight = 0
         self._busy = False
         self._slow_until = 0.0
-        self._jobs: collections.deque[list[_Item[EngineT]] | None] = collections.deque()
+        self._jobs: collections.deque[list[_Item[UnitT]] | None] = collections.deque()
         self._wake = threading.Semaphore(0)
         self._closing = False
         self.groups = 0
@@ -105,26 +101,26 @@ class GroupWriter(Generic[EngineT]):
 
     def submit(
         self,
-        work: Callable[[EngineT], T],
-        hint: str | None = None,
+        work: Callable[[UnitT], T],
+        scopes: Scopes = ANYTHING,
         *,
         weight: int = 1,
-        alone: bool = False,
+        outside_transaction: bool = False,
     ) -> asyncio.Future[T]:
         """Queue work and return a future of its result, set after the commit.
 
         Args:
-            work: called with the engine inside a transaction.
-            hint: what the work is going to look up, so that a group can look up together.
+            work: called with the unit of work inside a transaction.
+            scopes: what the work is going to touch.
             weight: how many small pieces of work this one is worth.
-            alone: run it on the thread, outside of any transaction.
+            outside_transaction: run it on the thread, outside of any transaction.
 
         Raises:
             StoreError: the writer is closed.
         """
         if self._closing:
             raise StoreError("the store is closed")
-        item = _Item(work, self._loop.create_future(), hint, weight, alone)
+        item = _Item(work, self._loop.create_future(), scopes, weight, outside_transaction)
         if not self._collected and not self._busy:
             self._loop.call_soon(self._gather, 0)
         self._collected.append(item)
@@ -156,39 +152,39 @@ class GroupWriter(Generic[EngineT]):
         if self._busy or not self._collected:
             return
         group = self._take()
-        light = self._inline and self._weight <= INLINE_WEIGHT_MAX and not group[0].alone
+        light = self._inline and self._weight <= INLINE_WEIGHT_MAX and not group[0].outside
         self._weight = sum(item.weight for item in self._collected)
         if light and self._loop.time() >= self._slow_until:
             started = time.perf_counter()
-            news = self._run_group(group)
+            events = self._run_group(group)
             if time.perf_counter() - started > SLOW_COMMIT_S:
                 self._slow_until = self._loop.time() + SLOW_PENALTY_S
-            self._deliver(group, news)
+            self._deliver(group, events)
         else:
             self._busy = True
             self._jobs.append(group)
             self._wake.release()
 
-    def _take(self) -> list[_Item[EngineT]]:
+    def _take(self) -> list[_Item[UnitT]]:
         collected = self._collected
         weight = collected[0].weight
         count = 1
-        if not collected[0].alone:
+        if not collected[0].outside:
             for item in itertools.islice(collected, 1, None):
                 weight += item.weight
-                if item.alone or weight > GROUP_WEIGHT_MAX:
+                if item.outside or weight > GROUP_WEIGHT_MAX:
                     break
                 count += 1
         group, self._collected = collected[:count], collected[count:]
         return group
 
-    def _finished(self, group: list[_Item[EngineT]], news: list[Any]) -> None:
+    def _finished(self, group: list[_Item[UnitT]], events: list[PostCommitEvent]) -> None:
         self._busy = False
-        self._deliver(group, news)
+        self._deliver(group, events)
 
-    def _deliver(self, group: list[_Item[EngineT]], news: list[Any]) -> None:
-        if news:
-            self._announce(news)
+    def _deliver(self, group: list[_Item[UnitT]], events: list[PostCommitEvent]) -> None:
+        if events:
+            self._deliver_events(events)
         for item in group:
             future = item.future
             if future.done():
@@ -208,57 +204,69 @@ class GroupWriter(Generic[EngineT]):
             group = self._jobs.popleft()
             if group is None:
                 return
-            news = self._run_group(group)
+            events = self._run_group(group)
             try:
-                self._loop.call_soon_threadsafe(self._finished, group, news)
+                self._loop.call_soon_threadsafe(self._finished, group, events)
             except RuntimeError:  # the loop is gone; what was committed stays committed
                 return
 
     # -- on either -----------------------------------------------------------------------------
 
-    def _run_group(self, group: list[_Item[EngineT]]) -> list[Any]:
+    def _run_group(self, group: list[_Item[UnitT]]) -> list[PostCommitEvent]:
         self.groups += 1
         self.items += len(group)
-        if group[0].alone:
-            return self._run_alone(group[0])
+        if group[0].outside:
+            return self._run_outside(group[0])
         try:
             return self._attempt(group)
         except Exception:  # noqa: BLE001  # the item carries it to whoever asked
             if len(group) == 1:
                 return []
-        news = []
+        events: list[PostCommitEvent] = []
         for item in group:
             item.error = None
-            news += self._run_group([item])
-        return news
+            events += self._run_group([item])
+        return events
 
-    def _attempt(self, group: list[_Item[EngineT]]) -> list[Any]:
-        engine = self._engine
-        item = group[0]
+    def _attempt(self, group: list[_Item[UnitT]]) -> list[PostCommitEvent]:
+        """Run a group in one transaction; an item's own failure is its own."""
+        unit = self._unit
         try:
-            engine.begin([item.hint for item in group if item.hint is not None])
+            unit.begin([item.scopes for item in group])
             for item in group:
-                item.result = item.work(engine)
-            news = engine.commit()
+                self._run_item(item)
+            events = unit.commit()
         except Exception as exc:
-            item.error = self._noted(exc)
+            error = self._noted(exc)
             try:
-                engine.rollback()
-            except sqlite3.Error as second:
-                item.error = self._noted(second)
+                unit.rollback()
+            except Exception as second:  # noqa: BLE001  # the first error is told
+                self._noted(second)
+            for item in group:
+                item.error = item.error or error
             raise
-        self.healthy = True
-        return news
+        if not self.healthy:
+            self.healthy = not any(isinstance(item.error, StoreError) for item in group)
+        return events
 
-    def _run_alone(self, item: _Item[EngineT]) -> list[Any]:
+    def _run_item(self, item: _Item[UnitT]) -> None:
+        unit = self._unit
+        unit.savepoint()
         try:
-            item.result = item.work(self._engine)
+            item.result = item.work(unit)
+        except Exception as exc:  # noqa: BLE001  # carried to whoever asked
+            item.error = self._noted(exc)
+            unit.undo()
+
+    def _run_outside(self, item: _Item[UnitT]) -> list[PostCommitEvent]:
+        try:
+            item.result = item.work(self._unit)
         except Exception as exc:  # noqa: BLE001  # carried to whoever asked
             item.error = self._noted(exc)
         return []
 
     def _noted(self, exc: Exception) -> Exception:
-        if not isinstance(exc, sqlite3.Error):
+        if not isinstance(exc, self._failures):
             return exc
         self.healthy = False
         logger.error("the store failed: %s", exc)

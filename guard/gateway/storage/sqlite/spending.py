@@ -1,8 +1,8 @@
-"""What a window had already cost when its balance is opened.
+"""What a scope has already cost when its balance is opened.
 
 A budget that is set at noon counts what the day has cost before. The sum is taken in the writer's
-transaction, each time that a scope is seen for the first time in a window, so it must not go
-through the events of others: those of a workflow and of a chain are found by an index of their own.
+transaction, each time that a scope is first seen in a period. It must not scan the events of other
+scopes: those of a workflow and of a chain have an index of their own.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import sqlite3
 from typing import Any, Final
 
-from guard.gateway.domain.records import Budget
+from guard.gateway.domain.records import ScopeKind
 
 CLOCK_SLACK_MS: Final = 60_000
 """By how much times of arrival may lie out of order, after a crash and a step of the clock."""
@@ -23,41 +23,41 @@ _INDEXES: Final = {"workflow": "events_workflow", "chain": "events_chain"}
 def spent_before(
     connection: sqlite3.Connection,
     organisation_id: str,
-    rule: Budget,
+    kind: ScopeKind,
     scope_id: str,
-    epoch_ms: int,
-    ends_ms: int | None,
+    start_ms: int,
+    end_ms: int | None,
 ) -> int:
-    """Return the nano-dollars that a scope has cost within a window, in and out of the record.
+    """Return the nano-dollars that a scope has cost in a period, archived ones included.
 
     Args:
         connection: the writer's, inside its transaction.
         organisation_id: whose events they are.
-        rule: the budget; its kind of scope says which events count.
+        kind: which kind of scope it is.
         scope_id: the concrete id, empty for the organisation.
-        epoch_ms: when the window begins.
-        ends_ms: when it ends; ``None`` for the window that never does.
+        start_ms: when the period begins.
+        end_ms: when it ends; ``None`` for the one that never does.
     """
     where = "organisation_id = ? AND charged_at_ms >= ? AND charged_at_ms < ?"
-    arguments: list[Any] = [organisation_id, epoch_ms, 2**62 if ends_ms is None else ends_ms]
-    index = _INDEXES.get(rule.scope_kind, "events_cost")
-    if rule.scope_kind in _COLUMNS:
-        where += f" AND {_COLUMNS[rule.scope_kind]} = ?"
+    arguments: list[Any] = [organisation_id, start_ms, 2**62 if end_ms is None else end_ms]
+    index = _INDEXES.get(kind, "events_cost")
+    if kind in _COLUMNS:
+        where += f" AND {_COLUMNS[kind]} = ?"
         arguments.append(scope_id)
     if index == "events_cost":
         where += " AND cost_nanousd > 0"
-    elif index == "events_workflow" and ends_ms is not None:
+    elif index == "events_workflow" and end_ms is not None:
         where += " AND event_seq >= ?"
-        arguments.append(_first_since(connection, epoch_ms - CLOCK_SLACK_MS))
+        arguments.append(_first_since(connection, start_ms - CLOCK_SLACK_MS))
     sql = f"SELECT coalesce(sum(cost_nanousd), 0) FROM events INDEXED BY {index} WHERE {where}"  # noqa: S608 (constants of this module)
     total = int(connection.execute(sql, arguments).fetchone()[0])
-    if ends_ms is None:
-        (carried,) = connection.execute(
-            "SELECT coalesce(sum(cost_nanousd), 0) FROM carried WHERE organisation_id = ?"
+    if end_ms is None:
+        (archived,) = connection.execute(
+            "SELECT coalesce(sum(cost_nanousd), 0) FROM archived_spend WHERE organisation_id = ?"
             " AND scope_kind = ? AND scope_id = ?",
-            (organisation_id, rule.scope_kind, scope_id),
+            (organisation_id, kind, scope_id),
         ).fetchone()
-        total += carried
+        total += archived
     return total
 
 

@@ -1,0 +1,15 @@
+"""What a storage raises."""
+
+from __future__ import annotations
+
+
+class StoreError(Exception):
+    """The store cannot answer now: closed, out of space, damaged, or not reachable."""
+
+
+class NotFoundError(Exception):
+    """There is no such thing in this organisation."""
+
+
+class ConflictError(Exception):
+    """The change contradicts what is stored."""

@@ -1,0 +1,97 @@
+"""Which budgets apply to a call or an event, and their balances in the current periods."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from guard.gateway.domain import records, windows
+from guard.gateway.domain.errors import NotFoundError
+from guard.gateway.domain.ledger import Account, Balance
+from guard.gateway.ledger.unit_of_work import (
+    BudgetIndex,
+    OrganisationState,
+    ScopeKeys,
+    UnitOfWork,
+)
+
+_KINDS: Final = ("workflow", "agent", "chain", "key", "model")
+
+
+def organisation(unit: UnitOfWork, organisation_id: str) -> OrganisationState:
+    """Return an organisation's state.
+
+    Raises:
+        NotFoundError: no such organisation.
+    """
+    org = unit.organisation(organisation_id)
+    if org is None:
+        raise NotFoundError("no such organisation")
+    return org
+
+
+def accounts_of(unit: UnitOfWork, org: OrganisationState, keys: ScopeKeys) -> list[Account]:
+    """Return every balance over a call or an event, in the current periods."""
+    cached = unit.cached_accounts(org, keys)
+    if cached is not None:
+        return cached
+    accounts: list[Account] = []
+    valid_until_ms = float("inf")
+    if org.budgets is None:
+        org.budgets = _index(unit.budgets(org.organisation_id))
+    for budget, scope_id in _applying(org.budgets, keys):
+        start_ms, end_ms = windows.period_of(budget.window, unit.now_ms)
+        if end_ms is not None:
+            valid_until_ms = min(valid_until_ms, end_ms)
+        accounts.append(Account(budget, _balance(unit, budget, scope_id, start_ms, end_ms)))
+    # A fixed order, so that a storage with row locks takes them in the same one.
+    accounts.sort(key=lambda account: account.balance.balance_id)
+    unit.cache_accounts(org, keys, valid_until_ms, accounts)
+    return accounts
+
+
+def _index(budgets: Iterable[records.Budget]) -> BudgetIndex:
+    index: BudgetIndex = {}
+    for budget in budgets:
+        index.setdefault(budget.scope_kind, {}).setdefault(budget.scope_id, []).append(budget)
+    return index
+
+
+def _applying(index: BudgetIndex, keys: ScopeKeys) -> Iterator[tuple[records.Budget, str]]:
+    for budget in index.get("organisation", {}).get("", ()):
+        yield budget, ""
+    for kind, scope_id in zip(_KINDS, keys, strict=True):
+        of_kind = index.get(kind)
+        if of_kind is None or scope_id is None:
+            continue
+        exact = of_kind.get(scope_id, [])
+        taken = {budget.window for budget in exact}
+        for budget in exact:
+            yield budget, scope_id
+        for budget in of_kind.get("*", ()):
+            if budget.window not in taken:
+                yield budget, scope_id
+
+
+def _balance(
+    unit: UnitOfWork, budget: records.Budget, scope_id: str, start_ms: int, end_ms: int | None
+) -> Balance:
+    found = unit.find_balance(budget.budget_id, scope_id, start_ms)
+    if found is not None:
+        return found
+    opening = unit.spent_before(
+        budget.organisation_id, budget.scope_kind, scope_id, start_ms, end_ms
+    )
+    return unit.add_balance(
+        Balance(
+            balance_id=0,
+            budget_id=budget.budget_id,
+            scope_id=scope_id,
+            period_start_ms=start_ms,
+            ends_ms=end_ms,
+            opening=opening,
+            committed=opening,
+            overspend=max(0, opening - budget.limit_nanousd),
+            authorized_max=budget.limit_nanousd,
+        )
+    )

@@ -1,0 +1,152 @@
+"""Approvals: a person's answer to one call, with a deadline."""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+import msgspec
+
+from guard.core import wire
+from guard.gateway.domain import records
+from guard.gateway.domain.commands import Actor, ApprovalNeed, GateCommand, Refusal
+from guard.gateway.domain.errors import ConflictError, NotFoundError
+from guard.gateway.ledger import audit, control, webhooks
+from guard.gateway.ledger.accounts import organisation
+from guard.gateway.ledger.unit_of_work import OrganisationState, UnitOfWork
+
+EXPIRE_MAX: Final = 500
+_REASONS: Final = {
+    "pending": "no answer in time",
+    "expired": "no answer in time",
+    "approved": "approved for another call",
+    "withdrawn": "the call waited no longer",
+}
+
+
+def required(
+    unit: UnitOfWork, org: OrganisationState, command: GateCommand, need: ApprovalNeed
+) -> wire.GateReply | Refusal | None:
+    """Return ``None`` when a person has approved this very call; else what to answer."""
+    call, own = command.call, org.organisation_id
+    subject = json.dumps([call.kind, call.function, need.tool_name, call.workflow_id])
+    found = unit.approval_of_call(own, command.request.key_id, call.call_id)
+    if found is None:
+        return _request(unit, own, command, need, subject)
+    known, known_subject = found
+    if known_subject == subject:
+        if known.status == "approved":
+            return None
+        if known.status == "pending" and unit.now_ms < known.deadline_ms:
+            return _pending(call.call_id, known)
+    return Refusal(
+        status=403,
+        error_code="GD-X001",
+        title="Not approved",
+        reason=known.reason or _REASONS.get(known.status, "the operator refused the call"),
+        action="approval",
+        workflow_id=call.workflow_id,
+        tool_name=need.tool_name,
+        details={"approval_id": known.approval_id},
+    )
+
+
+def _request(
+    unit: UnitOfWork, organisation_id: str, command: GateCommand, need: ApprovalNeed, subject: str
+) -> wire.GateReply:
+    call, now_ms = command.call, unit.now_ms
+    asked = records.Approval(
+        approval_id=unit.ids.uuid7(now_ms), organisation_id=organisation_id,
+        call_id=call.call_id, status="pending", tool_name=need.tool_name, function=call.function,
+        workflow_id=call.workflow_id, run_id=call.run_id, agent=call.agent,
+        requested_at_ms=now_ms, deadline_ms=now_ms + need.timeout_ms,
+    )  # fmt: skip
+    unit.add_approval(asked, command.request.key_id, subject)
+    data = {"approval_id": asked.approval_id, "tool_name": need.tool_name,
+            "function": call.function, "workflow_id": call.workflow_id,
+            "deadline_ms": asked.deadline_ms}  # fmt: skip
+    webhooks.enqueue(unit, organisation_id, "approval.requested", data)
+    return _pending(call.call_id, asked)
+
+
+def _pending(call_id: str, asked: records.Approval) -> wire.GateReply:
+    return wire.GateReply(
+        decision="pending",
+        call_id=call_id,
+        approval_id=asked.approval_id,
+        expires_at_ms=asked.deadline_ms,
+    )
+
+
+def answer(
+    unit: UnitOfWork,
+    actor: Actor,
+    organisation_id: str,
+    approval_id: str,
+    *,
+    approved: bool,
+    reason: str,
+) -> records.Approval:
+    """Record a person's answer and push it.
+
+    Raises:
+        NotFoundError: no such approval.
+        ConflictError: it was answered before, or its deadline has passed.
+    """
+    asked = unit.approval(approval_id)
+    if asked is None or asked.organisation_id != organisation_id:
+        raise NotFoundError("no such approval")
+    if asked.status != "pending" or asked.deadline_ms <= unit.now_ms:
+        raise ConflictError("the approval was answered before or has expired")
+    answered = _settle(unit, asked, "approved" if approved else "refused", actor.name, reason)
+    details = {"approved": approved, "reason": reason, "call_id": answered.call_id}
+    audit.record(unit, actor, "approval.answer", approval_id, details, organisation_id)
+    return answered
+
+
+def withdraw(unit: UnitOfWork, organisation_id: str, key_id: str, approval_id: str) -> bool:
+    """Close a question whose call waits no longer; only the key that asked may.
+
+    Returns:
+        Whether it was pending until now.
+    """
+    asked = unit.approval(approval_id)
+    if (
+        asked is None
+        or asked.status != "pending"
+        or asked.organisation_id != organisation_id
+        or unit.approval_key(approval_id) != key_id
+    ):
+        return False
+    _settle(unit, asked, "withdrawn", None, "the call waits no longer")
+    return True
+
+
+def expire(unit: UnitOfWork) -> None:
+    """Refuse what nobody has answered in time."""
+    for asked in unit.overdue_approvals(EXPIRE_MAX):
+        _settle(unit, asked, "expired", None, "no answer in time")
+
+
+def _settle(
+    unit: UnitOfWork,
+    asked: records.Approval,
+    status: records.ApprovalStatus,
+    who: str | None,
+    reason: str,
+) -> records.Approval:
+    answered = msgspec.structs.replace(
+        asked, status=status, answered_at_ms=unit.now_ms, answered_by=who, reason=reason
+    )
+    unit.save_approval(answered)
+    draft = wire.ControlMessage(
+        seq=0,
+        type="approval",
+        workflow_id=answered.workflow_id,
+        run_id=answered.run_id,
+        reason=reason or status,
+        approval_id=answered.approval_id,
+        approved=status == "approved",
+    )
+    control.publish(unit, organisation(unit, answered.organisation_id), draft)
+    return answered

@@ -1,0 +1,88 @@
+"""The audit log: append-only, each entry's hash covering the one before it.
+
+When old entries leave, the last of them is kept as the anchor that the chain begins at, and an
+entry of the chain itself says so. Nobody can shorten the log from its old end without both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterable
+from typing import Any, Final
+
+from guard.gateway.domain.commands import Actor
+from guard.gateway.ledger.unit_of_work import AuditRow, UnitOfWork
+
+GENESIS: Final = "0" * 64
+PRUNE: Final = "audit.prune"
+
+
+def record(
+    unit: UnitOfWork,
+    actor: Actor,
+    action: str,
+    target: str,
+    details: dict[str, Any],
+    organisation_id: str | None = None,
+) -> None:
+    """Append one act, in the transaction of the act itself."""
+    head = unit.audit_head()
+    seq, prev_hash = (1, GENESIS) if head is None else (head[0] + 1, head[1])
+    text = json.dumps(details, sort_keys=True, separators=(",", ":"))
+    row = AuditRow(
+        seq, unit.now_ms, organisation_id, actor.name, action, target, text, prev_hash, ""
+    )
+    unit.add_audit(row._replace(hash=_hash(prev_hash, row)))
+
+
+def _hash(prev_hash: str, row: AuditRow) -> str:
+    """Return the hash of an entry over all its fields, unambiguously joined."""
+    fields = [prev_hash, row.seq, row.at_ms, row.organisation_id, row.actor, row.action,
+              row.target, row.details]  # fmt: skip
+    joined = json.dumps(fields, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(joined.encode()).hexdigest()
+
+
+def verify(rows: Iterable[AuditRow], anchor: tuple[int, str] | None) -> tuple[int, int | None]:
+    """Check the whole chain, from its anchor on.
+
+    Args:
+        rows: every entry, in order.
+        anchor: the number and the hash of the last entry that has left; ``None``: none has.
+
+    Returns:
+        How many entries are right, and the ``seq`` of the first one that is not (``None``: all
+        are). Removal of the newest entries can only be seen by whoever noted an earlier head.
+    """
+    anchor_seq, prev_hash = anchor or (0, GENESIS)
+    expected_seq, stated = anchor_seq + 1, (0, GENESIS)
+    for row in rows:
+        digest = _hash(prev_hash, row)
+        if row.seq != expected_seq or row.prev_hash != prev_hash or row.hash != digest:
+            return expected_seq - 1 - anchor_seq, row.seq
+        if row.action == PRUNE:
+            pruned = json.loads(row.details)
+            stated = pruned["through"], pruned["hash"]
+        expected_seq, prev_hash = row.seq + 1, digest
+    if stated != (anchor or (0, GENESIS)):
+        return 0, anchor_seq
+    return expected_seq - 1 - anchor_seq, None
+
+
+def prune(unit: UnitOfWork, cutoff_ms: int, limit: int) -> int:
+    """Remove the oldest entries, never the newest one, and record that; return how many.
+
+    Args:
+        cutoff_ms: entries from this moment on stay.
+        limit: how many may leave at once.
+    """
+    old = list(itertools.takewhile(lambda row: row.at_ms < cutoff_ms, unit.oldest_audit(limit)))
+    if not old:
+        return 0
+    last = old[-1]
+    unit.drop_audit(last)
+    details = {"through": last.seq, "hash": last.hash, "entries": len(old)}
+    record(unit, Actor("retention"), PRUNE, str(last.seq), details)
+    return len(old)

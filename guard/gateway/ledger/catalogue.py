@@ -1,0 +1,187 @@
+"""Budgets, policies and prices: data that operators write, versioned and audited."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from guard.core import wire
+from guard.gateway.domain import records
+from guard.gateway.domain.commands import Actor, PostCommitEvent
+from guard.gateway.domain.errors import NotFoundError
+from guard.gateway.domain.rulesets import Change, RuleSet, Step, plan
+from guard.gateway.ledger import audit, control
+from guard.gateway.ledger.accounts import organisation
+from guard.gateway.ledger.unit_of_work import UnitOfWork
+
+
+def put_budget(unit: UnitOfWork, actor: Actor, wanted: records.Budget) -> records.Budget:
+    """Create a budget, or change the one of the same scope and window.
+
+    Raises:
+        NotFoundError: no such organisation.
+    """
+    org = organisation(unit, wanted.organisation_id)
+    old = unit.find_budget(wanted)
+    new = msgspec.structs.replace(
+        wanted,
+        budget_id=unit.ids.uuid7(unit.now_ms) if old is None else old.budget_id,
+        version=1 if old is None else old.version + 1,
+        created_at_ms=unit.now_ms if old is None else old.created_at_ms,
+        updated_at_ms=unit.now_ms,
+    )
+    if old is not None and _same(old, new):
+        return old
+    unit.save_budget(new)
+    control.budget_changed(unit, org, old or new, new)
+    audit.record(
+        unit, actor, "budget.put", new.budget_id, msgspec.to_builtins(new), new.organisation_id
+    )
+    return new
+
+
+def _same(old: Any, new: Any) -> bool:
+    neutral = {"version": 0, "updated_at_ms": 0}
+    return bool(msgspec.structs.replace(old, **neutral) == msgspec.structs.replace(new, **neutral))
+
+
+def delete_budget(unit: UnitOfWork, actor: Actor, organisation_id: str, budget_id: str) -> None:
+    """Remove a budget; what it has counted stays in the record.
+
+    Raises:
+        NotFoundError: no such budget.
+    """
+    old = unit.budget(budget_id)
+    if old is None or old.organisation_id != organisation_id:
+        raise NotFoundError("no such budget")
+    unit.delete_budget(old)
+    control.budget_changed(unit, organisation(unit, organisation_id), old, None)
+    audit.record(unit, actor, "budget.delete", budget_id, {}, organisation_id)
+
+
+def put_policy(unit: UnitOfWork, actor: Actor, wanted: records.Policy) -> records.Policy:
+    """Create a policy, or add a version to the one of the same name.
+
+    Raises:
+        NotFoundError: no such organisation.
+    """
+    organisation(unit, wanted.organisation_id)
+    old = unit.policy(wanted.organisation_id, wanted.name)
+    new = msgspec.structs.replace(
+        wanted,
+        policy_id=unit.ids.uuid7(unit.now_ms) if old is None else old.policy_id,
+        version=1 if old is None else old.version + 1,
+        created_at_ms=unit.now_ms if old is None else old.created_at_ms,
+        updated_at_ms=unit.now_ms,
+    )
+    if old is not None and _same(old, new):
+        return old
+    unit.add_policy_version(new)
+    details = {"version": new.version, "document": msgspec.to_builtins(new.document)}
+    audit.record(unit, actor, "policy.put", new.name, details, new.organisation_id)
+    _policy_changed(unit, new.organisation_id, f"policy {new.name} version {new.version}")
+    return new
+
+
+def delete_policy(unit: UnitOfWork, actor: Actor, organisation_id: str, name: str) -> None:
+    """Take a policy out of force; its versions stay readable.
+
+    Raises:
+        NotFoundError: no such policy.
+    """
+    old = unit.policy(organisation_id, name)
+    if old is None:
+        raise NotFoundError("no such policy")
+    unit.retire_policy(old)
+    audit.record(unit, actor, "policy.delete", name, {}, organisation_id)
+    _policy_changed(unit, organisation_id, f"policy {name} removed")
+
+
+def _policy_changed(unit: UnitOfWork, organisation_id: str, reason: str) -> None:
+    unit.announce(PostCommitEvent("catalogue", organisation_id))
+    draft = wire.ControlMessage(seq=0, type="policy", workflow_id="*", reason=reason)
+    control.publish(unit, organisation(unit, organisation_id), draft)
+
+
+def put_price(unit: UnitOfWork, actor: Actor, wanted: records.Price) -> records.Price:
+    """Create an operator's price, or change the one for the same provider and model.
+
+    Raises:
+        NotFoundError: no such organisation.
+    """
+    organisation(unit, wanted.organisation_id)
+    old = unit.price(wanted.organisation_id, wanted.provider, wanted.model)
+    new = msgspec.structs.replace(
+        wanted,
+        price_id=unit.ids.uuid7(unit.now_ms) if old is None else old.price_id,
+        version=1 if old is None else old.version + 1,
+        updated_at_ms=unit.now_ms,
+    )
+    if old is not None and _same(old, new):
+        return old
+    unit.save_price(new)
+    audit.record(
+        unit, actor, "price.put", new.price_id, msgspec.to_builtins(new), new.organisation_id
+    )
+    unit.announce(PostCommitEvent("catalogue", new.organisation_id))
+    return new
+
+
+def delete_price(unit: UnitOfWork, actor: Actor, organisation_id: str, price_id: str) -> None:
+    """Remove an operator's price.
+
+    Raises:
+        NotFoundError: no such price.
+    """
+    if not unit.delete_price(organisation_id, price_id):
+        raise NotFoundError("no such price")
+    audit.record(unit, actor, "price.delete", price_id, {}, organisation_id)
+    unit.announce(PostCommitEvent("catalogue", organisation_id))
+
+
+def apply(
+    unit: UnitOfWork,
+    actor: Actor,
+    organisation_id: str,
+    wanted: RuleSet,
+    *,
+    dry_run: bool,
+    prune: bool,
+) -> list[Change]:
+    """Compare the wanted rules with the current ones, and activate them unless it is a dry run.
+
+    Raises:
+        NotFoundError: no such organisation.
+    """
+    organisation(unit, organisation_id)
+    current = RuleSet(
+        unit.budgets(organisation_id),
+        unit.policies(organisation_id),
+        unit.prices(organisation_id),
+    )
+    steps = plan(current, wanted, prune=prune)
+    if not dry_run:
+        for step in steps:
+            _take(unit, actor, organisation_id, step)
+    return [step.change for step in steps]
+
+
+def _take(unit: UnitOfWork, actor: Actor, organisation_id: str, step: Step) -> None:
+    change, record = step.change.change, step.record
+    if change == "unchanged":
+        return
+    if isinstance(record, records.Budget):
+        if change == "delete":
+            delete_budget(unit, actor, organisation_id, record.budget_id)
+        else:
+            put_budget(unit, actor, record)
+    elif isinstance(record, records.Policy):
+        if change == "delete":
+            delete_policy(unit, actor, organisation_id, record.name)
+        else:
+            put_policy(unit, actor, record)
+    elif change == "delete":
+        delete_price(unit, actor, organisation_id, record.price_id)
+    else:
+        put_price(unit, actor, record)

@@ -1,0 +1,178 @@
+"""The charge: record events once each, and commit what they cost."""
+
+from __future__ import annotations
+
+from guard.core import wire
+from guard.gateway.domain import ledger, render
+from guard.gateway.domain.commands import Answer, IngestCommand, PricedEvent, Request
+from guard.gateway.domain.ledger import Account, Reservation
+from guard.gateway.ledger import chains, control, expiry, idempotency
+from guard.gateway.ledger.accounts import accounts_of, organisation
+from guard.gateway.ledger.unit_of_work import OrganisationState, ScopeKeys, UnitOfWork
+
+_DECISIONS = {"killed": "kill", "paused": "pause", "active": "allow"}
+
+
+def ingest(unit: UnitOfWork, command: IngestCommand) -> Answer:
+    """Record and charge a batch of events."""
+    request = command.request
+    kept = idempotency.replay(unit, request)
+    if kept is not None:
+        return kept
+    org = organisation(unit, request.organisation_id)
+    outcome, over = record_events(unit, org, request, command.events, command.rejected)
+    reply = wire.EventsReply(outcome.accepted, outcome.duplicates, outcome.rejected)
+    if command.events:
+        _add_verdict(unit, org, request, command.events[-1].event, reply)
+    if over is None:
+        answer = Answer(202, wire.encode(reply))
+    else:
+        answer = Answer(422, render.over_budget(reply, over[0].view(), over[1]))
+    idempotency.keep(unit, request, answer)
+    return answer
+
+
+def _add_verdict(
+    unit: UnitOfWork,
+    org: OrganisationState,
+    request: Request,
+    last: wire.Event,
+    reply: wire.EventsReply,
+) -> None:
+    """Tell the SDK how the workflow of its last event stands."""
+    keys = (last.workflow_id, last.agent, last.chain_id, request.key_id, None)
+    account = ledger.tightest(accounts_of(unit, org, keys))
+    reply.budget = None if account is None else account.view()
+    state = org.directives.state_of(last.workflow_id, last.run_id, unit.now_ms)
+    reply.decision = _DECISIONS[state.state]
+    if reply.decision == "allow" and account is not None:
+        spent_up = account.rule.mode == "hard" and account.room() < 1
+        reply.decision = "exhausted" if spent_up else "allow"
+
+
+def record_events(
+    unit: UnitOfWork,
+    org: OrganisationState,
+    request: Request,
+    events: list[PricedEvent],
+    rejected: list[wire.RejectedEvent],
+) -> tuple[wire.EventsOutcome, tuple[Account, str | None] | None]:
+    """Record and charge events.
+
+    Returns:
+        What became of them, and the last account that a cost went over, with its workflow.
+    """
+    outcome = wire.EventsOutcome(rejected=list(rejected))
+    over: tuple[Account, str | None] | None = None
+    for priced in events:
+        event = priced.event
+        reservation = None
+        flags = [priced.flags] if priced.flags else []
+        if event.reservation_id is not None:
+            reservation = unit.reservation(event.reservation_id)
+            if reservation is None or reservation.organisation_id != org.organisation_id:
+                reservation = None
+                flags.append("unknown_reservation")
+            else:
+                _inherit(event, reservation)
+                if reservation.state != "open":
+                    flags.append("late")
+        charged = _record(unit, org, request, priced, reservation, flags)
+        if charged is None:
+            outcome.duplicates += 1
+            continue
+        outcome.accepted += 1
+        if charged.over and charged.over_account is not None:
+            over = (charged.over_account, event.workflow_id)
+    return outcome, over
+
+
+def _inherit(event: wire.Event, reservation: Reservation) -> None:
+    """Fill in what the event leaves out from the call that it belongs to."""
+    event.workflow_id = event.workflow_id or reservation.workflow_id
+    event.run_id = event.run_id or reservation.run_id
+    event.chain_id = event.chain_id or reservation.chain_id
+    event.agent = event.agent or reservation.agent
+    event.call_id = event.call_id or reservation.call_id
+
+
+def _record(
+    unit: UnitOfWork,
+    org: OrganisationState,
+    request: Request,
+    priced: PricedEvent,
+    reservation: Reservation | None,
+    flags: list[str],
+) -> ledger.Charge | None:
+    """Store one event and charge it; ``None`` when it was here before."""
+    event, cost, own = priced.event, priced.cost, org.organisation_id
+    accounts: list[Account] = []
+    if cost:
+        keys = (event.workflow_id, event.agent, event.chain_id, request.key_id, priced.model)
+        accounts = _charged_accounts(unit, org, keys, reservation)
+    charged_at_ms = unit.now_ms if reservation is None else reservation.created_at_ms
+    balance_ids = [account.balance.balance_id for account in accounts]
+    if not unit.add_event(own, request.key_id, priced, charged_at_ms, flags, balance_ids):
+        return None
+    if event.workflow_id is not None:
+        unit.count_workflow(own, event.workflow_id, spent=cost, calls=0, events=1)
+    if event.run_id is not None:
+        unit.count_run(own, event.run_id, event.workflow_id, spent=cost)
+    unit.count_usage(own, charged_at_ms, priced)
+    if reservation is not None:
+        unit.change_reservation(reservation)
+    charged = ledger.Charge()
+    if cost:
+        charged = _commit_cost(unit, org, event, cost, accounts, reservation)
+    if event.type == "chain":
+        data = event.data
+        chains.step(unit, org, wire.Chain(id=str(data["id"]), op=data.get("op", "continue")))
+    if reservation is not None:
+        if reservation.state == "open":
+            reservation.expires_at_ms = unit.now_ms + org.settings.reservation_ttl_ms
+        if priced.final:
+            expiry.close(unit, reservation, "settled")
+    return charged
+
+
+def _commit_cost(
+    unit: UnitOfWork,
+    org: OrganisationState,
+    event: wire.Event,
+    cost: int,
+    accounts: list[Account],
+    reservation: Reservation | None,
+) -> ledger.Charge:
+    held_on = [] if reservation is None else [unit.balance(i) for i in reservation.balance_ids]
+    allowance = None
+    if event.chain_id is not None and chains.open_chain(unit, org.organisation_id, event.chain_id):
+        allowance = org.settings.chain_over_permille
+    unit.change_balances([account.balance for account in accounts])
+    unit.change_balances(held_on)
+    charged = ledger.charge(
+        accounts,
+        cost,
+        reservation,
+        held_on,
+        strict=org.settings.strict,
+        chain_over_permille=allowance,
+    )
+    control.announce_charge(unit, org, charged)
+    return charged
+
+
+def _charged_accounts(
+    unit: UnitOfWork, org: OrganisationState, keys: ScopeKeys, reservation: Reservation | None
+) -> list[Account]:
+    """Return the event's own scopes, in the periods of its reservation where it has one."""
+    accounts = accounts_of(unit, org, keys)
+    if reservation is None:
+        return accounts
+    own = {}
+    for balance_id in reservation.balance_ids:
+        balance = unit.balance(balance_id)
+        own[balance.budget_id, balance.scope_id] = balance
+    return [
+        Account(a.rule, own.get((a.balance.budget_id, a.balance.scope_id), a.balance))
+        for a in accounts
+    ]

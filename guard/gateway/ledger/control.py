@@ -1,0 +1,156 @@
+"""Directives (kill, pause, resume, revive) and the messages that charges cause."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from guard.core import wire
+from guard.gateway.domain import ledger, records
+from guard.gateway.domain.commands import Actor, PostCommitEvent, Refusal
+from guard.gateway.domain.ledger import Account, Balance
+from guard.gateway.ledger import audit, webhooks
+from guard.gateway.ledger.accounts import organisation
+from guard.gateway.ledger.unit_of_work import OrganisationState, UnitOfWork
+
+CONTROL_KEEP: Final = 5000
+
+
+def stopped(
+    unit: UnitOfWork, org: OrganisationState, workflow_id: str | None, run_id: str | None
+) -> Refusal | None:
+    """Return the refusal of a killed or paused workflow, or ``None`` when it may run."""
+    found = org.directives.state_of(workflow_id, run_id, unit.now_ms)
+    if found.state == "active":
+        return None
+    killed = found.state == "killed"
+    resume_after_ms = None
+    if found.resume_at_ms is not None:
+        resume_after_ms = max(0, found.resume_at_ms - unit.now_ms)
+    subject = "run" if found.by_run else "workflow"
+    return Refusal(
+        status=403,
+        error_code="GD-W002" if killed else "GD-W003",
+        title=f"{subject.capitalize()} {found.state}",
+        reason=found.reason or f"the {subject} is {found.state}",
+        action="kill" if killed else "pause",
+        workflow_id=workflow_id,
+        resume_after_ms=resume_after_ms,
+    )
+
+
+def issue_directive(
+    unit: UnitOfWork, actor: Actor, organisation_id: str, draft: wire.ControlMessage
+) -> wire.ControlMessage:
+    """Record a kill, pause, resume or revive and push it.
+
+    Raises:
+        NotFoundError: no such organisation.
+    """
+    message = publish(unit, organisation(unit, organisation_id), draft)
+    target = draft.run_id or draft.workflow_id or "*"
+    details = {"reason": draft.reason, "run": draft.run_id is not None, "seq": message.seq,
+               "resume_after_ms": draft.resume_after_ms}  # fmt: skip
+    audit.record(unit, actor, f"workflow.{draft.type}", target, details, organisation_id)
+    return message
+
+
+def publish(
+    unit: UnitOfWork,
+    org: OrganisationState,
+    draft: wire.ControlMessage,
+    key_id: str | None = None,
+) -> wire.ControlMessage:
+    """Number a message, keep it for replay, apply it, and announce it after the commit."""
+    message = msgspec.structs.replace(
+        draft, seq=org.control_seq + 1, at_ms=unit.now_ms, epoch=unit.incarnation
+    )
+    unit.append_control(org, message, key_id)
+    unit.announce(PostCommitEvent("control", org.organisation_id, message, key_id))
+    return message
+
+
+def compact(unit: UnitOfWork) -> None:
+    """Drop old messages, so that a replay stays bounded.
+
+    Active directives stay however old they are, and so do the newest messages of all kinds.
+    """
+    for org in unit.organisation_states():
+        if org.control_seq - org.compacted_seq >= 2 * CONTROL_KEEP:
+            unit.drop_control(org, org.control_seq - CONTROL_KEEP)
+
+
+# -- budgets -----------------------------------------------------------------------------------
+
+
+def announce_charge(unit: UnitOfWork, org: OrganisationState, charged: ledger.Charge) -> None:
+    """Tell SDKs of exhausted budgets, and webhooks of crossed thresholds."""
+    for account in charged.exhausted:
+        unit.note_exhausted(account.balance.balance_id, org.organisation_id)
+        _announce_budget(unit, org, account, exhausted=True)
+    for account, share in charged.crossed:
+        body = {
+            "budget_id": account.rule.budget_id,
+            "scope": account.label(),
+            "threshold": share,
+            "budget": msgspec.to_builtins(account.view()),
+        }
+        webhooks.enqueue(unit, org.organisation_id, "budget.threshold", body)
+
+
+def _announce_budget(
+    unit: UnitOfWork, org: OrganisationState, account: Account, *, exhausted: bool
+) -> None:
+    """Push a budget's state to the workflows that it stops.
+
+    Budgets of an agent, a chain or a model stop some calls of a workflow and not others, so they
+    are left to the gate.
+    """
+    kind, scope_id = account.rule.scope_kind, account.balance.scope_id
+    if kind not in ("organisation", "workflow", "key"):
+        return
+    draft = wire.ControlMessage(
+        seq=0,
+        type="budget",
+        workflow_id=scope_id if kind == "workflow" else "*",
+        reason=f"budget {'exhausted' if exhausted else 'available'}: {account.label()}",
+        budget=account.view(),
+        exhausted=exhausted,
+    )
+    publish(unit, org, draft, scope_id if kind == "key" else None)
+
+
+def lift_ended(unit: UnitOfWork) -> None:
+    """Lift the exhaustion of periods that have ended."""
+    for balance, organisation_id in unit.ended_exhausted():
+        org = organisation(unit, organisation_id)
+        _lift(unit, org, unit.budget(balance.budget_id), balance)
+
+
+def _lift(
+    unit: UnitOfWork, org: OrganisationState, rule: records.Budget | None, balance: Balance
+) -> None:
+    unit.change_balances([balance])
+    balance.exhausted = False
+    unit.clear_exhausted(balance.balance_id)
+    if rule is not None:
+        _announce_budget(unit, org, Account(rule, balance), exhausted=False)
+
+
+def budget_changed(
+    unit: UnitOfWork, org: OrganisationState, old: records.Budget, new: records.Budget | None
+) -> None:
+    """Bring a budget's open periods in line with a change of its limit or mode."""
+    rule = new or old
+    for balance in unit.open_balances(rule.budget_id):
+        spent_up = new is not None and new.mode == "hard" and balance.committed >= new.limit_nanousd
+        unit.change_balances([balance])
+        # A limit that goes down cannot take back what was granted under the old one.
+        balance.authorized_max = max(balance.authorized_max, rule.limit_nanousd)
+        if balance.exhausted and not spent_up:
+            _lift(unit, org, rule, balance)
+        elif spent_up and not balance.exhausted:
+            balance.exhausted = True
+            unit.note_exhausted(balance.balance_id, org.organisation_id)
+            _announce_budget(unit, org, Account(rule, balance), exhausted=True)

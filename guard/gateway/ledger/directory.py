@@ -1,0 +1,163 @@
+"""Organisations, keys and nonces; operators and their sessions."""
+
+from __future__ import annotations
+
+import msgspec
+
+from guard.gateway.domain import records
+from guard.gateway.domain.commands import Actor, PostCommitEvent
+from guard.gateway.domain.errors import ConflictError, NotFoundError
+from guard.gateway.domain.operators import Operator
+from guard.gateway.ledger import audit
+from guard.gateway.ledger.accounts import organisation
+from guard.gateway.ledger.unit_of_work import UnitOfWork
+
+
+def create_organisation(unit: UnitOfWork, actor: Actor, name: str) -> records.Organisation:
+    """Add a tenant.
+
+    Raises:
+        ConflictError: the name is taken.
+    """
+    if unit.organisation_named(name):
+        raise ConflictError("an organisation of this name exists")
+    created = records.Organisation(
+        organisation_id=unit.ids.uuid7(unit.now_ms),
+        name=name,
+        created_at_ms=unit.now_ms,
+        settings=records.OrganisationSettings(),
+    )
+    unit.add_organisation(created)
+    audit.record(unit, actor, "organisation.create", name, {}, created.organisation_id)
+    return created
+
+
+def update_organisation(
+    unit: UnitOfWork, actor: Actor, organisation_id: str, settings: records.OrganisationSettings
+) -> records.Organisation:
+    """Change a tenant's settings.
+
+    Raises:
+        NotFoundError: no such organisation.
+    """
+    changed = unit.save_settings(organisation_id, settings)
+    if changed is None:
+        raise NotFoundError("no such organisation")
+    details = msgspec.to_builtins(settings)
+    audit.record(unit, actor, "organisation.update", organisation_id, details, organisation_id)
+    unit.announce(PostCommitEvent("catalogue", organisation_id))
+    return changed
+
+
+def create_key(
+    unit: UnitOfWork, actor: Actor, key: records.Key, key_hash: bytes, hmac_secret: str | None
+) -> records.Key:
+    """Store a new key by its hash.
+
+    Raises:
+        NotFoundError: no such organisation.
+    """
+    if key.organisation_id is not None:
+        organisation(unit, key.organisation_id)
+    key.created_at_ms = unit.now_ms
+    unit.add_key(key, key_hash, hmac_secret)
+    details = {"name": key.name, "role": key.role, "prefix": key.prefix,
+               "workflow_id": key.workflow_id, "signed": key.signed}  # fmt: skip
+    audit.record(unit, actor, "key.create", key.key_id, details, key.organisation_id)
+    return key
+
+
+def rotate_key(
+    unit: UnitOfWork,
+    actor: Actor,
+    organisation_id: str | None,
+    key_id: str,
+    successor: records.Key,
+    key_hash: bytes,
+    hmac_secret: str | None,
+    overlap_ms: int,
+) -> records.Key:
+    """Make a successor with the old key's scope; the old one ends after ``overlap_ms``.
+
+    Raises:
+        NotFoundError: no such key.
+        ConflictError: the key is revoked.
+    """
+    old = _own_key(unit, organisation_id, key_id)
+    if old.revoked_at_ms is not None:
+        raise ConflictError("the key is revoked")
+    successor.organisation_id, successor.role = old.organisation_id, old.role
+    successor.workflow_id, successor.name = old.workflow_id, old.name
+    created = create_key(unit, actor, successor, key_hash, hmac_secret)
+    ends_ms = unit.now_ms + overlap_ms
+    if old.expires_at_ms is not None:
+        ends_ms = min(ends_ms, old.expires_at_ms)
+    unit.save_key(msgspec.structs.replace(old, expires_at_ms=ends_ms))
+    details = {"successor": created.key_id, "overlap_ms": overlap_ms}
+    audit.record(unit, actor, "key.rotate", key_id, details, old.organisation_id)
+    unit.announce(PostCommitEvent("catalogue", old.organisation_id))
+    return created
+
+
+def revoke_key(
+    unit: UnitOfWork, actor: Actor, organisation_id: str | None, key_id: str
+) -> records.Key:
+    """End a key now. Revoking it again changes nothing.
+
+    Raises:
+        NotFoundError: no such key.
+    """
+    key = _own_key(unit, organisation_id, key_id)
+    if key.revoked_at_ms is None:
+        key = msgspec.structs.replace(key, revoked_at_ms=unit.now_ms)
+        unit.save_key(key)
+        audit.record(unit, actor, "key.revoke", key_id, {}, key.organisation_id)
+        unit.announce(PostCommitEvent("catalogue", key.organisation_id))
+    return key
+
+
+def _own_key(unit: UnitOfWork, organisation_id: str | None, key_id: str) -> records.Key:
+    key = unit.key(key_id)
+    if key is None or (organisation_id is not None and key.organisation_id != organisation_id):
+        raise NotFoundError("no such key")
+    return key
+
+
+def use_nonce(unit: UnitOfWork, key_id: str, nonce: str, keep_ms: int) -> bool:
+    """Remember a nonce; ``False`` when it was used before."""
+    return unit.use_nonce(key_id, nonce, unit.now_ms + keep_ms)
+
+
+# -- operators ---------------------------------------------------------------------------------
+
+
+def put_operator(unit: UnitOfWork, actor: Actor, wanted: Operator, password_hash: str) -> Operator:
+    """Add an operator, or change the password of one and end every session of theirs.
+
+    Raises:
+        ConflictError: an operator of this name sees another organisation.
+    """
+    known = unit.operator(wanted.name)
+    if known is None:
+        saved = msgspec.structs.replace(
+            wanted,
+            operator_id=unit.ids.uuid7(unit.now_ms),
+            created_at_ms=unit.now_ms,
+            changed_at_ms=unit.now_ms,
+        )
+    elif known.organisation_id != wanted.organisation_id:
+        raise ConflictError("an operator of this name sees another organisation")
+    else:
+        saved = msgspec.structs.replace(known, changed_at_ms=unit.now_ms)
+    unit.save_operator(saved, password_hash)
+    action = "operator.create" if known is None else "operator.password"
+    audit.record(unit, actor, action, saved.name, {}, saved.organisation_id)
+    return saved
+
+
+def open_session(
+    unit: UnitOfWork, actor: Actor, operator_id: str, token_hash: bytes, keep_ms: int
+) -> None:
+    """Start a session, by the hash of its token."""
+    unit.add_session(token_hash, operator_id, unit.now_ms + keep_ms)
+    audit.record(unit, actor, "operator.sign_in", actor.name, {}, actor.organisation_id)

@@ -1,0 +1,28 @@
+"""What calls of one kind have cost, from the closest kind to the widest."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+
+from guard.core import wire
+from guard.gateway.domain.estimates import Estimate
+from guard.gateway.ledger.unit_of_work import UnitOfWork
+
+
+def subjects(function: str, workflow_id: str | None, model: str | None) -> list[str]:
+    """Return the names under which the cost of such a call is learned, the closest first."""
+    known = model if model and model != wire.UNKNOWN_MODEL else ""
+    found = [json.dumps([workflow_id or "", function, known])]
+    if known:
+        found.append(json.dumps(["", "", known]))
+    return found
+
+
+def learn(unit: UnitOfWork, organisation_id: str, subject: str, cost: int) -> None:
+    """Take the cost of a finished call into its estimate."""
+    known = unit.estimate(organisation_id, subject)
+    changed = Estimate() if known is None else msgspec.structs.replace(known)
+    changed.learn(cost)
+    unit.save_estimate(organisation_id, subject, changed)

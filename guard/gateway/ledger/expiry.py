@@ -1,0 +1,80 @@
+"""The end of a reservation: settled, released or expired; and what else time brings."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from guard.core import wire
+from guard.gateway.domain import ledger, render
+from guard.gateway.domain.commands import Answer, ReleaseCommand
+from guard.gateway.domain.ledger import Reservation
+from guard.gateway.ledger import approvals, control, estimates, idempotency
+from guard.gateway.ledger.unit_of_work import UnitOfWork
+
+SWEEP_MAX: Final = 2000
+
+
+def close(unit: UnitOfWork, reservation: Reservation, state: ledger.ReservationState) -> int:
+    """Close an open reservation, learn its cost, and return what it still held."""
+    if reservation.state != "open":
+        return 0
+    balances = [unit.balance(balance_id) for balance_id in reservation.balance_ids]
+    unit.change_balances(balances)
+    unit.change_reservation(reservation)
+    left = ledger.release(reservation, balances, state)
+    if reservation.spent:
+        for subject in estimates.subjects(
+            reservation.function, reservation.workflow_id, reservation.model
+        ):
+            estimates.learn(unit, reservation.organisation_id, subject, reservation.spent)
+    return left
+
+
+def release(unit: UnitOfWork, command: ReleaseCommand) -> Answer:
+    """Release what a reservation still holds, or withdraw a request for approval.
+
+    Repeating it changes nothing.
+    """
+    request = command.request
+    kept = idempotency.replay(unit, request)
+    if kept is not None:
+        return kept
+    reservation = unit.reservation(command.reservation_id)
+    if reservation is not None and reservation.organisation_id == request.organisation_id:
+        left = close(unit, reservation, "settled" if reservation.spent else "released")
+        body = {
+            "reservation_id": reservation.reservation_id,
+            "state": reservation.state,
+            "released_nanousd": left,
+            "spent_nanousd": reservation.spent,
+        }
+    elif approvals.withdraw(unit, request.organisation_id, request.key_id, command.reservation_id):
+        body = {
+            "reservation_id": command.reservation_id,
+            "state": "withdrawn",
+            "released_nanousd": 0,
+            "spent_nanousd": 0,
+        }
+    else:
+        return render.not_found("no such reservation")
+    answer = Answer(200, wire.encode(body))
+    idempotency.keep(unit, request, answer)
+    return answer
+
+
+def expire_reservations(unit: UnitOfWork) -> int:
+    """Close reservations past their time, by the store's clock; return how many."""
+    expired = unit.expired_reservations(SWEEP_MAX)
+    for reservation in expired:
+        close(unit, reservation, "expired")
+    return len(expired)
+
+
+def sweep(unit: UnitOfWork) -> int:
+    """Expire reservations and approvals, lift ended exhaustions, drop what is not needed."""
+    closed = expire_reservations(unit)
+    approvals.expire(unit)
+    control.lift_ended(unit)
+    control.compact(unit)
+    unit.housekeep()
+    return closed

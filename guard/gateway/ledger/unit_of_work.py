@@ -1,0 +1,434 @@
+"""The unit-of-work port: everything that the ledger's rules ask of a storage.
+
+A unit of work serves a group of commands. It begins with their scopes, so that a store with locks
+reads and locks all rows of the group at once, in one order. Then the commands run, one after the
+other, each behind a savepoint; then every table is written back in one statement and committed.
+
+Objects that a unit of work hands out belong to it. A rule that is going to change a balance or a
+reservation says so first (``change_balances``, ``change_reservation``): the unit writes it back at
+the end, and :meth:`UnitOfWork.undo` restores it when the command fails. Nothing that was read may
+be used in a later unit; whether rows stay cached between units is the store's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+from msgspec import Struct
+
+from guard.core import wire
+from guard.core.ids import IdFactory
+from guard.gateway.domain import records
+from guard.gateway.domain.commands import (
+    GateCommand,
+    IngestCommand,
+    PostCommitEvent,
+    PricedEvent,
+    Refusal,
+    ReleaseCommand,
+    Request,
+)
+from guard.gateway.domain.control import Directives
+from guard.gateway.domain.estimates import Estimate
+from guard.gateway.domain.ledger import Account, Balance, Reservation
+from guard.gateway.domain.operators import Operator
+
+ScopeKeys = tuple[str | None, str | None, str | None, str | None, str | None]
+"""Workflow, agent, chain, key and model of a call or an event."""
+
+BudgetIndex = dict[str, dict[str, list[records.Budget]]]
+"""Budgets by kind of scope and scope id."""
+
+
+class Scopes(Struct):
+    """What a command is going to touch, known before it runs.
+
+    Args:
+        lookup_key: the name under which an earlier answer to the same request is kept.
+        command: the ledger command; ``None`` for administration, which may touch any row.
+    """
+
+    lookup_key: str | None = None
+    command: GateCommand | IngestCommand | ReleaseCommand | None = None
+
+    def reservation_ids(self) -> set[str]:
+        """Return the reservations that the command names."""
+        if isinstance(self.command, ReleaseCommand):
+            return {self.command.reservation_id}
+        events = [] if self.command is None else self.command.events
+        return {
+            priced.event.reservation_id
+            for priced in events
+            if priced.event.reservation_id is not None
+        }
+
+    def scope_keys(self, find: Callable[[str], Reservation | None]) -> set[ScopeKeys]:
+        """Return the scopes whose balances the command may read or change.
+
+        Args:
+            find: returns a reservation by its id; an event inherits what it leaves out.
+        """
+        command = self.command
+        if command is None or isinstance(command, ReleaseCommand):
+            return set()
+        key_id = command.request.key_id
+        found: set[ScopeKeys] = set()
+        for priced in command.events:
+            event = priced.event
+            held = None if event.reservation_id is None else find(event.reservation_id)
+            workflow, agent, chain = event.workflow_id, event.agent, event.chain_id
+            if held is not None:
+                workflow = workflow or held.workflow_id
+                agent = agent or held.agent
+                chain = chain or held.chain_id
+            found.add((workflow, agent, chain, key_id, priced.model))
+            found.add((workflow, agent, chain, key_id, None))
+        if isinstance(command, GateCommand):
+            call = command.call
+            chain = None if call.chain is None else call.chain.id
+            model = None if call.model == wire.UNKNOWN_MODEL else call.model
+            found.add((call.workflow_id, call.agent, chain, key_id, model))
+        return found
+
+
+class Chain(Struct, frozen=True):
+    """A chain, open or closed."""
+
+    opened_at_ms: int
+    expires_at_ms: int
+    closed: bool
+
+
+class StoredAnswer(Struct):
+    """A kept answer, with the fingerprint of the request that it answers."""
+
+    fingerprint: bytes
+    status: int
+    body: bytes
+
+
+class AuditRow(NamedTuple):
+    """One entry of the audit log as stored; ``details`` is JSON text."""
+
+    seq: int
+    at_ms: int
+    organisation_id: str | None
+    actor: str
+    action: str
+    target: str
+    details: str
+    prev_hash: str
+    hash: str
+
+
+class OrganisationState(Struct):
+    """One organisation as a unit of work sees it.
+
+    ``budgets`` is ``None`` until a rule asks for it, and again after a change of a budget.
+    """
+
+    organisation_id: str
+    settings: records.OrganisationSettings
+    control_seq: int
+    directives: Directives
+    budgets: BudgetIndex | None = None
+    accounts: dict[ScopeKeys, tuple[float, list[Account]]] = {}
+    compacted_seq: int = 0
+
+
+class Transaction(Protocol):
+    """How a group of commands is run; the group writer needs nothing else."""
+
+    def begin(self, scopes: Sequence[Scopes]) -> None:
+        """Open a transaction, read the store's clock, read and lock what the scopes name."""
+
+    def savepoint(self) -> None:
+        """Begin a command: :meth:`undo` returns to here."""
+
+    def undo(self) -> None:
+        """Take back everything since the last savepoint, and nothing else.
+
+        Raises:
+            Exception: the store has lost the whole transaction.
+        """
+
+    def commit(self) -> list[PostCommitEvent]:
+        """Write every changed row back, commit, and return what has become public."""
+
+    def rollback(self) -> None:
+        """Take back everything since :meth:`begin`."""
+
+
+class MoneyStore(Protocol):
+    """Balances, reservations, events and what was learned from them."""
+
+    def cached_accounts(self, org: OrganisationState, keys: ScopeKeys) -> list[Account] | None:
+        """Return the accounts of these scopes where they are known and their periods go on."""
+
+    def cache_accounts(
+        self, org: OrganisationState, keys: ScopeKeys, valid_until_ms: float, found: list[Account]
+    ) -> None:
+        """Offer accounts for later calls; a store that must not cache ignores it."""
+
+    def find_balance(self, budget_id: str, scope_id: str, period_start_ms: int) -> Balance | None:
+        """Return the balance of one budget, scope and period."""
+
+    def add_balance(self, balance: Balance) -> Balance:
+        """Insert a balance and return it with its number."""
+
+    def balance(self, balance_id: int) -> Balance:
+        """Return a balance by its number."""
+
+    def open_balances(self, budget_id: str) -> list[Balance]:
+        """Return a budget's balances of periods that have not ended."""
+
+    def change_balances(self, balances: Iterable[Balance]) -> None:
+        """Say that balances are about to change."""
+
+    def note_exhausted(self, balance_id: int, organisation_id: str) -> None:
+        """Remember a balance as exhausted."""
+
+    def clear_exhausted(self, balance_id: int) -> None:
+        """Forget that a balance was exhausted."""
+
+    def ended_exhausted(self) -> list[tuple[Balance, str]]:
+        """Return exhausted balances whose period has ended, with their organisations."""
+
+    def spent_before(
+        self, organisation_id: str, kind: records.ScopeKind, scope_id: str, start_ms: int,
+        end_ms: int | None,
+    ) -> int:  # fmt: skip
+        """Return what a scope has cost in a period, archived costs included if it never ends."""
+
+    def reservation(self, reservation_id: str) -> Reservation | None:
+        """Return a reservation in whatever state."""
+
+    def add_reservation(self, reservation: Reservation) -> None:
+        """Insert an open reservation."""
+
+    def change_reservation(self, reservation: Reservation) -> None:
+        """Say that a reservation is about to change."""
+
+    def expired_reservations(self, limit: int) -> list[Reservation]:
+        """Return open reservations past their time, as far as this unit may change them."""
+
+    def add_event(
+        self, organisation_id: str, key_id: str, priced: PricedEvent, charged_at_ms: int,
+        flags: Sequence[str], balance_ids: Sequence[int],
+    ) -> bool:  # fmt: skip
+        """Record an event; ``False`` when its id or its response was recorded before."""
+
+    def chain(self, organisation_id: str, chain_id: str) -> Chain | None:
+        """Return a chain in whatever state."""
+
+    def save_chain(self, organisation_id: str, chain_id: str, chain: Chain) -> None:
+        """Write a chain."""
+
+    def estimate(self, organisation_id: str, subject: str) -> Estimate | None:
+        """Return what calls of one kind have cost, if any were seen."""
+
+    def save_estimate(self, organisation_id: str, subject: str, estimate: Estimate) -> None:
+        """Write an estimate."""
+
+    def count_workflow(
+        self, organisation_id: str, workflow_id: str, *, spent: int, calls: int, events: int
+    ) -> None:
+        """Add to the totals of a workflow."""
+
+    def count_run(
+        self, organisation_id: str, run_id: str, workflow_id: str | None, *, spent: int
+    ) -> None:
+        """Add to the totals of a run."""
+
+    def count_usage(self, organisation_id: str, at_ms: int, priced: PricedEvent) -> None:
+        """Add an event to the usage rollups."""
+
+    def add_refusal(self, request: Request, call: wire.GateRequest, refusal: Refusal) -> None:
+        """Record a refused call."""
+
+    def stored_answer(self, lookup_key: str) -> StoredAnswer | None:
+        """Return the answer kept under a key that the scopes named."""
+
+    def store_answer(self, lookup_key: str, answer: StoredAnswer) -> None:
+        """Keep an answer for repeats, for half a day at least."""
+
+
+class ControlStore(Protocol):
+    """Organisations with their directives, and approvals."""
+
+    def organisation(self, organisation_id: str) -> OrganisationState | None:
+        """Return an organisation's state."""
+
+    def organisation_states(self) -> Iterable[OrganisationState]:
+        """Return every organisation's state."""
+
+    def append_control(
+        self, org: OrganisationState, message: wire.ControlMessage, key_id: str | None
+    ) -> None:
+        """Store the next numbered message and apply it to the directives."""
+
+    def drop_control(self, org: OrganisationState, through_seq: int) -> None:
+        """Drop old messages, except those that still are directives."""
+
+    def approval(self, approval_id: str) -> records.Approval | None:
+        """Return an approval."""
+
+    def approval_of_call(
+        self, organisation_id: str, key_id: str, call_id: str
+    ) -> tuple[records.Approval, str] | None:
+        """Return the approval asked for by a call, and what it was asked for."""
+
+    def approval_key(self, approval_id: str) -> str | None:
+        """Return the key that asked for an approval."""
+
+    def add_approval(self, approval: records.Approval, key_id: str, subject: str) -> None:
+        """Insert an approval."""
+
+    def save_approval(self, approval: records.Approval) -> None:
+        """Write an approval's status and answer."""
+
+    def overdue_approvals(self, limit: int) -> list[records.Approval]:
+        """Return pending approvals past their deadline."""
+
+
+class CatalogueStore(Protocol):
+    """Budgets, policies, prices and webhooks."""
+
+    def budget(self, budget_id: str) -> records.Budget | None:
+        """Return a budget."""
+
+    def find_budget(self, wanted: records.Budget) -> records.Budget | None:
+        """Return the budget of the same organisation, scope and window."""
+
+    def budgets(self, organisation_id: str) -> list[records.Budget]:
+        """Return the budgets of an organisation."""
+
+    def save_budget(self, budget: records.Budget) -> None:
+        """Write a budget."""
+
+    def delete_budget(self, budget: records.Budget) -> None:
+        """Remove a budget."""
+
+    def policy(self, organisation_id: str, name: str) -> records.Policy | None:
+        """Return a policy's current version."""
+
+    def policies(self, organisation_id: str) -> list[records.Policy]:
+        """Return the current policies."""
+
+    def add_policy_version(self, policy: records.Policy) -> None:
+        """Insert a version and make it the current one."""
+
+    def retire_policy(self, policy: records.Policy) -> None:
+        """Leave a policy without a current version."""
+
+    def price(self, organisation_id: str, provider: str, model: str) -> records.Price | None:
+        """Return the price of a provider's model."""
+
+    def prices(self, organisation_id: str) -> list[records.Price]:
+        """Return an organisation's prices."""
+
+    def save_price(self, price: records.Price) -> None:
+        """Write a price."""
+
+    def delete_price(self, organisation_id: str, price_id: str) -> bool:
+        """Remove a price; ``False`` when there is none."""
+
+    def webhook(self, organisation_id: str, url: str) -> records.Webhook | None:
+        """Return the webhook with this address."""
+
+    def enabled_webhooks(self, organisation_id: str) -> list[tuple[str, list[str]]]:
+        """Return the ids and types of the webhooks in use."""
+
+    def save_webhook(self, webhook: records.Webhook, secret: str) -> None:
+        """Write a webhook."""
+
+    def delete_webhook(self, organisation_id: str, webhook_id: str) -> bool:
+        """Remove a webhook and fail its waiting deliveries; ``False`` when there is none."""
+
+    def add_delivery(self, delivery: records.Delivery, organisation_id: str, body: str) -> None:
+        """Insert a delivery that is due now."""
+
+    def due_deliveries(self, limit: int, each: int) -> list[records.DueDelivery]:
+        """Return what has to be sent now, at most ``each`` of one organisation, in turns."""
+
+    def save_attempt(
+        self, delivery_id: str, status: int | None, delivered: bool, next_attempt_ms: int | None
+    ) -> None:
+        """Record one attempt; without a next one an undelivered message has failed."""
+
+
+class DirectoryStore(Protocol):
+    """Organisations, keys, nonces, operators, sessions and the audit log."""
+
+    def organisation_named(self, name: str) -> bool:
+        """Tell whether an organisation has this name."""
+
+    def add_organisation(self, organisation: records.Organisation) -> None:
+        """Insert an organisation."""
+
+    def save_settings(
+        self, organisation_id: str, settings: records.OrganisationSettings
+    ) -> records.Organisation | None:
+        """Write an organisation's settings and return it; ``None`` when there is none."""
+
+    def key(self, key_id: str) -> records.Key | None:
+        """Return a key."""
+
+    def add_key(self, key: records.Key, key_hash: bytes, hmac_secret: str | None) -> None:
+        """Insert a key."""
+
+    def save_key(self, key: records.Key) -> None:
+        """Write when a key ends."""
+
+    def use_nonce(self, key_id: str, nonce: str, expires_at_ms: int) -> bool:
+        """Insert a nonce; ``False`` when it is there."""
+
+    def operator(self, name: str) -> Operator | None:
+        """Return an operator."""
+
+    def save_operator(self, operator: Operator, password_hash: str) -> None:
+        """Write an operator and end their sessions."""
+
+    def add_session(self, token_hash: bytes, operator_id: str, expires_at_ms: int) -> None:
+        """Insert a session."""
+
+    def touch_session(self, token_hash: bytes) -> None:
+        """Note that a session is in use."""
+
+    def end_session(self, token_hash: bytes) -> None:
+        """Remove a session."""
+
+    def audit_head(self) -> tuple[int, str] | None:
+        """Return the number and the hash of the newest audit entry."""
+
+    def add_audit(self, row: AuditRow) -> None:
+        """Append an audit entry."""
+
+    def oldest_audit(self, limit: int) -> list[AuditRow]:
+        """Return the oldest audit entries, never the newest one."""
+
+    def drop_audit(self, through: AuditRow) -> None:
+        """Remove the entries up to one, which becomes the anchor of the chain."""
+
+
+class UnitOfWork(
+    Transaction, MoneyStore, ControlStore, CatalogueStore, DirectoryStore, Protocol
+):  # fmt: skip
+    """One unit of work.
+
+    Attributes:
+        now_ms: the store's clock at the beginning; it never runs backwards.
+        incarnation: which life of the store numbers control messages (``epoch`` on the wire).
+        ids: makes identifiers.
+    """
+
+    now_ms: int
+    incarnation: str
+    ids: IdFactory
+
+    def announce(self, event: PostCommitEvent) -> None:
+        """Deliver an event after the commit, if there is one."""
+
+    def housekeep(self) -> None:
+        """Do what the store itself needs from time to time, such as dropping old nonces."""

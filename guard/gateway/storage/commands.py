@@ -1,0 +1,236 @@
+"""The writing half of the storage port: each method is one command in a unit of work."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from guard.core import wire
+from guard.gateway.domain import records
+from guard.gateway.domain.commands import (
+    Actor,
+    Answer,
+    GateCommand,
+    IngestCommand,
+    ReleaseCommand,
+)
+from guard.gateway.domain.operators import Operator
+from guard.gateway.domain.rulesets import Change, RuleSet
+from guard.gateway.ledger import (
+    approvals,
+    catalogue,
+    charge,
+    control,
+    directory,
+    expiry,
+    gate,
+    webhooks,
+)
+from guard.gateway.ledger.idempotency import lookup_key
+from guard.gateway.ledger.unit_of_work import Scopes, UnitOfWork
+
+T = TypeVar("T")
+
+
+class CommandStorage(abc.ABC):
+    """Runs the ledger's use cases; a store says how a unit of work is run, and adds queries."""
+
+    @abc.abstractmethod
+    def write(
+        self,
+        work: Callable[[UnitOfWork], T],
+        scopes: Scopes | None = None,
+        *,
+        weight: int = 1,
+    ) -> Awaitable[T]:
+        """Run a command in the next unit of work; its result comes after the commit.
+
+        Args:
+            work: the command.
+            scopes: what it is going to touch; ``None``: anything.
+            weight: how many small commands this one is worth.
+        """
+
+    # -- ledger --------------------------------------------------------------------------------
+
+    async def gate(self, command: GateCommand) -> Answer:
+        """Decide one call."""
+        return await self.write(
+            lambda unit: gate.gate(unit, command),
+            Scopes(lookup_key(command.request), command),
+            weight=1 + len(command.events),
+        )
+
+    async def ingest(self, command: IngestCommand) -> Answer:
+        """Record and charge events."""
+        return await self.write(
+            lambda unit: charge.ingest(unit, command),
+            Scopes(lookup_key(command.request), command),
+            weight=1 + len(command.events),
+        )
+
+    async def release(self, command: ReleaseCommand) -> Answer:
+        """Release a reservation."""
+        return await self.write(
+            lambda unit: expiry.release(unit, command),
+            Scopes(lookup_key(command.request), command),
+        )
+
+    async def sweep(self) -> int:
+        """Do what time asks for; return how many reservations have expired."""
+        return await self.write(expiry.sweep)
+
+    # -- control -------------------------------------------------------------------------------
+
+    async def issue_directive(
+        self, actor: Actor, organisation_id: str, draft: wire.ControlMessage
+    ) -> wire.ControlMessage:
+        """Record a kill, pause, resume or revive and push it."""
+        return await self.write(
+            lambda unit: control.issue_directive(unit, actor, organisation_id, draft)
+        )
+
+    async def answer_approval(
+        self, actor: Actor, organisation_id: str, approval_id: str, *, approved: bool, reason: str
+    ) -> records.Approval:
+        """Record a person's answer and push it."""
+        return await self.write(
+            lambda unit: approvals.answer(
+                unit, actor, organisation_id, approval_id, approved=approved, reason=reason
+            )
+        )
+
+    # -- directory -----------------------------------------------------------------------------
+
+    async def create_organisation(self, actor: Actor, name: str) -> records.Organisation:
+        """Add a tenant."""
+        return await self.write(lambda unit: directory.create_organisation(unit, actor, name))
+
+    async def update_organisation(
+        self, actor: Actor, organisation_id: str, settings: records.OrganisationSettings
+    ) -> records.Organisation:
+        """Change a tenant's settings."""
+        return await self.write(
+            lambda unit: directory.update_organisation(unit, actor, organisation_id, settings)
+        )
+
+    async def create_key(
+        self, actor: Actor, key: records.Key, key_hash: bytes, hmac_secret: str | None
+    ) -> records.Key:
+        """Store a new key by its hash."""
+        return await self.write(
+            lambda unit: directory.create_key(unit, actor, key, key_hash, hmac_secret)
+        )
+
+    async def rotate_key(
+        self, actor: Actor, organisation_id: str | None, key_id: str, successor: records.Key,
+        key_hash: bytes, hmac_secret: str | None, overlap_ms: int,
+    ) -> records.Key:  # fmt: skip
+        """Make a successor of a key."""
+        return await self.write(
+            lambda unit: directory.rotate_key(
+                unit, actor, organisation_id, key_id, successor, key_hash, hmac_secret, overlap_ms
+            )
+        )
+
+    async def revoke_key(
+        self, actor: Actor, organisation_id: str | None, key_id: str
+    ) -> records.Key:
+        """End a key now."""
+        return await self.write(
+            lambda unit: directory.revoke_key(unit, actor, organisation_id, key_id)
+        )
+
+    async def use_nonce(self, key_id: str, nonce: str, keep_ms: int) -> bool:
+        """Remember a nonce; ``False`` when it was used before."""
+        return await self.write(lambda unit: directory.use_nonce(unit, key_id, nonce, keep_ms))
+
+    # -- catalogue -----------------------------------------------------------------------------
+
+    async def put_budget(self, actor: Actor, budget: records.Budget) -> records.Budget:
+        """Create or change a budget."""
+        return await self.write(lambda unit: catalogue.put_budget(unit, actor, budget))
+
+    async def delete_budget(self, actor: Actor, organisation_id: str, budget_id: str) -> None:
+        """Remove a budget."""
+        await self.write(
+            lambda unit: catalogue.delete_budget(unit, actor, organisation_id, budget_id)
+        )
+
+    async def put_policy(self, actor: Actor, policy: records.Policy) -> records.Policy:
+        """Create a policy or add a version."""
+        return await self.write(lambda unit: catalogue.put_policy(unit, actor, policy))
+
+    async def delete_policy(self, actor: Actor, organisation_id: str, name: str) -> None:
+        """Take a policy out of force."""
+        await self.write(lambda unit: catalogue.delete_policy(unit, actor, organisation_id, name))
+
+    async def put_price(self, actor: Actor, price: records.Price) -> records.Price:
+        """Create or change an operator's price."""
+        return await self.write(lambda unit: catalogue.put_price(unit, actor, price))
+
+    async def delete_price(self, actor: Actor, organisation_id: str, price_id: str) -> None:
+        """Remove an operator's price."""
+        await self.write(
+            lambda unit: catalogue.delete_price(unit, actor, organisation_id, price_id)
+        )
+
+    async def apply(
+        self, actor: Actor, organisation_id: str, wanted: RuleSet, *, dry_run: bool, prune: bool
+    ) -> list[Change]:
+        """Activate a whole set of rules, or nothing of it."""
+        return await self.write(
+            lambda unit: catalogue.apply(
+                unit, actor, organisation_id, wanted, dry_run=dry_run, prune=prune
+            ),
+            weight=1 + len(wanted.budgets) + len(wanted.policies) + len(wanted.prices),
+        )
+
+    async def put_webhook(
+        self, actor: Actor, webhook: records.Webhook, secret: str
+    ) -> records.Webhook:
+        """Create or change a webhook."""
+        return await self.write(lambda unit: webhooks.put(unit, actor, webhook, secret))
+
+    async def delete_webhook(self, actor: Actor, organisation_id: str, webhook_id: str) -> None:
+        """Remove a webhook."""
+        await self.write(lambda unit: webhooks.delete(unit, actor, organisation_id, webhook_id))
+
+    async def due_deliveries(self, limit: int) -> list[records.DueDelivery]:
+        """Return what has to be sent now."""
+        return await self.write(lambda unit: webhooks.due(unit, limit))
+
+    async def delivery_done(
+        self, delivery_id: str, *, status: int | None, delivered: bool, retry_in_ms: int | None
+    ) -> None:
+        """Record one attempt."""
+        await self.write(
+            lambda unit: webhooks.attempted(
+                unit, delivery_id, status=status, delivered=delivered, retry_in_ms=retry_in_ms
+            )
+        )
+
+    # -- operators -----------------------------------------------------------------------------
+
+    async def put_operator(self, actor: Actor, operator: Operator, password_hash: str) -> Operator:
+        """Add an operator, or change the password and end the sessions of one."""
+        return await self.write(
+            lambda unit: directory.put_operator(unit, actor, operator, password_hash)
+        )
+
+    async def open_session(
+        self, actor: Actor, operator_id: str, token_hash: bytes, keep_ms: int
+    ) -> None:
+        """Start a session."""
+        await self.write(
+            lambda unit: directory.open_session(unit, actor, operator_id, token_hash, keep_ms)
+        )
+
+    async def touch_session(self, token_hash: bytes) -> None:
+        """Note that a session is in use."""
+        await self.write(lambda unit: unit.touch_session(token_hash))
+
+    async def end_session(self, token_hash: bytes) -> None:
+        """End a session."""
+        await self.write(lambda unit: unit.end_session(token_hash))

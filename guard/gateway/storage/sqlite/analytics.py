@@ -1,0 +1,287 @@
+"""Reports: lists and sums for operators, on connections of their own."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from guard.core import wire
+from guard.gateway.domain import records
+from guard.gateway.domain.control import Directives
+from guard.gateway.domain.errors import NotFoundError
+from guard.gateway.storage.sqlite.engine import SqliteEngine
+from guard.gateway.storage.sqlite.read_pool import Connection
+from guard.gateway.storage.sqlite.rows import approval_from_row, audit_entry_from_row
+from guard.gateway.storage.sqlite.verify import verify_audit, verify_ledger
+from guard.gateway.storage.sqlite.views import (
+    EVENT_COLUMNS,
+    balance_view_from_row,
+    event_from_row,
+    workflow_record,
+)
+
+GROUPS: Final = {
+    "workflow": "workflow_id",
+    "run": "run_id",
+    "agent": "agent",
+    "chain": "chain_id",
+    "key": "key_id",
+    "model": "model",
+    "provider": "provider",
+    "type": "type",
+    "hour": "strftime('%Y-%m-%dT%H:00Z', charged_at_ms / 1000, 'unixepoch')",
+    "day": "strftime('%Y-%m-%d', charged_at_ms / 1000, 'unixepoch')",
+    "total": "NULL",
+}
+"""What usage can be grouped by, and the column or expression for it."""
+
+
+def directives_of(reading: Connection, organisation_id: str) -> Directives:
+    """Return the active directives of an organisation."""
+    found = Directives()
+    for (message,) in reading.rows(
+        "SELECT message FROM directives WHERE organisation_id = ?", organisation_id
+    ):
+        found.apply(msgspec.json.decode(message, type=wire.ControlMessage))
+    return found
+
+
+def workflows(
+    reading: Connection, organisation_id: str, after: str, limit: int, now_ms: int
+) -> list[records.Workflow]:
+    """Return workflows by id: those seen, and those that only a directive names."""
+    directives = directives_of(reading, organisation_id)
+    seen = {
+        row[0]: workflow_record(row, directives.state_of(row[0], None, now_ms))
+        for row in reading.rows(
+            "SELECT workflow_id, first_seen_ms, last_seen_ms, spent_nanousd, calls, events"
+            " FROM workflows WHERE organisation_id = ? AND workflow_id > ?"
+            " ORDER BY workflow_id LIMIT ?",
+            organisation_id, after, limit,
+        )
+    }  # fmt: skip
+    for target in directives.targets():
+        if target > after and target not in seen:
+            row = _workflow_row(reading, organisation_id, target)
+            state = directives.state_of(target, None, now_ms)
+            seen[target] = workflow_record(row or (target, None, None, 0, 0, 0), state)
+    return sorted(seen.values(), key=lambda workflow: workflow.workflow_id)[:limit]
+
+
+def workflow(
+    reading: Connection, organisation_id: str, workflow_id: str, now_ms: int
+) -> records.Workflow:
+    """Return one workflow.
+
+    Raises:
+        NotFoundError: neither seen nor named by a directive.
+    """
+    directives = directives_of(reading, organisation_id)
+    row = _workflow_row(reading, organisation_id, workflow_id)
+    if row is None and workflow_id not in directives.targets():
+        raise NotFoundError("no such workflow")
+    state = directives.state_of(workflow_id, None, now_ms)
+    return workflow_record(row or (workflow_id, None, None, 0, 0, 0), state)
+
+
+def _workflow_row(
+    reading: Connection, organisation_id: str, workflow_id: str
+) -> tuple[Any, ...] | None:
+    rows = reading.rows(
+        "SELECT workflow_id, first_seen_ms, last_seen_ms, spent_nanousd, calls, events"
+        " FROM workflows WHERE organisation_id = ? AND workflow_id = ?",
+        organisation_id, workflow_id,
+    )  # fmt: skip
+    return rows[0] if rows else None
+
+
+def runs(
+    reading: Connection,
+    organisation_id: str,
+    workflow_id: str | None,
+    after: str,
+    limit: int,
+    now_ms: int,
+) -> list[records.Run]:
+    """Return runs by id, of one workflow or of all."""
+    directives = directives_of(reading, organisation_id)
+    return [
+        records.Run(
+            run_id=row[0], workflow_id=row[1], first_seen_ms=row[2], last_seen_ms=row[3],
+            spent_nanousd=row[4], state=directives.state_of(row[1], row[0], now_ms).state,
+        )
+        for row in reading.rows(
+            "SELECT run_id, workflow_id, first_seen_ms, last_seen_ms, spent_nanousd FROM runs"
+            " WHERE organisation_id = ? AND run_id > ? AND (? IS NULL OR workflow_id = ?)"
+            " ORDER BY run_id LIMIT ?",
+            organisation_id, after, workflow_id, workflow_id, limit,
+        )
+    ]  # fmt: skip
+
+
+def events(
+    reading: Connection, organisation_id: str, after: int, limit: int, workflow_id: str | None,
+    event_type: str | None,
+) -> list[records.StoredEvent]:  # fmt: skip
+    """Return events in the order of arrival."""
+    return [
+        event_from_row(row)
+        for row in reading.rows(
+            f"SELECT {EVENT_COLUMNS} FROM events WHERE organisation_id = ? AND event_seq > ?"  # noqa: S608 (constant text)
+            " AND (? IS NULL OR workflow_id = ?) AND (? IS NULL OR type = ?)"
+            " ORDER BY event_seq LIMIT ?",
+            organisation_id, after, workflow_id, workflow_id, event_type, event_type, limit,
+        )
+    ]  # fmt: skip
+
+
+def usage(
+    reading: Connection,
+    organisation_id: str,
+    group_by: str,
+    since_ms: int,
+    until_ms: int,
+    limit: int,
+) -> list[records.UsageRow]:
+    """Return usage summed by group, dearest first. ``group_by`` is a key of ``GROUPS``."""
+    expression = GROUPS[group_by]
+    return [
+        records.UsageRow(
+            group=row[0], events=row[1], llm_calls=row[2], tool_calls=row[3],
+            input_tokens=row[4], output_tokens=row[5], cost_nanousd=row[6],
+            cost_cents=wire.cents(row[6]), unpriced=row[7],
+        )
+        for row in reading.rows(
+            f"SELECT {expression} AS grp, count(*), coalesce(sum(type = 'llm'), 0),"  # noqa: S608 (constant text)
+            " coalesce(sum(type = 'tool'), 0),"
+            " coalesce(sum(input_tokens), 0), coalesce(sum(output_tokens), 0),"
+            " coalesce(sum(cost_nanousd), 0) AS cost, coalesce(sum(flags LIKE '%unpriced%'), 0)"
+            " FROM events WHERE organisation_id = ? AND charged_at_ms >= ?"
+            " AND charged_at_ms < ? GROUP BY grp ORDER BY cost DESC, grp LIMIT ?",
+            organisation_id, since_ms, until_ms, limit,
+        )
+    ]  # fmt: skip
+
+
+def balances(
+    reading: Connection, organisation_id: str, now_ms: int, *, current_only: bool
+) -> list[records.BalanceView]:
+    """Return balances with their budgets."""
+    rows = reading.rows(
+        "SELECT b.*, u.* FROM balances b JOIN budgets u USING (budget_id)"
+        " WHERE u.organisation_id = ? AND (? OR coalesce(b.ends_ms, ?) > ?)"
+        " ORDER BY b.balance_id",
+        organisation_id, not current_only, 2**62, now_ms,
+    )  # fmt: skip
+    return [balance_view_from_row(row) for row in rows]
+
+
+def approvals(
+    reading: Connection, organisation_id: str, status: str | None, limit: int
+) -> list[records.Approval]:
+    """Return approvals, newest first."""
+    return [
+        approval_from_row(row)
+        for row in reading.rows(
+            "SELECT * FROM approvals WHERE organisation_id = ? AND (? IS NULL OR status = ?)"
+            " ORDER BY approval_id DESC LIMIT ?",
+            organisation_id, status, status, limit,
+        )
+    ]  # fmt: skip
+
+
+def deliveries(reading: Connection, organisation_id: str, limit: int) -> list[records.Delivery]:
+    """Return webhook deliveries, newest first."""
+    return [
+        records.Delivery(
+            delivery_id=row[0], webhook_id=row[1], type=row[2], created_at_ms=row[3],
+            attempts=row[4], delivered_at_ms=row[5], failed=bool(row[6]), last_status=row[7],
+        )
+        for row in reading.rows(
+            "SELECT delivery_id, webhook_id, type, created_at_ms, attempts, delivered_at_ms,"
+            " failed, last_status FROM deliveries WHERE organisation_id = ?"
+            " ORDER BY delivery_id DESC LIMIT ?",
+            organisation_id, limit,
+        )
+    ]  # fmt: skip
+
+
+class SqliteReports(SqliteEngine):
+    """What the admin API reports; none of it keeps a request or a kill waiting."""
+
+    async def workflows(
+        self, organisation_id: str, after: str, limit: int
+    ) -> list[records.Workflow]:
+        """Return workflows by id."""
+        now_ms = self.clock_ms()
+        return await self.report(lambda r: workflows(r, organisation_id, after, limit, now_ms))
+
+    async def workflow(self, organisation_id: str, workflow_id: str) -> records.Workflow:
+        """Return one workflow."""
+        now_ms = self.clock_ms()
+        return await self.report(lambda r: workflow(r, organisation_id, workflow_id, now_ms))
+
+    async def runs(
+        self, organisation_id: str, workflow_id: str | None, after: str, limit: int
+    ) -> list[records.Run]:
+        """Return runs by id."""
+        now_ms = self.clock_ms()
+        return await self.report(
+            lambda r: runs(r, organisation_id, workflow_id, after, limit, now_ms)
+        )
+
+    async def events(
+        self, organisation_id: str, after: int, limit: int, workflow_id: str | None,
+        event_type: str | None,
+    ) -> list[records.StoredEvent]:  # fmt: skip
+        """Return events in the order of arrival."""
+        return await self.report(
+            lambda r: events(r, organisation_id, after, limit, workflow_id, event_type)
+        )
+
+    async def usage(
+        self, organisation_id: str, group_by: str, since_ms: int, until_ms: int, limit: int
+    ) -> list[records.UsageRow]:
+        """Return usage summed by group."""
+        return await self.report(
+            lambda r: usage(r, organisation_id, group_by, since_ms, until_ms, limit)
+        )
+
+    async def balances(
+        self, organisation_id: str, *, current_only: bool
+    ) -> list[records.BalanceView]:
+        """Return balances with their budgets."""
+        now_ms = self.clock_ms()
+        return await self.report(
+            lambda r: balances(r, organisation_id, now_ms, current_only=current_only)
+        )
+
+    async def approvals(
+        self, organisation_id: str, status: str | None, limit: int
+    ) -> list[records.Approval]:
+        """Return approvals, newest first."""
+        return await self.report(lambda r: approvals(r, organisation_id, status, limit))
+
+    async def deliveries(self, organisation_id: str, limit: int) -> list[records.Delivery]:
+        """Return webhook deliveries, newest first."""
+        return await self.report(lambda r: deliveries(r, organisation_id, limit))
+
+    async def audit(
+        self, organisation_id: str | None, after: int, limit: int
+    ) -> list[records.AuditEntry]:
+        """Return audit entries in order, of one organisation or of all."""
+        where = "" if organisation_id is None else " AND organisation_id = ?"
+        arguments: list[Any] = [after] if organisation_id is None else [after, organisation_id]
+        sql = f"SELECT * FROM audit WHERE seq > ?{where} ORDER BY seq LIMIT ?"  # noqa: S608 (constant text)
+        return await self.report(
+            lambda r: [audit_entry_from_row(row) for row in r.rows(sql, *arguments, limit)]
+        )
+
+    async def verify_audit(self) -> tuple[int, int | None]:
+        """Check the hash chain of the audit log."""
+        return await self.report(verify_audit)
+
+    async def verify_ledger(self) -> records.LedgerReport:
+        """Check every balance against its entries."""
+        return await self.report(lambda r: verify_ledger(r.sqlite))

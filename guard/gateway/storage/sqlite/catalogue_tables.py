@@ -1,0 +1,203 @@
+"""Budgets, policies, prices and webhooks of the SQLite unit of work."""
+
+from __future__ import annotations
+
+import json
+from typing import TypeVar
+
+import msgspec
+
+from guard.core import wire
+from guard.gateway.domain import records
+from guard.gateway.storage.sqlite.control_tables import ControlTables
+from guard.gateway.storage.sqlite.rows import budget_from_row, webhook_from_row
+
+T = TypeVar("T")
+
+
+class CatalogueTables(ControlTables):
+    """Implements :class:`guard.gateway.ledger.unit_of_work.CatalogueStore`."""
+
+    # -- budgets -------------------------------------------------------------------------------
+
+    def budget(self, budget_id: str) -> records.Budget | None:
+        """Return a budget."""
+        row = self.row("SELECT * FROM budgets WHERE budget_id = ?", budget_id)
+        return None if row is None else budget_from_row(row)
+
+    def find_budget(self, wanted: records.Budget) -> records.Budget | None:
+        """Return the budget of the same organisation, scope and window."""
+        row = self.row(
+            "SELECT * FROM budgets WHERE organisation_id = ? AND scope_kind = ?"
+            " AND scope_id = ? AND window = ?",
+            wanted.organisation_id, wanted.scope_kind, wanted.scope_id, wanted.window,
+        )  # fmt: skip
+        return None if row is None else budget_from_row(row)
+
+    def budgets(self, organisation_id: str) -> list[records.Budget]:
+        """Return the budgets of an organisation."""
+        rows = self.rows("SELECT * FROM budgets WHERE organisation_id = ?", organisation_id)
+        return [budget_from_row(row) for row in rows]
+
+    def save_budget(self, budget: records.Budget) -> None:
+        """Write a budget."""
+        b = budget
+        self.write(
+            "INSERT OR REPLACE INTO budgets VALUES (?,?,?,?,?,?,?,?,?,?,?,?)",
+            (b.budget_id, b.organisation_id, b.scope_kind, b.scope_id, b.window, b.limit_nanousd,
+             b.mode, b.epsilon_nanousd, json.dumps(b.thresholds), b.version, b.created_at_ms,
+             b.updated_at_ms),
+        )  # fmt: skip
+        self._forget_budgets(budget.organisation_id)
+
+    def delete_budget(self, budget: records.Budget) -> None:
+        """Remove a budget."""
+        self.write("DELETE FROM budgets WHERE budget_id = ?", (budget.budget_id,))
+        self._forget_budgets(budget.organisation_id)
+
+    def _forget_budgets(self, organisation_id: str) -> None:
+        """Have an organisation's budgets read again, also when this change is taken back."""
+        org = self.orgs[organisation_id]
+
+        def forget() -> None:
+            org.budgets = None
+            org.accounts.clear()
+
+        forget()
+        self.on_undo(forget)
+
+    # -- policies and prices -------------------------------------------------------------------
+
+    def policy(self, organisation_id: str, name: str) -> records.Policy | None:
+        """Return a policy's current version."""
+        row = self.row(
+            "SELECT record FROM policies WHERE organisation_id = ? AND name = ? AND current = 1",
+            organisation_id, name,
+        )  # fmt: skip
+        return None if row is None else msgspec.json.decode(row[0], type=records.Policy)
+
+    def policies(self, organisation_id: str) -> list[records.Policy]:
+        """Return the current policies."""
+        rows = self.rows(
+            "SELECT record FROM policies WHERE organisation_id = ? AND current = 1",
+            organisation_id,
+        )
+        return _decoded(rows, records.Policy)
+
+    def add_policy_version(self, policy: records.Policy) -> None:
+        """Insert a version and make it the current one."""
+        self.retire_policy(policy)
+        self.write(
+            "INSERT INTO policies VALUES (?,?,?,?,1,?)",
+            (policy.policy_id, policy.version, policy.organisation_id, policy.name,
+             wire.encode(policy).decode()),
+        )  # fmt: skip
+
+    def retire_policy(self, policy: records.Policy) -> None:
+        """Leave a policy without a current version."""
+        self.write("UPDATE policies SET current = 0 WHERE policy_id = ?", (policy.policy_id,))
+
+    def price(self, organisation_id: str, provider: str, model: str) -> records.Price | None:
+        """Return the price of a provider's model."""
+        row = self.row(
+            "SELECT record FROM prices WHERE organisation_id = ? AND provider = ? AND model = ?",
+            organisation_id, provider, model,
+        )  # fmt: skip
+        return None if row is None else msgspec.json.decode(row[0], type=records.Price)
+
+    def prices(self, organisation_id: str) -> list[records.Price]:
+        """Return an organisation's prices."""
+        rows = self.rows("SELECT record FROM prices WHERE organisation_id = ?", organisation_id)
+        return _decoded(rows, records.Price)
+
+    def save_price(self, price: records.Price) -> None:
+        """Write a price."""
+        self.write(
+            "INSERT OR REPLACE INTO prices VALUES (?,?,?,?,?)",
+            (price.price_id, price.organisation_id, price.provider, price.model,
+             wire.encode(price).decode()),
+        )  # fmt: skip
+
+    def delete_price(self, organisation_id: str, price_id: str) -> bool:
+        """Remove a price; ``False`` when there is none."""
+        cursor = self.write(
+            "DELETE FROM prices WHERE organisation_id = ? AND price_id = ?",
+            (organisation_id, price_id),
+        )
+        return cursor.rowcount > 0
+
+    # -- webhooks ------------------------------------------------------------------------------
+
+    def webhook(self, organisation_id: str, url: str) -> records.Webhook | None:
+        """Return the webhook with this address."""
+        row = self.row(
+            "SELECT * FROM webhooks WHERE organisation_id = ? AND url = ?", organisation_id, url
+        )
+        return None if row is None else webhook_from_row(row)
+
+    def enabled_webhooks(self, organisation_id: str) -> list[tuple[str, list[str]]]:
+        """Return the ids and types of the webhooks in use."""
+        rows = self.rows(
+            "SELECT webhook_id, types FROM webhooks WHERE organisation_id = ? AND enabled = 1",
+            organisation_id,
+        )
+        return [(webhook_id, json.loads(types)) for webhook_id, types in rows]
+
+    def save_webhook(self, webhook: records.Webhook, secret: str) -> None:
+        """Write a webhook."""
+        self.write(
+            "INSERT OR REPLACE INTO webhooks VALUES (?,?,?,?,?,?,?)",
+            (webhook.webhook_id, webhook.organisation_id, webhook.url, json.dumps(webhook.types),
+             secret, webhook.enabled, webhook.created_at_ms),
+        )  # fmt: skip
+
+    def delete_webhook(self, organisation_id: str, webhook_id: str) -> bool:
+        """Remove a webhook and fail its waiting deliveries; ``False`` when there is none."""
+        cursor = self.write(
+            "DELETE FROM webhooks WHERE organisation_id = ? AND webhook_id = ?",
+            (organisation_id, webhook_id),
+        )
+        if cursor.rowcount == 0:
+            return False
+        self.write(
+            "UPDATE deliveries SET failed = 1 WHERE webhook_id = ? AND delivered_at_ms IS NULL",
+            (webhook_id,),
+        )
+        return True
+
+    def add_delivery(self, delivery: records.Delivery, organisation_id: str, body: str) -> None:
+        """Insert a delivery that is due now."""
+        self.write(
+            "INSERT INTO deliveries VALUES (?,?,?,?,?,?,?,0,NULL,0,NULL)",
+            (delivery.delivery_id, delivery.webhook_id, organisation_id, delivery.type, body,
+             delivery.created_at_ms, self.now_ms),
+        )  # fmt: skip
+
+    def due_deliveries(self, limit: int, each: int) -> list[records.DueDelivery]:
+        """Return what has to be sent now: the oldest of each organisation, then their next."""
+        rows = self.rows(
+            "SELECT delivery_id, url, secret, type, body, created_at_ms, attempts FROM ("
+            " SELECT d.*, w.url, w.secret, ROW_NUMBER() OVER (PARTITION BY d.organisation_id"
+            "  ORDER BY d.next_attempt_ms) AS place"
+            " FROM deliveries d JOIN webhooks w USING (webhook_id) WHERE d.delivered_at_ms IS NULL"
+            " AND d.failed = 0 AND d.next_attempt_ms <= ?)"
+            " WHERE place <= ? ORDER BY place, next_attempt_ms LIMIT ?",
+            self.now_ms, each, limit,
+        )  # fmt: skip
+        return [records.DueDelivery(*row) for row in rows]
+
+    def save_attempt(
+        self, delivery_id: str, status: int | None, delivered: bool, next_attempt_ms: int | None
+    ) -> None:
+        """Record one attempt; without a next one an undelivered message has failed."""
+        self.write(
+            "UPDATE deliveries SET attempts = attempts + 1, last_status = ?, delivered_at_ms = ?,"
+            " failed = ?, next_attempt_ms = ? WHERE delivery_id = ?",
+            (status, self.now_ms if delivered else None,
+             not delivered and next_attempt_ms is None,
+             self.now_ms if next_attempt_ms is None else next_attempt_ms, delivery_id),
+        )  # fmt: skip
+
+
+def _decoded(rows: list[tuple[str]], kind: type[T]) -> list[T]:
+    return [msgspec.json.decode(text, type=kind) for (text,) in rows]

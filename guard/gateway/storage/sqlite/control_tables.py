@@ -1,0 +1,141 @@
+"""Organisations with their directives, and approvals, of the SQLite unit of work."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from guard.core import wire
+from guard.gateway.domain import records
+from guard.gateway.domain.control import Directives
+from guard.gateway.ledger.unit_of_work import OrganisationState
+from guard.gateway.storage.sqlite.rows import approval_from_row
+from guard.gateway.storage.sqlite.tables import Tables
+
+_SLOTS: Final[dict[str, tuple[str, ...]]] = {
+    "kill": ("life",),
+    "revive": ("life", "flow"),
+    "pause": ("flow",),
+    "resume": ("flow",),
+}
+
+
+class ControlTables(Tables):
+    """Implements :class:`guard.gateway.ledger.unit_of_work.ControlStore`."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        super().__init__(connection)
+        self.orgs: dict[str, OrganisationState] = {}
+        for organisation_id, settings, control_seq in self.rows(
+            "SELECT organisation_id, settings, control_seq FROM organisations"
+        ):
+            self.orgs[organisation_id] = OrganisationState(
+                organisation_id=organisation_id,
+                settings=msgspec.json.decode(settings, type=records.OrganisationSettings),
+                control_seq=control_seq,
+                directives=self._directives(organisation_id),
+            )
+
+    def _directives(self, organisation_id: str) -> Directives:
+        found = Directives()
+        for (message,) in self.rows(
+            "SELECT message FROM directives WHERE organisation_id = ?", organisation_id
+        ):
+            found.apply(msgspec.json.decode(message, type=wire.ControlMessage))
+        return found
+
+    def organisation(self, organisation_id: str) -> OrganisationState | None:
+        """Return an organisation's state."""
+        return self.orgs.get(organisation_id)
+
+    def organisation_states(self) -> Iterable[OrganisationState]:
+        """Return every organisation's state."""
+        return list(self.orgs.values())
+
+    def append_control(
+        self, org: OrganisationState, message: wire.ControlMessage, key_id: str | None
+    ) -> None:
+        """Store the next numbered message and apply it to the directives."""
+        encoded = wire.encode(message).decode()
+        self.write(
+            "UPDATE organisations SET control_seq = ? WHERE organisation_id = ?",
+            (message.seq, org.organisation_id),
+        )
+        self.write(
+            "INSERT INTO control VALUES (?,?,?,?,?)",
+            (org.organisation_id, message.seq, key_id, message.type, encoded),
+        )
+        target = "" if message.run_id is not None else message.workflow_id or "*"
+        for slot in _SLOTS.get(message.type, ()):
+            self.write(
+                "INSERT OR REPLACE INTO directives VALUES (?,?,?,?,?)",
+                (org.organisation_id, target, message.run_id or "", slot, encoded),
+            )
+        self.on_undo(setattr, org, "control_seq", org.control_seq)
+        org.control_seq = message.seq
+        undo = org.directives.apply(message)
+        if undo is not None:
+            self.on_undo(undo)
+
+    def drop_control(self, org: OrganisationState, through_seq: int) -> None:
+        """Drop old messages, except those that still are directives."""
+        self.write(
+            "DELETE FROM control WHERE organisation_id = ? AND seq <= ? AND NOT EXISTS (SELECT 1"
+            " FROM directives d WHERE d.organisation_id = control.organisation_id"
+            " AND d.message = control.message)",
+            (org.organisation_id, through_seq),
+        )
+        self.on_undo(setattr, org, "compacted_seq", org.compacted_seq)
+        org.compacted_seq = through_seq
+
+    # -- approvals -----------------------------------------------------------------------------
+
+    def approval(self, approval_id: str) -> records.Approval | None:
+        """Return an approval."""
+        row = self.row("SELECT * FROM approvals WHERE approval_id = ?", approval_id)
+        return None if row is None else approval_from_row(row)
+
+    def approval_of_call(
+        self, organisation_id: str, key_id: str, call_id: str
+    ) -> tuple[records.Approval, str] | None:
+        """Return the approval asked for by a call, and what it was asked for."""
+        row = self.row(
+            "SELECT * FROM approvals WHERE organisation_id = ? AND key_id = ? AND call_id = ?",
+            organisation_id, key_id, call_id,
+        )  # fmt: skip
+        return None if row is None else (approval_from_row(row), row[4])
+
+    def approval_key(self, approval_id: str) -> str | None:
+        """Return the key that asked for an approval."""
+        row = self.row("SELECT key_id FROM approvals WHERE approval_id = ?", approval_id)
+        return None if row is None else str(row[0])
+
+    def add_approval(self, approval: records.Approval, key_id: str, subject: str) -> None:
+        """Insert an approval."""
+        a = approval
+        self.write(
+            "INSERT INTO approvals VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+            (a.approval_id, a.organisation_id, key_id, a.call_id, subject, a.status, a.tool_name,
+             a.function, a.workflow_id, a.run_id, a.agent, a.requested_at_ms, a.deadline_ms,
+             a.answered_at_ms, a.answered_by, a.reason),
+        )  # fmt: skip
+
+    def save_approval(self, approval: records.Approval) -> None:
+        """Write an approval's status and answer."""
+        self.write(
+            "UPDATE approvals SET status = ?, answered_at_ms = ?, answered_by = ?, reason = ?"
+            " WHERE approval_id = ?",
+            (approval.status, approval.answered_at_ms, approval.answered_by, approval.reason,
+             approval.approval_id),
+        )  # fmt: skip
+
+    def overdue_approvals(self, limit: int) -> list[records.Approval]:
+        """Return pending approvals past their deadline."""
+        rows = self.rows(
+            "SELECT * FROM approvals WHERE status = 'pending' AND deadline_ms <= ? LIMIT ?",
+            self.now_ms, limit,
+        )  # fmt: skip
+        return [approval_from_row(row) for row in rows]

@@ -1,0 +1,141 @@
+"""Organisations, keys, operators and the audit log of the SQLite unit of work."""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+from guard.core import wire
+from guard.gateway.domain import records
+from guard.gateway.domain.control import Directives
+from guard.gateway.domain.operators import Operator
+from guard.gateway.ledger.unit_of_work import AuditRow, OrganisationState
+from guard.gateway.storage.sqlite.control_tables import ControlTables
+from guard.gateway.storage.sqlite.rows import (
+    key_from_row,
+    operator_from_row,
+    organisation_from_row,
+)
+
+_AUDIT_COLUMNS: Final = (
+    "seq, at_ms, organisation_id, actor, action, target, details, prev_hash, hash"
+)
+
+
+class DirectoryTables(ControlTables):
+    """Implements :class:`guard.gateway.ledger.unit_of_work.DirectoryStore`."""
+
+    # -- organisations and keys ----------------------------------------------------------------
+
+    def organisation_named(self, name: str) -> bool:
+        """Tell whether an organisation has this name."""
+        return self.row("SELECT 1 FROM organisations WHERE name = ?", name) is not None
+
+    def add_organisation(self, organisation: records.Organisation) -> None:
+        """Insert an organisation."""
+        own = organisation.organisation_id
+        self.write(
+            "INSERT INTO organisations VALUES (?,?,?,?,0)",
+            (own, organisation.name, organisation.created_at_ms,
+             wire.encode(organisation.settings).decode()),
+        )  # fmt: skip
+        self.put(self.orgs, own, OrganisationState(own, organisation.settings, 0, Directives()))
+
+    def save_settings(
+        self, organisation_id: str, settings: records.OrganisationSettings
+    ) -> records.Organisation | None:
+        """Write an organisation's settings and return it; ``None`` when there is none."""
+        org = self.orgs.get(organisation_id)
+        if org is None:
+            return None
+        self.write(
+            "UPDATE organisations SET settings = ? WHERE organisation_id = ?",
+            (wire.encode(settings).decode(), organisation_id),
+        )
+        self.on_undo(setattr, org, "settings", org.settings)
+        org.settings = settings
+        row = self.row("SELECT * FROM organisations WHERE organisation_id = ?", organisation_id)
+        return organisation_from_row(row)
+
+    def key(self, key_id: str) -> records.Key | None:
+        """Return a key."""
+        row = self.row("SELECT * FROM keys WHERE key_id = ?", key_id)
+        return None if row is None else key_from_row(row).key
+
+    def add_key(self, key: records.Key, key_hash: bytes, hmac_secret: str | None) -> None:
+        """Insert a key."""
+        self.write(
+            "INSERT INTO keys VALUES (?,?,?,?,?,?,?,?,?,?,NULL)",
+            (key.key_id, key.organisation_id, key.role, key.name, key.prefix, key_hash,
+             key.workflow_id, hmac_secret, key.created_at_ms, key.expires_at_ms),
+        )  # fmt: skip
+
+    def save_key(self, key: records.Key) -> None:
+        """Write when a key ends."""
+        self.write(
+            "UPDATE keys SET expires_at_ms = ?, revoked_at_ms = ? WHERE key_id = ?",
+            (key.expires_at_ms, key.revoked_at_ms, key.key_id),
+        )
+
+    def use_nonce(self, key_id: str, nonce: str, expires_at_ms: int) -> bool:
+        """Insert a nonce; ``False`` when it is there."""
+        cursor = self.write(
+            "INSERT OR IGNORE INTO nonces VALUES (?,?,?)", (key_id, nonce, expires_at_ms)
+        )
+        return cursor.rowcount == 1
+
+    # -- operators -----------------------------------------------------------------------------
+
+    def operator(self, name: str) -> Operator | None:
+        """Return an operator."""
+        row = self.row("SELECT * FROM operators WHERE name = ?", name)
+        return None if row is None else operator_from_row(row)[0]
+
+    def save_operator(self, operator: Operator, password_hash: str) -> None:
+        """Write an operator and end their sessions."""
+        self.write(
+            "INSERT INTO operators VALUES (?,?,?,?,?,?) ON CONFLICT (operator_id) DO UPDATE SET"
+            " password_hash = excluded.password_hash, changed_at_ms = excluded.changed_at_ms",
+            (operator.operator_id, operator.name, operator.organisation_id, password_hash,
+             operator.created_at_ms, operator.changed_at_ms),
+        )  # fmt: skip
+        self.write("DELETE FROM sessions WHERE operator_id = ?", (operator.operator_id,))
+
+    def add_session(self, token_hash: bytes, operator_id: str, expires_at_ms: int) -> None:
+        """Insert a session."""
+        self.write(
+            "INSERT INTO sessions VALUES (?,?,?,?,?)",
+            (token_hash, operator_id, self.now_ms, self.now_ms, expires_at_ms),
+        )
+
+    def touch_session(self, token_hash: bytes) -> None:
+        """Note that a session is in use."""
+        self.write(
+            "UPDATE sessions SET seen_at_ms = ? WHERE token_hash = ?", (self.now_ms, token_hash)
+        )
+
+    def end_session(self, token_hash: bytes) -> None:
+        """Remove a session."""
+        self.write("DELETE FROM sessions WHERE token_hash = ?", (token_hash,))
+
+    # -- audit log -----------------------------------------------------------------------------
+
+    def audit_head(self) -> tuple[int, str] | None:
+        """Return the number and the hash of the newest audit entry."""
+        row = self.row("SELECT seq, hash FROM audit ORDER BY seq DESC LIMIT 1")
+        return None if row is None else (row[0], row[1])
+
+    def add_audit(self, row: AuditRow) -> None:
+        """Append an audit entry."""
+        self.write(f"INSERT INTO audit ({_AUDIT_COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?)", row)  # noqa: S608 (constant text)
+
+    def oldest_audit(self, limit: int) -> list[AuditRow]:
+        """Return the oldest audit entries, never the newest one."""
+        rows = self.rows(f"SELECT {_AUDIT_COLUMNS} FROM audit ORDER BY seq LIMIT ?", limit + 1)  # noqa: S608 (constant text)
+        return [AuditRow(*row) for row in rows[:-1]]
+
+    def drop_audit(self, through: AuditRow) -> None:
+        """Remove the entries up to one, which becomes the anchor of the chain."""
+        self.write("DELETE FROM audit WHERE seq <= ?", (through.seq,))
+        anchor = json.dumps([through.seq, through.hash])
+        self.write("INSERT OR REPLACE INTO facts VALUES ('audit_anchor', ?)", (anchor,))

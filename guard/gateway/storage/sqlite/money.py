@@ -1,0 +1,418 @@
+"""Balances, reservations, events and estimates of the SQLite unit of work.
+
+One process owns the file, so a cached row is the truth from one unit to the next. Rows that many
+requests share are changed in memory and written once for each group of commands.
+"""
+
+from __future__ import annotations
+
+import heapq
+import sqlite3
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from guard.core import wire
+from guard.gateway.domain import records
+from guard.gateway.domain.commands import PricedEvent, Refusal, Request
+from guard.gateway.domain.estimates import Estimate
+from guard.gateway.domain.ledger import Account, Balance, Reservation
+from guard.gateway.ledger.unit_of_work import (
+    Chain,
+    OrganisationState,
+    ScopeKeys,
+    StoredAnswer,
+)
+from guard.gateway.storage.sqlite.replay import ReplayTable
+from guard.gateway.storage.sqlite.rows import (
+    balance_from_row,
+    ids_text,
+    reservation_from_row,
+)
+from guard.gateway.storage.sqlite.spending import spent_before
+from guard.gateway.storage.sqlite.tables import Tables
+from guard.gateway.storage.sqlite.usage_rollups import UsageRollups
+
+CACHE_MAX: Final = 50_000
+
+_EVENT_SQL: Final = (
+    "INSERT OR IGNORE INTO events (organisation_id, event_id, type, at_ms, received_at_ms,"
+    " charged_at_ms, key_id, workflow_id, run_id, chain_id, agent, call_id, reservation_id,"
+    " provider, model, response_id, input_tokens, output_tokens, cost_nanousd, price_source,"
+    " flags, balance_ids, data, trace_id, span_id, parent_span_id)"
+    " VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
+)
+
+
+class MoneyTables(Tables):
+    """Implements :class:`guard.gateway.ledger.unit_of_work.MoneyStore`."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        super().__init__(connection)
+        self.balances: dict[int, Balance] = {}
+        self.reservations: dict[str, Reservation] = {}
+        self.exhausted: dict[int, str] = {}
+        self.chains: dict[tuple[str, str], Chain | None] = {}
+        self.estimates: dict[tuple[str, str], Estimate | None] = {}
+        self._expiries: list[tuple[int, str]] = []
+        self._dirty_balances: dict[int, Balance] = {}
+        self._new_reservations: dict[str, Reservation] = {}
+        self._dirty_reservations: dict[str, Reservation] = {}
+        self._dirty_chains: dict[tuple[str, str], None] = {}
+        self._dirty_estimates: dict[tuple[str, str], None] = {}
+        self._workflow_deltas: dict[tuple[str, str], list[int]] = {}
+        self._run_deltas: dict[tuple[str, str], list[Any]] = {}
+        self._answers = ReplayTable(self)
+        self.rollups = UsageRollups(self)
+        for row in self.rows(
+            "SELECT * FROM reservations WHERE reservation_id >= coalesce((SELECT value FROM facts"
+            " WHERE name = 'oldest_open'), '') AND state = 'open'"
+        ):
+            self._adopt(reservation_from_row(row))
+        for row in self.rows(
+            "SELECT b.balance_id, u.organisation_id FROM balances b JOIN budgets u"
+            " USING (budget_id) WHERE b.exhausted = 1"
+        ):
+            self.exhausted[row[0]] = row[1]
+
+    # -- balances ------------------------------------------------------------------------------
+
+    def cached_accounts(self, org: OrganisationState, keys: ScopeKeys) -> list[Account] | None:
+        """Return the accounts of these scopes where they are known and their periods go on."""
+        cached = org.accounts.get(keys)
+        return cached[1] if cached is not None and self.now_ms < cached[0] else None
+
+    def cache_accounts(
+        self, org: OrganisationState, keys: ScopeKeys, valid_until_ms: float, found: list[Account]
+    ) -> None:
+        """Keep accounts for later calls."""
+        if len(org.accounts) >= CACHE_MAX:
+            org.accounts.clear()
+        org.accounts[keys] = (valid_until_ms, found)
+        self.on_undo(org.accounts.pop, keys, None)
+
+    def find_balance(self, budget_id: str, scope_id: str, period_start_ms: int) -> Balance | None:
+        """Return the balance of one budget, scope and period."""
+        row = self.row(
+            "SELECT balance_id FROM balances WHERE budget_id = ? AND scope_id = ?"
+            " AND period_start_ms = ?",
+            budget_id, scope_id, period_start_ms,
+        )  # fmt: skip
+        return None if row is None else self.balance(row[0])
+
+    def add_balance(self, balance: Balance) -> Balance:
+        """Insert a balance and return it with its number."""
+        cursor = self.write(
+            "INSERT INTO balances (budget_id, scope_id, period_start_ms, ends_ms, opening,"
+            " committed, reserved, overspend, authorized_max, level, exhausted)"
+            " VALUES (?,?,?,?,?,?,?,?,?,?,?)",
+            (balance.budget_id, balance.scope_id, balance.period_start_ms, balance.ends_ms,
+             balance.opening, balance.committed, balance.reserved, balance.overspend,
+             balance.authorized_max, balance.level, balance.exhausted),
+        )  # fmt: skip
+        assert cursor.lastrowid is not None
+        balance.balance_id = cursor.lastrowid
+        self.put(self.balances, balance.balance_id, balance)
+        return balance
+
+    def balance(self, balance_id: int) -> Balance:
+        """Return a balance by its number."""
+        found = self.balances.get(balance_id)
+        if found is None:
+            row = self.row("SELECT * FROM balances WHERE balance_id = ?", balance_id)
+            found = balance_from_row(row)
+            self.put(self.balances, balance_id, found)
+        return found
+
+    def open_balances(self, budget_id: str) -> list[Balance]:
+        """Return a budget's balances of periods that have not ended."""
+        rows = self.rows(
+            "SELECT balance_id FROM balances WHERE budget_id = ? AND coalesce(ends_ms, ?) > ?",
+            budget_id, 2**62, self.now_ms,
+        )  # fmt: skip
+        return [self.balance(row[0]) for row in rows]
+
+    def change_balances(self, balances: Iterable[Balance]) -> None:
+        """Note balances to write back, and what they were to restore."""
+        log, dirty = self._undo_log, self._dirty_balances
+        for b in balances:
+            log.append((_restore_balance, b, b.committed, b.reserved, b.overspend,
+                        b.authorized_max, b.level, b.exhausted, b.opening))  # fmt: skip
+            dirty[b.balance_id] = b
+
+    def note_exhausted(self, balance_id: int, organisation_id: str) -> None:
+        """Remember a balance as exhausted."""
+        self.put(self.exhausted, balance_id, organisation_id)
+
+    def clear_exhausted(self, balance_id: int) -> None:
+        """Forget that a balance was exhausted."""
+        organisation_id = self.exhausted.pop(balance_id, None)
+        if organisation_id is not None:
+            self.on_undo(self.exhausted.__setitem__, balance_id, organisation_id)
+
+    def ended_exhausted(self) -> list[tuple[Balance, str]]:
+        """Return exhausted balances whose period has ended, with their organisations."""
+        known = [(self.balance(number), own) for number, own in self.exhausted.items()]
+        return [
+            (balance, own)
+            for balance, own in known
+            if balance.ends_ms is not None and balance.ends_ms <= self.now_ms
+        ]
+
+    def spent_before(
+        self, organisation_id: str, kind: records.ScopeKind, scope_id: str, start_ms: int,
+        end_ms: int | None,
+    ) -> int:  # fmt: skip
+        """Return what a scope has cost in a period, archived costs included if it never ends."""
+        return spent_before(self.connection, organisation_id, kind, scope_id, start_ms, end_ms)
+
+    # -- reservations --------------------------------------------------------------------------
+
+    def reservation(self, reservation_id: str) -> Reservation | None:
+        """Return a reservation in whatever state."""
+        found = self.reservations.get(reservation_id) or self._dirty_reservations.get(
+            reservation_id
+        )
+        if found is None:
+            row = self.row("SELECT * FROM reservations WHERE reservation_id = ?", reservation_id)
+            found = None if row is None else reservation_from_row(row)
+        return found
+
+    def add_reservation(self, reservation: Reservation) -> None:
+        """Insert an open reservation."""
+        key = reservation.reservation_id
+        self._new_reservations[key] = reservation
+        self._adopt(reservation)
+        self._undo_log.append((self._drop_reservation, key))
+
+    def _adopt(self, reservation: Reservation) -> None:
+        self.reservations[reservation.reservation_id] = reservation
+        heapq.heappush(self._expiries, (reservation.expires_at_ms, reservation.reservation_id))
+
+    def _drop_reservation(self, key: str) -> None:
+        self._new_reservations.pop(key, None)
+        self.reservations.pop(key, None)
+
+    def change_reservation(self, reservation: Reservation) -> None:
+        """Note a reservation to write back, and what it was to restore."""
+        r, key = reservation, reservation.reservation_id
+        self._undo_log.append((_restore_reservation, r, r.held, r.expires_at_ms, r.spent, r.state))
+        if key not in self._new_reservations:
+            self._dirty_reservations[key] = r
+
+    def expired_reservations(self, limit: int) -> list[Reservation]:
+        """Return open reservations past their time; they leave the queue of expiries."""
+        expired: list[Reservation] = []
+        heap = self._expiries
+        while heap and heap[0][0] <= self.now_ms and len(expired) < limit:
+            entry = heapq.heappop(heap)
+            reservation = self.reservations.get(entry[1])
+            if reservation is None or reservation.state != "open":
+                continue
+            if reservation.expires_at_ms > self.now_ms:
+                heapq.heappush(heap, (reservation.expires_at_ms, entry[1]))
+                continue
+            self.on_undo(heapq.heappush, heap, entry)
+            expired.append(reservation)
+        return expired
+
+    # -- events --------------------------------------------------------------------------------
+
+    def add_event(
+        self, organisation_id: str, key_id: str, priced: PricedEvent, charged_at_ms: int,
+        flags: Sequence[str], balance_ids: Sequence[int],
+    ) -> bool:  # fmt: skip
+        """Record an event; ``False`` when its id or its response was recorded before."""
+        event = priced.event
+        cursor = self.write(
+            _EVENT_SQL,
+            (organisation_id, event.event_id, event.type, event.at_ms, self.now_ms,
+             charged_at_ms, key_id, event.workflow_id, event.run_id, event.chain_id, event.agent,
+             event.call_id, event.reservation_id, priced.provider, priced.model,
+             priced.response_id, priced.input_tokens, priced.output_tokens, priced.cost,
+             priced.price_source, " ".join(flags), ids_text(tuple(balance_ids)),
+             priced.data_json.decode(), event.trace_id, event.span_id, event.parent_span_id),
+        )  # fmt: skip
+        return cursor.rowcount == 1
+
+    def count_workflow(
+        self, organisation_id: str, workflow_id: str, *, spent: int, calls: int, events: int
+    ) -> None:
+        """Add to the totals of a workflow."""
+        key = (organisation_id, workflow_id)
+        delta = self._workflow_deltas.get(key)
+        if delta is None:
+            self._workflow_deltas[key] = [self.now_ms, self.now_ms, spent, calls, events]
+            self._undo_log.append((self._workflow_deltas.pop, key, None))
+            return
+        self._undo_log.append((delta.__setitem__, slice(None), delta[:]))
+        delta[2] += spent
+        delta[3] += calls
+        delta[4] += events
+
+    def count_run(
+        self, organisation_id: str, run_id: str, workflow_id: str | None, *, spent: int
+    ) -> None:
+        """Add to the totals of a run."""
+        key = (organisation_id, run_id)
+        delta = self._run_deltas.get(key)
+        if delta is None:
+            self._run_deltas[key] = [workflow_id, self.now_ms, self.now_ms, spent]
+            self._undo_log.append((self._run_deltas.pop, key, None))
+        elif spent:
+            self._undo_log.append((delta.__setitem__, 3, delta[3]))
+            delta[3] += spent
+
+    def count_usage(self, organisation_id: str, at_ms: int, priced: PricedEvent) -> None:
+        """Add an event to the usage rollups."""
+        self.rollups.count(organisation_id, at_ms, priced)
+
+    def add_refusal(self, request: Request, call: wire.GateRequest, refusal: Refusal) -> None:
+        """Record a refused call."""
+        self.rollups.refuse(request, call, refusal)
+
+    # -- answers, chains, estimates ------------------------------------------------------------
+
+    def stored_answer(self, lookup_key: str) -> StoredAnswer | None:
+        """Return the answer kept under a key that the scopes named."""
+        return self._answers.find(lookup_key)
+
+    def store_answer(self, lookup_key: str, answer: StoredAnswer) -> None:
+        """Keep an answer for repeats."""
+        self._answers.keep(lookup_key, answer)
+
+    def chain(self, organisation_id: str, chain_id: str) -> Chain | None:
+        """Return a chain in whatever state."""
+        key = (organisation_id, chain_id)
+        if key not in self.chains:
+            row = self.row(
+                "SELECT opened_at_ms, expires_at_ms, closed FROM chains"
+                " WHERE organisation_id = ? AND chain_id = ?",
+                *key,
+            )
+            _make_room(self.chains, self._dirty_chains)
+            self.put(self.chains, key, row and Chain(row[0], row[1], bool(row[2])))
+        return self.chains[key]
+
+    def save_chain(self, organisation_id: str, chain_id: str, chain: Chain) -> None:
+        """Write a chain."""
+        key = (organisation_id, chain_id)
+        self.put(self.chains, key, chain)
+        self._dirty_chains[key] = None
+
+    def estimate(self, organisation_id: str, subject: str) -> Estimate | None:
+        """Return what calls of one kind have cost, if any were seen."""
+        key = (organisation_id, subject)
+        if key not in self.estimates:
+            row = self.row(
+                "SELECT count, mean, variance FROM estimates"
+                " WHERE organisation_id = ? AND subject = ?",
+                *key,
+            )
+            _make_room(self.estimates, self._dirty_estimates)
+            self.put(self.estimates, key, row and Estimate(*row))
+        return self.estimates[key]
+
+    def save_estimate(self, organisation_id: str, subject: str, estimate: Estimate) -> None:
+        """Write an estimate."""
+        key = (organisation_id, subject)
+        self.put(self.estimates, key, estimate)
+        self._dirty_estimates[key] = None
+
+    # -- write back ----------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Write every changed row into its table, in the transaction that is open."""
+        self.savepoint()
+        many = self.connection.executemany
+        if self._dirty_balances:
+            many(
+                "UPDATE balances SET committed = ?, reserved = ?, overspend = ?,"
+                " authorized_max = ?, level = ?, exhausted = ? WHERE balance_id = ?",
+                [(b.committed, b.reserved, b.overspend, b.authorized_max, b.level, b.exhausted,
+                  b.balance_id) for b in self._dirty_balances.values()],
+            )  # fmt: skip
+        if self._new_reservations:
+            many(
+                "INSERT INTO reservations VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+                [(r.reservation_id, r.organisation_id, r.key_id, r.call_id,
+                  ids_text(r.balance_ids), r.amount, r.held, r.created_at_ms, r.expires_at_ms,
+                  r.spent, r.state, r.basis, r.workflow_id, r.run_id, r.chain_id, r.agent,
+                  r.model, r.function) for r in self._new_reservations.values()],
+            )  # fmt: skip
+        if self._dirty_reservations:
+            many(
+                "UPDATE reservations SET held = ?, expires_at_ms = ?, spent = ?, state = ?"
+                " WHERE reservation_id = ?",
+                [(r.held, r.expires_at_ms, r.spent, r.state, r.reservation_id)
+                 for r in self._dirty_reservations.values()],
+            )  # fmt: skip
+        self._flush_totals()
+        self._answers.flush()
+        self.rollups.flush()
+        if self._dirty_chains:
+            many(
+                "INSERT OR REPLACE INTO chains VALUES (?,?,?,?,?)",
+                [(*key, c.opened_at_ms, c.expires_at_ms, c.closed)
+                 for key in self._dirty_chains if (c := self.chains.get(key)) is not None],
+            )  # fmt: skip
+        if self._dirty_estimates:
+            many(
+                "INSERT OR REPLACE INTO estimates VALUES (?,?,?,?,?)",
+                [(*key, e.count, e.mean, e.variance)
+                 for key in self._dirty_estimates if (e := self.estimates.get(key)) is not None],
+            )  # fmt: skip
+        self._forget_changes()
+
+    def _flush_totals(self) -> None:
+        many = self.connection.executemany
+        if self._workflow_deltas:
+            many(
+                "INSERT INTO workflows VALUES (?,?,?,?,?,?,?) ON CONFLICT DO UPDATE SET"
+                " last_seen_ms = excluded.last_seen_ms,"
+                " spent_nanousd = spent_nanousd + excluded.spent_nanousd,"
+                " calls = calls + excluded.calls, events = events + excluded.events",
+                [(*key, *delta) for key, delta in self._workflow_deltas.items()],
+            )
+        if self._run_deltas:
+            many(
+                "INSERT INTO runs VALUES (?,?,?,?,?,?) ON CONFLICT DO UPDATE SET"
+                " last_seen_ms = excluded.last_seen_ms,"
+                " spent_nanousd = spent_nanousd + excluded.spent_nanousd",
+                [(*key, *delta) for key, delta in self._run_deltas.items()],
+            )
+
+    def _forget_changes(self) -> None:
+        """Call what was changed written; closed reservations leave the cache."""
+        for changed in (self._new_reservations, self._dirty_reservations):
+            for key, reservation in changed.items():
+                if reservation.state != "open" and self.reservations.pop(key, None) is not None:
+                    self.on_undo(self.reservations.__setitem__, key, reservation)
+            changed.clear()
+        self._dirty_balances.clear()
+        self._dirty_chains.clear()
+        self._dirty_estimates.clear()
+        self._workflow_deltas.clear()
+        self._run_deltas.clear()
+
+
+def _restore_balance(
+    balance: Balance, committed: int, reserved: int, overspend: int, authorized_max: int,
+    level: int, exhausted: bool, opening: int,
+) -> None:  # fmt: skip
+    balance.committed, balance.reserved, balance.overspend = committed, reserved, overspend
+    balance.authorized_max, balance.level, balance.exhausted = authorized_max, level, exhausted
+    balance.opening = opening
+
+
+def _restore_reservation(
+    reservation: Reservation, held: int, expires_at_ms: int, spent: int, state: Any
+) -> None:
+    reservation.held, reservation.expires_at_ms = held, expires_at_ms
+    reservation.spent, reservation.state = spent, state
+
+
+def _make_room(cache: dict[Any, Any], dirty: dict[Any, None]) -> None:
+    if len(cache) >= CACHE_MAX:
+        kept = {key: cache[key] for key in dirty if key in cache}
+        cache.clear()
+        cache.update(kept)

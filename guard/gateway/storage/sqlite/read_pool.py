@@ -1,0 +1,62 @@
+"""Threads that read, each on a connection of its own. Reading never waits for the writer."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Connection:
+    """A read-only connection, used from one thread at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.sqlite = sqlite3.connect(str(path), isolation_level=None, check_same_thread=False)
+        self.sqlite.execute("PRAGMA query_only = ON")
+
+    def rows(self, sql: str, *arguments: Any) -> list[Any]:
+        """Return all rows of a query."""
+        return self.sqlite.execute(sql, arguments).fetchall()
+
+    def checkpoint(self) -> int:
+        """Copy what can be copied of the write-ahead log; return its length in pages."""
+        _, log_pages, _ = self.sqlite.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        return int(log_pages)
+
+
+class ReadPool:
+    """At most ``size`` queries at once; more wait for their turn.
+
+    Connections are opened by the first queries that need them.
+    """
+
+    def __init__(self, path: Path, size: int, name: str) -> None:
+        self._path = path
+        self._idle: queue.SimpleQueue[Connection] = queue.SimpleQueue()
+        self._threads = ThreadPoolExecutor(size, thread_name_prefix=name)
+
+    async def run(self, work: Callable[[Connection], T]) -> T:
+        """Run a query on a thread of the pool."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, work)
+
+    def _run(self, work: Callable[[Connection], T]) -> T:
+        try:
+            connection = self._idle.get_nowait()
+        except queue.Empty:
+            connection = Connection(self._path)
+        try:
+            return work(connection)
+        finally:
+            self._idle.put(connection)
+
+    def close(self) -> None:
+        """Wait for the queries that run, and close the connections."""
+        self._threads.shutdown()
+        while not self._idle.empty():
+            self._idle.get_nowait().sqlite.close()

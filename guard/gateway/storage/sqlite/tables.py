@@ -1,0 +1,82 @@
+"""What every part of the SQLite unit of work shares: the connection, the clock, the undo log."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterable, MutableMapping
+from typing import Any, TypeVar
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Tables:
+    """Rows in the database and their cached copies, with one way back for both.
+
+    Rows are written at once by :meth:`write`, behind an SQLite savepoint of the command that is
+    opened by its first write. Cached copies are restored from the undo log, newest change first.
+    """
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.connection = connection
+        self.now_ms = 0
+        self._undo_log: list[tuple[Any, ...]] = []
+        self._undo_from = 0
+        self._has_savepoint = False
+
+    def write(self, sql: str, arguments: tuple[Any, ...] = ()) -> sqlite3.Cursor:
+        """Run a statement that :meth:`undo` takes back."""
+        if not self._has_savepoint:
+            self._open_savepoint()
+        return self.connection.execute(sql, arguments)
+
+    def write_many(self, sql: str, rows: Iterable[tuple[Any, ...]]) -> None:
+        """Run a statement for each of many rows; :meth:`undo` takes it back."""
+        if not self._has_savepoint:
+            self._open_savepoint()
+        self.connection.executemany(sql, rows)
+
+    def _open_savepoint(self) -> None:
+        self.connection.execute("SAVEPOINT command")
+        self._has_savepoint = True
+
+    def row(self, sql: str, *arguments: Any) -> Any:
+        """Return the first row of a query, or ``None``."""
+        return self.connection.execute(sql, arguments).fetchone()
+
+    def rows(self, sql: str, *arguments: Any) -> list[Any]:
+        """Return all rows of a query."""
+        return self.connection.execute(sql, arguments).fetchall()
+
+    def on_undo(self, restore: Callable[..., object], *arguments: Any) -> None:
+        """Call ``restore`` should the command, or the whole unit, be taken back."""
+        self._undo_log.append((restore, *arguments))
+
+    def put(self, cache: MutableMapping[K, V], key: K, value: V) -> None:
+        """Set an entry of a cache until it is taken back."""
+        if key in cache:
+            self._undo_log.append((cache.__setitem__, key, cache[key]))
+        else:
+            self._undo_log.append((cache.pop, key, None))
+        cache[key] = value
+
+    def savepoint(self) -> None:
+        """Begin a command: :meth:`undo` returns to here."""
+        if self._has_savepoint:
+            self.connection.execute("RELEASE command")
+            self._has_savepoint = False
+        self._undo_from = len(self._undo_log)
+
+    def undo(self) -> None:
+        """Take back everything since the last savepoint, and nothing else."""
+        self._restore(self._undo_from)
+        if self._has_savepoint:
+            self.connection.execute("ROLLBACK TO command")
+            self.connection.execute("RELEASE command")
+            self._has_savepoint = False
+
+    def _restore(self, length: int) -> None:
+        log = self._undo_log
+        while len(log) > length:
+            restore, *arguments = log.pop()
+            restore(*arguments)

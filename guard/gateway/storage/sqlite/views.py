@@ -1,0 +1,85 @@
+"""Rows as operators see them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from guard.core import wire
+from guard.gateway.domain import records
+from guard.gateway.domain.control import ControlState
+from guard.gateway.domain.ledger import Account
+from guard.gateway.domain.nesting import DEPTH_MAX, nested_deeper
+from guard.gateway.storage.sqlite.rows import balance_from_row, budget_from_row
+
+EVENT_COLUMNS: Final = (
+    "event_seq, event_id, type, at_ms, received_at_ms, workflow_id, run_id, chain_id, agent,"
+    " call_id, reservation_id, key_id, model, cost_nanousd, price_source, flags, data, trace_id,"
+    " span_id, parent_span_id"
+)
+"""The columns of an event that operators see, in the order of :func:`event_from_row`."""
+
+
+def event_from_row(row: tuple[Any, ...]) -> records.StoredEvent:
+    """Build an event from ``EVENT_COLUMNS``."""
+    return records.StoredEvent(
+        event_seq=row[0], event_id=row[1], type=row[2], at_ms=row[3], received_at_ms=row[4],
+        workflow_id=row[5], run_id=row[6], chain_id=row[7], agent=row[8], call_id=row[9],
+        reservation_id=row[10], key_id=row[11], model=row[12], cost_nanousd=row[13],
+        price_source=row[14], flags=row[15].split(), data=_event_data(row[16]), trace_id=row[17],
+        span_id=row[18], parent_span_id=row[19],
+    )  # fmt: skip
+
+
+def balance_view_from_row(row: tuple[Any, ...]) -> records.BalanceView:
+    """Build a balance with its budget from their joined row."""
+    balance = balance_from_row(row)
+    return _balance_view(Account(budget_from_row(row[12:]), balance))
+
+
+def _balance_view(account: Account) -> records.BalanceView:
+    """Return a balance as the admin API shows it."""
+    rule, balance = account.rule, account.balance
+    return records.BalanceView(
+        balance_id=balance.balance_id,
+        budget_id=rule.budget_id,
+        scope_kind=rule.scope_kind,
+        scope_id=balance.scope_id,
+        window=rule.window,
+        epoch_ms=balance.period_start_ms,
+        ends_ms=balance.ends_ms,
+        mode=rule.mode,
+        limit_nanousd=rule.limit_nanousd,
+        committed_nanousd=balance.committed,
+        reserved_nanousd=balance.reserved,
+        remaining_nanousd=account.room(),
+        overshoot_nanousd=balance.overspend,
+        limit_cents=wire.cents(rule.limit_nanousd),
+        committed_cents=wire.cents(balance.committed),
+        reserved_cents=wire.cents(balance.reserved),
+        exhausted=balance.exhausted,
+    )
+
+
+def workflow_record(row: tuple[Any, ...], control: ControlState) -> records.Workflow:
+    """Build a workflow from its row and its control state."""
+    return records.Workflow(
+        workflow_id=row[0],
+        state=control.state,
+        reason=control.reason,
+        resume_at_ms=control.resume_at_ms,
+        first_seen_ms=row[1],
+        last_seen_ms=row[2],
+        spent_nanousd=row[3],
+        spent_cents=wire.cents(row[3]),
+        calls=row[4],
+        events=row[5],
+    )
+
+
+def _event_data(text: str) -> dict[str, Any]:
+    """Read an event's data; what was stored too deep to be shown does not fail the whole page."""
+    if nested_deeper(text.encode(), DEPTH_MAX):
+        return {"unreadable": "nested too deeply"}
+    data: dict[str, Any] = json.loads(text)
+    return data

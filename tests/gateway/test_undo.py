@@ -1,0 +1,236 @@
+"""What fails is taken back, and only that: in the database, and in what is cached of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from guard.core import wire
+from guard.gateway.domain.commands import (
+    GateCommand,
+    IngestCommand,
+    PricedEvent,
+    ReleaseCommand,
+    Request,
+)
+from guard.gateway.domain.errors import NotFoundError
+from guard.gateway.domain.records import Budget, OrganisationSettings, Webhook
+from guard.gateway.ledger import catalogue, charge, control, directory, expiry, gate, webhooks
+from guard.gateway.ledger.unit_of_work import Scopes
+from guard.gateway.storage.sqlite import schema
+from guard.gateway.storage.sqlite.retention import Retention
+from guard.gateway.storage.sqlite.store import SqliteStorage
+from guard.gateway.storage.sqlite.unit_of_work import SqliteUnitOfWork
+from tests.support.store import ACTOR, DAY, Clock, Store
+
+HOUR = 3_600_000
+Work = Callable[[SqliteUnitOfWork], Any]
+
+
+class Breakdown(Exception):
+    """A command that fails after its work."""
+
+
+class Machine:
+    """Commands on a unit of work, and what a fresh look at its file says."""
+
+    def __init__(self, folder: str) -> None:
+        self.path = str(Path(folder) / "g.sqlite3")
+        self.clock = Clock()
+        connection = schema.connect(self.path, durable=False)
+        schema.migrate(connection)
+        self.unit = SqliteUnitOfWork(connection, self.clock)
+        self.numbers = itertools.count()
+        self.retention = Retention(40, 0)
+        self.org = ""
+        self.held: list[str] = []
+        self.run([lambda unit: self.set_up(unit)], "commit")
+
+    def set_up(self, unit: SqliteUnitOfWork) -> None:
+        self.org = directory.create_organisation(unit, ACTOR, "o").organisation_id
+        short = OrganisationSettings(reservation_ttl_ms=HOUR // 2, default_hold_nanousd=5)
+        directory.update_organisation(unit, ACTOR, self.org, short)
+        hook = Webhook(webhook_id="", organisation_id=self.org, url="https://hooks.example/")
+        webhooks.put(unit, ACTOR, hook, "secret")
+        for kind, scope_id, window in (("organisation", "", "total"), ("workflow", "*", "hour")):
+            self.put_budget(unit, kind, scope_id, window, 100)
+
+    def put_budget(
+        self, unit: SqliteUnitOfWork, kind: Any, scope_id: str, window: Any, limit: int
+    ) -> None:
+        wanted = Budget(budget_id="", organisation_id=self.org, scope_kind=kind,
+                        scope_id=scope_id, window=window, limit_nanousd=limit)  # fmt: skip
+        catalogue.put_budget(unit, ACTOR, wanted)
+
+    def request(self) -> Request:
+        key = f"request-{next(self.numbers)}"
+        return Request(organisation_id=self.org, key_id="k", idempotency_key=key)
+
+    def work(self, step: tuple[str, int]) -> Work:
+        name, size = step
+        number, workflow = next(self.numbers), f"w{size % 2}"
+        held = self.held[size % len(self.held)] if self.held and size % 3 else None
+        if name == "gate":
+            call = wire.GateRequest(
+                call_id=f"c{number}", kind="llm", function="f", workflow_id=workflow, run_id="r",
+                chain=wire.Chain(id=workflow, op="continue"),
+            )  # fmt: skip
+            asked = GateCommand(request=self.request(), call=call)
+            return lambda unit: gate.gate(unit, asked)
+        if name == "charge":
+            event = wire.Event(event_id=f"e{number % 7}", type="llm", at_ms=1,
+                               workflow_id=workflow, reservation_id=held)  # fmt: skip
+            priced = PricedEvent(event, b"{}", cost=size, final=size % 2 == 0)
+            told = IngestCommand(request=self.request(), events=[priced])
+            return lambda unit: charge.ingest(unit, told)
+        if name == "release":
+            freed = ReleaseCommand(request=self.request(), reservation_id=held or "none")
+            return lambda unit: expiry.release(unit, freed)
+        if name == "directive":
+            kind = ("kill", "revive", "pause", "resume")[size % 4]
+            draft = wire.ControlMessage(seq=0, type=kind, workflow_id=workflow)  # type: ignore[arg-type]
+            return lambda unit: control.issue_directive(unit, ACTOR, self.org, draft)
+        if name == "budget":
+            return lambda unit: self.put_budget(unit, "organisation", "", "total", size * 2)
+        if name == "organisation":
+            return lambda unit: directory.create_organisation(unit, ACTOR, f"o{number}")
+        return self.retention.step if name == "retention" else expiry.sweep
+
+    def run(self, group: list[Work], ending: str) -> None:
+        unit = self.unit
+        unit.begin([Scopes() for _ in group])
+        for work in group:
+            unit.savepoint()
+            try:
+                answer = work(unit)
+            except Breakdown:
+                unit.undo()
+            else:
+                self.note(answer)
+        if ending == "commit":
+            unit.commit()
+        else:
+            if ending == "flush":
+                unit.flush()
+            unit.rollback()
+
+    def note(self, answer: Any) -> None:
+        if getattr(answer, "status", 0) == 200 and b"reserved_nanousd" in answer.body:
+            found = wire.decode(answer.body, wire.GateReply).reservation_id
+            if found is not None:
+                self.held.append(found)
+
+    def compare(self) -> None:
+        """What is cached is what a unit of work sees that has just read the file."""
+        connection = schema.connect(self.path, durable=False)
+        fresh, unit = SqliteUnitOfWork(connection, self.clock), self.unit
+        fresh.begin([])
+        try:
+            assert unit.reservations == fresh.reservations
+            assert list(unit.reservations) == sorted(unit.reservations)
+            assert unit.exhausted == fresh.exhausted
+            assert unit.balances == {number: fresh.balance(number) for number in unit.balances}
+            assert unit.chains == {key: fresh.chain(*key) for key in unit.chains}
+            assert unit.estimates == {key: fresh.estimate(*key) for key in unit.estimates}
+            assert unit.orgs.keys() == fresh.orgs.keys()
+            for own, org in unit.orgs.items():
+                assert org.settings == fresh.orgs[own].settings
+                assert org.control_seq == fresh.orgs[own].control_seq
+                for workflow in ("w0", "w1"):
+                    states = [each.orgs[own].directives.state_of(workflow, None, unit.now_ms)
+                              for each in (unit, fresh)]  # fmt: skip
+                    assert states[0] == states[1]
+                for _, accounts in org.accounts.values():
+                    assert all(unit.balances[a.balance.balance_id] is a.balance for a in accounts)
+        finally:
+            fresh.rollback()
+            connection.close()
+
+
+@contextlib.contextmanager
+def new_machine() -> Iterator[Machine]:
+    with tempfile.TemporaryDirectory() as folder:
+        machine = Machine(folder)
+        try:
+            yield machine
+        finally:
+            machine.unit.connection.close()
+
+
+steps = st.tuples(
+    st.sampled_from(["gate", "gate", "charge", "charge", "release", "directive", "budget",
+                     "organisation", "retention", "sweep"]),
+    st.integers(0, 60), st.booleans(),
+)  # fmt: skip
+groups = st.tuples(
+    st.lists(steps, min_size=1, max_size=5),
+    st.sampled_from(["commit", "commit", "rollback", "flush"]),
+    st.sampled_from([1000, 1000, HOUR, 50 * DAY]),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(rounds=st.lists(groups, min_size=1, max_size=8))
+def test_caches_are_what_the_file_says_whatever_fails(rounds: list[Any]) -> None:
+    with new_machine() as machine:
+        for group, ending, passes_ms in rounds:
+            works = []
+            for name, size, fails in group:
+                work = machine.work((name, size))
+                works.append(broken(work) if fails else work)
+            machine.run(works, ending)
+            machine.compare()
+            machine.clock.now += passes_ms
+
+
+def broken(work: Work) -> Work:
+    def fail(unit: SqliteUnitOfWork) -> None:
+        work(unit)
+        raise Breakdown
+
+    return fail
+
+
+# -- one tenant's failures ---------------------------------------------------------------------
+
+
+@pytest.mark.asyncio
+async def test_failing_requests_of_one_tenant_read_nothing_again(tmp_path: Path) -> None:
+    storage = SqliteStorage(tmp_path / "g.sqlite3")
+    await storage.open(lambda events: None)
+    own = (await storage.create_organisation(ACTOR, "good")).organisation_id
+    other = (await storage.create_organisation(ACTOR, "failing")).organisation_id
+    store = Store(storage, Clock(), own, lambda: None, [])
+    await store.budget(10**9)
+    for _ in range(50):
+        assert (await store.gate(1)).status == 200
+    statements: list[str] = []
+    known = await storage.write(lambda unit: (unit, dict(unit.orgs), dict(unit.reservations)))
+    unit, orgs, reservations = known
+    unit.connection.set_trace_callback(statements.append)
+    answers = await asyncio.gather(
+        *itertools.chain.from_iterable(
+            (store.gate(1), storage.delete_budget(ACTOR, other, "nothing")) for _ in range(30)
+        ),
+        return_exceptions=True,
+    )
+    unit.connection.set_trace_callback(None)
+    assert [answer.status for answer in answers[::2]] == [200] * 30  # type: ignore[union-attr]
+    assert all(isinstance(answer, NotFoundError) for answer in answers[1::2])
+    assert all(unit.orgs[each] is orgs[each] for each in orgs)
+    assert all(unit.reservations[each] is reservations[each] for each in reservations)
+    read = [sql for sql in statements if sql.startswith("SELECT")]
+    tables = ("FROM reservations", "FROM organisations", "FROM directives", "FROM balances")
+    assert not [sql for sql in read if any(table in sql for table in tables)]
+    assert [sql for sql in statements if sql.startswith("ROLLBACK")] == []
+    assert (await storage.verify_ledger()).problems == []
+    await storage.close()
