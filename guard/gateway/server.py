@@ -43,7 +43,9 @@ def bind(host: str, port: int) -> socket.socket:
         OSError: the address cannot be used.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio's own loop sets TCP_NODELAY only where the protocol is named; without it the body of
+    # an answer waits for the ACK of its head, up to 40 ms.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((host, port))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -20,7 +21,7 @@ import pytest
 from guard.gateway.cli.admin_client import AdminClient
 from guard.gateway.domain.errors import StoreError
 from guard.gateway.embedded import Gateway, run_gateway
-from guard.gateway.server import PortInUseError
+from guard.gateway.server import PortInUseError, bind
 from tests.gateway.conftest import new_tenant
 from tests.support.waiting import until
 
@@ -270,3 +271,22 @@ def test_a_page_shows_the_rest_when_one_stored_event_is_too_deep(tmp_path: Path)
         admin.close()
     tenant.http.close()
     tenant.admin.close()
+
+
+@pytest.mark.asyncio
+async def test_an_answer_does_not_wait_for_the_clients_acknowledgement() -> None:
+    """Also on asyncio's own loop, which looks at the listening socket's protocol."""
+    told: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = writer.get_extra_info("socket")
+        told.set_result(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        writer.close()
+
+    listening = bind("127.0.0.1", 0)
+    async with await asyncio.start_server(serve, sock=listening):
+        reader, writer = await asyncio.open_connection(*listening.getsockname()[:2])
+        assert await told == 1
+        await reader.read()
+        writer.close()
+        await writer.wait_closed()

@@ -33,8 +33,8 @@ def ham_text() -> str:
 
 @pytest.fixture(scope="session")
 def service() -> Iterator[RunningService]:
-    """One real service for every test that does not change it."""
-    with run_service(store_feedback=True) as running:
+    """One real service for every test that does not change it; a busy machine sheds no request."""
+    with run_service(store_feedback=True, max_queue_wait_ms=60_000) as running:
         yield running
 
 

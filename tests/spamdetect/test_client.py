@@ -8,7 +8,6 @@ import gc
 import gzip
 import json
 import logging
-import time
 import traceback
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -199,6 +198,8 @@ async def test_a_decompression_bomb_is_not_decompressed(answering: Serving, answ
 
 
 async def test_a_dripping_answer_ends_at_the_total_deadline(wire: Serving) -> None:
+    """Each piece comes soon, the whole of it only after half an hour."""
+
     async def script(state: Any, reader: Any, writer: Any) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n")
@@ -208,10 +209,8 @@ async def test_a_dripping_answer_ends_at_the_total_deadline(wire: Serving) -> No
             await asyncio.sleep(0.02)
 
     async with wire(script) as server, AsyncSpamClient(server.base_url, "key", 0.5) as spam:
-        started = time.monotonic()
         with pytest.raises(SpamTimeoutError, match=r"0\.5 s"):
             await spam.predict("hello")
-        assert time.monotonic() - started < 10
 
 
 async def test_a_refused_connection_is_named() -> None:

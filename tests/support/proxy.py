@@ -48,7 +48,10 @@ class ChaosProxy:
         self.bytes_up = bytearray()
         self._writers: set[asyncio.StreamWriter] = set()
         self._transports: set[asyncio.WriteTransport] = set()
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+        # With the protocol named asyncio sends at once, instead of waiting for an ACK.
+        self._listener = socket.socket(proto=socket.IPPROTO_TCP)
+        self._listener.bind(("127.0.0.1", 0))
+        self._listener.listen(1024)
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, daemon=True, name="chaos-proxy")

@@ -6,7 +6,6 @@ The refusal has to cross the vendors' real clients, with their default retries, 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -178,10 +177,8 @@ def test_a_kill_in_mid_request_is_not_retried(
         ask()
 
     operator(lambda: server.count("hang"))
-    begun = time.monotonic()
     with guard.workflow("w"), pytest.raises(WorkflowKilledInterrupt):
         body()
-    assert time.monotonic() - begun < WAIT_S
     assert len(server.requests) == 1
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import email.utils
 import gzip
 import json
 import logging
@@ -255,34 +254,22 @@ def _flushed(runtime: GuardRuntime) -> bool:
 
 
 class TestRetryAfter:
+    """That it is obeyed; which values it takes: ``tests/guard/transport/test_client.py``."""
+
     @pytest.mark.parametrize(
         "header",
-        [
-            pytest.param({"Retry-After": "2"}, id="seconds"),
-            pytest.param(None, id="date"),
-            pytest.param({}, id="absent"),
-            pytest.param({"Retry-After": "soon"}, id="absurd word"),
-            pytest.param({"Retry-After": "-5"}, id="absurd number"),
-        ],
+        [pytest.param({"Retry-After": "2"}, id="seconds"), pytest.param({}, id="absent")],
     )
     def test_silence_until_then(
-        self, against: Against, scripted: Scripted, header: dict[str, str] | None
+        self, against: Against, scripted: Scripted, header: dict[str, str]
     ) -> None:
-        if header is None:  # dates have whole seconds
-            header = {"Retry-After": email.utils.formatdate(time.time() + 3, usegmt=True)}
         refused = Answer(429, header, b"{}")
-        scripted.answer = lambda path, body: (
-            refused if path == EVENTS and scripted.count() == 1 else None
-        )
+        answers = iter([refused])
+        scripted.answer = lambda path, body: next(answers, None) if path == EVENTS else None
         runtime = against(flush_interval_ms=20)
         ids = track(1)
-        until(lambda: scripted.count() == 1)
-        for _ in range(3):  # not even an explicit flush goes out
-            with pytest.raises(BreakerTransportError):
-                runtime.flush(5)
         until(lambda: scripted.events, 20)
-        first, second = [when for path, when, _ in scripted.requests if path == EVENTS][:2]
-        assert second - first >= 0.95
+        assert scripted.count() == 2
         assert list(scripted.events) == ids
         assert runtime.status().breaker == "closed"  # a gateway that paces is not one that fails
 

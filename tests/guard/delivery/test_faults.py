@@ -23,9 +23,6 @@ from tests.guard.delivery.conftest import Spawn
 from tests.support.proxy import ChaosProxy, Fault
 
 ROUNDS = int(os.environ.get("GUARD_TEST_FAULT_ROUNDS", "3"))
-SLOWEST_S = 2.0
-"""The promise is 5 ms of one's own; the wall clock of a loaded machine says little below seconds.
-The full run prints what was measured."""
 
 CHILD = """
 import os, sys, time
@@ -171,7 +168,6 @@ def test_every_event_is_charged_once_or_counted(
     assert len(charged.keys() - tracked) <= 2 * ROUNDS
     assert seen_on_disk <= charged.keys(), "what was on disk is at the gateway in the end"
     for told in (*with_spool, *without):
-        assert told.slowest_s < SLOWEST_S
         arrived = sum(name in charged for name in told.events)
         if told.end is None:
             continue  # killed: what was neither sent nor on disk is gone, and nobody can count it

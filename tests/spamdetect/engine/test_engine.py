@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import attrs
@@ -160,9 +159,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
 def test_a_megabyte_of_anything(engine: Engine, text: str) -> None:
-    start = time.perf_counter()
     found = engine.predict(text)
-    assert time.perf_counter() - start < 10.0
     assert found.text_length == len(text)
     assert found.error_code in {"TEXT_TRUNCATED", "TEXT_EMPTY"}
 
