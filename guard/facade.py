@@ -245,8 +245,9 @@ def track_llm(
         metadata: free-form JSON data; it leaves the process.
 
     Returns:
-        The newest decision known for the workflow: ``{decision, workflow_id, budget, event_id,
-        buffered}``, with decision ``allow``, ``kill``, ``pause`` or ``block``.
+        The newest decision known for the workflow: ``{decision, workflow_id, budget, warnings,
+        event_id, buffered}``, with decision ``allow``, ``kill``, ``pause`` or ``block``. After
+        ``shutdown`` the next call is refused and nothing is buffered: ``block`` and False.
 
     Raises:
         ValueError: a number is negative or too large, or metadata cannot be encoded.

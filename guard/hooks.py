@@ -1,18 +1,31 @@
-"""Error hooks: told of every GuardError before it propagates (spec part 4, ``on_error``)."""
+"""Hooks for errors (spec part 4, ``on_error``) and for the gateway's warnings.
+
+Hooks of an error that has a caller run before it propagates: in the caller's thread, or in a thread
+of their own while an asynchronous caller awaits them. Hooks of everything that happens in the
+background run in guard's hook thread, never on its loop.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import threading
+from collections import deque
 from collections.abc import Callable
-from typing import Final
+from contextvars import copy_context
+from typing import Final, Generic, TypeVar
 
 import attrs
 
-from guard.breaker.exceptions import GuardError
+from guard.breaker.exceptions import GuardError, WorkflowKilledInterrupt
+from guard.loop.threads import in_thread
 
 logger = logging.getLogger("guard.hooks")
+
+H = TypeVar("H", bound=Callable[..., object])
+
+_QUEUE_MAX: Final = 1000
+_FIRED: Final = "_guard_hooks_fired"
 
 
 @attrs.frozen
@@ -32,30 +45,124 @@ class ErrorContext:
     api_key_prefix: str = ""
 
 
-Hook = Callable[[GuardError, ErrorContext], object]
+@attrs.frozen
+class GatewayWarning:
+    """What the gateway warned of when it allowed a call.
 
-_FIRED: Final = "_guard_hooks_fired"
+    Attributes:
+        text: such as ``"85% of budget used or held: workflow w"``.
+        workflow_id, chain_id: of the call, if any.
+        tool_name: name of the protected function.
+    """
+
+    text: str
+    workflow_id: str | None = None
+    chain_id: str | None = None
+    tool_name: str | None = None
 
 
-class _Registration:
+ErrorHook = Callable[[GuardError, ErrorContext], object]
+WarningHook = Callable[[GatewayWarning], object]
+
+
+class _Registration(Generic[H]):
     """One registered hook; the same function registered twice is two registrations."""
 
     __slots__ = ("hook",)
 
-    def __init__(self, hook: Hook) -> None:
+    def __init__(self, hook: H) -> None:
         self.hook = hook
 
 
-_hooks: tuple[_Registration, ...] = ()
-_lock = threading.Lock()
-"""Held while the tuple is replaced; firing reads it without."""
+class _Registry(Generic[H]):
+    """The hooks of one kind, in registration order."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        """Held while the tuple is replaced; calling the hooks reads it without."""
+        self.registrations: tuple[_Registration[H], ...] = ()
+
+    def add(self, hook: H) -> Callable[[], None]:
+        registration = _Registration(hook)
+        with self.lock:
+            self.registrations = (*self.registrations, registration)
+
+        def unregister() -> None:
+            with self.lock:
+                self.registrations = tuple(
+                    other for other in self.registrations if other is not registration
+                )
+
+        return unregister
+
+    def call(self, *args: object) -> None:
+        """Call each hook; what it raises stays with it."""
+        for registration in self.registrations:
+            try:
+                registration.hook(*args)
+            except (KeyboardInterrupt, WorkflowKilledInterrupt):
+                raise  # Ctrl-C, or a kill of the body that the hook runs in: not the hook's own
+            except BaseException:  # SystemExit as well
+                logger.debug("a hook raised", exc_info=True)
 
 
-def on_error(hook: Hook) -> Callable[[], None]:
+class _HookThread:
+    """Calls hooks one after the other in a daemon thread, which ends when nothing is left."""
+
+    def __init__(self) -> None:
+        self._queue: deque[Callable[[], object]] = deque()
+        self._idle = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def put(self, call: Callable[[], object]) -> None:
+        """Queue a call; never blocks for what is queued."""
+        with self._idle:
+            if len(self._queue) >= _QUEUE_MAX:
+                logger.warning("the hooks are too slow: one more call of them is dropped")
+                return
+            self._queue.append(call)
+            if self._thread is not None:
+                return
+            self._thread = threading.Thread(target=self._work, name="guard-hooks", daemon=True)
+            try:
+                self._thread.start()
+            except RuntimeError:  # the interpreter is ending
+                logger.debug("hooks cannot be called any more")
+                self._thread = None
+                self._queue.clear()
+
+    def _work(self) -> None:
+        while True:
+            with self._idle:
+                if not self._queue:
+                    self._thread = None
+                    self._idle.notify_all()
+                    return
+                call = self._queue.popleft()
+            try:
+                call()
+            except BaseException:  # nobody is left whom it could be meant for
+                logger.debug("a hook raised", exc_info=True)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until everything queued has been called; a hook does not wait for itself."""
+        if threading.current_thread() is self._thread:
+            return
+        with self._idle:
+            self._idle.wait_for(lambda: self._thread is None, timeout_s)
+
+
+_errors: _Registry[ErrorHook] = _Registry()
+_warnings: _Registry[WarningHook] = _Registry()
+_background = _HookThread()
+
+
+def on_error(hook: ErrorHook) -> Callable[[], None]:
     """Register a hook for every GuardError, called in registration order.
 
     Args:
         hook: takes the error and an :class:`ErrorContext`. What it raises is logged at debug level.
+            One that blocks delays the call whose error it is told of, and nothing else.
 
     Returns:
         A callable that unregisters the hook; calling it again does nothing.
@@ -67,36 +174,74 @@ def on_error(hook: Hook) -> Callable[[], None]:
         >>> unregister = on_error(lambda error, context: None)
         >>> unregister()
     """
-    global _hooks
     if not callable(hook):
         raise TypeError(f"on_error takes a callable, not {type(hook).__name__}")
-    registration = _Registration(hook)
-    with _lock:
-        _hooks = (*_hooks, registration)
+    return _errors.add(hook)
 
-    def unregister() -> None:
-        global _hooks
-        with _lock:
-            _hooks = tuple(other for other in _hooks if other is not registration)
 
-    return unregister
+def on_warning(hook: WarningHook) -> Callable[[], None]:
+    """Register a hook for the gateway's warnings: a soft budget, a chain or a threshold is passed.
+
+    Args:
+        hook: takes a :class:`GatewayWarning`, once for each text; called in guard's hook thread.
+
+    Returns:
+        A callable that unregisters the hook; calling it again does nothing.
+
+    Raises:
+        TypeError: ``hook`` cannot be called.
+
+    Example:
+        >>> unregister = on_warning(lambda warning: None)
+        >>> unregister()
+    """
+    if not callable(hook):
+        raise TypeError(f"on_warning takes a callable, not {type(hook).__name__}")
+    return _warnings.add(hook)
 
 
 def fire(error: BaseException, context: ErrorContext) -> None:
-    """Tell the hooks of an error, once per error; never raises an ``Exception``."""
+    """Tell the hooks of an error in the calling thread, once per error."""
+    if _is_first(error):
+        _errors.call(error, context)
+
+
+async def fire_async(error: BaseException, context: ErrorContext) -> None:
+    """Tell the hooks of an error in a thread and await them, once per error."""
+    if _errors.registrations and _is_first(error):
+        await in_thread(copy_context().run, _errors.call, error, context)
+
+
+def fire_in_background(error: BaseException, context: ErrorContext) -> None:
+    """Tell the hooks of an error that has no caller, once per error; returns at once."""
+    if _errors.registrations and _is_first(error):
+        _background.put(lambda: _errors.call(error, context))
+
+
+def warn_in_background(warning: GatewayWarning) -> None:
+    """Tell the hooks of a warning; returns at once."""
+    if _warnings.registrations:
+        _background.put(lambda: _warnings.call(warning))
+
+
+def wait(timeout_s: float) -> None:
+    """Wait until the hooks in the background have been called, for so many seconds at most."""
+    _background.wait(timeout_s)
+
+
+def _is_first(error: BaseException) -> bool:
+    """Return whether hooks hear of an error, and have not yet."""
     if not isinstance(error, GuardError) or error.__dict__.get(_FIRED):
-        return
+        return False
     error.__dict__[_FIRED] = True
-    for registration in _hooks:
-        try:
-            registration.hook(error, context)
-        except Exception:
-            logger.debug("an on_error hook raised", exc_info=True)
+    return True
 
 
 def _after_fork() -> None:
-    global _lock
-    _lock = threading.Lock()
+    global _background
+    _background = _HookThread()
+    _errors.lock = threading.Lock()
+    _warnings.lock = threading.Lock()
 
 
 os.register_at_fork(after_in_child=_after_fork)

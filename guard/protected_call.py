@@ -16,7 +16,7 @@ from guard.breaker.exceptions import (
     WorkflowKilledInterrupt,
 )
 from guard.breaker.refusals import error_at_edge
-from guard.control.bodies import Body, TaskBody
+from guard.control.bodies import Body, TaskBody, require_task
 from guard.control.threads import ThreadBody
 from guard.core import wire
 from guard.facade import ready_runtime, ready_runtime_async
@@ -101,18 +101,24 @@ class ProtectedCall(Edge):
             self._check()
             reply = self._runtime.gate.ask(self._request)
         except (GuardError, WorkflowKilledInterrupt) as exc:
-            self._refuse(exc)
+            self._runtime.report_error(exc, "gate", self._call_scope, self._target.tool_name)
+            if not self._falls_back(exc):
+                raise
         else:
             self._accept(reply)
 
     async def admit_async(self) -> None:
         """Like :meth:`admit`; the caller's loop goes on meanwhile."""
+        require_task()
         self._begin(await ready_runtime_async())
         try:
             self._check()
             reply = await self._runtime.gate.ask_async(self._request)
         except (GuardError, WorkflowKilledInterrupt) as exc:
-            self._refuse(exc)
+            scope, tool_name = self._call_scope, self._target.tool_name
+            await self._runtime.report_error_async(exc, "gate", scope, tool_name)
+            if not self._falls_back(exc):
+                raise
         else:
             self._accept(reply)
 
@@ -133,10 +139,11 @@ class ProtectedCall(Edge):
     def _accept(self, reply: wire.GateReply) -> None:
         self._record.reservation_id = reply.reservation_id
         self._admitted = True
+        if reply.warnings:
+            self._runtime.warnings.report(reply.warnings, self._call_scope, self._target.tool_name)
 
-    def _refuse(self, exc: GuardError | WorkflowKilledInterrupt) -> None:
-        """Report the refusal, and raise it unless the fallback lets the call go on."""
-        self._runtime.report_error(exc, "gate", self._call_scope, self._target.tool_name)
+    def _falls_back(self, exc: BaseException) -> bool:
+        """Return whether the call goes on although the gateway could not be asked."""
         self._admitted = (
             isinstance(exc, GuardTransportError)
             and not isinstance(exc, RateLimitError)  # a cap is a decision of the gateway
@@ -144,8 +151,7 @@ class ProtectedCall(Edge):
             and not self._target.sensitive
             and not self._runtime.is_shut_down
         )
-        if not self._admitted:
-            raise exc
+        return self._admitted
 
     # -- the body -----------------------------------------------------------------------------
 
@@ -193,17 +199,25 @@ class ProtectedCall(Edge):
 
         A call that the gateway never allowed has no closing event.
         """
+        if self._record_end(exc) and exc is not None:
+            self._runtime.report_error(exc, "call", self._call_scope, self._target.tool_name)
+
+    async def finish_async(self, exc: BaseException | None) -> None:
+        """Like :meth:`finish`; the hooks do not block the caller's loop."""
+        if self._record_end(exc) and exc is not None:
+            scope, tool_name = self._call_scope, self._target.tool_name
+            await self._runtime.report_error_async(exc, "call", scope, tool_name)
+
+    def _record_end(self, exc: BaseException | None) -> bool:
         if not self._admitted:
-            return
+            return False
         self._admitted = False
         duration_ms = (time.monotonic() - self._started_s) * 1000
         outcome = _outcome(exc)
         record = self._runtime.events.record
         scope = self._call_scope  # whatever the body of a generator has made of its own
         if self._target.sensitive:
-            tool: Any = wire.ToolData(
-                self._target.tool_name, duration_ms=duration_ms, outcome=outcome
-            )
+            tool = wire.ToolData(self._target.tool_name, duration_ms=duration_ms, outcome=outcome)
             record("tool", tool, scope)
         span = wire.SpanData(
             self._target.function,
@@ -214,8 +228,7 @@ class ProtectedCall(Edge):
             final=True,
         )
         record("span", span, scope)
-        if exc is not None:
-            self._runtime.report_error(exc, "call", scope, self._target.tool_name)
+        return True
 
 
 def _gate_request(target: Target, call_id: str, scope: Scope) -> wire.GateRequest:

@@ -1,4 +1,4 @@
-"""The newest decision known for a workflow, without asking: what ``track_llm`` returns."""
+"""The newest decision known for a workflow, without asking: ``track_llm`` returns it."""
 
 from __future__ import annotations
 
@@ -12,49 +12,59 @@ from guard.core.control import ControlState
 from guard.core.wire import Budget
 from guard.scope.scope import Scope
 
-_BUDGETS_KEPT: Final = 1024
+_WORKFLOWS_KEPT: Final = 1024
 _NOT_CACHED: Final[tuple[Scope | None, dict[str, Any]]] = (None, {})
 _NAMES: Final = {"kill": "kill", "pause": "pause", "budget": "block"}
 
 
 class Decisions:
-    """Remembers the newest budget of each workflow, as gate replies tell it."""
+    """Remembers the newest budget and warnings of each workflow, as gate replies tell them."""
 
     def __init__(self) -> None:
-        self._budgets: OrderedDict[str | None, Budget] = OrderedDict()
+        self._replies: OrderedDict[str | None, tuple[Budget | None, list[str]]] = OrderedDict()
+        self._closed = False
         self.cached: tuple[Scope | None, dict[str, Any]] = _NOT_CACHED
-        """A scope that nothing halts and no budget is known of, and what is told of it: the next
-        event of the same scope need not look, only copy. Set back by :meth:`changed`."""
+        """A scope without halt, budget or warnings, and its decision: the next event of the same
+        scope only copies it. Cleared by :meth:`changed`."""
 
     def changed(self) -> None:
-        """What decisions rest on has changed: look again."""
+        """Clear the cached decision: what it rests on has changed."""
         self.cached = _NOT_CACHED
 
-    def learned(self, workflow_id: str | None, budget: Budget) -> None:
-        """Take note of a budget; called on one thread, the loop's."""
-        self._budgets[workflow_id] = budget
-        self._budgets.move_to_end(workflow_id)
-        if len(self._budgets) > _BUDGETS_KEPT:
-            self._budgets.popitem(last=False)
+    def close(self) -> None:
+        """The runtime was shut down: the next call is refused and events are not buffered."""
+        self._closed = True
+        self.changed()
+
+    def learned(self, workflow_id: str | None, budget: Budget | None, warnings: list[str]) -> None:
+        """Take in a gate reply; called on one thread, the loop's."""
+        before, _ = self._replies.get(workflow_id, (None, None))
+        budget = budget or before
+        if budget is None and not warnings and workflow_id not in self._replies:
+            return
+        self._replies[workflow_id] = (budget, warnings)
+        self._replies.move_to_end(workflow_id)
+        if len(self._replies) > _WORKFLOWS_KEPT:
+            self._replies.popitem(last=False)
         self.changed()
 
     def newest(self, scope: Scope, control: ControlState) -> dict[str, Any]:
-        """Return ``{decision, workflow_id, budget, event_id, buffered}``; the id is for the caller.
-
-        It is a dict of the caller's own.
-        """
+        """Return the newest decision as a new dict; its ``event_id`` is empty."""
         now_ms = time.time_ns() // 1_000_000
-        halt = control.halt(scope.workflow_id, scope.run_id, now_ms, budgets=True)
-        budget = self._budgets.get(scope.workflow_id)
+        in_chain = scope.chain_id is not None  # there a budget is soft, and the gate decides
+        halt = control.halt(scope.workflow_id, scope.run_id, now_ms, budgets=not in_chain)
+        budget, warnings = self._replies.get(scope.workflow_id, (None, []))
         if halt is not None and halt.budget is not None:
             budget = halt.budget
+        kind = "allow" if halt is None else _NAMES[halt.kind]
         decision = {
-            "decision": "allow" if halt is None else _NAMES[halt.kind],
+            "decision": "block" if self._closed and kind == "allow" else kind,
             "workflow_id": scope.workflow_id,
             "budget": None if budget is None else msgspec.to_builtins(budget),
+            "warnings": tuple(warnings),
             "event_id": "",
-            "buffered": True,
+            "buffered": not self._closed,
         }
-        if halt is None and budget is None:
+        if halt is None and budget is None and not warnings and not self._closed:
             self.cached = (scope, decision.copy())
         return decision

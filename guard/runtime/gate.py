@@ -159,8 +159,7 @@ class Gate:
         return self._learned(request, await asyncio.wrap_future(future))
 
     def _learned(self, request: wire.GateRequest, reply: wire.GateReply) -> wire.GateReply:
-        if reply.budget is not None:
-            self._decisions.learned(request.workflow_id, reply.budget)
+        self._decisions.learned(request.workflow_id, reply.budget, reply.warnings)
         return reply
 
     def _abandon(self, future: Future[wire.GateReply]) -> None:

@@ -9,11 +9,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from guard import hooks
 from guard.breaker.exceptions import GuardError, docs_at
 from guard.control.enforcement import Enforcement
 from guard.control.last_decision import Decisions
+from guard.control.warnings import WarningLog
 from guard.core import wire
-from guard.hooks import ErrorContext, fire
+from guard.hooks import ErrorContext
 from guard.instrumentation import Instrumentation
 from guard.loop import BackgroundLoop
 from guard.runtime import active, debug_log
@@ -30,6 +32,8 @@ if TYPE_CHECKING:  # the session imports httpx and websockets, which `import gua
 logger = logging.getLogger("guard")
 
 _DISCARD_S: Final = 1.0
+_HOOKS_WAIT_S: Final = 1.0
+"""How long the caller of a flush waits for the hooks to hear of its errors."""
 
 
 class GuardRuntime:
@@ -60,6 +64,7 @@ class GuardRuntime:
         events: records events and delivers them.
         gate: asks the gateway for decisions.
         decisions: the newest known decision of each workflow.
+        warnings: reports what the gateway warns of.
         instrumentation: observes the LLM calls of HTTP clients.
 
     Raises:
@@ -109,7 +114,7 @@ class GuardRuntime:
             )
             active.refuse_second()
         except GuardError as exc:
-            fire(exc, ErrorContext("init"))
+            hooks.fire(exc, ErrorContext("init"))
             raise
         docs_at(self.settings.api_url)
         if self.settings.debug:
@@ -118,6 +123,7 @@ class GuardRuntime:
         self._background = BackgroundLoop()
         self._exits = ExitHooks(self._flush_at_signal, self.shutdown)
         self.decisions = Decisions()
+        self.warnings = WarningLog()
         self.enforcement = Enforcement(
             own_thread=lambda: self._background.is_own_thread, changed=self.decisions.changed
         )
@@ -156,6 +162,7 @@ class GuardRuntime:
         self.enforcement.forget_bodies()
         self.gate.after_fork()
         self.decisions.changed()
+        self.warnings = WarningLog()
         self._fresh_process()
 
     def _make_session(self) -> Session:
@@ -251,8 +258,7 @@ class GuardRuntime:
 
         Raises:
             BreakerTransportError: events were lost, although they should have been delivered.
-            RuntimeError: called on the background loop's thread (by a hook of ``on_error``), which
-                cannot wait for its own end.
+            RuntimeError: called on the background loop's thread, which cannot wait for its own end.
         """
         ends_s = time.monotonic() + max(0.0, timeout)
         if self._background.is_own_thread:
@@ -271,7 +277,9 @@ class GuardRuntime:
             self.instrumentation.uninstall()
             failure = self.events.finish(ends_s, flush=flush)
         finally:
+            self.decisions.close()
             self._ended.set()
+            hooks.wait(min(_HOOKS_WAIT_S, max(0.0, ends_s - time.monotonic())))
             debug_log.stop()
         if failure is not None:
             raise failure
@@ -286,7 +294,10 @@ class GuardRuntime:
             BreakerTransportError: something was neither delivered nor brought onto the disk.
             RuntimeError: called on the background loop's thread, which cannot wait for itself.
         """
-        self.events.flush(timeout)
+        try:
+            self.events.flush(timeout)
+        finally:
+            hooks.wait(_HOOKS_WAIT_S if timeout is None else min(_HOOKS_WAIT_S, timeout))
 
     def _flush_at_signal(self, timeout: float) -> None:
         if self.events.waiting and not self._background.is_own_thread:
@@ -297,12 +308,34 @@ class GuardRuntime:
     def report_error(
         self, exc: BaseException, stage: str, scope: Scope | None = None, tool: str | None = None
     ) -> None:
-        """Note an error for the status and pass it to the hooks; each error reaches them once."""
-        if not isinstance(exc, GuardError):
+        """Note an error for the status and pass it to the hooks; each error reaches them once.
+
+        The hooks run in the calling thread; if that is the background loop's, in the hook thread.
+        """
+        context = self._error_context(exc, stage, scope, tool)
+        if context is None:
             return
+        if self._background.is_own_thread:
+            hooks.fire_in_background(exc, context)
+        else:
+            hooks.fire(exc, context)
+
+    async def report_error_async(
+        self, exc: BaseException, stage: str, scope: Scope | None = None, tool: str | None = None
+    ) -> None:
+        """Like :meth:`report_error`; the hooks run in a thread while the caller awaits them."""
+        context = self._error_context(exc, stage, scope, tool)
+        if context is not None:
+            await hooks.fire_async(exc, context)
+
+    def _error_context(
+        self, exc: BaseException, stage: str, scope: Scope | None, tool: str | None
+    ) -> ErrorContext | None:
+        if not isinstance(exc, GuardError):
+            return None
         self.events.health.last_error_code = exc.error_code
         workflow_id = scope.workflow_id if scope is not None else None
-        fire(exc, ErrorContext(stage, workflow_id, tool, self.settings.api_key_prefix))
+        return ErrorContext(stage, workflow_id, tool, self.settings.api_key_prefix)
 
     def _control_position(self) -> tuple[int, str]:
         control = self.enforcement.control

@@ -85,6 +85,10 @@ class Edge:
     def finish(self, exc: BaseException | None) -> None:
         """The call is over: at its end, abandoned (both None), or with an error. Idempotent."""
 
+    async def finish_async(self, exc: BaseException | None) -> None:
+        """Like :meth:`finish`, without blocking the caller's loop."""
+        self.finish(exc)
+
 
 def run_inside(function: F, make: Callable[[], Edge]) -> F:
     """Return a function of the same kind and signature whose body runs inside an edge.
@@ -166,11 +170,11 @@ def _wrap_coroutine(function: Any, make: Callable[[], Edge]) -> Any:
             error = edge.leave()
         except BaseException as exc:
             error = edge.leave(exc)
-            edge.finish(error)
+            await edge.finish_async(error)
             if error is None or error is exc:
                 raise
             raise error from error.__cause__
-        edge.finish(error)
+        await edge.finish_async(error)
         if error is not None:
             raise error from error.__cause__
         return result
@@ -234,16 +238,16 @@ def _wrap_async_generator(function: Any, make: Callable[[], Edge]) -> Any:
             except BaseException as exc:
                 error = edge.leave(exc)
                 if isinstance(error, StopAsyncIteration):
-                    edge.finish(None)
+                    await edge.finish_async(None)
                     return
                 await _aclose(edge, generator)
-                edge.finish(None if isinstance(error, GeneratorExit) else error)
+                await edge.finish_async(None if isinstance(error, GeneratorExit) else error)
                 if error is None or error is exc:
                     raise
                 raise error from error.__cause__
             if error is not None:
                 await _aclose(edge, generator)
-                edge.finish(error)
+                await edge.finish_async(error)
                 raise error from error.__cause__
             try:
                 value, step = (yield item), generator.asend

@@ -73,7 +73,8 @@ def _clean_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     runtime = active_runtime()
     if runtime is not None:
         runtime.shutdown(flush=False)
-    hooks._hooks = ()
+    hooks._errors.registrations = ()
+    hooks._warnings.registrations = ()
     messages._overrides.clear()
 
 

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 import threading
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import attrs
 import pytest
 
-from guard import ErrorContext, GuardError, WorkflowKilledInterrupt, on_error
+from guard import ErrorContext, GuardError, WorkflowKilledInterrupt, hooks, on_error
 from guard.breaker.exceptions import BreakerTransportError, GuardBudgetError, InsecureTransportError
-from guard.hooks import Hook, fire
+from guard.hooks import ErrorHook, fire, fire_async, fire_in_background, on_warning
 
 HERE = ErrorContext("gate", "w", "t", "gk_…")
+variable: ContextVar[str] = ContextVar("variable")
 
 
 def test_hooks_are_told_in_the_order_of_registration() -> None:
     told: list[tuple[str, GuardError, ErrorContext]] = []
 
-    def hook(name: str) -> Hook:
+    def hook(name: str) -> ErrorHook:
         return lambda error, context: told.append((name, error, context))
 
     for name in "abc":
@@ -125,9 +128,73 @@ def test_a_hook_may_unregister_itself_and_register_others_while_it_is_told() -> 
 
 
 @pytest.mark.parametrize("hook", [None, 5, "print"])
-def test_a_hook_is_callable(hook: Any) -> None:
+@pytest.mark.parametrize("register", [on_error, on_warning])
+def test_a_hook_is_callable(register: Callable[..., Any], hook: Any) -> None:
     with pytest.raises(TypeError, match="callable"):
-        on_error(hook)
+        register(hook)
+
+
+@pytest.mark.parametrize("raised", [SystemExit, GeneratorExit, asyncio.CancelledError])
+def test_what_a_hook_raises_stays_with_it(raised: type[BaseException]) -> None:
+    told: list[str] = []
+
+    def leaves(error: GuardError, context: ErrorContext) -> None:
+        raise raised
+
+    on_error(leaves)
+    on_error(lambda error, context: told.append("told"))
+    fire(GuardError(), HERE)
+    fire_in_background(GuardError(), HERE)
+    hooks.wait(30)
+    assert told == ["told"] * 2
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, WorkflowKilledInterrupt])
+def test_what_is_meant_for_the_thread_passes(raised: type[BaseException]) -> None:
+    """Ctrl-C, or a kill of the body around the call whose error the hook is told of."""
+
+    def interrupted(error: GuardError, context: ErrorContext) -> None:
+        raise raised
+
+    on_error(interrupted)
+    with pytest.raises(raised):
+        fire(GuardError(), HERE)
+
+
+def test_a_hook_in_the_background_blocks_nobody_and_keeps_the_order() -> None:
+    told: list[str] = []
+    release = threading.Event()
+
+    def slow(error: GuardError, context: ErrorContext) -> None:
+        release.wait(30)
+        told.append(str(error))
+
+    on_error(slow)
+    for text in "abc":
+        fire_in_background(GuardError(text), HERE)
+    assert told == []
+    release.set()
+    hooks.wait(30)
+    assert [text[-1] for text in told] == ["a", "b", "c"]
+
+
+@pytest.mark.asyncio
+async def test_an_asynchronous_caller_awaits_the_hooks_and_its_loop_goes_on() -> None:
+    told: list[str] = []
+    release = threading.Event()
+    variable.set("the caller's")
+
+    def slow(error: GuardError, context: ErrorContext) -> None:
+        release.wait(30)
+        told.append(variable.get())
+
+    on_error(slow)
+    firing = asyncio.create_task(fire_async(GuardError(), HERE))
+    await asyncio.sleep(0.01)  # the hook blocks, this loop does not
+    assert told == []
+    release.set()
+    await firing
+    assert told == ["the caller's"]
 
 
 def test_registrations_from_many_threads_are_all_kept() -> None:

@@ -16,8 +16,16 @@ from guard.scope.scope import OUTSIDE, current_scope
 from tests.support.proxy import ChaosProxy
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.usefixtures("_outside")
 WAIT_S = 30.0
 CONNECTED = ("ok", "degraded")  # until the control channel is up
+
+
+@pytest.fixture
+def _outside() -> Iterator[None]:
+    token = current_scope.set(OUTSIDE)
+    yield
+    current_scope.reset(token)
 
 
 def here() -> str | None:

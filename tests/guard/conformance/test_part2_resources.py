@@ -340,7 +340,9 @@ class TestDecision:
         """Part 2, Decision dict: returned by ``track_llm`` (its fields: semantics, track_llm)."""
         with guard.workflow("w"):
             decision = guard.track_llm(1, 1)
-        assert set(decision) == {"decision", "workflow_id", "budget", "event_id", "buffered"}
+        assert set(decision) == {
+            "decision", "workflow_id", "budget", "warnings", "event_id", "buffered",
+        }  # fmt: skip
         assert (decision["decision"], decision["workflow_id"]) == ("allow", "w")
         assert decision["buffered"] is True
 
