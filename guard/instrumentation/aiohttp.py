@@ -8,6 +8,7 @@ they reach the reader.
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Awaitable
 from types import ModuleType
 from typing import Any, Final
@@ -27,6 +28,11 @@ def patch(module: ModuleType) -> None:
     """Hook the session of ``aiohttp``."""
     reader = _observed_reader(module.StreamReader)
     patching.replace(module.ClientSession, "_request", lambda request: _request(request, reader))
+    patching.replace(module.ClientSession, "_ws_connect", _ws_connect)
+    response = module.ClientWebSocketResponse
+    patching.replace(response, "receive", _receive)
+    for name in ("send_str", "send_bytes"):
+        patching.replace(response, name, _send)
 
 
 def _request(original: Any, reader: Any) -> Any:
@@ -44,6 +50,54 @@ def _request(original: Any, reader: Any) -> Any:
         return response
 
     return request
+
+
+def _ws_connect(original: Any) -> Any:
+    @functools.wraps(original)
+    async def connect(self: Any, url: Any, **options: Any) -> Any:
+        instrumentation = patching.active()
+        if instrumentation is None:
+            return await original(self, url, **options)
+        try:
+            whole = self._build_url(url).update_query(options.get("params") or {})
+            host, path, query = whole.host or "", whole.path, whole.query_string
+        except Exception:  # noqa: BLE001  # aiohttp will say what is wrong with it
+            return await original(self, url, **options)
+        session = instrumentation.begin_session(host, path, query)
+        if session is None:
+            return await original(self, url, **options)
+        socket = await llm_request_async(original, self, url, **options)
+        socket._guard_session = session
+        weakref.finalize(socket, session.ended).atexit = False
+        return socket
+
+    return connect
+
+
+def _receive(original: Any) -> Any:
+    @functools.wraps(original)
+    async def receive(self: Any, *args: Any, **options: Any) -> Any:
+        session = getattr(self, "_guard_session", None)
+        if session is None:
+            return await original(self, *args, **options)
+        message = await llm_request_async(original, self, *args, **options)
+        session.received(message.data)
+        if self.closed:
+            session.ended()
+        return message
+
+    return receive
+
+
+def _send(original: Any) -> Any:
+    @functools.wraps(original)
+    async def send(self: Any, data: Any, *args: Any, **options: Any) -> Any:
+        session = getattr(self, "_guard_session", None)
+        if session is not None:
+            session.sending(data)
+        return await original(self, data, *args, **options)
+
+    return send
 
 
 def _begin(session: Any, method: str, str_or_url: Any, options: dict[str, Any]) -> Exchange | None:

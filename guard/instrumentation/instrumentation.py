@@ -14,10 +14,12 @@ from typing import Any, Final, Protocol
 
 from guard.core.events import ObservedCall, usage_of
 from guard.core.usage import PENDING, Usage, find_endpoint
+from guard.core.usage.realtime import find_realtime
 from guard.core.usage.response_format import replaced
 from guard.core.wire import NAME_LENGTH_MAX, RESPONSE_ID_LENGTH_MAX
 from guard.instrumentation import patching
 from guard.instrumentation.observed_call import Exchange
+from guard.instrumentation.realtime import RealtimeSession
 from guard.scope.scope import Scope, current_scope
 
 logger = logging.getLogger("guard.instrumentation")
@@ -117,6 +119,36 @@ class Instrumentation:
         if endpoint.asks:
             self._check(scope)
         return Exchange(self, endpoint, scope, host, path, body)
+
+    def begin_session(self, host: str, path: str, query: str) -> RealtimeSession | None:
+        """Check and start to observe a WebSocket; None when it does not lead to an LLM.
+
+        Raises:
+            WorkflowKilledInterrupt: the workflow is killed.
+            Refusal: it is paused or its budget is exhausted.
+        """
+        provider = find_realtime(host, path)
+        if provider is None:
+            return None
+        self.check_session()
+        return RealtimeSession(self, provider, host, query)
+
+    def check_session(self) -> None:
+        """Raise if the current scope's next LLM request must not go out."""
+        self._check(current_scope.get())
+
+    def session_used(self, call: ObservedCall, scope: Scope) -> None:
+        """Record what a response of a session used; never raises."""
+        try:
+            if call.usage is not None:
+                call.usage = _shortened(call.usage)
+            self._record("llm", call, scope)
+        except Exception as exc:  # noqa: BLE001  # counted and logged: it never hurts the user
+            self._failed(exc)
+
+    def session_unseen(self, host: str) -> None:
+        """Name a host whose session ended without any usage."""
+        self._not_seen(host)
 
     def ended(self, exchange: Exchange) -> None:
         """Record a call whose answer has come; never raises.

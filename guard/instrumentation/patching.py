@@ -28,6 +28,8 @@ _SEAMS: Final[dict[str, str]] = {
     "aiohttp": "guard.instrumentation.aiohttp",
     "requests": "guard.instrumentation.requests",
     "botocore.httpsession": "guard.instrumentation.botocore",
+    "websockets.asyncio.client": "guard.instrumentation.websockets",
+    "websockets.sync.client": "guard.instrumentation.websockets",
 }
 """Module of a client, and the module here whose ``patch(module)`` hooks it."""
 

@@ -1,0 +1,81 @@
+"""An LLM's WebSocket under observation: checked as requests are, its usage read from messages."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Protocol
+
+from guard.core.events import ObservedCall
+from guard.core.usage import Usage
+from guard.core.usage.realtime import RealtimeUsage
+from guard.scope.scope import current_scope
+
+
+class SessionObserver(Protocol):
+    """What a session reports to."""
+
+    def check_session(self) -> None:
+        """Raise if the current scope's next LLM request must not go out."""
+
+    def session_used(self, call: ObservedCall, scope: Any) -> None:
+        """Record what a response of a session used; never raises."""
+
+    def session_unseen(self, host: str) -> None:
+        """Name a host whose session ended without any usage."""
+
+
+class RealtimeSession:
+    """One connection to a realtime API, from its handshake to its end.
+
+    Args:
+        observer: takes what is found.
+        provider, host: whose it is.
+        query: of the URL.
+    """
+
+    def __init__(self, observer: SessionObserver, provider: str, host: str, query: str) -> None:
+        self._observer = observer
+        self._provider = provider
+        self._host = host
+        self._usage = RealtimeUsage(provider, query)
+        self._scope = current_scope.get()
+        self._asked_s: float | None = None
+        self._seen = False
+        self._ended = False
+
+    def sending(self, message: Any) -> None:
+        """Check a message before it goes out.
+
+        Raises:
+            WorkflowKilledInterrupt: the workflow is killed.
+            Refusal: it is paused or its budget is exhausted.
+        """
+        self._observer.check_session()
+        self._scope = current_scope.get()
+        self._asked_s = self._asked_s or time.monotonic()
+        if isinstance(message, str | bytes):
+            self._usage.sent(message)
+
+    def received(self, message: Any) -> None:
+        """Look at a message that has come; never raises."""
+        if isinstance(message, str | bytes):
+            self._report(self._usage.read(message))
+
+    def ended(self) -> None:
+        """The connection is over. Idempotent."""
+        if self._ended:
+            return
+        self._ended = True
+        self._report(self._usage.rest())
+        if self._asked_s is not None and not self._seen:
+            self._observer.session_unseen(self._host)
+
+    def _report(self, usage: Usage | None) -> None:
+        if usage is None:
+            return
+        self._seen = True
+        now_s = time.monotonic()
+        latency_ms = 0.0 if self._asked_s is None else (now_s - self._asked_s) * 1000
+        self._asked_s = now_s
+        call = ObservedCall(self._provider, latency_ms, None, usage, True)
+        self._observer.session_used(call, self._scope)

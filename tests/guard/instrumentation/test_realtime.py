@@ -1,0 +1,218 @@
+"""Realtime APIs over WebSockets, with the real clients against a local server of their format."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import aiohttp
+import pytest
+from websockets.asyncio.client import connect as connect_async
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+from websockets.sync.server import ServerConnection, serve
+
+import guard
+from guard import WorkflowKilledInterrupt
+from guard.core.usage.realtime import RealtimeUsage, find_realtime
+from guard.core.wire import LlmData
+from tests.guard.instrumentation.conftest import Observed
+from tests.support.waiting import until
+
+USAGE = {
+    "total_tokens": 260,
+    "input_tokens": 200,
+    "output_tokens": 60,
+    "input_token_details": {"text_tokens": 60, "audio_tokens": 100, "cached_tokens": 40},
+    "output_token_details": {"text_tokens": 20, "audio_tokens": 40},
+}
+DONE = {
+    "type": "response.done",
+    "response": {"id": "resp_1", "status": "completed", "usage": USAGE},
+}
+
+
+def _speak(connection: ServerConnection) -> None:
+    """Answer as OpenAI's realtime endpoint does; ``silent`` says nothing of usage."""
+    assert connection.request is not None
+    silent = "silent" in connection.request.path
+    connection.send(json.dumps({"type": "session.created", "session": {"model": "gpt-realtime"}}))
+    for message in connection:
+        if json.loads(message).get("type") != "response.create":
+            continue
+        connection.send(json.dumps({"type": "response.output_text.delta", "delta": "Hello"}))
+        connection.send(json.dumps({"type": "response.done"} if silent else DONE))
+
+
+@pytest.fixture(scope="module")
+def realtime() -> Iterator[str]:
+    """The address of a local realtime endpoint."""
+    with serve(_speak, "127.0.0.1", 0) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"ws://127.0.0.1:{server.socket.getsockname()[1]}/v1/realtime"
+        server.shutdown()
+        thread.join(10)
+
+
+ASK = json.dumps({"type": "response.create"})
+
+
+def _with_websockets(url: str) -> None:
+    with connect(url) as session:
+        session.recv()
+        session.send(ASK)
+        while json.loads(session.recv())["type"] != "response.done":
+            pass
+
+
+def _with_websockets_async(url: str) -> None:
+    async def talk() -> None:
+        async with connect_async(url) as session:
+            await session.send(ASK)
+            async for message in session:
+                if json.loads(message)["type"] == "response.done":
+                    break
+
+    asyncio.run(talk())
+
+
+def _with_aiohttp(url: str) -> None:
+    async def talk() -> None:
+        async with aiohttp.ClientSession() as http, http.ws_connect(url) as session:
+            await session.send_str(ASK)
+            async for message in session:
+                if message.json()["type"] == "response.done":
+                    break
+
+    asyncio.run(talk())
+
+
+CLIENTS = [_with_websockets, _with_websockets_async, _with_aiohttp]
+
+
+@pytest.mark.parametrize("talk", CLIENTS)
+def test_usage_is_read_from_the_messages(
+    observed: Observed, realtime: str, talk: Callable[[str], None]
+) -> None:
+    talk(realtime)
+    (event,) = observed.events
+    assert (event.model, event.provider, event.response_id) == ("gpt-realtime", "openai", "resp_1")
+    assert _buckets(event) == (60, 20, 40, 140)
+    assert event.streamed
+    assert not event.estimated
+    assert observed.instrumentation.unseen_hosts() == ()
+
+
+def _buckets(event: LlmData) -> tuple[int, int, int, int]:
+    return event.input_tokens, event.output_tokens, event.cache_read_tokens, event.audio_tokens
+
+
+@pytest.mark.parametrize("talk", CLIENTS)
+def test_a_session_without_usage_is_named(
+    observed: Observed, realtime: str, talk: Callable[[str], None]
+) -> None:
+    talk(f"{realtime}?silent=1")
+    gc.collect()
+    assert observed.events == []
+    assert observed.instrumentation.unseen_hosts() == ("127.0.0.1",)
+
+
+@pytest.mark.parametrize("talk", CLIENTS)
+def test_a_killed_workflow_opens_no_session(
+    runtime: Any, tenant: Any, realtime: str, talk: Callable[[str], None]
+) -> None:
+    tenant.admin.kill("w")
+    until(lambda: runtime.enforcement.control.kills.find("w", None, 0) is not None, 20)
+    with pytest.raises(WorkflowKilledInterrupt), guard.workflow("w"):
+        talk(realtime)
+    assert tenant.llm_events("w") == []
+
+
+def test_a_kill_ends_an_open_session(runtime: Any, tenant: Any, realtime: str) -> None:
+    waiting = threading.Event()
+
+    def agent() -> None:
+        with guard.workflow("w"), connect(realtime) as session:
+            session.recv()
+            waiting.set()
+            while True:  # a kill is seen by the next message at the latest
+                session.send(ASK)
+                session.recv()
+
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            agent()
+        except BaseException as exc:  # the interrupt
+            raised.append(exc)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert waiting.wait(20)
+    tenant.admin.kill("w")
+    thread.join(30)
+    assert not thread.is_alive()
+    assert [type(exc) for exc in raised] == [WorkflowKilledInterrupt]
+    runtime.flush(10)
+    assert tenant.llm_events("w"), "what the session used is charged"
+
+
+def test_other_websockets_are_left_alone(observed: Observed, realtime: str) -> None:
+    with connect(realtime.replace("/v1/realtime", "/chat")) as session:
+        session.recv()
+        session.send(ASK)
+        session.recv()
+        session.recv()
+    assert observed.events == []
+    assert observed.instrumentation.unseen_hosts() == ()
+
+
+def test_the_clients_exceptions_stay_their_own(observed: Observed, realtime: str) -> None:
+    with connect(realtime) as session:
+        session.recv()
+        with pytest.raises(TimeoutError):
+            session.recv(timeout=0.01)
+        session.close()
+        with pytest.raises(ConnectionClosed):
+            session.recv()
+
+
+def test_hosts_and_paths() -> None:
+    assert find_realtime("api.openai.com", "/v1/realtime") == "openai"
+    assert (
+        find_realtime("generativelanguage.googleapis.com", "/ws/x.BidiGenerateContent") == "google"
+    )
+    assert find_realtime("localhost", "/v1/realtime") == "openai"
+    assert find_realtime("localhost", "/ws") is None
+
+
+def test_gemini_repeats_a_turns_usage_and_it_counts_once() -> None:
+    usage = RealtimeUsage("google", "")
+    usage.sent(json.dumps({"setup": {"model": "models/gemini-live"}}))
+    growing = [
+        {
+            "usageMetadata": {"promptTokenCount": 10, "responseTokenCount": count},
+            "serverContent": {},
+        }
+        for count in (5, 9)
+    ]
+    assert [usage.read(json.dumps(each)) for each in growing] == [None, None]
+    found = usage.read(json.dumps({"serverContent": {"turnComplete": True}}))
+    assert found is not None
+    assert (found.model, found.input_tokens, found.output_tokens) == ("gemini-live", 10, 9)
+    assert usage.read(json.dumps({"serverContent": {"turnComplete": True}})) is None
+    usage.read(json.dumps(growing[0]).encode())
+    rest = usage.rest()
+    assert rest is not None
+    assert rest.output_tokens == 5
+
+
+@pytest.mark.parametrize("text", ["", "null", '"usage"', '{"type": 5, "usage": 1}', "{" * 5000])
+def test_strange_messages_say_nothing(text: str) -> None:
+    assert RealtimeUsage("openai", "model=&model=x").read(text) is None
