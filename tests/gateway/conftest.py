@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import httpx
@@ -18,6 +18,7 @@ from guard.gateway.cli.admin_client import AdminClient
 from guard.gateway.embedded import Gateway, run_gateway
 from guard.gateway.storage.port import Storage
 from guard.gateway.storage.sqlite.store import SqliteStorage
+from tests.support.memory_store import MemoryStorage
 
 _numbers = itertools.count(1)
 
@@ -30,15 +31,30 @@ def proof_scale() -> float:
     return float(os.environ.get("GUARD_PROOF_SCALE", "1"))
 
 
-@pytest.fixture(scope="session", params=["sqlite", "sqlite-durable"])
+def _sqlite(folder: Path, **options: Any) -> Storage:
+    return SqliteStorage(folder / "gateway.sqlite3", **options)
+
+
+def _sqlite_durable(folder: Path, **options: Any) -> Storage:
+    return SqliteStorage(folder / "gateway.sqlite3", durable=True, **options)
+
+
+def _memory(folder: Path, **options: Any) -> Storage:
+    return cast("Storage", MemoryStorage(folder, **options))  # without the operators' queries
+
+
+@pytest.fixture(scope="session", params=[_sqlite, _sqlite_durable], ids=lambda make: make.__name__)
+def sqlite_factory(request: pytest.FixtureRequest) -> Callable[..., Storage]:
+    """The embedded store, with and without a sync of each commit."""
+    return cast("Callable[..., Storage]", request.param)
+
+
+@pytest.fixture(
+    scope="session", params=[_sqlite, _sqlite_durable, _memory], ids=lambda make: make.__name__
+)
 def storage_factory(request: pytest.FixtureRequest) -> Callable[..., Storage]:
-    """Every storage that has to pass the conformance suite, by name."""
-
-    def make(folder: Path, **options: Any) -> Storage:
-        durable = request.param == "sqlite-durable"
-        return SqliteStorage(folder / "gateway.sqlite3", durable=durable, **options)
-
-    return make
+    """Every storage that has to pass the conformance suite."""
+    return cast("Callable[..., Storage]", request.param)
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from guard.core import wire
 from guard.gateway.domain import ledger
 from guard.gateway.domain.ledger import Account, Balance, Reservation
 from guard.gateway.domain.records import Budget
-from guard.gateway.storage.sqlite.store import SqliteStorage
+from guard.gateway.storage.port import Storage
 from tests.support.store import ACTOR, Clock, Store
 
 TTL = 900_000
@@ -115,10 +115,10 @@ def test_a_threshold_is_crossed_once_and_at_its_share() -> None:
 
 
 @pytest_asyncio.fixture
-async def store(tmp_path: Path) -> AsyncIterator[Store]:
+async def store(storage_factory: Callable[..., Storage], tmp_path: Path) -> AsyncIterator[Store]:
     clock = Clock()
     news: list[Any] = []
-    storage = SqliteStorage(tmp_path / "g.sqlite3", clock_ms=clock)
+    storage = storage_factory(tmp_path, clock_ms=clock)
     await storage.open(news.extend)
     org = (await storage.create_organisation(ACTOR, "o")).organisation_id
     yield Store(storage, clock, org, lambda: None, news)

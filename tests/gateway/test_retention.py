@@ -30,17 +30,17 @@ MID_MONTH = 1_800_000_000_000 - 1_800_000_000_000 % DAY  # 2027-01-15T00:00Z
 
 
 @pytest_asyncio.fixture
-async def store(storage_factory: Callable[..., Storage], tmp_path: Path) -> AsyncIterator[Store]:
+async def store(sqlite_factory: Callable[..., Storage], tmp_path: Path) -> AsyncIterator[Store]:
     clock = Clock(MID_MONTH)
     options = {"clock_ms": clock, "retention_days": KEEP_DAYS}
-    made = storage_factory(tmp_path, **options)
+    made = sqlite_factory(tmp_path, **options)
     news: list[Any] = []
     await made.open(news.extend)
     org = (await made.create_organisation(ACTOR, "o")).organisation_id
 
     async def reopen() -> None:
         await store.storage.close()
-        store.storage = storage_factory(tmp_path, **options)
+        store.storage = sqlite_factory(tmp_path, **options)
         await store.storage.open(news.extend)
 
     store = Store(made, clock, org, reopen, news)
@@ -147,10 +147,10 @@ async def test_a_budget_that_is_set_later_counts_what_has_left_the_record(
 
 @pytest.mark.asyncio
 async def test_the_current_month_stays_whole_however_short_the_retention(
-    storage_factory: Callable[..., Storage], tmp_path: Path
+    sqlite_factory: Callable[..., Storage], tmp_path: Path
 ) -> None:
     clock = Clock(MID_MONTH + 16 * DAY)  # the last day of January
-    storage = storage_factory(tmp_path, clock_ms=clock, retention_days=1)
+    storage = sqlite_factory(tmp_path, clock_ms=clock, retention_days=1)
     await storage.open(lambda news: None)
     org = (await storage.create_organisation(ACTOR, "o")).organisation_id
     store = Store(storage, clock, org, lambda: None, [])
@@ -389,10 +389,10 @@ async def test_a_step_is_small_and_a_long_backlog_keeps_no_table_out(
 
 @pytest.mark.asyncio
 async def test_the_audit_log_stays_verifiable_when_old_entries_leave(
-    storage_factory: Callable[..., Storage], tmp_path: Path
+    sqlite_factory: Callable[..., Storage], tmp_path: Path
 ) -> None:
     clock = Clock(MID_MONTH)
-    storage = storage_factory(tmp_path, clock_ms=clock, audit_retention_days=30)
+    storage = sqlite_factory(tmp_path, clock_ms=clock, audit_retention_days=30)
     await storage.open(lambda news: None)
     org = (await storage.create_organisation(ACTOR, "o")).organisation_id
     kill = wire.ControlMessage(seq=0, type="kill", workflow_id="w")
@@ -431,7 +431,7 @@ async def test_the_audit_log_stays_verifiable_when_old_entries_leave(
         connection = sqlite3.connect(copy)
         connection.executescript(change)
         connection.close()
-        tampered = storage_factory(copy.parent, clock_ms=clock)
+        tampered = sqlite_factory(copy.parent, clock_ms=clock)
         await tampered.open(lambda news: None)
         assert (await tampered.verify_audit())[1] is not None, change
         await tampered.close()
@@ -439,10 +439,10 @@ async def test_the_audit_log_stays_verifiable_when_old_entries_leave(
 
 @pytest.mark.asyncio
 async def test_without_a_retention_everything_stays(
-    storage_factory: Callable[..., Storage], tmp_path: Path
+    sqlite_factory: Callable[..., Storage], tmp_path: Path
 ) -> None:
     clock = Clock(MID_MONTH)
-    storage = storage_factory(tmp_path, clock_ms=clock, retention_days=0)
+    storage = sqlite_factory(tmp_path, clock_ms=clock, retention_days=0)
     await storage.open(lambda news: None)
     org = (await storage.create_organisation(ACTOR, "o")).organisation_id
     store = Store(storage, clock, org, lambda: None, [])

@@ -1,10 +1,8 @@
-"""The conformance suite of the storage port, and what is special to SQLite."""
+"""The conformance suite of the storage port."""
 
 from __future__ import annotations
 
 import asyncio
-import sqlite3
-import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -27,7 +25,6 @@ from guard.gateway.domain.records import (
 from guard.gateway.domain.rulesets import RuleSet
 from guard.gateway.storage.memory_rates import MemoryRates
 from guard.gateway.storage.port import Storage
-from guard.gateway.storage.sqlite.store import SqliteStorage
 from tests.support.store import ACTOR, DAY, Clock, Store
 
 
@@ -240,37 +237,6 @@ async def test_news_come_before_answers(store: Store) -> None:
 
 
 @pytest.mark.asyncio
-async def test_audit_notices_every_change(storage_factory: Any, tmp_path: Path) -> None:
-    storage = storage_factory(tmp_path)
-    await storage.open(lambda news: None)
-    org = (await storage.create_organisation(ACTOR, "o")).organisation_id
-    for n in range(3):
-        await storage.issue_directive(
-            ACTOR, org, wire.ControlMessage(seq=0, type="kill", workflow_id=str(n))
-        )
-    assert await storage.verify_audit() == (4, None)
-    await storage.close()
-    path = tmp_path / "gateway.sqlite3"
-    for change, first_bad in (
-        ("UPDATE audit SET target = 'x' WHERE seq = 2", 2),
-        ("UPDATE audit SET at_ms = at_ms + 1 WHERE seq = 3", 3),
-        ("DELETE FROM audit WHERE seq = 2", 3),
-        ("UPDATE audit SET organisation_id = NULL WHERE seq = 4", 4),
-    ):
-        copy = tmp_path / f"copy{first_bad}{change[:6]}" / "gateway.sqlite3"
-        copy.parent.mkdir()
-        copy.write_bytes(path.read_bytes())
-        connection = sqlite3.connect(copy)
-        connection.execute(change)
-        connection.commit()
-        connection.close()
-        tampered = storage_factory(copy.parent)
-        await tampered.open(lambda news: None)
-        assert (await tampered.verify_audit())[1] == first_bad
-        await tampered.close()
-
-
-@pytest.mark.asyncio
 async def test_closed_store_refuses(storage_factory: Any, tmp_path: Path) -> None:
     storage = storage_factory(tmp_path)
     await storage.open(lambda news: None)
@@ -279,49 +245,6 @@ async def test_closed_store_refuses(storage_factory: Any, tmp_path: Path) -> Non
     assert not await storage.ready()
     with pytest.raises(StoreError):
         await storage.sweep()
-
-
-# -- SQLite ------------------------------------------------------------------------------------
-
-
-@pytest.mark.asyncio
-@pytest.mark.parametrize("durable", [False, True])
-async def test_full_disk_refuses_and_recovers(tmp_path: Path, durable: bool) -> None:
-    storage = SqliteStorage(tmp_path / "g.sqlite3", durable=durable)
-    await storage.open(lambda news: None)
-    org = (await storage.create_organisation(ACTOR, "o")).organisation_id
-    store = Store(storage, Clock(), org, lambda: None, [])
-    await store.budget(1_000_000)
-    (pages,) = await storage.write(
-        lambda unit: unit.connection.execute("PRAGMA page_count").fetchone()
-    )
-    await storage.write(
-        lambda unit: unit.connection.execute(f"PRAGMA max_page_count = {pages}").fetchone()
-    )
-    results = await asyncio.gather(
-        *(store.charge(f"e{n}" + "x" * 200, 1) for n in range(500)), return_exceptions=True
-    )
-    assert any(isinstance(r, StoreError) for r in results)
-    await storage.write(
-        lambda unit: unit.connection.execute("PRAGMA max_page_count = 1000000").fetchone()
-    )
-    assert await storage.ready()
-    for n in range(500):
-        await store.charge(f"e{n}" + "x" * 200, 1)
-    (balance,) = await storage.balances(org, current_only=True)
-    assert balance.committed_nanousd == 500
-    assert (await storage.verify_ledger()).problems == []
-    await storage.close()
-
-
-@pytest.mark.asyncio
-async def test_newer_schema_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "g.sqlite3"
-    connection = sqlite3.connect(path)
-    connection.execute("PRAGMA user_version = 999")
-    connection.close()
-    with pytest.raises(StoreError, match="newer"):
-        await SqliteStorage(path).open(lambda news: None)
 
 
 @pytest.mark.asyncio
@@ -338,29 +261,6 @@ async def test_rates_are_exact_over_a_sliding_window() -> None:
 
 
 @pytest.mark.asyncio
-async def test_replays_are_bounded_by_what_still_holds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("guard.gateway.ledger.control.CONTROL_KEEP", 5)
-    storage = SqliteStorage(tmp_path / "g.sqlite3")
-    await storage.open(lambda news: None)
-    org = (await storage.create_organisation(ACTOR, "o")).organisation_id
-    await storage.issue_directive(
-        ACTOR, org, wire.ControlMessage(seq=0, type="kill", workflow_id="dead")
-    )
-    for _ in range(20):
-        for kind in ("pause", "resume"):
-            await storage.issue_directive(
-                ACTOR, org, wire.ControlMessage(seq=0, type=kind, workflow_id="w")
-            )
-    await storage.sweep()
-    kept = [stored.message for stored in await storage.control_after(org, 0, 100)]
-    assert [m.seq for m in kept] == [1, 37, 38, 39, 40, 41]
-    assert kept[0].workflow_id == "dead"
-    await storage.close()
-
-
-@pytest.mark.asyncio
 async def test_holds_of_the_millisecond_of_a_sweep_are_found_again(store: Store) -> None:
     await store.budget(100)
     for _ in range(8):  # each process has ids of its own, above or below those of the one before
@@ -371,35 +271,3 @@ async def test_holds_of_the_millisecond_of_a_sweep_are_found_again(store: Store)
     assert (await store.storage.verify_ledger()).reservations_open == 8
     store.clock.now += 900_001
     assert await store.storage.sweep() == 8
-
-
-@pytest.mark.asyncio
-async def test_lookups_and_replays_do_not_wait_for_reports(tmp_path: Path) -> None:
-    storage = SqliteStorage(tmp_path / "g.sqlite3")
-    await storage.open(lambda events: None)
-    org = (await storage.create_organisation(ACTOR, "o")).organisation_id
-    kill = wire.ControlMessage(seq=0, type="kill", workflow_id="w")
-    await storage.issue_directive(ACTOR, org, kill)
-    finish = threading.Event()
-    started = threading.Semaphore(0)
-
-    def slow_report(_: Any) -> None:
-        started.release()
-        finish.wait()
-
-    reports = [asyncio.ensure_future(storage.report(slow_report)) for _ in range(8)]
-    waiting = asyncio.ensure_future(storage.usage(org, "total", 0, 2**60, 10))
-    try:
-        for _ in range(2):
-            await asyncio.to_thread(started.acquire)
-        assert await storage.find_key(b"none") is None
-        assert [stored.message.type for stored in await storage.control_after(org, 0, 10)] == [
-            "kill"
-        ]
-        assert await storage.policies(org) == []
-        assert await storage.ready()
-        assert not waiting.done()
-    finally:
-        finish.set()
-    await asyncio.gather(*reports, waiting)
-    await storage.close()
