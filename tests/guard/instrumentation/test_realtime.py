@@ -117,9 +117,13 @@ def test_a_session_without_usage_is_named(
     observed: Observed, realtime: str, talk: Callable[[str], None]
 ) -> None:
     talk(f"{realtime}?silent=1")
-    gc.collect()
     assert observed.events == []
-    assert observed.instrumentation.unseen_hosts() == ("127.0.0.1",)
+
+    def named() -> bool:
+        gc.collect()  # a thread of the client may hold the connection for a moment
+        return observed.instrumentation.unseen_hosts() == ("127.0.0.1",)
+
+    until(named, 20)
 
 
 @pytest.mark.parametrize("talk", CLIENTS)
