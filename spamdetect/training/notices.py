@@ -52,6 +52,7 @@ _SLOT: Final = re.compile(r"<([a-z]+)>")
 _DIGIT: Final = re.compile(r"[#~]")
 _SPACES: Final = re.compile(r" {2,}| (?=[.,،。](?:\s|$))")
 
+_EXCLAMATION: Final = re.compile(r" ?[!！]+")
 _FULL_STOP: Final = re.compile(r"(?<=\w)\.(?=\s|$)|。")
 
 # Hosts are put together from syllables and are nobody's for certain.
@@ -302,7 +303,7 @@ def _invented(random: Random) -> str:
 def _tone(text: str, label: Label, random: Random) -> str:
     """A calm fraud or a glad ordinary text, now and then: exclamation marks decide nothing."""
     if label == "spam" and random.random() < 0.4:
-        return text.replace("!", ".").replace("！", "。")
+        return _EXCLAMATION.sub(lambda found: "。" if "！" in found[0] else ".", text)
     if label == "ham" and random.random() < 0.15:
         return _FULL_STOP.sub(lambda found: "！" if found[0] == "。" else "!", text, count=1)
     return text
