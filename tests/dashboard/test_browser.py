@@ -166,13 +166,13 @@ def test_a_budget_is_previewed_edited_and_in_force(
     preview = page.get_by_role("region", name="What it would have done")
     expect(preview).to_contain_text("2 of 4 calls")
     assert tenant.admin.request("GET", "/budgets") == []
-    page.get_by_role("button", name="Bring into force").click()
-    expect(page.get_by_role("status").filter(has_text="in force")).to_be_visible()
+    page.get_by_role("button", name="Activate").click()
+    expect(page.get_by_role("status").filter(has_text="is active")).to_be_visible()
     assert tenant.gate("shopper").json()["error_code"] == "GD-B004"
 
     page.get_by_role("link", name="Edit organisation").click()
     page.get_by_label("Limit in dollars").fill("20")
-    page.get_by_role("button", name="Bring into force").click()
+    page.get_by_role("button", name="Activate").click()
     expect(page.get_by_role("main")).to_contain_text("$20.00")
     assert tenant.gate("shopper").status_code == 200
 
@@ -189,7 +189,7 @@ def test_a_policy_is_previewed_against_recent_calls(
     preview = page.get_by_role("region", name="What it would have done")
     expect(preview).to_contain_text("1 refused")
     expect(preview.get_by_role("row", name=re.compile("shell_exec"))).to_contain_text("GD-T001")
-    page.get_by_role("button", name="Bring into force").click()
+    page.get_by_role("button", name="Activate").click()
     expect(page.get_by_role("heading", name="no shell")).to_be_visible()
     assert tenant.gate("coder", tool_name="shell_exec").json()["error_code"] == "GD-T001"
 
@@ -215,10 +215,10 @@ def test_events_stream_in_and_can_be_held(signed_in: Callable[..., Any], tenant:
     page = signed_in("/events")
     tenant.spend("streamer", 123_000_000, model="model-one")
     expect(page.get_by_role("row", name=re.compile("model-one"))).to_be_visible()
-    page.get_by_role("button", name="Hold still").click()
+    page.get_by_role("button", name="Pause").click()
     tenant.spend("streamer", 1, model="model-two")
     # The badge of the same change_watcher would come along with the row.
-    page.get_by_role("button", name="Go on").click()
+    page.get_by_role("button", name="Resume").click()
     expect(page.get_by_role("row", name=re.compile("model-two"))).to_be_visible()
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from starlette.routing import BaseRoute
 
-from guard.gateway.dashboard.acting import Acting
+from guard.gateway.dashboard.actions import Actions
+from guard.gateway.dashboard.budgets_and_policies import BudgetsAndPolicies
 from guard.gateway.dashboard.live import Live
 from guard.gateway.dashboard.pages import Pages
-from guard.gateway.dashboard.rules import Rules
 from guard.gateway.dashboard.sign_in import SignIn
 from guard.gateway.dashboard.site import Parts, Site
 
@@ -20,6 +20,6 @@ def dashboard_routes(parts: Parts) -> list[BaseRoute]:
         *SignIn(site).routes(),
         *Live(site).routes(),
         *Pages(site).routes(),
-        *Acting(site).routes(),
-        *Rules(site).routes(),
+        *Actions(site).routes(),
+        *BudgetsAndPolicies(site).routes(),
     ]

@@ -12,7 +12,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 from guard.gateway.dashboard import security
-from guard.gateway.dashboard.site import Site, Visit
+from guard.gateway.dashboard.site import RequestContext, Site
 from guard.gateway.domain.errors import StoreError
 
 BEAT_S: Final = 2.0
@@ -36,7 +36,7 @@ class Live:
     async def _endpoint(self, request: Request) -> Response:
         return await self._site.page(self._open)(request)
 
-    async def _open(self, visit: Visit) -> Response:
+    async def _open(self, visit: RequestContext) -> Response:
         if self._site.parts.change_watcher.is_full():
             return Response("too many streams", status_code=503, headers=security.PAGE_HEADERS)
         return StreamingResponse(
@@ -45,7 +45,7 @@ class Live:
             headers=security.PAGE_HEADERS | {"X-Accel-Buffering": "no"},
         )
 
-    async def _messages(self, visit: Visit) -> AsyncIterator[str]:
+    async def _messages(self, visit: RequestContext) -> AsyncIterator[str]:
         # Subscribed in here: a response that is never started would not unsubscribe.
         change_watcher = self._site.parts.change_watcher
         listener = change_watcher.subscribe(visit.org())
@@ -64,7 +64,7 @@ class Live:
         finally:
             change_watcher.unsubscribe(visit.org(), listener)
 
-    async def _still_good(self, visit: Visit) -> bool:
+    async def _still_good(self, visit: RequestContext) -> bool:
         try:
             return await self._site.parts.operators.session(visit.token) is not None
         except StoreError:

@@ -10,7 +10,7 @@ from starlette.routing import BaseRoute, Route
 
 from guard.gateway.dashboard import charts, spans
 from guard.gateway.dashboard.formatting import count, money
-from guard.gateway.dashboard.site import Site, Visit
+from guard.gateway.dashboard.site import RequestContext, Site
 from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.records import BalanceView, StoredEvent, Workflow
 from guard.gateway.domain.usage import HOUR_MS, Refused, WorkflowSort
@@ -58,7 +58,7 @@ class Pages:
 
     # -- overview ------------------------------------------------------------------------------
 
-    async def overview(self, visit: Visit) -> Response:
+    async def overview(self, visit: RequestContext) -> Response:
         """Show spend over time and against budgets, and what is running."""
         now_ms, own = self._site.parts.clock_ms(), visit.org()
         chosen = charts.RANGES.get(visit.query("range"), charts.RANGES["24h"])
@@ -102,7 +102,7 @@ class Pages:
 
     def _figures(
         self,
-        visit: Visit,
+        visit: RequestContext,
         today: list[Any],
         workflows: list[Workflow],
         refused: list[Refused],
@@ -145,7 +145,7 @@ class Pages:
 
     # -- workflows -----------------------------------------------------------------------------
 
-    async def workflows(self, visit: Visit) -> Response:
+    async def workflows(self, visit: RequestContext) -> Response:
         """List workflows with their state and spend."""
         search, offset = visit.query("q"), min(visit.number("offset", 0), 10**6)
         sort = visit.query("sort", "seen")
@@ -167,7 +167,7 @@ class Pages:
             base_url=str(visit.request.base_url).rstrip("/"),
         )
 
-    async def workflow(self, visit: Visit) -> Response:
+    async def workflow(self, visit: RequestContext) -> Response:
         """Show one workflow: spend, calls, spans, models, decisions, errors."""
         own, workflow_id = visit.org(), visit.query("id")
         now_ms = self._site.parts.clock_ms()
@@ -200,7 +200,7 @@ class Pages:
         )
 
     async def _tab(
-        self, visit: Visit, tab: str, workflow_id: str, run_ids: list[str], now_ms: int
+        self, visit: RequestContext, tab: str, workflow_id: str, run_ids: list[str], now_ms: int
     ) -> dict[str, Any]:
         own, storage = visit.org(), self._storage
         before = visit.number("before", NEWEST)
@@ -235,7 +235,7 @@ class Pages:
 
     # -- lists ---------------------------------------------------------------------------------
 
-    async def events(self, visit: Visit) -> Response:
+    async def events(self, visit: RequestContext) -> Response:
         """Show events as they arrive, or refused calls, newest first."""
         own, before = visit.org(), visit.number("before", NEWEST)
         workflow_id, kind = visit.query("workflow"), visit.query("type")
@@ -260,7 +260,7 @@ class Pages:
             has_more=max(len(events), len(refused)) > PAGE,
         )
 
-    async def approvals(self, visit: Visit) -> Response:
+    async def approvals(self, visit: RequestContext) -> Response:
         """Show calls that wait for an answer, and the newest answers."""
         own = visit.org()
         pending = await self._storage.approvals(own, "pending", 100)
@@ -272,7 +272,7 @@ class Pages:
             answered=[approval for approval in newest if approval.status != "pending"],
         )
 
-    async def audit(self, visit: Visit) -> Response:
+    async def audit(self, visit: RequestContext) -> Response:
         """Show who did what, newest first."""
         before = visit.number("before", NEWEST)
         is_wide = visit.session.operator.organisation_id is None

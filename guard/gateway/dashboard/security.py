@@ -49,7 +49,7 @@ def is_csrf_of(claimed: str, token: str) -> bool:
     return hmac.compare_digest(claimed.encode("utf-8", "replace"), csrf_of(token).encode())
 
 
-class Gates:
+class OriginChecks:
     """Checks of host and origin for one gateway.
 
     Args:

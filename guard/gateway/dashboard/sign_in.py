@@ -9,7 +9,7 @@ from starlette.routing import BaseRoute, Route
 from guard.gateway.api.http import ProblemError
 from guard.gateway.dashboard import security
 from guard.gateway.dashboard.security import ForbiddenError
-from guard.gateway.dashboard.site import SIGN_IN, Site, Visit, new_visit_token
+from guard.gateway.dashboard.site import SIGN_IN, RequestContext, Site, new_visit_token
 from guard.gateway.domain.errors import StoreError
 from guard.gateway.services.operators import (
     FIRST_OPERATOR,
@@ -87,7 +87,7 @@ class SignIn:
         self._set_cookie(response, gates.visit_cookie, "", 0)
         return response
 
-    async def _sign_out(self, visit: Visit) -> Response:
+    async def _sign_out(self, visit: RequestContext) -> Response:
         await self._operators.sign_out(visit.token)
         response = self._site.redirect(SIGN_IN)
         self._set_cookie(response, self._site.gates.session_cookie, "", 0)

@@ -18,7 +18,7 @@ from guard.gateway.api.admin.operations import Call, Caller
 from guard.gateway.api.http import ProblemError
 from guard.gateway.dashboard import formatting, security
 from guard.gateway.dashboard.assets import Assets
-from guard.gateway.dashboard.security import ForbiddenError, Form, Gates
+from guard.gateway.dashboard.security import ForbiddenError, Form, OriginChecks
 from guard.gateway.domain.commands import Actor
 from guard.gateway.domain.errors import ConflictError, NotFoundError, StoreError
 from guard.gateway.domain.operators import Session
@@ -39,9 +39,9 @@ NOTICES: Final = {
     "revive": "Revived. The workflow may run again.",
     "approved": "Approved. The call goes on.",
     "refused": "Refused. The call does not run.",
-    "budget": "The budget is in force.",
+    "budget": "The budget is active.",
     "budget-deleted": "The budget was removed.",
-    "policy": "The policy is in force.",
+    "policy": "The policy is active.",
     "policy-deleted": "The policy was taken out of force.",
     "key-revoked": "The key was revoked. Requests with it are refused from now on.",
     "audit-ok": "The audit log is complete: every entry's hash is right.",
@@ -55,7 +55,7 @@ NAVIGATION: Final = (
 )  # fmt: skip
 
 
-class Visit(Struct):
+class RequestContext(Struct):
     """One request of a signed-in operator, about one organisation."""
 
     request: Request
@@ -96,7 +96,7 @@ class Visit(Struct):
         return int(text) if text.isascii() and text.isdigit() and len(text) <= 16 else default
 
 
-View = Callable[[Visit], Awaitable[Response]]
+View = Callable[[RequestContext], Awaitable[Response]]
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
@@ -117,7 +117,7 @@ class Site:
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
-        self.gates = Gates(parts.settings)
+        self.gates = OriginChecks(parts.settings)
         self.assets = Assets()
         self._jinja = jinja2.Environment(
             loader=jinja2.FileSystemLoader(TEMPLATES),
@@ -170,7 +170,7 @@ class Site:
                 StoreError) as exc:  # fmt: skip
             return self.problem(request, exc, visit)
 
-    async def visit(self, request: Request, form: Form) -> Visit | None:
+    async def visit(self, request: Request, form: Form) -> RequestContext | None:
         """Return who is there; ``None`` without a good session.
 
         Raises:
@@ -191,7 +191,7 @@ class Site:
             raise ValueError("the form does not say which organisation it is about")
         for organisation in seen:
             if wanted in (None, organisation.organisation_id):
-                return Visit(request, token, session, organisation, seen, form)
+                return RequestContext(request, token, session, organisation, seen, form)
         raise NotFoundError("no such organisation")
 
     def _to_sign_in(self, request: Request) -> Response:
@@ -209,7 +209,7 @@ class Site:
         """Send the browser to another page after a form."""
         return RedirectResponse(address, status_code=303, headers=security.PAGE_HEADERS)
 
-    def done(self, visit: Visit, notice: str, default: str) -> Response:
+    def done(self, visit: RequestContext, notice: str, default: str) -> Response:
         """Go back to where a form came from, with a notice."""
         back = urllib.parse.urlsplit(security.local_path(visit.form.text("return_to"), default))
         query = dict(urllib.parse.parse_qsl(back.query))
@@ -217,7 +217,7 @@ class Site:
             query.pop(name, None)
         return self.redirect(visit.link(back.path, **(query | {"notice": notice})))
 
-    async def render(self, visit: Visit, template: str, **context: Any) -> Response:
+    async def render(self, visit: RequestContext, template: str, **context: Any) -> Response:
         """Return a page for an operator."""
         status = context.pop("status", 200)
         waiting = await self.parts.storage.approvals(visit.org(), "pending", BADGE_MAX)
@@ -248,7 +248,9 @@ class Site:
         )
         return HTMLResponse(text, status_code=status, headers=security.PAGE_HEADERS)
 
-    def problem(self, request: Request, exc: Exception, visit: Visit | None = None) -> Response:
+    def problem(
+        self, request: Request, exc: Exception, visit: RequestContext | None = None
+    ) -> Response:
         """Return the page of an error: which one, in words, and what to do."""
         status, title, detail = _explained(exc)
         return self.html(

@@ -171,7 +171,7 @@
     hold.addEventListener("click", () => {
       held = !held;
       hold.setAttribute("aria-pressed", String(held));
-      hold.textContent = held ? "Go on" : "Hold still";
+      hold.textContent = held ? "Resume" : "Pause";
       if (!held) refresh();
     });
   }

@@ -29,7 +29,7 @@ from guard.gateway.storage.sqlite.rows import (
     reservation_from_row,
 )
 from guard.gateway.storage.sqlite.spending import spent_before
-from guard.gateway.storage.sqlite.tables import Tables
+from guard.gateway.storage.sqlite.tables import Tables, restore_list
 from guard.gateway.storage.sqlite.usage_rollups import UsageRollups
 
 CACHE_MAX: Final = 50_000
@@ -133,7 +133,7 @@ class MoneyTables(Tables):
 
     def change_balances(self, balances: Iterable[Balance]) -> None:
         """Note balances to write back, and what they were to restore."""
-        log, dirty = self._undo_log, self._dirty_balances
+        log, dirty = self.undo_log, self._dirty_balances
         for b in balances:
             log.append((_restore_balance, b, b.committed, b.reserved, b.overspend,
                         b.authorized_max, b.level, b.exhausted, b.opening))  # fmt: skip
@@ -182,7 +182,7 @@ class MoneyTables(Tables):
         key = reservation.reservation_id
         self._new_reservations[key] = reservation
         self._adopt(reservation)
-        self._undo_log.append((self._drop_reservation, key))
+        self.undo_log.append((self._drop_reservation, key))
 
     def _adopt(self, reservation: Reservation) -> None:
         self.reservations[reservation.reservation_id] = reservation
@@ -195,7 +195,7 @@ class MoneyTables(Tables):
     def change_reservation(self, reservation: Reservation) -> None:
         """Note a reservation to write back, and what it was to restore."""
         r, key = reservation, reservation.reservation_id
-        self._undo_log.append((_restore_reservation, r, r.held, r.expires_at_ms, r.spent, r.state))
+        self.undo_log.append((_restore_reservation, r, r.held, r.expires_at_ms, r.spent, r.state))
         if key not in self._new_reservations:
             self._dirty_reservations[key] = r
 
@@ -242,9 +242,9 @@ class MoneyTables(Tables):
         delta = self._workflow_deltas.get(key)
         if delta is None:
             self._workflow_deltas[key] = [self.now_ms, self.now_ms, spent, calls, events]
-            self._undo_log.append((self._workflow_deltas.pop, key, None))
+            self.undo_log.append((self._workflow_deltas.pop, key, None))
             return
-        self._undo_log.append((delta.__setitem__, slice(None), delta[:]))
+        self.undo_log.append((restore_list, delta, delta[:]))
         delta[2] += spent
         delta[3] += calls
         delta[4] += events
@@ -257,9 +257,9 @@ class MoneyTables(Tables):
         delta = self._run_deltas.get(key)
         if delta is None:
             self._run_deltas[key] = [workflow_id, self.now_ms, self.now_ms, spent]
-            self._undo_log.append((self._run_deltas.pop, key, None))
+            self.undo_log.append((self._run_deltas.pop, key, None))
         elif spent:
-            self._undo_log.append((delta.__setitem__, 3, delta[3]))
+            self.undo_log.append((delta.__setitem__, 3, delta[3]))
             delta[3] += spent
 
     def count_usage(self, organisation_id: str, at_ms: int, priced: PricedEvent) -> None:

@@ -20,7 +20,7 @@ class Tables:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
         self.now_ms = 0
-        self._undo_log: list[tuple[Any, ...]] = []
+        self.undo_log: list[tuple[Any, ...]] = []
         self._undo_from = 0
         self._has_savepoint = False
 
@@ -50,14 +50,14 @@ class Tables:
 
     def on_undo(self, restore: Callable[..., object], *arguments: Any) -> None:
         """Call ``restore`` should the command, or the whole unit, be taken back."""
-        self._undo_log.append((restore, *arguments))
+        self.undo_log.append((restore, *arguments))
 
     def put(self, cache: MutableMapping[K, V], key: K, value: V) -> None:
         """Set an entry of a cache until it is taken back."""
         if key in cache:
-            self._undo_log.append((cache.__setitem__, key, cache[key]))
+            self.undo_log.append((cache.__setitem__, key, cache[key]))
         else:
-            self._undo_log.append((cache.pop, key, None))
+            self.undo_log.append((cache.pop, key, None))
         cache[key] = value
 
     def savepoint(self) -> None:
@@ -65,7 +65,7 @@ class Tables:
         if self._has_savepoint:
             self.connection.execute("RELEASE command")
             self._has_savepoint = False
-        self._undo_from = len(self._undo_log)
+        self._undo_from = len(self.undo_log)
 
     def undo(self) -> None:
         """Take back everything since the last savepoint, and nothing else."""
@@ -76,7 +76,12 @@ class Tables:
             self._has_savepoint = False
 
     def _restore(self, length: int) -> None:
-        log = self._undo_log
+        log = self.undo_log
         while len(log) > length:
             restore, *arguments = log.pop()
             restore(*arguments)
+
+
+def restore_list(changed: list[Any], before: list[Any]) -> None:
+    """Give a list its former content; for the undo log."""
+    changed[:] = before

@@ -45,7 +45,7 @@ class SqliteUnitOfWork(CatalogueTables, DirectoryTables, MoneyTables):
         """Write back everything that changed, commit, and return what has become public."""
         self.flush()
         self.connection.execute("COMMIT")
-        self._undo_log.clear()
+        self.undo_log.clear()
         events, self._events = self._events, []
         return events
 
@@ -58,7 +58,7 @@ class SqliteUnitOfWork(CatalogueTables, DirectoryTables, MoneyTables):
         in_order = sorted(self.reservations.items())
         self.reservations.clear()
         self.reservations.update(in_order)
-        self._undo_log.clear()
+        self.undo_log.clear()
         self._answers.forget()
         self.rollups.forget()
         self._events.clear()

@@ -7,7 +7,7 @@ from typing import Any, Final
 from guard.core import wire
 from guard.gateway.domain.commands import PricedEvent, Refusal, Request
 from guard.gateway.domain.usage import HOUR_MS, MINUTE_MS, ROLLUP_SIZES_MS
-from guard.gateway.storage.sqlite.tables import Tables
+from guard.gateway.storage.sqlite.tables import Tables, restore_list
 
 REFUSALS_MAX: Final = 100_000
 _KEEP_MS: Final = {MINUTE_MS: 2 * 86_400_000, HOUR_MS: 400 * 86_400_000}
@@ -31,15 +31,16 @@ class UsageRollups:
         is_llm, is_tool = event.type == "llm", event.type == "tool"
         if not (priced.cost or is_llm or is_tool):
             return
+        log = self._tables.undo_log
         for size_ms in ROLLUP_SIZES_MS:
             key = (organisation_id, size_ms, at_ms - at_ms % size_ms,
                    event.workflow_id or "", priced.model or "")  # fmt: skip
             delta = self._deltas.get(key)
             if delta is None:
                 delta = self._deltas[key] = [0, 0, 0, 0, 0]
-                self._tables.on_undo(self._deltas.pop, key, None)
+                log.append((self._deltas.pop, key, None))
             else:
-                self._tables.on_undo(delta.__setitem__, slice(None), delta[:])
+                log.append((restore_list, delta, delta[:]))
             delta[0] += priced.cost
             delta[1] += is_llm
             delta[2] += is_tool

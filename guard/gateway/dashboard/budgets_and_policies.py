@@ -10,7 +10,7 @@ from starlette.routing import BaseRoute, Route
 from guard.gateway.api.admin import bodies
 from guard.gateway.api.admin.handlers import as_budget, as_policy
 from guard.gateway.dashboard import forms
-from guard.gateway.dashboard.site import Site, Visit
+from guard.gateway.dashboard.site import RequestContext, Site
 from guard.gateway.domain import budget_preview
 from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.records import Budget, Policy, PolicyDocument, RateCap
@@ -19,7 +19,7 @@ BALANCES_MAX = 200
 PREVIEW_CALLS = 1000
 
 
-class Rules:
+class BudgetsAndPolicies:
     """Forms over the admin handlers; a preview is the same form with another button."""
 
     def __init__(self, site: Site) -> None:
@@ -45,7 +45,7 @@ class Rules:
 
     # -- budgets -------------------------------------------------------------------------------
 
-    async def budgets(self, visit: Visit) -> Response:
+    async def budgets(self, visit: RequestContext) -> Response:
         """List budgets with their fullest balances."""
         budgets: list[Budget] = await self._handlers.budgets(visit.call())
         balances = await self._storage.fullest_balances(visit.org(), BALANCES_MAX)
@@ -54,14 +54,14 @@ class Rules:
             by_budget.setdefault(balance.budget_id, []).append(balance)
         return await self._site.render(visit, "budgets.html", budgets=budgets, by_budget=by_budget)
 
-    async def _budget(self, visit: Visit, budget_id: str) -> Budget:
+    async def _budget(self, visit: RequestContext, budget_id: str) -> Budget:
         budgets: list[Budget] = await self._handlers.budgets(visit.call())
         for budget in budgets:
             if budget.budget_id == budget_id:
                 return budget
         raise NotFoundError("no such budget")
 
-    async def edit_budget(self, visit: Visit) -> Response:
+    async def edit_budget(self, visit: RequestContext) -> Response:
         """Show the form, empty or filled."""
         budget_id = visit.query("id")
         if budget_id:
@@ -75,12 +75,12 @@ class Rules:
             new.scope_kind, new.scope_id = "workflow", workflow_id
         return await self._budget_form(visit, new)
 
-    async def _budget_form(self, visit: Visit, budget: Budget, **context: Any) -> Response:
+    async def _budget_form(self, visit: RequestContext, budget: Budget, **context: Any) -> Response:
         context = {"preview": None, "error": ""} | context
         return await self._site.render(visit, "budget_edit.html", budget=budget, **context)
 
-    async def save_budget(self, visit: Visit) -> Response:
-        """Preview a budget, or bring it into force."""
+    async def save_budget(self, visit: RequestContext) -> Response:
+        """Preview a budget, or activate it."""
         budget_id = visit.form.text("budget_id")
         try:
             body = forms.budget(visit.form)
@@ -100,12 +100,12 @@ class Rules:
         await self._handlers.put_budget(visit.call(body=body))
         return self._site.done(visit, "budget", "/budgets")
 
-    async def confirm_budget(self, visit: Visit) -> Response:
+    async def confirm_budget(self, visit: RequestContext) -> Response:
         """Ask before a budget is removed."""
         budget = await self._budget(visit, visit.query("id"))
         return await self._site.render(visit, "confirm_budget.html", budget=budget)
 
-    async def delete_budget(self, visit: Visit) -> Response:
+    async def delete_budget(self, visit: RequestContext) -> Response:
         """Remove a budget."""
         budget_id = visit.form.text("budget_id")
         await self._handlers.delete_budget(visit.call(budget_id=budget_id))
@@ -113,19 +113,19 @@ class Rules:
 
     # -- policies ------------------------------------------------------------------------------
 
-    async def policies(self, visit: Visit) -> Response:
-        """List policies in force."""
+    async def policies(self, visit: RequestContext) -> Response:
+        """List active policies."""
         policies = await self._handlers.policies(visit.call())
         return await self._site.render(visit, "policies.html", policies=policies)
 
-    async def _policy(self, visit: Visit, name: str) -> Policy:
+    async def _policy(self, visit: RequestContext, name: str) -> Policy:
         policies: list[Policy] = await self._handlers.policies(visit.call())
         for policy in policies:
             if policy.name == name:
                 return policy
         raise NotFoundError("no such policy")
 
-    async def edit_policy(self, visit: Visit) -> Response:
+    async def edit_policy(self, visit: RequestContext) -> Response:
         """Show the form, empty or filled."""
         name = visit.query("name")
         if name:
@@ -134,7 +134,7 @@ class Rules:
         return await self._policy_form(visit, new, is_new=True)
 
     async def _policy_form(
-        self, visit: Visit, policy: Policy, *, is_new: bool, **context: Any
+        self, visit: RequestContext, policy: Policy, *, is_new: bool, **context: Any
     ) -> Response:
         context = {"preview": None, "error": ""} | context
         versions = []
@@ -146,8 +146,8 @@ class Rules:
             versions=versions[:10], **context,
         )  # fmt: skip
 
-    async def save_policy(self, visit: Visit) -> Response:
-        """Preview a policy, or bring it into force."""
+    async def save_policy(self, visit: RequestContext) -> Response:
+        """Preview a policy, or activate it."""
         is_new = visit.form.text("is_new") == "1"
         try:
             name, body = forms.named(visit.form), forms.policy(visit.form)
@@ -169,18 +169,18 @@ class Rules:
         await self._handlers.put_policy(visit.call(body=body, name=name))
         return self._site.done(visit, "policy", "/policies")
 
-    async def confirm_policy(self, visit: Visit) -> Response:
-        """Ask before a policy is taken out of force."""
+    async def confirm_policy(self, visit: RequestContext) -> Response:
+        """Ask before a policy is deactivated."""
         policy = await self._policy(visit, visit.query("name"))
         return await self._site.render(visit, "confirm_policy.html", policy=policy)
 
-    async def delete_policy(self, visit: Visit) -> Response:
-        """Take a policy out of force."""
+    async def delete_policy(self, visit: RequestContext) -> Response:
+        """Deactivate a policy."""
         await self._handlers.delete_policy(visit.call(name=visit.form.text("name")))
         return self._site.done(visit, "policy-deleted", "/policies")
 
 
-def _blank_budget(visit: Visit) -> Budget:
+def _blank_budget(visit: RequestContext) -> Budget:
     return Budget(
         budget_id="", organisation_id=visit.org(), scope_kind="organisation", scope_id="",
         window="day", limit_nanousd=0,

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from guard.gateway.dashboard import forms, security
-from guard.gateway.dashboard.site import Site, Visit
+from guard.gateway.dashboard.site import RequestContext, Site
 from guard.gateway.domain.errors import NotFoundError
 
 ACTIONS: Final = {
@@ -22,7 +22,7 @@ ACTIONS: Final = {
 }
 
 
-class Acting:
+class Actions:
     """Actions over the admin handlers, each a confirmed form."""
 
     def __init__(self, site: Site) -> None:
@@ -45,7 +45,7 @@ class Acting:
 
     # -- control -------------------------------------------------------------------------------
 
-    async def confirm_control(self, visit: Visit) -> Response:
+    async def confirm_control(self, visit: RequestContext) -> Response:
         """Ask before a kill, pause, resume or revive."""
         action = visit.query("action")
         if action not in ACTIONS:
@@ -63,13 +63,13 @@ class Acting:
             back=security.local_path(visit.query("return_to"), "/workflows"),
         )
 
-    async def control(self, visit: Visit) -> Response:
-        """Give the order."""
+    async def control(self, visit: RequestContext) -> Response:
+        """Issue the directive."""
         body = forms.control(visit.form)
         await self._handlers.control(visit.call(body=body))
         return self._site.done(visit, body.action, "/workflows")
 
-    async def answer(self, visit: Visit) -> Response:
+    async def answer(self, visit: RequestContext) -> Response:
         """Approve or refuse a waiting call."""
         body = forms.answer(visit.form)
         await self._handlers.answer_approval(
@@ -79,7 +79,7 @@ class Acting:
 
     # -- keys ----------------------------------------------------------------------------------
 
-    async def keys(self, visit: Visit) -> Response:
+    async def keys(self, visit: RequestContext) -> Response:
         """List keys and offer to make one."""
         keys = await self._handlers.keys(visit.call())
         now_ms = self._site.parts.clock_ms()
@@ -94,18 +94,18 @@ class Acting:
             visit, "keys.html", keys=live[::-1], ended=ended[::-1][:20], made=None
         )
 
-    async def create_key(self, visit: Visit) -> Response:
+    async def create_key(self, visit: RequestContext) -> Response:
         """Make a key and show it, this once."""
         made = await self._handlers.create_key(visit.call(body=forms.new_key(visit.form)))
         return await self._shown(visit, made)
 
-    async def _shown(self, visit: Visit, made: object) -> Response:
+    async def _shown(self, visit: RequestContext, made: object) -> Response:
         base_url = self._site.parts.settings.public_url or str(visit.request.base_url)
         return await self._site.render(
             visit, "key_shown.html", made=made, base_url=base_url.rstrip("/")
         )
 
-    async def confirm_key(self, visit: Visit) -> Response:
+    async def confirm_key(self, visit: RequestContext) -> Response:
         """Ask before a key is rotated or revoked."""
         action, key_id = visit.query("action"), visit.query("key")
         keys = await self._handlers.keys(visit.call())
@@ -114,7 +114,7 @@ class Acting:
             raise NotFoundError("no such key")
         return await self._site.render(visit, "confirm_key.html", action=action, key=found)
 
-    async def change_key(self, visit: Visit) -> Response:
+    async def change_key(self, visit: RequestContext) -> Response:
         """Rotate or revoke a key."""
         key_id = visit.form.text("key")
         if visit.form.text("action") == "rotate":
@@ -129,7 +129,7 @@ class Acting:
 
     # -- audit ---------------------------------------------------------------------------------
 
-    async def verify_audit(self, visit: Visit) -> Response:
+    async def verify_audit(self, visit: RequestContext) -> Response:
         """Check the whole chain of hashes; for operators of the whole gateway."""
         if visit.session.operator.organisation_id is not None:
             raise NotFoundError("no such action for operators of one organisation")
