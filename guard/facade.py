@@ -288,8 +288,8 @@ def track_llm(
             "llm", at_ns, serial, fields, model, input_tokens, output_tokens, latency_ms, encoded
         )
     )
-    if len(lane) >= lane.notice_at:
-        events.buffer.notice()
+    if len(lane) >= lane.high_watermark:
+        events.buffer.on_high_watermark()
     # The same as ids.uuid7(at_ms, serial), without the call.
     at_ms = at_ns // 1_000_000
     head_ms, block, head = ids.head

@@ -36,7 +36,7 @@ Channel = Literal["none", "websocket", "poller"]
 PING_INTERVAL_S: Final = 5.0
 PING_TIMEOUT_S: Final = 5.0
 RECONNECT: Final = Backoff(base_s=0.2, cap_s=10.0)
-RECONNECT_UNCOVERED: Final = Backoff(base_s=0.2, cap_s=2.0)
+RECONNECT_WITHOUT_POLL: Final = Backoff(base_s=0.2, cap_s=2.0)
 """Without the poller nobody listens meanwhile, so hurry more."""
 _OPEN_TIMEOUT_S: Final = 5.0
 _CLOSE_TIMEOUT_S: Final = 0.5
@@ -65,15 +65,17 @@ class _Connect(connect):
 
 
 class _EagerConnection(ClientConnection):
-    """Shows text frames to ``glance`` while their bytes are being read.
+    """Shows text frames to ``apply_eagerly`` while their bytes are being read.
 
     The usual way, through a future and another turn of the loop, costs up to three more waits for
     the interpreter's lock (5 ms each) when the body that is to be stopped computes in Python.
     """
 
-    def __init__(self, glance: Callable[[list[bytes]], None], *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self, apply_eagerly: Callable[[list[bytes]], None], *args: Any, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
-        self._glance = glance
+        self._apply_eagerly = apply_eagerly
         self._came: list[bytes] = []
 
     def data_received(self, data: bytes) -> None:
@@ -81,7 +83,7 @@ class _EagerConnection(ClientConnection):
         super().data_received(data)
         if self._came:
             frames, self._came = self._came, []
-            self._glance(frames)
+            self._apply_eagerly(frames)
 
     def process_event(self, event: Any) -> None:
         """Process one incoming event."""
@@ -122,6 +124,7 @@ class Subscriber:
         self._up_since_s: float | None = None
         self._greeted_here = False
         self._behind_ms = 0
+        self._caught_up = asyncio.Event()
 
     async def run(self) -> None:
         """Listen until cancelled, whatever the network does."""
@@ -130,12 +133,12 @@ class Subscriber:
         if mode == "http":
             await self._poll_forever()
             return
-        reconnect = RECONNECT if mode == "auto" else RECONNECT_UNCOVERED
+        reconnect = RECONNECT if mode == "auto" else RECONNECT_WITHOUT_POLL
         attempt = 0
         try:
             while True:
                 if mode == "auto":
-                    self._cover()  # at once: what is said during the pause is heard by the poller
+                    self._start_fallback_poll()  # at once: it listens during the pause as well
                 if attempt:
                     await asyncio.sleep(reconnect.delay_s(attempt - 1, random.random()))
                 self._up_since_s = None
@@ -149,20 +152,24 @@ class Subscriber:
                 # A gateway that accepts sockets and drops them again is not to be hammered.
                 attempt = 1 if self._was_up_for_s() > _STABLE_S else attempt + 1
         finally:
-            self._uncover()
+            self._stop_fallback_poll()
 
     def _was_up_for_s(self) -> float:
         return 0.0 if self._up_since_s is None else time.monotonic() - self._up_since_s
 
-    def _cover(self) -> None:
+    def _start_fallback_poll(self) -> None:
         """Have the poller listen while the socket is away."""
         if self._poller is None or self._poller.done():
             self._poller = asyncio.create_task(self._poll_forever())
 
-    def _uncover(self) -> None:
+    def _stop_fallback_poll(self) -> None:
         if self._poller is not None:
             self._poller.cancel()
             self._poller = None
+
+    async def caught_up(self) -> None:
+        """Wait until everything that the gateway has said so far is applied."""
+        await self._caught_up.wait()
 
     async def close(self) -> None:
         """Send a clean close frame (spec part 4, ``shutdown``) and stop listening."""
@@ -201,15 +208,17 @@ class Subscriber:
             compression=None,
             logger=_quiet,
             create_connection=functools.partial(
-                _EagerConnection, functools.partial(self._glance, nonce)
+                _EagerConnection, functools.partial(self._apply_eagerly, nonce)
             ),  # type: ignore[arg-type]  # called like the class
         ) as socket:
             self._socket = socket
             try:
                 hello = self._open_frame(await socket.recv(), nonce)
                 self._greeted(hello, position)
+                self._note_position(hello.seq)
                 while True:
                     await self._take_what_came(socket, nonce)
+                    self._note_position(hello.seq)
             except websockets.ConnectionClosedOK:
                 raise ChannelError("the gateway closed the control socket") from None
             finally:
@@ -225,8 +234,12 @@ class Subscriber:
         self._client.circuit.succeeded()
         self._up_since_s = time.monotonic()
         self._greeted_here = True
-        self._uncover()  # the replay follows on this socket
+        self._stop_fallback_poll()  # the replay follows on this socket
         self._use("websocket")
+
+    def _note_position(self, newest: int) -> None:
+        if self._position()[0] >= newest:
+            self._caught_up.set()
 
     async def _take_what_came(self, socket: ClientConnection, nonce: str) -> None:
         """Wait for messages, apply all that are there at once, and acknowledge the newest."""
@@ -261,7 +274,7 @@ class Subscriber:
         self._take(wire.ControlMessage(seq=-1, type="hello"))
         return True
 
-    def _glance(self, nonce: str, frames: list[bytes]) -> None:
+    def _apply_eagerly(self, nonce: str, frames: list[bytes]) -> None:
         """Apply kills as soon as their bytes are here; they are taken again in their turn."""
         if not self._greeted_here:
             return  # whether this is the record that was followed is told by the hello
@@ -288,14 +301,17 @@ class Subscriber:
 
     async def _poll_forever(self) -> None:
         attempt = 0
+        current = False  # whether the last reply brought nothing new
         while True:
             try:
-                # The first answer comes at once, so that a kill is seen on the first contact.
-                wait_ms = _POLL_WAIT_MS if self._channel == "poller" else 0
+                # Answers come at once until the record is read, so that a kill is seen on the first
+                # contact.
+                wait_ms = _POLL_WAIT_MS if current and self._channel == "poller" else 0
                 position = self._position()
                 reply = await self._client.poll(position[0], wait_ms)
             except GuardError as exc:
                 logger.debug("control poll: %s", exc)
+                current = False
                 self._use("none", self._channel == "poller")
                 await asyncio.sleep(max(0.05, RECONNECT.delay_s(attempt, random.random())))
                 attempt += 1
@@ -305,6 +321,9 @@ class Subscriber:
                 self._use("poller")
             if not self._starts_anew(reply.seq, reply.epoch, position):
                 self._take(*reply.messages)
+                current = not reply.messages
+                if current:
+                    self._caught_up.set()
 
     def _take(self, *messages: wire.ControlMessage) -> None:
         taken = [self._by_our_clock(message) for message in messages]

@@ -3,10 +3,10 @@
 Callers append records from any thread without a lock; one consumer takes them and turns them into
 events of the protocol (:mod:`guard.core.events`).
 
-Three lanes, by importance, each a deque with a mark. A caller that fills a lane up to its mark
-calls :meth:`EventBuffer.notice`, which wakes the consumer, sheds what does not fit and sets new
-marks. The marks of the three lanes together never promise more room than there is, so the bound
-is exact, and all that an append costs below its mark is one comparison.
+Three lanes, by importance, each a deque with a high watermark. A caller that fills a lane up to its
+watermark calls :meth:`EventBuffer.on_high_watermark`, which wakes the consumer, sheds what does not
+fit and sets new watermarks. The watermarks of the three lanes together never exceed the room that
+is left, so the bound is exact, and below its watermark an append costs one comparison.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from msgspec import Struct
 class Record(Struct, gc=False):
     """One event as its caller left it; :mod:`guard.core.events` makes the rest of it.
 
-    A manual ``llm`` event is spread out flat (``payload`` is its model or None), because a second
-    object would cost a third more time and memory. The garbage collector does not know of records
-    (they are never part of a cycle), so that a full buffer does not make every collection slow.
+    A manual ``llm`` event is stored flat (``payload`` is its model or None), because a second
+    object would cost a third more time and memory. Records are never part of a cycle, so the
+    garbage collector does not track them: a full buffer would slow down every collection.
     """
 
     kind: str
@@ -61,11 +61,14 @@ def priority_of(kind: str) -> Priority:
 
 
 class Lane(deque[Record]):
-    """Records of one priority, oldest first. At ``notice_at`` records the buffer wants to know."""
+    """Records of one priority, oldest first.
 
-    __slots__ = ("notice_at",)
+    At ``high_watermark`` records, whoever appends calls :meth:`EventBuffer.on_high_watermark`.
+    """
 
-    notice_at: int
+    __slots__ = ("high_watermark",)
+
+    high_watermark: int
 
 
 class EventBuffer:
@@ -101,13 +104,13 @@ class EventBuffer:
         self._awake = False
         self._started = False
         self._wanted = batch_size  # how many records are worth waking the consumer for now
-        # Re-entrant: a signal handler may record while its thread is in `notice`. It is held for
+        # Re-entrant: a signal handler may record while its thread holds it. That is for
         # microseconds, around counting only.
         self._lock = threading.RLock()
         self._lanes = (Lane(), Lane(), Lane())
         self.llm = self._lanes[Priority.LLM]
         for lane in self._lanes:
-            lane.notice_at = 1  # the first record starts the consumer
+            lane.high_watermark = 1  # the first record starts the consumer
 
     def __len__(self) -> int:
         droppable, tool, llm = self._lanes
@@ -117,26 +120,26 @@ class EventBuffer:
         """Add a record."""
         lane = self._lanes[_LANES.get(record.kind, Priority.DROPPABLE)]
         lane.append(record)
-        if len(lane) >= lane.notice_at:
-            self.notice()
+        if len(lane) >= lane.high_watermark:
+            self.on_high_watermark()
 
-    def notice(self) -> None:
-        """A lane has reached its mark: wake the consumer, shed what is too much, mark anew."""
+    def on_high_watermark(self) -> None:
+        """Wake the consumer, shed what does not fit, set new watermarks."""
         with self._lock:
             self._shed()
             wakes = not self._awake and (not self._started or len(self) >= self._wanted)
             if wakes:
                 self._started = True
                 self._awake = True
-            self._mark()
+            self._set_watermarks()
         if wakes and not self._wake():
             with self._lock:
                 self._awake = self._started = False
                 for lane in self._lanes:  # try again, but not with every single record
-                    lane.notice_at = min(lane.notice_at, len(lane) + self._batch_size)
+                    lane.high_watermark = min(lane.high_watermark, len(lane) + self._batch_size)
 
-    def rest(self, wanted: int | None = None) -> bool:
-        """The consumer is about to sleep: have it woken for the next batch.
+    def park(self, wanted: int | None = None) -> bool:
+        """Have the consumer woken for the next batch; it is about to sleep.
 
         Args:
             wanted: how many records to wake it for; a batch when None.
@@ -150,10 +153,10 @@ class EventBuffer:
                 return False
             self._awake = False
             self._started = True
-            self._mark()
+            self._set_watermarks()
         return True
 
-    def _mark(self) -> None:
+    def _set_watermarks(self) -> None:
         # Looked at once: what other threads append meanwhile is not promised its room again.
         sizes = [len(lane) for lane in self._lanes]
         size = sum(sizes) + self._aside
@@ -161,10 +164,10 @@ class EventBuffer:
         if not self._awake:
             room = min(room, max(1, self._wanted - size))
         for lane, filled in zip(self._lanes, sizes, strict=True):
-            lane.notice_at = filled + room
+            lane.high_watermark = filled + room
 
     def _shed(self) -> None:
-        """Drop what is too much, the oldest of the least important lane first."""
+        """Drop what does not fit, the oldest of the least important lane first."""
         while len(self) > self.capacity:
             lane = next((lane for lane in self._lanes if lane), None)
             if lane is None:  # all of it is being looked through
@@ -222,4 +225,4 @@ class EventBuffer:
             self._lanes[_LANES.get(record.kind, Priority.DROPPABLE)].appendleft(record)
         with self._lock:
             self._shed()
-            self._mark()
+            self._set_watermarks()

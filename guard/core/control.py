@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import attrs
 
@@ -58,6 +58,7 @@ def matches(target: str, workflow_id: str) -> bool:
     )
 
 
+_NO_MARK: Final = Mark(-1, False)
 _NO_MARKS: Final[Mapping[str, Mark]] = MappingProxyType({})
 
 
@@ -127,7 +128,8 @@ class _LaneDraft:
         self, marks: Mapping[str, Mark], before: Mapping[str, Mark], key: str, mark: Mark
     ) -> Mapping[str, Mark]:
         old = marks.get(key)
-        if old is not None and old.seq >= mark.seq:
+        # At the same number the later one decides: a reply's decision comes with that of the state.
+        if old is not None and (old.seq > mark.seq or old == mark):
             return marks
         draft = _copied(marks) if marks is before else marks
         draft[key] = mark  # type: ignore[index]  # a dict of this draft's own
@@ -224,6 +226,45 @@ class ControlState:
             self.pauses.restarted(self.seq),
             self.budgets.restarted(self.seq),
         )
+
+
+def messages_of_decision(
+    state: ControlState,
+    workflow_id: str,
+    run_id: str | None,
+    decision: str | None,
+    budget: Budget | None = None,
+) -> list[ControlMessage]:
+    """Return what a reply's decision about one run says, as control messages for ``state``.
+
+    They carry the number of the newest message: what the control channel says later supersedes
+    them. A reply that allows lifts what an earlier reply has halted.
+
+    >>> [m.type for m in messages_of_decision(ControlState(), "w", "r", "exhausted")]
+    ['budget']
+    """
+
+    def message(kind: str, **fields: Any) -> ControlMessage:
+        return ControlMessage(state.seq, kind, workflow_id=workflow_id, epoch=state.epoch, **fields)
+
+    match decision:
+        case "kill" | "pause":
+            return [message(decision, run_id=run_id, reason="the gateway says so")]
+        case "exhausted":
+            return [
+                message("budget", exhausted=True, budget=budget, reason="the budget is exhausted")
+            ]
+        case "allow":
+            lifted = []
+            if state.budgets.exact.get(workflow_id, _NO_MARK).halted:
+                lifted.append(message("budget"))
+            if run_id is not None and any(
+                lane.runs.get(run_id, _NO_MARK).halted for lane in (state.kills, state.pauses)
+            ):
+                lifted.append(message("revive", run_id=run_id))
+            return lifted
+        case _:
+            return []
 
 
 class _StateDraft:

@@ -1,4 +1,4 @@
-"""Events on their way: encoded, and with what brings them back when they do not arrive."""
+"""A batch of encoded events, and the records or rows that they came from."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from guard.core.events import event_of
 from guard.core.ids import IdFactory
 
 LOSS_PRIORITY: Final = 3
-"""Above the buffer's priorities: the report of a loss is the last thing that may get lost."""
+"""Above the buffer's priorities: the report of a loss is the last event to be dropped."""
 
 
 @attrs.frozen
-class Parcel:
-    """Part of one batch.
+class Batch:
+    """Events that are sent together.
 
     Attributes:
         events: encoded.
@@ -35,11 +35,11 @@ class Parcel:
         """How many of the events are the SDK's own report of losses."""
         return sum(record.kind == "sdk.loss" for record in self.records[-1:])
 
-    def halves(self) -> list[Parcel]:
-        """Return the same events in two parcels."""
+    def halves(self) -> list[Batch]:
+        """Return the same events in two batches."""
         half = len(self.events) // 2
         return [
-            Parcel(self.events[part], self.records[part], self.rows[part])
+            Batch(self.events[part], self.records[part], self.rows[part])
             for part in (slice(half, None), slice(half))
         ]
 

@@ -1,7 +1,7 @@
-"""Drains the event buffer: in batches of its own, and in the luggage of gate requests.
+"""Delivers the buffered events: in batches of their own, and piggybacked on gate requests.
 
-While the gateway is away the events wait in memory, or on disk when there is a spool. Nothing
-leaves here uncounted: an event is delivered, kept, on disk, or in ``events_lost``.
+While the gateway is away the events wait in memory, or on disk when there is a spool. Each event
+ends delivered, in the buffer, on disk or in ``events_lost``.
 """
 
 from __future__ import annotations
@@ -26,31 +26,34 @@ from guard.core.buffer import EventBuffer, Record
 from guard.core.events import batch_bytes, fitting
 from guard.core.ids import IdFactory
 from guard.core.retry import Backoff
-from guard.delivery.batch import Parcel, encoded
+from guard.delivery.batch import Batch, encoded
 from guard.delivery.health import Health
 from guard.delivery.loss_report import Losses
 from guard.delivery.spool import Spool
-from guard.delivery.spooler import Keeping
+from guard.delivery.spooler import Spooler
 from guard.settings import Settings
 from guard.transport.client import BodyRefusedError, GatewayClient
 
 logger = logging.getLogger("guard.runtime.event_pipeline")
 
 _GATE_EVENTS_MAX: Final = 200
-"""Most events that travel with one gate request: it is a caller who waits for it."""
+"""Most events that travel with one gate request: a caller waits for its answer."""
 
 _GATE_LOOKED_AT_MAX: Final = 2000
-"""Most events of each lane that are looked at for that."""
+"""Most events of each lane that are searched for them."""
 
 _GATE_BYTES_MAX: Final = 128 * 1024
 _BACKLOG_BATCHES: Final = 4
-"""From this many batches on the buffer backs up, and batches grow to what the gateway takes."""
+"""With this many batches in the buffer, batches grow to what the gateway takes."""
 
 _NAP_S: Final = 0.01
-"""How long events are left to gather while they come thick and fast: callers need not wake the
-loop for every batch, and batches are full."""
+"""How long events gather while many are recorded: batches fill up, and callers need not wake the
+loop for each one."""
 
 _AFTER_FAILURE: Final = Backoff(base_s=1.0, cap_s=15.0)
+
+
+OnDecision = Callable[[str | None, str | None, wire.EventsReply], None]
 
 
 class Flusher:
@@ -62,7 +65,9 @@ class Flusher:
         settings: batch size and flush interval.
         ids: event and batch ids.
         health: where sent and lost events are counted.
-        told: takes an error that the hooks are to hear of.
+        on_error: called with errors for the hooks.
+        on_decision: called with workflow, run and decision of a reply while there is no control
+            channel to say it.
         spool: events on disk, if there is a directory for them.
     """
 
@@ -74,7 +79,8 @@ class Flusher:
         ids: IdFactory,
         health: Health,
         *,
-        told: Callable[[BaseException], None],
+        on_error: Callable[[BaseException], None],
+        on_decision: OnDecision = lambda workflow_id, run_id, reply: None,
         spool: Spool | None = None,
     ) -> None:
         self._buffer = buffer
@@ -82,13 +88,14 @@ class Flusher:
         self._settings = settings
         self._ids = ids
         self._health = health
-        self._told = told
+        self._on_error = on_error
+        self._on_decision = on_decision
         self._losses = Losses(buffer, health, ids)
-        self._keeping = Keeping(buffer, spool, ids, self._losses)
+        self._spooler = Spooler(spool, ids, self._losses)
         self._wake = asyncio.Event()
         self._one_flush = asyncio.Lock()
-        self._hands: list[Parcel] = []
-        self._luggage: dict[int, list[Record]] = {}
+        self._in_flight: list[Batch] = []
+        self._piggybacked: dict[int, list[Record]] = {}
         self._in_trouble = False
         self._busy = False
         self.limits = wire.Limits()
@@ -96,18 +103,23 @@ class Flusher:
     @property
     def in_flight(self) -> int:
         """How many events are neither in the buffer nor at the gateway for sure."""
-        return sum(len(parcel.records) for parcel in self._hands) + sum(
-            len(records) for records in self._luggage.values()
+        return sum(len(batch.records) for batch in self._in_flight) + sum(
+            len(records) for records in self._piggybacked.values()
         )
 
     @property
     def spooled(self) -> int:
         """How many events wait on disk."""
-        return self._keeping.spooled
+        return self._spooler.spooled
 
     def wake(self) -> None:
         """Flush now instead of at the end of the interval, or of the pause after a failure."""
         self._wake.set()
+
+    def flush_rest(self) -> None:
+        """Flush what a gate request did not take along, unless deliveries fail at the moment."""
+        if len(self._buffer) and not self._in_trouble:
+            self._wake.set()
 
     # -- the service --------------------------------------------------------------------------
 
@@ -119,7 +131,7 @@ class Flusher:
         while True:
             woken = await self._waited(interval_s)
             if self._in_trouble and not woken and time.monotonic() < next_try_s:
-                await self._shelter()
+                await self._spill()
                 continue
             try:
                 self._busy = await self._drain(leaving_less=True) >= self._settings.batch_size
@@ -138,14 +150,14 @@ class Flusher:
         if not self._in_trouble:
             if self._busy and await self._napped():
                 return True
-            if not self._buffer.rest():
+            if not self._buffer.park():
                 return True
         # In trouble a full batch is no reason to hurry, so the buffer is not asked to tell of it.
         return await self._woken(interval_s)
 
     async def _napped(self) -> bool:
         """Let events gather for a moment; True when they have become a batch."""
-        if self._buffer.rest(max(self._settings.batch_size, self._buffer.capacity // 8)):
+        if self._buffer.park(max(self._settings.batch_size, self._buffer.capacity // 8)):
             await self._woken(_NAP_S)
         return len(self._buffer) >= self._settings.batch_size
 
@@ -166,14 +178,14 @@ class Flusher:
             BreakerTransportError: the gateway did not take it; what can be kept stays buffered.
         """
         lost_before = self._health.lost
-        self._keeping.look_soon()
+        self._spooler.look_soon()
         try:
             await self._drain()
         except GuardError as exc:
             self._trouble(exc)
-            await self._shelter()
+            await self._spill()
             left = len(self._buffer)
-            if left or not self._keeping.has_disk:
+            if left or not self._spooler.has_disk:
                 raise BreakerTransportError(
                     f"{left} events are still buffered: {exc}",
                     events_lost=self._health.lost - lost_before,
@@ -208,95 +220,114 @@ class Flusher:
     async def _send_buffered(self) -> int:
         async with self._one_flush:
             self._losses.count_drops()
-            most = self._settings.batch_size
-            if len(self._buffer) > most * _BACKLOG_BATCHES:
-                most = max(most, self.limits.max_batch_events)
-            records = self._buffer.take(min(most, self.limits.max_batch_events))
+            records = self._next_records()
             report = self._losses.report()
             if report is not None:
                 records.append(report)
             if not records:
                 return 0
             taken = len(records)
+            self._in_flight = [Batch([], records=records)]
             try:
                 events, records, broken = encoded(records, self._ids)
                 self._losses.lose(broken, "an event cannot be encoded")
                 fits = fitting(events, self.limits.max_batch_bytes)
-                if fits < len(records):
-                    self._return(records[fits:])
-                    events, records = events[:fits], records[:fits]
-                self._hands = [Parcel(events, records=records)]
-                if records:
+                self._in_flight = [Batch(events[:fits], records=records[:fits])]
+                self._requeue(records[fits:])
+                if fits:
                     await self._deliver()
-            except asyncio.CancelledError:
-                self._return_hands()
-                raise
             except Exception:
-                for parcel in self._hands:
-                    await self._keeping.keep(parcel.records)
+                await self._store_in_flight()
                 raise
-            finally:
-                self._hands = []
+            finally:  # also when cancelled, at whatever point
+                for batch in self._in_flight:
+                    self._requeue(batch.records)
+                self._in_flight = []
             return taken
 
+    def _next_records(self) -> list[Record]:
+        most = self._settings.batch_size
+        if len(self._buffer) > most * _BACKLOG_BATCHES:
+            most = max(most, self.limits.max_batch_events)
+        most = min(most, self.limits.max_batch_events)
+        records = self._buffer.take(most)
+        if records and self._health.channel == "none":
+            # A reply decides about one workflow; without a control channel each has to hear of it.
+            workflow_id = records[0].event_fields[0]
+            own = [each for each in records if each.event_fields[0] == workflow_id]
+            if len(own) < len(records):
+                self._buffer.put_back(
+                    each for each in records if each.event_fields[0] != workflow_id
+                )
+                return own
+        return records
+
+    async def _store_in_flight(self) -> None:
+        """Bring the batches that were not delivered onto the disk, if there is one."""
+        while self._in_flight and await self._spooler.store(self._in_flight[-1].records):
+            self._in_flight.pop()
+
     async def _send_spooled(self) -> int:
-        if not self._keeping.has_disk:
+        if not self._spooler.has_disk:
             return 0
         async with self._one_flush:
-            claimed = await self._keeping.claim(self.limits.max_batch_events)
+            claimed = await self._spooler.claim(self.limits.max_batch_events)
             if not claimed:
                 return 0
             events = [event.body for event in claimed]
             rows = [event.row for event in claimed]
             fits = fitting(events, self.limits.max_batch_bytes)
-            self._hands = [Parcel(events[:fits], rows=rows[:fits])]
+            self._in_flight = [Batch(events[:fits], rows=rows[:fits])]
             try:
                 await self._deliver()
             finally:
                 left = rows[fits:]
-                for parcel in self._hands:
-                    left += parcel.rows
-                self._hands = []
-                await self._keeping.release(left)
+                for batch in self._in_flight:
+                    left += batch.rows
+                self._in_flight = []
+                await self._spooler.release(left)
             return fits
 
     async def _deliver(self) -> None:
-        """Send the parcels in hand; those that are done with leave it one by one.
+        """Send the batches in flight; each leaves the list once it is settled.
 
         Raises:
             GuardError: the gateway does not take the rest now.
         """
-        while self._hands:
-            parcel = self._hands[-1]
+        while self._in_flight:
+            batch = self._in_flight[-1]
             now_ms = time.time_ns() // 1_000_000
             batch_id = self._ids.uuid7(now_ms)
-            body = batch_bytes(batch_id, now_ms, parcel.events)
+            body = batch_bytes(batch_id, now_ms, batch.events)
             try:
                 status, reply = await self._client.send(batch_id, body)
             except BodyRefusedError as exc:
-                if len(parcel.events) > 1:  # too large, or one event spoils the batch: halve it
-                    self._hands[-1:] = parcel.halves()
+                if len(batch.events) > 1:  # too large, or one event spoils the batch: halve it
+                    self._in_flight[-1:] = batch.halves()
                     continue
                 self._losses.lose(1, f"the gateway cannot take an event: {exc}")
             else:
-                self._count(len(parcel.events) - parcel.losses, reply.rejected)
+                self._count(len(batch.events) - batch.losses, reply.rejected)
                 if status == 422:
-                    self._told(_over(reply))
+                    self._on_error(_over(reply))
+                if batch.records and self._health.channel == "none":
+                    workflow_id, run_id = batch.records[-1].event_fields[:2]
+                    self._on_decision(workflow_id, run_id, reply)
                 if self._in_trouble:
                     self._in_trouble = False
                     logger.warning("events are delivered again")
-            self._hands.pop()
-            if parcel.losses:
+            self._in_flight.pop()
+            if batch.losses:
                 self._losses.reported()
-            await self._keeping.settle(parcel.rows)
+            await self._spooler.settle(batch.rows)
 
-    # -- luggage of gate requests --------------------------------------------------------------
+    # -- piggybacked on gate requests ---------------------------------------------------------
 
-    def luggage(self, workflow_id: str | None) -> tuple[list[Record], list[wire.Event]]:
+    def piggyback(self, workflow_id: str | None) -> tuple[list[Record], list[wire.Event]]:
         """Take what is buffered for one workflow, to travel with its gate request.
 
         Returns:
-            The records, for :meth:`arrived` or :meth:`came_back`, and their events.
+            The records, for :meth:`acknowledge` or :meth:`requeue`, and their events.
         """
         records = self._buffer.take_if(
             lambda record: record.event_fields[0] == workflow_id,
@@ -310,41 +341,39 @@ class Flusher:
         fits = fitting(events, _GATE_BYTES_MAX)
         self._buffer.put_back(records[fits:])
         del records[fits:]
-        self._luggage[id(records)] = records
+        self._piggybacked[id(records)] = records
         return records, cast("list[wire.Event]", [msgspec.Raw(event) for event in events[:fits]])
 
-    def arrived(self, records: list[Record], outcome: wire.EventsOutcome | None) -> None:
-        """Report that a gate request delivered its luggage."""
-        if self._luggage.pop(id(records), None) is not None:
+    def acknowledge(self, records: list[Record], outcome: wire.EventsOutcome | None) -> None:
+        """Count piggybacked records as delivered."""
+        if self._piggybacked.pop(id(records), None) is not None:
             self._count(len(records), outcome.rejected if outcome is not None else [])
 
-    def came_back(self, records: list[Record]) -> None:
-        """Report that a gate request failed: its luggage is sent again (once on the ledger)."""
-        if self._luggage.pop(id(records), None) is not None:
+    def requeue(self, records: list[Record]) -> None:
+        """Put piggybacked records back into the buffer; the ledger charges a repeated one once."""
+        if self._piggybacked.pop(id(records), None) is not None:
             self._buffer.put_back(records)
 
-    # -- keeping ------------------------------------------------------------------------------
+    # -- what could not be delivered ----------------------------------------------------------
 
-    def _return(self, records: Sequence[Record]) -> None:
+    def _requeue(self, records: Sequence[Record]) -> None:
         self._buffer.put_back(record for record in records if not self._losses.is_report(record))
 
-    def _return_hands(self) -> None:
-        for parcel in self._hands:
-            self._return(parcel.records)
-
-    async def _shelter(self) -> None:
-        """While the gateway is away: bring what is buffered onto the disk, if there is one."""
-        if not self._keeping.has_disk:
+    async def _spill(self) -> None:
+        """Bring what is buffered onto the disk, if there is one, while the gateway is away."""
+        if not self._spooler.has_disk:
             return
         while len(self._buffer):
             async with self._one_flush:
-                records = self._buffer.take(1000)
-                self._hands = [Parcel([], records=records)]
+                self._in_flight = [Batch([], records=self._buffer.take(1000))]
                 try:
-                    if not await self._keeping.keep(records):
+                    await self._store_in_flight()
+                    if self._in_flight:
                         return
                 finally:
-                    self._hands = []
+                    for batch in self._in_flight:
+                        self._requeue(batch.records)
+                    self._in_flight = []
 
     def give_up(self) -> int:
         """The end: put what is left onto the disk, or count it as lost. Blocking, off the loop.
@@ -354,13 +383,13 @@ class Flusher:
         """
         self._losses.count_drops()
         left = self._buffer.take(len(self._buffer))
-        for parcel in self._hands:  # the loop is stuck, or they would be back in the buffer
-            left += (each for each in parcel.records if not self._losses.is_report(each))
-        for records in self._luggage.values():
+        for batch in self._in_flight:  # the loop is stuck, or they would be back in the buffer
+            left += (each for each in batch.records if not self._losses.is_report(each))
+        for records in self._piggybacked.values():
             left += records
         lost_before = self._health.lost
-        self._health.lose(self._keeping.keep_at_the_end(left))
-        self._keeping.close()
+        self._health.lose(self._spooler.store_last(left))
+        self._spooler.close()
         return self._health.lost - lost_before
 
     # -- counting -----------------------------------------------------------------------------
@@ -378,10 +407,10 @@ class Flusher:
         if self._in_trouble:
             return
         self._in_trouble = True
-        where = self._keeping.where
+        where = self._spooler.where
         if isinstance(exc, GuardError):
             logger.warning("events are not delivered, they wait %s: %s", where, exc)
-            self._told(exc)
+            self._on_error(exc)
         else:
             logger.error("events are not delivered, they wait %s", where, exc_info=exc)
 

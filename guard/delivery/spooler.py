@@ -1,14 +1,13 @@
-"""Where events wait while the gateway is away: on disk if there is a spool, else in the buffer."""
+"""Keeps events on disk, where there is a spool, while the gateway is away."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Sequence
 from typing import Final
 
-from guard.core.buffer import EventBuffer, Record, priority_of
+from guard.core.buffer import Record, priority_of
 from guard.core.events import event_id, is_event
 from guard.core.ids import IdFactory
 from guard.delivery.batch import LOSS_PRIORITY, encoded
@@ -21,20 +20,16 @@ logger = logging.getLogger("guard.runtime.event_pipeline")
 _LOOK_S: Final = 15.0
 
 
-class Keeping:
-    """Brings records onto the disk and claimed events back from it; never raises.
+class Spooler:
+    """Stores records on disk and claims them back for delivery; never raises.
 
     Args:
-        buffer: takes what the disk does not.
         spool: the disk, or None.
         ids: event ids.
-        losses: told of what had to make room, or cannot be encoded.
+        losses: counts what had to make room, or cannot be encoded.
     """
 
-    def __init__(
-        self, buffer: EventBuffer, spool: Spool | None, ids: IdFactory, losses: Losses
-    ) -> None:
-        self._buffer = buffer
+    def __init__(self, spool: Spool | None, ids: IdFactory, losses: Losses) -> None:
         self._spool = spool
         self._ids = ids
         self._losses = losses
@@ -56,21 +51,16 @@ class Keeping:
         """How many events wait on disk."""
         return 0 if self._spool is None else self._spool.pending
 
-    async def keep(self, records: Sequence[Record]) -> bool:
-        """Put records onto the disk, or else back into the buffer.
+    async def store(self, records: Sequence[Record]) -> bool:
+        """Put records onto the disk.
 
         Returns:
-            Whether they are on disk.
+            Whether they are there; otherwise, and when cancelled, the caller still has them. An
+            event that is then delivered twice is charged once, by its id.
         """
-        records = [record for record in records if not self._losses.is_report(record)]
-        try:
-            kept = await self._written(records)
-        except asyncio.CancelledError:
-            self._buffer.put_back(records)  # on disk too, perhaps: the event_id is the same
-            raise
-        if not kept:
-            self._buffer.put_back(records)
-        return kept
+        return await self._written(
+            [record for record in records if not self._losses.is_report(record)]
+        )
 
     async def _written(self, records: Sequence[Record]) -> bool:
         if self._spool is None or not records:
@@ -120,11 +110,11 @@ class Keeping:
             except SpoolError as exc:  # the claims run out by themselves
                 self._failed(exc)
 
-    def keep_at_the_end(self, records: list[Record]) -> int:
+    def store_last(self, records: list[Record]) -> int:
         """Put the last records onto the disk. Blocking, off the loop.
 
         Returns:
-            How many could not be kept.
+            How many could not be stored.
         """
         report = self._losses.report()
         if self._spool is None:

@@ -101,7 +101,9 @@ class EventPipeline:
         return True
 
     async def connect(self) -> Session:
-        """Open the session and probe the gateway; one that cannot be reached is not an error.
+        """Open the session, probe the gateway and read what stands there.
+
+        A gateway that cannot be reached is not an error.
 
         Raises:
             GuardError: the key is refused, or the protocol does not fit.
@@ -111,6 +113,8 @@ class EventPipeline:
             await session.probe()
         except GuardTransportError as exc:
             logger.warning("the gateway cannot be used yet: %s", exc)
+        else:
+            await session.caught_up()
         return session
 
     async def open_session(self) -> Session:

@@ -15,6 +15,7 @@ from guard.control.enforcement import Enforcement
 from guard.control.last_decision import Decisions
 from guard.control.warnings import WarningLog
 from guard.core import wire
+from guard.core.control import messages_of_decision
 from guard.hooks import ErrorContext
 from guard.instrumentation import Instrumentation
 from guard.loop import BackgroundLoop
@@ -175,7 +176,8 @@ class GuardRuntime:
             self.events.health,
             control_position=self._control_position,
             controlled=self._apply_control,
-            told=lambda exc: self.report_error(exc, "flush"),
+            on_error=lambda exc: self.report_error(exc, "flush"),
+            on_decision=self._apply_decision,
         )
 
     @property
@@ -344,6 +346,17 @@ class GuardRuntime:
     def _apply_control(self, *messages: wire.ControlMessage) -> None:
         self.events.health.touch()
         self.enforcement.apply(*messages)
+
+    def _apply_decision(
+        self, workflow_id: str | None, run_id: str | None, reply: wire.EventsReply
+    ) -> None:
+        if workflow_id is None:
+            return
+        messages = messages_of_decision(
+            self.enforcement.control, workflow_id, run_id, reply.decision, reply.budget
+        )
+        if messages:
+            self.enforcement.apply(*messages)
 
     # -- status -------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from guard.control.subscriber import Subscriber
 from guard.core import wire
 from guard.core.buffer import EventBuffer
 from guard.core.ids import IdFactory
-from guard.delivery.flusher import Flusher
+from guard.delivery.flusher import Flusher, OnDecision
 from guard.delivery.health import Health
 from guard.delivery.spool import Spool, owner_of
 from guard.loop import BackgroundLoop
@@ -34,6 +34,7 @@ logger = logging.getLogger("guard.session")
 _EARLY_ANSWERS_MAX: Final = 4096
 _APPROVAL_WAIT_MAX_S: Final = 3600.0
 _RELEASES_AT_ONCE: Final = 4
+_CATCH_UP_MAX_S: Final = 1.0
 
 
 class Session:
@@ -46,7 +47,8 @@ class Session:
         health: told of what is heard.
         control_position: returns number and epoch of the newest control message that was applied.
         controlled: takes control messages.
-        told: takes an error that the hooks are to hear of.
+        on_error: called with errors for the hooks.
+        on_decision: called with what replies to events decide, while there is no control channel.
     """
 
     def __init__(
@@ -58,14 +60,23 @@ class Session:
         *,
         control_position: Callable[[], tuple[int, str]],
         controlled: Callable[..., None],
-        told: Callable[[BaseException], None],
+        on_error: Callable[[BaseException], None],
+        on_decision: OnDecision,
     ) -> None:
         self._health = health
+        self._timeout_s = settings.timeout_s
         self._apply = controlled
         self._probed = False
         self.client = GatewayClient(settings, health.heard, recovered=self._recovered)
         self.flusher = Flusher(
-            buffer, self.client, settings, ids, health, told=told, spool=_spool(settings)
+            buffer,
+            self.client,
+            settings,
+            ids,
+            health,
+            on_error=on_error,
+            on_decision=on_decision,
+            spool=_spool(settings),
         )
         self._probing: asyncio.Task[None] | None = None
         self._services: list[asyncio.Task[None]] = []
@@ -80,6 +91,12 @@ class Session:
         self._early_answers: OrderedDict[str, bool] = OrderedDict()
         self._releases: set[asyncio.Task[None]] = set()
         self._releasing = asyncio.Semaphore(_RELEASES_AT_ONCE)
+
+    async def caught_up(self) -> None:
+        """Wait, for a short while, until what the gateway has said so far is applied."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(_CATCH_UP_MAX_S, self._timeout_s)):
+                await self.subscriber.caught_up()
 
     async def probe(self) -> None:
         """Ask for the capabilities and check that both sides speak protocol v3.
@@ -126,24 +143,25 @@ class Session:
             GuardError: refused, or no usable answer within the deadline.
             WorkflowKilledInterrupt: the workflow is killed.
         """
-        records, request.events = self.flusher.luggage(request.workflow_id)
+        records, request.events = self.flusher.piggyback(request.workflow_id)
         ends_s = time.monotonic() + deadline_s
         try:
             reply = await self.client.gate(request, deadline_s=deadline_s)
         except BodyRefusedError:
             # One of the events cannot be read. That is no reason to refuse the call: they go
             # their own way, where the bad one is found and left out.
-            self.flusher.came_back(records)
+            self.flusher.requeue(records)
             if not records:
                 raise
             records, request.events = [], []
             left_s = max(0.0, ends_s - time.monotonic())
             reply = await self.client.gate(request, deadline_s=left_s)
         except BaseException:
-            self.flusher.came_back(records)
+            self.flusher.requeue(records)
             raise
-        self.flusher.arrived(records, reply.events)
+        self.flusher.acknowledge(records, reply.events)
         request.events = []
+        self.flusher.flush_rest()
         return reply
 
     async def ask_approved(self, request: wire.GateRequest) -> wire.GateReply:

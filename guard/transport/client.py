@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 from guard.breaker.circuit import CircuitBreaker
-from guard.breaker.exceptions import GuardTransportError, RateLimitError
+from guard.breaker.exceptions import GuardTransportError, RateLimitError, WorkflowKilledInterrupt
 from guard.core import wire
 from guard.core.retry import Backoff, RetryAfter, RetryQuota, retry_after_s
 from guard.settings import Settings
@@ -285,7 +285,15 @@ class GatewayClient:
 
 
 def _refined(reply: Reply, problem: BaseException) -> BaseException:
-    """Name a body that can never be taken, so that it is not sent again as it is."""
+    """Name a body that can never be taken, and keep a kill to the gate."""
+    if isinstance(problem, WorkflowKilledInterrupt) and reply.endpoint != wire.GATE_PATH:
+        # A kill interrupts the call that asked the gate, not a service of the background loop.
+        return GuardTransportError(
+            f"{reply.endpoint} answered {reply.status}: {problem}",
+            source="GATEWAY_ERROR",
+            endpoint=reply.endpoint,
+            retryable=False,
+        )
     code = reply.problem().error_code or ""
     unreadable = reply.status in (400, 415) and code.startswith("GD-P")
     if isinstance(problem, GuardTransportError) and (reply.status == 413 or unreadable):

@@ -28,7 +28,7 @@ from guard.breaker.exceptions import (
     WorkflowPausedException,
 )
 from guard.core.retry import RETRY_AFTER_MAX_S, retry_after_s
-from guard.core.wire import CAPABILITIES_PATH, Problem, salvage
+from guard.core.wire import CAPABILITIES_PATH, CONTROL_PATH, EVENTS_PATH, Problem, salvage
 
 
 @attrs.frozen
@@ -86,9 +86,8 @@ def exception_for(reply: Reply) -> BaseException | None:
     if 200 <= reply.status < 300:
         return None
     problem = reply.problem()
-    foreign = reply.status in (403, 404, 405) and problem.error_code is None
-    if foreign and reply.endpoint == CAPABILITIES_PATH:  # a proxy, or another server
-        return not_a_gateway(reply)
+    if problem.error_code is None and reply.status in _FOREIGN.get(reply.endpoint, ()):
+        return not_a_gateway(reply)  # but a proxy, or another server
     row = _ROWS.get((reply.status, problem.error_code or "")) or _ROWS.get((reply.status, ""))
     if row is not None:
         return row(reply, problem)
@@ -98,6 +97,13 @@ def exception_for(reply: Reply) -> BaseException | None:
         _says(reply, problem), source="GATEWAY_ERROR", endpoint=reply.endpoint, retryable=False
     )
 
+
+_FOREIGN: Final[Mapping[str, frozenset[int]]] = {
+    CAPABILITIES_PATH: frozenset({403, 404, 405}),
+    CONTROL_PATH: frozenset({403}),
+    EVENTS_PATH: frozenset({403}),
+}
+"""Statuses that a gateway gives with an error code only."""
 
 _MEANING: Final = {
     413: "the request is larger than the gateway, or a proxy before it, takes",

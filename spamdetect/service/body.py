@@ -8,7 +8,6 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from spamdetect._exchange import too_long_message
 from spamdetect.models import ErrorCode
 from spamdetect.service.respond import RefusalError
 
@@ -142,7 +141,7 @@ def too_long(max_chars: int) -> RefusalError:
     return RefusalError(
         413,
         ErrorCode.TEXT_TOO_LONG,
-        too_long_message(max_chars),
+        f"The text may have at most {max_chars} characters.",
         field="text",
         close=True,
     )

@@ -178,7 +178,7 @@ def test_an_unsigned_or_forged_frame_is_refused(start: Start, tenant: Any) -> No
     for frame in (forged, signed):
         with pytest.raises(subscriber.ChannelError):
             session.subscriber._open_frame(frame, "nonce")
-        session.subscriber._glance("nonce", [frame])
+        session.subscriber._apply_eagerly("nonce", [frame])
     assert not killed(runtime)
     tenant.admin.kill("w")
     until(lambda: killed(runtime), WAIT_S)
@@ -501,3 +501,13 @@ def test_the_control_socket_follows_no_redirect(status: int) -> None:
     finally:
         asked.close()
         elsewhere.close()
+
+
+@pytest.mark.parametrize("mode", ["auto", "http", "websocket"])
+def test_init_returns_with_what_stands(start: Start, tenant: Any, mode: str) -> None:
+    """A workflow that was killed before cannot send a single request after ``init``."""
+    tenant.admin.kill("w")
+    tenant.admin.pause("p")
+    runtime = start(transport_mode=mode)
+    assert killed(runtime, "w")
+    assert paused(runtime, "p")

@@ -21,6 +21,7 @@ from guard.runtime.runtime import GuardRuntime
 
 ROOT = Path(__file__).parents[3]
 EVENTS = "/api/v1/events"
+CONTROL = "/api/v1/control"
 
 
 @attrs.frozen
@@ -47,6 +48,7 @@ class Scripted:
         self.requests: list[tuple[str, float, Any]] = []
         self.events: dict[str, int] = {}
         self.bodies: list[dict[str, Any]] = []
+        self._transports: set[asyncio.WriteTransport] = set()
         self._loop = asyncio.new_event_loop()
         started = threading.Event()
 
@@ -62,7 +64,9 @@ class Scripted:
             for task in tasks:
                 task.cancel()
             self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-            for _ in range(5):
+            for transport in list(self._transports):
+                transport.abort()  # also where something is still to be sent
+            for _ in range(10):
                 self._loop.run_until_complete(asyncio.sleep(0))
             self._loop.close()
 
@@ -81,11 +85,12 @@ class Scripted:
         self._thread.join(10)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._transports.add(writer.transport)
         try:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
                 lines = head.split("\r\n")
-                path = lines[0].split(" ")[1].partition("?")[0]
+                path, _, query = lines[0].split(" ")[1].partition("?")
                 headers = {
                     name.lower(): value.strip()
                     for name, _, value in (line.partition(":") for line in lines[1:] if line)
@@ -96,6 +101,8 @@ class Scripted:
                 body = json.loads(raw) if raw else None
                 self.requests.append((path, asyncio.get_running_loop().time(), body))
                 answer = self.answer(path, body) or self._usual(path, body)
+                if answer.hang and path == CONTROL and query.endswith("wait_ms=0"):
+                    answer = Answer(200, body=b'{"messages": [], "seq": 0}')
                 if answer.hang:
                     await asyncio.sleep(3600)
                 out = answer.body or b""
@@ -120,7 +127,7 @@ class Scripted:
             for event in body.get("events", []):
                 self.take(event)
             document = {"decision": "allow", "call_id": body["call_id"]}
-        elif path == "/api/v1/control":
+        elif path == CONTROL:
             return Answer(hang=True)
         else:
             return Answer(404, body=b"{}")

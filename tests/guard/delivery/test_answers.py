@@ -5,15 +5,25 @@ from __future__ import annotations
 import gzip
 import json
 import logging
+import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import guard
-from guard.breaker.exceptions import BreakerTransportError, GuardConsumeOverbudgetError, GuardError
+from guard.breaker.exceptions import (
+    BreakerTransportError,
+    GuardBudgetError,
+    GuardConsumeOverbudgetError,
+    GuardError,
+    WorkflowKilledInterrupt,
+    WorkflowPausedException,
+)
 from guard.runtime.runtime import GuardRuntime
+from guard.scope.scope import current_scope
 from tests.guard.delivery.conftest import EVENTS, Answer, Scripted, problem
 from tests.support.waiting import until
 
@@ -146,7 +156,7 @@ class TestWhatIsNoGateway:
         caplog: pytest.LogCaptureFixture,
     ) -> None:
         """Not "offline", and not "blocked by policy": the address, or a proxy, is wrong."""
-        scripted.answer = lambda path, body: answer if path == "/api/v1/capabilities" else None
+        scripted.answer = lambda path, body: answer
         with caplog.at_level(logging.WARNING):
             runtime = against()
         assert runtime.status().state == "misconfigured"
@@ -161,6 +171,123 @@ class TestWhatIsNoGateway:
         with pytest.raises(GuardError, match="larger than") as caught:
             guard.protect(lambda: None)()
         assert str(caught.value).count("GD-B001") == 1
+
+
+class TestCancelled:
+    def test_a_batch_that_is_being_spooled_loses_none_of_its_parts(
+        self, against: Against, scripted: Scripted, tmp_path: Path
+    ) -> None:
+        """The batch was halved before; what is cancelled is the flush that stores the halves."""
+
+        def answer(path: str, body: Any) -> Answer | None:
+            if path != EVENTS:
+                return None
+            return problem(413, "GD-P003") if len(body["events"]) > 5 else problem(503, "GD-B002")
+
+        scripted.answer = answer
+        runtime = against(spool_dir=tmp_path / "spool", flush_interval_ms=60_000)
+        session = runtime.events.session
+        assert session is not None
+        spool = session.flusher._spooler._spool
+        assert spool is not None
+        ids = track(10)
+        with spool._lock:  # the disk is slow
+            flushing = runtime._background.submit(session.flusher._send_buffered)
+            until(lambda: "guard-blocking" in [each.name for each in threading.enumerate()])
+            flushing.cancel()
+        until(lambda: not session.flusher._one_flush.locked())
+        scripted.answer = lambda path, body: None
+        session.client.circuit.succeeded()
+        runtime.flush(10)
+        assert sorted(scripted.events) == sorted(ids)
+        assert runtime.status().events_lost == 0
+
+
+class TestRepliesDecide:
+    """Where no control channel can be had, replies to events say what stands."""
+
+    @pytest.fixture
+    def silent(self, against: Against, scripted: Scripted) -> GuardRuntime:
+        scripted.answer = lambda path, body: (
+            Answer(404) if path.startswith("/api/v1/control") else None
+        )
+        runtime = against(transport_mode="websocket", flush_interval_ms=60_000)
+        assert runtime.status().control_channel == "none"
+        return runtime
+
+    @staticmethod
+    def decide(scripted: Scripted, **decisions: str) -> None:
+        def answer(path: str, body: Any) -> Answer | None:
+            if path.startswith("/api/v1/control"):
+                return Answer(404)
+            if path != EVENTS:
+                return None
+            assert len({event.get("workflow_id") for event in body["events"]}) == 1
+            decision = decisions.get(body["events"][-1].get("workflow_id"), "allow")
+            return Answer(202, body=json.dumps({"accepted": 1, "decision": decision}).encode())
+
+        scripted.answer = answer
+
+    def test_an_exhausted_budget_ends_the_requests_of_its_workflow(
+        self, silent: GuardRuntime, scripted: Scripted
+    ) -> None:
+        self.decide(scripted, spent="exhausted")
+        for name in ("spent", "rich", "spent", "rich"):
+            with guard.workflow(name):
+                guard.track_llm(1, 1)
+        silent.flush(10)
+        with guard.workflow("rich"):
+            silent.enforcement.check_request(current_scope.get())
+            assert guard.track_llm(1, 1)["decision"] == "allow"
+        with guard.workflow("spent"):
+            assert guard.track_llm(1, 1)["decision"] == "block"
+        with pytest.raises(GuardBudgetError), guard.workflow("spent"):
+            silent.enforcement.check_request(current_scope.get())
+        self.decide(scripted)  # the operator has raised the budget
+        silent.flush(10)
+        with guard.workflow("spent"):
+            silent.enforcement.check_request(current_scope.get())
+
+    @pytest.mark.parametrize(
+        ("decision", "error"),
+        [("kill", WorkflowKilledInterrupt), ("pause", WorkflowPausedException)],
+    )
+    def test_a_kill_and_a_pause_hold_for_the_run(
+        self,
+        silent: GuardRuntime,
+        scripted: Scripted,
+        decision: str,
+        error: type[BaseException],
+    ) -> None:
+        self.decide(scripted, w=decision)
+        with guard.workflow("w"):
+            scope = current_scope.get()
+            guard.track_llm(1, 1)
+            silent.flush(10)
+            with pytest.raises(error):
+                silent.enforcement.check(scope)
+        self.decide(scripted)
+        with guard.workflow("another"):
+            silent.enforcement.check(current_scope.get())
+        silent.events.record("custom", {}, scope)
+        silent.flush(10)
+        silent.enforcement.check(scope)
+
+    def test_a_kill_in_a_reply_to_events_ends_no_service(
+        self, against: Against, scripted: Scripted
+    ) -> None:
+        refusing = True
+        scripted.answer = lambda path, body: (
+            problem(403, "GD-W002") if refusing and path == EVENTS else None
+        )
+        runtime = against()
+        track(1)
+        until(lambda: scripted.count() >= 1)
+        until(lambda: runtime.status().last_error_code)
+        refusing = False
+        track(1)
+        until(lambda: len(scripted.events) == 2)
+        assert runtime.status().events_lost == 0
 
 
 class TestTrouble:

@@ -46,7 +46,7 @@ def test_nothing_disappears_and_the_bound_holds(
         elif action == "put_back":
             buffer.put_back(buffer.take(argument))
         else:
-            buffer.rest()
+            buffer.park()
         assert len(buffer) <= capacity
         assert appended == delivered + buffer.dropped + len(buffer)
 
@@ -86,16 +86,16 @@ def test_wakes_once_for_a_batch_and_again_after_a_rest() -> None:
     buffer = EventBuffer(1000, 10, lambda: bool(wakes.append(1)) or True)
     buffer.append(record("llm", 0))
     assert len(wakes) == 1  # the first record starts the consumer
-    assert buffer.rest()
+    assert buffer.park()
     for number in range(8):
         buffer.append(record("llm", number))
     assert len(wakes) == 1
     for number in range(20):
         buffer.append(record("llm", number))
     assert len(wakes) == 2
-    assert not buffer.rest()  # there is a batch: no sleep
+    assert not buffer.park()  # there is a batch: no sleep
     buffer.take(100)
-    assert buffer.rest()
+    assert buffer.park()
     for number in range(10):
         buffer.append(record("llm", number))
     assert len(wakes) == 3
@@ -104,16 +104,16 @@ def test_wakes_once_for_a_batch_and_again_after_a_rest() -> None:
 def test_a_consumer_that_naps_is_woken_for_more_than_a_batch() -> None:
     wakes: list[int] = []
     buffer = EventBuffer(1000, 10, lambda: bool(wakes.append(1)) or True)
-    assert buffer.rest(50)
+    assert buffer.park(50)
     for number in range(49):
         buffer.append(record("llm", number))
     assert not wakes
     buffer.append(record("llm", 49))
     assert len(wakes) == 1
-    assert not buffer.rest(50)
-    assert buffer.rest(100)
+    assert not buffer.park(50)
+    assert buffer.park(100)
     buffer.take(45)
-    assert buffer.rest()  # for a batch again
+    assert buffer.park()  # for a batch again
     for number in range(5):
         buffer.append(record("llm", number))
     assert len(wakes) == 2
@@ -136,7 +136,7 @@ def test_threads_lose_nothing_that_is_not_counted() -> None:
     def consume() -> None:
         while not done.is_set():
             taken.extend(buffer.take(70))
-            buffer.rest()
+            buffer.park()
 
     def produce(name: int) -> None:
         for number in range(5000):
