@@ -19,6 +19,7 @@ import os
 import sqlite3
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
@@ -37,6 +38,7 @@ _SIDE_FILES: Final = ("", "-wal", "-shm")
 _PAGE_BYTES: Final = 4096
 _BUSY_MS: Final = 500
 _HURRY_MS: Final = 50
+_FORK_WAIT_S: Final = 1.0
 _WAL_BYTES_MAX: Final = 4 * 1024 * 1024
 _DAMAGED_KEPT: Final = 3
 _ROW_BYTES: Final = 150
@@ -117,6 +119,7 @@ class Spool:
         self._holder = holder_of(os.getpid())
         self._busy_ms = _BUSY_MS
         self.pending = 0
+        _spools.add(self)
 
     def append(self, events: Sequence[Spooled]) -> int:
         """Write events; they survive a SIGKILL from here on.
@@ -355,6 +358,9 @@ class Spool:
                     time.sleep(0.005)
             yield
         finally:
+            # A child that was forked meanwhile has the descriptor too: closing ours alone would
+            # leave the file locked for as long as that child lives.
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
     def _drop_connection(self) -> None:
@@ -374,3 +380,28 @@ def _roll_back(connection: sqlite3.Connection) -> None:
     if connection.in_transaction:
         with contextlib.suppress(sqlite3.Error):
             connection.execute("ROLLBACK")
+
+
+_spools: weakref.WeakSet[Spool] = weakref.WeakSet()
+_quiet = threading.local()
+
+
+def _before_fork() -> None:
+    """Let no call of SQLite be under way, and no connection be open, while the process forks.
+
+    A child inherits SQLite's own record of its parent's locks (https://sqlite.org/howtocorrupt.html,
+    2.6): with a transaction in it the file would be locked for the child for ever.
+    """
+    _quiet.held = []
+    for spool in list(_spools):
+        if spool._lock.acquire(timeout=_FORK_WAIT_S):
+            _quiet.held.append(spool)
+            spool._drop_connection()
+
+
+def _after_fork() -> None:
+    for spool in _quiet.held:
+        spool._lock.release()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)

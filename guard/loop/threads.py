@@ -37,6 +37,7 @@ async def in_thread(function: Callable[..., T], *args: Any, finish: bool = False
             future.set_result(result)
         else:
             future.set_exception(exc)
+            future.exception()  # marked as seen: whoever awaits it is told, and nobody else
 
     def work() -> None:
         result, failure = None, None

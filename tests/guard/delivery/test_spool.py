@@ -7,6 +7,8 @@ import os
 import resource
 import signal
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -235,3 +237,52 @@ def test_a_full_disk_refuses_keeps_what_is_there_and_recovers(tmp_path: Path) ->
     assert process.exitcode == 0
     assert refused > 0
     assert kept == 100 + (40 - refused) * 100 + 10
+
+
+FORKS_DURING = """
+import os, sys, threading, time
+from pathlib import Path
+from guard.delivery.spool import Spool, Spooled
+def spool():
+    return Spool(Path(sys.argv[1]), bytes(16), bytes_max=1 << 20)
+def written(name):
+    assert spool().append([Spooled(name, 1, b"{}")]) == 0
+begun = threading.Event()
+def transaction(connection):
+    connection.execute("BEGIN IMMEDIATE")
+    begun.set()
+    time.sleep(0.2)  # so that the fork comes before its end
+    connection.execute("ROLLBACK")
+def opening():
+    with parents._directory_locked():
+        begun.set()
+        time.sleep(0.2)
+parents = spool()
+parents.look()
+work = {"a transaction": lambda: parents._with_file(transaction), "an opening": opening}
+thread = threading.Thread(target=work[sys.argv[2]])
+thread.start()
+begun.wait()
+reading, writing = os.pipe()
+pid = os.fork()
+if not pid:
+    os.close(writing)
+    written("child")
+    os.read(reading, 1)  # until the parent has written too
+    os._exit(0)
+thread.join()
+written("parent")
+os.close(writing)
+assert os.waitpid(pid, 0)[1] == 0
+print(parents.look())
+"""
+
+
+@pytest.mark.parametrize("case", ["a transaction", "an opening"])
+def test_a_fork_leaves_the_file_usable_on_both_sides(tmp_path: Path, case: str) -> None:
+    """The background thread may be at work in the file at the moment that the program forks."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKS_DURING, str(tmp_path / "s"), case],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "2\n", "")
