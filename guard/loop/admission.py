@@ -69,6 +69,7 @@ class _Item(Generic[T]):
     future: Future[T]
     context: contextvars.Context
     expires_s: float
+    has_place: bool = False
 
 
 class Admission:
@@ -110,6 +111,7 @@ class Admission:
         self,
         start: Callable[[], Coroutine[Any, Any, T]],
         abandoned: Callable[[T], object] = lambda result: None,
+        future: Future[T] | None = None,
     ) -> Future[T]:
         """Run the coroutine that ``start`` makes, at once or when its turn comes.
 
@@ -119,62 +121,72 @@ class Admission:
         Args:
             start: called on the loop; the coroutine runs in the caller's context.
             abandoned: called on the loop with a result that nobody waits for any more.
+            future: takes the result; a caller that makes it beforehand can cancel it also when it
+                is interrupted in here.
 
         Raises (here, or from the future):
             AdmissionError: too many wait, or the turn did not come in time.
             LoopClosedError: the loop was closed.
         """
         item = _Item(
-            start, abandoned, Future[T](), contextvars.copy_context(),
+            start, abandoned, future or Future[T](), contextvars.copy_context(),
             time.monotonic() + self._wait_s,
         )  # fmt: skip
+        try:
+            self._line_up(item)
+        except BaseException:
+            # Also Ctrl-C, at any instruction: the place is given back once, whoever got that far.
+            item.future.cancel()
+            self._give_place_back(item)
+            raise
+        return item.future
+
+    def _line_up(self, item: _Item[Any]) -> None:
         with self._lock:
-            admitted = self._running < self._concurrency.limit
-            if admitted:
-                self._running += 1
+            if self._running < self._concurrency.limit:
+                self._take_place(item)
             elif len(self._waiting) >= self._waiting_max:
                 raise AdmissionError(f"{len(self._waiting)} callers are waiting already")
             else:
                 self._waiting.append(item)
-            sets_timer = not admitted and not self._timer_set
+            sets_timer = not item.has_place and not self._timer_set
             self._timer_set = self._timer_set or sets_timer
         self._background.track(item.future)
-        if admitted:
+        if item.has_place:
             self._call(self._begin, item)
         elif sets_timer:
-            self._call(self._expire)
-        return item.future
+            try:
+                self._call(self._expire)
+            except BaseException:
+                self._timer_set = False
+                raise
 
     def _call(self, callback: Callable[..., None], *args: Any) -> None:
-        try:
-            self._background.start()
-            scheduled = self._background.call_soon(callback, *args)
-        except BaseException:
-            self._next_after(callback)
-            raise
-        if not scheduled:
-            self._next_after(callback)
+        self._background.start()
+        if not self._background.call_soon(callback, *args):
             raise LoopClosedError("the background loop is closed")
 
-    def _next_after(self, failed: Callable[..., None]) -> None:
+    def _take_place(self, item: _Item[Any]) -> None:
+        item.has_place = True
+        self._running += 1
+
+    def _give_place_back(self, item: _Item[Any]) -> None:
         with self._lock:
-            if failed == self._begin:
-                self._running -= 1
-            else:
-                self._timer_set = False
+            self._running -= item.has_place
+            item.has_place = False
 
     # -- on the loop ------------------------------------------------------------------------------
 
     def _begin(self, item: _Item[Any]) -> None:
         if item.future.cancelled():
-            self._advance()
+            self._advance(item)
             return
         task = asyncio.get_running_loop().create_task(item.start(), context=item.context)
         task.add_done_callback(functools.partial(self._ended, item, time.monotonic()))
 
     def _ended(self, item: _Item[Any], started_s: float, task: asyncio.Task[Any]) -> None:
         self._concurrency.took(time.monotonic() - started_s)
-        self._advance()
+        self._advance(item)
         if task.cancelled():
             item.future.cancel()
             return
@@ -187,15 +199,15 @@ class Admission:
         else:
             item.future.set_result(task.result())
 
-    def _advance(self) -> None:
+    def _advance(self, ended: _Item[Any]) -> None:
         """Give a place back, and hand over what is free to the next in line."""
         begins: list[_Item[Any]] = []
         with self._lock:
-            self._running -= 1
+            self._give_place_back(ended)
             while self._waiting and self._running < self._concurrency.limit:
                 item = self._waiting.popleft()
                 if not item.future.cancelled():
-                    self._running += 1
+                    self._take_place(item)
                     begins.append(item)
         for item in begins:
             self._begin(item)

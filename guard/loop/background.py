@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import contextvars
 import os
@@ -11,6 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
 from guard.loop.threads import ServiceLoop
@@ -50,7 +50,7 @@ class BackgroundLoop:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._services: set[asyncio.Task[Any]] = set()
-        self._pending: set[concurrent.futures.Future[Any]] = set()
+        self._pending: set[Future[Any]] = set()
         self._closers: list[Callable[[], Awaitable[object]]] = []
         self._closed = False
         self._winding_up = False
@@ -91,9 +91,7 @@ class BackgroundLoop:
                 raise LoopClosedError("the background loop is closed")
             if self._loop is not None:
                 return self._loop
-            started: concurrent.futures.Future[asyncio.AbstractEventLoop] = (
-                concurrent.futures.Future()
-            )
+            started: Future[asyncio.AbstractEventLoop] = Future()
             # An empty context: a service must not keep the first caller's identity for ever.
             thread = threading.Thread(
                 target=contextvars.Context().run,
@@ -110,7 +108,7 @@ class BackgroundLoop:
             self._thread, self._loop = thread, loop
             return loop
 
-    def _main(self, started: concurrent.futures.Future[asyncio.AbstractEventLoop]) -> None:
+    def _main(self, started: Future[asyncio.AbstractEventLoop]) -> None:
         try:
             loop = ServiceLoop()
         except BaseException as exc:  # noqa: BLE001  # it belongs to the caller who waits
@@ -128,9 +126,20 @@ class BackgroundLoop:
             loop.close()
 
     def submit(
-        self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any
-    ) -> concurrent.futures.Future[T]:
+        self,
+        function: Callable[..., Coroutine[Any, Any, T]],
+        *args: Any,
+        future: Future[T] | None = None,
+    ) -> Future[T]:
         """Run ``function(*args)`` on the loop, in the caller's context.
+
+        The coroutine is made on the loop, so that an exception that a signal handler raises in the
+        calling thread never meets one that runs already.
+
+        Args:
+            function, args: makes the coroutine.
+            future: takes the result; a caller that makes it beforehand can cancel the coroutine
+                also when it is interrupted in here.
 
         Raises:
             LoopClosedError: the loop was closed.
@@ -138,22 +147,22 @@ class BackgroundLoop:
         """
         if self.is_own_thread:
             raise RuntimeError("a blocking call from the background loop's own thread")
-        coroutine = function(*args)
+        if future is None:
+            future = Future()
         try:
             # Under the lock, so that what is submitted before close() is also cancelled by it.
             with self._lock:
                 loop = self.start()
-                future = asyncio.run_coroutine_threadsafe(coroutine, loop)
-                self._pending.add(future)
+                self.track(future)
+                loop.call_soon_threadsafe(_begin, loop, function, args, future)
         except BaseException as exc:
-            coroutine.close()
+            future.cancel()
             if self._closed and isinstance(exc, RuntimeError):
                 raise LoopClosedError("the background loop is closed") from None
             raise
-        future.add_done_callback(self._pending.discard)
         return future
 
-    def track(self, future: concurrent.futures.Future[Any]) -> None:
+    def track(self, future: Future[Any]) -> None:
         """Have a future that is answered from the loop cancelled when the loop ends first."""
         self._pending.add(future)
         future.add_done_callback(self._pending.discard)
@@ -172,8 +181,9 @@ class BackgroundLoop:
         Raises:
             TimeoutError: ``timeout_s`` seconds passed.
         """
-        future = self.submit(function, *args)
+        future: Future[T] = Future()
         try:
+            self.submit(function, *args, future=future)
             return future.result(timeout_s)
         except BaseException:
             future.cancel()
@@ -276,13 +286,50 @@ class BackgroundLoop:
         loop.call_soon(loop.stop)
 
 
+def _begin(
+    loop: asyncio.AbstractEventLoop,
+    function: Callable[..., Coroutine[Any, Any, T]],
+    args: tuple[Any, ...],
+    future: Future[T],
+) -> None:
+    """Run a coroutine as a task, on the loop, and give its result to the future."""
+    if future.cancelled():
+        return
+    try:
+        task = loop.create_task(function(*args))
+    except BaseException as exc:  # noqa: BLE001  # it belongs to the caller who waits
+        if future.set_running_or_notify_cancel():
+            future.set_exception(exc)
+        return
+
+    def cancelled(ended: Future[T]) -> None:
+        if ended.cancelled():
+            with contextlib.suppress(RuntimeError):  # the loop has closed, so the task has ended
+                loop.call_soon_threadsafe(task.cancel)
+
+    def settled(ended: asyncio.Task[T]) -> None:
+        if ended.cancelled():
+            future.cancel()
+            return
+        exc = ended.exception()
+        if not future.set_running_or_notify_cancel():
+            return
+        if exc is not None:
+            future.set_exception(exc)
+        else:
+            future.set_result(ended.result())
+
+    task.add_done_callback(settled)
+    future.add_done_callback(cancelled)
+
+
 async def _settled() -> None:
     """Let what was just closed or answered run its callbacks; a transport takes a few rounds."""
     for _ in range(_ROUNDS):
         await asyncio.sleep(0)
 
 
-def _stop_when_started(started: concurrent.futures.Future[asyncio.AbstractEventLoop]) -> None:
+def _stop_when_started(started: Future[asyncio.AbstractEventLoop]) -> None:
     if started.exception() is None:
         loop = started.result()
         loop.call_soon_threadsafe(loop.stop)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import functools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Final
 
@@ -19,6 +20,8 @@ from guard.loop import Admission, AdmissionError, BackgroundLoop, Concurrency, L
 from guard.runtime.event_pipeline import EventPipeline
 from guard.scope.scope import Scope
 from guard.settings import GATE_CONCURRENCY
+
+_Submit = Callable[[wire.GateRequest, Future[wire.GateReply]], None]
 
 _WAITING_MAX: Final = 20_000
 _WAITING_SHARE: Final = 0.8
@@ -69,16 +72,18 @@ class Gate:
             GuardError: refused, no usable answer within the deadline, or guard was shut down.
             WorkflowKilledInterrupt: the workflow is killed.
         """
-        reply = self._wait(request, self._submit(request))
+        reply = self._wait(request, self._submit)
         if reply.decision == "pending":
-            reply = self._wait(request, self._submit_pending(request, reply))
+            reply = self._wait(request, functools.partial(self._submit_pending, reply))
         return reply
 
-    def _wait(self, request: wire.GateRequest, future: Future[wire.GateReply]) -> wire.GateReply:
+    def _wait(self, request: wire.GateRequest, submit: _Submit) -> wire.GateReply:
         scope = Scope(workflow_id=request.workflow_id, run_id=request.run_id)
+        future: Future[wire.GateReply] = Future()  # made first: Ctrl-C can come at any instruction
         with _as_guard_errors():
             try:
                 with self._enforcement.bodies.waiting(scope, future.cancel):
+                    submit(request, future)
                     return future.result()
             except concurrent.futures.CancelledError:
                 raise was_shut_down() from None
@@ -95,19 +100,20 @@ class Gate:
             GuardError: refused, no usable answer within the deadline, or guard was shut down.
             WorkflowKilledInterrupt: the workflow is killed.
         """
-        reply = await self._wait_async(request, self._submit(request))
+        reply = await self._wait_async(request, self._submit)
         if reply.decision == "pending":
-            reply = await self._wait_async(request, self._submit_pending(request, reply))
+            submit = functools.partial(self._submit_pending, reply)
+            reply = await self._wait_async(request, submit)
         return reply
 
-    async def _wait_async(
-        self, request: wire.GateRequest, future: Future[wire.GateReply]
-    ) -> wire.GateReply:
+    async def _wait_async(self, request: wire.GateRequest, submit: _Submit) -> wire.GateReply:
         wait = TaskBody(Scope(workflow_id=request.workflow_id, run_id=request.run_id))
+        future: Future[wire.GateReply] = Future()
         bodies = self._enforcement.bodies
         bodies.enter(wait)
         try:
             with _as_guard_errors():
+                submit(request, future)
                 reply = await asyncio.wrap_future(future)
         except BaseException as exc:
             self._abandon(future)
@@ -130,18 +136,16 @@ class Gate:
 
     # -- what both share --------------------------------------------------------------------------
 
-    def _submit(self, request: wire.GateRequest) -> Future[wire.GateReply]:
+    def _submit(self, request: wire.GateRequest, future: Future[wire.GateReply]) -> None:
         ends_s = time.monotonic() + self._timeout_s
-        with _as_guard_errors():
-            return self._admission.submit(
-                lambda: self._answer(request, ends_s), abandoned=self._give_back
-            )
+        self._admission.submit(
+            lambda: self._answer(request, ends_s), abandoned=self._give_back, future=future
+        )
 
     def _submit_pending(
-        self, request: wire.GateRequest, reply: wire.GateReply
-    ) -> Future[wire.GateReply]:
-        with _as_guard_errors():
-            return self._background.submit(self._answer_of_person, request, reply)
+        self, reply: wire.GateReply, request: wire.GateRequest, future: Future[wire.GateReply]
+    ) -> None:
+        self._background.submit(self._answer_of_person, request, reply, future=future)
 
     async def _answer(self, request: wire.GateRequest, ends_s: float) -> wire.GateReply:
         session = await self._events.open_session()

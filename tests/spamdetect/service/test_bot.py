@@ -60,14 +60,16 @@ class BotApi:
         self._ids += 1
         chat_id = user if chat == "private" else -1000 - user
         command = text.split()[0] if text else ""
-        message = {
+        message: dict[str, Any] = {
             "message_id": self._ids,
             "date": 1_790_000_000,
             "text": text,
             "from": {"id": user, "is_bot": False, "first_name": f"User {user}", **extra},
             "chat": {"id": chat_id, "type": chat},
-            "entities": [{"type": "bot_command", "offset": 0, "length": len(command)}],
         }
+        if command.startswith("/"):
+            entity = {"type": "bot_command", "offset": 0, "length": len(command)}
+            message["entities"] = [entity]
         return {"update_id": self._ids, "message": message}
 
     async def say(self, text: str, user: int = 1, chat: str = "private", **extra: Any) -> None:
@@ -259,6 +261,29 @@ async def test_help_lists_the_commands(api: BotApi, running: Running) -> None:
             for name in ("/token", "/usage", "/revoke", "x-api-key"):
                 assert name in answer
         assert "setMyCommands" in api.called
+
+
+async def test_anything_else_in_private_is_answered_with_help(
+    api: BotApi, running: Running
+) -> None:
+    async with running():
+        for said in ("hello, how do I get a key?", "/nonsense", ""):
+            assert "/token" in await api.ask(said)
+        before = len(api.sent)
+        await api.say("hello everybody", chat="group")
+        assert "/token" in await api.ask("hello again", user=2)
+        assert len(api.sent) == before + 1
+
+
+async def test_a_key_can_be_revoked_in_the_middle_of_a_flood(
+    api: BotApi, running: Running, store: KeyStore
+) -> None:
+    async with running(commands_per_minute=2):
+        await api.ask("/token")
+        while "Slow down" not in await api.ask("/usage"):
+            pass
+        assert "is revoked" in await api.ask("/revoke")
+        assert await store.active_key_of("telegram:1") is None
 
 
 async def test_a_group_gets_no_key(api: BotApi, running: Running, store: KeyStore) -> None:
