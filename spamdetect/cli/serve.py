@@ -16,6 +16,8 @@ from spamdetect.service.settings import ServiceSettings, read_service_settings
 @click.command()
 @click.option("--host", help="Address to bind.  [default: 127.0.0.1]")
 @click.option("--port", type=int, help="Port to bind; 0 takes a free one.  [default: 8788]")
+@click.option("--monitor-port", type=int, help="Port of their own for health and metrics.")
+@click.option("--monitor-host", help="Address of that port.  [default: that of --host]")
 @click.option("--database-url", help="Key store: sqlite:///PATH or postgresql://...")
 @click.option("--redis-url", help="Limits shared by replicas: redis://...")
 @click.option("--model", "model_path", type=click.Path(path_type=Path), help="Model file.")
@@ -51,6 +53,8 @@ async def _serve(settings: ServiceSettings) -> None:
 
 def _greet(server: RunningServer) -> None:
     click.echo(f"spamdetect listens on {server.base_url}  (Ctrl-C stops it)")
+    if server.monitor_url != server.base_url:
+        click.echo(f"Health and metrics: {server.monitor_url}")
     if server.first_key is None:
         click.echo("Keys: spamdetect keys list | create | revoke")
         return

@@ -7,7 +7,7 @@ import contextlib
 import functools
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -106,12 +106,19 @@ class SpamService:
             finally:
                 self._state = self._hot = None
 
+    @property
+    def monitoring(self) -> Any:
+        """The pages without a key, as an ASGI application: for a port of their own."""
+        return self._pages
+
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
             if scope["path"] in _HOT_PATHS and self._hot is not None:
                 await self._hot(scope, receive, send)
-            else:
+            elif self.settings.monitor_port is None:
                 await self._pages(scope, receive, send)
+            else:
+                await _no_page(scope, receive, send)
         elif scope["type"] == "lifespan":
             await self._lifespan(receive, send)
         else:
@@ -219,6 +226,9 @@ def _refused(status_code: int, error_code: ErrorCode, message: str) -> Response:
 
 async def _not_found(request: Request, error: Exception) -> Response:
     return _refused(404, ErrorCode.NOT_FOUND, "There is no such endpoint; see /openapi.json.")
+
+
+_no_page: Final = Starlette(exception_handlers={404: _not_found})
 
 
 async def _not_allowed(request: Request, error: Exception) -> Response:

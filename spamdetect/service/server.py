@@ -45,10 +45,12 @@ class RunningServer:
     Attributes:
         listening: Where, and how to stop it.
         first_key: The key made for an empty key store, else None.
+        monitor_url: Where the pages without a key are.
     """
 
     listening: Listening
     first_key: NewKey | None
+    monitor_url: str
 
     @property
     def base_url(self) -> str:
@@ -65,13 +67,22 @@ async def serving(service: SpamService) -> AsyncIterator[RunningServer]:
     """
     settings = service.settings
     # The port first: it is what fails most often, and the model need not be loaded to say so.
-    with _bound(settings.host, settings.port) as listener:
-        async with service.running():
-            first_key = None
-            if not await service.store.has_keys():
-                first_key = await service.store.create(KeySpec(label="first key"))
-            async with _listening(service, listener, settings) as listening:
-                yield RunningServer(listening, first_key)
+    async with contextlib.AsyncExitStack() as stack:
+        listener = stack.enter_context(_bound(settings.host, settings.port))
+        monitor = None
+        if settings.monitor_port is not None:
+            host = settings.monitor_host or settings.host
+            monitor = stack.enter_context(_bound(host, settings.monitor_port, "--monitor-port"))
+        await stack.enter_async_context(service.running())
+        first_key = None
+        if not await service.store.has_keys():
+            first_key = await service.store.create(KeySpec(label="first key"))
+        monitor_url = ""
+        if monitor is not None:
+            pages = _listening(service.monitoring, monitor, settings)
+            monitor_url = (await stack.enter_async_context(pages)).base_url
+        listening = await stack.enter_async_context(_listening(service, listener, settings))
+        yield RunningServer(listening, first_key, monitor_url or listening.base_url)
 
 
 @contextlib.asynccontextmanager
@@ -140,7 +151,7 @@ async def _stop_when(stop: asyncio.Event, server: uvicorn.Server) -> None:
 
 
 @contextlib.contextmanager
-def _bound(host: str, port: int) -> Iterator[socket.socket]:
+def _bound(host: str, port: int, option: str = "--port") -> Iterator[socket.socket]:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -159,7 +170,7 @@ def _bound(host: str, port: int) -> Iterator[socket.socket]:
             if error.errno == errno.EADDRINUSE:
                 raise SpamConfigError(
                     f"Port {port} on {host} is in use already. Stop what runs there, or choose "
-                    "another one with --port (0 takes a free one)."
+                    f"another one with {option} (0 takes a free one)."
                 ) from None
             raise SpamConfigError(f"Cannot listen on {host}:{port}: {error.strerror}.") from None
         yield listener

@@ -22,6 +22,10 @@ class ServiceSettings:
     Attributes:
         host: Address to bind.
         port: Port to bind; 0 takes a free one.
+        monitor_port: Port of their own for ``/healthz``, ``/readyz``, ``/metrics`` and
+            ``/openapi.json``, which take no key; None answers them beside the API, 0 takes a free
+            port.
+        monitor_host: Address to bind it to; empty is ``host``.
         database_url: Key store, ``sqlite:///path`` or ``postgresql://...``.
         redis_url: Rate limits shared by replicas; empty keeps them in the process.
         model_path: Model file; None takes the one of the package.
@@ -43,6 +47,8 @@ class ServiceSettings:
 
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
+    monitor_port: int | None = None
+    monitor_host: str = ""
     database_url: str = attrs.field(default="", repr=False)
     redis_url: str = attrs.field(default="", repr=False)
     model_path: Path | None = None
@@ -113,6 +119,7 @@ def read_service_settings(
 
 _NUMBERS: Final[dict[str, tuple[type[int | float], float, float]]] = {
     "port": (int, 0, 65535),
+    "monitor_port": (int, 0, 65535),
     "threshold": (float, 0, 1),
     "max_text_chars": (int, 1, 10_000_000),
     "body_timeout_s": (float, 0.05, 600),

@@ -19,6 +19,7 @@ from spamdetect.engine import Analysis, Engine, Preprocessed
 from spamdetect.errors import SpamConfigError
 from spamdetect.service.app import SpamService, open_store
 from spamdetect.service.keys import KeySpec
+from spamdetect.service.server import serving
 from spamdetect.service.settings import ServiceSettings, read_service_settings
 from spamdetect.testing import RunningService, run_service, run_service_async
 
@@ -32,6 +33,38 @@ async def test_health_readiness_and_metrics_need_no_key(service: RunningService)
             answer = await client.get(path)
             assert (answer.status_code, answer.json()["data"]) == (200, {"error_code": ""})
             assert (await client.head(path)).status_code == 200
+
+
+@pytest.mark.asyncio
+async def test_the_pages_without_a_key_move_to_a_port_of_their_own(tmp_path: Path) -> None:
+    pages = ("/healthz", "/readyz", "/metrics", "/openapi.json")
+    settings = read_service_settings(
+        environ={"SPAMDETECT_MONITOR_PORT": "0"},
+        port=0,
+        database_url=f"sqlite:///{tmp_path / 'keys.sqlite3'}",
+    )
+    async with (
+        serving(SpamService(settings)) as server,
+        httpx.AsyncClient(base_url=server.base_url) as api,
+        httpx.AsyncClient(base_url=server.monitor_url) as monitor,
+    ):
+        assert server.monitor_url != server.base_url
+        assert [(await monitor.get(page)).status_code for page in pages] == [200] * 4
+        assert [(await api.get(page)).status_code for page in pages] == [404] * 4
+        assert (await api.get("/healthz")).json()["data"] == {"error_code": "NOT_FOUND"}
+        assert (await api.post(PREDICT, json={"text": "a"})).status_code == 401
+        assert (await monitor.post(PREDICT, json={"text": "a"})).status_code == 404
+
+
+@pytest.mark.asyncio
+async def test_a_monitor_port_in_use_is_named(tmp_path: Path) -> None:
+    database = f"sqlite:///{tmp_path / 'keys.sqlite3'}"
+    async with serving(SpamService(ServiceSettings(port=0, database_url=database))) as server:
+        taken = int(server.base_url.rpartition(":")[2])
+        again = ServiceSettings(port=0, monitor_port=taken, database_url=database)
+        with pytest.raises(SpamConfigError, match="--monitor-port"):
+            async with serving(SpamService(again)):
+                pass
 
 
 @pytest.mark.asyncio
