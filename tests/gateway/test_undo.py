@@ -25,7 +25,7 @@ from guard.gateway.domain.commands import (
 from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.records import Budget, OrganisationSettings, Webhook
 from guard.gateway.ledger import catalogue, charge, control, directory, expiry, gate, webhooks
-from guard.gateway.ledger.unit_of_work import Scopes
+from guard.gateway.ledger.state import Scopes
 from guard.gateway.storage.sqlite import schema
 from guard.gateway.storage.sqlite.retention import Retention
 from guard.gateway.storage.sqlite.store import SqliteStorage

@@ -27,7 +27,7 @@ from guard.gateway.domain.estimates import Estimate
 from guard.gateway.domain.ledger import Account, Balance, Reservation
 from guard.gateway.domain.windows import DAY_MS
 from guard.gateway.ledger import audit
-from guard.gateway.ledger.unit_of_work import (
+from guard.gateway.ledger.state import (
     AuditRow,
     Chain,
     OrganisationState,

@@ -11,7 +11,9 @@ from typing import Any, TypeVar
 
 import click
 
-from guard.gateway.cli import data as cli_data
+from guard.gateway.cli.apply import apply
+from guard.gateway.cli.approvals import approvals
+from guard.gateway.cli.budgets import budgets
 from guard.gateway.cli.output import (
     admin_options,
     client_of,
@@ -20,7 +22,9 @@ from guard.gateway.cli.output import (
     show,
 )
 from guard.gateway.cli.password import greet, password
+from guard.gateway.cli.policies import policies
 from guard.gateway.cli.prices import prices
+from guard.gateway.cli.reports import audit, backup, usage
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -299,13 +303,13 @@ def _show_key(options: dict[str, Any], made: dict[str, Any]) -> None:
 
 
 for _command in (
-    cli_data.budgets,
-    cli_data.policies,
+    budgets,
+    policies,
     prices,
-    cli_data.approvals,
-    cli_data.usage,
-    cli_data.audit,
-    cli_data.backup,
-    cli_data.apply,
+    approvals,
+    usage,
+    audit,
+    backup,
+    apply,
 ):
     gateway.add_command(_command)

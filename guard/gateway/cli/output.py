@@ -119,3 +119,8 @@ def note(options: dict[str, Any], text: str, value: Any) -> None:
         click.echo(json.dumps(value, indent=2))
     else:
         click.echo("\n".join(safe(line) for line in text.splitlines()))
+
+
+def scope_of(record: dict[str, Any]) -> str:
+    """Name a record's scope for a person."""
+    return f"{record['scope_kind']} {record['scope_id']}".strip()

@@ -8,12 +8,8 @@ from typing import Final
 from guard.gateway.domain import records, windows
 from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.ledger import Account, Balance
-from guard.gateway.ledger.unit_of_work import (
-    BudgetIndex,
-    OrganisationState,
-    ScopeKeys,
-    UnitOfWork,
-)
+from guard.gateway.ledger.state import BudgetIndex, OrganisationState, ScopeKeys
+from guard.gateway.ledger.unit_of_work import UnitOfWork
 
 _KINDS: Final = ("workflow", "agent", "chain", "key", "model")
 

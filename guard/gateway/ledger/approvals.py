@@ -13,7 +13,8 @@ from guard.gateway.domain.commands import Actor, ApprovalNeed, GateCommand, Refu
 from guard.gateway.domain.errors import ConflictError, NotFoundError
 from guard.gateway.ledger import audit, control, webhooks
 from guard.gateway.ledger.accounts import organisation
-from guard.gateway.ledger.unit_of_work import OrganisationState, UnitOfWork
+from guard.gateway.ledger.state import OrganisationState
+from guard.gateway.ledger.unit_of_work import UnitOfWork
 
 EXPIRE_MAX: Final = 500
 _REASONS: Final = {

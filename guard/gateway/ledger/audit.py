@@ -13,7 +13,8 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from guard.gateway.domain.commands import Actor
-from guard.gateway.ledger.unit_of_work import AuditRow, UnitOfWork
+from guard.gateway.ledger.state import AuditRow
+from guard.gateway.ledger.unit_of_work import UnitOfWork
 
 GENESIS: Final = "0" * 64
 PRUNE: Final = "audit.prune"

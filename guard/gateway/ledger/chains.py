@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from guard.core import wire
-from guard.gateway.ledger.unit_of_work import Chain, OrganisationState, UnitOfWork
+from guard.gateway.ledger.state import Chain, OrganisationState
+from guard.gateway.ledger.unit_of_work import UnitOfWork
 
 
 def open_chain(unit: UnitOfWork, organisation_id: str, chain_id: str) -> Chain | None:

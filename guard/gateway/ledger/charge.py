@@ -8,7 +8,8 @@ from guard.gateway.domain.commands import Answer, IngestCommand, PricedEvent, Re
 from guard.gateway.domain.ledger import Account, Reservation
 from guard.gateway.ledger import chains, control, expiry, idempotency
 from guard.gateway.ledger.accounts import accounts_of, organisation
-from guard.gateway.ledger.unit_of_work import OrganisationState, ScopeKeys, UnitOfWork
+from guard.gateway.ledger.state import OrganisationState, ScopeKeys
+from guard.gateway.ledger.unit_of_work import UnitOfWork
 
 _DECISIONS = {"killed": "kill", "paused": "pause", "active": "allow"}
 

@@ -12,7 +12,8 @@ from guard.gateway.domain.commands import Actor, PostCommitEvent, Refusal
 from guard.gateway.domain.ledger import Account, Balance
 from guard.gateway.ledger import audit, webhooks
 from guard.gateway.ledger.accounts import organisation
-from guard.gateway.ledger.unit_of_work import OrganisationState, UnitOfWork
+from guard.gateway.ledger.state import OrganisationState
+from guard.gateway.ledger.unit_of_work import UnitOfWork
 
 CONTROL_KEEP: Final = 5000
 

@@ -9,7 +9,8 @@ from guard.gateway.domain.ledger import Reservation
 from guard.gateway.ledger import approvals, chains, charge, control, expiry, idempotency
 from guard.gateway.ledger.accounts import accounts_of, organisation
 from guard.gateway.ledger.estimates import subjects
-from guard.gateway.ledger.unit_of_work import OrganisationState, UnitOfWork
+from guard.gateway.ledger.state import OrganisationState
+from guard.gateway.ledger.unit_of_work import UnitOfWork
 
 
 def gate(unit: UnitOfWork, command: GateCommand) -> Answer:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from guard.gateway.domain.commands import Answer, Request
 from guard.gateway.domain.render import conflict
-from guard.gateway.ledger.unit_of_work import StoredAnswer, UnitOfWork
+from guard.gateway.ledger.state import StoredAnswer
+from guard.gateway.ledger.unit_of_work import UnitOfWork
 
 
 def lookup_key(request: Request) -> str | None:

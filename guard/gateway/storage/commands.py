@@ -28,7 +28,8 @@ from guard.gateway.ledger import (
     webhooks,
 )
 from guard.gateway.ledger.idempotency import lookup_key
-from guard.gateway.ledger.unit_of_work import Scopes, UnitOfWork
+from guard.gateway.ledger.state import Scopes
+from guard.gateway.ledger.unit_of_work import UnitOfWork
 
 T = TypeVar("T")
 

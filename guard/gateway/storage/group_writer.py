@@ -25,7 +25,8 @@ from typing import Any, Final, Generic, TypeVar
 
 from guard.gateway.domain.commands import PostCommitEvent
 from guard.gateway.domain.errors import StoreError
-from guard.gateway.ledger.unit_of_work import Scopes, Transaction
+from guard.gateway.ledger.state import Scopes
+from guard.gateway.ledger.unit_of_work import Transaction
 
 logger = logging.getLogger(__name__)
 

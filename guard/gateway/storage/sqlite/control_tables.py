@@ -11,7 +11,7 @@ import msgspec
 from guard.core import wire
 from guard.gateway.domain import records
 from guard.gateway.domain.control import Directives
-from guard.gateway.ledger.unit_of_work import OrganisationState
+from guard.gateway.ledger.state import OrganisationState
 from guard.gateway.storage.sqlite.rows import approval_from_row
 from guard.gateway.storage.sqlite.tables import Tables
 

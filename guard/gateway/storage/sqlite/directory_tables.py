@@ -9,7 +9,7 @@ from guard.core import wire
 from guard.gateway.domain import records
 from guard.gateway.domain.control import Directives
 from guard.gateway.domain.operators import Operator
-from guard.gateway.ledger.unit_of_work import AuditRow, OrganisationState
+from guard.gateway.ledger.state import AuditRow, OrganisationState
 from guard.gateway.storage.sqlite.control_tables import ControlTables
 from guard.gateway.storage.sqlite.rows import (
     key_from_row,

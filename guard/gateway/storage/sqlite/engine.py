@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 from guard.gateway.domain.commands import PostCommitEvent
 from guard.gateway.domain.errors import StoreError
-from guard.gateway.ledger.unit_of_work import Scopes
+from guard.gateway.ledger.state import Scopes
 from guard.gateway.storage.group_writer import ANYTHING, INLINE_WEIGHT_MAX, GroupWriter
 from guard.gateway.storage.sqlite import schema
 from guard.gateway.storage.sqlite.read_pool import Connection, ReadPool

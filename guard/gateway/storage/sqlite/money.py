@@ -16,12 +16,7 @@ from guard.gateway.domain import records
 from guard.gateway.domain.commands import PricedEvent, Refusal, Request
 from guard.gateway.domain.estimates import Estimate
 from guard.gateway.domain.ledger import Account, Balance, Reservation
-from guard.gateway.ledger.unit_of_work import (
-    Chain,
-    OrganisationState,
-    ScopeKeys,
-    StoredAnswer,
-)
+from guard.gateway.ledger.state import Chain, OrganisationState, ScopeKeys, StoredAnswer
 from guard.gateway.storage.sqlite.replay import ReplayTable
 from guard.gateway.storage.sqlite.rows import (
     balance_from_row,
@@ -29,10 +24,8 @@ from guard.gateway.storage.sqlite.rows import (
     reservation_from_row,
 )
 from guard.gateway.storage.sqlite.spending import spent_before
-from guard.gateway.storage.sqlite.tables import Tables, restore_list
+from guard.gateway.storage.sqlite.tables import CACHE_MAX, Tables, make_room, restore_list
 from guard.gateway.storage.sqlite.usage_rollups import UsageRollups
-
-CACHE_MAX: Final = 50_000
 
 _EVENT_SQL: Final = (
     "INSERT OR IGNORE INTO events (organisation_id, event_id, type, at_ms, received_at_ms,"
@@ -289,7 +282,7 @@ class MoneyTables(Tables):
                 " WHERE organisation_id = ? AND chain_id = ?",
                 *key,
             )
-            _make_room(self.chains, self._dirty_chains)
+            make_room(self.chains, self._dirty_chains)
             self.put(self.chains, key, row and Chain(row[0], row[1], bool(row[2])))
         return self.chains[key]
 
@@ -308,7 +301,7 @@ class MoneyTables(Tables):
                 " WHERE organisation_id = ? AND subject = ?",
                 *key,
             )
-            _make_room(self.estimates, self._dirty_estimates)
+            make_room(self.estimates, self._dirty_estimates)
             self.put(self.estimates, key, row and Estimate(*row))
         return self.estimates[key]
 
@@ -409,10 +402,3 @@ def _restore_reservation(
 ) -> None:
     reservation.held, reservation.expires_at_ms = held, expires_at_ms
     reservation.spent, reservation.state = spent, state
-
-
-def _make_room(cache: dict[Any, Any], dirty: dict[Any, None]) -> None:
-    if len(cache) >= CACHE_MAX:
-        kept = {key: cache[key] for key in dirty if key in cache}
-        cache.clear()
-        cache.update(kept)

@@ -10,7 +10,7 @@ import json
 from typing import Final
 
 from guard.gateway.domain.windows import HOUR_MS
-from guard.gateway.ledger.unit_of_work import StoredAnswer
+from guard.gateway.ledger.state import StoredAnswer
 from guard.gateway.storage.sqlite.tables import Tables
 
 PERIOD_MS: Final = 12 * HOUR_MS

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterable, MutableMapping
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 K = TypeVar("K")
 V = TypeVar("V")
+CACHE_MAX: Final = 50_000
 
 
 class Tables:
@@ -85,3 +86,11 @@ class Tables:
 def restore_list(changed: list[Any], before: list[Any]) -> None:
     """Give a list its former content; for the undo log."""
     changed[:] = before
+
+
+def make_room(cache: dict[Any, Any], dirty: dict[Any, None]) -> None:
+    """Empty a full cache, except for what is not written yet."""
+    if len(cache) >= CACHE_MAX:
+        kept = {key: cache[key] for key in dirty if key in cache}
+        cache.clear()
+        cache.update(kept)

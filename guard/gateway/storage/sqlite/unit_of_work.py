@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from guard.core.ids import IdFactory
 from guard.gateway.domain.commands import PostCommitEvent
-from guard.gateway.ledger.unit_of_work import Scopes
+from guard.gateway.ledger.state import Scopes
 from guard.gateway.storage.sqlite.catalogue_tables import CatalogueTables
 from guard.gateway.storage.sqlite.directory_tables import DirectoryTables
 from guard.gateway.storage.sqlite.money import MoneyTables

@@ -7,7 +7,7 @@ import sqlite3
 
 from guard.gateway.domain.records import LedgerReport
 from guard.gateway.ledger import audit
-from guard.gateway.ledger.unit_of_work import AuditRow
+from guard.gateway.ledger.state import AuditRow
 from guard.gateway.storage.sqlite.read_pool import Connection
 
 

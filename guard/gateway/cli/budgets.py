@@ -1,0 +1,94 @@
+"""Commands over budgets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from guard.gateway.cli.output import admin_options, client_of, note, scope_of, show
+
+
+@click.group()
+def budgets() -> None:
+    """List, set and remove budgets.
+
+    \b
+    Example:
+      guard gateway budgets list
+    """
+
+
+@budgets.command("list")
+@admin_options
+def budgets_list(**options: Any) -> None:
+    """List balances: limit, spent, held, per window.
+
+    \b
+    Examples:
+      guard gateway budgets list
+      guard gateway budgets list --json
+    """
+    with client_of(options) as client:
+        columns = ["scope", "window", "mode", "limit_cents", "committed_cents",
+                   "reserved_cents", "exhausted", "budget_id"]  # fmt: skip
+        rows = client.ledger()
+        known = {row["budget_id"] for row in rows}
+        rows += [
+            {**b, "limit_cents": b["limit_nanousd"] / 1e7, "committed_cents": 0.0,
+             "reserved_cents": 0.0, "exhausted": False}
+            for b in client.budgets() if b["budget_id"] not in known
+        ]  # fmt: skip
+        show(options, [{**row, "scope": scope_of(row)} for row in rows], columns)
+
+
+@budgets.command("set")
+@click.option("--limit-cents", type=click.FloatRange(min=0), required=True)
+@click.option(
+    "--scope",
+    "scope_kind",
+    default="organisation",
+    show_default=True,
+    type=click.Choice(["organisation", "workflow", "agent", "chain", "key", "model"]),
+)
+@click.option("--id", "scope_id", default="", help="An exact id, or '*' for each one on its own.")
+@click.option(
+    "--window", default="total", show_default=True,
+    type=click.Choice(["total", "hour", "day", "month"]),
+)  # fmt: skip
+@click.option("--soft", is_flag=True, help="Warn instead of refusing.")
+@admin_options
+def budgets_set(
+    limit_cents: float, scope_kind: str, scope_id: str, window: str, soft: bool, **options: Any
+) -> None:
+    """Set the budget of a scope and window.
+
+    \b
+    Examples:
+      guard gateway budgets set --limit-cents 5000 --window month
+      guard gateway budgets set --scope workflow --id '*' --window day --limit-cents 200
+    """
+    with client_of(options) as client:
+        made = client.set_budget(
+            limit_cents,
+            scope_kind=scope_kind,
+            scope_id=scope_id,
+            window=window,
+            mode="soft" if soft else "hard",
+        )
+        note(options, f"budget {made['budget_id']} version {made['version']}", made)
+
+
+@budgets.command("delete")
+@click.argument("budget_id")
+@admin_options
+def budgets_delete(budget_id: str, **options: Any) -> None:
+    """Remove a budget.
+
+    \b
+    Example:
+      guard gateway budgets delete 01981f5e-6c3a-7b21-9d52-3f0a51c8e677
+    """
+    with client_of(options) as client:
+        client.delete_budget(budget_id)
+        note(options, f"removed {budget_id}", {"budget_id": budget_id})

@@ -1,0 +1,116 @@
+"""Commands over policies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from guard.gateway.cli.files import FILE, read_file
+from guard.gateway.cli.output import admin_options, client_of, note, scope_of, show
+
+
+@click.group()
+def policies() -> None:
+    """List, set, preview and remove policies.
+
+    \b
+    Example:
+      guard gateway policies list
+    """
+
+
+@policies.command("list")
+@admin_options
+def policies_list(**options: Any) -> None:
+    """List policies in force.
+
+    \b
+    Example:
+      guard gateway policies list
+    """
+    with client_of(options) as client:
+        rows = [
+            {**p, "scope": scope_of(p), "rules": _rules(p["document"])} for p in client.policies()
+        ]
+        show(options, rows, ["name", "version", "enabled", "scope", "rules"])
+
+
+def _rules(document: dict[str, Any]) -> str:
+    """Return the rules that say something, in short."""
+    said = {name: rule for name, rule in document.items() if rule not in (None, [], "allow")}
+    if not (said.get("approval_tools") or said.get("sensitive_action")):
+        said.pop("approval_timeout_ms", None)
+    return "; ".join(
+        f"{name}: {', '.join(map(str, rule)) if isinstance(rule, list) else rule}"
+        for name, rule in said.items()
+    )
+
+
+@policies.command("set")
+@click.argument("name")
+@click.argument("file", required=False, type=FILE)
+@click.option("--block-tool", multiple=True, metavar="GLOB", help="Refuse tools that match.")
+@click.option("--approve-tool", multiple=True, metavar="GLOB", help="A person has to approve them.")
+@click.option("--block-model", multiple=True, metavar="GLOB", help="Refuse models that match.")
+@click.option("--preview", is_flag=True, help="Only say what it would have done to recent calls.")
+@admin_options
+def policies_set(
+    name: str,
+    file: Path | None,
+    block_tool: tuple[str, ...],
+    approve_tool: tuple[str, ...],
+    block_model: tuple[str, ...],
+    preview: bool,
+    **options: Any,
+) -> None:
+    """Set a policy, from a file (scope_kind, scope_id, enabled, document), options, or both.
+
+    \b
+    Examples:
+      guard gateway policies set no-deletes --block-tool 'delete_*'
+      guard gateway policies set tools tools.toml --preview
+    """
+    body = {} if file is None else read_file(file)
+    document = dict(body.pop("document", {}))
+    for rule, globs in (
+        ("tools_block", block_tool),
+        ("approval_tools", approve_tool),
+        ("models_block", block_model),
+    ):
+        if globs:
+            document[rule] = [*document.get(rule, ()), *globs]
+    if not document:
+        raise click.UsageError("no rules: give a file, or an option such as --block-tool")
+    with client_of(options) as client:
+        if preview:
+            found = client.request(
+                "POST",
+                "/policies/preview",
+                {"name": name, "policy": {**body, "document": document}},
+            )
+            text = (
+                f"{found['changed']} of {found['calls']} recent calls come out differently:"
+                f" {found['newly_refused']} refused, {found['newly_pending']} to be approved,"
+                f" {found['newly_allowed']} allowed"
+            )
+            note(options, text, found)
+            return
+        made = client.set_policy(name, **body, **document)
+        note(options, f"policy {name} version {made['version']}", made)
+
+
+@policies.command("delete")
+@click.argument("name")
+@admin_options
+def policies_delete(name: str, **options: Any) -> None:
+    """Take a policy out of force.
+
+    \b
+    Example:
+      guard gateway policies delete no-deletes
+    """
+    with client_of(options) as client:
+        client.delete_policy(name)
+        note(options, f"removed {name}", {"name": name})

@@ -1,0 +1,109 @@
+"""Usage, the audit log, and copies of the database."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from guard.gateway.cli.files import FILE
+from guard.gateway.cli.output import admin_options, client_of, note, safe, show
+
+
+@click.command()
+@click.option(
+    "--by", "group_by", default="workflow", show_default=True,
+    type=click.Choice(["workflow", "run", "agent", "chain", "key", "model", "provider", "type",
+                       "hour", "day", "total"]),
+)  # fmt: skip
+@click.option("--since-ms", type=click.IntRange(min=0), help="Unix milliseconds.")
+@click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 1000))
+@admin_options
+def usage(group_by: str, since_ms: int | None, limit: int, **options: Any) -> None:
+    """Sum usage by group, dearest first.
+
+    \b
+    Examples:
+      guard gateway usage --by model
+      guard gateway usage --by day --since-ms 1767225600000 --json
+    """
+    with client_of(options) as client:
+        rows = client.usage(group_by, since_ms=since_ms, limit=limit)
+        columns = ["group", "cost_cents", "llm_calls", "tool_calls", "input_tokens",
+                   "output_tokens", "unpriced"]  # fmt: skip
+        show(options, rows, columns)
+
+
+@click.group()
+def audit() -> None:
+    """Read and check the audit log.
+
+    \b
+    Examples:
+      guard gateway audit list
+      guard gateway audit verify
+    """
+
+
+@audit.command("list")
+@click.option("--after", default=0, type=click.IntRange(min=0), help="Start after this number.")
+@click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 1000))
+@admin_options
+def audit_list(after: int, limit: int, **options: Any) -> None:
+    """List acts of operators, oldest first.
+
+    \b
+    Example:
+      guard gateway audit list --after 500 --limit 50
+    """
+    with client_of(options) as client:
+        show(options, client.audit(after=after, limit=limit),
+             ["seq", "at_ms", "actor", "action", "target"])  # fmt: skip
+
+
+@audit.command("verify")
+@admin_options
+def audit_verify(**options: Any) -> None:
+    """Check the log's hash chain and the ledger's sums; exit code 1 when something is wrong.
+
+    \b
+    Examples:
+      guard gateway audit verify
+      guard gateway audit verify --json
+    """
+    with client_of(options) as client:
+        chain, books = client.verify_audit(), client.verify_ledger()
+    lines = [
+        f"audit log: {chain['entries']} entries"
+        + ("" if chain["ok"] else f", broken at {chain['first_bad_seq']}"),
+        f"ledger: {books['balances']} balances, {books['events']} events",
+        *books["problems"],
+    ]
+    note(options, "\n".join(lines), {"audit": chain, "ledger": books})
+    if not chain["ok"] or books["problems"]:
+        raise click.exceptions.Exit(1)
+
+
+@click.command()
+@click.argument("target", type=click.Path(dir_okay=False, path_type=Path))
+@click.option(
+    "--database", type=FILE, default=Path("guard-gateway.sqlite3"), show_default=True,
+    help="The database of a gateway on this machine, running or not.",
+)  # fmt: skip
+def backup(target: Path, database: Path) -> None:
+    """Copy the database while the gateway runs, and check the copy.
+
+    \b
+    Example:
+      guard gateway backup /backups/gateway-monday.sqlite3
+    """
+    import sqlite3
+
+    from guard.gateway.app import backup as copy
+
+    try:
+        size = copy(database, target)
+    except (OSError, sqlite3.Error) as exc:
+        raise click.ClickException(safe(exc)) from None
+    click.echo(f"{size} bytes in {target}")
