@@ -1,0 +1,100 @@
+"""Ctrl-C, or a signal handler that raises, anywhere in a protected call of the main thread."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import guard
+from guard.runtime.runtime import GuardRuntime
+from guard.scope.scope import current_scope
+from tests.support.waiting import until
+
+WAIT_S = 30.0
+ROUNDS = 300
+
+
+class Interrupted(BaseException):
+    """What the signal handler raises."""
+
+
+@pytest.fixture
+def interrupting() -> Iterator[Callable[[float], None]]:
+    """Raise in the main thread, once, some moments after the call."""
+
+    def handler(number: int, frame: object) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    main = threading.main_thread().ident
+    assert main is not None
+    due, ended = threading.Event(), threading.Event()
+    moments: list[float] = []
+
+    def work() -> None:
+        while due.wait() and not ended.is_set():
+            due.clear()
+            time.sleep(moments.pop())
+            signal.pthread_kill(main, signal.SIGUSR1)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+
+    def soon(longest_s: float) -> None:
+        moments.append(random.uniform(0, longest_s))
+        due.set()
+
+    yield soon
+    ended.set()
+    due.set()
+    thread.join(WAIT_S)
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_it_is_raised_as_it_is_and_leaves_nothing_behind(
+    runtime: GuardRuntime, tenant: Any, interrupting: Callable[[float], None]
+) -> None:
+    @guard.protect
+    def step() -> str:
+        return "ran"
+
+    outcomes = {"ran": 0, "interrupted": 0}
+    for _ in range(ROUNDS):
+        before = current_scope.get()
+        try:
+            interrupting(0.03)
+            while True:
+                step()
+                outcomes["ran"] += 1
+        except Interrupted:
+            outcomes["interrupted"] += 1
+        assert current_scope.get() is before
+        assert len(runtime.enforcement.bodies) == 0
+    assert outcomes["interrupted"] == ROUNDS
+    assert outcomes["ran"] > 0
+    assert step() == "ran"
+    admission = runtime.gate._admission
+    until(lambda: (admission._running, len(admission)) == (0, 0), WAIT_S)
+
+
+def test_in_a_call_that_waits_for_the_loop(
+    runtime: GuardRuntime, interrupting: Callable[[float], None]
+) -> None:
+    for _ in range(ROUNDS):
+        interrupted = False
+        try:
+            interrupting(0.01)
+            while True:
+                guard.track_tool("search")
+                runtime.flush(WAIT_S)
+        except Interrupted:
+            interrupted = True
+        assert interrupted
+    runtime.flush(WAIT_S)
+    assert runtime.status().events_lost == 0
