@@ -96,19 +96,50 @@ def feedback_request(text: str, is_spam: bool, feedback_id: str) -> ApiRequest:
     return _request(FEEDBACK_PATH, text, body)
 
 
-def _request(path: str, text: str, body: Mapping[str, object]) -> ApiRequest:
+def check_text(text: str) -> None:
+    """Refuse what no request can carry.
+
+    Raises:
+        SpamRequestError: As in :func:`text_request`.
+    """
     if not isinstance(text, str):
         raise SpamRequestError(
             f"text must be a str, not {type(text).__name__}.", error_code="INVALID_REQUEST"
         )
     try:
-        return ApiRequest(path, msgspec.json.encode(body))
+        text.encode()
     except UnicodeEncodeError:
         raise SpamRequestError(
             "text holds an unpaired surrogate and is not valid Unicode; decode the input with "
             "errors='replace'.",
             error_code="INVALID_REQUEST",
         ) from None
+
+
+def check_many(texts: object, concurrency: int) -> None:
+    """Check the arguments of ``predict_many``.
+
+    Raises:
+        SpamRequestError: ``texts`` is a single text, or ``concurrency`` is below 1.
+    """
+    if isinstance(texts, str | bytes):
+        raise SpamRequestError(
+            f"predict_many takes an iterable of texts, not one {type(texts).__name__}; "
+            "for one text call predict, or pass [text].",
+            error_code="INVALID_REQUEST",
+        )
+    if concurrency < 1:
+        raise SpamRequestError("concurrency must be at least 1.")
+
+
+def too_long_message(max_chars: int) -> str:
+    """What the service says of a longer text, and local mode too."""
+    return f"The text may have at most {max_chars} characters."
+
+
+def _request(path: str, text: str, body: Mapping[str, object]) -> ApiRequest:
+    check_text(text)
+    return ApiRequest(path, msgspec.json.encode(body))
 
 
 def exchange(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
+from collections.abc import AsyncIterator
 
 import attrs
 import httpx
 
 from spamdetect._exchange import ApiRequest, ApiResponse
-from spamdetect.errors import SpamResponseError, SpamTransportError
+from spamdetect.errors import SpamResponseError, SpamTimeoutError, SpamTransportError
 from spamdetect.settings import API_KEY_HEADER, ClientSettings
 
 # Below the service's own keep-alive, so that the client is the one that closes.
@@ -29,8 +31,8 @@ class _Lane:
 class HttpTransport:
     """Sends requests of the API to one service.
 
-    A semaphore stands before the pools: thousands of callers then queue in it at no cost, where
-    a pool of httpx would search all of them each time that a connection becomes free. And there
+    A semaphore stands before the pools (`turn`): thousands of callers then queue in it at no cost,
+    where a pool of httpx would search all of them each time that a connection becomes free. There
     are several small pools, opened as they are needed, because for each request a pool compares
     all of its connections with one another, which at a hundred takes longer than the request.
 
@@ -54,23 +56,48 @@ class HttpTransport:
         self._verify: ssl.SSLContext | None = None
         self._places = asyncio.Semaphore(max_connections)
 
+    @contextlib.asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Hold one of the places for calls under way.
+
+        Raises:
+            SpamTimeoutError: None became free in time.
+        """
+        self._adopt_loop()
+        places = self._places
+        wait_s = self._settings.queue_timeout_s
+        deadline = asyncio.timeout(wait_s if places.locked() else None)
+        try:
+            async with deadline:
+                await places.acquire()
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            raise SpamTimeoutError(
+                f"Nothing was sent: this client has more calls at once than its "
+                f"{self._max_connections} connections, and none became free within {wait_s:g} s. "
+                "Use predict_many, or raise queue_timeout or max_connections."
+            ) from None
+        try:
+            yield
+        finally:
+            places.release()
+
     async def send(self, request: ApiRequest) -> ApiResponse:
-        """Send one request and read the whole answer.
+        """Send one request of a call that holds a `turn`, and read the whole answer.
 
         Raises:
             SpamTransportError: No complete answer arrived.
             SpamResponseError: The answer is larger than any of the contract, or compressed.
         """
-        self._adopt_loop()
-        async with self._places:
-            lane = self._lane()
-            lane.in_use += 1
-            try:
-                return await self._exchange(lane.client, request)
-            except (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL) as error:
-                raise SpamTransportError(_describe(error, self._settings.base_url)) from error
-            finally:
-                lane.in_use -= 1
+        lane = self._lane()
+        lane.in_use += 1
+        try:
+            return await self._exchange(lane.client, request)
+        except (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL) as error:
+            raise SpamTransportError(_describe(error, self._settings.base_url)) from error
+        finally:
+            lane.in_use -= 1
 
     async def aclose(self) -> None:
         """Close the connections; the next call opens new ones."""

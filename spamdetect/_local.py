@@ -6,8 +6,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
 from spamdetect import _messages
+from spamdetect._exchange import check_text, too_long_message
 from spamdetect.errors import SpamConfigError, SpamError, SpamRequestError
-from spamdetect.models import Language, Prediction, PredictItem, PredictResult, PreprocessResult
+from spamdetect.models import (
+    ErrorCode,
+    Language,
+    Prediction,
+    PredictItem,
+    PredictResult,
+    PreprocessResult,
+)
+from spamdetect.settings import DEFAULT_MAX_TEXT_CHARS
 
 if TYPE_CHECKING:
     from spamdetect.engine import Analysis, Engine
@@ -79,9 +88,11 @@ class LocalBackend:
 
 
 def _checked(text: str) -> str:
-    if not isinstance(text, str):
+    """The text, unless a service as it is installed would refuse it."""
+    check_text(text)
+    if len(text) > DEFAULT_MAX_TEXT_CHARS:
         raise SpamRequestError(
-            f"text must be a str, not {type(text).__name__}.", error_code="INVALID_REQUEST"
+            too_long_message(DEFAULT_MAX_TEXT_CHARS), error_code=ErrorCode.TEXT_TOO_LONG
         )
     return text
 

@@ -17,7 +17,6 @@ from spamdetect._retry import PROCESS_QUOTA, Quiet, RetryPolicy, random_chance
 from spamdetect.errors import (
     SpamConfigError,
     SpamError,
-    SpamRequestError,
     SpamTimeoutError,
     SpamTransportError,
 )
@@ -42,9 +41,11 @@ class AsyncSpamClient:
         base_url: Address of the service; else ``SPAMDETECT_BASE_URL``, else
             ``http://127.0.0.1:8788``.
         api_key: Key for the header ``x-api-key``; else ``SPAMDETECT_API_KEY``.
-        timeout: Total seconds of one call, retries and waiting included; default 10.
+        timeout: Total seconds of one call from when it is first sent, retries and their pauses
+            included; default 10.
         retries: Further attempts after a lost connection, 408, 429 or 5xx; default 2.
-        max_connections: Most requests under way at once; further calls wait their turn.
+        max_connections: Most calls under way at once; further calls wait their turn.
+        queue_timeout: Longest wait in seconds for that turn; default 60.
         local: Run the engine in this process instead of asking a service; needs no key.
         transport: httpx transport to use instead of the network, for tests.
 
@@ -65,6 +66,7 @@ class AsyncSpamClient:
         retries: int | None = None,
         *,
         max_connections: int = 100,
+        queue_timeout: float | None = None,
         local: bool = False,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
@@ -78,7 +80,7 @@ class AsyncSpamClient:
             raise SpamConfigError("max_connections must be at least 1.")
         from spamdetect._http import HttpTransport
 
-        self._settings = read_client_settings(base_url, api_key, timeout, retries)
+        self._settings = read_client_settings(base_url, api_key, timeout, retries, queue_timeout)
         self._policy = RetryPolicy(self._settings.retries)
         self._quiet = Quiet()
         self._transport = HttpTransport(self._settings, max_connections, transport)
@@ -151,8 +153,7 @@ class AsyncSpamClient:
             ...         if item.unwrap().is_spam
             ...     ]
         """
-        if concurrency < 1:
-            raise SpamRequestError("concurrency must be at least 1.")
+        _exchange.check_many(texts, concurrency)
         if self._local is not None:
             async for item in self._local_items(texts, self._local):
                 yield item
@@ -231,6 +232,10 @@ class AsyncSpamClient:
             index += len(batch)
 
     async def _call(self, request: ApiRequest, parse: Callable[[ApiResponse], R]) -> R:
+        async with self._transport.turn():
+            return await self._sent(request, parse)
+
+    async def _sent(self, request: ApiRequest, parse: Callable[[ApiResponse], R]) -> R:
         timeout_s = self._settings.timeout_s
         steps = _exchange.exchange(
             request,
@@ -250,7 +255,7 @@ class AsyncSpamClient:
                 raise
             raise SpamTimeoutError(
                 f"No answer from {self._settings.base_url} within {timeout_s:g} s, retries and "
-                "waiting included."
+                "their pauses included."
             ) from None
 
     async def _drive(self, steps: _exchange.Exchange[R]) -> R:

@@ -74,7 +74,7 @@ class SpamTransportError(SpamError):
 
 
 class SpamTimeoutError(SpamTransportError):
-    """The total deadline of the call passed, retries and waiting for a connection included."""
+    """The call's deadline passed, retries included, or that of waiting for its turn to be sent."""
 
 
 class SpamResponseError(SpamError):

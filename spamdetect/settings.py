@@ -14,8 +14,10 @@ from spamdetect.errors import SpamConfigError
 DEFAULT_PORT: Final = 8788
 DEFAULT_BASE_URL: Final = f"http://127.0.0.1:{DEFAULT_PORT}"
 DEFAULT_TIMEOUT_S: Final = 10.0
+DEFAULT_QUEUE_TIMEOUT_S: Final = 60.0
 DEFAULT_RETRIES: Final = 2
 MAX_RETRIES: Final = 10
+DEFAULT_MAX_TEXT_CHARS: Final = 100_000
 API_KEY_HEADER: Final = "x-api-key"
 
 
@@ -26,14 +28,17 @@ class ClientSettings:
     Attributes:
         base_url: Scheme, host, port and path prefix of the service, without a trailing slash.
         api_key: Sent as ``x-api-key``; never shown.
-        timeout_s: Total deadline of one call in seconds, retries included.
+        timeout_s: Total deadline of one call in seconds from when it is first sent, retries
+            included.
         retries: Further attempts after the first, 0 to 10.
+        queue_timeout_s: Longest wait in seconds for one of the client's connections.
     """
 
     base_url: str
     api_key: str = attrs.field(repr=False)
     timeout_s: float = DEFAULT_TIMEOUT_S
     retries: int = DEFAULT_RETRIES
+    queue_timeout_s: float = DEFAULT_QUEUE_TIMEOUT_S
 
 
 def read_client_settings(
@@ -41,6 +46,7 @@ def read_client_settings(
     api_key: str | None = None,
     timeout_s: float | None = None,
     retries: int | None = None,
+    queue_timeout_s: float | None = None,
     *,
     environ: Mapping[str, str] | None = None,
 ) -> ClientSettings:
@@ -51,6 +57,7 @@ def read_client_settings(
         api_key: Key for ``x-api-key``; ``SPAMDETECT_API_KEY``.
         timeout_s: Total seconds of one call; ``SPAMDETECT_TIMEOUT_MS`` (milliseconds).
         retries: Further attempts; ``SPAMDETECT_RETRIES``.
+        queue_timeout_s: Seconds; ``SPAMDETECT_QUEUE_TIMEOUT_MS`` (milliseconds).
         environ: Environment to read instead of the process's own.
 
     Raises:
@@ -59,16 +66,22 @@ def read_client_settings(
     env = os.environ if environ is None else environ
     url = base_url if base_url is not None else env.get("SPAMDETECT_BASE_URL") or DEFAULT_BASE_URL
     key = api_key if api_key is not None else env.get("SPAMDETECT_API_KEY", "")
-    if timeout_s is None:
-        timeout_ms = read_number("SPAMDETECT_TIMEOUT_MS", env, DEFAULT_TIMEOUT_S * 1000, minimum=1)
-        timeout_s = timeout_ms / 1000
-    elif not timeout_s > 0:
-        raise SpamConfigError(f"timeout must be a number of seconds above 0, not {timeout_s!r}.")
+    timeout_s = _seconds("timeout", timeout_s, env, DEFAULT_TIMEOUT_S)
+    queue_timeout_s = _seconds("queue_timeout", queue_timeout_s, env, DEFAULT_QUEUE_TIMEOUT_S)
     if retries is None:
         retries = int(read_number("SPAMDETECT_RETRIES", env, DEFAULT_RETRIES, maximum=MAX_RETRIES))
     elif not 0 <= retries <= MAX_RETRIES:
         raise SpamConfigError(f"retries must be between 0 and {MAX_RETRIES}, not {retries!r}.")
-    return ClientSettings(_checked_url(url), _checked_key(key), float(timeout_s), retries)
+    return ClientSettings(_checked_url(url), _checked_key(key), timeout_s, retries, queue_timeout_s)
+
+
+def _seconds(name: str, value: float | None, env: Mapping[str, str], default_s: float) -> float:
+    if value is None:
+        variable = f"SPAMDETECT_{name.upper()}_MS"
+        return read_number(variable, env, default_s * 1000, minimum=1) / 1000
+    if not value > 0:
+        raise SpamConfigError(f"{name} must be a number of seconds above 0, not {value!r}.")
+    return float(value)
 
 
 def read_number(

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from anyio.from_thread import BlockingPortal, BlockingPortalProvider
 
+from spamdetect._exchange import check_many
 from spamdetect.client import _LOCAL_BATCH, AsyncSpamClient
-from spamdetect.errors import SpamRequestError
 from spamdetect.models import PredictItem, PredictResult, PreprocessResult
 
 if TYPE_CHECKING:
@@ -43,9 +43,11 @@ class SpamClient:
         base_url: Address of the service; else ``SPAMDETECT_BASE_URL``, else
             ``http://127.0.0.1:8788``.
         api_key: Key for the header ``x-api-key``; else ``SPAMDETECT_API_KEY``.
-        timeout: Total seconds of one call, retries and waiting included; default 10.
+        timeout: Total seconds of one call from when it is first sent, retries and their pauses
+            included; default 10.
         retries: Further attempts after a lost connection, 408, 429 or 5xx; default 2.
-        max_connections: Most requests under way at once; further calls wait their turn.
+        max_connections: Most calls under way at once; further calls wait their turn.
+        queue_timeout: Longest wait in seconds for that turn; default 60.
         local: Run the engine in this process instead of asking a service; needs no key.
         transport: httpx transport to use instead of the network, for tests.
 
@@ -66,6 +68,7 @@ class SpamClient:
         retries: int | None = None,
         *,
         max_connections: int = 100,
+        queue_timeout: float | None = None,
         local: bool = False,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
@@ -75,6 +78,7 @@ class SpamClient:
             timeout,
             retries,
             max_connections=max_connections,
+            queue_timeout=queue_timeout,
             local=local,
             transport=transport,
         )
@@ -151,8 +155,7 @@ class SpamClient:
             ...     items = spam.predict_many(texts)
             ...     return [texts[item.index] for item in items if item.unwrap().is_spam]
         """
-        if concurrency < 1:
-            raise SpamRequestError("concurrency must be at least 1.")
+        check_many(texts, concurrency)
         if self._local is not None:
             source, first = iter(texts), 0
             while batch := list(itertools.islice(source, _LOCAL_BATCH)):

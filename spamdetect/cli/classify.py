@@ -110,13 +110,17 @@ def classify_command(
         before = journal.done
         if before:
             click.echo(f"Going on behind the first {before:,} texts.", err=True)
+        for verdict in journal.earlier():
+            tally.add(verdict)
         records = itertools.islice(read_records(path, file_format, column), before, None)
         asyncio.run(_classify(records, job, stop, journal, tally, size))
         if stop.is_set():
-            _say_interrupted(before + tally.total)
+            _say_interrupted(tally.total)
             return 130
         journal.finish(output_format)
     _say_done(tally, time.monotonic() - started_s, output, before)
+    if tally.total and tally.bad == tally.total:
+        raise SpamConfigError(f"No record of {path} holds a text; the output says why of each.")
     return 0
 
 
@@ -156,8 +160,9 @@ async def _classify(
             if now_s - flushed_s >= _FLUSH_INTERVAL_S:
                 journal.flush()
                 flushed_s = now_s
-                done = journal.done + tally.total
-                progress.update(bar, completed=end_byte, texts=f"{done:,}", spam=f"{tally.spam:,}")
+                progress.update(
+                    bar, completed=end_byte, texts=f"{tally.total:,}", spam=f"{tally.spam:,}"
+                )
     journal.flush()
 
 
@@ -210,10 +215,11 @@ def _say_interrupted(done: int) -> None:
 
 def _say_done(tally: _Tally, seconds: float, output: Path, before: int) -> None:
     bad = f", {tally.bad:,} records without text" if tally.bad else ""
-    earlier = f" (and {before:,} earlier)" if before else ""
+    earlier = f" ({before:,} of them by earlier runs)" if before else ""
+    new = tally.total - before
+    speed = f"; {seconds:.1f} s, {new / max(seconds, 1e-9):,.0f} per second" if new else ""
     click.echo(
-        f"{tally.total:,} texts{earlier}: {tally.spam:,} spam, {tally.ham:,} not spam{bad}; "
-        f"{seconds:.1f} s, {tally.total / max(seconds, 1e-9):,.0f} per second.",
+        f"{tally.total:,} texts{earlier}: {tally.spam:,} spam, {tally.ham:,} not spam{bad}{speed}.",
         err=True,
     )
     click.echo(f"Verdicts: {output}", err=True)

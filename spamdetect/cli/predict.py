@@ -8,14 +8,21 @@ import sys
 import click
 
 from spamdetect.errors import SpamConfigError
+from spamdetect.files.records import check_is_text
 from spamdetect.models import PredictResult
 
 
 def read_text(text: str) -> str:
-    """The text of an argument, or standard input for ``-``."""
+    """The text of an argument, or standard input for ``-``.
+
+    Raises:
+        SpamConfigError: Standard input is no text.
+    """
     if text != "-":
         return text
-    return sys.stdin.buffer.read().decode("utf-8", errors="replace")
+    raw = sys.stdin.buffer.read()
+    check_is_text(raw, "Standard input")
+    return raw.decode("utf-8", errors="replace")
 
 
 @click.command()

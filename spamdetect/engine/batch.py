@@ -49,12 +49,15 @@ async def classify_many(
 
     Raises:
         ModelError: the model cannot be loaded.
+        TypeError: ``texts`` is a single text.
         ValueError: ``processes`` or ``chunk_size`` is below 1.
 
     Example:
         >>> async def spam(lines):
         ...     return [a async for a in classify_many(lines) if a.prediction.is_spam]
     """
+    if isinstance(texts, str | bytes):
+        raise TypeError("classify_many takes an iterable of texts, not one: pass [text]")
     # Imported here: it would double the time that importing the engine takes.
     from spamdetect.engine.pool import engine_pool
 

@@ -116,7 +116,13 @@ class Engine:
         return self._analysis(reading, self._model.probability(score))
 
     def predict_many(self, texts: Sequence[str]) -> list[Analysis]:
-        """`predict` for each text, in order; short texts are read many at a time."""
+        """`predict` for each text, in order; short texts are read many at a time.
+
+        Raises:
+            TypeError: ``texts`` is a single text.
+        """
+        if isinstance(texts, str | bytes):
+            raise TypeError("predict_many takes a sequence of texts, not one: pass [text]")
         found: dict[int, Analysis] = {}
         short: list[int] = []
         for number, text in enumerate(texts):

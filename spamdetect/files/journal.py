@@ -8,6 +8,7 @@ same input, a run finds the journal and goes on behind its last complete line.
 from __future__ import annotations
 
 import csv
+import itertools
 import os
 from collections.abc import Iterator
 from importlib import import_module
@@ -85,6 +86,7 @@ class Journal:
         self._origin = origin
         self._part = output.with_name(output.name + ".part")
         self._encoder = msgspec.json.Encoder()
+        self._added = 0
         try:
             if restart:
                 self._part.unlink(missing_ok=True)
@@ -105,10 +107,17 @@ class Journal:
         traceback: TracebackType | None,
     ) -> None:
         self._stream.close()
+        if exc is not None and not self.done and not self._added:
+            self._part.unlink(missing_ok=True)  # there is nothing to go on from
+
+    def earlier(self) -> Iterator[Verdict]:
+        """The verdicts of the runs that this one goes on from."""
+        return itertools.islice(_verdicts(self._part), self.done) if self.done else iter(())
 
     def add(self, verdict: Verdict) -> None:
         """Append one verdict."""
         self._stream.write(self._encoder.encode(verdict) + b"\n")
+        self._added += 1
 
     def flush(self) -> None:
         """Hand everything to the operating system, so that a killed process loses nothing."""
@@ -145,7 +154,9 @@ class Journal:
                 whole += len(line)
                 lines += 1
             stream.truncate(whole)
-        if not lines:
+        if lines < 2:
+            # Without a verdict it is worth nothing, whatever it was made from.
+            self._part.unlink()
             return 0
         try:
             known = msgspec.json.decode(first, type=Origin)

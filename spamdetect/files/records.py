@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -23,6 +25,12 @@ _BY_SUFFIX: Final = {
     ".mbox": "mbox",
     ".eml": "eml",
 }
+_SNIFFED_BYTES: Final = 1 << 16
+# Of characters; Western European text in Latin-1 stays below it.
+_STRANGE_SHARE: Final = 0.3
+_CONTROLS: Final = [chr(code) for code in range(32) if chr(code) not in "\t\n\v\f\r\x1b"]
+# A header field, or the line that a mail from an mbox still has.
+_MAIL: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:From |>?[!-9;-~]+[ \t]*:)")
 _USUAL_COLUMNS: Final = ("text", "message", "body", "content", "sms", "email", "comment")
 
 
@@ -66,19 +74,45 @@ def read_records(path: Path, file_format: str, column: str | None) -> Iterator[R
         column: Column of a CSV, field of JSONL objects; None finds the usual ones.
 
     Raises:
-        SpamConfigError: The file cannot be read, or no column of texts is found.
+        SpamConfigError: The file cannot be read or is no text, or no column of texts is found.
     """
     try:
         if file_format == "eml":
             yield from _read_mails(path)
             return
         with path.open("rb") as stream:
+            if file_format != "mbox":
+                check_is_text(stream.read(_SNIFFED_BYTES), str(path))
+                stream.seek(0)
             counted = _CountedLines(stream)
             texts = _READERS[file_format](counted, column)
             for index, (text, problem) in enumerate(texts):
                 yield Record(index, text, problem, counted.bytes_read)
     except OSError as error:
         raise SpamConfigError(f"Cannot read {path}: {error.strerror}.") from error
+
+
+def check_is_text(sample: bytes, name: str) -> None:
+    """Refuse bytes that would be read as noise: binary data, UTF-16, an alphabet of one byte.
+
+    A stray byte of another encoding is let through and becomes U+FFFD.
+
+    Args:
+        sample: The first bytes.
+        name: What to call the input.
+
+    Raises:
+        SpamConfigError: They are not UTF-8.
+    """
+    if sample.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise SpamConfigError(f"{name} is UTF-16, and UTF-8 is read: iconv -f UTF-16 -t UTF-8.")
+    text = sample.decode("utf-8", "replace")
+    strange = text.count("\ufffd") + sum(map(text.count, _CONTROLS))
+    if strange > _STRANGE_SHARE * len(text):
+        raise SpamConfigError(
+            f"{name} does not look like text in UTF-8. Is it binary, or in another encoding? Then "
+            "convert it first, as with iconv -f WINDOWS-1251 -t UTF-8."
+        )
 
 
 class _CountedLines:
@@ -174,8 +208,12 @@ def _read_jsonl(lines: _CountedLines, column: str | None) -> _Texts:
 
 
 def _read_mbox(lines: _CountedLines, column: str | None) -> _Texts:
+    mails = 0
     for raw in split_mbox(lines):
+        mails += 1
         yield mail_text(raw), ""
+    if lines.bytes_read and not mails:
+        raise SpamConfigError("There is no mail in it: in an mbox each begins with a line 'From '.")
 
 
 def _read_mails(path: Path) -> Iterator[Record]:
@@ -183,7 +221,10 @@ def _read_mails(path: Path) -> Iterator[Record]:
     for index, file in enumerate(_mail_files(path) if path.is_dir() else [path]):
         raw = file.read_bytes()
         end_byte += len(raw)
-        yield Record(index, mail_text(raw), "", end_byte)
+        if _MAIL.match(raw):
+            yield Record(index, mail_text(raw), "", end_byte)
+        else:
+            yield Record(index, None, f"{file.name} does not begin like a mail", end_byte)
 
 
 def _mail_files(folder: Path) -> list[Path]:

@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from spamdetect._exchange import too_long_message
 from spamdetect.models import ErrorCode
 from spamdetect.service.respond import RefusalError
 
@@ -141,7 +142,7 @@ def too_long(max_chars: int) -> RefusalError:
     return RefusalError(
         413,
         ErrorCode.TEXT_TOO_LONG,
-        f"The text may have at most {max_chars} characters.",
+        too_long_message(max_chars),
         field="text",
         close=True,
     )

@@ -10,9 +10,7 @@ from typing import Final
 import attrs
 
 from spamdetect.errors import SpamConfigError
-from spamdetect.settings import DEFAULT_PORT, read_number
-
-DEFAULT_MAX_TEXT_CHARS: Final = 100_000
+from spamdetect.settings import DEFAULT_MAX_TEXT_CHARS, DEFAULT_PORT, read_number
 
 
 @attrs.frozen

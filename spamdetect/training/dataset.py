@@ -73,9 +73,13 @@ def read_spam(paths: Iterable[str | os.PathLike[str]]) -> list[SpamRow]:
             rows.append(SpamRow(text, label in SPAM_LABELS, source, _fold(record, text)))
     spam = sum(row.is_spam for row in rows)
     if not rows:
-        raise DataError("the data hold no texts")
+        raise DataError("the data hold no texts: each row needs a text and a label, spam or ham")
     if spam in {0, len(rows)}:
-        raise DataError(f"all {len(rows)} texts have one label; spam and ham are both needed")
+        have, need = ("spam", "ham") if spam else ("ham", "spam")
+        raise DataError(
+            f"all {len(rows):,} texts are labelled {have}, and a classifier needs both: add texts "
+            f'with "label": "{need}", a few hundred at least'
+        )
     return rows
 
 
@@ -99,7 +103,9 @@ def read_language(paths: Iterable[str | os.PathLike[str]], part: str) -> list[La
             kind, source = str(record.get("kind", "")), str(record.get("source", ""))
             rows.append(LanguageRow(text, language, kind, source))
     if not rows:
-        raise DataError("the data hold no texts of a known language")
+        raise DataError(
+            "the data hold no texts of a known language: each row needs a text and a lang"
+        )
     return rows
 
 

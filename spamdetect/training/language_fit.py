@@ -99,7 +99,9 @@ def fit_language(
             name = max(written, key=lambda name: (counts[name], name))
             single[script] = (name, round(counts[name] / (len(samples) + 1), 4))
     if not scripts and not single:
-        raise DataError(f"no language has the {MIN_TEXTS_ALONE} texts that it needs")
+        raise DataError(
+            f"no language has the {MIN_TEXTS_ALONE} texts that it needs: add texts of at least one"
+        )
     return LanguageModel(scripts, single, RELIABLE_FROM, MIN_LETTERS, VERSION)
 
 

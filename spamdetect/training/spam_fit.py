@@ -113,7 +113,10 @@ def fit_on(
         DataError: the chosen texts are of one class.
     """
     if data.labels[chosen].all() or not data.labels[chosen].any():
-        raise DataError("a part of the data to be fitted holds one class only")
+        raise DataError(
+            "a part of the data to be fitted holds one class only: add texts of both labels, so "
+            "that each of the five folds has some (a few hundred of each at least)"
+        )
     use = np.flatnonzero(chosen[data.owner])
     sources = data.sources
     counts = Counter(sources[chosen].tolist())
@@ -200,7 +203,10 @@ def fits_by_fold(
     folds = data.folds
     present = sorted(set(folds.tolist()))[:most]
     if len(present) < 2:
-        raise DataError("the texts lie in one fold; at least two are needed for calibration")
+        raise DataError(
+            "the texts lie in one fold and calibration needs two: number the folds 0 to 4, or "
+            "leave fold out of the rows"
+        )
     found = {}
     for number, fold in enumerate(present):
         progress("cross-validating", number / len(present))

@@ -213,6 +213,52 @@ async def test_a_dripping_answer_ends_at_the_total_deadline(wire: Serving) -> No
             await spam.predict("hello")
 
 
+async def test_time_starts_when_a_call_is_sent(wire: Serving, answer: Any) -> None:
+    async def slow(state: Any, reader: Any, writer: Any) -> None:
+        while await reader.readuntil(b'"}'):
+            await asyncio.sleep(0.1)
+            writer.write(answer(404, b"{}"))
+
+    async with (
+        wire(slow) as server,
+        AsyncSpamClient(server.base_url, "key", 3, max_connections=1) as spam,
+    ):
+        calls = [spam.predict("hello") for _ in range(40)]
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    assert {type(outcome) for outcome in outcomes} == {SpamRequestError}
+
+
+async def test_waiting_for_a_turn_has_a_deadline_of_its_own(wire: Serving) -> None:
+    asked = asyncio.Event()
+
+    async def silent(state: Any, reader: Any, writer: Any) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        asked.set()
+        await reader.read()
+
+    async with (
+        wire(silent) as server,
+        AsyncSpamClient(server.base_url, "key", 60, max_connections=1, queue_timeout=0.1) as spam,
+    ):
+        first = asyncio.create_task(spam.predict("first"))
+        await asked.wait()
+        with pytest.raises(SpamTimeoutError, match=r"Nothing was sent: .* 1 connections.* 0\.1 s"):
+            await spam.predict("second")
+        assert not first.done()
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+
+
+@pytest.mark.parametrize("text", ["abc", b"abc"])
+async def test_one_text_is_not_many(service: RunningService, text: Any) -> None:
+    for spam in (AsyncSpamClient(service.base_url, service.api_key), AsyncSpamClient(local=True)):
+        async with spam:
+            with pytest.raises(SpamRequestError, match=r"call predict, or pass \[text\]"):
+                async for _ in spam.predict_many(text):
+                    pass
+
+
 async def test_a_refused_connection_is_named() -> None:
     import socket
 
@@ -386,6 +432,14 @@ async def test_local_mode_gives_what_the_service_gives(
         assert many == [item.unwrap() async for item in remote.predict_many(texts)]
         with pytest.raises(SpamConfigError, match="local mode"):
             await local.send_feedback("text", is_spam=True)
+        for bad in ("a" * 100_001, "half a pair \ud83d", None):
+            refusals = []
+            for spam in (remote, local):
+                for call in (spam.predict, spam.preprocess):
+                    with pytest.raises(SpamRequestError) as caught:
+                        await call(bad)  # type: ignore[arg-type]
+                    refusals.append((caught.value.message, caught.value.error_code))
+            assert len(set(refusals)) == 1, refusals
         mixed: list[Any] = ["good", None]
         assert [item.error is None async for item in local.predict_many(mixed)] == [True, False]
 

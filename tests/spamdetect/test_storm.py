@@ -123,9 +123,25 @@ async def test_one_client_never_opens_more_connections_than_it_may(
 
     async with (
         wire(silent) as server,
-        AsyncSpamClient(server.base_url, "key", timeout=1, max_connections=7) as spam,
+        AsyncSpamClient(
+            server.base_url, "key", timeout=1, max_connections=7, queue_timeout=1
+        ) as spam,
     ):
         calls = [spam.predict("hello") for _ in range(200)]
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
     assert {type(outcome).__name__ for outcome in outcomes} == {"SpamTimeoutError"}
     assert most == 7
+
+
+@pytest.mark.fault
+@pytest.mark.asyncio
+async def test_ten_thousand_calls_of_one_client_all_succeed() -> None:
+    """The time of a call starts when it is sent, however long it waited for its turn."""
+    async with (
+        run_service_async(
+            max_pending=_CALLS, max_queue_wait_ms=60_000, rate_per_minute=0
+        ) as service,
+        AsyncSpamClient(service.base_url, service.api_key, queue_timeout=100) as spam,
+    ):
+        found = await asyncio.gather(*(spam.predict(f"text {n}") for n in range(_CALLS)))
+    assert [each.input_text for each in found] == [f"text {n}" for n in range(_CALLS)]

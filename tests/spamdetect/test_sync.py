@@ -13,7 +13,12 @@ from typing import Any
 
 import pytest
 
-from spamdetect import AsyncSpamClient, SpamAuthError, SpamClient, SpamRequestError
+from spamdetect import (
+    AsyncSpamClient,
+    SpamAuthError,
+    SpamClient,
+    SpamRequestError,
+)
 from spamdetect.testing import RunningService
 
 
@@ -89,6 +94,12 @@ def test_the_service_errors_are_raised(service: RunningService) -> None:
 async def test_it_works_where_a_loop_runs(service: RunningService) -> None:
     with SpamClient(service.base_url, service.api_key) as spam:
         assert spam.predict("hello").text_length == 5
+
+
+def test_one_text_is_not_many(service: RunningService) -> None:
+    for spam in (SpamClient(service.base_url, service.api_key), SpamClient(local=True)):
+        with spam, pytest.raises(SpamRequestError, match="not one str"):
+            list(spam.predict_many("abc"))
 
 
 def test_local_mode_starts_no_thread(spam_text: str) -> None:

@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -20,6 +21,8 @@ import pytest
 
 from spamdetect import SpamClient
 from spamdetect.cli import main
+from spamdetect.engine import Engine
+from spamdetect.files.journal import Journal, Origin, Verdict
 from spamdetect.testing import RunningService
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -82,7 +85,7 @@ def test_predict(run: Run, spam_text: str) -> None:
     answer = json.loads(run("predict", "--json", spam_text).stdout)
     assert answer["data"]["prediction"]["is_spam"] is True
     assert "TEXT_EMPTY" in run("predict", " ").stdout
-    assert run("predict", "-", stdin=b"\xff\xfe").returncode == 0
+    assert run("predict", "-", stdin="Gr\xfc\xdfe aus K\xf6ln".encode("latin-1")).returncode == 0
 
 
 def test_predict_with_a_service(run: Run, service: RunningService, spam_text: str) -> None:
@@ -260,6 +263,51 @@ def test_a_left_journal_of_something_else_is_not_mixed_in(run: Run, tmp_path: Pa
     assert not part.exists()
 
 
+def test_an_error_leaves_no_journal_behind(run: Run, tmp_path: Path) -> None:
+    texts = tmp_path / "texts"
+    texts.write_text("one,two\n1,2\n", encoding="utf-8")
+    assert run("classify", str(texts), "--format", "csv").returncode == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["texts"]
+
+
+def test_a_run_without_a_single_text_fails(run: Run, tmp_path: Path) -> None:
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text("[1]\n[2]\n", encoding="utf-8")
+    found = run("classify", str(texts))
+    assert (found.returncode, "holds a text" in found.stderr) == (1, True)
+    assert run("classify", str(texts), "--format", "lines").returncode == 0
+
+
+def test_bytes_that_are_no_text_are_refused(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "texts").write_bytes(random.Random(1).randbytes(3000))
+    for found in (
+        run("classify", str(tmp_path / "texts")),
+        run("predict", "-", stdin=random.Random(1).randbytes(3000)),
+    ):
+        assert found.returncode == 1
+        assert "does not look like text" in found.stderr
+
+
+@pytest.mark.parametrize("earlier", [2, 3])
+def test_what_is_said_of_a_resumed_run_counts_its_earlier_verdicts(
+    run: Run, tmp_path: Path, spam_text: str, earlier: int
+) -> None:
+    texts, output = tmp_path / "texts.txt", tmp_path / "out.csv"
+    texts.write_text(f"hello there\n{spam_text}\nsee you\n", encoding="utf-8")
+    engine = Engine.load()
+    origin = Origin(
+        str(texts.resolve()), texts.stat().st_size, texts.stat().st_mtime_ns, "lines", None,
+        engine.model_version, engine.threshold, False,
+    )  # fmt: skip
+    with Journal(output, origin) as journal:
+        for index in range(earlier):
+            journal.add(Verdict(index, is_spam=index == 1))
+    found = run("classify", str(texts), "-o", str(output))
+    assert found.returncode == 0
+    assert f"3 texts ({earlier} of them by earlier runs): 1 spam, 2 not spam" in found.stderr
+    assert len(_rows(output)) == 3
+
+
 @pytest.mark.fault
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_classify_survives_a_signal_and_resumes(
@@ -308,7 +356,7 @@ def test_classify_survives_a_signal_and_resumes(
     done = run("classify", str(source), "--processes", "2")
     assert done.returncode == 0, done.stderr
     assert f"Going on behind the first {kept:,} texts." in done.stderr
-    assert f"{lines - kept:,} texts (and {kept:,} earlier)" in done.stderr
+    assert f"{lines:,} texts ({kept:,} of them by earlier runs)" in done.stderr
     rows = _rows(tmp_path / "big.txt.verdicts.csv")
     assert [int(row["index"]) for row in rows] == list(range(lines))
     with SpamClient(local=True) as spam:

@@ -19,6 +19,11 @@ async def test_order_and_equality(engine: Engine) -> None:
     assert found == engine.predict_many(texts)
 
 
+async def test_one_text_is_not_many() -> None:
+    with pytest.raises(TypeError, match=r"pass \[text\]"):
+        await anext(classify_many("abc"))
+
+
 async def test_asynchronous_source_is_read_no_faster_than_it_is_used() -> None:
     read = 0
 

@@ -118,6 +118,11 @@ def test_predict_many_equals_predict(engine: Engine) -> None:
     assert engine.predict_many([]) == []
 
 
+def test_one_text_is_not_many(engine: Engine) -> None:
+    with pytest.raises(TypeError, match=r"pass \[text\]"):
+        engine.predict_many("abc")
+
+
 def test_the_size_of_a_group_does_not_matter(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -30,6 +31,32 @@ def test_plain_lines(tmp_path: Path) -> None:
     assert _texts(path) == ["bad \ufffd byte"]
     path.write_bytes(b"")
     assert _texts(path) == []
+
+
+@pytest.mark.parametrize("file_format", ["lines", "csv", "jsonl", "mbox"])
+def test_what_is_no_text_is_refused(tmp_path: Path, file_format: str) -> None:
+    path = tmp_path / "in"
+    path.write_bytes(Random(1).randbytes(5000))
+    with pytest.raises(SpamConfigError, match=r"text in UTF-8|no mail in it"):
+        _texts(path, file_format=file_format)
+
+
+def test_the_encoding_that_is_not_read_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "in.txt"
+    path.write_bytes("hello\n".encode("utf-16"))
+    with pytest.raises(SpamConfigError, match="UTF-16"):
+        _texts(path)
+    path.write_bytes("Добрый день, как дела?\n".encode("cp1251"))
+    with pytest.raises(SpamConfigError, match="another encoding"):
+        _texts(path)
+    path.write_bytes("Schöne Grüße aus Köln\n".encode("latin-1"))
+    assert _texts(path) == ["Sch\ufffdne Gr\ufffd\ufffde aus K\ufffdln"]
+
+
+def test_a_file_that_is_no_mail_is_a_record_without_text(tmp_path: Path) -> None:
+    (tmp_path / "a.eml").write_bytes(Random(1).randbytes(500))
+    (tmp_path / "b.eml").write_bytes(b"Subject: hello\n\nthere")
+    assert _texts(tmp_path) == [None, "hello\n\nthere"]
 
 
 @pytest.mark.parametrize(
