@@ -3,7 +3,7 @@
 A halt is marked for a workflow id, a glob pattern or ``"*"``, with the sequence number of the
 message. For any run of a workflow the newest matching mark decides, as it does in the gateway.
 ``resume`` lifts a pause only; ``revive`` lifts a kill and a pause. A message about a run concerns
-that run alone.
+that run alone. A pause that lifts itself counts until then, and leaves what was before.
 """
 
 from __future__ import annotations
@@ -30,9 +30,17 @@ class Mark:
     until_ms: int | None = None
     budget: Budget | None = None
 
-    def holds(self, now_ms: int) -> bool:
-        """Tell whether the halt is in force at a time."""
-        return self.halted and (self.until_ms is None or now_ms < self.until_ms)
+    def counts(self, now_ms: int) -> bool:
+        """Tell whether the mark says anything at a time."""
+        return self.until_ms is None or now_ms < self.until_ms
+
+    def covers(self, other: Mark) -> bool:
+        """Tell whether the mark takes the place of another about the same thing, at any time."""
+        if self.seq < other.seq:
+            return False
+        return self.until_ms is None or (
+            other.until_ms is not None and self.until_ms >= other.until_ms
+        )
 
 
 @attrs.frozen
@@ -75,18 +83,25 @@ class Lane:
 
     def find(self, workflow_id: str | None, run_id: str | None, now_ms: int) -> Mark | None:
         """Return the mark that halts this run of this workflow, if one does: the newest decides."""
+        newest = self.newest(workflow_id, run_id, now_ms)
+        return newest if newest is not None and newest.halted else None
+
+    def newest(self, workflow_id: str | None, run_id: str | None, now_ms: int) -> Mark | None:
+        """Return the newest mark that concerns this run of this workflow and counts now."""
         newest = self.exact.get(workflow_id) if workflow_id is not None else None
+        if newest is not None and not newest.counts(now_ms):
+            newest = None
         if run_id is not None and self.runs:
             mark = self.runs.get(run_id)
             if mark is not None and (newest is None or mark.seq > newest.seq):
-                newest = mark
+                newest = mark if mark.counts(now_ms) else newest
         for target, mark in self.patterns.items():
             concerned = target == EVERYTHING or (
                 workflow_id is not None and matches(target, workflow_id)
             )
-            if concerned and (newest is None or mark.seq > newest.seq):
+            if concerned and (newest is None or mark.seq > newest.seq) and mark.counts(now_ms):
                 newest = mark
-        return newest if newest is not None and newest.holds(now_ms) else None
+        return newest
 
     def restarted(self, newest: int) -> Lane:
         """Return the lane with every mark older than anything that is still to come.
@@ -151,15 +166,14 @@ class _LaneDraft:
                 name: mark
                 for name, mark in exact.items()
                 if not any(
-                    over.seq >= mark.seq and matches(target, name)
-                    for target, over in covering.items()
+                    over.covers(mark) and matches(target, name) for target, over in covering.items()
                 )
             }
         if everything := covering.get(EVERYTHING):
             patterns = {
                 target: mark
                 for target, mark in patterns.items()
-                if target == EVERYTHING or mark.seq > everything.seq
+                if target == EVERYTHING or not everything.covers(mark)
             }
         return Lane(exact, patterns, self.runs)
 
@@ -175,6 +189,7 @@ class ControlState:
     Attributes:
         seq: number of the newest message that was applied.
         kills, pauses, budgets: what holds.
+        timed_pauses: pauses that lift themselves.
         epoch: of that message: together they name one message, also where a gateway that was
             restored from a copy has given the number a second time.
     """
@@ -184,6 +199,16 @@ class ControlState:
     pauses: Lane = Lane()
     budgets: Lane = Lane()
     epoch: str = ""
+    timed_pauses: Lane = Lane()
+
+    def pause(self, workflow_id: str | None, run_id: str | None, now_ms: int) -> Mark | None:
+        """Return the mark that pauses this run of this workflow, if one does."""
+        newest = self.pauses.newest(workflow_id, run_id, now_ms)
+        if self.timed_pauses:
+            timed = self.timed_pauses.newest(workflow_id, run_id, now_ms)
+            if timed is not None and (newest is None or timed.seq > newest.seq):
+                newest = timed
+        return newest if newest is not None and newest.halted else None
 
     def halt(
         self, workflow_id: str | None, run_id: str | None, now_ms: int, *, budgets: bool = False
@@ -198,7 +223,7 @@ class ControlState:
         """
         if killed := self.kills.find(workflow_id, run_id, now_ms):
             return Halt("kill", killed.reason)
-        if paused := self.pauses.find(workflow_id, run_id, now_ms):
+        if paused := self.pause(workflow_id, run_id, now_ms):
             return Halt("pause", paused.reason, paused.until_ms)
         if budgets and (spent := self.budgets.find(workflow_id, run_id, now_ms)):
             return Halt("budget", spent.reason, budget=spent.budget)
@@ -225,6 +250,7 @@ class ControlState:
             self.kills.restarted(self.seq),
             self.pauses.restarted(self.seq),
             self.budgets.restarted(self.seq),
+            timed_pauses=self.timed_pauses.restarted(self.seq),
         )
 
 
@@ -270,7 +296,7 @@ def messages_of_decision(
 class _StateDraft:
     """A state while a batch of messages is folded into it."""
 
-    __slots__ = ("_before", "_budgets", "_kills", "_pauses", "epoch", "seq")
+    __slots__ = ("_before", "_budgets", "_kills", "_pauses", "_timed_pauses", "epoch", "seq")
 
     def __init__(self, state: ControlState) -> None:
         self._before = state
@@ -278,6 +304,7 @@ class _StateDraft:
         self.epoch = state.epoch
         self._kills = _LaneDraft(state.kills)
         self._pauses = _LaneDraft(state.pauses)
+        self._timed_pauses = _LaneDraft(state.timed_pauses)
         self._budgets = _LaneDraft(state.budgets)
 
     def take(self, message: ControlMessage) -> None:
@@ -297,8 +324,11 @@ class _StateDraft:
             case "pause" | "resume":
                 wait_ms = message.resume_after_ms
                 until_ms = None if wait_ms is None else message.at_ms + wait_ms
-                mark = Mark(message.seq, message.type == "pause", message.reason, until_ms)
-                self._pauses.put(target, run_id, mark)
+                halted = message.type == "pause"
+                timed = halted and until_ms is not None
+                draft = self._timed_pauses if timed else self._pauses
+                mark = Mark(message.seq, halted, message.reason, until_ms if timed else None)
+                draft.put(target, run_id, mark)
             case "budget":
                 mark = Mark(message.seq, message.exhausted, message.reason, budget=message.budget)
                 self._budgets.put(target, run_id, mark)
@@ -307,12 +337,14 @@ class _StateDraft:
         """Return the state; what has not changed in it is the same object as before."""
         before, seq, epoch = self._before, self.seq, self.epoch
         kills, pauses, budgets = self._kills.lane(), self._pauses.lane(), self._budgets.lane()
+        timed = self._timed_pauses.lane()
         if (
             seq == before.seq
             and epoch == before.epoch
             and kills is before.kills
             and pauses is before.pauses
+            and timed is before.timed_pauses
             and budgets is before.budgets
         ):
             return before
-        return ControlState(seq, kills, pauses, budgets, epoch)
+        return ControlState(seq, kills, pauses, budgets, epoch, timed)

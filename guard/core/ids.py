@@ -60,6 +60,14 @@ class IdFactory:
         text = f"{value:032x}"
         return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:30]}"
 
+    def unguessable(self, at_ms: int) -> str:
+        """Return a UUIDv7 whose other 74 bits are random: knowing one tells nothing of the next."""
+        value = (at_ms & ((1 << 48) - 1)) << 80 | _VERSION_7 | _VARIANT
+        random = int.from_bytes(os.urandom(10), "big")
+        value |= (random >> 62 & 0xFFF) << 64 | random & ((1 << 62) - 1)
+        text = f"{value:032x}"
+        return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
     def trace_id(self) -> str:
         """Return a W3C trace id: 32 lower-case hex digits, never all zero."""
         return os.urandom(16).hex()

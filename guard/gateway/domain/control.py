@@ -1,8 +1,9 @@
 """Control messages folded into the state of a workflow or run. Newest wins, by ``seq``.
 
 ``resume`` never lifts a kill, only ``revive`` does. A target is an exact workflow id, a glob, or a
-run id. Two slots per target are enough: the newest of kill and revive, and the newest of pause,
-resume and revive; so messages may be applied in any order and more than once.
+run id. Three slots per target are enough: the newest of kill and revive; the newest pause without
+an end, resume or revive; and the newest pause with an end, which counts until then and leaves what
+was before. So messages may be applied in any order and more than once.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ Undo = Callable[[], None]
 class _Slots(Struct):
     life: ControlMessage | None = None
     flow: ControlMessage | None = None
+    timed: ControlMessage | None = None
 
 
 class Directives:
@@ -55,14 +57,16 @@ class Directives:
         if message.type not in ("kill", "revive", "pause", "resume"):
             return None
         slots = self._slots(message)
-        life, flow = slots.life, slots.flow
+        life, flow, timed = slots.life, slots.flow, slots.timed
         if message.type in ("kill", "revive"):
-            slots.life = _newest(slots.life, message)
-        if message.type != "kill":
-            slots.flow = _newest(slots.flow, message)
+            slots.life = newest(slots.life, message)
+        if is_timed(message):
+            slots.timed = newest(slots.timed, message)
+        elif message.type != "kill":
+            slots.flow = newest(slots.flow, message)
 
         def undo() -> None:
-            slots.life, slots.flow = life, flow
+            slots.life, slots.flow, slots.timed = life, flow, timed
 
         return undo
 
@@ -72,16 +76,14 @@ class Directives:
             return ACTIVE
         life = flow = None
         for slots in self._matching(workflow_id, run_id):
-            life = _newest(life, slots.life)
-            flow = _newest(flow, slots.flow)
+            life = newest(life, slots.life)
+            flow = newest(flow, slots.flow)
+            if slots.timed is not None and now_ms < end_of(slots.timed):
+                flow = newest(flow, slots.timed)
         if life is not None and life.type == "kill":
             return ControlState("killed", life.reason, None, life.run_id is not None)
         if flow is not None and flow.type == "pause":
-            resume_at_ms = None
-            if flow.resume_after_ms is not None:
-                resume_at_ms = flow.at_ms + flow.resume_after_ms
-                if now_ms >= resume_at_ms:
-                    return ACTIVE
+            resume_at_ms = end_of(flow) if is_timed(flow) else None
             return ControlState("paused", flow.reason, resume_at_ms, flow.run_id is not None)
         return ACTIVE
 
@@ -91,7 +93,7 @@ class Directives:
             target
             for table in (self._exact, self._patterns)
             for target, slots in table.items()
-            if slots.life is not None or slots.flow is not None
+            if slots.life is not None or slots.flow is not None or slots.timed is not None
         ]
 
     def _slots(self, message: ControlMessage) -> _Slots:
@@ -111,7 +113,18 @@ class Directives:
                 yield slots
 
 
-def _newest(left: ControlMessage | None, right: ControlMessage | None) -> ControlMessage | None:
+def is_timed(message: ControlMessage) -> bool:
+    """Tell whether a message is a pause that lifts itself."""
+    return message.type == "pause" and message.resume_after_ms is not None
+
+
+def end_of(pause: ControlMessage) -> int:
+    """Return when a pause lifts itself, in Unix milliseconds."""
+    return pause.at_ms + (pause.resume_after_ms or 0)
+
+
+def newest(left: ControlMessage | None, right: ControlMessage | None) -> ControlMessage | None:
+    """Return the message with the higher number."""
     if left is None or (right is not None and right.seq > left.seq):
         return right
     return left

@@ -12,7 +12,7 @@ from guard.gateway.domain.windows import Window
 ScopeKind = Literal["organisation", "workflow", "agent", "chain", "key", "model"]
 PolicyScope = Literal["organisation", "workflow", "agent", "key"]
 BudgetMode = Literal["hard", "soft"]
-ApprovalStatus = Literal["pending", "approved", "refused", "expired", "withdrawn"]
+ApprovalStatus = Literal["pending", "approved", "used", "refused", "expired", "withdrawn"]
 
 Label = Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$")]
 Glob = Annotated[str, Meta(min_length=1, max_length=256)]

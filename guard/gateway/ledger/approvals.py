@@ -21,6 +21,7 @@ _REASONS: Final = {
     "pending": "no answer in time",
     "expired": "no answer in time",
     "approved": "approved for another call",
+    "used": "approved for one call, which was made",
     "withdrawn": "the call waited no longer",
 }
 
@@ -44,7 +45,7 @@ def required(
         status=403,
         error_code="GD-X001",
         title="Not approved",
-        reason=known.reason or _REASONS.get(known.status, "the operator refused the call"),
+        reason=_reason(known),
         action="approval",
         workflow_id=call.workflow_id,
         tool_name=need.tool_name,
@@ -52,12 +53,25 @@ def required(
     )
 
 
+def _reason(known: records.Approval) -> str:
+    if known.status == "used":  # what the operator said was about the call that was made
+        return _REASONS["used"]
+    return known.reason or _REASONS.get(known.status, "the operator refused the call")
+
+
+def use(unit: UnitOfWork, organisation_id: str, key_id: str, call_id: str) -> None:
+    """Use up the approval of a call that is admitted: it was for one."""
+    found = unit.approval_of_call(organisation_id, key_id, call_id)
+    if found is not None and found[0].status == "approved":
+        unit.save_approval(msgspec.structs.replace(found[0], status="used"))
+
+
 def _request(
     unit: UnitOfWork, organisation_id: str, command: GateCommand, need: ApprovalNeed, subject: str
 ) -> wire.GateReply:
     call, now_ms = command.call, unit.now_ms
     asked = records.Approval(
-        approval_id=unit.ids.uuid7(now_ms), organisation_id=organisation_id,
+        approval_id=unit.ids.unguessable(now_ms), organisation_id=organisation_id,
         call_id=call.call_id, status="pending", tool_name=need.tool_name, function=call.function,
         workflow_id=call.workflow_id, run_id=call.run_id, agent=call.agent,
         requested_at_ms=now_ms, deadline_ms=now_ms + need.timeout_ms,

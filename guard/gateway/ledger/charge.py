@@ -70,9 +70,8 @@ def record_events(
         reservation = None
         flags = [priced.flags] if priced.flags else []
         if event.reservation_id is not None:
-            reservation = unit.reservation(event.reservation_id)
-            if reservation is None or reservation.organisation_id != org.organisation_id:
-                reservation = None
+            reservation = expiry.own_reservation(unit, request, event.reservation_id)
+            if reservation is None:
                 flags.append("unknown_reservation")
             else:
                 _inherit(event, reservation)

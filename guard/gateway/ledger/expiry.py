@@ -6,7 +6,7 @@ from typing import Final
 
 from guard.core import wire
 from guard.gateway.domain import ledger, render
-from guard.gateway.domain.commands import Answer, ReleaseCommand
+from guard.gateway.domain.commands import Answer, ReleaseCommand, Request
 from guard.gateway.domain.ledger import Reservation
 from guard.gateway.ledger import approvals, control, estimates, idempotency
 from guard.gateway.ledger.unit_of_work import UnitOfWork
@@ -30,6 +30,19 @@ def close(unit: UnitOfWork, reservation: Reservation, state: ledger.ReservationS
     return left
 
 
+def own_reservation(unit: UnitOfWork, request: Request, reservation_id: str) -> Reservation | None:
+    """Return a reservation if it was made with the key, and for the workflow, of a request."""
+    found = unit.reservation(reservation_id)
+    if (
+        found is None
+        or found.organisation_id != request.organisation_id
+        or found.key_id != request.key_id
+        or request.key_workflow_id not in (None, found.workflow_id)
+    ):
+        return None
+    return found
+
+
 def release(unit: UnitOfWork, command: ReleaseCommand) -> Answer:
     """Release what a reservation still holds, or withdraw a request for approval.
 
@@ -39,8 +52,8 @@ def release(unit: UnitOfWork, command: ReleaseCommand) -> Answer:
     kept = idempotency.replay(unit, request)
     if kept is not None:
         return kept
-    reservation = unit.reservation(command.reservation_id)
-    if reservation is not None and reservation.organisation_id == request.organisation_id:
+    reservation = own_reservation(unit, request, command.reservation_id)
+    if reservation is not None:
         left = close(unit, reservation, "settled" if reservation.spent else "released")
         body = {
             "reservation_id": reservation.reservation_id,

@@ -56,7 +56,10 @@ def _decide(
         waiting = approvals.required(unit, org, command, command.approval)
         if waiting is not None:
             return waiting
-    return _reserve(unit, org, command, chain_id, allowance)
+    decided = _reserve(unit, org, command, chain_id, allowance)
+    if command.approval is not None and isinstance(decided, wire.GateReply):
+        approvals.use(unit, org.organisation_id, command.request.key_id, call.call_id)
+    return decided
 
 
 def _reserve(
@@ -79,7 +82,7 @@ def _reserve(
     unit.change_balances([account.balance for account in accounts])
     ledger.reserve(accounts, judgement.amount, allowance)
     reservation = Reservation(
-        reservation_id=unit.ids.uuid7(unit.now_ms),
+        reservation_id=unit.ids.unguessable(unit.now_ms),
         organisation_id=org.organisation_id,
         key_id=key_id,
         call_id=call.call_id,

@@ -464,7 +464,7 @@ class TestPause:
                 at_ms=now_ms - behind_ms,
             )
         )  # fmt: skip
-        lane = runtime.enforcement.control.pauses
+        lane = runtime.enforcement.control.timed_pauses
         assert lane.find("w", None, now_ms + 30_000) is not None
         assert lane.find("w", None, now_ms + 70_000) is None
 

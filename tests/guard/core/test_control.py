@@ -52,7 +52,22 @@ def concerns(target: str | None, workflow: str | None) -> bool:
 def oracle(
     messages: list[ControlMessage], workflow: str | None, run: str | None, now_ms: int
 ) -> str | None:
-    """The newest message that concerns this run decides, separately for kills and for pauses."""
+    """The newest message that concerns this run decides, separately for kills and for pauses.
+
+    A pause that lifts itself replaces one of the same target, and says nothing once it is over.
+    """
+    timed: dict[object, ControlMessage] = {}
+    for each in messages:
+        if each.type == "pause" and each.resume_after_ms is not None:
+            slot = each.run_id or (each.workflow_id or "*", None)
+            timed[slot] = max(timed.get(slot, each), each, key=lambda known: known.seq)
+    messages = [
+        each
+        for each in messages
+        if each.type != "pause"
+        or each.resume_after_ms is None
+        or (each in timed.values() and now_ms < each.at_ms + each.resume_after_ms)
+    ]
     for kind, starts, ends in (("kill", "kill", ["revive"]), ("pause", "pause", OVER)):
         newest = max(
             (
@@ -68,10 +83,7 @@ def oracle(
             key=lambda each: each.seq,
             default=None,
         )
-        if newest is None or newest.type in ends:
-            continue
-        wait_ms = newest.resume_after_ms if kind == "pause" else None
-        if wait_ms is None or now_ms < newest.at_ms + wait_ms:
+        if newest is not None and newest.type not in ends:
             return kind
     return None
 

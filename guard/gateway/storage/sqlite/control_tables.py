@@ -10,7 +10,7 @@ import msgspec
 
 from guard.core import wire
 from guard.gateway.domain import records
-from guard.gateway.domain.control import Directives
+from guard.gateway.domain.control import Directives, is_timed
 from guard.gateway.ledger.state import OrganisationState
 from guard.gateway.storage.sqlite.rows import approval_from_row
 from guard.gateway.storage.sqlite.tables import Tables
@@ -69,7 +69,7 @@ class ControlTables(Tables):
             (org.organisation_id, message.seq, key_id, message.type, encoded),
         )
         target = "" if message.run_id is not None else message.workflow_id or "*"
-        for slot in _SLOTS.get(message.type, ()):
+        for slot in ("timed",) if is_timed(message) else _SLOTS.get(message.type, ()):
             self.write(
                 "INSERT OR REPLACE INTO directives VALUES (?,?,?,?,?)",
                 (org.organisation_id, target, message.run_id or "", slot, encoded),

@@ -8,6 +8,7 @@ import msgspec
 
 from guard.core import wire
 from guard.gateway.domain import records, usage
+from guard.gateway.domain.control import end_of, is_timed, newest
 from guard.gateway.storage.sqlite.analytics import directives_of
 from guard.gateway.storage.sqlite.engine import SqliteEngine
 from guard.gateway.storage.sqlite.read_pool import Connection
@@ -70,16 +71,14 @@ def active_directives(
         latest.setdefault((target, run_id), {})[slot] = directive
     found = []
     for (target, run_id), slots in latest.items():
-        life, flow = slots.get("life"), slots.get("flow")
+        life, flow, timed = slots.get("life"), slots.get("flow"), slots.get("timed")
+        if timed is not None and now_ms >= end_of(timed):
+            timed = None
         killed = life is not None and life.type == "kill"
-        message = life if killed else flow
+        message = life if killed else newest(flow, timed)
         if message is None or message.type not in ("kill", "pause"):
             continue
-        resume_at_ms = None
-        if message.type == "pause" and message.resume_after_ms is not None:
-            resume_at_ms = message.at_ms + message.resume_after_ms
-            if now_ms >= resume_at_ms:
-                continue
+        resume_at_ms = end_of(message) if is_timed(message) else None
         found.append(
             usage.ActiveDirective(
                 action="kill" if message.type == "kill" else "pause", target=target,
