@@ -46,7 +46,7 @@ from guard.gateway.services.webhooks import WebhookSender
 from guard.gateway.settings import GatewaySettings
 from guard.gateway.storage.memory_rates import MemoryRates
 from guard.gateway.storage.port import Storage
-from guard.gateway.storage.sqlite.rows import wall_clock_ms
+from guard.gateway.storage.sqlite.rows import monotonic_clock_ms, wall_clock_ms
 from guard.gateway.storage.sqlite.store import SqliteStorage
 
 logger = logging.getLogger(__name__)
@@ -93,6 +93,8 @@ class GatewayApp:
             input_per_mtok=settings.fallback_input_per_mtok,
             output_per_mtok=settings.fallback_output_per_mtok,
         )
+        # What counts elapsed time must not follow a wrong reading of the machine's clock.
+        passed_ms = monotonic_clock_ms if clock_ms is wall_clock_ms else clock_ms
         self.hub = Hub()
         self.counts = Counts()
         self.load = Load(settings.max_pending_bytes)
@@ -101,7 +103,7 @@ class GatewayApp:
         gatekeeper = Gatekeeper(
             self.storage,
             self.catalogue,
-            MemoryRates(clock_ms),
+            MemoryRates(passed_ms),
             max_event_bytes=settings.max_event_bytes,
             clock_ms=clock_ms,
         )
@@ -120,7 +122,7 @@ class GatewayApp:
             clock_ms,
             private_webhooks=settings.private_webhooks,
         )
-        self.operators = OperatorService(self.storage, clock_ms)
+        self.operators = OperatorService(self.storage, clock_ms, passed_ms)
         table = [
             *operations(handlers),
             *OperatorHandlers(self.operators, self.storage).operations(),

@@ -89,11 +89,15 @@ class OperatorService:
     Args:
         store: where operators and sessions are kept.
         clock_ms: Unix milliseconds.
+        passed_ms: time that only passes, in milliseconds, for the throttle.
     """
 
-    def __init__(self, store: Operators, clock_ms: Callable[[], int]) -> None:
+    def __init__(
+        self, store: Operators, clock_ms: Callable[[], int], passed_ms: Callable[[], int]
+    ) -> None:
         self._store = store
         self._clock_ms = clock_ms
+        self._passed_ms = passed_ms
         self._throttle = Throttle()
         self._hasher = argon2.PasswordHasher()
         self._checks = asyncio.Semaphore(_CHECKS_AT_ONCE)
@@ -127,14 +131,14 @@ class OperatorService:
             ThrottledError: too many attempts from this address, for this name, or at once.
             WrongPasswordError: no such name and password.
         """
-        wait_ms = self._throttle.wait_ms(self._clock_ms(), address, name)
+        wait_ms = self._throttle.wait_ms(self._passed_ms(), address, name)
         if wait_ms:
             raise ThrottledError(wait_ms)
         found = await self._store.find_operator(name)
         # A name that nobody has costs as much time as a wrong password.
         hashed = await _nobodys_hash(self._hasher) if found is None else found[1]
         # Counted before the check, so that attempts made at once do not pass beside the count.
-        self._throttle.failed(self._clock_ms(), address, name)
+        self._throttle.failed(self._passed_ms(), address, name)
         if not await self._matches(hashed, password) or found is None:
             raise WrongPasswordError
         self._throttle.succeeded(address, name)

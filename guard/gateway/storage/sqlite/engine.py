@@ -17,7 +17,7 @@ from guard.gateway.storage.group_writer import ANYTHING, INLINE_WEIGHT_MAX, Grou
 from guard.gateway.storage.sqlite import schema
 from guard.gateway.storage.sqlite.read_pool import Connection, ReadPool
 from guard.gateway.storage.sqlite.retention import Retention
-from guard.gateway.storage.sqlite.rows import wall_clock_ms
+from guard.gateway.storage.sqlite.rows import monotonic_clock_ms, wall_clock_ms
 from guard.gateway.storage.sqlite.unit_of_work import SqliteUnitOfWork
 
 T = TypeVar("T")
@@ -35,7 +35,9 @@ class SqliteEngine:
     Args:
         path: the database file; created with mode 0600.
         durable: sync each commit to the disk.
-        clock_ms: the store's clock; the machine's by default.
+        clock_ms: the machine's clock, in Unix milliseconds; the store follows it in bounded steps.
+        monotonic_ms: time that only passes, in milliseconds. With a ``clock_ms`` of its own and
+            without this, every step of that clock is taken as time that has passed.
         retention_days: how long the record goes back; 0 keeps everything.
         audit_retention_days: how long the audit log goes back; 0 keeps all of it.
     """
@@ -46,12 +48,15 @@ class SqliteEngine:
         *,
         durable: bool = False,
         clock_ms: Callable[[], int] = wall_clock_ms,
+        monotonic_ms: Callable[[], int] | None = None,
         retention_days: int = 0,
         audit_retention_days: int = 0,
     ) -> None:
         self.path = Path(path)
         self._durable = durable
         self.clock_ms = clock_ms
+        own = clock_ms if clock_ms is not wall_clock_ms else monotonic_clock_ms
+        self._monotonic_ms = monotonic_ms or own
         self._writer: GroupWriter[SqliteUnitOfWork] | None = None
         self._unit: SqliteUnitOfWork | None = None
         self._connection: sqlite3.Connection | None = None
@@ -88,7 +93,7 @@ class SqliteEngine:
         os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
         self._connection = schema.connect(str(self.path), durable=self._durable)
         schema.migrate(self._connection)
-        return SqliteUnitOfWork(self._connection, self.clock_ms)
+        return SqliteUnitOfWork(self._connection, self.clock_ms, self._monotonic_ms)
 
     async def close(self) -> None:
         """Commit what waits and let go of the file. Closing twice is harmless."""

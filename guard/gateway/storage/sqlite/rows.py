@@ -113,3 +113,8 @@ def ids_text(balance_ids: tuple[int, ...]) -> str:
 def wall_clock_ms() -> int:
     """Return the time of the machine that holds the store, in Unix milliseconds."""
     return time.time_ns() // 1_000_000
+
+
+def monotonic_clock_ms() -> int:
+    """Return time that only passes, in milliseconds."""
+    return time.monotonic_ns() // 1_000_000

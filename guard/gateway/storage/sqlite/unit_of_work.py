@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Callable, Sequence
 
 from guard.core.ids import IdFactory
+from guard.gateway.domain.clock import SteadyClock
 from guard.gateway.domain.commands import PostCommitEvent
 from guard.gateway.ledger.state import Scopes
 from guard.gateway.storage.sqlite.catalogue_tables import CatalogueTables
@@ -22,15 +23,22 @@ class SqliteUnitOfWork(CatalogueTables, DirectoryTables, MoneyTables):
     log; nothing is read again.
     """
 
-    def __init__(self, connection: sqlite3.Connection, clock_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        clock_ms: Callable[[], int],
+        monotonic_ms: Callable[[], int],
+    ) -> None:
         super().__init__(connection)
         self.ids = IdFactory()
         self.incarnation = secrets.token_hex(8)
         self._clock_ms = clock_ms
         self._events: list[PostCommitEvent] = []
         row = self.row("SELECT value FROM facts WHERE name = 'clock_ms'")
-        if row is not None:
-            self.now_ms = int(row[0])
+        last_ms = 0 if row is None else int(row[0])
+        self._monotonic_ms = monotonic_ms
+        self._clock = SteadyClock(last_ms, clock_ms(), monotonic_ms())
+        self.now_ms = self._clock.now_ms
 
     # -- transaction ---------------------------------------------------------------------------
 
@@ -38,7 +46,7 @@ class SqliteUnitOfWork(CatalogueTables, DirectoryTables, MoneyTables):
         """Open a transaction and read the clock; look up the answers of the group together."""
         self.connection.execute("BEGIN IMMEDIATE")
         self._undo_from = 0
-        self.now_ms = max(self.now_ms, self._clock_ms())
+        self.now_ms = self._clock.read(self._clock_ms(), self._monotonic_ms())
         self._answers.begin([s.lookup_key for s in scopes if s.lookup_key is not None])
 
     def commit(self) -> list[PostCommitEvent]:

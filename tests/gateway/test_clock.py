@@ -1,0 +1,104 @@
+"""One wrong reading of the machine's clock changes nothing for long, in no process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from guard.core import wire
+from guard.gateway.domain.clock import CATCH_UP, SteadyClock
+from guard.gateway.domain.commands import Actor, GateCommand, Request
+from guard.gateway.domain.records import OrganisationSettings
+from guard.gateway.storage.sqlite.store import SqliteStorage
+
+TWO_YEARS = 2 * 365 * 86_400_000
+START = 1_700_000_000_000
+ACTOR = Actor("test")
+
+
+@given(st.lists(st.tuples(st.integers(0, 5000), st.integers(-(10**12), 10**12)), max_size=40))
+def test_it_never_runs_backwards_nor_faster_than_its_bound(steps: list[tuple[int, int]]) -> None:
+    wall = passed = 0
+    clock = SteadyClock(0, 0, 0)
+    for elapsed, error in steps:
+        passed += elapsed
+        wall += elapsed
+        before = clock.now_ms
+        after = clock.read(wall + error, passed)
+        assert 0 <= after - before <= CATCH_UP * elapsed + 2000
+    # Once the readings are right again, the clock is right after what it was ahead by.
+    ahead = max(0, clock.now_ms - wall)
+    assert clock.read(wall + ahead + 1, passed + ahead + 1) == wall + ahead + 1
+
+
+def test_a_suspended_machine_is_caught_up_with() -> None:
+    clock = SteadyClock(0, START, 0)
+    for second in range(1, 4000):
+        clock.read(START + 28_800_000 + 1000 * second, 1000 * second)
+    assert clock.now_ms == START + 28_800_000 + 3_999_000
+
+
+@pytest.mark.parametrize("last", [START + TWO_YEARS, START + 500, 0])
+def test_what_an_earlier_process_has_kept_is_believed_within_reason(last: int) -> None:
+    clock = SteadyClock(last, START, 0)
+    assert START <= clock.now_ms <= START + 2000
+
+
+class Machine:
+    wall = START
+    passed = 0
+
+    def wall_ms(self) -> int:
+        return self.wall
+
+    def passed_ms(self) -> int:
+        return self.passed
+
+    def advance(self, by_ms: int) -> None:
+        self.wall += by_ms
+        self.passed += by_ms
+
+
+@pytest.mark.asyncio
+async def test_a_reading_two_years_ahead_expires_no_reservation_and_is_not_kept(
+    tmp_path: Path,
+) -> None:
+    machine = Machine()
+
+    def storage() -> SqliteStorage:
+        return SqliteStorage(
+            tmp_path / "g.sqlite3", clock_ms=machine.wall_ms, monotonic_ms=machine.passed_ms
+        )
+
+    def gate(number: int, **fields: Any) -> GateCommand:
+        request = Request(organisation_id=org, key_id="k")
+        call = wire.GateRequest(call_id=f"c{number}", kind="call", function="f", **fields)
+        return GateCommand(request=request, call=call)
+
+    store = storage()
+    await store.open(lambda events: None)
+    org = (await store.create_organisation(ACTOR, "o")).organisation_id
+    await store.update_organisation(ACTOR, org, OrganisationSettings(reservation_ttl_ms=60_000))
+    assert (await store.gate(gate(1))).status == 200
+    machine.advance(1000)
+    machine.wall += TWO_YEARS
+    assert await store.sweep() == 0, "the reservation is alive"
+    machine.wall -= TWO_YEARS
+    machine.advance(1000)
+    assert await store.sweep() == 0
+    pause = wire.ControlMessage(seq=0, type="pause", workflow_id="w", resume_after_ms=30_000)
+    await store.issue_directive(ACTOR, org, pause)
+    assert (await store.gate(gate(2, workflow_id="w"))).status == 403
+    await store.close()
+
+    store = storage()
+    await store.open(lambda events: None)
+    machine.advance(45_000)
+    assert (await store.gate(gate(3, workflow_id="w"))).status == 200, "the pause has ended"
+    machine.advance(30_000)
+    assert await store.sweep() == 1, "only the first reservation is past its minute"
+    await store.close()
