@@ -137,7 +137,7 @@ class Machine:
         try:
             assert unit.reservations == fresh.reservations
             made = [each[: len("xxxxxxxx-xxxx")] for each in unit.reservations]
-        assert made == sorted(made), "the oldest comes first"
+            assert made == sorted(made), "the oldest comes first"
             assert unit.exhausted == fresh.exhausted
             assert unit.balances == {number: fresh.balance(number) for number in unit.balances}
             assert unit.chains == {key: fresh.chain(*key) for key in unit.chains}
