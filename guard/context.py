@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, Final, Literal, ParamSpec, Self, TypeVar
 
 from guard.breaker.refusals import error_at_edge
+from guard.control.pools import carry_kills_out
 from guard.control.threads import ThreadBody
 from guard.core.ids import IdFactory
 from guard.core.wire import NAME_LENGTH_MAX, SpanData
@@ -28,6 +29,8 @@ from guard.runtime.runtime import GuardRuntime
 from guard.scope.scope import Entry, Scope, current_scope
 from guard.scope.span_ids import child_span
 from guard.scope.wrapping import Edge, call_inside, interruptible, run_inside
+
+carry_kills_out()
 
 P = ParamSpec("P")
 R = TypeVar("R")

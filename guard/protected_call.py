@@ -17,6 +17,7 @@ from guard.breaker.exceptions import (
 )
 from guard.breaker.refusals import error_at_edge
 from guard.control.bodies import Body, TaskBody, require_task
+from guard.control.pools import carry_kills_out
 from guard.control.threads import ThreadBody
 from guard.core import wire
 from guard.facade import ready_runtime, ready_runtime_async
@@ -26,6 +27,8 @@ from guard.scope.span_ids import child_span
 from guard.scope.wrapping import Edge
 
 _FUNCTION_LENGTH_MAX: Final = 512
+
+carry_kills_out()
 
 
 @attrs.define(eq=False)

@@ -1,4 +1,4 @@
-"""Adapters for agent frameworks, over the public functions: langgraph, agents, mcp.
+"""Adapters for agent frameworks (langgraph, agents, mcp) and web servers (web).
 
 None of them is imported by ``import guard``; each imports its framework.
 """
