@@ -53,7 +53,7 @@ _DIGIT: Final = re.compile(r"[#~]")
 _SPACES: Final = re.compile(r" {2,}| (?=[.,،。](?:\s|$))")
 
 _EXCLAMATION: Final = re.compile(r" ?[!！]+")
-_FULL_STOP: Final = re.compile(r"(?<=[^\W\d_])\.(?=\s|$)|。")
+_FULL_STOP: Final = re.compile(r"(?<=[^\W\d_]{3})\.(?=\s|$)|。")
 
 # Hosts are put together from syllables and are nobody's for certain.
 _STEMS: Final = (
