@@ -39,6 +39,7 @@ _VARIANTS: Final[tuple[GuardError, ...]] = (
     GuardConfigError(error_code="GD-C003"),
     GuardConfigError(error_code="GD-C004"),
     GuardTransportError(source="BREAKER_OPEN"),
+    GuardTransportError(source="BREAKER_OPEN", error_code="GD-B006", retryable=False),
 )
 """Exceptions whose code is not the default of their class."""
 

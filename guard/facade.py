@@ -12,7 +12,12 @@ from typing import Any, Final, NoReturn, cast
 
 import msgspec
 
-from guard.breaker.exceptions import GuardAuthenticationError, GuardConfigError, GuardError
+from guard.breaker.exceptions import (
+    BreakerTransportError,
+    GuardAuthenticationError,
+    GuardConfigError,
+    GuardError,
+)
 from guard.control.bodies import require_task
 from guard.core.buffer import Record
 from guard.core.ids import TAILS
@@ -68,30 +73,13 @@ def init(
         try:
             runtime = active_runtime()
             if runtime is not None and not runtime.is_shut_down:
-                _same_settings(runtime, api_key, api_url, debug)
+                runtime.require_same(api_key=api_key, api_url=api_url, debug=debug or None)
             else:
                 runtime = GuardRuntime(api_key, api_url, debug or None)
             return runtime.open()
         except GuardError as exc:
             fire(exc, ErrorContext("init"))
             raise
-
-
-def _same_settings(
-    runtime: GuardRuntime, api_key: str | None, api_url: str | None, debug: bool
-) -> None:
-    settings = runtime.settings
-    given = (
-        ("api_key", api_key, settings.api_key),
-        ("api_url", None if api_url is None else api_url.rstrip("/"), settings.api_url),
-        ("debug", debug or None, settings.debug),
-    )
-    for name, wanted, present in given:
-        if wanted is not None and wanted != present:
-            raise GuardConfigError(
-                f"guard is already initialised with another {name}; call guard.shutdown() first",
-                error_code="GD-C004",
-            )
 
 
 def init_or_die(
@@ -176,8 +164,8 @@ def _recording_runtime() -> GuardRuntime:
 def shutdown(timeout: float = 2.0, flush: bool = True) -> None:
     """Close the control socket cleanly, deliver what is buffered, stop the background thread.
 
-    Idempotent, safe to register with ``atexit`` (``init`` does it already); without a runtime it
-    does nothing.
+    Idempotent, safe to register with ``atexit`` (``init`` does it already), where a loss is logged
+    and not raised; without a runtime it does nothing.
 
     Args:
         timeout: total time in seconds.
@@ -187,8 +175,14 @@ def shutdown(timeout: float = 2.0, flush: bool = True) -> None:
         BreakerTransportError: events could not be delivered in time.
     """
     runtime = active_runtime()
-    if runtime is not None:
+    if runtime is None:
+        return
+    try:
         runtime.shutdown(timeout, flush)
+    except BreakerTransportError as exc:
+        if threading.main_thread().is_alive():
+            raise
+        logger.warning("at exit: %s", exc)  # nobody is left who could catch it
 
 
 def status() -> GuardStatus:

@@ -8,7 +8,11 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from guard.breaker.exceptions import GuardError
+from guard.breaker.refusals import unwrap
+from guard.hooks import ErrorContext, fire
 from guard.messages import format_user_message
+from guard.runtime.active import active_runtime
+from guard.scope.scope import current_scope
 from guard.scope.wrapping import Edge, run_inside
 
 F = TypeVar("F", bound="Callable[..., Any] | staticmethod[..., Any] | classmethod[Any, ..., Any]")
@@ -17,7 +21,7 @@ F = TypeVar("F", bound="Callable[..., Any] | staticmethod[..., Any] | classmetho
 class handle:  # noqa: N801  # used like a function: `with guard.handle():`
     """Turn a GuardError into its user message on standard error and exit.
 
-    ``WorkflowKilledInterrupt`` passes unchanged.
+    So does an exception group of nothing else. ``WorkflowKilledInterrupt`` passes unchanged.
 
     Args:
         exit_code: code of the ``SystemExit``.
@@ -60,12 +64,27 @@ class handle:  # noqa: N801  # used like a function: `with guard.handle():`
 
 def _exit_of(exc: BaseException | None, exit_code: int) -> SystemExit | None:
     """Print the user message of a GuardError and return the exit that it becomes."""
-    if not isinstance(exc, GuardError):
+    error = None if exc is None else _guard_error_in(exc)
+    if error is None:
         return None
-    print(format_user_message(exc), file=sys.stderr)  # noqa: T201  # what it is for
+    runtime = active_runtime()
+    if runtime is None:
+        fire(error, ErrorContext("call"))
+    else:
+        runtime.report_error(error, "call", current_scope.get())
+    print(format_user_message(error), file=sys.stderr)  # noqa: T201  # what it is for
     end = SystemExit(exit_code)
     end.__cause__ = exc
     return end
+
+
+def _guard_error_in(exc: BaseException) -> GuardError | None:
+    """Return the GuardError that an exception is, or that a group of nothing else begins with."""
+    if isinstance(exc, BaseExceptionGroup):
+        errors = [_guard_error_in(inner) for inner in exc.exceptions]
+        return errors[0] if all(errors) else None
+    error = unwrap(exc)
+    return error if isinstance(error, GuardError) else None
 
 
 class _HandledCall(Edge):

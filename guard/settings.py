@@ -101,7 +101,7 @@ class Settings:
             source = f"{name}="
             if given is None:
                 given, source = environ.get(variable), variable
-            if given is None or given == "":
+            if given is None or given == "" or (name == "api_key" and _is_blank(given)):
                 continue
             try:
                 values[name] = read(given)
@@ -117,6 +117,18 @@ class Settings:
         settings = cls(**values)
         require_secure(settings.api_url)
         return settings
+
+    def different(self, **arguments: Any) -> str | None:
+        """Return the name of a given argument whose value is not that of these settings, or None.
+
+        Raises:
+            GuardConfigError: a value is not what its variable takes (GD-C003).
+        """
+        wanted = Settings.load({"GUARD_API_KEY": self.api_key}, **arguments)
+        for name, given in arguments.items():
+            if given is not None and getattr(wanted, name) != getattr(self, name):
+                return name
+        return None
 
 
 def require_secure(url: str) -> None:
@@ -147,12 +159,17 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def _is_blank(value: Any) -> bool:
+    return isinstance(value, str) and not value.strip()
+
+
 def _text(value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
         raise ValueError("a non-empty text")
-    if not value.isprintable() or not value.isascii():
+    text = value.strip()  # as a secret that is read from a file ends in a line break
+    if not text.isprintable() or not text.isascii():
         raise ValueError("printable ASCII characters without line breaks")
-    return value.strip()
+    return text
 
 
 def _url(value: Any) -> str:

@@ -176,6 +176,8 @@ class GuardTransportError(GuardError):
         if error_code is None and source == "BREAKER_OPEN" and type(self) is GuardTransportError:
             error_code = "GD-B005"
         super().__init__(text, error_code=error_code, retryable=retryable)
+        if error_code == "GD-B006":
+            self.user_action = "Call guard.init() again, or make no protected call after shutdown."
         self.source: TransportSource = source
         self.endpoint = endpoint
 
@@ -192,7 +194,12 @@ class GuardBackendError(GuardTransportError):
 
 
 class RateLimitError(GuardTransportError):
-    """A rate cap was reached (429). Wait ``retry_after`` seconds before trying again."""
+    """A rate cap was reached (429). Wait ``retry_after`` seconds before trying again.
+
+    Attributes:
+        retry_after: seconds to wait, if the gateway said so: a wait, unlike the ``resume_after`` of
+            ``WorkflowPausedException``, which is a moment.
+    """
 
     error_code = "GD-R001"
     user_action = "Wait for retry_after seconds before trying again."
@@ -334,7 +341,8 @@ class WorkflowPausedException(GuardError):
     """An operator paused the workflow.
 
     Attributes:
-        resume_after: Unix time in seconds at which the pause lifts itself, if the operator set it.
+        resume_after: Unix time in seconds at which the pause lifts itself, if the operator set it:
+            a moment, unlike ``RateLimitError.retry_after``, which is a wait.
     """
 
     error_code = "GD-W003"

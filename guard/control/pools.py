@@ -7,7 +7,6 @@ the task is lost, and its caller waits for ever. Executors of ``concurrent.futur
 from __future__ import annotations
 
 import functools
-from types import ModuleType
 from typing import Any
 
 import wrapt
@@ -31,7 +30,7 @@ def carry_kills_out() -> None:
         wrapt.register_post_import_hook(_install, "multiprocessing.pool")
 
 
-def _install(module: ModuleType) -> None:
+def _install(module: Any) -> None:
     global _original
     if _original is None:
         _original = module.worker

@@ -111,6 +111,12 @@ CATALOGUE: Final[dict[str, Entry]] = {
         "The gateway failed several times in a row and is left alone for a moment; one probe "
         "goes out after the cool-down.",
     ),
+    "GD-B006": Entry(
+        "Shut down",
+        "This program is ending, so the request was stopped.",
+        "guard.shutdown() was called in this process. Protected calls are refused until "
+        "guard.init() is called again.",
+    ),
     "GD-I001": Entry(
         "Store failed",
         "The control service had a problem, so the request was stopped. "

@@ -193,5 +193,8 @@ def _as_guard_errors() -> Iterator[None]:
 def was_shut_down() -> GuardTransportError:
     """Return the error of a call that the end of the runtime interrupts."""
     return GuardTransportError(
-        "guard was shut down; call guard.init() again", source="BREAKER_OPEN", retryable=False
+        "guard was shut down; call guard.init() again",
+        source="BREAKER_OPEN",
+        error_code="GD-B006",
+        retryable=False,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import threading
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from guard import hooks
-from guard.breaker.exceptions import GuardError, docs_at
+from guard.breaker.exceptions import GuardConfigError, GuardError, docs_at
 from guard.control.enforcement import Enforcement
 from guard.control.last_decision import Decisions
 from guard.control.warnings import WarningLog
@@ -121,6 +122,7 @@ class GuardRuntime:
         if self.settings.debug:
             debug_log.start()
         self.is_shut_down = False
+        self._open_error: GuardError | None = None
         self._background = BackgroundLoop()
         self._exits = ExitHooks(self._flush_at_signal, self.shutdown)
         self.decisions = Decisions()
@@ -183,7 +185,7 @@ class GuardRuntime:
     @property
     def is_open(self) -> bool:
         """Whether :meth:`open` has succeeded in this process, or the runtime was shut down."""
-        return self._opened or self.is_shut_down
+        return self._opened or (self.is_shut_down and self._open_error is None)
 
     def __repr__(self) -> str:
         return f"<GuardRuntime {self.settings.api_url} pid={os.getpid()}>"
@@ -203,6 +205,8 @@ class GuardRuntime:
         if self._opened:
             self._exits.install()  # the main thread may not have been the one that opened it
             return self
+        if self._open_error is not None:
+            raise self._opening_error()
         try:
             self._background.run(self.events.connect)
         except BaseException as exc:
@@ -217,11 +221,20 @@ class GuardRuntime:
     ) -> Self:
         """Make a runtime and open it without blocking the running loop.
 
+        Idempotent, like ``guard.init``: with the same settings the running one comes back.
+
         Args:
             api_key, api_url: as for ``guard.init``.
             settings: everything else that the constructor takes.
         """
-        runtime = cls(api_key, api_url, **settings)
+        current = active.active_runtime()
+        if isinstance(current, cls) and not current.is_shut_down:
+            current.require_same(api_key=api_key, api_url=api_url, **settings)
+            runtime = current
+        else:
+            runtime = cls(api_key, api_url, **settings)
+        if runtime._opened:
+            return runtime
         try:
             await runtime._background.run_async(runtime.events.connect)
         except BaseException as exc:
@@ -238,15 +251,39 @@ class GuardRuntime:
 
     def _failed_to_open(self, exc: BaseException) -> None:
         """A runtime that could not start leaves nothing behind."""
-        if self.is_shut_down:  # by another thread, meanwhile: that is what ended the attempt
-            raise was_shut_down() from None
+        with self._ending:
+            first = not self.is_shut_down
+            if first and isinstance(exc, GuardError):
+                self._open_error = exc
+            self.is_shut_down = True
+        if not first:  # another thread ended it meanwhile, and that may be what failed here
+            raise exc if isinstance(exc, GuardError) else self._opening_error() from None
         self.report_error(exc, "init")
-        self.is_shut_down = True
         self._exits.uninstall()
         self.events.finish(time.monotonic() + _DISCARD_S, flush=False)
         self._ended.set()
         debug_log.stop()
         active.uninstall(self)
+
+    def _opening_error(self) -> GuardError:
+        """Return what to raise where the runtime has ended: why it could not start, if so."""
+        return was_shut_down() if self._open_error is None else copy.copy(self._open_error)
+
+    def require_same(self, **arguments: Any) -> None:
+        """Check that arguments (None: not given) are the settings of this runtime.
+
+        Raises:
+            GuardConfigError: one of them is not (GD-C004), or is not valid (GD-C003).
+        """
+        name = self.settings.different(**arguments)
+        if name is None:
+            return
+        error = GuardConfigError(
+            f"guard is already initialised with another {name}; call guard.shutdown() first",
+            error_code="GD-C004",
+        )
+        hooks.fire(error, ErrorContext("init"))
+        raise error
 
     def shutdown(self, timeout: float = 2.0, flush: bool = True) -> None:
         """Close the control socket cleanly, deliver what is buffered, stop the thread. Idempotent.

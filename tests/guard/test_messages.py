@@ -116,6 +116,10 @@ class WithEvilCode:
     error_code = EvilString("GD-B004")
 
 
+def test_a_code_with_methods_of_its_own_is_its_text() -> None:
+    assert format_user_message(WithEvilCode()) == get_user_message("GD-B004")
+
+
 def with_code(code: object) -> GuardError:
     exc = GuardError("x")
     exc.error_code = code  # type: ignore[assignment]  # a wrong type is what is tested
@@ -124,7 +128,7 @@ def with_code(code: object) -> GuardError:
 
 HOSTILE: list[Callable[[], Any]] = [
     lambda: None, lambda: 5, lambda: "GD-B004", lambda: b"", object, ValueError, list, dict,
-    lambda: float("nan"), lambda: type, RaisingProperty, RaisingGetattr, Recursive, WithEvilCode,
+    lambda: float("nan"), lambda: type, RaisingProperty, RaisingGetattr, Recursive,
     lambda: with_code(None), lambda: with_code([]), lambda: with_code(""),
     lambda: with_code("GD-NONE"), lambda: with_code(b"GD-B004"),
 ]  # fmt: skip

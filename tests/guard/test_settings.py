@@ -76,7 +76,7 @@ CANARY = "canary7731"
 BAD: list[tuple[str, str, str]] = [
     ("GUARD_API_KEY", f"{CANARY}\nX-Evil: 1", "line break"),
     ("GUARD_API_KEY", f"{CANARY}-ключ", "ASCII"),
-    ("GUARD_API_KEY", "   ", "non-empty"),
+    ("GUARD_HMAC_SECRET", "   ", "non-empty"),
     ("GUARD_HMAC_SECRET", f"{CANARY}\x00", "printable"),
     ("GUARD_API_URL", CANARY, "https://"),
     ("GUARD_API_URL", f"ftp://{CANARY}.example", "https://"),
@@ -125,7 +125,7 @@ def test_a_bad_value_names_the_variable_and_what_it_takes_and_never_the_value(
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("api_key", 5), ("api_key", b"bytes"), ("api_key", "  "), ("hmac_secret", []),
+        ("api_key", 5), ("api_key", b"bytes"), ("hmac_secret", "  "), ("hmac_secret", []),
         ("api_url", 7), ("batch_size", 2.0), ("batch_size", True), ("timeout_ms", "soon"),
         ("buffer_size", object()), ("transport_mode", 1), ("fallback_mode", "ajar"),
         ("spool_dir", 3), ("auto_instrument", "maybe"), ("debug", []),
