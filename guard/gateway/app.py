@@ -170,7 +170,7 @@ class GatewayApp:
         self._tasks = [
             asyncio.create_task(self._sweep(), name="guard-gateway-sweeper"),
             asyncio.create_task(self._webhooks.run(), name="guard-gateway-webhooks"),
-            asyncio.create_task(self.change_watcher.run(), name="guard-gateway-change_watcher"),
+            asyncio.create_task(self.change_watcher.run(), name="guard-gateway-change-watcher"),
         ]
 
     def drain(self) -> None:
@@ -188,14 +188,14 @@ class GatewayApp:
                 await task
         await self.storage.close()
 
-    def _committed(self, news: Sequence[PostCommitEvent]) -> None:
-        for announcement in news:
-            if announcement.kind == "catalogue":
+    def _committed(self, events: Sequence[PostCommitEvent]) -> None:
+        for event in events:
+            if event.kind == "catalogue":
                 self.keys.forget()
-                self.catalogue.forget(announcement.organisation_id)
-            elif announcement.kind == "webhooks":
+                self.catalogue.forget(event.organisation_id)
+            elif event.kind == "webhooks":
                 self._webhooks.wake()
-        self.hub.publish(news)
+        self.hub.publish(events)
 
     async def _sweep(self) -> None:
         interval_s = self.settings.sweep_interval_ms / 1000

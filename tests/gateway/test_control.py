@@ -212,7 +212,7 @@ def test_window_reset_lifts_exhaustion() -> None:
             assert http.post("/gate", json=call).status_code == 200
 
 
-def test_long_poll_waits_for_news(tenant: Any) -> None:
+def test_long_poll_waits_for_messages(tenant: Any) -> None:
     assert tenant.http.get("/api/v1/control?after=7").json() == {"messages": [], "seq": 0}
     timer = threading.Timer(0.2, tenant.admin.kill, ["w"])
     timer.start()

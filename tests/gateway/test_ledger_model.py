@@ -95,7 +95,7 @@ class LedgerMachine(RuleBasedStateMachine):
         storage = self.make_storage(
             Path(self.folder.name), clock_ms=lambda: self.now, retention_days=KEEP_DAYS
         )
-        self.run(storage.open(lambda news: None))
+        self.run(storage.open(lambda events: None))
         return storage
 
     def run(self, coroutine: Any) -> Any:

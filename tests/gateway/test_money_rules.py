@@ -117,11 +117,11 @@ def test_a_threshold_is_crossed_once_and_at_its_share() -> None:
 @pytest_asyncio.fixture
 async def store(storage_factory: Callable[..., Storage], tmp_path: Path) -> AsyncIterator[Store]:
     clock = Clock()
-    news: list[Any] = []
+    post_commit_events: list[Any] = []
     storage = storage_factory(tmp_path, clock_ms=clock)
-    await storage.open(news.extend)
+    await storage.open(post_commit_events.extend)
     org = (await storage.create_organisation(ACTOR, "o")).organisation_id
-    yield Store(storage, clock, org, lambda: None, news)
+    yield Store(storage, clock, org, lambda: None, post_commit_events)
     assert (await storage.verify_ledger()).problems == []
     await storage.close()
 
@@ -145,9 +145,9 @@ async def test_a_limit_that_comes_down_to_what_was_spent_exhausts(
 ) -> None:
     await store.budget(100)
     await store.charge("e", 50)
-    store.news.clear()
+    store.post_commit_events.clear()
     await store.budget(limit)
-    assert [n.message.exhausted for n in store.news] == [True] * exhausted
+    assert [event.message.exhausted for event in store.post_commit_events] == [True] * exhausted
     assert (await store.storage.balances(store.org, current_only=True))[0].exhausted == exhausted
 
 

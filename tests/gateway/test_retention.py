@@ -34,16 +34,16 @@ async def store(sqlite_factory: Callable[..., Storage], tmp_path: Path) -> Async
     clock = Clock(MID_MONTH)
     options = {"clock_ms": clock, "retention_days": KEEP_DAYS}
     made = sqlite_factory(tmp_path, **options)
-    news: list[Any] = []
-    await made.open(news.extend)
+    post_commit_events: list[Any] = []
+    await made.open(post_commit_events.extend)
     org = (await made.create_organisation(ACTOR, "o")).organisation_id
 
     async def reopen() -> None:
         await store.storage.close()
         store.storage = sqlite_factory(tmp_path, **options)
-        await store.storage.open(news.extend)
+        await store.storage.open(post_commit_events.extend)
 
-    store = Store(made, clock, org, reopen, news)
+    store = Store(made, clock, org, reopen, post_commit_events)
     yield store
     assert (await store.storage.verify_ledger()).problems == []
     await store.storage.close()
@@ -151,7 +151,7 @@ async def test_the_current_month_stays_whole_however_short_the_retention(
 ) -> None:
     clock = Clock(MID_MONTH + 16 * DAY)  # the last day of January
     storage = sqlite_factory(tmp_path, clock_ms=clock, retention_days=1)
-    await storage.open(lambda news: None)
+    await storage.open(lambda events: None)
     org = (await storage.create_organisation(ACTOR, "o")).organisation_id
     store = Store(storage, clock, org, lambda: None, [])
     await store.charge("january", 5)
@@ -213,10 +213,10 @@ async def test_what_has_run_out_stays_until_it_was_closed(store: Store, tmp_path
         await store.storage.retain()
         store.clock.now += HOUR // 10
     assert counts(tmp_path, "events", "reservations", "balances") == [1, 1, 4]
-    store.news.clear()
+    store.post_commit_events.clear()
     await prune(store)
     await prune(store)
-    lifted = [news.message.exhausted for news in store.news if news.message.type == "budget"]
+    lifted = [e.message.exhausted for e in store.post_commit_events if e.message.type == "budget"]
     assert lifted == [False]
     assert counts(tmp_path, "reservations", "balances") == [0, 2]
 
@@ -393,7 +393,7 @@ async def test_the_audit_log_stays_verifiable_when_old_entries_leave(
 ) -> None:
     clock = Clock(MID_MONTH)
     storage = sqlite_factory(tmp_path, clock_ms=clock, audit_retention_days=30)
-    await storage.open(lambda news: None)
+    await storage.open(lambda events: None)
     org = (await storage.create_organisation(ACTOR, "o")).organisation_id
     kill = wire.ControlMessage(seq=0, type="kill", workflow_id="w")
     for _ in range(5):
@@ -432,7 +432,7 @@ async def test_the_audit_log_stays_verifiable_when_old_entries_leave(
         connection.executescript(change)
         connection.close()
         tampered = sqlite_factory(copy.parent, clock_ms=clock)
-        await tampered.open(lambda news: None)
+        await tampered.open(lambda events: None)
         assert (await tampered.verify_audit())[1] is not None, change
         await tampered.close()
 
@@ -443,7 +443,7 @@ async def test_without_a_retention_everything_stays(
 ) -> None:
     clock = Clock(MID_MONTH)
     storage = sqlite_factory(tmp_path, clock_ms=clock, retention_days=0)
-    await storage.open(lambda news: None)
+    await storage.open(lambda events: None)
     org = (await storage.create_organisation(ACTOR, "o")).organisation_id
     store = Store(storage, clock, org, lambda: None, [])
     for number in range(3):

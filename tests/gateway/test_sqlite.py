@@ -20,7 +20,7 @@ from tests.support.store import ACTOR, Clock, Store
 @pytest.mark.parametrize("durable", [False, True])
 async def test_full_disk_refuses_and_recovers(tmp_path: Path, durable: bool) -> None:
     storage = SqliteStorage(tmp_path / "g.sqlite3", durable=durable)
-    await storage.open(lambda news: None)
+    await storage.open(lambda events: None)
     org = (await storage.create_organisation(ACTOR, "o")).organisation_id
     store = Store(storage, Clock(), org, lambda: None, [])
     await store.budget(1_000_000)
@@ -53,7 +53,7 @@ async def test_newer_schema_is_refused(tmp_path: Path) -> None:
     connection.execute("PRAGMA user_version = 999")
     connection.close()
     with pytest.raises(StoreError, match="newer"):
-        await SqliteStorage(path).open(lambda news: None)
+        await SqliteStorage(path).open(lambda events: None)
 
 
 @pytest.mark.asyncio
@@ -62,7 +62,7 @@ async def test_replays_are_bounded_by_what_still_holds(
 ) -> None:
     monkeypatch.setattr("guard.gateway.ledger.control.CONTROL_KEEP", 5)
     storage = SqliteStorage(tmp_path / "g.sqlite3")
-    await storage.open(lambda news: None)
+    await storage.open(lambda events: None)
     org = (await storage.create_organisation(ACTOR, "o")).organisation_id
     await storage.issue_directive(
         ACTOR, org, wire.ControlMessage(seq=0, type="kill", workflow_id="dead")
@@ -114,7 +114,7 @@ async def test_lookups_and_replays_do_not_wait_for_reports(tmp_path: Path) -> No
 @pytest.mark.asyncio
 async def test_audit_notices_every_change(sqlite_factory: Any, tmp_path: Path) -> None:
     storage = sqlite_factory(tmp_path)
-    await storage.open(lambda news: None)
+    await storage.open(lambda events: None)
     org = (await storage.create_organisation(ACTOR, "o")).organisation_id
     for n in range(3):
         await storage.issue_directive(
@@ -137,6 +137,6 @@ async def test_audit_notices_every_change(sqlite_factory: Any, tmp_path: Path) -
         connection.commit()
         connection.close()
         tampered = sqlite_factory(copy.parent)
-        await tampered.open(lambda news: None)
+        await tampered.open(lambda events: None)
         assert (await tampered.verify_audit())[1] == first_bad
         await tampered.close()

@@ -31,17 +31,17 @@ from tests.support.store import ACTOR, DAY, Clock, Store
 @pytest_asyncio.fixture
 async def store(storage_factory: Callable[..., Storage], tmp_path: Path) -> AsyncIterator[Store]:
     clock = Clock()
-    news: list[Any] = []
+    post_commit_events: list[Any] = []
     made = storage_factory(tmp_path, clock_ms=clock)
-    await made.open(news.extend)
+    await made.open(post_commit_events.extend)
     org = (await made.create_organisation(ACTOR, "o")).organisation_id
 
     async def reopen() -> None:
         await store.storage.close()
         store.storage = storage_factory(tmp_path, clock_ms=clock)
-        await store.storage.open(news.extend)
+        await store.storage.open(post_commit_events.extend)
 
-    store = Store(made, clock, org, reopen, news)
+    store = Store(made, clock, org, reopen, post_commit_events)
     yield store
     assert (await store.storage.verify_ledger()).problems == []
     await store.storage.close()
@@ -163,7 +163,7 @@ async def test_a_set_of_rules_comes_into_force_whole_or_not_at_all(store: Store)
     rules = RuleSet([budget(100), budget(5, "nobody", window="hour")], [policy],
                     [price(store.org, "new")])  # fmt: skip
     before = await everything(store)
-    store.news.clear()
+    store.post_commit_events.clear()
     neighbour = store.gate(1)
     failed, answer = await asyncio.gather(
         store.storage.apply(ACTOR, store.org, rules, dry_run=False, prune=True),
@@ -172,7 +172,7 @@ async def test_a_set_of_rules_comes_into_force_whole_or_not_at_all(store: Store)
     )
     assert isinstance(failed, NotFoundError)
     assert answer.status == 200  # type: ignore[union-attr]
-    assert store.news == []
+    assert store.post_commit_events == []
     assert await everything(store) == before
     rules.budgets.pop()
     planned = await store.storage.apply(ACTOR, store.org, rules, dry_run=True, prune=True)
@@ -225,17 +225,17 @@ async def test_nonces_count_once(store: Store) -> None:
 
 
 @pytest.mark.asyncio
-async def test_news_come_before_answers(store: Store) -> None:
+async def test_post_commit_events_come_before_answers(store: Store) -> None:
     await store.budget(10)
-    store.news.clear()
+    store.post_commit_events.clear()
     await store.charge("e", 10)
-    assert [n.message.type for n in store.news] == ["budget"]
+    assert [event.message.type for event in store.post_commit_events] == ["budget"]
 
 
 @pytest.mark.asyncio
 async def test_closed_store_refuses(storage_factory: Any, tmp_path: Path) -> None:
     storage = storage_factory(tmp_path)
-    await storage.open(lambda news: None)
+    await storage.open(lambda events: None)
     await storage.close()
     await storage.close()
     assert not await storage.ready()

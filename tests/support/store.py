@@ -30,7 +30,7 @@ class Store:
     clock: Clock
     org: str
     reopen: Callable[[], Any]
-    news: list[Any]
+    post_commit_events: list[Any]
 
     def request(self, key: str | None = None, fingerprint: bytes = b"") -> Request:
         return Request(organisation_id=self.org, key_id="k", idempotency_key=key,

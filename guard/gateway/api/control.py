@@ -186,7 +186,7 @@ class ControlRoutes:
         after = _number(scope, "after", 0)
         wait_ms = min(_number(scope, "wait_ms", 0), self._settings.poll_wait_max_ms)
         identity = await self._authenticator.authenticate(scope, headers, body)
-        reply = await self._wait_for_news(identity, headers, after, wait_ms)
+        reply = await self._wait_for_messages(identity, headers, after, wait_ms)
         answer = Answer(200, wire.encode(reply))
         extra = []
         if identity.hmac_secret is not None:
@@ -194,7 +194,7 @@ class ControlRoutes:
             extra.append((b"x-guard-signature", signature.encode()))
         await send_answer(scope, send, answer, extra)
 
-    async def _wait_for_news(
+    async def _wait_for_messages(
         self, identity: Identity, headers: dict[bytes, bytes], after: int, wait_ms: int
     ) -> wire.ControlReply:
         subscription = self._hub.subscribe(identity.organisation_id, identity.key_id)

@@ -45,43 +45,43 @@ class Actions:
 
     # -- control -------------------------------------------------------------------------------
 
-    async def confirm_control(self, visit: RequestContext) -> Response:
+    async def confirm_control(self, context: RequestContext) -> Response:
         """Ask before a kill, pause, resume or revive."""
-        action = visit.query("action")
+        action = context.query("action")
         if action not in ACTIONS:
             raise NotFoundError("no such action")
         title, explanation = ACTIONS[action]
-        workflow_id = visit.query("workflow")
+        workflow_id = context.query("workflow")
         return await self._site.render(
-            visit,
+            context,
             "confirm_control.html",
             action=action,
             title=title,
             explanation=explanation,
             workflow_id=workflow_id,
-            run_id=visit.query("run"),
-            back=security.local_path(visit.query("return_to"), "/workflows"),
+            run_id=context.query("run"),
+            back=security.local_path(context.query("return_to"), "/workflows"),
         )
 
-    async def control(self, visit: RequestContext) -> Response:
+    async def control(self, context: RequestContext) -> Response:
         """Issue the directive."""
-        body = forms.control(visit.form)
-        await self._handlers.control(visit.call(body=body))
-        return self._site.done(visit, body.action, "/workflows")
+        body = forms.control(context.form)
+        await self._handlers.control(context.call(body=body))
+        return self._site.done(context, body.action, "/workflows")
 
-    async def answer(self, visit: RequestContext) -> Response:
+    async def answer(self, context: RequestContext) -> Response:
         """Approve or refuse a waiting call."""
-        body = forms.answer(visit.form)
+        body = forms.answer(context.form)
         await self._handlers.answer_approval(
-            visit.call(body=body, approval_id=visit.form.text("approval"))
+            context.call(body=body, approval_id=context.form.text("approval"))
         )
-        return self._site.done(visit, "approved" if body.approved else "refused", "/approvals")
+        return self._site.done(context, "approved" if body.approved else "refused", "/approvals")
 
     # -- keys ----------------------------------------------------------------------------------
 
-    async def keys(self, visit: RequestContext) -> Response:
+    async def keys(self, context: RequestContext) -> Response:
         """List keys and offer to make one."""
-        keys = await self._handlers.keys(visit.call())
+        keys = await self._handlers.keys(context.call())
         now_ms = self._site.parts.clock_ms()
         live = [
             key
@@ -91,49 +91,49 @@ class Actions:
         ]
         ended = [key for key in keys if key not in live]
         return await self._site.render(
-            visit, "keys.html", keys=live[::-1], ended=ended[::-1][:20], made=None
+            context, "keys.html", keys=live[::-1], ended=ended[::-1][:20], made=None
         )
 
-    async def create_key(self, visit: RequestContext) -> Response:
+    async def create_key(self, context: RequestContext) -> Response:
         """Make a key and show it, this once."""
-        made = await self._handlers.create_key(visit.call(body=forms.new_key(visit.form)))
-        return await self._shown(visit, made)
+        made = await self._handlers.create_key(context.call(body=forms.new_key(context.form)))
+        return await self._shown(context, made)
 
-    async def _shown(self, visit: RequestContext, made: object) -> Response:
-        base_url = self._site.parts.settings.public_url or str(visit.request.base_url)
+    async def _shown(self, context: RequestContext, made: object) -> Response:
+        base_url = self._site.parts.settings.public_url or str(context.request.base_url)
         return await self._site.render(
-            visit, "key_shown.html", made=made, base_url=base_url.rstrip("/")
+            context, "key_shown.html", made=made, base_url=base_url.rstrip("/")
         )
 
-    async def confirm_key(self, visit: RequestContext) -> Response:
+    async def confirm_key(self, context: RequestContext) -> Response:
         """Ask before a key is rotated or revoked."""
-        action, key_id = visit.query("action"), visit.query("key")
-        keys = await self._handlers.keys(visit.call())
+        action, key_id = context.query("action"), context.query("key")
+        keys = await self._handlers.keys(context.call())
         found = next((key for key in keys if key.key_id == key_id), None)
         if found is None or action not in ("rotate", "revoke"):
             raise NotFoundError("no such key")
-        return await self._site.render(visit, "confirm_key.html", action=action, key=found)
+        return await self._site.render(context, "confirm_key.html", action=action, key=found)
 
-    async def change_key(self, visit: RequestContext) -> Response:
+    async def change_key(self, context: RequestContext) -> Response:
         """Rotate or revoke a key."""
-        key_id = visit.form.text("key")
-        if visit.form.text("action") == "rotate":
+        key_id = context.form.text("key")
+        if context.form.text("action") == "rotate":
             made = await self._handlers.rotate_key(
-                visit.call(body=forms.rotation(visit.form), key_id=key_id)
+                context.call(body=forms.rotation(context.form), key_id=key_id)
             )
-            return await self._shown(visit, made)
-        if visit.form.text("action") != "revoke":
+            return await self._shown(context, made)
+        if context.form.text("action") != "revoke":
             raise NotFoundError("no such action")
-        await self._handlers.revoke_key(visit.call(key_id=key_id))
-        return self._site.done(visit, "key-revoked", "/keys")
+        await self._handlers.revoke_key(context.call(key_id=key_id))
+        return self._site.done(context, "key-revoked", "/keys")
 
     # -- audit ---------------------------------------------------------------------------------
 
-    async def verify_audit(self, visit: RequestContext) -> Response:
+    async def verify_audit(self, context: RequestContext) -> Response:
         """Check the whole chain of hashes; for operators of the whole gateway."""
-        if visit.session.operator.organisation_id is not None:
+        if context.session.operator.organisation_id is not None:
             raise NotFoundError("no such action for operators of one organisation")
-        report = await self._handlers.verify_audit(visit.call())
+        report = await self._handlers.verify_audit(context.call())
         if not report.ok:
             raise ValueError(f"the audit log is damaged at entry {report.first_bad_seq}")
-        return self._site.done(visit, "audit-ok", "/audit")
+        return self._site.done(context, "audit-ok", "/audit")

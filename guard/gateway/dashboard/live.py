@@ -36,19 +36,19 @@ class Live:
     async def _endpoint(self, request: Request) -> Response:
         return await self._site.page(self._open)(request)
 
-    async def _open(self, visit: RequestContext) -> Response:
+    async def _open(self, context: RequestContext) -> Response:
         if self._site.parts.change_watcher.is_full():
             return Response("too many streams", status_code=503, headers=security.PAGE_HEADERS)
         return StreamingResponse(
-            self._messages(visit),
+            self._messages(context),
             media_type="text/event-stream",
             headers=security.PAGE_HEADERS | {"X-Accel-Buffering": "no"},
         )
 
-    async def _messages(self, visit: RequestContext) -> AsyncIterator[str]:
+    async def _messages(self, context: RequestContext) -> AsyncIterator[str]:
         # Subscribed in here: a response that is never started would not unsubscribe.
         change_watcher = self._site.parts.change_watcher
-        listener = change_watcher.subscribe(visit.org())
+        listener = change_watcher.subscribe(context.org())
         checked_s = time.monotonic()
         try:
             yield "retry: 1000\n\n" + self._health()
@@ -56,17 +56,17 @@ class Live:
                 changed = await listener.wait(BEAT_S)
                 if time.monotonic() - checked_s >= RECHECK_S:
                     checked_s = time.monotonic()
-                    if not await self._still_good(visit):
+                    if not await self._still_good(context):
                         yield "event: signed-out\ndata: {}\n\n"
                         return
                 yield ("event: change\ndata: {}\n\n" if changed else "") + self._health()
             yield self._health()
         finally:
-            change_watcher.unsubscribe(visit.org(), listener)
+            change_watcher.unsubscribe(context.org(), listener)
 
-    async def _still_good(self, visit: RequestContext) -> bool:
+    async def _still_good(self, context: RequestContext) -> bool:
         try:
-            return await self._site.parts.operators.session(visit.token) is not None
+            return await self._site.parts.operators.session(context.token) is not None
         except StoreError:
             return True  # nobody is signed out because the store is away
 

@@ -58,10 +58,10 @@ class Pages:
 
     # -- overview ------------------------------------------------------------------------------
 
-    async def overview(self, visit: RequestContext) -> Response:
+    async def overview(self, context: RequestContext) -> Response:
         """Show spend over time and against budgets, and what is running."""
-        now_ms, own = self._site.parts.clock_ms(), visit.org()
-        chosen = charts.RANGES.get(visit.query("range"), charts.RANGES["24h"])
+        now_ms, own = self._site.parts.clock_ms(), context.org()
+        chosen = charts.RANGES.get(context.query("range"), charts.RANGES["24h"])
         points = await self._spend(own, chosen, now_ms, None)
         balances = await self._storage.fullest_balances(own, OVERVIEW_ROWS)
         workflows = await self._storage.workflow_page(own, "", "seen", 0, COUNT_MAX)
@@ -69,25 +69,25 @@ class Pages:
         today = await self._storage.spend_over_time(
             own, HOUR_MS, period_of("day", now_ms)[0], now_ms + 1, charts.DAY_MS, None
         )
-        watched = _watched(balances, visit.query("budget"))
+        watched = _watched(balances, context.query("budget"))
         return await self._site.render(
-            visit,
+            context,
             "overview.html",
             chosen=chosen,
             ranges=charts.RANGES.values(),
             chart=charts.spend_bars(points, chosen, now_ms),
-            figures=self._figures(visit, today, workflows, refused, now_ms),
+            figures=self._figures(context, today, workflows, refused, now_ms),
             balances=balances,
             watched=watched,
             burn=None if watched is None else await self._burn(own, watched, now_ms),
             workflows=workflows[:OVERVIEW_ROWS],
             more_workflows=len(workflows) > OVERVIEW_ROWS,
             refused=refused[:6],
-            orders=await self._storage.active_directives(own),
+            directives=await self._storage.active_directives(own),
             models=await self._storage.usage_by_model(
                 own, chosen.size_ms, now_ms - chosen.span_ms, None, 6
             ),
-            base_url=str(visit.request.base_url).rstrip("/"),
+            base_url=str(context.request.base_url).rstrip("/"),
         )
 
     async def _spend(
@@ -102,7 +102,7 @@ class Pages:
 
     def _figures(
         self,
-        visit: RequestContext,
+        context: RequestContext,
         today: list[Any],
         workflows: list[Workflow],
         refused: list[Refused],
@@ -119,9 +119,9 @@ class Pages:
             Figure("Spent today", money(spent), f"{count(calls)} LLM calls"),
             Figure("Active workflows", _capped(running, len(workflows)),
                    f"{stopped} paused or killed" if stopped else "in the last 15 minutes",
-                   visit.link("/workflows")),
+                   context.link("/workflows")),
             Figure("Refused calls", _capped(day, len(refused)), "in the last 24 hours",
-                   visit.link("/events", show="refused")),
+                   context.link("/events", show="refused")),
         ]  # fmt: skip
 
     async def _burn(self, own: str, balance: BalanceView, now_ms: int) -> charts.Chart:
@@ -145,17 +145,17 @@ class Pages:
 
     # -- workflows -----------------------------------------------------------------------------
 
-    async def workflows(self, visit: RequestContext) -> Response:
+    async def workflows(self, context: RequestContext) -> Response:
         """List workflows with their state and spend."""
-        search, offset = visit.query("q"), min(visit.number("offset", 0), 10**6)
-        sort = visit.query("sort", "seen")
+        search, offset = context.query("q"), min(context.number("offset", 0), 10**6)
+        sort = context.query("sort", "seen")
         if sort not in get_args(WorkflowSort):
             sort = "seen"
         found = await self._storage.workflow_page(
-            visit.org(), search, cast("WorkflowSort", sort), offset, PAGE + 1
+            context.org(), search, cast("WorkflowSort", sort), offset, PAGE + 1
         )
         return await self._site.render(
-            visit,
+            context,
             "workflows.html",
             workflows=found[:PAGE],
             search=search,
@@ -163,25 +163,25 @@ class Pages:
             offset=offset,
             page_size=PAGE,
             has_more=len(found) > PAGE,
-            orders=await self._storage.active_directives(visit.org()),
-            base_url=str(visit.request.base_url).rstrip("/"),
+            directives=await self._storage.active_directives(context.org()),
+            base_url=str(context.request.base_url).rstrip("/"),
         )
 
-    async def workflow(self, visit: RequestContext) -> Response:
+    async def workflow(self, context: RequestContext) -> Response:
         """Show one workflow: spend, calls, spans, models, decisions, errors."""
-        own, workflow_id = visit.org(), visit.query("id")
+        own, workflow_id = context.org(), context.query("id")
         now_ms = self._site.parts.clock_ms()
         if not workflow_id:
             raise NotFoundError("no workflow without a name")
         found = await self._storage.workflow(own, workflow_id)
-        tab = visit.query("tab", "calls")
+        tab = context.query("tab", "calls")
         tab = tab if tab in _TABS else "calls"
-        chosen = charts.RANGES.get(visit.query("range"), charts.RANGES["24h"])
+        chosen = charts.RANGES.get(context.query("range"), charts.RANGES["24h"])
         points = await self._spend(own, chosen, now_ms, workflow_id)
         runs = await self._storage.newest_runs(own, workflow_id, "", 20)
-        context = await self._tab(visit, tab, workflow_id, [run.run_id for run in runs], now_ms)
+        shown = await self._tab(context, tab, workflow_id, [run.run_id for run in runs], now_ms)
         return await self._site.render(
-            visit,
+            context,
             "workflow.html",
             workflow=found,
             tab=tab,
@@ -196,16 +196,16 @@ class Pages:
                 if (balance.scope_kind, balance.scope_id)
                 in (("workflow", workflow_id), ("organisation", ""))
             ][:4],
-            **context,
+            **shown,
         )
 
     async def _tab(
-        self, visit: RequestContext, tab: str, workflow_id: str, run_ids: list[str], now_ms: int
+        self, context: RequestContext, tab: str, workflow_id: str, run_ids: list[str], now_ms: int
     ) -> dict[str, Any]:
-        own, storage = visit.org(), self._storage
-        before = visit.number("before", NEWEST)
+        own, storage = context.org(), self._storage
+        before = context.number("before", NEWEST)
         if tab == "spans":
-            run_id = visit.query("run") or (run_ids[0] if run_ids else "")
+            run_id = context.query("run") or (run_ids[0] if run_ids else "")
             events = (
                 await storage.newest_events(own, NEWEST, RUN_EVENTS_MAX, workflow_id, None, run_id)
                 if run_id
@@ -235,11 +235,11 @@ class Pages:
 
     # -- lists ---------------------------------------------------------------------------------
 
-    async def events(self, visit: RequestContext) -> Response:
+    async def events(self, context: RequestContext) -> Response:
         """Show events as they arrive, or refused calls, newest first."""
-        own, before = visit.org(), visit.number("before", NEWEST)
-        workflow_id, kind = visit.query("workflow"), visit.query("type")
-        show = "refused" if visit.query("show") == "refused" else "events"
+        own, before = context.org(), context.number("before", NEWEST)
+        workflow_id, kind = context.query("workflow"), context.query("type")
+        show = "refused" if context.query("show") == "refused" else "events"
         events: list[StoredEvent] = []
         refused: list[Refused] = []
         if show == "events":
@@ -249,7 +249,7 @@ class Pages:
         else:
             refused = await self._storage.refusals(own, workflow_id or None, before, PAGE + 1)
         return await self._site.render(
-            visit,
+            context,
             "events.html",
             events=events[:PAGE],
             refused=refused[:PAGE],
@@ -260,27 +260,27 @@ class Pages:
             has_more=max(len(events), len(refused)) > PAGE,
         )
 
-    async def approvals(self, visit: RequestContext) -> Response:
+    async def approvals(self, context: RequestContext) -> Response:
         """Show calls that wait for an answer, and the newest answers."""
-        own = visit.org()
+        own = context.org()
         pending = await self._storage.approvals(own, "pending", 100)
         newest = await self._storage.approvals(own, None, PAGE)
         return await self._site.render(
-            visit,
+            context,
             "approvals.html",
             pending=sorted(pending, key=lambda approval: approval.deadline_ms),
             answered=[approval for approval in newest if approval.status != "pending"],
         )
 
-    async def audit(self, visit: RequestContext) -> Response:
+    async def audit(self, context: RequestContext) -> Response:
         """Show who did what, newest first."""
-        before = visit.number("before", NEWEST)
-        is_wide = visit.session.operator.organisation_id is None
+        before = context.number("before", NEWEST)
+        is_wide = context.session.operator.organisation_id is None
         entries = await self._storage.newest_audit(
-            visit.org(), before, PAGE + 1, with_gateway=is_wide
+            context.org(), before, PAGE + 1, with_gateway=is_wide
         )
         return await self._site.render(
-            visit, "audit.html", entries=entries[:PAGE], has_more=len(entries) > PAGE,
+            context, "audit.html", entries=entries[:PAGE], has_more=len(entries) > PAGE,
             is_wide=is_wide, is_newest=before == NEWEST,
         )  # fmt: skip
 

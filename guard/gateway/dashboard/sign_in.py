@@ -37,13 +37,13 @@ class SignIn:
 
     async def _show(self, request: Request) -> Response:
         try:
-            self._site.gates.check_host(request)
+            self._site.origin_checks.check_host(request)
             return await self._form(request, 200, "", FIRST_OPERATOR)
         except (ForbiddenError, StoreError) as exc:
             return self._site.problem(request, exc)
 
     async def _form(self, request: Request, status: int, error: str, name: str) -> Response:
-        cookie = self._site.gates.visit_cookie
+        cookie = self._site.origin_checks.visit_cookie
         token = request.cookies.get(cookie) or new_visit_token()
         response = self._site.html(
             request,
@@ -60,12 +60,12 @@ class SignIn:
         return response
 
     async def _sign_in(self, request: Request) -> Response:
-        gates = self._site.gates
+        origin_checks = self._site.origin_checks
         try:
-            gates.check_host(request)
-            gates.check_origin(request)
+            origin_checks.check_host(request)
+            origin_checks.check_origin(request)
             form = await security.read_form(request)
-            visit_token = request.cookies.get(gates.visit_cookie, "")
+            visit_token = request.cookies.get(origin_checks.visit_cookie, "")
             if not visit_token or not security.is_csrf_of(form.text("csrf"), visit_token):
                 raise ForbiddenError("the form has expired; load the page again")
             name = form.text("name")[:256]
@@ -83,14 +83,14 @@ class SignIn:
         except (ForbiddenError, ValueError, ProblemError, StoreError) as exc:
             return self._site.problem(request, exc)
         response = self._site.redirect(security.local_path(form.text("return_to")))
-        self._set_cookie(response, gates.session_cookie, token, SESSION_MS // 1000)
-        self._set_cookie(response, gates.visit_cookie, "", 0)
+        self._set_cookie(response, origin_checks.session_cookie, token, SESSION_MS // 1000)
+        self._set_cookie(response, origin_checks.visit_cookie, "", 0)
         return response
 
-    async def _sign_out(self, visit: RequestContext) -> Response:
-        await self._operators.sign_out(visit.token)
+    async def _sign_out(self, context: RequestContext) -> Response:
+        await self._operators.sign_out(context.token)
         response = self._site.redirect(SIGN_IN)
-        self._set_cookie(response, self._site.gates.session_cookie, "", 0)
+        self._set_cookie(response, self._site.origin_checks.session_cookie, "", 0)
         response.headers["Clear-Site-Data"] = '"cache"'
         return response
 
@@ -103,6 +103,6 @@ class SignIn:
             max_age=max_age_s,
             path="/",
             httponly=True,
-            secure=self._site.gates.is_https,
+            secure=self._site.origin_checks.is_https,
             samesite="strict",
         )

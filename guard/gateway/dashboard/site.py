@@ -117,7 +117,7 @@ class Site:
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
-        self.gates = OriginChecks(parts.settings)
+        self.origin_checks = OriginChecks(parts.settings)
         self.assets = Assets()
         self._jinja = jinja2.Environment(
             loader=jinja2.FileSystemLoader(TEMPLATES),
@@ -146,10 +146,10 @@ class Site:
 
         async def endpoint(request: Request) -> Response:
             try:
-                self.gates.check_host(request)
-                self.gates.check_origin(request)
+                self.origin_checks.check_host(request)
+                self.origin_checks.check_origin(request)
                 form = await security.read_form(request)
-                token = request.cookies.get(self.gates.session_cookie, "")
+                token = request.cookies.get(self.origin_checks.session_cookie, "")
                 if token and not security.is_csrf_of(form.text("csrf"), token):
                     raise ForbiddenError("the form is not from this session; load the page again")
             except (ForbiddenError, ValueError, ProblemError) as exc:
@@ -159,24 +159,24 @@ class Site:
         return endpoint
 
     async def _guarded(self, request: Request, view: View, form: Form) -> Response:
-        visit = None
+        context = None
         try:
-            self.gates.check_host(request)
-            visit = await self.visit(request, form)
-            if visit is None:
+            self.origin_checks.check_host(request)
+            context = await self.context(request, form)
+            if context is None:
                 return self._to_sign_in(request)
-            return await view(visit)
+            return await view(context)
         except (ForbiddenError, ValueError, ProblemError, NotFoundError, ConflictError,
                 StoreError) as exc:  # fmt: skip
-            return self.problem(request, exc, visit)
+            return self.problem(request, exc, context)
 
-    async def visit(self, request: Request, form: Form) -> RequestContext | None:
+    async def context(self, request: Request, form: Form) -> RequestContext | None:
         """Return who is there; ``None`` without a good session.
 
         Raises:
             NotFoundError: the organisation is none that the operator may see.
         """
-        token = request.cookies.get(self.gates.session_cookie, "")
+        token = request.cookies.get(self.origin_checks.session_cookie, "")
         session = await self.parts.operators.session(token) if token else None
         if session is None:
             return None
@@ -209,34 +209,34 @@ class Site:
         """Send the browser to another page after a form."""
         return RedirectResponse(address, status_code=303, headers=security.PAGE_HEADERS)
 
-    def done(self, visit: RequestContext, notice: str, default: str) -> Response:
+    def done(self, context: RequestContext, notice: str, default: str) -> Response:
         """Go back to where a form came from, with a notice."""
-        back = urllib.parse.urlsplit(security.local_path(visit.form.text("return_to"), default))
+        back = urllib.parse.urlsplit(security.local_path(context.form.text("return_to"), default))
         query = dict(urllib.parse.parse_qsl(back.query))
         for name in ("notice", "organisation"):
             query.pop(name, None)
-        return self.redirect(visit.link(back.path, **(query | {"notice": notice})))
+        return self.redirect(context.link(back.path, **(query | {"notice": notice})))
 
-    async def render(self, visit: RequestContext, template: str, **context: Any) -> Response:
+    async def render(self, context: RequestContext, template: str, **values: Any) -> Response:
         """Return a page for an operator."""
-        status = context.pop("status", 200)
-        waiting = await self.parts.storage.approvals(visit.org(), "pending", BADGE_MAX)
+        status = values.pop("status", 200)
+        waiting = await self.parts.storage.approvals(context.org(), "pending", BADGE_MAX)
         healthy, trouble = self.health()
-        context |= {
-            "visit": visit,
-            "link": visit.link,
-            "operator": visit.session.operator.name,
-            "csrf": security.csrf_of(visit.token),
-            "here": visit.request.url.path,
-            "return_to": _address(visit.request),
+        values |= {
+            "context": context,
+            "link": context.link,
+            "operator": context.session.operator.name,
+            "csrf": security.csrf_of(context.token),
+            "here": context.request.url.path,
+            "return_to": _address(context.request),
             "waiting": len(waiting),
-            "notice": NOTICES.get(visit.query("notice"), ""),
+            "notice": NOTICES.get(context.query("notice"), ""),
             "healthy": healthy,
             "trouble": trouble,
         }
-        return self.html(visit.request, template, status, **context)
+        return self.html(context.request, template, status, **values)
 
-    def html(self, request: Request, template: str, status: int, /, **context: Any) -> HTMLResponse:
+    def html(self, request: Request, template: str, status: int, /, **values: Any) -> HTMLResponse:
         """Return a rendered page with its headers."""
         theme = request.cookies.get("guard_theme")
         now_ms = self.parts.clock_ms()
@@ -244,18 +244,18 @@ class Site:
             theme=theme if theme in ("light", "dark") else "",
             now_ms=now_ms,
             ago=lambda at_ms: formatting.ago(at_ms, now_ms),
-            **context,
+            **values,
         )
         return HTMLResponse(text, status_code=status, headers=security.PAGE_HEADERS)
 
     def problem(
-        self, request: Request, exc: Exception, visit: RequestContext | None = None
+        self, request: Request, exc: Exception, context: RequestContext | None = None
     ) -> Response:
         """Return the page of an error: which one, in words, and what to do."""
         status, title, detail = _explained(exc)
         return self.html(
             request, "problem.html", status, status=status, title=title, detail=detail,
-            home="/" if visit is None else visit.link("/"),
+            home="/" if context is None else context.link("/"),
         )  # fmt: skip
 
     def health(self) -> tuple[bool, str]:

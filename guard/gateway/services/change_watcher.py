@@ -20,20 +20,20 @@ class Listener:
     """One listener; wait with :meth:`wait`."""
 
     def __init__(self) -> None:
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
 
     def wake(self) -> None:
-        """Say that there is something new."""
-        self._news.set()
+        """Report a change."""
+        self._changed.set()
 
     async def wait(self, timeout_s: float) -> bool:
-        """Wait for something new; ``False`` when nothing came in time."""
+        """Wait for a change; ``False`` when none came in time."""
         try:
             async with asyncio.timeout(timeout_s):
-                await self._news.wait()
+                await self._changed.wait()
         except TimeoutError:
             return False
-        self._news.clear()
+        self._changed.clear()
         return True
 
 
@@ -47,7 +47,7 @@ class ChangeWatcher:
     def __init__(self, queries: DashboardQueries) -> None:
         self._queries = queries
         self._listeners: dict[str, set[Listener]] = {}
-        self._marks: dict[str, Watermark] = {}
+        self._watermarks: dict[str, Watermark] = {}
         self._wanted = asyncio.Event()
         self.healthy = True
         self._closing = False
@@ -69,7 +69,7 @@ class ChangeWatcher:
         group.discard(listener)
         if not group:
             self._listeners.pop(organisation_id, None)
-            self._marks.pop(organisation_id, None)
+            self._watermarks.pop(organisation_id, None)
 
     def count(self) -> int:
         """Return how many listeners there are."""
@@ -100,7 +100,7 @@ class ChangeWatcher:
             await asyncio.sleep(INTERVAL_S)
 
     async def _look(self) -> None:
-        known = {organisation_id: self._marks.get(organisation_id) for organisation_id in
+        known = {organisation_id: self._watermarks.get(organisation_id) for organisation_id in
                  self._listeners}  # fmt: skip
         try:
             found = await self._queries.watermarks(known)
@@ -111,9 +111,9 @@ class ChangeWatcher:
             self._wake_all()
             return
         recovered, self.healthy = not self.healthy, True
-        for organisation_id, mark in found.items():
-            changed = recovered or known.get(organisation_id) not in (None, mark)
+        for organisation_id, watermark in found.items():
+            changed = recovered or known.get(organisation_id) not in (None, watermark)
             if organisation_id in self._listeners:
-                self._marks[organisation_id] = mark
+                self._watermarks[organisation_id] = watermark
             for listener in self._listeners.get(organisation_id, ()) if changed else ():
                 listener.wake()

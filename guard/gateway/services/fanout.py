@@ -58,15 +58,15 @@ class Hub:
         if not group:
             self._subscriptions.pop(organisation_id, None)
 
-    def publish(self, news: Sequence[PostCommitEvent]) -> None:
+    def publish(self, events: Sequence[PostCommitEvent]) -> None:
         """Pass on what was committed."""
-        for announcement in news:
-            if announcement.kind == "control" and announcement.organisation_id is not None:
-                for subscription in self._subscriptions.get(announcement.organisation_id, ()):
-                    if announcement.key_id in (None, subscription.key_id):
-                        subscription.offer(announcement.message)
-            elif announcement.kind == "catalogue":
-                owner = announcement.organisation_id
+        for event in events:
+            if event.kind == "control" and event.organisation_id is not None:
+                for subscription in self._subscriptions.get(event.organisation_id, ()):
+                    if event.key_id in (None, subscription.key_id):
+                        subscription.offer(event.message)
+            elif event.kind == "catalogue":
+                owner = event.organisation_id
                 groups = self._subscriptions if owner is None else (owner,)
                 for each in groups:
                     for subscription in self._subscriptions.get(each, ()):

@@ -21,7 +21,7 @@ from tests.support.waiting import until, until_async
 WAIT_S = 30.0
 
 
-def news(seq: int) -> list[PostCommitEvent]:
+def events(seq: int) -> list[PostCommitEvent]:
     return [PostCommitEvent("control", "o", wire.ControlMessage(seq=seq, type="kill"), None)]
 
 
@@ -32,7 +32,7 @@ async def test_a_channel_that_falls_behind_is_given_up_and_the_others_get_everyt
     others = [hub.subscribe("o", "k") for _ in range(50)]
     elsewhere = hub.subscribe("another", "k")
     for seq in range(1, QUEUE_MAX + 51):
-        hub.publish(news(seq))
+        hub.publish(events(seq))
         for other in others:
             message = await other.next(WAIT_S)
             assert message is not None
@@ -121,8 +121,8 @@ async def test_a_kill_reaches_thousands_past_several_that_do_not_read() -> None:
                 """Publish large messages, which are not persisted."""
                 for seq in itertools.islice(numbers, count):
                     message = wire.ControlMessage(seq=seq, type="policy", reason=NOISE)
-                    news = [PostCommitEvent("control", gateway.organisation_id, message)]
-                    gateway._loop.call_soon_threadsafe(hub.publish, news)  # type: ignore[union-attr]
+                    events = [PostCommitEvent("control", gateway.organisation_id, message)]
+                    gateway._loop.call_soon_threadsafe(hub.publish, events)  # type: ignore[union-attr]
 
             def stuck() -> bool:
                 """Tell whether the buffers of both ends of all of them are full."""
