@@ -142,7 +142,7 @@ def test_template_budget_and_exact_one_in_its_place(tenant: Any) -> None:
     tenant.admin.set_budget(1, scope_kind="workflow", scope_id="*")
     tenant.admin.set_budget(5, scope_kind="workflow", scope_id="rich")
     assert tenant.allowed(workflow_id="a")["budget"]["limit_cents"] == 1
-    assert tenant.allowed(workflow_id="b")["budget"]["reserved_cents"] == 0.1
+    assert tenant.allowed(workflow_id="b")["budget"]["reserved_cents"] == 0.25
     assert tenant.allowed(workflow_id="rich")["budget"]["limit_cents"] == 5
 
 

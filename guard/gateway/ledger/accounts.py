@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from guard.gateway.domain import records, windows
+from guard.gateway.domain import models, records, windows
 from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.ledger import Account, Balance
 from guard.gateway.ledger.state import BudgetIndex, OrganisationState, ScopeKeys
 from guard.gateway.ledger.unit_of_work import UnitOfWork
 
-_KINDS: Final = ("workflow", "agent", "chain", "key", "model")
+_KINDS: Final = ("workflow", "agent", "chain", "key")
 
 
 def organisation(unit: UnitOfWork, organisation_id: str) -> OrganisationState:
@@ -56,7 +56,7 @@ def _index(budgets: Iterable[records.Budget]) -> BudgetIndex:
 def _applying(index: BudgetIndex, keys: ScopeKeys) -> Iterator[tuple[records.Budget, str]]:
     for budget in index.get("organisation", {}).get("", ()):
         yield budget, ""
-    for kind, scope_id in zip(_KINDS, keys, strict=True):
+    for kind, scope_id in zip(_KINDS, keys[:-1], strict=True):
         of_kind = index.get(kind)
         if of_kind is None or scope_id is None:
             continue
@@ -67,6 +67,22 @@ def _applying(index: BudgetIndex, keys: ScopeKeys) -> Iterator[tuple[records.Bud
         for budget in of_kind.get("*", ()):
             if budget.window not in taken:
                 yield budget, scope_id
+    if keys[-1] and "model" in index:
+        yield from _applying_to_models(index["model"], keys[-1])
+
+
+def _applying_to_models(
+    of_kind: dict[str, list[records.Budget]], names: tuple[str, ...]
+) -> Iterator[tuple[records.Budget, str]]:
+    """Budgets of any name of a model apply; each family has one balance of a budget for all."""
+    taken = set()
+    for name in names:
+        for budget in of_kind.get(name, ()):
+            taken.add(budget.window)
+            yield budget, name
+    for budget in of_kind.get("*", ()):
+        if budget.window not in taken:
+            yield budget, models.family(names[0])
 
 
 def _balance(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from guard.core import wire
-from guard.gateway.domain import ledger, render
+from guard.gateway.domain import ledger, models, render
 from guard.gateway.domain.commands import Answer, IngestCommand, PricedEvent, Request
 from guard.gateway.domain.ledger import Account, Reservation
 from guard.gateway.ledger import chains, control, expiry, idempotency
@@ -41,7 +41,7 @@ def _add_verdict(
     reply: wire.EventsReply,
 ) -> None:
     """Tell the SDK how the workflow of its last event stands."""
-    keys = (last.workflow_id, last.agent, last.chain_id, request.key_id, None)
+    keys = (last.workflow_id, last.agent, last.chain_id, request.key_id, ())
     account = ledger.tightest(accounts_of(unit, org, keys))
     reply.budget = None if account is None else account.view()
     state = org.directives.state_of(last.workflow_id, last.run_id, unit.now_ms)
@@ -108,7 +108,9 @@ def _record(
     event, cost, own = priced.event, priced.cost, org.organisation_id
     accounts: list[Account] = []
     if cost:
-        keys = (event.workflow_id, event.agent, event.chain_id, request.key_id, priced.model)
+        asked = None if reservation is None else reservation.model
+        named = models.names(priced.model, asked)
+        keys = (event.workflow_id, event.agent, event.chain_id, request.key_id, named)
         accounts = _charged_accounts(unit, org, keys, reservation)
     charged_at_ms = unit.now_ms if reservation is None else reservation.created_at_ms
     balance_ids = [account.balance.balance_id for account in accounts]

@@ -14,7 +14,9 @@ from guard.gateway.ledger.unit_of_work import UnitOfWork
 def subjects(function: str, workflow_id: str | None, model: str | None) -> list[str]:
     """Return the names under which the cost of such a call is learned, the closest first."""
     known = model if model and model != wire.UNKNOWN_MODEL else ""
-    found = [json.dumps([workflow_id or "", function, known])]
+    found = [json.dumps(["", function, known])]
+    if workflow_id:  # named anew for each run it is never seen again; its function is
+        found.insert(0, json.dumps([workflow_id, function, known]))
     if known:
         found.append(json.dumps(["", "", known]))
     return found

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from guard.core import wire
-from guard.gateway.domain import ledger, render
+from guard.gateway.domain import ledger, models, render
 from guard.gateway.domain.commands import Answer, GateCommand, Refusal
 from guard.gateway.domain.ledger import Reservation
 from guard.gateway.ledger import approvals, chains, charge, control, expiry, idempotency
@@ -11,6 +13,9 @@ from guard.gateway.ledger.accounts import accounts_of, organisation
 from guard.gateway.ledger.estimates import subjects
 from guard.gateway.ledger.state import OrganisationState
 from guard.gateway.ledger.unit_of_work import UnitOfWork
+
+SMALL_ROOM: Final = 100
+"""Times the reservation for an unknown call: with less room than that, few are admitted at once."""
 
 
 def gate(unit: UnitOfWork, command: GateCommand) -> Answer:
@@ -72,8 +77,12 @@ def _reserve(
     call, key_id = command.call, command.request.key_id
     amount, basis = _amount(unit, org, command)
     model = None if call.model == wire.UNKNOWN_MODEL else call.model
-    accounts = accounts_of(unit, org, (call.workflow_id, call.agent, chain_id, key_id, model))
-    guess = basis == "default"
+    keys = (call.workflow_id, call.agent, chain_id, key_id, models.names(model))
+    accounts = accounts_of(unit, org, keys)
+    # What was learned is no more than a guess at this call: it never refuses a budget with room.
+    guess = basis in ("default", "learned")
+    if basis == "default":
+        amount = _few_at_once(accounts, amount, allowance)
     judgement = ledger.judge(accounts, amount, guess=guess, chain_over_permille=allowance)
     if judgement.refused_by is not None and expiry.expire_reservations(unit):
         judgement = ledger.judge(accounts, amount, guess=guess, chain_over_permille=allowance)
@@ -127,6 +136,19 @@ def _budget_refusal(call: wire.GateRequest, judgement: ledger.Judgement, amount:
         budget=account.view(),
         details={"requested_nanousd": amount},
     )
+
+
+def _few_at_once(accounts: list[ledger.Account], amount: int, allowance: int | None) -> int:
+    """Return what to reserve for a call of which nothing is known.
+
+    Where little room is left, a quarter of it: so few such calls are under way at once, and what
+    the first of them costs is known before the room is gone.
+    """
+    rooms = [account.room(allowance) for account in accounts if account.rule.mode == "hard"]
+    room = min(rooms, default=None)
+    if room is None or room >= SMALL_ROOM * amount:
+        return amount
+    return max(amount, -(-room // 4))
 
 
 def _amount(

@@ -8,13 +8,13 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from guard.core import wire
-from guard.gateway.domain import records
+from guard.gateway.domain import models, records
 from guard.gateway.domain.commands import GateCommand, IngestCommand, ReleaseCommand
 from guard.gateway.domain.control import Directives
 from guard.gateway.domain.ledger import Account, Reservation
 
-ScopeKeys = tuple[str | None, str | None, str | None, str | None, str | None]
-"""Workflow, agent, chain, key and model of a call or an event."""
+ScopeKeys = tuple[str | None, str | None, str | None, str | None, tuple[str, ...]]
+"""Workflow, agent, chain and key of a call or an event, and every name of its models."""
 
 BudgetIndex = dict[str, dict[str, list[records.Budget]]]
 """Budgets by kind of scope and scope id."""
@@ -61,13 +61,14 @@ class Scopes(Struct):
                 workflow = workflow or held.workflow_id
                 agent = agent or held.agent
                 chain = chain or held.chain_id
-            found.add((workflow, agent, chain, key_id, priced.model))
-            found.add((workflow, agent, chain, key_id, None))
+            asked = None if held is None else held.model
+            found.add((workflow, agent, chain, key_id, models.names(priced.model, asked)))
+            found.add((workflow, agent, chain, key_id, ()))
         if isinstance(command, GateCommand):
             call = command.call
             chain = None if call.chain is None else call.chain.id
-            model = None if call.model == wire.UNKNOWN_MODEL else call.model
-            found.add((call.workflow_id, call.agent, chain, key_id, model))
+            asked = None if call.model == wire.UNKNOWN_MODEL else call.model
+            found.add((call.workflow_id, call.agent, chain, key_id, models.names(asked)))
         return found
 
 

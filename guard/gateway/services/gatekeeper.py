@@ -70,7 +70,8 @@ class Gatekeeper:
                 wait_ms = await self._rates.take(request.organisation_id, verdict.caps)
                 if wait_ms is not None:
                     command.refusal = policy.rate_refusal(call, wait_ms)
-        if call.model != wire.UNKNOWN_MODEL and command.refusal is None:
+        named = call.model != wire.UNKNOWN_MODEL
+        if command.refusal is None and (named or view.settings.strict):
             self._price(command, view)
         return await self._ledger.gate(command)
 
@@ -104,6 +105,9 @@ class Gatekeeper:
     def _price(self, command: GateCommand, view: OrgView) -> None:
         call = command.call
         if view.prices.tariff(None, call.model) is None:
+            if call.model == wire.UNKNOWN_MODEL:
+                command.refusal = _unpriced(call)
+                return
             command.refusal = Refusal(
                 status=403,
                 error_code="GD-X001",
@@ -120,6 +124,22 @@ class Gatekeeper:
         command.declared_nanousd = view.prices.declared(
             call.model, call.max_input_tokens, call.max_output_tokens, strict=strict
         )
+
+
+def _unpriced(call: wire.GateRequest) -> Refusal | None:
+    """Refuse a call without a model in strict mode; tools that call no model have no price."""
+    if call.kind == "tool":
+        return None
+    return Refusal(
+        status=403,
+        error_code="GD-X001",
+        title="Blocked by policy",
+        reason="strict mode: the call names no model to price; use set_call_context(model=...),"
+        " or have the operator price '*'",
+        action="price",
+        workflow_id=call.workflow_id,
+        tool_name=call.tool_name,
+    )
 
 
 def _confined(request: Request, call: wire.GateRequest) -> Refusal | None:
