@@ -206,20 +206,40 @@ def write(template: Template, slots: Mapping[str, tuple[str, ...]], random: Rand
 
 
 def _compose(template: Template, random: Random) -> str:
-    """The pattern with what surrounds it: subject, greeting and closing, or a last sentence."""
+    """The pattern with what surrounds it: subject, greeting, a further sentence, closing.
+
+    What fraud has and an ordinary notice may lack (length, a link) is evened out here, so that it
+    tells nothing.
+    """
     subject, is_mail, body = template.pattern.rpartition(" :: ")
-    if not is_mail:
-        if template.kind in CHATS:
-            return body
-        link = "<link>" not in body and random.random() < 0.15
-        tail = random.random() < 0.12
-        return body + " <link>" * link + " <tail>" * tail
-    parts = [subject] if random.random() < 0.85 else []
-    parts += ["<hi>"] if random.random() < 0.65 else []
-    parts += [body]
-    parts += ["<tail>"] if random.random() < 0.1 else []
-    parts += ["<bye>"] if random.random() < 0.65 else []
+    body = _prolonged(body, random) if template.label == "ham" else _without_link(body, random)
+    chat = template.kind in CHATS
+    if template.label == "ham" and "<link>" not in body:
+        body += " <link>" * (random.random() < (0.08 if chat else 0.45))
+    parts = [subject] if is_mail and random.random() < 0.85 else []
+    letter = bool(is_mail) or (not chat and random.random() < 0.12)
+    parts += ["<hi>"] * (letter and random.random() < 0.65)
+    parts += [body + " <tail>" * (not chat and random.random() < 0.2)]
+    parts += ["<bye>"] * (letter and random.random() < 0.65)
     return "¶¶".join(parts)
+
+
+def _prolonged(body: str, random: Random) -> str:
+    """Two different choices from a pattern that is a choice of whole sentences, now and then."""
+    first = _choose(body, random)
+    if not body.startswith("{") or random.random() > 0.6:
+        return first
+    second = _choose(body, random)
+    return first if first[:12] == second[:12] else f"{first} {second}"
+
+
+def _without_link(body: str, random: Random) -> str:
+    """Fraud that asks for a call or an answer instead of a click, now and then."""
+    body = _choose(body, random)
+    shape = random.random()
+    if shape < 0.12:
+        return body.replace("<link>", "<phone>")
+    return body.removesuffix("<link>").rstrip(" :") if shape < 0.24 else body
 
 
 def _space(found: re.Match[str]) -> str:
@@ -304,7 +324,7 @@ def _tone(text: str, label: Label, random: Random) -> str:
     """A calm fraud or a glad ordinary text, now and then: exclamation marks decide nothing."""
     if label == "spam" and random.random() < 0.4:
         return _EXCLAMATION.sub(lambda found: "。" if "！" in found[0] else ".", text)
-    if label == "ham" and random.random() < 0.15:
+    if label == "ham" and random.random() < 0.25:
         return _FULL_STOP.sub(lambda found: "！" if found[0] == "。" else "!", text, count=1)
     return text
 
