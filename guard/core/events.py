@@ -21,19 +21,20 @@ _FRAME_BYTES: Final = 256
 class Answer(Protocol):
     """The answer to an LLM call."""
 
-    def read(self, call: ObservedCall) -> None:
+    def read(self, call: InstrumentedCall) -> None:
         """Set what the call used, unless that was done already."""
 
 
-class ObservedCall(Struct, gc=False):
-    """Payload of the record of an LLM call that was seen, as its caller's thread left it.
+class InstrumentedCall(Struct, gc=False):
+    """An instrumented LLM call whose response may not be parsed yet; the payload of its record.
 
     Attributes:
         provider: the vendor.
         latency_ms: from the request to the end of its answer.
-        answer: what is still to be read; None afterwards.
-        usage: what was read; None when the answer does not tell, or was reported before.
+        answer: the response to parse; None afterwards.
+        usage: what was used; None when the response does not say, or was reported before.
         streamed: whether it came as a stream of messages.
+        polled: whether it repeats what an earlier request has started (a poll).
     """
 
     provider: str
@@ -41,6 +42,7 @@ class ObservedCall(Struct, gc=False):
     answer: Answer | None = None
     usage: Usage | None = None
     streamed: bool = False
+    polled: bool = False
 
 
 def event_of(record: Record, ids: IdFactory) -> wire.Event | None:
@@ -57,8 +59,8 @@ def event_of(record: Record, ids: IdFactory) -> wire.Event | None:
             source="manual",
             metadata=record.metadata or {},
         )
-    elif type(record.payload) is ObservedCall:
-        data = llm_data(record.payload)
+    elif type(record.payload) is InstrumentedCall:
+        data = llm_data(record.payload, event_id(record, ids))
         if data is None:
             return None
     else:
@@ -92,10 +94,10 @@ def event_id(record: Record, ids: IdFactory) -> str:
 def is_event(record: Record) -> bool:
     """Tell whether a record is of an event, by reading the answer that it may hold."""
     payload = record.payload
-    return type(payload) is not ObservedCall or usage_of(payload) is not None
+    return type(payload) is not InstrumentedCall or usage_of(payload) is not None
 
 
-def usage_of(observed: ObservedCall) -> Usage | None:
+def usage_of(observed: InstrumentedCall) -> Usage | None:
     """Return what an observed call used; its answer is read now if nobody has."""
     answer = observed.answer  # another thread may read it at this moment
     if answer is not None:
@@ -103,7 +105,7 @@ def usage_of(observed: ObservedCall) -> Usage | None:
     return observed.usage
 
 
-def llm_data(observed: ObservedCall) -> wire.LlmData | None:
+def llm_data(observed: InstrumentedCall, request_id: str) -> wire.LlmData | None:
     """Return the payload of an event of an observed call; None if there is nothing to report."""
     usage = usage_of(observed)
     if usage is None:
@@ -123,6 +125,7 @@ def llm_data(observed: ObservedCall) -> wire.LlmData | None:
         estimated=usage.estimated,
         source="auto",
         response_id=usage.response_id,
+        request_id=None if observed.polled else request_id,
         metadata=dict(usage.units),
     )
 

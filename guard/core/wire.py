@@ -78,7 +78,13 @@ class Event(Struct, omit_defaults=True):
 
 
 class LlmData(Struct, omit_defaults=True):
-    """Payload of an ``llm`` event. Token buckets are disjoint: input excludes cached tokens."""
+    """Payload of an ``llm`` event. Token buckets are disjoint: input excludes cached tokens.
+
+    ``response_id`` is the vendor's, and vendors re-use ids. ``request_id`` names the request that
+    this process has seen: two events with different ones are two charges, also with one
+    ``response_id``. An event without it repeats what another request was answered (a poll, a
+    report beside the observed request): it is a duplicate of any event with its ``response_id``.
+    """
 
     model: Name = UNKNOWN_MODEL
     provider: Name | None = None
@@ -94,6 +100,7 @@ class LlmData(Struct, omit_defaults=True):
     estimated: bool = False
     source: Literal["auto", "manual"] = "manual"
     response_id: Annotated[str, Meta(max_length=RESPONSE_ID_LENGTH_MAX)] | None = None
+    request_id: Name | None = None
     metadata: dict[str, Any] = {}
 
 

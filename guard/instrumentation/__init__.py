@@ -1,4 +1,4 @@
-"""Sees every LLM call at the HTTP clients' transport seam, and reads its usage once.
+"""Sees every LLM call in the HTTP clients, and reads its usage once.
 
 No vendor package is imported: a transport that is not loaded yet is instrumented when it is
 imported. Everything is reversible and idempotent.

@@ -1,4 +1,4 @@
-"""The seam of aiohttp: ``ClientSession._request``, and what is read from the response's content.
+"""Hooks aiohttp: ``ClientSession._request``, and what is read from the response's content.
 
 The session, the response and its reader stay aiohttp's own: an observed reader changes its class
 to one that tells of every piece that is taken out of its buffer. aiohttp decodes bodies before
@@ -16,12 +16,11 @@ from typing import Any, Final
 import msgspec
 
 from guard.instrumentation import patching
-from guard.instrumentation.instrumentation import inside
 from guard.instrumentation.interruptible import llm_request_async, other_request_async
-from guard.instrumentation.observed_call import Exchange
+from guard.instrumentation.observed_call import ObservedCall
 
-_observed: Final[dict[int, Exchange]] = {}
-"""Exchanges by the identity of their reader, which has no room for one more attribute."""
+_observed: Final[dict[int, ObservedCall]] = {}
+"""Calls by the identity of their reader, which has no room for one more attribute."""
 
 
 def patch(module: ModuleType) -> None:
@@ -38,15 +37,12 @@ def patch(module: ModuleType) -> None:
 def _request(original: Any, reader: Any) -> Any:
     @functools.wraps(original)
     async def request(self: Any, method: str, str_or_url: Any, **options: Any) -> Any:
-        exchange = _begin(self, method, str_or_url, options)
-        if exchange is None:
+        call = _begin(self, method, str_or_url, options)
+        if call is None:
             return await other_request_async(original, self, method, str_or_url, **options)
-        token = inside.set(True)
-        try:
+        with call.sending():
             response = await llm_request_async(original, self, method, str_or_url, **options)
-        finally:
-            inside.reset(token)
-        _observe(exchange, response, reader)
+        _observe(call, response, reader)
         return response
 
     return request
@@ -55,15 +51,15 @@ def _request(original: Any, reader: Any) -> Any:
 def _ws_connect(original: Any) -> Any:
     @functools.wraps(original)
     async def connect(self: Any, url: Any, **options: Any) -> Any:
-        instrumentation = patching.active()
-        if instrumentation is None:
+        observer = patching.active()
+        if observer is None:
             return await original(self, url, **options)
         try:
             whole = self._build_url(url).update_query(options.get("params") or {})
             host, path, query = whole.host or "", whole.path, whole.query_string
         except Exception:  # noqa: BLE001  # aiohttp will say what is wrong with it
             return await original(self, url, **options)
-        session = instrumentation.begin_session(host, path, query)
+        session = observer.begin_session(host, path, query)
         if session is None:
             return await original(self, url, **options)
         socket = await llm_request_async(original, self, url, **options)
@@ -100,16 +96,18 @@ def _send(original: Any) -> Any:
     return send
 
 
-def _begin(session: Any, method: str, str_or_url: Any, options: dict[str, Any]) -> Exchange | None:
-    instrumentation = patching.active()
-    if instrumentation is None:
+def _begin(
+    session: Any, method: str, str_or_url: Any, options: dict[str, Any]
+) -> ObservedCall | None:
+    observer = patching.active()
+    if observer is None:
         return None
     try:
         url = session._build_url(str_or_url)
         host, path = url.host or "", url.path
     except Exception:  # noqa: BLE001  # aiohttp will say what is wrong with it
         return None
-    return instrumentation.begin(method.upper(), host, path, lambda: _body(options))
+    return observer.begin(method.upper(), host, path, lambda: _body(options))
 
 
 def _body(options: dict[str, Any]) -> bytes:
@@ -124,16 +122,16 @@ def _body(options: dict[str, Any]) -> bytes:
     return data if isinstance(data, bytes) else b""
 
 
-def _observe(exchange: Exchange, response: Any, reader: Any) -> None:
+def _observe(call: ObservedCall, response: Any, reader: Any) -> None:
     header = response.headers.get
     body = response._body
     content = response.content
     if body is not None:  # read already, by a middleware
-        exchange.whole(response.status, header, body)
+        call.whole(response.status, header, body)
     elif type(content) is not reader.__base__:
-        exchange.dropped()  # the reader of a response without a body
-    elif exchange.streaming(response.status, header, _encoding(response)):
-        _observed[id(content)] = exchange
+        call.dropped()  # the reader of a response without a body
+    elif call.streaming(response.status, header, _encoding(response)):
+        _observed[id(content)] = call
         content.__class__ = reader
         content.settle()
 
@@ -146,15 +144,15 @@ def _encoding(response: Any) -> str | None:
 
 def _observed_reader(base: type[Any]) -> type[Any]:
     class ObservedReader(base):  # type: ignore[misc]  # the base is known at run time only
-        """A reader that tells its exchange of what is taken out of its buffer."""
+        """A reader that feeds what is taken out of its buffer to the observed call."""
 
         __slots__ = ()
 
         def _read_nowait_chunk(self, n: int) -> bytes:
             chunk: bytes = super()._read_nowait_chunk(n)
-            exchange = _observed.get(id(self))
-            if exchange is not None:
-                exchange.feed(chunk)
+            call = _observed.get(id(self))
+            if call is not None:
+                call.feed(chunk)
                 self.settle()
             return chunk
 
@@ -172,9 +170,9 @@ def _observed_reader(base: type[Any]) -> type[Any]:
 
         def settle(self, *, ended: bool = False) -> None:
             if ended or (self._eof and not self._buffer):
-                exchange = _observed.pop(id(self), None)
-                if exchange is not None:
-                    exchange.finish()
+                call = _observed.pop(id(self), None)
+                if call is not None:
+                    call.finish(complete=not ended)
 
         def __del__(self) -> None:  # dropped without being closed
             self.settle(ended=True)

@@ -1,4 +1,4 @@
-"""The seam of botocore: ``URLLib3Session.send``, for Amazon Bedrock."""
+"""Hooks botocore: ``URLLib3Session.send``, for Amazon Bedrock."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from types import ModuleType
 from typing import Any
 
 from guard.instrumentation import patching
-from guard.instrumentation.instrumentation import inside
 from guard.instrumentation.interruptible import llm_request, other_request
 from guard.instrumentation.requests import begin
 from guard.instrumentation.urllib3 import observe
@@ -21,19 +20,16 @@ def patch(module: ModuleType) -> None:
 def _send(original: Any) -> Any:
     @functools.wraps(original)
     def send(self: Any, request: Any) -> Any:
-        exchange = begin(request)
-        if exchange is None:
+        call = begin(request)
+        if call is None:
             return other_request(original, self, request)
-        token = inside.set(True)
-        try:
+        with call.sending():
             response = llm_request(original, self, request)
-        finally:
-            inside.reset(token)
         header = response.headers.get
         if not request.stream_output:
-            exchange.whole(response.status_code, header, response.content)
-        elif exchange.streaming(response.status_code, header):
-            observe(exchange, response.raw)
+            call.whole(response.status_code, header, response.content)
+        elif call.streaming(response.status_code, header):
+            observe(call, response.raw)
         return response
 
     return send

@@ -1,4 +1,4 @@
-"""The seam of httpx and httpx2: ``Client.send`` and ``AsyncClient.send``, a tee on the stream.
+"""Hooks httpx and httpx2: ``Client.send`` and ``AsyncClient.send``, a tee on the stream.
 
 One implementation serves both modules. The response object stays the client's own; only the byte
 stream under it is wrapped, and every chunk is handed on before anything else happens to it.
@@ -17,7 +17,6 @@ from guard.core.usage import Recording
 from guard.core.usage.recording import PENDING_BYTES
 from guard.instrumentation import patching
 from guard.instrumentation.include_usage import UsageChunkFilter, asking_for_usage
-from guard.instrumentation.instrumentation import Instrumentation, inside
 from guard.instrumentation.interruptible import (
     chunks_of,
     chunks_of_async,
@@ -26,7 +25,8 @@ from guard.instrumentation.interruptible import (
     other_request,
     other_request_async,
 )
-from guard.instrumentation.observed_call import Exchange
+from guard.instrumentation.observed_call import ObservedCall
+from guard.instrumentation.observer import Observer
 from guard.scope.scope import OWN_TRAFFIC
 
 
@@ -41,15 +41,12 @@ def patch(module: ModuleType) -> None:
 def _sync_send(original: Any, tee: Any, byte_stream: Any) -> Any:
     @functools.wraps(original)
     def send(self: Any, request: Any, **options: Any) -> Any:
-        exchange = _begin(request, byte_stream)
-        if exchange is None:
+        call = _begin(request, byte_stream)
+        if call is None:
             return other_request(original, self, request, **options)
-        token = inside.set(True)
-        try:
+        with call.sending():
             response = llm_request(original, self, request, **options)
-        finally:
-            inside.reset(token)
-        return _observe(exchange, response, tee, options)
+        return _observe(call, response, tee, options)
 
     return send
 
@@ -57,34 +54,29 @@ def _sync_send(original: Any, tee: Any, byte_stream: Any) -> Any:
 def _async_send(original: Any, tee: Any, byte_stream: Any) -> Any:
     @functools.wraps(original)
     async def send(self: Any, request: Any, **options: Any) -> Any:
-        exchange = _begin(request, byte_stream)
-        if exchange is None:
+        call = _begin(request, byte_stream)
+        if call is None:
             return await other_request_async(original, self, request, **options)
-        token = inside.set(True)
-        try:
+        with call.sending():
             response = await llm_request_async(original, self, request, **options)
-        finally:
-            inside.reset(token)
-        return _observe(exchange, response, tee, options)
+        return _observe(call, response, tee, options)
 
     return send
 
 
-def _begin(request: Any, byte_stream: Any) -> Exchange | None:
-    instrumentation = patching.active()
-    if instrumentation is None or request.extensions.get(OWN_TRAFFIC):
+def _begin(request: Any, byte_stream: Any) -> ObservedCall | None:
+    observer = patching.active()
+    if observer is None or request.extensions.get(OWN_TRAFFIC):
         return None
     url = request.url
-    exchange = instrumentation.begin(request.method, url.host, url.path, lambda: _body(request))
-    if exchange is not None and exchange.endpoint.injectable:
-        _ask_for_usage(instrumentation, exchange, request, byte_stream)
-    return exchange
+    call = observer.begin(request.method, url.host, url.path, lambda: _body(request))
+    if call is not None and call.endpoint.injectable:
+        _ask_for_usage(observer, call, request, byte_stream)
+    return call
 
 
-def _ask_for_usage(
-    instrumentation: Instrumentation, exchange: Exchange, request: Any, byte_stream: Any
-) -> None:
-    if not instrumentation.inject_stream_usage:
+def _ask_for_usage(observer: Observer, call: ObservedCall, request: Any, byte_stream: Any) -> None:
+    if not observer.inject_stream_usage:
         return
     body = asking_for_usage(_body(request))
     if body is not None:
@@ -93,7 +85,7 @@ def _ask_for_usage(
         request.headers["content-length"] = str(len(body))
         # The added chunk is to be taken out again, so the stream must not be compressed.
         request.headers["accept-encoding"] = "identity"
-        exchange.filter = UsageChunkFilter()
+        call.filter = UsageChunkFilter()
 
 
 def _body(request: Any) -> bytes:
@@ -114,16 +106,16 @@ def _form(request: Any) -> bytes:
     return msgspec.json.encode(fields) if fields else b""
 
 
-def _observe(exchange: Exchange, response: Any, tee: Any, options: dict[str, Any]) -> Any:
+def _observe(call: ObservedCall, response: Any, tee: Any, options: dict[str, Any]) -> Any:
     headers, status = response.headers, response.status_code
     if not options.get("stream"):
-        exchange.whole(status, headers.get, response.content)
+        call.whole(status, headers.get, response.content)
     elif response.is_stream_consumed:  # an event hook of the user has read it already
         content = getattr(response, "_content", None)
         if content is not None:
-            exchange.whole(status, headers.get, content)
-    elif exchange.streaming(status, headers.get):
-        response.stream = tee(response.stream, exchange, exchange.recording)
+            call.whole(status, headers.get, content)
+    elif call.streaming(status, headers.get):
+        response.stream = tee(response.stream, call, call.recording)
     return response
 
 
@@ -133,13 +125,13 @@ def _tees(module: ModuleType) -> tuple[type[Any], type[Any]]:
     async_base: Any = module.AsyncByteStream
 
     class SyncTee(sync_base):  # type: ignore[misc]  # the base is known at run time only
-        def __init__(self, stream: Any, exchange: Exchange, recording: Recording) -> None:
+        def __init__(self, stream: Any, call: ObservedCall, recording: Recording) -> None:
             self._stream = stream
-            self._exchange = exchange
+            self._call = call
             self._recording = recording
 
         def __iter__(self) -> Iterator[bytes]:
-            recording, hide = self._recording, self._exchange.filter
+            recording, hide = self._recording, self._call.filter
             chunks = chunks_of(self._stream)
             pend, room = recording.pending.append, PENDING_BYTES
             try:
@@ -151,6 +143,7 @@ def _tees(module: ModuleType) -> tuple[type[Any], type[Any]]:
                             recording.settle()
                             room = PENDING_BYTES
                         yield chunk
+                    self._call.finish(complete=True)
                     return
                 for chunk in chunks:
                     recording.feed(chunk)
@@ -158,26 +151,27 @@ def _tees(module: ModuleType) -> tuple[type[Any], type[Any]]:
                         yield shown
                 if shown := hide.rest():
                     yield shown
+                self._call.finish(complete=True)
             finally:
-                self._exchange.finish()
+                self._call.finish()
 
         def close(self) -> None:
             try:
                 self._stream.close()
             finally:
-                self._exchange.finish()
+                self._call.finish()
 
         def __del__(self) -> None:  # dropped without being closed
-            self._exchange.finish()
+            self._call.finish()
 
     class AsyncTee(async_base):  # type: ignore[misc]  # the base is known at run time only
-        def __init__(self, stream: Any, exchange: Exchange, recording: Recording) -> None:
+        def __init__(self, stream: Any, call: ObservedCall, recording: Recording) -> None:
             self._stream = stream
-            self._exchange = exchange
+            self._call = call
             self._recording = recording
 
         async def __aiter__(self) -> AsyncIterator[bytes]:
-            recording, hide = self._recording, self._exchange.filter
+            recording, hide = self._recording, self._call.filter
             chunks = chunks_of_async(self._stream)
             pend, room = recording.pending.append, PENDING_BYTES
             try:
@@ -189,6 +183,7 @@ def _tees(module: ModuleType) -> tuple[type[Any], type[Any]]:
                             recording.settle()
                             room = PENDING_BYTES
                         yield chunk
+                    self._call.finish(complete=True)
                     return
                 async for chunk in chunks:
                     recording.feed(chunk)
@@ -196,16 +191,17 @@ def _tees(module: ModuleType) -> tuple[type[Any], type[Any]]:
                         yield shown
                 if shown := hide.rest():
                     yield shown
+                self._call.finish(complete=True)
             finally:
-                self._exchange.finish()
+                self._call.finish()
 
         async def aclose(self) -> None:
             try:
                 await self._stream.aclose()
             finally:
-                self._exchange.finish()
+                self._call.finish()
 
         def __del__(self) -> None:  # dropped without being closed
-            self._exchange.finish()
+            self._call.finish()
 
     return SyncTee, AsyncTee

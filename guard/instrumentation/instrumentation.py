@@ -1,4 +1,4 @@
-"""What all transports share: check before a request, report once what it used."""
+"""Checks each LLM request before it is sent, and records once what it used."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import contextlib
 import logging
 import threading
 import time
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from contextvars import ContextVar
 from types import FrameType
 from typing import Any, Final, Protocol
 
-from guard.core.events import ObservedCall, usage_of
+from guard.core.events import InstrumentedCall, usage_of
 from guard.core.usage import PENDING, Usage, find_endpoint
 from guard.core.usage.realtime import find_realtime
 from guard.core.usage.response_format import replaced
 from guard.core.wire import NAME_LENGTH_MAX, RESPONSE_ID_LENGTH_MAX
 from guard.instrumentation import patching
-from guard.instrumentation.observed_call import Exchange
+from guard.instrumentation.observed_call import ObservedCall, call_being_sent
 from guard.instrumentation.realtime import RealtimeSession
 from guard.scope.scope import Scope, current_scope
 
@@ -29,19 +29,16 @@ _RESPONSES_KEPT: Final = 4096
 _UNREAD_MAX: Final = 128
 """Most answers that are kept to be read later: somewhat more than a batch of events."""
 
-inside: ContextVar[bool] = ContextVar("guard_inside_llm_call", default=False)
-"""Set while an observed request is sent: a transport below (httpx over aiohttp) is not another."""
-
 
 class Record(Protocol):
-    """Takes an event; see ``GuardRuntime.record``."""
+    """Takes an event; see ``EventPipeline.record``."""
 
     def __call__(self, kind: str, payload: Any, scope: Scope | None = None) -> int:
         """Put an event into the buffer."""
 
 
 def _nothing(*request: object) -> None:
-    """No kill has to be looked out for."""
+    """Default: requests are not tracked for kills."""
 
 
 class Instrumentation:
@@ -50,9 +47,9 @@ class Instrumentation:
     Args:
         record: takes an ``llm`` event.
         check: raises when the scope's next LLM request must not go out.
-        enter: takes note of a request in the thread of a frame, or without one in the calling
-            task; returns None when nothing has to be done for a kill to stop it. Its second
-            argument tells whether it is an LLM request.
+        enter: registers a request, in the thread of a frame or, without one, in the calling task,
+            for a kill to stop; returns None where that is not needed. The second argument tells
+            whether it is an LLM request.
         leave: forgets what ``enter`` returned.
         inject_stream_usage: whether streams are asked for their usage where the host is known to
             accept that.
@@ -73,9 +70,11 @@ class Instrumentation:
         self.leave = leave
         self.inject_stream_usage = inject_stream_usage
         self.failures = 0
-        self._unread: deque[ObservedCall] = deque()
+        self._unread: deque[InstrumentedCall] = deque()
+        self._open: set[ObservedCall] = set()
         # Re-entrant: a signal handler may ask for the hosts while its thread reads an answer.
-        self._reading = threading.RLock()
+        self.reading = threading.RLock()
+        self._sessions: weakref.WeakSet[RealtimeSession] = weakref.WeakSet()
         self._unseen: dict[str, None] = {}
         self._responses: OrderedDict[tuple[str, str], None] = OrderedDict()
 
@@ -88,10 +87,21 @@ class Instrumentation:
         patching.uninstall(self)
         self._read_all()
 
-    def forked(self) -> None:
+    def close(self) -> None:
+        """Take the hooks out, and record what calls that are still open have used so far."""
+        self.uninstall()
+        for call in list(self._open):
+            call.abandon()
+        for session in list(self._sessions):
+            session.ended()
+        self._read_all()
+
+    def after_fork(self) -> None:
         """Start anew in a forked child: the parent reads what has come to the parent."""
         self._unread = deque()
-        self._reading = threading.RLock()
+        self._open = set()
+        self._sessions = weakref.WeakSet()
+        self.reading = threading.RLock()
 
     def unseen_hosts(self) -> tuple[str, ...]:
         """Return the LLM hosts whose answers held no usage."""
@@ -100,7 +110,7 @@ class Instrumentation:
 
     def begin(
         self, method: str, host: str, path: str, body: Callable[[], bytes]
-    ) -> Exchange | None:
+    ) -> ObservedCall | None:
         """Check and start to observe a request; None when it is not an LLM call.
 
         Args:
@@ -113,12 +123,17 @@ class Instrumentation:
             Refusal: it is paused or its budget is exhausted.
         """
         endpoint = find_endpoint(method, host, path)
-        if endpoint is None or inside.get():
+        if endpoint is None:
+            return None
+        outer = call_being_sent()
+        if outer is not None and outer.is_sent_by(path, body):
             return None
         scope = current_scope.get()
         if endpoint.asks:
             self._check(scope)
-        return Exchange(self, endpoint, scope, host, path, body)
+        call = ObservedCall(self, endpoint, scope, host, path, body)
+        self._open.add(call)
+        return call
 
     def begin_session(self, host: str, path: str, query: str) -> RealtimeSession | None:
         """Check and start to observe a WebSocket; None when it does not lead to an LLM.
@@ -131,62 +146,59 @@ class Instrumentation:
         if provider is None:
             return None
         self.check_session()
-        return RealtimeSession(self, provider, host, query)
+        session = RealtimeSession(self, provider, host, query)
+        self._sessions.add(session)
+        return session
 
     def check_session(self) -> None:
         """Raise if the current scope's next LLM request must not go out."""
         self._check(current_scope.get())
 
-    def session_used(self, call: ObservedCall, scope: Scope) -> None:
+    def session_used(self, call: InstrumentedCall, scope: Scope) -> None:
         """Record what a response of a session used; never raises."""
         try:
             if call.usage is not None:
                 call.usage = _shortened(call.usage)
             self._record("llm", call, scope)
         except Exception as exc:  # noqa: BLE001  # counted and logged: it never hurts the user
-            self._failed(exc)
+            self.failed(exc)
 
     def session_unseen(self, host: str) -> None:
         """Name a host whose session ended without any usage."""
         self._not_seen(host)
 
-    def ended(self, exchange: Exchange) -> None:
-        """Record a call whose answer has come; never raises.
+    def ended(self, call: ObservedCall) -> None:
+        """Record a call that has ended; never raises.
 
-        The answer is read where its event is made, on the background loop: there many are read at
-        once, and nobody waits for it. What is large, or more than a few, is read here.
+        Its response is parsed where its event is made, on the background loop: many are parsed at
+        once there, and nobody waits. A large one, or one too many, is parsed here.
         """
+        self._open.discard(call)
         try:
-            latency_ms = (time.monotonic() - exchange.started_s) * 1000
-            provider = exchange.endpoint.format.provider
-            call = ObservedCall(provider, latency_ms, exchange)
-            if exchange.endpoint.asks and exchange.brief:
-                self._record("llm", call, exchange.scope)
-                self._unread.append(call)
+            latency_ms = (time.monotonic() - call.started_s) * 1000
+            endpoint = call.endpoint
+            payload = InstrumentedCall(
+                endpoint.format.provider, latency_ms, call, polled=endpoint.polls
+            )
+            if endpoint.asks and call.is_small:
+                self._record("llm", payload, call.scope)
+                self._unread.append(payload)
                 if len(self._unread) >= _UNREAD_MAX:
                     self._read_all()
-            elif usage_of(call) is not None:
-                self._record("llm", call, exchange.scope)
+            elif usage_of(payload) is not None:
+                self._record("llm", payload, call.scope)
         except Exception as exc:  # noqa: BLE001  # counted and logged: it never hurts the user
-            self._failed(exc)
+            self.failed(exc)
 
-    def read(self, exchange: Exchange, call: ObservedCall) -> None:
-        """Set what a call used, if its host says so and nobody has reported it; never raises."""
-        with self._reading:
-            if call.answer is None:
-                return
-            try:
-                usage, streamed = exchange.usage()
-                call.streamed = streamed
-                call.usage = self._new(usage, exchange)
-            except Exception as exc:  # noqa: BLE001  # as above
-                self._failed(exc)
-            call.answer = None
+    def forget(self, call: ObservedCall) -> None:
+        """Forget a call that ends without anything to record."""
+        self._open.discard(call)
 
-    def _new(self, usage: Usage | None, exchange: Exchange) -> Usage | None:
+    def reported(self, call: ObservedCall, usage: Usage | None, *, again: bool) -> Usage | None:
+        """Return the usage to record, None if it is none or was recorded before."""
         if usage is None:
-            if exchange.endpoint.certain:
-                self._not_seen(exchange.host)
+            if call.endpoint.certain and call.is_complete:
+                self._not_seen(call.host)
             return None
         if usage is PENDING:
             return None
@@ -195,10 +207,13 @@ class Instrumentation:
             or len(usage.response_id or "") > RESPONSE_ID_LENGTH_MAX
         ):
             usage = _shortened(usage)
-        known = usage.response_id is not None and self._reported(
-            (exchange.endpoint.format.provider, usage.response_id)
-        )
-        return None if known else usage
+        if usage.response_id is not None:
+            # Vendors re-use ids, so two requests are two calls; only polls and caches say a thing
+            # again.
+            known = self._remember((call.endpoint.format.provider, usage.response_id))
+            if known and again:
+                return None
+        return usage
 
     def _read_all(self) -> None:
         unread = self._unread
@@ -208,12 +223,13 @@ class Instrumentation:
             except IndexError:  # another thread was faster
                 return
 
-    def _failed(self, exc: Exception) -> None:
+    def failed(self, exc: Exception) -> None:
+        """Count a mistake in the observation."""
         self.failures += 1
         logger.debug("a response could not be observed", exc_info=exc)
 
-    def _reported(self, response: tuple[str, str]) -> bool:
-        """Tell whether a response was reported already; remembers it."""
+    def _remember(self, response: tuple[str, str]) -> bool:
+        """Remember a response; tell whether it was known already."""
         if response in self._responses:
             return True
         self._responses[response] = None

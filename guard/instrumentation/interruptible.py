@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any, Final, Protocol
 
 from guard.instrumentation import patching
+from guard.instrumentation.observed_call import call_being_sent
 
 _END: Final = object()
 """What an iterator is asked to return at its end."""
@@ -111,21 +112,22 @@ class AsyncChunks:
 
 
 def _needed(frame: FrameType | None) -> bool:
-    instrumentation = patching.active()
-    if instrumentation is None:
+    observer = patching.active()
+    if observer is None:
         return False
-    request = instrumentation.enter(frame, True)
+    request = observer.enter(frame, True)
     if request is None:
         return False
     request.end(None)
-    instrumentation.leave(request)
+    observer.leave(request)
     return True
 
 
 def _call(llm: bool, function: Callable[..., Any], args: Any, options: Any) -> Any:
-    instrumentation = patching.active()
-    request = None if instrumentation is None else instrumentation.enter(sys._getframe(), llm)
-    if instrumentation is None or request is None:
+    observer = patching.active()
+    request = None if observer is None else observer.enter(sys._getframe(), llm)
+    _note_sent(llm)
+    if observer is None or request is None:
         return function(*args, **options)
     try:
         result = function(*args, **options)
@@ -137,17 +139,25 @@ def _call(llm: bool, function: Callable[..., Any], args: Any, options: Any) -> A
             raise
         raise error from None
     finally:
-        instrumentation.leave(request)
+        observer.leave(request)
+
+
+def _note_sent(llm: bool) -> None:
+    """The client is about to get the request: no kill has stopped it before."""
+    call = call_being_sent() if llm else None
+    if call is not None:
+        call.sent = True
 
 
 def _await(
     llm: bool, function: Callable[..., Awaitable[Any]], args: Any, options: Any
 ) -> Awaitable[Any]:
-    instrumentation = patching.active()
-    request = None if instrumentation is None else instrumentation.enter(None, llm)
-    if instrumentation is None or request is None:
+    observer = patching.active()
+    request = None if observer is None else observer.enter(None, llm)
+    _note_sent(llm)
+    if observer is None or request is None:
         return function(*args, **options)
-    return _awaited(instrumentation.leave, request, function(*args, **options))
+    return _awaited(observer.leave, request, function(*args, **options))
 
 
 async def _awaited(leave: Callable[[Any], None], request: Request, answer: Awaitable[Any]) -> Any:

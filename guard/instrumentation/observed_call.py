@@ -2,75 +2,128 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from contextvars import ContextVar, Token
+from types import TracebackType
+from typing import Final, Protocol
 
-from guard.core.events import ObservedCall
+from guard.core.events import InstrumentedCall
 from guard.core.usage import Call, Endpoint, Recording, Usage, read_body, read_recorded
 from guard.core.usage.reading import is_stream
 from guard.instrumentation.include_usage import UsageChunkFilter
 from guard.scope.scope import Scope
 
-if TYPE_CHECKING:
-    from guard.instrumentation.instrumentation import Instrumentation
+_SMALL_BYTES: Final = 64 * 1024
+_NOT_SENT: Final = ("Connect", "Pool", "Write", "Proxy")
+"""Parts of the names of timeouts that end a request before it is sent."""
+_CACHE_HEADERS: Final = ("x-cache", "cf-cache-status", "helicone-cache", "x-portkey-cache-status")
 
-_BRIEF_BYTES: Final = 64 * 1024
+
+class CallReports(Protocol):
+    """What an observed call reports to."""
+
+    reading: threading.RLock
+    """Held while an answer is read, so that two threads do not read it at once."""
+
+    def ended(self, call: ObservedCall) -> None:
+        """Record a call that has ended; never raises."""
+
+    def forget(self, call: ObservedCall) -> None:
+        """Forget a call that ends without anything to record."""
+
+    def reported(self, call: ObservedCall, usage: Usage | None, *, again: bool) -> Usage | None:
+        """Return the usage to record, None if it is none or was recorded before.
+
+        Args:
+            call: whose response was read.
+            usage: what it says.
+            again: whether it may repeat what another response has said.
+        """
+
+    def failed(self, exc: Exception) -> None:
+        """Count a mistake in the observation."""
 
 
-class Exchange:
+class ObservedCall:
     """From the check before a request to the event after its response.
 
-    A transport calls :meth:`whole` for a body that it has read, or :meth:`streaming`, then
-    ``feed`` for every chunk that passes and :meth:`finish` when the stream ends, breaks or is
-    abandoned. Every path may be taken twice; the first one counts. None of them reads what came:
-    that is left to :meth:`usage`, later and elsewhere, so that the caller does not wait for it.
+    A transport sends the request inside :meth:`sending`. Then it calls :meth:`whole` for a body
+    that it has read, or :meth:`streaming`, ``feed`` for every chunk that passes, and :meth:`finish`
+    when the stream ends, breaks or is abandoned. Only the first end counts. The caller does not
+    wait for what came to be parsed: :meth:`read` does that later, on another thread.
 
-    Attributes:
+    Args:
+        reports: takes what is found.
         endpoint: what is known of the URL.
         scope: where the request was made.
-        host: of the URL.
+        host, path: of the URL.
+        body: returns the request's body.
+
+    Attributes:
         started_s: when it was made, by the monotonic clock.
         recording: what is kept of the stream that is being read.
-        filter: takes the usage chunk out of the stream when it was not the caller who asked for it.
+        filter: takes the usage chunk out of a stream whose caller did not ask for it.
+        sent: whether the client was given the request.
     """
 
     __slots__ = (
-        "_body",
-        "_content",
-        "_done",
-        "_header",
-        "_owner",
-        "_path",
-        "endpoint",
-        "filter",
-        "host",
-        "recording",
-        "scope",
-        "started_s",
-    )
+        "_body", "_complete", "_content", "_done", "_header", "_path", "_reports", "endpoint",
+        "filter", "host", "recording", "scope", "sent", "started_s",
+    )  # fmt: skip
 
     def __init__(
         self,
-        owner: Instrumentation,
+        reports: CallReports,
         endpoint: Endpoint,
         scope: Scope,
         host: str,
         path: str,
         body: Callable[[], bytes],
     ) -> None:
-        self._owner = owner
+        self._reports = reports
         self.endpoint = endpoint
         self.scope = scope
         self.host = host
         self.started_s = time.monotonic()
         self.filter: UsageChunkFilter | None = None
+        self.sent = False
         self._path = path
         self._body = body
-        self._header: Callable[[str], str | None]  # from here on: known once there is a response
-        self._content: bytes | Recording
+        self._header: Callable[[str], str | None] = _no_header
+        self._content: bytes | Recording | None = None
+        self._complete = False
         self.recording: Recording | None = None
         self._done = False
+
+    # -- the request --------------------------------------------------------------------------
+
+    def sending(self) -> Sending:
+        """Return what surrounds the client's own sending."""
+        return Sending(self)
+
+    def is_sent_by(self, path: str, body: Callable[[], bytes]) -> bool:
+        """Tell whether another request is this one, at a transport below (httpx over aiohttp).
+
+        A client may rewrite the host on the way, but not what is asked.
+        """
+        if path != self._path:
+            return False
+        content = body()
+        return not content or content == self._body()
+
+    def unanswered(self, exc: BaseException) -> None:
+        """The client stopped waiting. The vendor works on, and bills, what was sent."""
+        if self._done:
+            return
+        self._done = True
+        if self.sent and _ends_a_wait(exc):
+            self._reports.ended(self)
+        else:
+            self._reports.forget(self)
+
+    # -- the response -------------------------------------------------------------------------
 
     def whole(self, status: int, header: Callable[[str], str | None], body: bytes) -> None:
         """The response was read as a whole.
@@ -82,11 +135,14 @@ class Exchange:
         """
         if self._done:
             return
+        if status >= 400:
+            self.dropped()
+            return
         self._done = True
-        if status < 400:
-            self._header = header
-            self._content = body
-            self._owner.ended(self)
+        self._header = header
+        self._content = body
+        self._complete = True
+        self._reports.ended(self)
 
     def streaming(
         self, status: int, header: Callable[[str], str | None], encoding: str | None = None
@@ -100,7 +156,7 @@ class Exchange:
                 says when None.
         """
         if self._done or status >= 400:
-            self._done = True
+            self.dropped()
             return False
         self._header = header
         self.recording = Recording(self._encoding if encoding is None else encoding)
@@ -111,33 +167,65 @@ class Exchange:
         if self.recording is not None:
             self.recording.feed(chunk)
 
-    def finish(self) -> None:
-        """The stream ended, was abandoned, or broke."""
+    def finish(self, *, complete: bool = False) -> None:
+        """The stream is over.
+
+        Args:
+            complete: whether it came to its own end; otherwise it broke or was abandoned.
+        """
         if self._done:
             return
         self._done = True
-        recording, self.recording = self.recording, None
-        if recording is not None:
-            self._content = recording
-            self._owner.ended(self)
+        self._content, self.recording = self.recording, None
+        self._complete = complete
+        self._reports.ended(self)
 
     def dropped(self) -> None:
-        """There will be no response."""
-        self._done = True
+        """There is nothing to record."""
+        if not self._done:
+            self._done = True
+            self._reports.forget(self)
+
+    def abandon(self) -> None:
+        """The process ends: record what can be known now."""
+        if self.sent:
+            self.finish()
+        else:
+            self.dropped()
+
+    # -- reading ------------------------------------------------------------------------------
 
     @property
-    def brief(self) -> bool:
+    def is_small(self) -> bool:
         """Whether what came takes little memory until it is read."""
         content = self._content
-        return isinstance(content, Recording) or len(content) <= _BRIEF_BYTES
+        return not isinstance(content, bytes) or len(content) <= _SMALL_BYTES
 
-    def read(self, call: ObservedCall) -> None:
+    @property
+    def is_complete(self) -> bool:
+        """Whether the response came to its end."""
+        return self._complete
+
+    def read(self, call: InstrumentedCall) -> None:
         """Set what the call used, unless that was done already; never raises."""
-        self._owner.read(self, call)
+        with self._reports.reading:
+            if call.answer is None:
+                return
+            try:
+                usage, call.streamed = self._usage()
+                if usage is None and not self._complete:
+                    usage = self._of_request()
+                call.polled = call.polled or self._is_cached()
+                call.usage = self._reports.reported(self, usage, again=call.polled)
+            except Exception as exc:  # noqa: BLE001  # counted and logged: it never hurts the user
+                self._reports.failed(exc)
+            call.answer = None
 
-    def usage(self) -> tuple[Usage | None, bool]:
+    def _usage(self) -> tuple[Usage | None, bool]:
         """Read what the call used, and tell whether it came as a stream of messages."""
         content, header = self._content, self._header
+        if content is None:
+            return None, False
         if not isinstance(content, Recording):
             usage = read_body(self.endpoint.format, content, self._call())
             return usage, content[:1] != b"{" and "event-stream" in (header("content-type") or "")
@@ -146,8 +234,75 @@ class Exchange:
         usage = read_recorded(self.endpoint.format, recorded, content_type, self._call())
         return usage, is_stream(content_type, recorded)
 
+    def _of_request(self) -> Usage | None:
+        """Estimate what was sent, where that was to an LLM for sure."""
+        if not (self.endpoint.asks and self.endpoint.certain):
+            return None
+        call = self._call()
+        model, tokens = call.model(), call.prompt_tokens()
+        if model is None and not tokens:
+            return None
+        return Usage(model=model, input_tokens=tokens, estimated=True)
+
+    def _is_cached(self) -> bool:
+        """Tell whether the response comes out of a cache: no model has worked for it."""
+        header = self._header
+        return header("age") is not None or any(
+            (header(name) or "").lower().startswith("hit") for name in _CACHE_HEADERS
+        )
+
     def _encoding(self) -> str:
         return self._header("content-encoding") or ""
 
     def _call(self) -> Call:
         return Call(self._path, self._body, self._header)
+
+
+class Sending:
+    """Surrounds the sending of an observed call: what is sent below it is the same request."""
+
+    __slots__ = ("_call", "_token")
+
+    def __init__(self, call: ObservedCall) -> None:
+        self._call: ObservedCall | None = call
+
+    def __enter__(self) -> None:
+        self._token: Token[Sending | None] = nested_call.set(self)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        call, self._call = self._call, None
+        nested_call.reset(self._token)
+        if exc is not None and call is not None:
+            call.unanswered(exc)
+
+    @property
+    def call(self) -> ObservedCall | None:
+        """The call that is being sent; None afterwards, for tasks that the client has left."""
+        return self._call
+
+
+nested_call: ContextVar[Sending | None] = ContextVar("guard_nested_call", default=None)
+"""Set while an observed request is sent, also in tasks that the client starts for it."""
+
+
+def call_being_sent() -> ObservedCall | None:
+    """Return the observed call inside of whose sending this code runs."""
+    sending = nested_call.get()
+    return None if sending is None else sending.call
+
+
+def _ends_a_wait(exc: BaseException) -> bool:
+    """Tell whether an exception ended the wait for an answer, rather than the sending."""
+    if not isinstance(exc, Exception):
+        return True  # cancelled, killed or interrupted
+    name = type(exc).__name__
+    return "Timeout" in name and not any(part in name for part in _NOT_SENT)
+
+
+def _no_header(name: str) -> str | None:
+    return None

@@ -1,28 +1,28 @@
-"""Which instrumentation is active, and the hooks that feed it: patched now or at import.
+"""The active observer, and the hooks that feed it: patched now, or when a client is imported.
 
 A hook is a method of a transport's class, replaced by a wrapper that asks for :func:`active` at
 each call. Another tool may wrap the same method over it; then the wrapper stays where it is and
-does nothing while no instrumentation is active.
+does nothing while no observer is active.
 """
 
 from __future__ import annotations
 
 import importlib
 import logging
+import os
 import sys
 import threading
 from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import wrapt
 
-if TYPE_CHECKING:
-    from guard.instrumentation.instrumentation import Instrumentation
+from guard.instrumentation.observer import Observer
 
 logger = logging.getLogger("guard.instrumentation")
 
-_SEAMS: Final[dict[str, str]] = {
+_HOOKS: Final[dict[str, str]] = {
     "httpx": "guard.instrumentation.httpx",
     "httpx2": "guard.instrumentation.httpx",
     "aiohttp": "guard.instrumentation.aiohttp",
@@ -33,23 +33,23 @@ _SEAMS: Final[dict[str, str]] = {
 }
 """Module of a client, and the module here whose ``patch(module)`` hooks it."""
 
-_active: Instrumentation | None = None
+_active: Observer | None = None
 _awaited: set[str] = set()
 _patches: dict[tuple[type[Any], str], tuple[Any, Any]] = {}
 _lock = threading.RLock()
 
 
-def active() -> Instrumentation | None:
-    """Return the instrumentation that observes this process, if one does."""
+def active() -> Observer | None:
+    """Return what observes this process, if something does."""
     return _active
 
 
-def install(instrumentation: Instrumentation) -> None:
+def install(observer: Observer) -> None:
     """Observe the clients, also those made before; again changes nothing."""
     global _active
     with _lock:
-        _active = instrumentation
-        for name in _SEAMS:
+        _active = observer
+        for name in _HOOKS:
             module = sys.modules.get(name)
             if module is not None and name in _awaited | _loaded(module):
                 _patch(name, module)
@@ -58,11 +58,11 @@ def install(instrumentation: Instrumentation) -> None:
                 wrapt.register_post_import_hook(_imported, name)
 
 
-def uninstall(instrumentation: Instrumentation) -> None:
-    """Restore the clients if ``instrumentation`` is the one that observes them."""
+def uninstall(observer: Observer) -> None:
+    """Restore the clients if ``observer`` is the one that observes them."""
     global _active
     with _lock:
-        if _active is not instrumentation:
+        if _active is not observer:
             return
         _active = None
         for (owner, name), (wrapper, original) in list(_patches.items()):
@@ -96,6 +96,14 @@ def _loaded(module: ModuleType) -> set[str]:
 
 def _patch(name: str, module: ModuleType) -> None:
     try:
-        importlib.import_module(_SEAMS[name]).patch(module)
+        importlib.import_module(_HOOKS[name]).patch(module)
     except Exception:
         logger.warning("this version of %s cannot be instrumented", name, exc_info=True)
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.RLock()  # a thread that is gone may have held it
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any, Protocol
 
-from guard.core.events import ObservedCall
+from guard.core.events import InstrumentedCall
 from guard.core.usage import Usage
 from guard.core.usage.realtime import RealtimeUsage
 from guard.scope.scope import current_scope
@@ -17,7 +17,7 @@ class SessionObserver(Protocol):
     def check_session(self) -> None:
         """Raise if the current scope's next LLM request must not go out."""
 
-    def session_used(self, call: ObservedCall, scope: Any) -> None:
+    def session_used(self, call: InstrumentedCall, scope: Any) -> None:
         """Record what a response of a session used; never raises."""
 
     def session_unseen(self, host: str) -> None:
@@ -77,5 +77,5 @@ class RealtimeSession:
         now_s = time.monotonic()
         latency_ms = 0.0 if self._asked_s is None else (now_s - self._asked_s) * 1000
         self._asked_s = now_s
-        call = ObservedCall(self._provider, latency_ms, None, usage, True)
+        call = InstrumentedCall(self._provider, latency_ms, None, usage, True)
         self._observer.session_used(call, self._scope)

@@ -1,4 +1,4 @@
-"""The seam of requests: ``HTTPAdapter.send``."""
+"""Hooks requests: ``HTTPAdapter.send``."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from guard.instrumentation import patching
-from guard.instrumentation.instrumentation import inside
 from guard.instrumentation.interruptible import llm_request, other_request
-from guard.instrumentation.observed_call import Exchange
+from guard.instrumentation.observed_call import ObservedCall
 from guard.instrumentation.urllib3 import observe
 
 
@@ -22,32 +21,29 @@ def patch(module: ModuleType) -> None:
 def _send(original: Any) -> Any:
     @functools.wraps(original)
     def send(self: Any, request: Any, *args: Any, **options: Any) -> Any:
-        exchange = begin(request)
-        if exchange is None:
+        call = begin(request)
+        if call is None:
             return other_request(original, self, request, *args, **options)
-        token = inside.set(True)
-        try:
+        with call.sending():
             response = llm_request(original, self, request, *args, **options)
-        finally:
-            inside.reset(token)
-        if exchange.streaming(response.status_code, response.headers.get):
-            observe(exchange, response.raw)
+        if call.streaming(response.status_code, response.headers.get):
+            observe(call, response.raw)
         return response
 
     return send
 
 
-def begin(request: Any) -> Exchange | None:
+def begin(request: Any) -> ObservedCall | None:
     """Check and start to observe a prepared request of requests or botocore."""
-    instrumentation = patching.active()
-    if instrumentation is None:
+    observer = patching.active()
+    if observer is None:
         return None
     try:
         parts = urlsplit(request.url)
         method, host, path = request.method.upper(), parts.hostname or "", unquote(parts.path)
     except (AttributeError, TypeError, ValueError):
         return None
-    return instrumentation.begin(method, host, path, lambda: _body(request))
+    return observer.begin(method, host, path, lambda: _body(request))
 
 
 def _body(request: Any) -> bytes:

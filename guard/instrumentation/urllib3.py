@@ -1,7 +1,7 @@
 """Observes the body of a urllib3 response, which requests and botocore read from.
 
-The response stays urllib3's own; the methods of this one object that hand out its body tell the
-exchange of every piece.
+The response stays urllib3's own; the methods of this one object that hand out its body feed every
+piece to the observed call.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from guard.instrumentation.interruptible import llm_request
-from guard.instrumentation.observed_call import Exchange
+from guard.instrumentation.observed_call import ObservedCall
 
 _ITERATING: Final = ("stream", "read_chunked")
 _READING: Final = ("read", "read1")
 _CLOSING: Final = ("close", "release_conn", "drain_conn")
 
 
-def observe(exchange: Exchange, raw: Any) -> None:
-    """Have every piece of a response's body told to the exchange.
+def observe(call: ObservedCall, raw: Any) -> None:
+    """Feed every piece of a response's body to the call.
 
     Args:
-        exchange: of the request.
+        call: of the request.
         raw: a ``urllib3.HTTPResponse`` of which nothing has been read.
     """
-    body = _Body(exchange, raw)
+    body = _Body(call, raw)
     for name in _ITERATING:
         if hasattr(raw, name):
             setattr(raw, name, body.iterating(getattr(raw, name)))
@@ -37,10 +37,10 @@ def observe(exchange: Exchange, raw: Any) -> None:
 
 
 class _Body:
-    """The methods call each other; only what the outermost one hands out is told."""
+    """The methods call each other; only what the outermost one hands out is fed."""
 
-    def __init__(self, exchange: Exchange, raw: Any) -> None:
-        self._exchange = exchange
+    def __init__(self, call: ObservedCall, raw: Any) -> None:
+        self._call = call
         self._raw = raw
         self._depth = 0
         self._started = False
@@ -57,13 +57,15 @@ class _Body:
                     finally:
                         self._depth -= 1
                     if chunk is None:
+                        if outermost:
+                            self._call.finish(complete=True)
                         return
                     if outermost:
                         self._told(chunk, args, options)
                     yield chunk
             finally:
                 if outermost:
-                    self._exchange.finish()
+                    self._call.finish()
 
         return iterate
 
@@ -75,7 +77,7 @@ class _Body:
             try:
                 data = llm_request(original, *args, **options)
             except BaseException:
-                self._exchange.finish()
+                self._call.finish()
                 raise
             finally:
                 self._depth -= 1
@@ -83,7 +85,7 @@ class _Body:
                 self._told(data, args, options)
             asked = args[0] if args else options.get("amt")
             if asked is None or (not data and asked) or self._ended():
-                self._exchange.finish()
+                self._call.finish(complete=True)
             return data
 
         return read
@@ -94,7 +96,7 @@ class _Body:
                 return original(*args, **options)
             finally:
                 if not self._depth:  # while it reads, it releases a connection that is at its end
-                    self._exchange.finish()
+                    self._call.finish()
 
         return close
 
@@ -105,8 +107,8 @@ class _Body:
             if decoded is None:
                 decoded = getattr(self._raw, "decode_content", False)
             headers = self._raw.headers
-            self._exchange.streaming(self._raw.status, headers.get, "" if decoded else None)
-        self._exchange.feed(data)
+            self._call.streaming(self._raw.status, headers.get, "" if decoded else None)
+        self._call.feed(data)
 
     def _ended(self) -> bool:
         raw = self._raw

@@ -1,4 +1,4 @@
-"""The seam of ``websockets``: its clients' handshake, and the messages of an LLM's session."""
+"""Hooks ``websockets``: its clients' handshake, and the messages of an LLM's session."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def patch(module: ModuleType) -> None:
 
 
 def _begin(connection: Any) -> RealtimeSession | None:
-    instrumentation = patching.active()
-    if instrumentation is None:
+    observer = patching.active()
+    if observer is None:
         return None
     uri = connection.protocol.uri
-    session = instrumentation.begin_session(uri.host, uri.path, uri.query)
+    session = observer.begin_session(uri.host, uri.path, uri.query)
     if session is not None:
         setattr(connection, _SESSION, session)
         weakref.finalize(connection, session.ended).atexit = False

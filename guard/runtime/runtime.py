@@ -161,7 +161,7 @@ class GuardRuntime:
     def _after_fork(self) -> None:
         """Start anew in a forked child: the parent delivers what the parent has recorded."""
         self.events.after_fork()
-        self.instrumentation.forked()
+        self.instrumentation.after_fork()
         self.enforcement.forget_bodies()
         self.gate.after_fork()
         self.decisions.changed()
@@ -313,7 +313,7 @@ class GuardRuntime:
             return
         try:
             self._exits.uninstall()
-            self.instrumentation.uninstall()
+            self.instrumentation.close()
             failure = self.events.finish(ends_s, flush=flush)
         finally:
             self.decisions.close()

@@ -286,6 +286,52 @@ def test_no_arrow_points_up(package: str, levels: dict[str, int]) -> None:
     assert not up
 
 
+def circles(arrows: list[Arrow]) -> list[list[str]]:
+    """Return the groups of modules that import each other, directly or by way of others."""
+    imports: dict[str, set[str]] = {}
+    for arrow in arrows:
+        if arrow.source != arrow.target and arrow.target in ALL:
+            imports.setdefault(arrow.source, set()).add(arrow.target)
+
+    def reached_from(module: str) -> set[str]:
+        reached: set[str] = set()
+        waiting = [module]
+        while waiting:
+            for target in imports.get(waiting.pop(), ()):
+                if target not in reached:
+                    reached.add(target)
+                    waiting.append(target)
+        return reached
+
+    reached = {module: reached_from(module) for module in imports}
+    groups = {
+        tuple(sorted(other for other in reached[module] if module in reached.get(other, ())))
+        for module in reached
+    }
+    return [list(group) for group in sorted(groups) if group]
+
+
+def test_no_modules_import_each_other() -> None:
+    """Also not inside one room, and not inside of functions."""
+    found = [arrow for arrow in inner("guard") if component(arrow.source) != "gateway"]
+    assert not circles([arrow for arrow in found if not arrow.typing_only])
+
+
+def test_the_observers_do_not_know_each_other_even_by_their_types() -> None:
+    found = [arrow for arrow in inner("guard") if component(arrow.source) == "instrumentation"]
+    assert len(found) > 20
+    assert not circles(found)
+
+
+def test_a_circle_is_found() -> None:
+    def arrow(source: str, target: str) -> Arrow:
+        return Arrow(f"guard.{source}", f"guard.{target}", 1, False, False)
+
+    three = [arrow("facade", "context"), arrow("context", "hooks"), arrow("hooks", "facade")]
+    assert circles(three) == [["guard.context", "guard.facade", "guard.hooks"]]
+    assert circles(three[:2]) == []
+
+
 PACKAGES: Final = {"guard", "spamdetect"}
 
 

@@ -23,6 +23,10 @@ _BYTES_PER_TOKEN: Final = 4
 _REQUEST_BYTES_MAX: Final = 16 * 1024 * 1024
 _FORM_MODEL: Final = re.compile(rb'name="model"\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,256})\r\n')
 
+_PATH_MODEL: Final = re.compile(
+    r"/model/(?P<bedrock>.+)/(?:converse|invoke)[a-z-]*$|/models/(?P<google>[^/:]+):[a-zA-Z]+$"
+)
+
 
 class Usage(msgspec.Struct, frozen=True, gc=False):
     """Tokens of one LLM call in disjoint buckets.
@@ -80,12 +84,18 @@ class Call(msgspec.Struct, frozen=True):
     header: Callable[[str], str | None] = _no_header
 
     def model(self) -> str | None:
-        """Return the model that the request asks for."""
+        """Return the model that the request asks for, in its body or in the path."""
         body = self.request()
         if body[:1] != b"{":
             found = _FORM_MODEL.search(body[:_REQUEST_BYTES_MAX])
-            return found[1].decode("utf-8", "replace") if found else None
-        return text_or_none(mapping(parse(body)).get("model"))
+            named = found[1].decode("utf-8", "replace") if found else None
+        else:
+            named = text_or_none(mapping(parse(body)).get("model"))
+        return named or self._model_in_path()
+
+    def _model_in_path(self) -> str | None:
+        found = _PATH_MODEL.search(self.path)
+        return None if found is None else found["bedrock"] or found["google"]
 
     def prompt_tokens(self) -> int:
         """Estimate the tokens of the request from the length of its texts."""

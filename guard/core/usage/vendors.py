@@ -14,6 +14,7 @@ from guard.core.usage.gemini import Gemini, Interactions
 from guard.core.usage.ollama import Ollama
 from guard.core.usage.openai import ChatCompletions
 from guard.core.usage.openai_responses import Responses
+from guard.core.usage.openai_runs import ThreadRuns
 from guard.core.usage.response_format import ResponseFormat
 from guard.core.usage.shapes import AnyShape
 
@@ -58,7 +59,9 @@ _HOST_ENDINGS: Final[tuple[tuple[str, str], ...]] = (
     ("-aiplatform.googleapis.com", "google"),
     (".aiplatform.googleapis.com", "google"),
 )
-_BEDROCK_HOST: Final = re.compile(r"bedrock-runtime(-fips)?\.[a-z0-9-]+\.(amazonaws|api\.aws)\b")
+_BEDROCK_HOST: Final = re.compile(
+    r"bedrock(-agent)?-runtime(-fips)?\.[a-z0-9-]+\.(amazonaws|api\.aws)\b"
+)
 
 ACCEPTS_INCLUDE_USAGE: Final = frozenset({
     "openai", "azure", "groq", "deepseek", "together", "fireworks", "x-ai", "openrouter",
@@ -76,6 +79,22 @@ _FREE_OF_CHARGE: Final = frozenset({
 })  # fmt: skip
 """Path segments of LLM hosts that no answer of theirs charges tokens for."""
 
+_METERED: Final = re.compile(
+    r"^(?:api|codestral)\.mistral\.ai/v1/conversations(?:/[^/]+(?:/restart)?)?$"
+    r"|^bedrock-agent-runtime.*/(?:text|retrieveAndGenerate(?:Stream)?|optimize-prompt)$"
+)
+"""Hosts and paths with such a segment that are charged all the same."""
+
+_MODEL_WORK: Final = re.compile(
+    r"answer|chat|classif|compact|complet|convers|edit|embed|fim|generat|image|infer|invoke|message"
+    r"|ocr|optimize|predict|prompt|rerank|respon|retrieveAnd|runs?(?:$|/)|speech|summar|text$"
+    r"|transcri|translat|video",
+    re.IGNORECASE,
+)
+"""Words in the paths of model calls."""
+
+_RUNS: Final = re.compile(r"/threads/(?:[^/]+/)?runs(?:/[^/]+/submit_tool_outputs)?$")
+
 _STORED: Final = re.compile(r"/(completions|responses|interactions)/.")
 """What stands below these paths was made, and charged, earlier."""
 
@@ -91,12 +110,14 @@ class Endpoint:
         certain: whether an answer without usage has to be reported. Paths such as
             ``/v1/messages`` are also used by services that are no LLM.
         asks: whether a request here makes a model work (a poll does not).
+        polls: whether an answer may repeat what an earlier one has reported.
         injectable: whether ``stream_options.include_usage`` may be added to a request.
     """
 
     format: ResponseFormat
     certain: bool = True
     asks: bool = True
+    polls: bool = False
     injectable: bool = False
 
 
@@ -146,15 +167,32 @@ def _find(method: str, host: str, path: str) -> Endpoint | None:
     found = _by_path(provider, path)
     if found is not None or provider is None:
         return found
-    if _FREE_OF_CHARGE.isdisjoint(re.split(r"[/:]", path)) and not _STORED.search(path):
-        return Endpoint(AnyShape(provider))
-    return None
+    return _unknown(provider, host, path)
+
+
+def _unknown(provider: str, host: str, path: str) -> Endpoint:
+    """Return the endpoint of a POST to an LLM host that nothing else knows.
+
+    Its answer is metered if it has usage. If it has none, the host is reported only where the path
+    sounds like a model at work: vendors serve much else there.
+    """
+    if _STORED.search(path) and not path.endswith("/compact"):
+        return Endpoint(AnyShape(provider), certain=False, asks=False, polls=True)
+    words = re.split(r"[/:]", path)
+    free = not _FREE_OF_CHARGE.isdisjoint(words) and not _METERED.search(f"{host}{path}")
+    if free:
+        return Endpoint(AnyShape(provider), certain=False, asks=False, polls=True)
+    elsewhere = host.endswith(".cognitiveservices.azure.com") and "/openai/" not in path
+    works = not elsewhere and _MODEL_WORK.search(path) is not None
+    return Endpoint(AnyShape(provider), certain=works, asks=works)
 
 
 def _polled(provider: str | None, path: str) -> Endpoint | None:
-    """Return the endpoint of work that was started earlier: responses and batches of OpenAI."""
+    """Return the endpoint of work that was started earlier: responses, batches, runs of OpenAI."""
     if re.search(r"/v1/(responses|batches)/[^/]+$", path) and provider in (None, "openai", "azure"):
-        return Endpoint(Responses(provider or "openai"), certain=False, asks=False)
+        return Endpoint(Responses(provider or "openai"), certain=False, asks=False, polls=True)
+    if re.search(r"/threads/[^/]+/runs/[^/]+$", path) and provider in ("openai", "azure"):
+        return Endpoint(ThreadRuns(provider), certain=False, asks=False, polls=True)
     return None
 
 
@@ -168,7 +206,9 @@ def _by_path(provider: str | None, path: str) -> Endpoint | None:
         return Endpoint(chat, injectable=provider in ACCEPTS_INCLUDE_USAGE)
     if last == "embeddings" and provider != "ollama":
         return Endpoint(ChatCompletions(provider or "openai"), certain=known)
-    if last == "responses":
+    if provider in ("openai", "azure") and _RUNS.search(path):
+        return Endpoint(ThreadRuns(provider), certain=known)
+    if last == "responses" or path.endswith("/responses/compact"):
         return Endpoint(Responses(provider or "openai"), certain=known)
     if re.search(
         r"/(images/(generations|edits|variations)|audio/(transcriptions|translations))$", path

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import pytest
 
-from guard.core.events import ObservedCall, llm_data
+from guard.core.events import InstrumentedCall, llm_data
 from guard.core.wire import LlmData
 from guard.instrumentation import Instrumentation
 from guard.scope.scope import Scope
@@ -20,13 +20,17 @@ class Observed:
     """An active instrumentation and what it has reported."""
 
     instrumentation: Instrumentation
-    calls: list[ObservedCall]
+    calls: list[InstrumentedCall]
     scopes: list[Scope | None]
 
     @property
     def events(self) -> list[LlmData]:
         """The payloads of the events that the calls became, read as the background loop does."""
-        return [data for data in map(llm_data, self.calls) if data is not None]
+        return [
+            data
+            for number, call in enumerate(self.calls)
+            if (data := llm_data(call, str(number))) is not None
+        ]
 
 
 @pytest.fixture(scope="session")
@@ -44,7 +48,7 @@ def standin(standin_server: StandIn) -> StandIn:
 
 
 def start_observing(**options: Any) -> Observed:
-    calls: list[ObservedCall] = []
+    calls: list[InstrumentedCall] = []
     scopes: list[Scope | None] = []
 
     def record(kind: str, payload: Any, scope: Scope | None = None) -> int:

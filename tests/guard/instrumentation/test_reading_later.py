@@ -8,11 +8,12 @@ import weakref
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 import guard
 from guard.core.buffer import Record
-from guard.core.events import ObservedCall, event_of, is_event
+from guard.core.events import InstrumentedCall, event_of, is_event
 from guard.core.ids import IdFactory
 from guard.delivery.batch import encoded as encoded_events
 from guard.instrumentation import Instrumentation
@@ -28,7 +29,7 @@ ASK = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
 SILENT = Reply(None, encoded({"choices": []}))
 
 
-def records_of(calls: list[ObservedCall]) -> list[Record]:
+def records_of(calls: list[InstrumentedCall]) -> list[Record]:
     return [
         Record("llm", 1, number, OUTSIDE.event_fields, call) for number, call in enumerate(calls)
     ]
@@ -49,7 +50,9 @@ class TestReading:
         (record,) = records_of(observed.calls)
         ids = IdFactory()
         assert event_of(record, ids) == event_of(record, ids)
-        assert observed.events == [event_of(record, ids).data]  # type: ignore[union-attr]
+        (event,) = observed.events
+        data = event_of(record, ids).data  # type: ignore[union-attr]
+        assert data == msgspec.structs.replace(event, request_id=data.request_id)  # type: ignore[attr-defined]
 
     @pytest.mark.parametrize("stream", [False, True])
     def test_what_is_large_is_read_at_once(
@@ -92,7 +95,7 @@ class TestReading:
         httpx.post(standin.url + CHAT, json=ASK)
         child = os.fork()
         if child == 0:
-            observed.instrumentation.forked()
+            observed.instrumentation.after_fork()
             os._exit(len(observed.instrumentation.unseen_hosts()))
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert observed.instrumentation.unseen_hosts() == ("127.0.0.1",)

@@ -143,6 +143,9 @@ def test_a_kill_ends_an_open_session(runtime: Any, tenant: Any, realtime: str) -
     def agent() -> None:
         with guard.workflow("w"), connect(realtime) as session:
             session.recv()
+            session.send(ASK)
+            session.recv()
+            session.recv()  # the response's end, which says what it has used
             waiting.set()
             while True:  # a kill is seen by the next message at the latest
                 session.send(ASK)

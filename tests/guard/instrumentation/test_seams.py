@@ -115,7 +115,7 @@ async def main():
         await response.json()
 asyncio.run(main())
 from guard.core.events import llm_data
-print(len(events), sum(llm_data(e).input_tokens for e in events) > 4000)
+print(len(events), sum(llm_data(e, "").input_tokens for e in events) > 4000)
 """
         done = subprocess.run(
             [sys.executable, "-c", program, standin.url + CHAT],
@@ -253,14 +253,39 @@ class TestOnce:
         assert [event.response_id for event in observed.events] == [done.id]
         assert observed.instrumentation.unseen_hosts() == ()
 
-    def test_the_same_answer_twice(self, standin: StandIn, observed: Any) -> None:
-        """What a cache in front of the vendor repeats was not charged twice."""
+    def test_two_requests_are_two_charges_whatever_the_vendor_calls_them(
+        self, standin: StandIn, observed: Any
+    ) -> None:
+        """Local servers draw their ids out of a few, or use constants."""
         usage = {"prompt_tokens": 5, "completion_tokens": 2}
         body = encoded({"id": "chatcmpl-same", "model": "m", "choices": [], "usage": usage})
         standin.instead = Reply(None, body)
         for _ in range(3):
             httpx.post(standin.url + CHAT, json=ASK)
+        assert len({event.request_id for event in observed.events}) == 3
+        assert {event.response_id for event in observed.events} == {"chatcmpl-same"}
+
+    def test_what_a_cache_repeats_is_one_charge(self, standin: StandIn, observed: Any) -> None:
+        usage = {"prompt_tokens": 5, "completion_tokens": 2}
+        body = encoded({"id": "chatcmpl-same", "model": "m", "choices": [], "usage": usage})
+        standin.instead = Reply(None, body)
+        httpx.post(standin.url + CHAT, json=ASK)
+        standin.instead = Reply(None, body, headers={"age": "7"})
+        for _ in range(2):
+            httpx.post(standin.url + CHAT, json=ASK)
         assert len(observed.events) == 1
+
+    def test_a_poll_repeats_and_carries_no_request_id(
+        self, standin: StandIn, observed: Any
+    ) -> None:
+        usage = {"input_tokens": 5, "output_tokens": 2}
+        body = encoded({"id": "resp_1", "object": "response", "status": "completed", "model": "m",
+                        "usage": usage})  # fmt: skip
+        standin.instead = Reply(None, body)
+        for _ in range(3):
+            httpx.get(standin.url + "/v1/responses/resp_1")
+        (event,) = observed.events
+        assert (event.response_id, event.request_id) == ("resp_1", None)
 
     def test_httpx_over_aiohttp_is_one_call(self, standin: StandIn, observed: Any) -> None:
         async def main() -> None:

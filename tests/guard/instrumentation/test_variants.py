@@ -151,11 +151,71 @@ def test_a_finished_batch() -> None:
      ("POST", "api.anthropic.com", "/v1/messages/count_tokens"),
      ("POST", "generativelanguage.googleapis.com", "/v1beta/models/g:countTokens"),
      ("POST", "bedrock-runtime.us-east-1.amazonaws.com", "/model/m/count-tokens"),
+     ("POST", "api.openai.com", "/v1/traces/ingest"),
+     ("POST", "api.openai.com", "/v1/vector_stores/vs_1/search"),
+     ("POST", "x.cognitiveservices.azure.com", "/contentsafety/text:analyze"),
+     ("POST", "us-central1-aiplatform.googleapis.com", "/v1/p/l/indexEndpoints/7:findNeighbors"),
+     ("POST", "api.mistral.ai", "/v1/agents"),
      ("DELETE", "api.openai.com", "/v1/responses/resp_1"), ("POST", "example.com", "/v1/things"),
      ("GET", "example.com", "/"), ("POST", "bedrock-runtime.evil.com", "/x")],
 )  # fmt: skip
 def test_what_is_no_llm_call(method: str, host: str, path: str) -> None:
-    assert find_endpoint(method, host, path) is None
+    """No kill stops it and no host is reported for it, whatever it answers."""
+    found = find_endpoint(method, host, path)
+    assert found is None or not (found.asks or found.certain)
+
+
+RUN = {"id": "run_1", "object": "thread.run", "model": "gpt-4o"}
+
+
+@pytest.mark.parametrize(
+    ("url", "usage", "method", "expected"),
+    [
+        ("api.mistral.ai/v1/conversations", {"prompt_tokens": 7, "completion_tokens": 3}, "POST",
+         (7, 3)),
+        ("api.mistral.ai/v1/conversations/conv_1", {"prompt_tokens": 7, "completion_tokens": 3},
+         "POST", (7, 3)),
+        ("api.openai.com/v1/responses/compact", {"input_tokens": 9, "output_tokens": 4}, "POST",
+         (9, 4)),
+        ("api.openai.com/v1/threads/t/runs/run_1", {"prompt_tokens": 5, "completion_tokens": 2},
+         "GET", (5, 2)),
+        ("api.openai.com/v1/something/new", {"prompt_tokens": 5, "completion_tokens": 2}, "POST",
+         (5, 2)),
+        ("api.openai.com/v1/evals/e/items", {"input_tokens": 5, "output_tokens": 2}, "POST",
+         (5, 2)),
+    ],
+)  # fmt: skip
+def test_urls_that_no_file_of_its_own_reads(
+    url: str, usage: dict[str, int], method: str, expected: tuple[int, int]
+) -> None:
+    found = read(url, {"id": "x", "usage": usage}, method)
+    assert found is not None
+    assert (found.input_tokens, found.output_tokens) == expected
+
+
+def test_a_run_is_pending_until_it_has_ended() -> None:
+    runs = "api.openai.com/v1/threads/t/runs"
+    assert read(runs, {**RUN, "status": "queued", "usage": None}) is PENDING
+    ended = {**RUN, "status": "completed", "usage": {"prompt_tokens": 5, "completion_tokens": 2}}
+    assert buckets(read(f"{runs}/run_1", ended, "GET"))[:2] == (5, 2)
+
+
+@pytest.mark.parametrize(
+    ("host", "path"),
+    [
+        (
+            "bedrock-agent-runtime.eu-west-1.amazonaws.com",
+            "/agents/A/agentAliases/B/sessions/C/text",
+        ),
+        ("bedrock-agent-runtime.eu-west-1.amazonaws.com", "/retrieveAndGenerate"),
+        ("api.openai.com", "/v1/audio/speech"),
+    ],
+)
+def test_a_model_at_work_that_says_no_usage_is_reported(host: str, path: str) -> None:
+    found = find_endpoint("POST", host, path)
+    assert found is not None
+    assert found.certain
+    assert found.asks
 
 
 PUBLISHED = [

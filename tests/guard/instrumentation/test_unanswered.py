@@ -1,0 +1,210 @@
+"""Requests whose answer nobody waited for, calls inside of calls, and streams at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import aiohttp
+import httpx
+import pytest
+import requests
+
+import guard
+from guard.runtime.runtime import GuardRuntime
+from tests.guard.delivery.conftest import Answer, Scripted, Spawn, against, scripted, spawn  # noqa: F401
+from tests.guard.instrumentation.conftest import Observed
+from tests.guard.instrumentation.standin.server import StandIn
+from tests.support.waiting import until
+
+CHAT = "/v1/chat/completions"
+ASK = {"model": "gpt-x", "messages": [{"role": "user", "content": "four " * 40}]}
+WAIT_S = 30.0
+
+
+@pytest.fixture
+def mute(scripted: Scripted) -> str:  # noqa: F811
+    """A vendor that takes a request and never answers."""
+    scripted.answer = lambda path, body: Answer(hang=True)
+    return scripted.url + CHAT
+
+
+def read_timeout(url: str, scripted: Scripted) -> None:  # noqa: F811
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(url, json=ASK, timeout=httpx.Timeout(WAIT_S, read=0.2))
+
+
+def read_timeout_of_requests(url: str, scripted: Scripted) -> None:  # noqa: F811
+    with pytest.raises(requests.ReadTimeout):
+        requests.post(url, json=ASK, timeout=(WAIT_S, 0.2))
+
+
+def total_timeout_of_aiohttp(url: str, scripted: Scripted) -> None:  # noqa: F811
+    async def main() -> None:
+        limit = aiohttp.ClientTimeout(total=0.5)
+        async with aiohttp.ClientSession(timeout=limit) as session:
+            with pytest.raises(TimeoutError):
+                await session.post(url, json=ASK)
+
+    asyncio.run(main())
+
+
+def cancelled(url: str, scripted: Scripted) -> None:  # noqa: F811
+    async def main() -> None:
+        async with httpx.AsyncClient(timeout=WAIT_S) as client:
+            task = asyncio.create_task(client.post(url, json=ASK))
+            while not scripted.requests:
+                await asyncio.sleep(0.01)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+class TestUnanswered:
+    @pytest.mark.parametrize(
+        "gives_up", [read_timeout, read_timeout_of_requests, total_timeout_of_aiohttp, cancelled]
+    )
+    def test_what_was_sent_is_estimated_and_no_host_is_unseen(
+        self,
+        observed: Observed,
+        mute: str,
+        scripted: Scripted,  # noqa: F811
+        gives_up: Callable[[str, Scripted], None],
+    ) -> None:
+        gives_up(mute, scripted)
+        (event,) = observed.events
+        assert (event.model, event.input_tokens, event.output_tokens) == ("gpt-x", 50, 0)
+        assert event.estimated
+        assert observed.instrumentation.unseen_hosts() == ()
+
+    def test_what_was_never_sent_is_not(self, observed: Observed) -> None:
+        with pytest.raises(httpx.ConnectError):
+            httpx.post("http://127.0.0.1:1" + CHAT, json=ASK)
+        with pytest.raises(requests.ConnectionError):
+            requests.post("http://127.0.0.1:1" + CHAT, json=ASK, timeout=WAIT_S)
+        assert observed.events == []
+
+    def test_a_stream_that_is_closed_before_its_first_chunk(
+        self, standin: StandIn, observed: Observed
+    ) -> None:
+        standin.hold = True
+        with httpx.stream("POST", standin.url + CHAT, json={**ASK, "stream": True}):
+            pass
+        (event,) = observed.events
+        assert event.estimated
+        assert event.input_tokens == 50
+        assert observed.instrumentation.unseen_hosts() == ()
+
+
+class TestInsideACall:
+    """What a client starts while it sends is a call of its own, unless it is the same request."""
+
+    @pytest.mark.parametrize("in_a_task", [True, False])
+    def test_another_request_is_counted_and_checked(
+        self, standin: StandIn, observed: Observed, in_a_task: bool
+    ) -> None:
+        async def main() -> None:
+            other = httpx.AsyncClient()
+            tasks: list[asyncio.Task[Any]] = []
+
+            async def ask_another(request: httpx.Request) -> None:
+                asking = other.post(standin.url + CHAT, json={**ASK, "model": "judge"})
+                if in_a_task:
+                    tasks.append(asyncio.create_task(asking))
+                else:
+                    await asking
+
+            async with httpx.AsyncClient(event_hooks={"request": [ask_another]}) as client:
+                await client.post(standin.url + CHAT, json=ASK)
+                await asyncio.gather(*tasks)
+            await other.aclose()
+
+        asyncio.run(main())
+        assert len(observed.events) == 2
+
+    def test_a_task_that_outlives_the_call(self, standin: StandIn, observed: Observed) -> None:
+        """Also when it asks the very same: the call around it is over."""
+
+        async def main() -> None:
+            over = asyncio.Event()
+            tasks: list[asyncio.Task[Any]] = []
+
+            async def later() -> None:
+                await over.wait()
+                async with httpx.AsyncClient() as other:
+                    await other.post(standin.url + CHAT, json=ASK)
+
+            async def start(request: httpx.Request) -> None:
+                tasks.append(asyncio.create_task(later()))
+
+            async with httpx.AsyncClient(event_hooks={"request": [start]}) as client:
+                await client.post(standin.url + CHAT, json=ASK)
+            over.set()
+            await asyncio.gather(*tasks)
+
+        asyncio.run(main())
+        assert len(observed.events) == 2
+
+
+PROGRAM = """
+import os, sys, threading
+import guard, httpx
+
+guard.init("k" * 24, sys.argv[1])
+
+def read():
+    with httpx.stream("POST", sys.argv[2] + "/v1/chat/completions", timeout=60, json={
+        "model": "gpt-x", "stream": True, "messages": [{"role": "user", "content": "hello there"}]
+    }) as response:
+        for line in response.iter_lines():
+            started.set()
+
+started = threading.Event()
+threading.Thread(target=read, daemon=True).start()
+started.wait(30)
+print("reading", flush=True)
+if sys.argv[3] == "exit":
+    sys.exit()
+threading.Event().wait()
+"""
+
+
+class TestTheEndOfTheProcess:
+    """A stream that is still running is charged with what can be known of it."""
+
+    def test_shutdown(
+        self,
+        against: Callable[..., GuardRuntime],  # noqa: F811
+        scripted: Scripted,  # noqa: F811
+        standin: StandIn,
+    ) -> None:
+        standin.hold = True
+        against()
+        with httpx.stream("POST", standin.url + CHAT, json={**ASK, "stream": True}) as response:
+            next(response.iter_lines())
+            guard.shutdown()
+            (event,) = scripted.llm()
+        assert event["data"]["estimated"]
+        assert event["data"]["input_tokens"] == 50
+
+    @pytest.mark.parametrize("way", ["exit", "sigterm"])
+    def test_of_a_program(
+        self,
+        scripted: Scripted,  # noqa: F811
+        standin: StandIn,
+        spawn: Spawn,  # noqa: F811
+        way: str,
+    ) -> None:
+        standin.hold = True
+        process = spawn(PROGRAM, scripted.url, standin.url, way, env={})
+        assert process.stdout is not None
+        assert process.stdout.readline() == "reading\n"
+        if way == "sigterm":
+            process.send_signal(signal.SIGTERM)
+        process.wait(WAIT_S)
+        until(lambda: scripted.llm(), WAIT_S)
+        (event,) = scripted.llm()
+        assert event["data"]["estimated"]
