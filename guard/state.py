@@ -28,6 +28,7 @@ class Facts:
         spooled: events on disk.
         lost_since_contact: whether events were lost since the last usable answer.
         unseen_hosts: LLM hosts whose answers held no usage.
+        gate_unavailable: whether the newest gate request got no decision, but a 429 or an error.
     """
 
     misconfigured: bool = False
@@ -39,6 +40,7 @@ class Facts:
     spooled: int = 0
     lost_since_contact: bool = False
     unseen_hosts: bool = False
+    gate_unavailable: bool = False
 
 
 def derive_state(facts: Facts) -> State:
@@ -56,6 +58,7 @@ def derive_state(facts: Facts) -> State:
         or facts.spooled
         or facts.lost_since_contact
         or facts.unseen_hosts
+        or facts.gate_unavailable
     ):
         return "degraded"
     return "ok"

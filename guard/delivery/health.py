@@ -12,6 +12,7 @@ from guard.breaker.circuit import CircuitState
 from guard.breaker.exceptions import (
     GuardAuthenticationError,
     GuardError,
+    GuardInfrastructureError,
     GuardProtocolError,
     GuardTransportError,
     RateLimitError,
@@ -38,6 +39,7 @@ class Health:
         self.protocol: int | None = None
         self.poll_interval_ms = 1000
         self.misconfigured = False
+        self.gate_unavailable = False
         self.last_contact_ms: int | None = None
         self.last_error_code: str | None = None
         self.sent = 0
@@ -70,6 +72,13 @@ class Health:
         self.misconfigured = isinstance(exc, GuardAuthenticationError | GuardProtocolError)
         self.touch()
         self.lost_at_contact = self.lost
+
+    def gate_ended(self, exc: BaseException | None) -> None:
+        """Take note of how a gate request ended: with a decision, or with an exception.
+
+        A refusal by policy is a decision; a 429 and GD-R002 are none, whoever sent them.
+        """
+        self.gate_unavailable = isinstance(exc, GuardTransportError | GuardInfrastructureError)
 
     def touch(self) -> int:
         """Take note that the gateway was heard just now; returns the time in Unix ms."""
@@ -111,6 +120,7 @@ class Health:
             spooled=spooled,
             lost_since_contact=self.lost > self.lost_at_contact,
             unseen_hosts=bool(unseen_hosts),
+            gate_unavailable=self.gate_unavailable,
         )
         return GuardStatus(
             state=derive_state(facts),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Final
 
-from guard.breaker.exceptions import GuardTransportError
+from guard.breaker.exceptions import GuardError, GuardTransportError
 from guard.control.bodies import TaskBody
 from guard.control.enforcement import Enforcement
 from guard.control.last_decision import Decisions
@@ -149,7 +149,13 @@ class Gate:
 
     async def _answer(self, request: wire.GateRequest, ends_s: float) -> wire.GateReply:
         session = await self._events.open_session()
-        reply = await session.ask(request, max(0.0, ends_s - time.monotonic()))
+        health = self._events.health
+        try:
+            reply = await session.ask(request, max(0.0, ends_s - time.monotonic()))
+        except GuardError as exc:
+            health.gate_ended(exc)
+            raise
+        health.gate_ended(None)
         return self._learned(request, reply)
 
     async def _answer_of_person(

@@ -38,6 +38,7 @@ def test_all_well() -> None:
         ({"spooled": 1}, "degraded"),
         ({"lost_since_contact": True}, "degraded"),
         ({"unseen_hosts": True}, "degraded"),
+        ({"gate_unavailable": True}, "degraded"),
     ],
 )
 def test_each_fact(facts: dict[str, Any], state: State) -> None:
@@ -50,6 +51,7 @@ OFFLINE: list[dict[str, Any]] = [
 ]  # fmt: skip
 DEGRADED: list[dict[str, Any]] = [
     {"spooled": 1}, {"lost_since_contact": True}, {"unseen_hosts": True},
+    {"gate_unavailable": True},
 ]  # fmt: skip
 
 
@@ -79,6 +81,7 @@ def test_every_combination_has_one_of_the_four_states() -> None:
         "spooled": (0, 5),
         "lost_since_contact": (False, True),
         "unseen_hosts": (False, True),
+        "gate_unavailable": (False, True),
     }
     for values in itertools.product(*axes.values()):
         facts = dict(zip(axes, values, strict=True))

@@ -16,6 +16,7 @@ from guard import GuardRuntime
 from guard.breaker.exceptions import (
     GuardBudgetError,
     GuardChainError,
+    RateLimitError,
     WorkflowKilledInterrupt,
     WorkflowPausedException,
 )
@@ -46,6 +47,20 @@ class TestRuntimeStatus:
         """Part 3 (semantics): degraded with the control channel on the poller."""
         start(transport_mode="http")
         until(lambda: guard.status().control_channel == "poller")
+        assert guard.status().state == "degraded"
+
+    def test_degraded_while_the_gate_gives_no_decision(
+        self, runtime: GuardRuntime, tenant: Any
+    ) -> None:
+        """Part 3: not ok while every call is answered 429 (semantics, status)."""
+        until(lambda: guard.status().state == "ok")
+        caps = [{"calls": 1, "per_ms": 3_600_000, "by": "workflow"}]
+        tenant.admin.set_policy("p", rate_caps=caps)
+        with guard.workflow("w"):
+            step()
+            assert guard.status().state == "ok"
+            with pytest.raises(RateLimitError):
+                step()
         assert guard.status().state == "degraded"
 
     def test_offline_without_a_gateway_and_after_shutdown(
