@@ -24,9 +24,11 @@ from spamdetect.errors import (
     SpamTransportError,
 )
 from spamdetect.models import Language, Prediction, PredictResult, PreprocessResult
+from spamdetect.thresholds import Threshold
 
 PREDICT_PATH: Final = "/v1/spam-detection/predict"
 PREPROCESS_PATH: Final = "/v1/spam-detection/preprocess"
+THRESHOLD_HEADER: Final = "x-spam-threshold"
 FEEDBACK_PATH: Final = "/v1/spam-detection/feedback"
 
 R = TypeVar("R")
@@ -76,14 +78,20 @@ class Clock:
     chance: Callable[[], float]
 
 
-def text_request(path: str, text: str) -> ApiRequest:
+def text_request(path: str, text: str, threshold: Threshold | None = None) -> ApiRequest:
     """Build the request of ``predict`` or ``preprocess``.
+
+    Args:
+        path: Which of them.
+        text: The text.
+        threshold: Asked of ``predict``; None leaves it to the service.
 
     Raises:
         SpamRequestError: ``text`` is no string, or holds half a surrogate pair, which no JSON
             document in UTF-8 can carry.
     """
-    return _request(path, text, {"text": text})
+    body = {"text": text} if threshold is None else {"text": text, "threshold": threshold}
+    return _request(path, text, body)
 
 
 def feedback_request(text: str, is_spam: bool, feedback_id: str) -> ApiRequest:
@@ -218,6 +226,21 @@ def parse_predict(answer: ApiResponse) -> PredictResult:
         wire.message,
         answer.body,
     )
+
+
+def parse_predict_at(answer: ApiResponse) -> PredictResult:
+    """Read the answer of ``predict`` with a threshold.
+
+    Raises:
+        SpamResponseError: The body is not the contract, or the threshold was not applied.
+    """
+    if THRESHOLD_HEADER not in answer.headers:
+        raise SpamResponseError(
+            "The service did not apply the threshold that the client asks for; it is another one "
+            "or an older one. Leave threshold out, and compare spam_score yourself.",
+            status_code=answer.status_code,
+        )
+    return parse_predict(answer)
 
 
 def parse_preprocess(answer: ApiResponse) -> PreprocessResult:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from spamdetect import _messages
@@ -17,9 +18,10 @@ from spamdetect.models import (
     PreprocessResult,
 )
 from spamdetect.settings import DEFAULT_MAX_TEXT_CHARS
+from spamdetect.thresholds import Threshold
 
 if TYPE_CHECKING:
-    from spamdetect.engine import Analysis, Engine
+    from spamdetect.engine import Analysis, Engine, Reason
 
 
 class LocalBackend:
@@ -29,8 +31,12 @@ class LocalBackend:
         self._engine = engine
 
     @classmethod
-    def load(cls) -> Self:
-        """Load the model that comes with the package.
+    def load(cls, model_path: Path | None = None, threshold: Threshold | None = None) -> Self:
+        """Load a model.
+
+        Args:
+            model_path: Model file; None takes the one of the package.
+            threshold: Spam from this score on, or a profile; None takes the model's.
 
         Raises:
             SpamConfigError: The engine or its model cannot be loaded.
@@ -42,9 +48,13 @@ class LocalBackend:
                 "Local mode needs the engine: pip install 'guard[spam]'."
             ) from error
         try:
-            return cls(Engine.load())
+            return cls(Engine.load(model_path, threshold=threshold))
         except (ModelError, OSError) as error:
             raise SpamConfigError(f"The model cannot be loaded: {error}") from error
+
+    def explain(self, text: str, top: int) -> list[Reason]:
+        """The features that moved a verdict most."""
+        return self._engine.explain(_checked(text), top=top)
 
     def predict(self, text: str) -> PredictResult:
         """Classify one text."""

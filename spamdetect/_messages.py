@@ -10,7 +10,7 @@ _HAM = "Text classified as not spam."
 _NOTES = {
     ErrorCode.TEXT_EMPTY.value: "Nothing to classify: no text was left after preprocessing.",
     ErrorCode.LANGUAGE_UNKNOWN.value: " The language could not be determined.",
-    ErrorCode.TEXT_TRUNCATED.value: " Only the beginning of the text was analysed.",
+    ErrorCode.TEXT_TRUNCATED.value: " Only its beginning and its end were analysed.",
 }
 
 

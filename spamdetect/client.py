@@ -22,6 +22,7 @@ from spamdetect.errors import (
 )
 from spamdetect.models import PredictItem, PredictResult, PreprocessResult
 from spamdetect.settings import read_client_settings
+from spamdetect.thresholds import Threshold, checked_threshold
 
 if TYPE_CHECKING:
     import httpx
@@ -46,6 +47,8 @@ class AsyncSpamClient:
         retries: Further attempts after a lost connection, 408, 429 or 5xx; default 2.
         max_connections: Most calls under way at once; further calls wait their turn.
         queue_timeout: Longest wait in seconds for that turn; default 60.
+        threshold: From which ``spam_score`` on a text is spam, or the model's profile ``strict``,
+            ``balanced`` or ``quiet``; the service's own by default.
         local: Run the engine in this process instead of asking a service; needs no key.
         transport: httpx transport to use instead of the network, for tests.
 
@@ -67,14 +70,16 @@ class AsyncSpamClient:
         *,
         max_connections: int = 100,
         queue_timeout: float | None = None,
+        threshold: Threshold | None = None,
         local: bool = False,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self._local: LocalBackend | None = None
+        self._threshold: Threshold | None = _checked(threshold)
         if local:
             from spamdetect._local import LocalBackend
 
-            self._local = LocalBackend.load()
+            self._local = LocalBackend.load(threshold=self._threshold)
             return
         if max_connections < 1:
             raise SpamConfigError("max_connections must be at least 1.")
@@ -114,8 +119,10 @@ class AsyncSpamClient:
         """
         if self._local is not None:
             return await asyncio.to_thread(self._local.predict, text)
-        request = _exchange.text_request(_exchange.PREDICT_PATH, text)
-        return await self._call(request, _exchange.parse_predict)
+        request = _exchange.text_request(_exchange.PREDICT_PATH, text, self._threshold)
+        asked = self._threshold is not None
+        parse = _exchange.parse_predict_at if asked else _exchange.parse_predict
+        return await self._call(request, parse)
 
     async def preprocess(self, text: str) -> PreprocessResult:
         """Clean one text and detect its language, without a verdict.
@@ -274,3 +281,10 @@ class AsyncSpamClient:
                 outcome = await self._transport.send(step)
             except SpamTransportError as error:
                 outcome = error
+
+
+def _checked(threshold: Threshold | None) -> Threshold | None:
+    try:
+        return None if threshold is None else checked_threshold(threshold)
+    except ValueError as error:
+        raise SpamConfigError(f"{error}.") from None

@@ -22,6 +22,7 @@ from anyio.from_thread import BlockingPortal, BlockingPortalProvider
 from spamdetect._exchange import check_many
 from spamdetect.client import _LOCAL_BATCH, AsyncSpamClient
 from spamdetect.models import PredictItem, PredictResult, PreprocessResult
+from spamdetect.thresholds import Threshold
 
 if TYPE_CHECKING:
     import httpx
@@ -48,6 +49,8 @@ class SpamClient:
         retries: Further attempts after a lost connection, 408, 429 or 5xx; default 2.
         max_connections: Most calls under way at once; further calls wait their turn.
         queue_timeout: Longest wait in seconds for that turn; default 60.
+        threshold: From which ``spam_score`` on a text is spam, or the model's profile ``strict``,
+            ``balanced`` or ``quiet``; the service's own by default.
         local: Run the engine in this process instead of asking a service; needs no key.
         transport: httpx transport to use instead of the network, for tests.
 
@@ -69,6 +72,7 @@ class SpamClient:
         *,
         max_connections: int = 100,
         queue_timeout: float | None = None,
+        threshold: Threshold | None = None,
         local: bool = False,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
@@ -79,6 +83,7 @@ class SpamClient:
             retries,
             max_connections=max_connections,
             queue_timeout=queue_timeout,
+            threshold=threshold,
             local=local,
             transport=transport,
         )

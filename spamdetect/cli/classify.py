@@ -27,11 +27,13 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from spamdetect.cli.options import model_option, threshold_option
 from spamdetect.engine import Engine, ModelError
 from spamdetect.errors import SpamConfigError
 from spamdetect.files.journal import OUTPUT_FORMATS, Journal, Origin, Verdict
 from spamdetect.files.records import FORMATS, Record, detect_format, input_bytes, read_records
 from spamdetect.files.run import Job, classify_records
+from spamdetect.thresholds import Threshold
 
 _FLUSH_INTERVAL_S = 0.5
 
@@ -66,8 +68,8 @@ class _Tally:
 @click.option("--format", "file_format", type=click.Choice(FORMATS), help="If the name misleads.")
 @click.option("--column", help="Column (CSV) or field (JSONL) that holds the texts.")
 @click.option("--with-text", is_flag=True, help="Repeat the texts in the output.")
-@click.option("--threshold", type=click.FloatRange(0, 1), help="Spam from this score on.")
-@click.option("--model", "model_path", type=click.Path(path_type=Path), help="Model file.")
+@threshold_option
+@model_option
 @click.option("--processes", type=click.IntRange(1), help="[default: all cores]")
 @click.option("--restart", is_flag=True, help="Throw away what an interrupted run left.")
 def classify_command(
@@ -76,7 +78,7 @@ def classify_command(
     file_format: str | None,
     column: str | None,
     with_text: bool,
-    threshold: float | None,
+    threshold: Threshold | None,
     model_path: Path | None,
     processes: int | None,
     restart: bool,

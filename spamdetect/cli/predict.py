@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import click
 
-from spamdetect.errors import SpamConfigError
+from spamdetect.cli.options import model_option, threshold_option
 from spamdetect.files.records import check_is_text
 from spamdetect.models import PredictResult
+from spamdetect.thresholds import Threshold
 
 
 def read_text(text: str) -> str:
@@ -29,15 +31,30 @@ def read_text(text: str) -> str:
 @click.argument("text")
 @click.option("--json", "as_json", is_flag=True, help="Print the whole answer as JSON.")
 @click.option("--base-url", help="Ask this service instead of the engine in this process.")
-def predict_command(text: str, as_json: bool, base_url: str | None) -> None:
+@model_option
+@threshold_option
+def predict_command(
+    text: str,
+    as_json: bool,
+    base_url: str | None,
+    model_path: Path | None,
+    threshold: Threshold | None,
+) -> None:
     """Classify TEXT; - reads it from standard input.
 
     Runs here, without a service; with --base-url (and SPAMDETECT_API_KEY) a service answers.
     """
-    from spamdetect.sync import SpamClient
+    if base_url is None:
+        from spamdetect._local import LocalBackend
 
-    with SpamClient(base_url, local=base_url is None) as spam:
-        result = spam.predict(read_text(text))
+        result = LocalBackend.load(model_path, threshold).predict(read_text(text))
+    else:
+        from spamdetect.sync import SpamClient
+
+        if model_path is not None:
+            raise click.UsageError("A service has its own model: leave --model or --base-url out.")
+        with SpamClient(base_url, threshold=threshold) as spam:
+            result = spam.predict(read_text(text))
     if as_json:
         click.echo(json.dumps(result.raw, ensure_ascii=False, indent=2))
     else:
@@ -65,22 +82,22 @@ def _show(result: PredictResult) -> None:
 @click.command()
 @click.argument("text")
 @click.option("--top", default=10, show_default=True, type=click.IntRange(1, 100))
-def explain_command(text: str, top: int) -> None:
+@model_option
+@threshold_option
+def explain_command(
+    text: str, top: int, model_path: Path | None, threshold: Threshold | None
+) -> None:
     """Show which features of TEXT spoke for spam and which against."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    from spamdetect.engine import Engine, ModelError
-    from spamdetect.sync import SpamClient
+    from spamdetect._local import LocalBackend
 
     whole = read_text(text)
-    with SpamClient(local=True) as spam:
-        _show(spam.predict(whole))
-    try:
-        reasons = Engine.load().explain(whole, top=top)
-    except (ModelError, OSError) as error:
-        raise SpamConfigError(str(error)) from error
+    engine = LocalBackend.load(model_path, threshold)
+    _show(engine.predict(whole))
+    reasons = engine.explain(whole, top)
     table = Table("Weight", "Feature", "What it is", box=None, pad_edge=False)
     for reason in reasons:
         colour = "red" if reason.weight > 0 else "green"

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from spamdetect.cli.options import threshold_option
 from spamdetect.service.server import RunningServer, serving
 from spamdetect.service.settings import ServiceSettings, read_service_settings
 
@@ -21,7 +22,7 @@ from spamdetect.service.settings import ServiceSettings, read_service_settings
 @click.option("--database-url", help="Key store: sqlite:///PATH or postgresql://...")
 @click.option("--redis-url", help="Limits shared by replicas: redis://...")
 @click.option("--model", "model_path", type=click.Path(path_type=Path), help="Model file.")
-@click.option("--threshold", type=float, help="spam_score from which a text is spam.")
+@threshold_option
 @click.option("--workers", type=int, help="Threads that run the engine.  [default: 1]")
 @click.option("--processes", type=int, help="Run the engine in so many processes instead.")
 @click.option("--max-text-chars", type=int, help="Longest text taken.  [default: 100000]")

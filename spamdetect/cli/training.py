@@ -15,8 +15,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from spamdetect.cli.options import model_option, threshold_option
 from spamdetect.engine import Engine, ModelError
 from spamdetect.errors import SpamConfigError
+from spamdetect.thresholds import Threshold
 from spamdetect.training import DataError, evaluate, train, train_language
 
 _DATA = click.argument(
@@ -60,11 +62,11 @@ def train_command(data: tuple[Path, ...], output: Path, seed: int, is_language: 
 
 @click.command("evaluate")
 @_DATA
-@click.option("--model", "model_path", type=click.Path(path_type=Path), help="Model file.")
-@click.option("--threshold", type=click.FloatRange(0, 1), help="Spam from this score on.")
+@model_option
+@threshold_option
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def evaluate_command(
-    data: tuple[Path, ...], model_path: Path | None, threshold: float | None, as_json: bool
+    data: tuple[Path, ...], model_path: Path | None, threshold: Threshold | None, as_json: bool
 ) -> None:
     """Measure the model on DATA that it was not trained on.
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterable
 
 from spamdetect.engine.core import Engine
 from spamdetect.engine.results import Analysis
+from spamdetect.thresholds import Threshold
 
 
 def _classify(texts: list[str]) -> list[Analysis]:
@@ -28,7 +29,7 @@ async def classify_many(
     texts: Iterable[str] | AsyncIterable[str],
     *,
     model_path: str | os.PathLike[str] | None = None,
-    threshold: float | None = None,
+    threshold: Threshold | None = None,
     processes: int | None = None,
     chunk_size: int = 256,
 ) -> AsyncIterator[Analysis]:

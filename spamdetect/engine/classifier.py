@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from spamdetect.engine.container import Container, read, unpack
 from spamdetect.engine.features import Hashes, table_size, text_buckets
+from spamdetect.engine.profiles import Profile, read_profiles
 from spamdetect.engine.results import ModelError
 from spamdetect.engine.structure import STRUCTURE_SIZE
 
@@ -38,6 +39,7 @@ class SpamModel:
         power: a text of ``n`` different buckets divides their sum by ``n ** power``.
         threshold: spam from this probability on.
         version: of the model.
+        profiles: named thresholds, see `spamdetect.thresholds`.
     """
 
     bits: int
@@ -50,6 +52,11 @@ class SpamModel:
     power: float
     threshold: float
     version: str
+    profiles: Mapping[str, Profile] = attrs.field(
+        default=attrs.Factory(
+            lambda self: read_profiles(None, self.threshold, self.version), takes_self=True
+        )
+    )
 
     def score(self, codes: Hashes, structure: list[int]) -> float:
         """The raw score of one text, in log-odds before calibration.
@@ -126,10 +133,14 @@ def from_container(container: Container, origin: str) -> SpamModel:
     meta = dict(container.meta)
     if meta.pop("format", None) != FORMAT:
         raise ModelError(f"{origin} has another model format: train it again with this version")
+    profiles = meta.pop("profiles", None)
     advice = f"{origin} does not fit this version: train it again with this version"
     try:
         model = SpamModel(
-            weights=container.arrays["weights"], structure=container.arrays["structure"], **meta
+            weights=container.arrays["weights"],
+            structure=container.arrays["structure"],
+            profiles=read_profiles(profiles, meta["threshold"], meta["version"]),
+            **meta,
         )
         sound = (
             model.weights.size == table_size(model.bits)

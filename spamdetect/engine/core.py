@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -14,6 +14,7 @@ from spamdetect.engine import bulk, classifier, language
 from spamdetect.engine.characters import KINDS, SCRIPTS, character_tables, code_points
 from spamdetect.engine.explain import explain as explain_text
 from spamdetect.engine.normalise import Normalised, normalise, normalise_many
+from spamdetect.engine.profiles import Profile, resolve
 from spamdetect.engine.results import (
     LANGUAGE_UNKNOWN,
     TEXT_EMPTY,
@@ -26,6 +27,7 @@ from spamdetect.engine.results import (
 )
 from spamdetect.engine.structure import structure
 from spamdetect.engine.words import count_words
+from spamdetect.thresholds import Threshold
 
 MAX_READ = 100_000
 _HEAD = 75_000
@@ -61,28 +63,27 @@ class Engine:
         model: classifier.SpamModel,
         detector: language.LanguageModel,
         *,
-        threshold: float | None = None,
+        threshold: Threshold | None = None,
     ) -> None:
-        if threshold is not None and not 0.0 <= threshold <= 1.0:
-            raise ValueError("threshold must lie in [0, 1]")
         self._model = model
         self._detector = detector
-        self.threshold = model.threshold if threshold is None else float(threshold)
+        self.threshold = model.threshold if threshold is None else self.threshold_of(threshold)
 
     @classmethod
     def load(
-        cls, path: str | os.PathLike[str] | None = None, *, threshold: float | None = None
+        cls, path: str | os.PathLike[str] | None = None, *, threshold: Threshold | None = None
     ) -> Engine:
         """Load the shipped model, or one of your own.
 
         Args:
             path: a spam model file, or a folder with ``spam.model`` and, if there is one,
                 ``language.model``; the shipped files by default.
-            threshold: spam from this probability on; the model's own by default.
+            threshold: spam from this probability on, or one of `profiles`; the model's own by
+                default.
 
         Raises:
             ModelError: a file is missing, damaged or of another format.
-            ValueError: the threshold is outside [0, 1].
+            ValueError: the threshold is outside [0, 1] and no profile.
         """
         if path is None:
             return cls(classifier.load(), language.load(), threshold=threshold)
@@ -97,6 +98,19 @@ class Engine:
     def model_version(self) -> str:
         """The version of the spam model."""
         return self._model.version
+
+    @property
+    def profiles(self) -> Mapping[str, Profile]:
+        """The named thresholds ``strict``, ``balanced`` and ``quiet``, as they were measured."""
+        return self._model.profiles
+
+    def threshold_of(self, threshold: Threshold) -> float:
+        """The number that a threshold stands for.
+
+        Raises:
+            ValueError: it is outside [0, 1] and no profile.
+        """
+        return resolve(threshold, self._model.profiles)
 
     def preprocess(self, text: str) -> Preprocessed:
         """The cleaned text, its statistics and its language."""

@@ -13,12 +13,15 @@ from multiprocessing import get_context, parent_process
 from multiprocessing.connection import wait
 
 from spamdetect.engine.core import Engine
+from spamdetect.thresholds import Threshold
 
 _engine: Engine | None = None
 
 
 def engine_pool(
-    processes: int, model_path: str | os.PathLike[str] | None = None, threshold: float | None = None
+    processes: int,
+    model_path: str | os.PathLike[str] | None = None,
+    threshold: Threshold | None = None,
 ) -> ProcessPoolExecutor:
     """Make a pool whose workers have the engine loaded.
 
@@ -41,7 +44,7 @@ def loaded_engine() -> Engine:
     return _engine
 
 
-def _start(model_path: str | os.PathLike[str] | None, threshold: float | None) -> None:
+def _start(model_path: str | os.PathLike[str] | None, threshold: Threshold | None) -> None:
     global _engine
     # Both may reach the whole group; the parent decides, and ends its workers itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -68,6 +68,12 @@ class Analysis:
     prediction: Verdict
     error_code: str
 
+    def judged(self, threshold: float) -> Analysis:
+        """The same with the verdict of another threshold; a text with nothing in it stays ham."""
+        verdict = self.prediction
+        is_spam = verdict.spam_score >= threshold and self.error_code != TEXT_EMPTY
+        return attrs.evolve(self, prediction=attrs.evolve(verdict, is_spam=is_spam))
+
 
 @attrs.frozen
 class Reason:

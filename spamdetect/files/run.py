@@ -19,6 +19,7 @@ from spamdetect.engine.pool import engine_pool, loaded_engine
 from spamdetect.errors import SpamError
 from spamdetect.files.journal import Verdict
 from spamdetect.files.records import Record
+from spamdetect.thresholds import Threshold
 
 # Below this, starting processes takes longer than the work.
 _IN_PROCESS_BYTES: Final = 1 << 20
@@ -39,7 +40,7 @@ class Job:
     """
 
     model_path: Path | None = None
-    threshold: float | None = None
+    threshold: Threshold | None = None
     processes: int | None = None
     input_bytes: int = 0
     with_text: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from typing import Any, Final
@@ -9,7 +10,12 @@ from typing import Any, Final
 import attrs
 import msgspec
 
-from spamdetect._exchange import FEEDBACK_PATH, PREDICT_PATH, PREPROCESS_PATH
+from spamdetect._exchange import (
+    FEEDBACK_PATH,
+    PREDICT_PATH,
+    PREPROCESS_PATH,
+    THRESHOLD_HEADER,
+)
 from spamdetect.models import ErrorCode
 from spamdetect.service.auth import authenticate
 from spamdetect.service.body import (
@@ -25,14 +31,21 @@ from spamdetect.service.metrics import Metrics
 from spamdetect.service.respond import RefusalError, envelope, retry_after, send_json
 from spamdetect.service.settings import ServiceSettings
 from spamdetect.service.work import EngineFailedError, WorkerPool, place_of
+from spamdetect.thresholds import PROFILE_NAMES, checked_threshold
 
 _log = logging.getLogger("spamdetect.service")
 
 
 class TextRequest(msgspec.Struct):
-    """Body of ``predict`` and ``preprocess``."""
+    """Body of ``preprocess``."""
 
     text: str
+
+
+class PredictRequest(TextRequest):
+    """Body of ``predict``; ``threshold`` is no part of the API, but ours."""
+
+    threshold: float | str | None = None
 
 
 class FeedbackRequest(msgspec.Struct):
@@ -46,7 +59,9 @@ class FeedbackRequest(msgspec.Struct):
 # How much of a refused body is read, in longest bodies, before the connection is cut.
 _DRAIN_FACTOR: Final = 4
 _TEXT: Final = msgspec.json.Decoder(TextRequest)
+_PREDICT: Final = msgspec.json.Decoder(PredictRequest)
 _FEEDBACK: Final = msgspec.json.Decoder(FeedbackRequest)
+Headers = tuple[tuple[bytes, bytes], ...]
 _ENDPOINTS: Final = {
     PREDICT_PATH: "predict",
     PREPROCESS_PATH: "preprocess",
@@ -78,7 +93,7 @@ class HotRoutes:
         metrics = self._state.metrics
         body = RequestBody(scope, receive, self._state.settings.body_timeout_s)
         try:
-            answer = await self._answer(endpoint, scope, body)
+            answer, headers = await self._answer(endpoint, scope, body)
         except RefusalError as refusal:
             try:
                 close = refusal.close and not await body.drain(max_bytes=self._max_drained_bytes)
@@ -116,9 +131,9 @@ class HotRoutes:
             await send_json(send, 500, internal.body())
         else:
             metrics.answered(endpoint, 200, "", time.perf_counter() - started_s)
-            await send_json(send, 200, answer)
+            await send_json(send, 200, answer, headers=headers)
 
-    async def _answer(self, endpoint: str, scope: Any, body: RequestBody) -> bytes:
+    async def _answer(self, endpoint: str, scope: Any, body: RequestBody) -> tuple[bytes, Headers]:
         state = self._state
         settings = state.settings
         if endpoint == "feedback" and not settings.store_feedback:
@@ -140,14 +155,36 @@ class HotRoutes:
             max_bytes=settings.max_body_bytes, max_chars=settings.max_text_chars
         )
         if endpoint == "feedback":
-            return await self._take_feedback(decode(content, _FEEDBACK), key)
-        text = decode(content, _TEXT).text
-        if len(text) > settings.max_text_chars:
-            raise too_long(settings.max_text_chars)
-        answer, is_spam = await state.workers.run(text, predict=endpoint == "predict")
-        if is_spam is not None:
-            state.metrics.classified(is_spam)
-        return answer
+            return await self._take_feedback(decode(content, _FEEDBACK), key), ()
+        if endpoint == "preprocess":
+            text = self._checked(decode(content, _TEXT).text)
+            return (await state.workers.run(text, predict=False))[0], ()
+        request = decode(content, _PREDICT)
+        limit: float | None = None
+        headers: Headers = ()
+        if request.threshold is not None:
+            limit = self._limit(request.threshold)
+            headers = ((THRESHOLD_HEADER.encode(), f"{limit:g}".encode()),)
+        text = self._checked(request.text)
+        answer, is_spam = await state.workers.run(text, predict=True, threshold=limit)
+        state.metrics.classified(bool(is_spam))
+        return answer, headers
+
+    def _checked(self, text: str) -> str:
+        if len(text) > self._state.settings.max_text_chars:
+            raise too_long(self._state.settings.max_text_chars)
+        return text
+
+    def _limit(self, threshold: float | str) -> float:
+        if isinstance(threshold, float | int) or threshold in PROFILE_NAMES:
+            with contextlib.suppress(ValueError):
+                return self._state.workers.threshold_of(checked_threshold(threshold))
+        raise RefusalError(
+            422,
+            ErrorCode.INVALID_REQUEST,
+            f"threshold must be {', '.join(PROFILE_NAMES)} or a number from 0 to 1.",
+            field="threshold",
+        )
 
     async def _take_feedback(self, report: FeedbackRequest, key: KeyRecord) -> bytes:
         if len(report.text) > self._state.settings.max_text_chars:

@@ -6,9 +6,15 @@ import json
 from importlib.metadata import version
 from typing import Any
 
-from spamdetect._exchange import FEEDBACK_PATH, PREDICT_PATH, PREPROCESS_PATH
+from spamdetect._exchange import (
+    FEEDBACK_PATH,
+    PREDICT_PATH,
+    PREPROCESS_PATH,
+    THRESHOLD_HEADER,
+)
 from spamdetect.models import ErrorCode
 from spamdetect.service.settings import ServiceSettings
+from spamdetect.thresholds import PROFILE_NAMES
 
 _Schema = dict[str, Any]
 
@@ -48,8 +54,14 @@ def openapi_document(settings: ServiceSettings) -> bytes:
         PREDICT_PATH: _post(
             "predict",
             "Classify a text as spam or not; preprocessing is part of it.",
-            "TextRequest",
+            "PredictRequest",
             "PredictAnswer",
+            {
+                THRESHOLD_HEADER: {
+                    "description": "The threshold applied, where the request asked for one.",
+                    "schema": {"type": "number", "minimum": 0, "maximum": 1},
+                }
+            },
         ),
         PREPROCESS_PATH: _post(
             "preprocess",
@@ -144,6 +156,20 @@ def _schemas(max_text_chars: int) -> _Schema:
     refused = [code.value for _, codes in _REFUSALS.values() for code in codes]
     return {
         "TextRequest": _object({"text": text}),
+        "PredictRequest": _object(
+            {
+                "text": text,
+                "threshold": {
+                    "description": "Spam from this spam_score on, or a profile of the model.",
+                    "anyOf": [
+                        probability,
+                        {"type": "string", "enum": list(PROFILE_NAMES)},
+                        {"type": "null"},
+                    ],
+                },
+            },
+            required=["text"],
+        ),
         "FeedbackRequest": _object(
             {
                 "text": text,
@@ -196,14 +222,19 @@ def _envelope(data: _Schema) -> _Schema:
     return _object({"message": {"type": "string"}, "data": data})
 
 
-def _post(name: str, summary: str, request: str, answer: str) -> _Schema:
+def _post(
+    name: str, summary: str, request: str, answer: str, headers: _Schema | None = None
+) -> _Schema:
+    done: _Schema = {"description": "Done.", "content": _json_of(answer)}
+    if headers:
+        done["headers"] = headers
     return {
         "post": {
             "operationId": name,
             "summary": summary,
             "requestBody": {"required": True, "content": _json_of(request)},
             "responses": {
-                "200": {"description": "Done.", "content": _json_of(answer)},
+                "200": done,
                 **{str(status): _refusal(status) for status in _REFUSALS},
             },
         }

@@ -11,6 +11,7 @@ import attrs
 
 from spamdetect.errors import SpamConfigError
 from spamdetect.settings import DEFAULT_MAX_TEXT_CHARS, DEFAULT_PORT, read_number
+from spamdetect.thresholds import Threshold, checked_threshold
 
 
 @attrs.frozen
@@ -27,7 +28,8 @@ class ServiceSettings:
         database_url: Key store, ``sqlite:///path`` or ``postgresql://...``.
         redis_url: Rate limits shared by replicas; empty keeps them in the process.
         model_path: Model file; None takes the one of the package.
-        threshold: ``spam_score`` from which a text is spam; None takes the model's.
+        threshold: ``spam_score`` from which a text is spam, or ``strict``, ``balanced`` or
+            ``quiet``; None takes the model's. A request may ask for another.
         max_text_chars: Longest text taken, in code points.
         body_timeout_s: Seconds in which a request's body must arrive.
         header_timeout_s: Seconds in which a request's head must arrive.
@@ -50,7 +52,7 @@ class ServiceSettings:
     database_url: str = attrs.field(default="", repr=False)
     redis_url: str = attrs.field(default="", repr=False)
     model_path: Path | None = None
-    threshold: float | None = None
+    threshold: Threshold | None = None
     max_text_chars: int = DEFAULT_MAX_TEXT_CHARS
     body_timeout_s: float = 10.0
     header_timeout_s: float = 10.0
@@ -99,6 +101,8 @@ def read_service_settings(
             from_env[field.name] = kind(read_number(name, env, 0, minimum=minimum, maximum=maximum))
         elif field.name == "store_feedback":
             from_env[field.name] = _read_flag(name, env[name])
+        elif field.name == "threshold":
+            from_env["threshold"] = _read_threshold(name, env[name])
         elif field.name == "model_path":
             from_env[field.name] = Path(env[name])
         else:
@@ -112,13 +116,14 @@ def read_service_settings(
         value = values.get(name)
         if isinstance(value, int | float) and not minimum <= value <= maximum:
             raise SpamConfigError(f"{name} must lie between {minimum:g} and {maximum:g}.")
+    if values.get("threshold") is not None:
+        values["threshold"] = _read_threshold("threshold", values["threshold"])
     return ServiceSettings(**values)  # type: ignore[arg-type]  # checked above, by name
 
 
 _NUMBERS: Final[dict[str, tuple[type[int | float], float, float]]] = {
     "port": (int, 0, 65535),
     "monitor_port": (int, 0, 65535),
-    "threshold": (float, 0, 1),
     "max_text_chars": (int, 1, 10_000_000),
     "body_timeout_s": (float, 0.05, 600),
     "header_timeout_s": (float, 0.05, 600),
@@ -130,6 +135,13 @@ _NUMBERS: Final[dict[str, tuple[type[int | float], float, float]]] = {
     "rate_per_minute": (int, 0, 1_000_000_000),
     "quota_per_day": (int, 0, 1_000_000_000_000),
 }
+
+
+def _read_threshold(name: str, value: object) -> Threshold:
+    try:
+        return checked_threshold(value)
+    except ValueError as error:
+        raise SpamConfigError(f"{name} is wrong: {error}.") from None
 
 
 def _read_flag(name: str, text: str) -> bool:

@@ -20,6 +20,7 @@ import attrs
 
 from spamdetect.models import ErrorCode
 from spamdetect.service.respond import RefusalError, predict_body, preprocess_body, retry_after
+from spamdetect.thresholds import Threshold
 
 if TYPE_CHECKING:
     from spamdetect.engine import Analysis, Preprocessed
@@ -39,6 +40,8 @@ class EngineFailedError(Exception):
         self.place = place
 
 
+# A text, whether a verdict is wanted, and from which score on it is spam (None: the engine's).
+Item = tuple[str, bool, float | None]
 Outcome = tuple[bytes, bool | None] | EngineFailedError
 
 _BATCH_TEXTS: Final = 64
@@ -56,6 +59,9 @@ class TextEngine(Protocol):
     def model_version(self) -> str:
         """Identifies the model."""
 
+    def threshold_of(self, threshold: Threshold) -> float:
+        """The number that a threshold stands for."""
+
     def preprocess(self, text: str) -> Preprocessed:
         """Clean one text."""
 
@@ -67,6 +73,7 @@ class TextEngine(Protocol):
 class _Job:
     text: str = attrs.field(repr=False)
     predict: bool
+    threshold: float | None
     future: asyncio.Future[tuple[bytes, bool | None]]
 
     @property
@@ -137,12 +144,23 @@ class WorkerPool:
             runs = [self.run(_WARM_UP_TEXT, predict=True) for _ in range(self._workers)]
             await asyncio.gather(*runs)
 
-    async def run(self, text: str, *, predict: bool) -> tuple[bytes, bool | None]:
+    def threshold_of(self, threshold: Threshold) -> float:
+        """The number that a threshold stands for.
+
+        Raises:
+            ValueError: It is neither a probability nor a profile of the model.
+        """
+        return self._engine.threshold_of(threshold)
+
+    async def run(
+        self, text: str, *, predict: bool, threshold: float | None = None
+    ) -> tuple[bytes, bool | None]:
         """Analyse one text.
 
         Args:
             text: The text.
             predict: Whether with a verdict.
+            threshold: Spam from this score on; None takes the service's.
 
         Returns:
             The body of the answer, and the verdict where there is one.
@@ -158,7 +176,7 @@ class WorkerPool:
                 "The service has more to do than it can; try again in a moment.",
                 headers=retry_after(wait_s),
             )
-        job = _Job(text, predict, asyncio.get_running_loop().create_future())
+        job = _Job(text, predict, threshold, asyncio.get_running_loop().create_future())
         self._queue.append(job)
         self._queued_chars += job.cost_chars
         if self._busy < self._workers:
@@ -214,10 +232,10 @@ class WorkerPool:
             if self._queue and not self._closed:
                 self._start_batch()
 
-        items = [(job.text, job.predict) for job in batch]
+        items = [(job.text, job.predict, job.threshold) for job in batch]
         self._submit(items).add_done_callback(finished)
 
-    def _submit(self, items: list[tuple[str, bool]]) -> asyncio.Future[list[Outcome]]:
+    def _submit(self, items: list[Item]) -> asyncio.Future[list[Outcome]]:
         loop = asyncio.get_running_loop()
         if self._processes is None or self._make_processes is None:
             return loop.run_in_executor(self._threads, analyse, self._engine, items)
@@ -244,40 +262,45 @@ class WorkerPool:
         return [EngineFailedError(type(error).__name__, "a worker")] * texts
 
 
-def analyse(engine: TextEngine, items: Sequence[tuple[str, bool]]) -> list[Outcome]:
+def analyse(engine: TextEngine, items: Sequence[Item]) -> list[Outcome]:
     """Analyse a batch; a text on which the engine fails fails alone.
 
     Args:
         engine: The engine.
-        items: Texts, each with whether a verdict is wanted.
+        items: Texts, each with whether a verdict is wanted and from which score on it is spam.
     """
-    verdicts = _predict(engine, [text for text, predict in items if predict])
-    return [next(verdicts) if predict else _preprocess(engine, text) for text, predict in items]
+    verdicts = _predict(engine, [(text, limit) for text, predict, limit in items if predict])
+    return [next(verdicts) if predict else _preprocess(engine, text) for text, predict, _ in items]
 
 
-def _analyse_in_worker(items: Sequence[tuple[str, bool]]) -> list[Outcome]:
+def _analyse_in_worker(items: Sequence[Item]) -> list[Outcome]:
     from spamdetect.engine.pool import loaded_engine
 
     return analyse(loaded_engine(), items)
 
 
-def _predict(engine: TextEngine, texts: list[str]) -> Iterator[Outcome]:
+def _predict(engine: TextEngine, texts: list[tuple[str, float | None]]) -> Iterator[Outcome]:
     try:
-        found = engine.predict_many(texts) if texts else []
+        found = engine.predict_many([text for text, _ in texts]) if texts else []
     except Exception:  # noqa: BLE001 - one bad text must not fail the others of its batch
-        for text in texts:
-            yield _predict_alone(engine, text)
+        for text, limit in texts:
+            yield _predict_alone(engine, text, limit)
         return
-    for analysis in found:
-        yield predict_body(analysis), analysis.prediction.is_spam
+    for analysis, (_, limit) in zip(found, texts, strict=True):
+        yield _verdict(analysis, limit)
 
 
-def _predict_alone(engine: TextEngine, text: str) -> Outcome:
+def _predict_alone(engine: TextEngine, text: str, limit: float | None) -> Outcome:
     try:
-        analysis = engine.predict_many([text])[0]
-        return predict_body(analysis), analysis.prediction.is_spam
+        return _verdict(engine.predict_many([text])[0], limit)
     except Exception as error:  # noqa: BLE001 - becomes 500 INTERNAL for this request alone
         return EngineFailedError(type(error).__name__, place_of(error))
+
+
+def _verdict(analysis: Analysis, limit: float | None) -> Outcome:
+    if limit is not None:
+        analysis = analysis.judged(limit)
+    return predict_body(analysis), analysis.prediction.is_spam
 
 
 def _preprocess(engine: TextEngine, text: str) -> Outcome:

@@ -22,6 +22,7 @@ from spamdetect.training.augment import Plan, copies, fragments, phrases
 from spamdetect.training.dataset import FOLDS, DataError, SpamRow, read_spam
 from spamdetect.training.linear import Fitted, Settings
 from spamdetect.training.matrix import Matrix, Progress, build, join, silent
+from spamdetect.training.profiles import measured_profiles
 
 VERSION: Final = "1.2.0"
 DEFAULTS: Final = Settings()
@@ -30,6 +31,7 @@ TEMPER: Final = 0.7
 CLIP: Final = 0.9995
 KEPT_SPAM: Final = 2
 KEPT_HAM: Final = 1
+THRESHOLD: Final = 0.5
 
 Floats = NDArray[np.float64]
 
@@ -258,6 +260,7 @@ def train(
 def finish(data: Corpus, held_out: Floats, fitted: Fitted) -> SpamModel:
     """Calibrate, choose the threshold, and round the weights to eight bits."""
     slope, offset = metrics.platt(data.labels, held_out)
+    chances = 1.0 / (1.0 + np.exp(-(slope * held_out + offset)))
     used = np.abs(fitted.weights[fitted.weights != 0])
     scale = float(np.quantile(used, CLIP)) / 127.0 if used.size else 1.0
     weights = np.clip(np.rint(fitted.weights / scale), -127, 127).astype(np.int8)
@@ -271,8 +274,9 @@ def finish(data: Corpus, held_out: Floats, fitted: Fitted) -> SpamModel:
         slope=slope,
         offset=offset,
         power=fitted.power,
-        threshold=0.5,
+        threshold=THRESHOLD,
         version=VERSION,
+        profiles=measured_profiles(data.labels, chances, THRESHOLD),
     )
 
 
