@@ -7,12 +7,12 @@ what user code is meant to catch. ``WorkflowKilledInterrupt`` is a ``BaseExcepti
 
 from __future__ import annotations
 
-import contextlib
-import pickle
 import warnings
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, Literal, Self
+from typing import Any, ClassVar, Final, Literal
+
+from guard.breaker.portable import Portable
 
 TransportSource = Literal["NETWORK_ERROR", "GATEWAY_ERROR", "BREAKER_OPEN", "AUTH_ERROR"]
 
@@ -35,40 +35,7 @@ def _page_of(error_code: str) -> str:
 _NO_DETAILS: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
-class _Portable(BaseException):
-    """Pickles and copies whole: attributes, notes and, where it survives pickling, the cause."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        state = dict(self.__dict__)
-        cause = self.__cause__
-        if cause is not None:
-            # Many exceptions can be written and not read again; one such cause would make the
-            # whole error unreadable where it arrives (a process pool hangs on that).
-            with contextlib.suppress(Exception):
-                pickle.loads(pickle.dumps(cause))  # noqa: S301  # what this line has just made
-                state["__cause__"] = cause
-        return _rebuild, (type(self), self.args, state)
-
-    def __copy__(self) -> Self:
-        clone: Self = _rebuild(type(self), self.args, dict(self.__dict__))
-        clone.__cause__ = self.__cause__
-        clone.__context__ = self.__context__
-        clone.__suppress_context__ = self.__suppress_context__
-        clone.__traceback__ = self.__traceback__
-        return clone
-
-
-def _rebuild(cls: type[Any], args: tuple[Any, ...], state: dict[str, Any]) -> Any:
-    exc: Any = cls.__new__(cls, *args)
-    exc.args = args
-    cause = state.pop("__cause__", None)
-    if cause is not None:  # setting it, even to None, hides a later context
-        exc.__cause__ = cause
-    exc.__dict__.update(state)
-    return exc
-
-
-class BreakerError(_Portable, Exception):
+class BreakerError(Portable, Exception):
     """Root of every exception of the SDK that is an ``Exception``."""
 
 
@@ -380,7 +347,7 @@ class WorkflowKilledException(GuardError):
         self.reason = reason
 
 
-class WorkflowKilledInterrupt(_Portable, BaseException):  # the contract fixes the name
+class WorkflowKilledInterrupt(Portable, BaseException):  # the contract fixes the name
     """An operator killed the workflow, before the call or in the middle of it.
 
     Not an ``Exception``: name it before a generic handler if clean-up needs it, and re-raise it.

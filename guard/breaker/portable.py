@@ -1,0 +1,40 @@
+"""Exceptions that pickle and copy whole, so that they survive the way out of a process."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from typing import Any, Self
+
+
+class Portable(BaseException):
+    """Pickles and copies whole: attributes, notes and, where it survives pickling, the cause."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        state = dict(self.__dict__)
+        cause = self.__cause__
+        if cause is not None:
+            # Many exceptions can be written and not read again; one such cause would make the
+            # whole error unreadable where it arrives (a process pool hangs on that).
+            with contextlib.suppress(Exception):
+                pickle.loads(pickle.dumps(cause))  # noqa: S301  # what this line has just made
+                state["__cause__"] = cause
+        return _rebuild, (type(self), self.args, state)
+
+    def __copy__(self) -> Self:
+        clone: Self = _rebuild(type(self), self.args, dict(self.__dict__))
+        clone.__cause__ = self.__cause__
+        clone.__context__ = self.__context__
+        clone.__suppress_context__ = self.__suppress_context__
+        clone.__traceback__ = self.__traceback__
+        return clone
+
+
+def _rebuild(cls: type[Any], args: tuple[Any, ...], state: dict[str, Any]) -> Any:
+    exc: Any = cls.__new__(cls, *args)
+    exc.args = args
+    cause = state.pop("__cause__", None)
+    if cause is not None:  # setting it, even to None, hides a later context
+        exc.__cause__ = cause
+    exc.__dict__.update(state)
+    return exc
