@@ -287,11 +287,6 @@ class Capabilities(Struct):
     server_time_ms: int = 0
 
 
-ControlType = Literal[
-    "hello", "kill", "pause", "resume", "revive", "budget", "policy", "approval", "ping"
-]
-
-
 class ControlMessage(Struct, omit_defaults=True):
     """One message of the control channel.
 
