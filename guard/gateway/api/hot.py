@@ -156,7 +156,8 @@ class HotRoutes:
         if identity.hmac_secret is not None:
             await self._authenticator.check_signature(identity, scope, headers, raw)
         body = decoded(headers, raw, bytes_max)
-        held.grow(len(body))
+        if body is not raw:
+            held.grow(len(body))
         idempotency_key = headers.get(b"idempotency-key")
         request = Request(
             organisation_id=identity.organisation_id,

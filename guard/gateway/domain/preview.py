@@ -81,7 +81,7 @@ class _Kept(Struct):
 def _size_of(call: wire.GateRequest) -> int:
     """Estimate a call's bytes in memory: its texts at their widest, and what holds them."""
     texts = (call.function, call.model, call.tool_name or "", call.workflow_id or "", *call.tools)
-    return 1000 + sum(4 * len(text) + 60 for text in texts)
+    return 1000 + 60 * len(texts) + 4 * sum(map(len, texts))
 
 
 def compare(
