@@ -46,6 +46,7 @@ SLOTS: Final = (
     "amount", "big", "date", "hi", "bye", "tail",
 )  # fmt: skip
 TRIES: Final = 12  # to make a text that was not made before
+TELLING: Final = 60  # characters; shorter fraud may say too little without its link
 _LABELS: Final[Mapping[str, Label]] = {"-": "ham", "!": "spam"}
 _CHOICE: Final = re.compile(r"\{([^{}]*)\}")
 _SLOT: Final = re.compile(r"<([a-z]+)>")
@@ -66,6 +67,7 @@ _PATHS: Final = (
     "account", "app", "faq", "help", "info", "login", "my", "news", "orders", "pay", "service",
     "status", "support", "t", "track", "contact",
 )  # fmt: skip
+_BOXES: Final = ("claims", "contact", "desk", "hr", "info", "mail", "office", "payments", "team")
 _LURES: Final = (
     "access", "alert", "bonus", "check", "claim", "client", "confirm", "delivery", "fast", "fee",
     "gift", "help", "id", "info", "invest", "job", "login", "my", "now", "official", "online",
@@ -239,7 +241,8 @@ def _without_link(body: str, random: Random) -> str:
     shape = random.random()
     if shape < 0.12:
         return body.replace("<link>", "<phone>")
-    return body.removesuffix("<link>").rstrip(" :") if shape < 0.24 else body
+    bare = body.removesuffix("<link>").rstrip(" :：")
+    return bare if shape < 0.24 and len(bare) >= TELLING else body
 
 
 def _space(found: re.Match[str]) -> str:
@@ -271,7 +274,7 @@ def _slot(
     if name == "link":
         return _link(template.label, slots["tld"], random)
     if name == "mail":
-        return f"{random.choice(_PATHS)}@{_host(slots['tld'], random)}"
+        return f"{random.choice(_BOXES)}@{_host(slots['tld'], random)}"
     if name == "code":
         return random.choice(
             ["####", "######", "######", "######", "###-###", "### ###", "########"]
