@@ -7,40 +7,33 @@ import contextlib
 import functools
 import logging
 import random
-import ssl
 import time
 from collections.abc import Callable
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import urlsplit
 
 import msgspec
-import websockets
-from websockets.asyncio.client import ClientConnection, connect
-from websockets.frames import Frame, Opcode
 
 from guard.breaker.exceptions import GuardError
 from guard.core import wire
 from guard.core.retry import Backoff
 from guard.core.signing import verify_frame
-from guard.settings import Settings, is_loopback
+from guard.settings import Settings
 from guard.transport.client import GatewayClient
+
+if TYPE_CHECKING:  # loaded when a socket is opened; `init` does not wait for that
+    from websockets.asyncio.client import ClientConnection
 
 logger = logging.getLogger("guard.control")
 
-# At debug level the library logs the handshake's headers, and one of them is the key.
-_quiet = logging.getLogger("guard.control.websocket")
-_quiet.setLevel(logging.INFO)
-
 Channel = Literal["none", "websocket", "poller"]
 
-PING_INTERVAL_S: Final = 5.0
-PING_TIMEOUT_S: Final = 5.0
 RECONNECT: Final = Backoff(base_s=0.2, cap_s=10.0)
 RECONNECT_WITHOUT_POLL: Final = Backoff(base_s=0.2, cap_s=2.0)
 """Without the poller nobody listens meanwhile, so hurry more."""
-_OPEN_TIMEOUT_S: Final = 5.0
-_CLOSE_TIMEOUT_S: Final = 0.5
-_FRAME_BYTES_MAX: Final = 256 * 1024
+_FIRST_POLL_S: Final = 1.0
+"""How long the socket is not opened while the poller reads what stands."""
+
 _POLL_WAIT_MS: Final = 10_000
 _STABLE_S: Final = 5.0
 _CLOCK_TOLERANCE_MS: Final = 2_000
@@ -54,42 +47,6 @@ class _SignedFrame(msgspec.Struct):
 
 class ChannelError(Exception):
     """The channel has to be opened anew."""
-
-
-class _Connect(connect):
-    """Opens the socket where it was asked to, and nowhere else."""
-
-    def process_redirect(self, exc: Exception) -> Exception | str:
-        """Take a redirect for a failure: the handshake carries the key, which is not another's."""
-        return exc
-
-
-class _EagerConnection(ClientConnection):
-    """Shows text frames to ``apply_eagerly`` while their bytes are being read.
-
-    The usual way, through a future and another turn of the loop, costs up to three more waits for
-    the interpreter's lock (5 ms each) when the body that is to be stopped computes in Python.
-    """
-
-    def __init__(
-        self, apply_eagerly: Callable[[list[bytes]], None], *args: Any, **kwargs: Any
-    ) -> None:
-        super().__init__(*args, **kwargs)
-        self._apply_eagerly = apply_eagerly
-        self._came: list[bytes] = []
-
-    def data_received(self, data: bytes) -> None:
-        """Process what has come over the network."""
-        super().data_received(data)
-        if self._came:
-            frames, self._came = self._came, []
-            self._apply_eagerly(frames)
-
-    def process_event(self, event: Any) -> None:
-        """Process one incoming event."""
-        super().process_event(event)
-        if isinstance(event, Frame) and event.opcode is Opcode.TEXT and event.fin:
-            self._came.append(bytes(event.data))
 
 
 class Subscriber:
@@ -136,6 +93,11 @@ class Subscriber:
         reconnect = RECONNECT if mode == "auto" else RECONNECT_WITHOUT_POLL
         attempt = 0
         try:
+            if mode == "auto":
+                self._start_fallback_poll()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_FIRST_POLL_S):
+                        await self._caught_up.wait()
             while True:
                 if mode == "auto":
                     self._start_fallback_poll()  # at once: it listens during the pause as well
@@ -144,7 +106,7 @@ class Subscriber:
                 self._up_since_s = None
                 try:
                     await self._listen()
-                except (OSError, TimeoutError, ChannelError, websockets.WebSocketException) as exc:
+                except (OSError, TimeoutError, ChannelError) as exc:
                     logger.debug("control socket: %s: %s", type(exc).__name__, exc)
                 except Exception:
                     logger.exception("control socket")  # a mistake must not end the channel
@@ -182,48 +144,43 @@ class Subscriber:
             await asyncio.gather(task, return_exceptions=True)
 
     async def _listen(self) -> None:
+        from guard.control import control_socket
+
         settings = self._settings
         parts = urlsplit(settings.api_url)
-        secure = parts.scheme == "https"
         position = self._position()
         path = f"{parts.path}{wire.CONTROL_WS_PATH}?after={position[0]}"
-        url = f"{'wss' if secure else 'ws'}://{parts.netloc}{path}"
+        url = f"{'wss' if parts.scheme == 'https' else 'ws'}://{parts.netloc}{path}"
         # The URI is signed as the gateway checks it.
-        headers, nonce = self._client.signer.headers("GET", url, b"")
-        async with _Connect(
-            url,
-            additional_headers={
-                wire.HEADER_API_KEY: settings.api_key,
-                wire.HEADER_PROTOCOL: str(wire.PROTOCOL_VERSION),
-                **headers,
-            },
-            subprotocols=[websockets.Subprotocol(wire.CONTROL_SUBPROTOCOL)],
-            ssl=ssl.create_default_context() if secure else None,
-            proxy=None if is_loopback(parts.hostname or "") else True,
-            open_timeout=_OPEN_TIMEOUT_S,
-            ping_interval=PING_INTERVAL_S,
-            ping_timeout=PING_TIMEOUT_S,
-            close_timeout=_CLOSE_TIMEOUT_S,
-            max_size=_FRAME_BYTES_MAX,
-            compression=None,
-            logger=_quiet,
-            create_connection=functools.partial(
-                _EagerConnection, functools.partial(self._apply_eagerly, nonce)
-            ),  # type: ignore[arg-type]  # called like the class
-        ) as socket:
-            self._socket = socket
-            try:
-                hello = self._open_frame(await socket.recv(), nonce)
-                self._greeted(hello, position)
+        signature, nonce = self._client.signer.headers("GET", url, b"")
+        headers = {
+            wire.HEADER_API_KEY: settings.api_key,
+            wire.HEADER_PROTOCOL: str(wire.PROTOCOL_VERSION),
+            **signature,
+        }
+        eagerly = functools.partial(self._apply_eagerly, nonce)
+        try:
+            async with control_socket.open_socket(url, headers, eagerly) as socket:
+                await self._listen_on(socket, nonce, position)
+        except control_socket.Closed:
+            raise ChannelError("the gateway closed the control socket") from None
+        except control_socket.Failure as exc:
+            raise ChannelError(f"{type(exc).__name__}: {exc}") from None
+
+    async def _listen_on(
+        self, socket: ClientConnection, nonce: str, position: tuple[int, str]
+    ) -> None:
+        self._socket = socket
+        try:
+            hello = self._open_frame(await socket.recv(), nonce)
+            self._greeted(hello, position)
+            self._note_position(hello.seq)
+            while True:
+                await self._take_what_came(socket, nonce)
                 self._note_position(hello.seq)
-                while True:
-                    await self._take_what_came(socket, nonce)
-                    self._note_position(hello.seq)
-            except websockets.ConnectionClosedOK:
-                raise ChannelError("the gateway closed the control socket") from None
-            finally:
-                self._socket = None
-                self._greeted_here = False
+        finally:
+            self._socket = None
+            self._greeted_here = False
 
     def _greeted(self, hello: wire.ControlMessage, position: tuple[int, str]) -> None:
         if hello.type != "hello":

@@ -16,8 +16,6 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final
 
-import wrapt
-
 from guard.instrumentation.observer import Observer
 
 logger = logging.getLogger("guard.instrumentation")
@@ -47,6 +45,8 @@ def active() -> Observer | None:
 def install(observer: Observer) -> None:
     """Observe the clients, also those made before; again changes nothing."""
     global _active
+    import wrapt  # takes as long as a probe of the gateway, which runs beside it
+
     with _lock:
         _active = observer
         for name in _HOOKS:

@@ -9,12 +9,12 @@ from typing import Final, cast
 from urllib.parse import urlsplit
 
 import attrs
-import httpx
 
 from guard.breaker.exceptions import GuardTransportError
 from guard.core import wire
 from guard.scope.scope import OWN_TRAFFIC
 from guard.settings import Settings, is_loopback, require_secure
+from guard.transport.lean_httpx import httpx
 from guard.transport.replies import Reply
 from guard.transport.signer import Signer
 from guard.version import __version__
@@ -81,7 +81,7 @@ class GatewayHttp:
             # A proxy from the environment must not see traffic that is meant for this machine.
             trust_env=not is_loopback(host),
             follow_redirects=False,
-            timeout=None,  # noqa: S113  # the caller's total deadline, instead of one per read
+            timeout=None,  # the caller's total deadline, instead of one per read
             limits=httpx.Limits(
                 max_connections=_CONNECTIONS_MAX, max_keepalive_connections=_CONNECTIONS_KEPT
             ),

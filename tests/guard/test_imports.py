@@ -156,6 +156,17 @@ def test_a_handler_of_errors_needs_no_http_client() -> None:
     assert not loaded & {"httpx", "websockets", "msgspec", "asyncio"}
 
 
+def test_a_session_with_the_gateway_loads_no_command_line() -> None:
+    """httpx loads rich, click and pygments where they are installed; that takes longer than it."""
+    loaded = loaded_by(
+        "import guard.runtime.session, httpx\n"
+        "assert callable(httpx.main) and httpx.Client().close() is None"
+    )
+    assert "httpx" in loaded
+    assert not {name.partition(".")[0] for name in loaded} & {"rich", "click", "pygments"}
+    assert "websockets" not in loaded, "only an open socket needs it"
+
+
 def test_import_spamdetect_loads_neither_classifier_nor_service() -> None:
     loaded = loaded_by("import spamdetect")
     assert not {name for name in loaded if name.startswith(("spamdetect.engine", "numpy"))}
@@ -518,11 +529,11 @@ def test_the_sdk_imports_its_own_dependencies_only() -> None:
 
 def test_the_arrow_reader_sees_what_python_sees() -> None:
     """The reader above is not blind: a module's eager arrows are what its import really loads."""
-    importlib.import_module("guard.transport.http")
+    importlib.import_module("guard.transport.lean_httpx")
     eager = {
         arrow.target
         for arrow in ARROWS
-        if arrow.source == "guard.transport.http" and not arrow.lazy and not arrow.typing_only
+        if arrow.source == "guard.transport.lean_httpx" and not arrow.lazy and not arrow.typing_only
     }
-    assert {"guard.core.wire", "guard.settings", "httpx"} <= eager
+    assert {"sys", "httpx"} <= eager
     assert eager - {"__future__"} <= sys.modules.keys()

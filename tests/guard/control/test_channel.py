@@ -15,7 +15,7 @@ import pytest
 import guard
 from guard import WorkflowKilledInterrupt
 from guard.breaker.exceptions import WorkflowPausedException
-from guard.control import subscriber
+from guard.control import control_socket, subscriber
 from guard.core import wire
 from guard.core.control import ControlState
 from guard.gateway.embedded import run_gateway
@@ -107,15 +107,15 @@ class TestModes:
 def test_the_poller_takes_over_and_hands_back(
     start: Start, tenant: Any, proxy: ChaosProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    connects = subscriber.connect
+    open_socket = control_socket.open_socket
     away = threading.Event()
 
-    def sometimes(uri: str, **options: Any) -> Any:
+    def sometimes(*args: Any) -> Any:
         if away.is_set():
             raise OSError("no WebSocket gets through here")
-        return connects(uri, **options)
+        return open_socket(*args)
 
-    monkeypatch.setattr(subscriber, "connect", sometimes)
+    monkeypatch.setattr(control_socket, "open_socket", sometimes)
     runtime = start(api_url=proxy.url)
     until(lambda: channel(runtime) == "websocket", WAIT_S)
     away.set()
@@ -135,8 +135,8 @@ def test_a_half_open_connection_is_noticed(
     start: Start, tenant: Any, proxy: ChaosProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The peer is gone and says nothing: no reset, no close, only silence."""
-    monkeypatch.setattr(subscriber, "PING_INTERVAL_S", 0.3)
-    monkeypatch.setattr(subscriber, "PING_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(control_socket, "PING_INTERVAL_S", 0.3)
+    monkeypatch.setattr(control_socket, "PING_TIMEOUT_S", 0.3)
     monkeypatch.setattr(subscriber, "_OPEN_TIMEOUT_S", 1.0)
     runtime = start(api_url=proxy.url, timeout_ms=500)
     until(lambda: channel(runtime) == "websocket", WAIT_S)

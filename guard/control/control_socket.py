@@ -1,0 +1,97 @@
+"""The WebSocket of the control channel. Imports ``websockets``, which only its use needs."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import ssl
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import websockets
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.frames import Frame, Opcode
+
+from guard.core import wire
+from guard.settings import is_loopback
+
+Closed = websockets.ConnectionClosedOK
+"""The gateway has closed the socket in order."""
+
+Failure = websockets.WebSocketException
+"""Whatever else can go wrong, beside errors of the network."""
+
+PING_INTERVAL_S: Final = 5.0
+PING_TIMEOUT_S: Final = 5.0
+_OPEN_TIMEOUT_S: Final = 5.0
+_CLOSE_TIMEOUT_S: Final = 0.5
+_FRAME_BYTES_MAX: Final = 256 * 1024
+
+# At debug level the library logs the handshake's headers, and one of them is the key.
+_quiet = logging.getLogger("guard.control.websocket")
+_quiet.setLevel(logging.INFO)
+
+
+class Connect(connect):
+    """Opens the socket where it was asked to, and nowhere else."""
+
+    def process_redirect(self, exc: Exception) -> Exception | str:
+        """Take a redirect for a failure: the handshake carries the key, which is not another's."""
+        return exc
+
+
+def open_socket(
+    url: str, headers: Mapping[str, str], apply_eagerly: Callable[[list[bytes]], None]
+) -> Connect:
+    """Return an async context manager of the control socket.
+
+    Args:
+        url: of the socket.
+        headers: of the handshake.
+        apply_eagerly: called with text frames as soon as their bytes have been read.
+    """
+    parts = urlsplit(url)
+    return Connect(
+        url,
+        additional_headers=headers,
+        subprotocols=[websockets.Subprotocol(wire.CONTROL_SUBPROTOCOL)],
+        ssl=ssl.create_default_context() if parts.scheme == "wss" else None,
+        proxy=None if is_loopback(parts.hostname or "") else True,
+        open_timeout=_OPEN_TIMEOUT_S,
+        ping_interval=PING_INTERVAL_S,
+        ping_timeout=PING_TIMEOUT_S,
+        close_timeout=_CLOSE_TIMEOUT_S,
+        max_size=_FRAME_BYTES_MAX,
+        compression=None,
+        logger=_quiet,
+        create_connection=functools.partial(_EagerConnection, apply_eagerly),  # type: ignore[arg-type]  # called like the class
+    )
+
+
+class _EagerConnection(ClientConnection):
+    """Shows text frames to ``apply_eagerly`` while their bytes are being read.
+
+    The usual way, through a future and another turn of the loop, costs up to three more waits for
+    the interpreter's lock (5 ms each) when the body that is to be stopped computes in Python.
+    """
+
+    def __init__(
+        self, apply_eagerly: Callable[[list[bytes]], None], *args: Any, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._apply_eagerly = apply_eagerly
+        self._came: list[bytes] = []
+
+    def data_received(self, data: bytes) -> None:
+        """Process what has come over the network."""
+        super().data_received(data)
+        if self._came:
+            frames, self._came = self._came, []
+            self._apply_eagerly(frames)
+
+    def process_event(self, event: Any) -> None:
+        """Process one incoming event."""
+        super().process_event(event)
+        if isinstance(event, Frame) and event.opcode is Opcode.TEXT and event.fin:
+            self._came.append(bytes(event.data))
