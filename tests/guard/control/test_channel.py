@@ -137,7 +137,7 @@ def test_a_half_open_connection_is_noticed(
     """The peer is gone and says nothing: no reset, no close, only silence."""
     monkeypatch.setattr(control_socket, "PING_INTERVAL_S", 0.3)
     monkeypatch.setattr(control_socket, "PING_TIMEOUT_S", 0.3)
-    monkeypatch.setattr(subscriber, "_OPEN_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(control_socket, "_OPEN_TIMEOUT_S", 1.0)
     runtime = start(api_url=proxy.url, timeout_ms=500)
     until(lambda: channel(runtime) == "websocket", WAIT_S)
     proxy.fault = "hang"
