@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +14,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from spamdetect._exchange import FEEDBACK_PATH, PREDICT_PATH, PREPROCESS_PATH
-from spamdetect.engine.pool import engine_pool
 from spamdetect.errors import SpamConfigError
 from spamdetect.models import ErrorCode
 from spamdetect.service.hot import HotRoutes, HotState
@@ -23,6 +21,7 @@ from spamdetect.service.keys import KeyStore, StoreError
 from spamdetect.service.limits import Allowance, Limits, MemoryLimits
 from spamdetect.service.metrics import Metrics
 from spamdetect.service.openapi import openapi_document
+from spamdetect.service.processes import EngineProcesses
 from spamdetect.service.respond import RefusalError, envelope
 from spamdetect.service.settings import ServiceSettings, read_service_settings
 from spamdetect.service.work import TextEngine, WorkerPool
@@ -77,11 +76,11 @@ class SpamService:
         """
         async with contextlib.AsyncExitStack() as stack:
             settings = self.settings
-            engine, make_processes = self._engine, None
+            engine, processes = self._engine, None
             if engine is None:
                 if settings.processes:
-                    make_processes = functools.partial(
-                        engine_pool, settings.processes, settings.model_path, settings.threshold
+                    processes = EngineProcesses(
+                        settings.processes, settings.model_path, settings.threshold
                     )
                 engine = await asyncio.to_thread(_load_engine, settings)
             store = await open_store(settings.database_url)
@@ -92,10 +91,10 @@ class SpamService:
             stack.push_async_callback(limits.close)
             workers = WorkerPool(
                 engine,
-                settings.processes if make_processes else settings.workers,
+                settings.processes if processes else settings.workers,
                 settings.max_pending,
                 settings.max_queue_wait_ms / 1000,
-                make_processes,
+                processes,
             )
             stack.push_async_callback(workers.close)
             await workers.warm_up()

@@ -11,9 +11,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, Protocol
 
 import attrs
@@ -69,6 +68,16 @@ class TextEngine(Protocol):
         """Classify a batch."""
 
 
+class BatchRunner(Protocol):
+    """What the pool needs of :class:`spamdetect.service.processes.EngineProcesses`."""
+
+    async def analyse(self, items: list[Item]) -> list[Outcome]:
+        """Analyse a batch."""
+
+    async def close(self) -> None:
+        """End the processes."""
+
+
 @attrs.define(eq=False, slots=True)
 class _Job:
     text: str = attrs.field(repr=False)
@@ -89,8 +98,8 @@ class WorkerPool:
         workers: Threads.
         max_pending: Most jobs waiting.
         max_wait_s: Longest estimated wait in seconds.
-        make_processes: Makes a pool of as many processes as ``workers`` to run the engine in,
-            instead of threads.
+        processes: As many processes as ``workers`` to run the engine in, instead of threads;
+            closed with the pool.
     """
 
     def __init__(
@@ -99,14 +108,14 @@ class WorkerPool:
         workers: int,
         max_pending: int,
         max_wait_s: float,
-        make_processes: Callable[[], ProcessPoolExecutor] | None = None,
+        processes: BatchRunner | None = None,
     ) -> None:
         self._engine = engine
         self._workers = workers
         self._max_pending = max_pending
         self._max_wait_s = max_wait_s
-        self._make_processes = make_processes
-        self._processes = make_processes() if make_processes else None
+        self._processes = processes
+        self._running: set[asyncio.Future[list[Outcome]]] = set()
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="spamdetect-engine")
         self._queue: deque[_Job] = deque()
         self._queued_chars = 0
@@ -194,7 +203,8 @@ class WorkerPool:
         self._queue.clear()
         await asyncio.to_thread(self._threads.shutdown)
         if self._processes is not None:
-            await asyncio.to_thread(self._processes.shutdown, cancel_futures=True)
+            await asyncio.gather(*self._running, return_exceptions=True)
+            await self._processes.close()
 
     def _start_batch(self) -> None:
         batch: list[_Job] = []
@@ -219,6 +229,7 @@ class WorkerPool:
         started_s = self._busy_since_s = time.perf_counter()
 
         def finished(done: asyncio.Future[list[Outcome]]) -> None:
+            self._running.discard(done)
             self._busy -= 1
             self._busy_chars -= chars
             self._learn_speed((time.perf_counter() - started_s) / chars)
@@ -233,18 +244,15 @@ class WorkerPool:
                 self._start_batch()
 
         items = [(job.text, job.predict, job.threshold) for job in batch]
-        self._submit(items).add_done_callback(finished)
+        running = self._submit(items)
+        self._running.add(running)
+        running.add_done_callback(finished)
 
     def _submit(self, items: list[Item]) -> asyncio.Future[list[Outcome]]:
         loop = asyncio.get_running_loop()
-        if self._processes is None or self._make_processes is None:
-            return loop.run_in_executor(self._threads, analyse, self._engine, items)
-        try:
-            return loop.run_in_executor(self._processes, _analyse_in_worker, items)
-        except BrokenProcessPool:
-            # Its processes were killed while they had nothing to do.
-            self._processes = self._make_processes()
-            return loop.run_in_executor(self._processes, _analyse_in_worker, items)
+        if self._processes is not None:
+            return loop.create_task(self._processes.analyse(items))
+        return loop.run_in_executor(self._threads, analyse, self._engine, items)
 
     def _learn_speed(self, seconds_per_char: float) -> None:
         if self._seconds_per_char:
@@ -256,9 +264,9 @@ class WorkerPool:
         error = done.exception()
         if error is None:
             return done.result()
-        if isinstance(error, BrokenProcessPool) and self._make_processes and not self._closed:
-            # A worker process was killed, for its memory perhaps: its pool is of no more use.
-            self._processes = self._make_processes()
+        if isinstance(error, EngineFailedError):
+            # A worker process was killed, for its memory perhaps.
+            return [error] * texts
         return [EngineFailedError(type(error).__name__, "a worker")] * texts
 
 
@@ -271,12 +279,6 @@ def analyse(engine: TextEngine, items: Sequence[Item]) -> list[Outcome]:
     """
     verdicts = _predict(engine, [(text, limit) for text, predict, limit in items if predict])
     return [next(verdicts) if predict else _preprocess(engine, text) for text, predict, _ in items]
-
-
-def _analyse_in_worker(items: Sequence[Item]) -> list[Outcome]:
-    from spamdetect.engine.pool import loaded_engine
-
-    return analyse(loaded_engine(), items)
 
 
 def _predict(engine: TextEngine, texts: list[tuple[str, float | None]]) -> Iterator[Outcome]:

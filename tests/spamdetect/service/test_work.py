@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
+import textwrap
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 
 from spamdetect.engine import Analysis, Engine, Preprocessed
+from spamdetect.service.processes import EngineProcesses
 from spamdetect.service.respond import RefusalError
 from spamdetect.service.work import EngineFailedError, WorkerPool
 from spamdetect.testing import run_service_async
@@ -178,14 +181,10 @@ async def test_an_overloaded_service_answers_fast_and_most_with_503(engine: Engi
 
 
 async def test_the_engine_runs_in_processes_and_a_killed_one_is_replaced(engine: Engine) -> None:
-    import functools
-
     import psutil
 
-    from spamdetect.engine.pool import engine_pool
-
-    make = functools.partial(engine_pool, 2)
-    pool = WorkerPool(engine, 2, 1000, 60, make)
+    processes = EngineProcesses(2)
+    pool = WorkerPool(engine, 2, 1000, 60, processes)
     await pool.warm_up()
     texts = [f"You won prize number {n}, claim it now" for n in range(200)]
     expected = [analysis.prediction.is_spam for analysis in engine.predict_many(texts)]
@@ -193,8 +192,7 @@ async def test_the_engine_runs_in_processes_and_a_killed_one_is_replaced(engine:
     assert [is_spam for _, is_spam in found] == expected
     assert b"processed_text" in (await pool.run("hello", predict=False))[0]
     for when_idle in (True, False):
-        assert pool._processes is not None
-        children = [psutil.Process(pid) for pid in pool._processes._processes]
+        children = [psutil.Process(pid) for pid in processes.pids]
         assert len(children) == 2
         for child in children:
             child.kill()
@@ -209,7 +207,43 @@ async def test_the_engine_runs_in_processes_and_a_killed_one_is_replaced(engine:
                 except EngineFailedError as error:
                     failures.append(error.kind)
         assert outcome[1] is expected[0]
-        assert set(failures) <= {"BrokenProcessPool"}
+        assert set(failures) <= {"WorkerEnded"}
         await pool.warm_up()
         assert pool.busy == 0
     await pool.close()
+
+
+async def test_a_service_that_dies_leaves_neither_workers_nor_semaphores() -> None:
+    import psutil
+
+    script = """
+        import os, psutil
+        from spamdetect import SpamClient
+        from spamdetect.testing import run_service
+
+        with run_service(processes=2) as service:
+            with SpamClient(service.base_url, service.api_key) as spam:
+                assert spam.predict("You won! Claim your free prize at http://bit.ly/x now").is_spam
+            print(*(child.pid for child in psutil.Process().children()), flush=True)
+            os._exit(3)
+    """
+    service = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", textwrap.dedent(script),
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    async with asyncio.timeout(60):
+        out, err = await service.communicate()
+    assert (service.returncode, err) == (3, b"")
+    workers = [psutil.Process(int(pid)) for pid in out.split() if psutil.pid_exists(int(pid))]
+    assert len(out.split()) == 2
+    assert not psutil.wait_procs(workers, 30)[1]
+
+
+async def test_a_text_that_no_worker_can_be_sent_fails_alone() -> None:
+    processes = EngineProcesses(1)
+    with pytest.raises(UnicodeEncodeError):
+        await processes.analyse([("half a pair \ud83d", True, None)])
+    found = await processes.analyse([("hello", True, None), ("hello", False, None)])
+    assert [isinstance(each, tuple) and each[1] for each in found] == [False, None]
+    await processes.close()
+    assert processes.pids == []
