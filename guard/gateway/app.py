@@ -69,7 +69,7 @@ class GatewayApp:
     Args:
         settings: how to run.
         clock_ms: Unix milliseconds; the machine's clock by default.
-        storage: another store than the embedded one.
+        storage: a store other than the embedded one.
     """
 
     def __init__(
@@ -159,12 +159,12 @@ class GatewayApp:
     # -- life cycle ----------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Load the price tables, open the store and start what runs beside the requests.
+        """Load the price tables, open the store and start the background tasks.
 
         Raises:
             StoreError: the store cannot be opened.
         """
-        # Off the loop, and before the first request, which would wait for it.
+        # Off the loop, and before the first request, which would have to wait for it.
         await asyncio.to_thread(load_published)
         await self.storage.open(self._committed)
         self._tasks = [
@@ -174,13 +174,13 @@ class GatewayApp:
         ]
 
     def drain(self) -> None:
-        """Stop being ready and end the control channels; open requests go on."""
+        """Report not ready and end the control channels; requests in flight continue."""
         self.draining = True
         self.hub.close()
         self.change_watcher.close()
 
     async def close(self) -> None:
-        """Stop what runs beside the requests and close the store."""
+        """Stop the background tasks and close the store."""
         while self._tasks:
             task = self._tasks.pop()
             task.cancel()
@@ -205,7 +205,7 @@ class GatewayApp:
                 await self.storage.sweep()
             except StoreError as exc:
                 logger.warning("the sweep failed: %s", exc)
-            except Exception:  # the sweeper outlives whatever one round meets
+            except Exception:  # one failed sweep does not end the sweeper
                 logger.exception("the sweep failed")
 
     # -- ASGI ----------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ class Gateway:
         self.admin = AdminClient(self.base_url, self.admin_key)
 
     def stop(self) -> None:
-        """End it: requests in flight finish, then the store is closed. Stopping twice is fine."""
+        """Finish the requests in flight, then close the store. Idempotent."""
         self.admin.close()
         loop, server = self._loop, self._server
         if loop is not None and server is not None and self._thread.is_alive():
@@ -93,8 +93,8 @@ class Gateway:
             raise
         self.base_url = server.base_url
         serving = asyncio.create_task(server.serve())
-        # The socket listens since before this thread began, so requests that come early wait in
-        # its backlog.
+        # The socket was listening before this thread began, so early requests wait in its
+        # backlog.
         self._started.set()
         await serving
 
@@ -106,7 +106,7 @@ def run_gateway(
     """Run a gateway while the block runs.
 
     Args:
-        database: the SQLite file; ``None`` makes a temporary one that goes away afterwards.
+        database: the SQLite file; ``None`` makes a temporary one, deleted afterwards.
         settings: fields of :class:`guard.gateway.settings.GatewaySettings`, and ``clock_ms`` (a
             function that returns Unix milliseconds) for tests.
 

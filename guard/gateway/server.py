@@ -1,4 +1,4 @@
-"""Runs the application on uvicorn, with deadlines and caps that uvicorn alone does not have."""
+"""Runs the application on uvicorn, with deadlines and caps that uvicorn lacks."""
 
 from __future__ import annotations
 
@@ -66,12 +66,14 @@ def base_url(listening: socket.socket) -> str:
 
 
 class _Watch:
-    """Connections of one server: scanned for stalled requests by one timer for all, and closed
-    where they are in the way of others when the server is full.
+    """The connections of one server.
+
+    One timer scans them all for stalled requests. When the server is full, one is closed to make
+    room for another.
 
     Attributes:
-        strangers: connections that have not shown a key yet, oldest first.
-        known: connections by the organisation whose key they have shown, oldest first.
+        strangers: connections that have not authenticated yet, oldest first.
+        known: authenticated connections by organisation, oldest first.
     """
 
     def __init__(self, settings: GatewaySettings) -> None:
@@ -94,7 +96,7 @@ class _Watch:
         return False
 
     def forget(self, protocol: GuardedHttpProtocol) -> None:
-        """Leave a connection out from now on."""
+        """Stop watching a connection."""
         self.protocols.discard(protocol)
         self.strangers.pop(protocol, None)
         owner = protocol.organisation_id
@@ -112,7 +114,7 @@ class _Watch:
             self.scan(loop.time())
 
     def scan(self, now: float) -> None:
-        """End what has been owed for too long."""
+        """End connections whose request has not arrived in time."""
         for protocol in list(self.protocols):
             if protocol.waiting_since is not None and (
                 now - protocol.waiting_since > self.deadline_s
@@ -124,7 +126,7 @@ class GuardedHttpProtocol(HttpToolsProtocol):
     """Ends requests whose head or body does not arrive in time, and caps heads and connections.
 
     ``waiting_since`` is when the connection, or the request now arriving, began; ``None`` while
-    nothing is owed by the client. One scan per quarter second reads it, so that a request costs
+    the gateway waits for nothing. One scan per quarter second reads it, so that a request costs
     two attribute writes and no timer.
     """
 
@@ -144,7 +146,7 @@ class GuardedHttpProtocol(HttpToolsProtocol):
         self.watch.strangers[self] = None
 
     def identified(self, organisation_id: str) -> None:
-        """A request has shown a key of this organisation."""
+        """Note that the connection carries a key of this organisation."""
         if self.organisation_id is None and self in self.watch.strangers:
             self.organisation_id = organisation_id
             del self.watch.strangers[self]
@@ -152,32 +154,32 @@ class GuardedHttpProtocol(HttpToolsProtocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is under way."""
+        """Whether no request is in flight."""
         cycle = self.cycle
         return self.waiting_since is None and (cycle is None or cycle.response_complete)
 
     def evict(self) -> None:
-        """Close the connection: others need its place."""
+        """Close the connection to make room for another."""
         self.watch.forget(self)
         self.connections.discard(self)
         self.transport.abort()
 
     def on_message_begin(self) -> None:
-        """Start the clock of a request."""
+        """Start the deadline of a request."""
         super().on_message_begin()
         self._head_bytes = 0
         self._in_head = True
         self.waiting_since = self.loop.time()
 
     def on_headers_complete(self) -> None:
-        """The head is here."""
+        """Offer the ASGI extensions to the request whose head is complete."""
         self._in_head = False
         super().on_headers_complete()
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is None:  # a WebSocket
             return
-        # Bound to this request: with pipelining, ``self.cycle`` may be a later one's by then. The
-        # cycle holds the scope: a strong reference back would leave every request to the collector.
+        # Bound to this request: with pipelining, ``self.cycle`` may be a later one's by then. Weak,
+        # because the cycle refers to the scope: a reference cycle would need the collector.
         one_write = functools.partial(self._one_write, weakref.ref(cycle))
         extensions: dict[str, Any] = {ONE_WRITE: one_write}
         if self.organisation_id is None:
@@ -185,7 +187,7 @@ class GuardedHttpProtocol(HttpToolsProtocol):
         self.scope["extensions"] = extensions
 
     def data_received(self, data: bytes) -> None:
-        """Cap the head: what arrives while it is not complete."""
+        """Cap the size of the head."""
         if self._refused:
             return
         super().data_received(data)
@@ -201,11 +203,11 @@ class GuardedHttpProtocol(HttpToolsProtocol):
         headers: list[tuple[bytes, bytes]],
         body: bytes,
     ) -> None:
-        """Write a whole answer; what uvicorn's ``send`` does in two messages and many checks."""
+        """Write a whole answer at once; uvicorn's ``send`` takes two messages and many checks."""
         cycle = cycle_ref()
         if cycle is None:
             return
-        # Also where nothing can be sent any more: no answer is missing then.
+        # Set even if the client has gone: uvicorn must not report a missing answer.
         cycle.response_started = cycle.response_complete = True
         if cycle.disconnected or self._refused or self.transport.is_closing():
             return
@@ -222,12 +224,12 @@ class GuardedHttpProtocol(HttpToolsProtocol):
         cycle.on_response()
 
     def on_message_complete(self) -> None:
-        """Stop the clock: the request is here."""
+        """End the deadline: the request is complete."""
         super().on_message_complete()
         self.waiting_since = None
 
     def handle_websocket_upgrade(self) -> None:
-        """Stop the clock: the WebSocket keeps its own."""
+        """End the deadline: the WebSocket has its own."""
         self.waiting_since = None
         self.watch.forget(self)
         super().handle_websocket_upgrade()
@@ -257,8 +259,8 @@ class GuardedHttpProtocol(HttpToolsProtocol):
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
         self.transport.write(head.encode() + body)
-        # Closing with unread data would reset the connection and may take the answer away, so
-        # what still comes is read and dropped for a moment.
+        # Closing with unread data would reset the connection and may lose the answer, so further
+        # data is read and dropped for a moment.
         with contextlib.suppress(OSError, NotImplementedError):
             self.transport.write_eof()
         self.loop.call_later(_LINGER_S, self.transport.close)
@@ -285,17 +287,17 @@ _no_debug: Final = _NoDebug()
 
 
 class GuardedSocketProtocol(WebSocketsSansIOProtocol):
-    """Adds two things to uvicorn's WebSockets.
+    """Mends two things in uvicorn's WebSockets.
 
-    A refused handshake is a finished one. uvicorn takes it so after ``websocket.close``, but after
-    ``websocket.http.response.body``, which alone can say why, it logs an error for each refusal.
+    A handshake refused by ``websocket.http.response.body``, the only way to give a reason, is
+    complete; uvicorn logs an error for it.
 
-    A connection that is given up ends, also when its peer reads nothing: closing it waits until all
-    that was written has been taken.
+    A connection that is given up is aborted soon after: a plain close waits until the peer has read
+    everything that was written.
     """
 
     def keepalive_timeout(self) -> None:
-        """Give up a peer that does not answer pings."""
+        """Abort the connection of a peer that does not answer pings."""
         super().keepalive_timeout()
         self.loop.call_later(_LINGER_S, self.transport.abort)
 
@@ -365,9 +367,9 @@ class GatewayServer:
 
 
 def tune_process() -> None:
-    """Have the collector look less often; for a process that is only a gateway.
+    """Run the garbage collector less often; for a process that is only a gateway.
 
-    Requests make no cycles, and each look at many open reservations finds nothing.
+    Requests make no cycles, so each pass over many open reservations finds nothing.
     """
     gc.collect()
     gc.freeze()

@@ -34,25 +34,25 @@ class GatewaySettings:
         database: the SQLite file.
         host: address to listen on; loopback by default, put a TLS proxy in front for others.
         port: 0 picks a free one.
-        durable: sync each commit to the disk, so that power loss takes nothing away.
+        durable: sync each commit to the disk, so that power loss loses nothing.
         public_url: the URL that clients use, when a proxy stands in front; needed for signed
             requests, whose signature covers the URI.
         request_deadline_ms: how long a request's head and body may take to arrive.
         connections_max: connections at once; more are refused with 503.
-        control_ping_interval_ms: how often the control channel says that it is alive.
-        sweep_interval_ms: how often holds are expired when nothing else happens.
+        control_ping_interval_ms: how often the control channel sends a ping.
+        sweep_interval_ms: how often reservations are expired when nothing else happens.
         retention_days: how long events, closed reservations, runs and the like are kept, and the
-            current month at least; 0 keeps everything. Sums that the ledger needs stay.
+            current month at least; 0 keeps everything. Totals that the ledger needs stay.
         audit_retention_days: how long the audit log is kept; 0 keeps all of it.
         drain_timeout_ms: how long open requests may take to finish at shutdown.
-        max_batch_events, max_batch_bytes, max_event_bytes: what one request may hold.
-        max_pending_bytes: what all requests in hand may hold together before more are refused with
-            429; event batches may fill half of it.
+        max_batch_events, max_batch_bytes, max_event_bytes: limits of one request.
+        max_pending_bytes: maximum bytes of in-flight requests; more are refused with 429. Event
+            batches may use half of it.
         poll_wait_max_ms: longest wait of one control long poll.
         fallback_price: nano-dollars per million input and output tokens charged, and flagged,
             for models that nothing prices; never zero.
         trusted_proxies: addresses and networks of the proxies in front; from them alone the
-            ``X-Forwarded-For`` header is believed.
+            ``X-Forwarded-For`` header is trusted.
         private_webhooks: whether webhooks may go to loopback and private addresses.
         log_level: of the server's own logger.
     """
@@ -84,7 +84,7 @@ class GatewaySettings:
     log_level: str = "warning"
 
     def limits(self) -> wire.Limits:
-        """Return the limits as capabilities tell them."""
+        """Return the limits that the capabilities report."""
         return wire.Limits(
             max_batch_events=self.max_batch_events,
             max_batch_bytes=self.max_batch_bytes,

@@ -1,4 +1,4 @@
-"""Who asks: API key, protocol version, HTTP message signature, nonce."""
+"""Authentication of SDK requests: API key, protocol version, HTTP message signature, nonce."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NONCE_KEEP_MS = 2 * signing.SKEW_MAX_S * 1000
 
 
 class Identity(Struct):
-    """An SDK that has shown its key, and its signature where one is asked for."""
+    """The caller whose key a request carries."""
 
     organisation_id: str
     key_id: str
@@ -26,13 +26,13 @@ class Identity(Struct):
 
 
 class Authenticator:
-    """Checks what every SDK request carries.
+    """Checks the credentials of SDK requests.
 
     Args:
         keys: looks keys up.
         directory: remembers nonces.
         clock_ms: the gateway's clock.
-        public_url: the URL that clients sign, when it is not the one that arrives here.
+        public_url: the URL that clients sign, when a proxy passes on another one.
     """
 
     def __init__(
@@ -66,9 +66,9 @@ class Authenticator:
             )
 
     async def identify(self, headers: dict[bytes, bytes]) -> Identity:
-        """Return whose key a request shows; its body need not be there yet.
+        """Return the owner of a request's key, before its body is read.
 
-        A key with a secret also asks for :meth:`check_signature`.
+        A key with a secret also needs :meth:`check_signature`.
 
         Raises:
             ProblemError: 401 (GD-A003).
@@ -96,7 +96,7 @@ class Authenticator:
     async def authenticate(
         self, scope: Scope, headers: dict[bytes, bytes], body: bytes
     ) -> Identity:
-        """Return who asks, key and signature checked.
+        """Check key and signature, and return the caller.
 
         Raises:
             ProblemError: 401 for the key (GD-A003) or the signature (GD-A001).
@@ -107,7 +107,7 @@ class Authenticator:
         return identity
 
     async def still_valid(self, identity: Identity, headers: dict[bytes, bytes]) -> bool:
-        """Tell whether the key of an open channel is still good, and take over its expiry."""
+        """Tell whether the key of an open channel is still valid, and update its expiry."""
         api_key = headers.get(b"x-api-key", b"").decode("latin-1").strip()
         found = await self._keys.find(api_key, "sdk")
         if found is None:
@@ -118,7 +118,7 @@ class Authenticator:
     async def check_signature(
         self, identity: Identity, scope: Scope, headers: dict[bytes, bytes], body: bytes
     ) -> None:
-        """Check a request's signature and take its nonce.
+        """Check a request's signature and use up its nonce.
 
         Raises:
             ProblemError: 401 (GD-A001).

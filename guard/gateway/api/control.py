@@ -31,7 +31,7 @@ from guard.gateway.storage.port import ControlLog
 
 PAGE: Final = 500
 _ORGANISATION_SHARE: Final = 0.8
-"""Part of all connections that one organisation's control channels may take."""
+"""Share of all connections that one organisation's control channels may use."""
 _CLOSE_REVOKED: Final = 4401
 _CLOSE_OVERRUN: Final = 1013
 _CLOSE_GOING_AWAY: Final = 1012
@@ -177,7 +177,7 @@ class ControlRoutes:
     # -- long poll -----------------------------------------------------------------------------
 
     async def poll(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer with what is newer than ``after``, waiting for it up to ``wait_ms``."""
+        """Answer with the messages newer than ``after``; wait for one up to ``wait_ms``."""
         if scope["method"] != "GET":
             raise fail(405, "GD-P005", "Method not allowed", headers=[(b"allow", b"GET")])
         headers = headers_of(scope)
@@ -208,8 +208,8 @@ class ControlRoutes:
                     after = page[-1].message.seq
                 left_s = deadline - time.monotonic()
                 newest = await self._log.control_seq(identity.organisation_id)
-                # Who asks for what comes after a number that was never given has to start anew;
-                # waiting would hide every message up to that number.
+                # A client that is ahead of every number given has to start over; waiting would
+                # hide every message up to its number.
                 if own or left_s <= 0 or after > newest or self._hub.closing:
                     return wire.ControlReply(own, min(after, newest), epoch)
                 with contextlib.suppress(TimeoutError):
@@ -222,7 +222,7 @@ class ControlRoutes:
 
 
 async def _drain(receive: Receive) -> None:
-    """Read acknowledgements, which ask for nothing, until the client ends the connection."""
+    """Read and ignore acknowledgements until the client ends the connection."""
     while (await receive())["type"] != "websocket.disconnect":
         pass
 

@@ -16,7 +16,7 @@ from guard.gateway.services.metrics import CONTENT_TYPE, exposition
 
 
 class DocumentRoutes:
-    """Serves what describes the gateway to machines."""
+    """Serves the OpenAPI document and the metrics."""
 
     def __init__(self, operations: Sequence[Operation], collector: Collector) -> None:
         self._operations = operations

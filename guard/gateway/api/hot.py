@@ -1,4 +1,4 @@
-"""The routes of every call: gate, release, events. Bare ASGI."""
+"""The hot routes: gate, release, events. Bare ASGI."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ class _Held:
         self.grow(0)
 
     def grow(self, body_bytes: int) -> None:
-        """Count a body that has this many bytes by now.
+        """Count the bytes of the body that have arrived so far.
 
-        Bytes are counted as they arrive: a body that never comes takes no room.
+        They are counted on arrival, so that a body that never comes takes no room.
 
         Raises:
-            ProblemError: 429, when the requests in flight leave no room for it.
+            ProblemError: 429, when the requests in flight leave no room.
         """
         more = body_bytes + REQUEST_BYTES - self._size
         if more > 0:
@@ -132,7 +132,7 @@ class HotRoutes:
             await send_answer(scope, send, answer)
 
     async def _identify(self, scope: Scope) -> tuple[dict[bytes, bytes], Identity]:
-        """Return the headers, and whose key they show; the body need not be there yet."""
+        """Return the headers and the owner of their key, before the body is read."""
         if scope["method"] != "POST":
             raise fail(405, "GD-P005", "Method not allowed", headers=[(b"allow", b"POST")])
         headers = headers_of(scope)

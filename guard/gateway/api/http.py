@@ -21,11 +21,11 @@ PROBLEM_JSON: Final = b"application/problem+json"
 _RETRY_AFTER_MS: Final = 1000
 ONE_WRITE: Final = "guard.one_write"
 """ASGI extension of the gateway's own server: a callable that takes status, headers and body of a
-whole answer and writes them at once. Headers may not hold what a client sent."""
+whole answer and writes them at once. Headers must not contain client input."""
 
 IDENTIFIED: Final = "guard.identified"
-"""ASGI extension of the gateway's own server: a callable that takes the organisation whose key a
-request of this connection has shown."""
+"""ASGI extension of the gateway's own server: a callable to be told the organisation that the
+connection's key belongs to."""
 
 
 class ProblemError(Exception):
@@ -56,7 +56,7 @@ def headers_of(scope: Scope) -> dict[bytes, bytes]:
     """Return the headers of a request.
 
     Raises:
-        ProblemError: a header that decides something is there twice.
+        ProblemError: a significant header is repeated.
     """
     pairs: list[tuple[bytes, bytes]] = scope["headers"]
     headers = dict(pairs)
@@ -81,9 +81,8 @@ async def read_body(
     Args:
         headers: of the request.
         receive: of ASGI.
-        bytes_max: most bytes.
-        count: called with the number of bytes so far as they arrive; what it raises ends the
-            reading.
+        bytes_max: maximum size.
+        count: called with the number of bytes received so far; may raise to stop reading.
 
     Raises:
         ProblemError: too large, or the client went away.
@@ -117,10 +116,10 @@ async def read_body(
 
 
 def decoded(headers: dict[bytes, bytes], body: bytes, bytes_max: int) -> bytes:
-    """Undo the content coding, never past the cap.
+    """Decode the content coding, up to the cap.
 
     Raises:
-        ProblemError: not JSON by its type, an unknown coding, damaged, or too large unpacked.
+        ProblemError: another type than JSON, an unknown coding, damaged, or too large unpacked.
     """
     content_type = headers.get(b"content-type", b"").split(b";", 1)[0].strip().lower()
     if content_type != JSON:

@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document, made from the same types and tables that the routes are."""
+"""The OpenAPI 3.1 document, built from the types and tables that the routes use."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _BUDGET_RULES: Final = [
         ]
     },
 ]
-"""What :meth:`BudgetBody.limit` checks, which types cannot say."""
+"""What :meth:`BudgetBody.limit` checks beyond the types."""
 
 _SDK_ERRORS: Final = (400, 401, 408, 413, 503)
 _ADMIN_ERRORS: Final = (400, 401, 403, 404, 408, 503)
@@ -151,7 +151,7 @@ def _sdk_paths(by_kind: dict[str, Any]) -> dict[str, Any]:
                         (402, 403, 409, 415, 429), (idempotency,), wire.GateRequest),
         },
         wire.RELEASE_PATH: {
-            "post": sdk("release", "Give back a hold", {200: Released}, (404, 409, 415),
+            "post": sdk("release", "Release a reservation", {200: Released}, (404, 409, 415),
                         (idempotency,), wire.ReleaseRequest),
         },
         wire.EVENTS_PATH: {
@@ -162,7 +162,7 @@ def _sdk_paths(by_kind: dict[str, Any]) -> dict[str, Any]:
             "get": sdk("control", "Control messages by long poll", {200: wire.ControlReply}, (),
                        (after, wait)),
         },
-        "/healthz": {"get": plain("healthz", "Whether the process lives",
+        "/healthz": {"get": plain("healthz", "Whether the process is alive",
                                   {"200": _content("Alive", _JSON, status)})},
         "/readyz": {"get": plain("readyz", "Whether requests can be served", {
             "200": _content("Ready", _JSON, status),
@@ -210,7 +210,7 @@ def _admin(
 
 
 def _query_schema(field: dict[str, Any]) -> dict[str, Any]:
-    # A parameter that is left out is how null is said in a query.
+    # In a query, null is expressed by leaving the parameter out.
     branches = [b for b in field.get("anyOf", ()) if b != {"type": "null"}]
     if len(branches) == 1:
         return dict(branches[0])

@@ -12,7 +12,7 @@ from guard.gateway.storage.port import Storage
 
 
 class OrgView(Struct):
-    """What is in force for one organisation."""
+    """One organisation's settings, policies and prices."""
 
     settings: OrganisationSettings
     rules: list[policy.Rules]
@@ -20,7 +20,7 @@ class OrgView(Struct):
 
 
 class CatalogueCache:
-    """Reads an organisation's view once, and again after a change."""
+    """Caches each organisation's view until it changes."""
 
     def __init__(self, storage: Storage, fallback: Rates) -> None:
         self._storage = storage
@@ -29,11 +29,11 @@ class CatalogueCache:
         self._generation = 0
 
     def cached(self, organisation_id: str) -> OrgView | None:
-        """Return the view without waiting, if it is known."""
+        """Return the cached view, if there is one."""
         return self._views.get(organisation_id)
 
     async def view(self, organisation_id: str) -> OrgView:
-        """Return what is in force now."""
+        """Return the current view, reading it if needed."""
         view = self._views.get(organisation_id)
         while view is None:
             generation = self._generation
@@ -45,7 +45,7 @@ class CatalogueCache:
         return view
 
     def forget(self, organisation_id: str | None) -> None:
-        """Read again before the next use."""
+        """Drop the cached view of an organisation, or all of them."""
         self._generation += 1
         if organisation_id is None:
             self._views.clear()

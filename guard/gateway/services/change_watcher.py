@@ -1,4 +1,4 @@
-"""Tells listeners within the process that something changed for their organisation."""
+"""Wakes listeners within the process when something changes for their organisation."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class Listener:
 
 
 class ChangeWatcher:
-    """Asks the store, while anybody listens, how far each listened-to organisation is.
+    """Polls the watermarks of the organisations that have listeners, and wakes them on a change.
 
-    One cheap query per organisation and interval, however many listeners it has; it works the same
+    One cheap query per organisation and interval, however many listeners it has. It also works
     with several gateways on one store.
     """
 

@@ -1,4 +1,4 @@
-"""Control messages to every open channel of this process."""
+"""Fan-out of control messages to every open channel of this process."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Subscription:
         self._queue: asyncio.Queue[wire.ControlMessage | None] = asyncio.Queue()
 
     def offer(self, message: wire.ControlMessage | None) -> None:
-        """Queue a message, or ``None`` to have the channel look at its key again."""
+        """Queue a message, or ``None`` to have the channel check its key again."""
         if self._queue.qsize() >= QUEUE_MAX:
             self.overrun = True
         else:
             self._queue.put_nowait(message)
 
     async def next(self, timeout_s: float) -> wire.ControlMessage | None:
-        """Return the next message; ``None`` asks for a look at the key.
+        """Return the next message; ``None`` asks the channel to check its key.
 
         Raises:
             TimeoutError: nothing came in time.
@@ -59,7 +59,7 @@ class Hub:
             self._subscriptions.pop(organisation_id, None)
 
     def publish(self, events: Sequence[PostCommitEvent]) -> None:
-        """Pass on what was committed."""
+        """Queue committed messages for the channels that they concern."""
         for event in events:
             if event.kind == "control" and event.organisation_id is not None:
                 for subscription in self._subscriptions.get(event.organisation_id, ()):

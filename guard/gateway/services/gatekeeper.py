@@ -50,7 +50,7 @@ class Gatekeeper:
         self._max_event_bytes = max_event_bytes
 
     async def gate(self, request: Request, call: wire.GateRequest) -> Answer:
-        """Ingest what travelled along and decide one call."""
+        """Ingest the piggybacked events and decide one call."""
         view = self._catalogue.cached(request.organisation_id)
         if view is None:
             view = await self._catalogue.view(request.organisation_id)
@@ -84,7 +84,7 @@ class Gatekeeper:
         )
 
     async def release(self, request: Request, body: wire.ReleaseRequest) -> Answer:
-        """Give back a hold."""
+        """Release a reservation."""
         return await self._ledger.release(
             ReleaseCommand(request=request, reservation_id=body.reservation_id)
         )

@@ -1,4 +1,4 @@
-"""Events checked and priced before they reach the ledger."""
+"""Checks and prices events before they reach the ledger."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def prepare(
     max_event_bytes: int,
     blocks: Callable[[wire.Event, str], bool],
 ) -> tuple[list[PricedEvent], list[wire.RejectedEvent]]:
-    """Check and price events one by one; a bad one is rejected and the others go on.
+    """Check and price events one by one; a bad one is rejected without the others.
 
-    ``blocks`` tells whether a policy blocks a tool: what ran although it is blocked is flagged.
+    ``blocks`` tells whether a policy blocks a tool; a blocked tool that ran is flagged.
     """
     priced: list[PricedEvent] = []
     rejected: list[wire.RejectedEvent] = []

@@ -19,8 +19,10 @@ _CACHE_MAX: Final = 20_000
 
 
 class NewKey(Struct):
-    """A key just made. The secrets are shown once and then only kept as a hash (the key) or for
-    checking signatures (the HMAC secret)."""
+    """A new key with its secrets, which are shown once.
+
+    Afterwards the key is stored as a hash, and the HMAC secret only to check signatures.
+    """
 
     key: Key
     api_key: str
@@ -32,7 +34,7 @@ class NewKey(Struct):
 
 
 def hash_key(api_key: str) -> bytes:
-    """Return what is stored of a key. Keys carry 256 random bits, so a plain hash is enough."""
+    """Return the hash that is stored. Keys carry 256 random bits, so a plain hash is enough."""
     return hashlib.sha256(api_key.encode("utf-8", "replace")).digest()
 
 
@@ -93,6 +95,6 @@ class KeyRing:
         return found
 
     def forget(self) -> None:
-        """Drop everything looked up so far: some key has changed."""
+        """Empty the cache, because some key has changed."""
         self._generation += 1
         self._cache.clear()

@@ -1,23 +1,23 @@
-"""Back pressure: how many bytes the requests in flight may hold together."""
+"""Back pressure: a limit on the bytes of all requests in flight."""
 
 from __future__ import annotations
 
 from typing import Final
 
 REQUEST_BYTES: Final = 4096
-"""What a request costs beside its body."""
+"""Counted for each request besides its body."""
 
 _EVENTS_SHARE: Final = 0.5
-"""Part of the room that event batches may fill, so that a flood of them never refuses a call."""
+"""Share of the limit for event batches, so that a flood of them never causes a call's refusal."""
 _OWNER_SHARE: Final = 0.5
-"""Part of either that one organisation may fill, so that it never refuses another's."""
+"""Share of either limit for one organisation, so that it never causes another's refusals."""
 
 
 class Load:
     """Counts the bytes of requests that are being read, decided or committed.
 
     Args:
-        bytes_max: most bytes in flight; a request that would go over it is to be refused.
+        bytes_max: maximum bytes in flight; a request beyond it is to be refused.
     """
 
     __slots__ = ("_by_owner", "_bytes_max", "in_flight", "refused")
@@ -29,15 +29,15 @@ class Load:
         self.refused = 0
 
     def take(self, owner: str, size: int, *, events: bool = False, held: int = 0) -> bool:
-        """Count bytes in; False, and nothing counted, when there is no room for them.
+        """Add bytes; False, and nothing added, when they do not fit.
 
-        Something always fits when nothing else is in flight.
+        A request always fits when nothing else is in flight.
 
         Args:
             owner: the organisation that the request is for.
             size: bytes to count.
             events: whether it is a batch of events.
-            held: bytes that this request has taken before.
+            held: bytes counted for this request before.
 
         >>> load = Load(16)
         >>> load.take("a", 8), load.take("a", 1), load.take("b", 8), load.take("c", 1)
@@ -55,7 +55,7 @@ class Load:
         return True
 
     def release(self, owner: str, size: int) -> None:
-        """Count bytes out: the request is answered."""
+        """Subtract the bytes of an answered request."""
         left = self._by_owner[owner] - size
         if left:
             self._by_owner[owner] = left

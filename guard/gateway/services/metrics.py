@@ -1,4 +1,4 @@
-"""Figures for Prometheus: plain counters on the hot path, collected when asked."""
+"""Metrics for Prometheus: plain counters on the hot path, collected on request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BOUNDS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 
 
 
 class Counts:
-    """What this process has done since it began. Used from the loop only."""
+    """Counters of this process. Used from the loop only."""
 
     __slots__ = ("buckets", "gate_seconds", "statuses")
 
@@ -33,7 +33,7 @@ class Counts:
         self.statuses[key] = self.statuses.get(key, 0) + 1
 
     def gated(self, seconds: float) -> None:
-        """Count how long a decision took, from the whole body to the answer."""
+        """Count the time of a decision, from the complete body to the answer."""
         self.buckets[bisect.bisect_left(_BOUNDS_S, seconds)] += 1
         self.gate_seconds += seconds
 
@@ -96,7 +96,7 @@ class GatewayCollector(Collector):
             "guard_gateway_commands", "Commands in those transactions", store["items"]
         )
         yield GaugeMetricFamily(
-            "guard_gateway_open_reservations", "Holds not yet settled", store["open_reservations"]
+            "guard_gateway_open_reservations", "Open reservations", store["open_reservations"]
         )
         yield GaugeMetricFamily(
             "guard_gateway_store_healthy", "1 while the last commit succeeded", store["healthy"]
@@ -104,7 +104,7 @@ class GatewayCollector(Collector):
 
 
 def exposition(collector: Collector) -> bytes:
-    """Return the figures in Prometheus' text format."""
+    """Return the metrics in Prometheus' text format."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)
     return generate_latest(registry)

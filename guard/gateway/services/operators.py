@@ -36,7 +36,7 @@ class WrongPasswordError(Exception):
 
 
 class ThrottledError(Exception):
-    """Too many attempts; ``retry_after_ms`` says when the next one is looked at."""
+    """Too many attempts; the next one is accepted after ``retry_after_ms``."""
 
     def __init__(self, retry_after_ms: int) -> None:
         super().__init__(f"try again in {-(-retry_after_ms // 1000)} s")
@@ -44,10 +44,10 @@ class ThrottledError(Exception):
 
 
 class Throttle:
-    """Waits that double with every failed attempt, per address and per name.
+    """Computes waits that double with every failed attempt, per address and per name.
 
     Pure: time is an argument. The wait for one name is capped low, so that a stranger cannot keep
-    an operator out for long. Counted in each process on its own.
+    an operator out for long. Each process counts on its own.
     """
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class Throttle:
 
 
 class OperatorService:
-    """Use cases around operators.
+    """Use cases of operators.
 
     Args:
         store: where operators and sessions are kept.
@@ -135,9 +135,9 @@ class OperatorService:
         if wait_ms:
             raise ThrottledError(wait_ms)
         found = await self._store.find_operator(name)
-        # A name that nobody has costs as much time as a wrong password.
+        # An unknown name takes as long as a wrong password.
         hashed = await _nobodys_hash(self._hasher) if found is None else found[1]
-        # Counted before the check, so that attempts made at once do not pass beside the count.
+        # Counted before the check, so that concurrent attempts are counted too.
         self._throttle.failed(self._passed_ms(), address, name)
         if not await self._matches(hashed, password) or found is None:
             raise WrongPasswordError
@@ -171,7 +171,7 @@ class OperatorService:
             return False
 
     async def session(self, token: str) -> Session | None:
-        """Return the session of a token while it is good."""
+        """Return the session of a token while it is valid."""
         found = await self._store.find_session(token_hash(token))
         now_ms = self._clock_ms()
         if found is None or found.expires_at_ms <= now_ms or found.seen_at_ms + IDLE_MS <= now_ms:
@@ -191,7 +191,7 @@ def actor_name(operator: Operator) -> str:
 
 
 def token_hash(token: str) -> bytes:
-    """Return what is stored of a session's token, which carries 256 random bits."""
+    """Return the hash that is stored of a session's token (256 random bits)."""
     return hashlib.sha256(token.encode("utf-8", "replace")).digest()
 
 

@@ -23,7 +23,7 @@ _CACHE_MAX: Final = 10_000
 
 
 class PriceBook:
-    """Prices in force for one organisation.
+    """The prices of one organisation.
 
     Args:
         prices: the operator's prices; one for model ``"*"`` is the default for unknown models.
@@ -47,7 +47,7 @@ class PriceBook:
         return self._known[key]
 
     def cost(self, usage: LlmData) -> tuple[int, str]:
-        """Return what a reported call costs, and where that comes from.
+        """Return the cost of a reported call and the source of its price.
 
         A call without a known price is charged the fallback: never free, never lost.
         """
@@ -59,7 +59,7 @@ class PriceBook:
     def declared(
         self, model: str, max_input: int | None, max_output: int | None, *, strict: bool
     ) -> int | None:
-        """Return the hold that a model and declared maxima ask for, or ``None`` to estimate."""
+        """Return what to reserve for a model and declared maxima, or ``None`` to estimate it."""
         key = (model, max_input, max_output, strict)
         if key not in self._declared:
             if len(self._declared) >= _CACHE_MAX:

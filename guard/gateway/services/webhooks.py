@@ -44,7 +44,7 @@ def check_url(url: str, *, private: bool = False) -> None:
     try:
         parts = httpx.URL(url)
         host = parts.host.rstrip(".")
-    except (httpx.InvalidURL, UnicodeError):  # a host that IDNA refuses is the latter
+    except (httpx.InvalidURL, UnicodeError):  # IDNA raises the latter
         raise ValueError("the URL is not valid") from None
     if parts.userinfo:
         raise ValueError("the URL may not hold credentials")
@@ -63,7 +63,7 @@ def check_url(url: str, *, private: bool = False) -> None:
 
 
 def is_public(address: Address) -> bool:
-    """Tell whether an address is one of the public internet, also behind a transition prefix."""
+    """Tell whether an address is public, and the one embedded in a transition prefix too."""
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
             return is_public(address.ipv4_mapped)
@@ -88,11 +88,10 @@ def signature(secret: str, message_id: str, timestamp_s: int, body: bytes) -> st
 
 
 class WebhookSender:
-    """Sends what is due until cancelled. No message can hold up another organisation's for long.
+    """Sends due messages until cancelled. No organisation can delay another's for long.
 
     Args:
-        catalogue: holds the queue; a message leaves it when it was answered with 2xx, or when it
-            has failed for the last time.
+        catalogue: the queue; a message leaves it after a 2xx answer or its last failed attempt.
         clock_ms: the gateway's clock.
         private: whether messages may go to loopback and private addresses.
     """
@@ -178,7 +177,7 @@ class WebhookSender:
         extensions = {}
         if not self._private:
             check_url(due.url)
-            # Connect to the very address that was checked: a second look-up could name another.
+            # Connect to the address that was checked: a second look-up could return another.
             headers["host"] = url.netloc.decode("ascii")
             extensions["sni_hostname"] = url.raw_host.decode("ascii")
             url = url.copy_with(host=await _public_address(url))

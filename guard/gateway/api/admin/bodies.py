@@ -25,7 +25,7 @@ NanoLimit = Annotated[int, Meta(ge=0, le=NANOUSD_MAX)]
 
 
 class Strict(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A body in which an unknown field is a mistake."""
+    """A body in which unknown fields are refused."""
 
 
 class NoQuery(Struct):
@@ -64,7 +64,7 @@ class NewKeyBody(Strict, kw_only=True):
 
 
 class RotateBody(Strict, kw_only=True):
-    """How long the old key stays good beside its successor."""
+    """How long the old key stays valid beside its successor."""
 
     overlap_ms: Annotated[int, Meta(ge=0, le=90 * 86_400_000)] = 0
 
@@ -93,7 +93,7 @@ class BudgetBody(Strict, kw_only=True):
         """Return the limit in nano-dollars.
 
         Raises:
-            ValueError: not exactly one of the two limits is there, or the scope makes no sense.
+            ValueError: not exactly one of the two limits is given, or the scope is contradictory.
         """
         if (self.limit_nanousd is None) == (self.limit_cents is None):
             raise ValueError("give exactly one of limit_nanousd and limit_cents")
@@ -156,7 +156,7 @@ class PriceBody(Strict, kw_only=True):
 
 
 class ControlBody(Strict, kw_only=True):
-    """An order. Without ``workflow_id`` and ``run_id`` it is about everything."""
+    """A directive. Without ``workflow_id`` and ``run_id`` it applies to everything."""
 
     action: Literal["kill", "pause", "resume", "revive"]
     workflow_id: Target | None = None
@@ -173,7 +173,7 @@ class ApprovalBody(Strict, kw_only=True):
 
 
 class WebhookBody(Strict, kw_only=True):
-    """Where notices go. An empty ``types`` means all of them."""
+    """Where notices are sent. An empty ``types`` means all of them."""
 
     url: Annotated[str, Meta(max_length=2048, pattern=_WEBHOOK_URL)]
     types: Annotated[list[Label], Meta(max_length=50)] = []
@@ -188,7 +188,7 @@ class CreatedWebhook(Struct, kw_only=True):
 
 
 class UsageQuery(Struct, kw_only=True):
-    """What to sum, and over which time (by default all of it)."""
+    """How to group usage, and over which time (default: all of it)."""
 
     group_by: Literal["workflow", "run", "agent", "chain", "key", "model", "provider", "type",
                       "hour", "day", "total"] = "workflow"  # fmt: skip
@@ -248,7 +248,7 @@ class ApplyPolicy(PolicyBody, kw_only=True):
 
 
 class ApplyBody(Strict, kw_only=True):
-    """Everything that is to be in force."""
+    """The complete set of rules to activate."""
 
     budgets: Annotated[list[BudgetBody], Meta(max_length=1000)] = []
     policies: Annotated[list[ApplyPolicy], Meta(max_length=1000)] = []
@@ -258,7 +258,7 @@ class ApplyBody(Strict, kw_only=True):
 
 
 class Plan(Struct, kw_only=True):
-    """What was, or would be, changed."""
+    """The changes that were, or would be, made."""
 
     dry_run: bool
     changed: int

@@ -1,4 +1,4 @@
-"""What operators can do: the handlers of the admin operations."""
+"""Handlers of the admin operations."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ class AdminHandlers:
             reason=wanted.reason,
         )
 
-    # -- figures -------------------------------------------------------------------------------
+    # -- usage and audit -----------------------------------------------------------------------
 
     async def usage(self, call: Call) -> list[records.UsageRow]:
         query: bodies.UsageQuery = call.query
@@ -289,7 +289,7 @@ def as_budget(organisation_id: str, body: bodies.BudgetBody) -> records.Budget:
     """Build a budget from its body.
 
     Raises:
-        ValueError: the limit or the scope makes no sense.
+        ValueError: the limit or the scope is contradictory.
     """
     return records.Budget(
         budget_id="",

@@ -11,7 +11,7 @@ from guard.gateway.domain.commands import Actor
 
 
 class Caller(Struct):
-    """An operator: whose admin key it is, and which organisation the request is about."""
+    """Who makes an admin request, and for which organisation."""
 
     actor: Actor
     bound_to: str | None
@@ -24,7 +24,7 @@ class Caller(Struct):
 
 
 class Call(Struct):
-    """One admin request, checked: the caller, path and query parameters, the decoded body."""
+    """One checked admin request: the caller, path and query parameters, the decoded body."""
 
     caller: Caller
     path: dict[str, str]

@@ -36,7 +36,7 @@ class OperatorHandlers:
     async def put_operator(self, call: Call) -> Operator:
         name = call.path["name"]
         if not name.isprintable() or not 1 <= len(name) <= _NAME_MAX:
-            # As for any path that leads nowhere: the name is part of the address.
+            # 404, as for any unknown path: the name is part of the URL.
             raise NotFoundError("no operator can have a name like that")
         wanted = call.caller.bound_to or call.caller.organisation_id
         if wanted is not None:
