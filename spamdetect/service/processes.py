@@ -161,7 +161,7 @@ class _Worker(asyncio.Protocol):
             if self._answer is not None and not self._answer.done():
                 self._answer.set_result(content)
 
-    def connection_lost(self, error: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(EngineFailedError("WorkerEnded", "a worker"))

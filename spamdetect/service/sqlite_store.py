@@ -2,7 +2,8 @@
 
 Reads run on the event loop's thread: a lookup by primary key from the page cache takes a few
 microseconds, less than handing it to another thread, and in WAL mode no writer blocks it.
-Each request reads afresh, so that a key revoked by another process is refused at once.
+Each request asks whether the file has changed, so that a key revoked by another process is refused
+at once; a key that was found is read again only then.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ CREATE TABLE IF NOT EXISTS feedback (
 """
 _COLUMNS = "key_id, secret_hash, label, owner, created_s, revoked_s, rate_per_minute, quota_per_day"
 _BUSY_TIMEOUT_S = 5.0
+_MAX_FOUND = 10_000
 
 
 class SqliteKeyStore:
@@ -59,6 +61,8 @@ class SqliteKeyStore:
         self._reader = _connect(path)
         self._writer = _connect(path)
         self._writer_lock = threading.Lock()
+        self._found: dict[str, KeyRecord] = {}
+        self._found_version = -1
 
     @classmethod
     async def open(cls, path: Path) -> Self:
@@ -84,8 +88,17 @@ class SqliteKeyStore:
 
     async def find(self, key_id: str) -> KeyRecord | None:
         """See :class:`~spamdetect.service.keys.KeyStore`."""
-        rows = self._read(f"SELECT {_COLUMNS} FROM api_keys WHERE key_id = ?", (key_id,))  # noqa: S608 - constant
-        return KeyRecord(*rows[0]) if rows else None
+        # It counts the changes by other connections; this one only reads.
+        ((version,),) = self._read("PRAGMA data_version", ())
+        if version != self._found_version or len(self._found) >= _MAX_FOUND:
+            self._found.clear()
+            self._found_version = version
+        record = self._found.get(key_id)
+        if record is None:
+            rows = self._read(f"SELECT {_COLUMNS} FROM api_keys WHERE key_id = ?", (key_id,))  # noqa: S608 - constant
+            if rows:
+                record = self._found[key_id] = KeyRecord(*rows[0])
+        return record
 
     async def create(self, spec: KeySpec) -> NewKey:
         """See :class:`~spamdetect.service.keys.KeyStore`."""

@@ -71,6 +71,19 @@ async def test_a_key_is_made_found_and_revoked(store: KeyStore) -> None:
     assert await store.find("nosuchkey234") is None
 
 
+async def test_a_key_that_was_found_is_found_as_it_is_now(store: KeyStore) -> None:
+    new = await store.create(KeySpec("label", owner="me"))
+    first = await store.find(new.key_id)
+    assert await store.find(new.key_id) == first
+    assert await store.find("absent") is None
+    await store.revoke(new.key_id)
+    revoked = await store.find(new.key_id)
+    assert revoked is not None
+    assert revoked.revoked_s is not None
+    other = await store.create(KeySpec("label", owner="me"))
+    assert await store.find(other.key_id) is not None
+
+
 async def test_keys_are_listed_oldest_first(store: KeyStore) -> None:
     made = [(await store.create(KeySpec(f"key {n}"))).key_id for n in range(5)]
     assert [record.key_id for record in await store.list_keys()] == made
