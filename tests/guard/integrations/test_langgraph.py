@@ -160,3 +160,25 @@ def test_install_twice_and_uninstall(tenant: Any) -> None:
     langgraph.uninstall()
     langgraph.uninstall()
     assert tool.invoke({}) == "gone"
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("directive", ["pause", "kill"])
+async def test_a_refusal_that_agenerate_gathers_is_raised_at_the_edge(
+    model: ToolCaller, runtime: guard.GuardRuntime, tenant: Any, directive: str
+) -> None:
+    """LangChain gathers the carrier as a result and fails with an AttributeError on it."""
+    langgraph.uninstall()
+    llm = ChatOpenAI(
+        model="gpt-5", base_url=f"{model.url}/v1", api_key="sk-test", max_retries=0,
+        http_async_client=httpx2.AsyncClient(),
+    )  # fmt: skip
+    expected = {
+        "pause": guard.WorkflowPausedException,  # type: ignore[attr-defined]
+        "kill": guard.WorkflowKilledInterrupt,
+    }[directive]
+    await asyncio.to_thread(getattr(tenant.admin, directive), "w")
+    until(lambda: runtime.enforcement.control.seq >= 1)
+    with pytest.raises(expected):
+        async with guard.workflow("w"):
+            await llm.agenerate([[HumanMessage("one")], [HumanMessage("two")]])
