@@ -1,8 +1,8 @@
 """``workflow``, ``chain``, ``span``, ``agent``: context managers and decorators (spec 2, 3).
 
 Each works with ``with``, with ``async with`` and as a decorator of functions, coroutine functions,
-generators and asynchronous generators, and is safe with interleaved tasks. ``carry`` takes the
-context into plain threads.
+generators and asynchronous generators, and is safe with interleaved tasks. ``carry`` binds the
+context for plain threads.
 """
 
 from __future__ import annotations
@@ -42,16 +42,15 @@ _OPS: Final = ("auto", "start", "continue", "end")
 _OPEN_CHAINS_MAX: Final = 10_000
 _ids = IdFactory()
 _open_chains: OrderedDict[str, None] = OrderedDict()
-"""The newest chains that were opened here; one that is never closed must not stay for ever."""
+"""The newest chains that this process opened; bounded, since some are never closed."""
 _chains_lock = threading.Lock()
 
 
 def carry(function: Callable[P, R]) -> Callable[P, R]:
     """Bind a function to the current workflow, span and call, for plain threads and executors.
 
-    A kill of the workflow stops the function in its thread, as it stops a protected body.
-    ``asyncio.to_thread`` takes the context along by itself; ``threading.Thread`` and executors do
-    not.
+    A kill of the workflow stops the function in its thread, like a protected body.
+    ``asyncio.to_thread`` copies the context by itself; ``threading.Thread`` and executors do not.
 
     Raises (from the bound function):
         WorkflowKilledInterrupt: the workflow is killed, before or in mid-call.
@@ -104,11 +103,11 @@ class _CarriedCall(Edge):
 
 
 class _Boundary:
-    """What the context managers share. One instance is one entry; a decorator makes its own."""
+    """Base of the context managers. An instance is one entry; a decorator makes one per call."""
 
     kind: Literal["workflow", "chain", "span", "agent"]
     enforces = False
-    """Whether it needs a runtime: budgets and directives belong to it."""
+    """Whether it needs a runtime, because budgets and directives apply to it."""
 
     def __init__(self, name: str | None) -> None:
         if name is not None and not isinstance(name, str):
@@ -124,14 +123,14 @@ class _Boundary:
         return type(self)(self.name)
 
     def _changes(self, outer: Scope) -> dict[str, Any]:
-        """Return what the scope inside differs in from the one outside."""
+        """Return the fields of the scope inside that differ from the one outside."""
         raise NotImplementedError
 
     def _entered(self, scope: Scope) -> None:
-        """The scope begins; emit what there is to emit."""
+        """Record the event of an entry, if there is one."""
 
     def _left(self, scope: Scope, error: BaseException | None) -> None:
-        """The scope has ended; emit what there is to emit."""
+        """Record the event of an exit, if there is one."""
 
     def _begin(self) -> Scope:
         if self._entry is not None:
@@ -146,9 +145,16 @@ class _Boundary:
     def _end(self, error: BaseException | None) -> None:
         self._entry = None
         self._left(self._scope, error)
+
+    def _report(self, error: BaseException | None) -> None:
         runtime = active_runtime()
         if error is not None and runtime is not None:
             runtime.report_error(error, "call", self._scope)
+
+    async def _report_async(self, error: BaseException | None) -> None:
+        runtime = active_runtime()
+        if error is not None and runtime is not None:
+            await runtime.report_error_async(error, "call", self._scope)
 
     def __enter__(self) -> Self:
         if self.enforces:
@@ -162,6 +168,13 @@ class _Boundary:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        error = self._exit(exc)
+        self._report(error)
+        if error is not None and error is not exc:
+            raise error from error.__cause__
+
+    def _exit(self, exc: BaseException | None) -> BaseException | None:
+        """Leave the scope; return what is to be raised, or None."""
         token, entry = self._token, self._entry
         if token is None or entry is None:
             raise RuntimeError(f"this {self.kind} is not open")
@@ -169,8 +182,7 @@ class _Boundary:
         _restore(entry, token, exc)
         error = None if exc is None else error_at_edge(exc, entry.refused)
         self._end(error)
-        if error is not None and error is not exc:
-            raise error from error.__cause__
+        return error
 
     async def __aenter__(self) -> Self:
         if self.enforces:
@@ -183,7 +195,10 @@ class _Boundary:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.__exit__(kind, exc, traceback)
+        error = self._exit(exc)
+        await self._report_async(error)
+        if error is not None and error is not exc:
+            raise error from error.__cause__
 
     def __call__(self, function: F) -> F:
         """Decorate a function: every call of it is an entry of its own."""
@@ -234,6 +249,13 @@ class _DecoratedCall(Edge):
         if self._entry is not None:
             self._entry = None
             self._boundary._end(exc)
+            self._boundary._report(exc)
+
+    async def finish_async(self, exc: BaseException | None) -> None:
+        if self._entry is not None:
+            self._entry = None
+            self._boundary._end(exc)
+            await self._boundary._report_async(exc)
 
 
 def _restore(entry: Entry, token: Token[Scope], exc: BaseException | None) -> None:
@@ -268,8 +290,9 @@ def _new_id() -> str:
 class workflow(_Boundary):  # noqa: N801  # used like a function: `with guard.workflow("x"):`
     """Set the workflow that protected calls and events belong to.
 
-    A workflow's state (killed, paused) belongs to its name and holds in every process; each entry
-    is a run of its own.
+    A workflow's state (killed, paused) belongs to its name and applies in every process; each entry
+    is a run of its own. Before ``guard.init()`` the runtime is made from the environment; use
+    ``async with`` in an event loop, which it does not block.
 
     Args:
         name: the workflow's id; a new one when None.

@@ -19,10 +19,10 @@ def protect(function: F) -> F:
     """Check every call of a function at the gate before its body runs.
 
     Each call is checked against kill, pause, budget and tool policy; an operator's kill also stops
-    a body that is running. Works on functions, coroutine functions, generators and asynchronous
-    generators (the gate is asked when iteration begins), methods, classmethods, staticmethods,
-    partials and callables; the signature and the type stay. Before ``guard.init()`` the runtime is
-    made from the environment.
+    a running body. Works on functions, coroutine functions, generators and asynchronous generators
+    (the gate is asked when iteration begins), methods, classmethods, staticmethods, partials and
+    callables, and keeps their signature and type. Before ``guard.init()`` the runtime is made from
+    the environment. Coroutines have to run in asyncio tasks, not under trio.
 
     Raises (from the wrapped call):
         GuardBudgetError: the budget is exhausted.
@@ -46,10 +46,10 @@ def protect(function: F) -> F:
 
 
 def sensitive(function: F) -> F:
-    """Mark a function as a sensitive tool; stands on either side of ``@protect``.
+    """Mark a function as a sensitive tool; goes on either side of ``@protect``.
 
-    Its calls always get a fresh decision of the gateway. When the gateway cannot be asked the call
-    is refused, whatever the fallback mode.
+    Each of its calls gets a fresh decision from the gateway. When the gateway cannot be asked, the
+    call is refused, whatever the fallback mode.
 
     Example:
         >>> @sensitive

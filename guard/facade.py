@@ -28,7 +28,7 @@ from guard.messages import format_user_message
 from guard.runtime import active as _active
 from guard.runtime.active import active_runtime
 from guard.runtime.runtime import GuardRuntime
-from guard.scope.scope import current_scope
+from guard.scope.scope import Scope, current_scope
 from guard.state import GuardStatus
 
 logger = logging.getLogger("guard")
@@ -104,7 +104,7 @@ def _die(exc: GuardError) -> NoReturn:
 
 
 def ready_runtime() -> GuardRuntime:
-    """Return the runtime for a protected call; made from the environment when there is none."""
+    """Return the runtime for a protected call; make it from the environment if there is none."""
     runtime = active_runtime()
     if runtime is None:
         return init()
@@ -115,7 +115,7 @@ async def ready_runtime_async() -> GuardRuntime:
     """Like :func:`ready_runtime`, without blocking the caller's loop.
 
     Raises:
-        GuardConfigError: another library than asyncio runs the caller (GD-C003).
+        GuardConfigError: the caller runs in no asyncio task (GD-C003).
     """
     runtime = active_runtime()
     if runtime is not None and runtime.is_open:
@@ -127,9 +127,9 @@ async def ready_runtime_async() -> GuardRuntime:
 
 
 def enforcing_runtime() -> GuardRuntime | None:
-    """Return the runtime for a workflow or chain, made from the environment if there is a key.
+    """Return the runtime for a workflow or chain; make it from the environment if that has a key.
 
-    None without a key: then a workflow is nothing but a name, and a warning says so once.
+    Without a key it returns None, and a warning says once that the context has no effect.
     """
     return ready_runtime() if _is_configured() else None
 
@@ -153,7 +153,7 @@ def _is_configured() -> bool:
 
 
 def _recording_runtime() -> GuardRuntime:
-    """Return the runtime for an event; it connects in the background, nothing is waited for."""
+    """Return the runtime for an event, without waiting: it connects in the background."""
     runtime = active_runtime()
     if runtime is None:
         with _init_lock:
@@ -204,7 +204,7 @@ def status() -> GuardStatus:
 def instrument() -> None:
     """Observe the LLM calls of this process; ``init`` does it unless ``GUARD_AUTO_INSTRUMENT=0``.
 
-    Idempotent, and undone by :func:`uninstrument`. Clients that exist already are observed too.
+    Idempotent; :func:`uninstrument` undoes it. It also observes clients that exist already.
 
     Raises:
         GuardAuthenticationError: no runtime, and no key in the environment (GD-C001).
@@ -213,7 +213,7 @@ def instrument() -> None:
 
 
 def uninstrument() -> None:
-    """Stop observing LLM calls and give the HTTP clients their own methods back. Idempotent."""
+    """Stop observing LLM calls and restore the HTTP clients' methods. Idempotent."""
     runtime = active_runtime()
     if runtime is not None:
         runtime.instrumentation.uninstall()
@@ -253,8 +253,8 @@ def track_llm(
         True
     """
     global _model
-    # This is somebody's hot path. What is right, as nearly always, passes without a call; no
-    # lock, no JSON and no wait: the loop turns the record into an event later.
+    # A hot path: valid arguments pass without a call, and nothing takes a lock, encodes JSON or
+    # waits; the loop turns the record into an event later.
     if (
         type(input_tokens) is not int
         or type(output_tokens) is not int
@@ -292,15 +292,17 @@ def track_llm(
     else:
         event_id = ids.uuid7(at_ms, serial)
     cached_scope, cached = runtime.decisions.cached
-    if cached_scope is scope:
-        decision = cached.copy()
-    else:
-        enforcement = runtime.enforcement
-        control = enforcement.control
-        decision = runtime.decisions.newest(scope, control)
-        if enforcement.control is not control:  # it changed meanwhile: the next event has to look
-            runtime.decisions.changed()
+    decision = cached.copy() if cached_scope is scope else _newest_decision(runtime, scope)
     decision["event_id"] = event_id
+    return decision
+
+
+def _newest_decision(runtime: GuardRuntime, scope: Scope) -> dict[str, Any]:
+    enforcement = runtime.enforcement
+    control = enforcement.control
+    decision = runtime.decisions.newest(scope, control)
+    if enforcement.control is not control:  # it changed meanwhile: do not reuse this decision
+        runtime.decisions.changed()
     return decision
 
 
@@ -397,7 +399,7 @@ def _milliseconds(argument: str, value: object) -> float | None:
 
 
 def _payload(argument: str, value: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Encode at once, so that the event is what the caller said, whatever it changes later."""
+    """Encode now, so that later changes to the mapping do not change the event."""
     if not value:
         return {}
     if not isinstance(value, Mapping):

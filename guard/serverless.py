@@ -1,7 +1,7 @@
-"""For platforms that freeze the process between two calls: deliver before returning.
+"""Delivery on platforms that freeze the process between two calls, such as AWS Lambda.
 
-A frozen background thread delivers nothing, and a process that is thrown away while it is frozen
-never ends in a way that could be noticed.
+A frozen background thread delivers nothing, and a process that is discarded while it is frozen runs
+no exit handler. So everything is delivered before a handler returns.
 """
 
 from __future__ import annotations
@@ -28,15 +28,14 @@ def flush_on_return(*, timeout: float = 2.0) -> Callable[[F], F]: ...
 
 
 def flush_on_return(function: F | None = None, *, timeout: float = 2.0) -> F | Callable[[F], F]:
-    """Deliver what is buffered before a function returns or raises, as its platform wants it.
+    """Deliver buffered events before a function or coroutine function returns or raises.
 
-    For handlers of AWS Lambda and the like, functions and coroutine functions. Delivery that fails
-    changes nothing about the call: the events stay buffered (or go to the spool) and the next call
-    tries again.
+    A failed delivery does not affect the call: the events stay buffered (or go to the spool) and
+    the next call tries again.
 
     Args:
         function: the handler.
-        timeout: most seconds that the delivery may add to a call.
+        timeout: maximum time in seconds that the delivery may add to a call.
 
     Example:
         >>> @flush_on_return

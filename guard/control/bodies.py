@@ -109,7 +109,7 @@ class TaskBody:
         return True
 
     def _cancel(self) -> None:
-        # Runs on the body's loop, so the task is suspended inside the body, or has left it.
+        # Runs on the body's loop: the task is suspended in the body, or has left it.
         body = _still_running(self)
         if isinstance(body, TaskBody) and body.killed_by is not None and not body._cancelled:
             body._cancelled = True
@@ -132,7 +132,7 @@ class TaskBody:
 
 
 class TaskRequest(TaskBody):
-    """An HTTP request in a task that runs no body of its workflow: a task that nobody awaits."""
+    """An HTTP request in a task that runs no body of its workflow, such as one nobody awaits."""
 
     __slots__ = ()
 
@@ -155,8 +155,8 @@ class GateWait:
     """A call of a plain function that waits for the gate's answer.
 
     Args:
-        scope: the position of the call.
-        cancel: makes the wait end.
+        scope: the scope of the call.
+        cancel: ends the wait.
     """
 
     __slots__ = ("_cancel", "_thread", "ended", "killed_by", "outer", "scope", "stopped")
@@ -228,10 +228,10 @@ def require_task() -> asyncio.Task[object]:
 
 
 class ActiveBodies:
-    """The protected bodies that are running in this process.
+    """The protected bodies that are running in this process, by task or thread.
 
-    Bodies of one task or thread are kept innermost last; an interrupt stops the innermost one that
-    it concerns, and unwinds the others as it propagates.
+    Each stack has its innermost body last; an interrupt stops the innermost body that a kill
+    concerns and unwinds the others as it propagates.
     """
 
     def __init__(self) -> None:

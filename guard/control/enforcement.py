@@ -97,12 +97,12 @@ class Enforcement:
     def enter_request(
         self, frame: FrameType | None, llm: bool
     ) -> TaskRequest | ThreadRequest | None:
-        """Have a kill stop an HTTP request; None where it stops the body around it anyway.
+        """Register an HTTP request for kills to stop; None where a kill stops the body around it.
 
         Args:
-            frame: that calls a blocking client; None in the task of an asynchronous one.
-            llm: whether it is an LLM request; others are stopped only where they come from a
-                protected call, and not when they begin after the kill: a clean-up may need them.
+            frame: frame that calls a blocking client; None in the task of an asynchronous one.
+            llm: whether it is an LLM request. Others are stopped only in a protected call, and not
+                if they begin after the kill: cleanup may need them.
 
         Raises:
             WorkflowKilledInterrupt: the workflow has been killed already.

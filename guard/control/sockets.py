@@ -1,11 +1,10 @@
 """Ends a blocking HTTP call of another thread by shutting its socket down.
 
-Nothing is hooked: when a thread has to be stopped, the socket that it blocks on is found in the
-frame that blocks. That works for every client built on the standard library's sockets (httpx,
-httpx2, requests, urllib3, http.client, botocore), for connections made before ``guard.init()``,
-and while connecting, in the TLS handshake and while waiting for the first byte as well as in
-mid-stream. A shut-down socket reads as a closed connection, so the client's own clean-up drops it
-from its pool.
+No method is patched: the socket that a thread blocks on is found in its innermost frame. This works
+for every client built on the standard library's sockets (httpx, httpx2, requests, urllib3,
+http.client, botocore), for connections made before ``guard.init()``, while connecting, during the
+TLS handshake, before the first byte and in mid-stream. A shut-down socket reads as a closed
+connection, so the client's own clean-up drops it from its pool.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ HTTP_CLIENTS: Final = frozenset(
         "urllib3",
     }
 )
-"""Top-level modules whose frames mean that a thread is inside of an HTTP call."""
+"""Top-level modules whose frames mean that a thread is in an HTTP call."""
 
 
 def blocking_socket(frame: FrameType) -> socket.socket | None:
-    """Return the socket that a thread's innermost frame blocks on, if that is what it does.
+    """Return the socket that a thread's innermost frame blocks on, or None.
 
     The frame is a method of the socket (``ssl.SSLSocket.read``), of something that holds it as
     ``_sock`` (``socket.SocketIO``, httpcore's streams), or a function with a local variable of that
@@ -51,7 +50,7 @@ def blocking_socket(frame: FrameType) -> socket.socket | None:
 def shut_down(sock: socket.socket) -> None:
     """Make whatever blocks on the socket return, without closing its descriptor.
 
-    Closing it here would let the kernel give its number away under the thread that still uses it.
+    Closing it here would let the kernel reuse the number while the other thread still uses it.
     """
     with contextlib.suppress(OSError):
         # The base class's method: that of ssl.SSLSocket would also drop the TLS state in use.
