@@ -126,8 +126,8 @@ CATALOGUE: Final[dict[str, Entry]] = {
     "GD-R001": Entry(
         "Rate cap reached",
         "Too many requests in a short time. Please wait a moment and try again.",
-        "A rate cap was reached (429). Wait retry_after seconds (a wait, not a moment) before trying "
-        "again.",
+        "A rate cap was reached (429). Wait retry_after seconds before trying again: a wait, not a "
+        "moment.",
     ),
     "GD-R002": Entry(
         "Rate-limit store failed",
@@ -175,8 +175,8 @@ CATALOGUE: Final[dict[str, Entry]] = {
     "GD-W003": Entry(
         "Workflow paused",
         "This task is paused. Please try again later.",
-        "An operator paused the workflow. resume_after is the Unix time in seconds at which the pause "
-        "lifts itself, if it does: a moment, not a wait.",
+        "An operator paused the workflow. resume_after is the Unix time in seconds at which the "
+        "pause lifts itself, if it does: a moment, not a wait.",
     ),
     "GD-W004": Entry(
         "Workflow inactive",

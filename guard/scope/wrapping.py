@@ -127,26 +127,30 @@ def _called(function: Any) -> Any:
 @interruptible
 def call_inside(edge: Edge, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Call a plain function inside an edge."""
+    error: BaseException | None = None
     try:
-        edge.admit()
-        edge.enter(in_task=False)
-        result = function(*args, **kwargs)
-        error = edge.leave()
-    except BaseException as exc:
-        # What was posted to the thread while the body ran can arrive as late as at the first
-        # instruction of what is called next, which is `leave`; so can Ctrl-C.
         try:
-            error = edge.leave(exc)
-        except BaseException as late:  # noqa: BLE001  # becomes the exception of the call
-            error = edge.leave(late)
+            edge.admit()
+            edge.enter(in_task=False)
+            result = function(*args, **kwargs)
+            error = edge.leave()
+        except BaseException as exc:
+            # What was posted to the thread while the body ran can arrive as late as at the first
+            # instruction of what is called next, which is `leave`; so can Ctrl-C.
+            try:
+                error = edge.leave(exc)
+            except BaseException as late:  # noqa: BLE001  # becomes the exception of the call
+                error = edge.leave(late)
+            edge.finish(error)
+            if error is None or error is exc:
+                raise
+            raise error from error.__cause__
         edge.finish(error)
-        if error is None or error is exc:
-            raise
-        raise error from error.__cause__
-    edge.finish(error)
-    if error is not None:
-        raise error from error.__cause__
-    return result
+        if error is not None:
+            raise error from error.__cause__
+        return result
+    finally:
+        del error  # its traceback refers to this frame
 
 
 def _wrap_function(function: Any, make: Callable[[], Edge]) -> Any:
@@ -163,21 +167,25 @@ def _wrap_coroutine(function: Any, make: Callable[[], Edge]) -> Any:
     @functools.wraps(function)
     async def wrapper(*args: Any, **kwargs: Any) -> Any:
         edge = make()
+        error: BaseException | None = None
         try:
-            await edge.admit_async()
-            edge.enter(in_task=True)
-            result = await function(*args, **kwargs)
-            error = edge.leave()
-        except BaseException as exc:
-            error = edge.leave(exc)
+            try:
+                await edge.admit_async()
+                edge.enter(in_task=True)
+                result = await function(*args, **kwargs)
+                error = edge.leave()
+            except BaseException as exc:
+                error = edge.leave(exc)
+                await edge.finish_async(error)
+                if error is None or error is exc:
+                    raise
+                raise error from error.__cause__
             await edge.finish_async(error)
-            if error is None or error is exc:
-                raise
-            raise error from error.__cause__
-        await edge.finish_async(error)
-        if error is not None:
-            raise error from error.__cause__
-        return result
+            if error is not None:
+                raise error from error.__cause__
+            return result
+        finally:
+            del error  # its traceback refers to this frame
 
     return wrapper
 
@@ -190,33 +198,37 @@ def _wrap_generator(function: Any, make: Callable[[], Edge]) -> Any:
         generator = function(*args, **kwargs)
         step: Callable[[Any], Any] = generator.send
         value: Any = None
-        edge.admit()
-        while True:
-            try:
-                edge.enter(in_task=False)
-                item = step(value)
-                error = edge.leave()
-            except BaseException as exc:
+        error: BaseException | None = None
+        try:
+            edge.admit()
+            while True:
                 try:
-                    error = edge.leave(exc)
-                except BaseException as late:  # noqa: BLE001  # as in `call_inside`
-                    error = edge.leave(late)
-                if isinstance(error, StopIteration):
-                    edge.finish(None)
-                    return error.value
-                _close(edge, generator)
-                edge.finish(None if isinstance(error, GeneratorExit) else error)
-                if error is None or error is exc:
-                    raise
-                raise error from error.__cause__
-            if error is not None:
-                _close(edge, generator)
-                edge.finish(error)
-                raise error from error.__cause__
-            try:
-                value, step = (yield item), generator.send
-            except BaseException as exc:  # noqa: BLE001  # it belongs to the body
-                value, step = exc, generator.throw
+                    edge.enter(in_task=False)
+                    item = step(value)
+                    error = edge.leave()
+                except BaseException as exc:
+                    try:
+                        error = edge.leave(exc)
+                    except BaseException as late:  # noqa: BLE001  # as in `call_inside`
+                        error = edge.leave(late)
+                    if isinstance(error, StopIteration):
+                        edge.finish(None)
+                        return error.value
+                    _close(edge, generator)
+                    edge.finish(None if isinstance(error, GeneratorExit) else error)
+                    if error is None or error is exc:
+                        raise
+                    raise error from error.__cause__
+                if error is not None:
+                    _close(edge, generator)
+                    edge.finish(error)
+                    raise error from error.__cause__
+                try:
+                    value, step = (yield item), generator.send
+                except BaseException as exc:  # noqa: BLE001  # it belongs to the body
+                    value, step = exc, generator.throw
+        finally:
+            del error, value  # their tracebacks refer to this frame
 
     return wrapper
 
@@ -229,30 +241,34 @@ def _wrap_async_generator(function: Any, make: Callable[[], Edge]) -> Any:
         generator = function(*args, **kwargs)
         step: Callable[[Any], Any] = generator.asend
         value: Any = None
-        await edge.admit_async()
-        while True:
-            try:
-                edge.enter(in_task=True)
-                item = await step(value)
-                error = edge.leave()
-            except BaseException as exc:
-                error = edge.leave(exc)
-                if isinstance(error, StopAsyncIteration):
-                    await edge.finish_async(None)
-                    return
-                await _aclose(edge, generator)
-                await edge.finish_async(None if isinstance(error, GeneratorExit) else error)
-                if error is None or error is exc:
-                    raise
-                raise error from error.__cause__
-            if error is not None:
-                await _aclose(edge, generator)
-                await edge.finish_async(error)
-                raise error from error.__cause__
-            try:
-                value, step = (yield item), generator.asend
-            except BaseException as exc:  # noqa: BLE001  # it belongs to the body
-                value, step = exc, generator.athrow
+        error: BaseException | None = None
+        try:
+            await edge.admit_async()
+            while True:
+                try:
+                    edge.enter(in_task=True)
+                    item = await step(value)
+                    error = edge.leave()
+                except BaseException as exc:
+                    error = edge.leave(exc)
+                    if isinstance(error, StopAsyncIteration):
+                        await edge.finish_async(None)
+                        return
+                    await _aclose(edge, generator)
+                    await edge.finish_async(None if isinstance(error, GeneratorExit) else error)
+                    if error is None or error is exc:
+                        raise
+                    raise error from error.__cause__
+                if error is not None:
+                    await _aclose(edge, generator)
+                    await edge.finish_async(error)
+                    raise error from error.__cause__
+                try:
+                    value, step = (yield item), generator.asend
+                except BaseException as exc:  # noqa: BLE001  # it belongs to the body
+                    value, step = exc, generator.athrow
+        finally:
+            del error, value  # their tracebacks refer to this frame
 
     return wrapper
 

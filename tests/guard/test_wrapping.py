@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
+import gc
+import inspect
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -252,6 +256,79 @@ class TestTheRuntimeOfACall:
         first.shutdown(flush=False)
         start()
         assert list(stream) == [2]
+
+
+class Argument:
+    """Something that a call holds on to."""
+
+
+def returns(argument: Argument) -> None: ...
+
+
+def raises(argument: Argument) -> None:
+    raise LookupError
+
+
+def yields(argument: Argument) -> Iterator[int]:
+    yield 1
+
+
+async def returns_later(argument: Argument) -> None: ...
+
+
+async def raises_later(argument: Argument) -> None:
+    raise LookupError
+
+
+async def yields_later(argument: Argument) -> AsyncIterator[int]:
+    yield 1
+
+
+@pytest.fixture
+def _no_collection() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+DECORATORS = [guard.protect, guard.workflow("w")]
+
+
+@pytest.mark.parametrize("decorate", DECORATORS)
+@pytest.mark.parametrize("function", [returns, raises, yields])
+@pytest.mark.usefixtures("runtime", "_no_collection")
+def test_a_call_leaves_nothing_to_the_garbage_collector(
+    decorate: Callable[..., Any], function: Callable[..., Any]
+) -> None:
+    def call() -> weakref.ref[Argument]:
+        argument = Argument()
+        with contextlib.suppress(LookupError):
+            list(decorate(function)(argument) or ())
+        return weakref.ref(argument)
+
+    assert call()() is None
+
+
+@pytest.mark.parametrize("decorate", DECORATORS)
+@pytest.mark.parametrize("function", [returns_later, raises_later, yields_later])
+@pytest.mark.usefixtures("runtime", "_no_collection")
+@pytest.mark.asyncio
+async def test_nor_does_an_asynchronous_one(
+    decorate: Callable[..., Any], function: Callable[..., Any]
+) -> None:
+    async def call() -> weakref.ref[Argument]:
+        argument = Argument()
+        with contextlib.suppress(LookupError):
+            running = decorate(function)(argument)
+            if inspect.isasyncgen(running):
+                async for _ in running:
+                    pass
+            else:
+                await running
+            del running
+        return weakref.ref(argument)
+
+    assert (await call())() is None
 
 
 def test_a_bound_method_can_be_marked_and_protected(start: Callable[..., GuardRuntime]) -> None:
