@@ -69,7 +69,6 @@ class TestFormat:
         hostile = [
             Property(),
             Missing(),
-            Coded(Text("GD-B004")),
             Coded(""),
             Coded(None),
             Coded(7),
@@ -82,6 +81,9 @@ class TestFormat:
             for locale in ("en", None, 3, object()):
                 message = guard.format_user_message(thing, locale)  # type: ignore[arg-type]
                 assert message == FALLBACK_MESSAGE
+        assert guard.format_user_message(Coded(Text("GD-B004"))) == guard.get_user_message(
+            "GD-B004"
+        )
 
     def test_the_interrupts_of_a_process_pass(self) -> None:
         """Part 4: never raises an exception; a Ctrl-C inside a hostile property is not one."""
