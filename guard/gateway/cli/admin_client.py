@@ -62,7 +62,7 @@ class AdminClient:
         """Send one request and return the decoded reply.
 
         Raises:
-            AdminError: any answer but success, or none.
+            AdminError: the answer is no success, or there is none.
         """
         params = {name: value for name, value in query.items() if value is not None}
         if body is None and method in ("POST", "PUT"):
@@ -96,7 +96,7 @@ class AdminClient:
         signed: bool = False,
         hmac_secret: str | None = None,
     ) -> str:
-        """Create a key and return it. With ``hmac_secret`` its requests have to be signed."""
+        """Create a key and return it. With ``hmac_secret`` its requests must be signed."""
         made = self.create_key_full(
             name,
             organisation=organisation,
@@ -127,7 +127,7 @@ class AdminClient:
         return dict(self.request("DELETE", f"/keys/{key_id}"))
 
     def rotate_key(self, key_id: str, overlap_ms: int = 0) -> _Json:
-        """Make a key's successor and return ``{key, api_key, hmac_secret}``."""
+        """Replace a key and return ``{key, api_key, hmac_secret}`` of the new one."""
         return dict(self.request("POST", f"/keys/{key_id}/rotate", {"overlap_ms": overlap_ms}))
 
     # -- budgets, policies, prices -------------------------------------------------------------
@@ -175,11 +175,11 @@ class AdminClient:
         )
 
     def policies(self) -> list[_Json]:
-        """List policies in force."""
+        """List active policies."""
         return list(self.request("GET", "/policies"))
 
     def delete_policy(self, name: str) -> None:
-        """Take a policy out of force."""
+        """Deactivate a policy."""
         self.request("DELETE", f"/policies/{_quoted(name)}")
 
     def set_price(self, model: str, *, provider: str = "*", **rates: int) -> _Json:
@@ -196,7 +196,7 @@ class AdminClient:
         self.request("DELETE", f"/prices/{price_id}")
 
     def update_settings(self, **settings: Any) -> _Json:
-        """Change the organisation's settings; what is left out goes back to its default."""
+        """Change the organisation's settings; those left out return to their defaults."""
         return dict(self.request("PUT", "/organisations/settings", settings))
 
     # -- control -------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ class AdminClient:
         reason: str = "",
         resume_after_ms: int | None = None,
     ) -> _Json:
-        """Pause; with ``resume_after_ms`` it lifts itself after that time."""
+        """Pause; with ``resume_after_ms`` the pause ends by itself after that time."""
         return self._order("pause", workflow_id, run_id, reason, resume_after_ms=resume_after_ms)
 
     def resume(
@@ -248,7 +248,7 @@ class AdminClient:
         body = {"approved": approved, "reason": reason}
         return dict(self.request("POST", f"/approvals/{approval_id}", body))
 
-    # -- figures -------------------------------------------------------------------------------
+    # -- usage and audit -----------------------------------------------------------------------
 
     def workflows(self, *, after: str = "", limit: int = 100) -> list[_Json]:
         """List workflows."""

@@ -13,11 +13,11 @@ from guard.gateway.cli.output import admin_options, client_of, safe, show
 
 @click.command()
 @click.argument("file", type=FILE)
-@click.option("--dry-run", is_flag=True, help="Only say what would change.")
+@click.option("--dry-run", is_flag=True, help="Only print what would change.")
 @click.option("--prune", is_flag=True, help="Also remove what the file does not name.")
 @admin_options
 def apply(file: Path, dry_run: bool, prune: bool, **options: Any) -> None:
-    """Bring the budgets, policies and prices of a TOML, YAML or JSON file into force.
+    """Activate the budgets, policies and prices of a TOML, YAML or JSON file.
 
     Applying the same file again changes nothing.
 

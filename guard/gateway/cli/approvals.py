@@ -48,5 +48,5 @@ def _answer(name: str, approved: bool, summary: str) -> None:
             note(options, f"{answered['status']} {approval_id}", answered)
 
 
-_answer("approve", True, "Let the call go on.")
+_answer("approve", True, "Let the call proceed.")
 _answer("refuse", False, "Refuse the call.")

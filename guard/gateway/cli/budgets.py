@@ -22,7 +22,7 @@ def budgets() -> None:
 @budgets.command("list")
 @admin_options
 def budgets_list(**options: Any) -> None:
-    """List balances: limit, spent, held, per window.
+    """List balances: limit, spent and reserved per window.
 
     \b
     Examples:
@@ -51,7 +51,9 @@ def budgets_list(**options: Any) -> None:
     show_default=True,
     type=click.Choice(["organisation", "workflow", "agent", "chain", "key", "model"]),
 )
-@click.option("--id", "scope_id", default="", help="An exact id, or '*' for each one on its own.")
+@click.option(
+    "--id", "scope_id", default="", help="An exact id, or '*' for a separate budget for each."
+)
 @click.option(
     "--window", default="total", show_default=True,
     type=click.Choice(["total", "hour", "day", "month"]),

@@ -18,7 +18,7 @@ def read_file(path: Path) -> Any:
     """Read TOML, YAML or JSON by the file's suffix.
 
     Raises:
-        ClickException: another suffix, or a file that cannot be read as what it says it is.
+        ClickException: another suffix, or a file that cannot be read in that format.
     """
     text = path.read_text("utf-8")
     try:

@@ -76,7 +76,7 @@ def gateway() -> None:
     default=32,
     show_default=True,
     callback=lambda _context, _option, megabytes: round(megabytes * 2**20),
-    help="What all requests in hand may hold together; more is refused with 429.",
+    help="Maximum bytes of in-flight requests; more are refused with 429.",
 )
 @_days("audit-retention-days", 0, "How long the audit log is kept; 0 keeps all of it.")
 @click.option("--public-url", help="The URL that clients use, when a proxy stands in front.")
@@ -86,7 +86,7 @@ def gateway() -> None:
 )  # fmt: skip
 @click.option(
     "--trusted-proxy", "trusted_proxies", multiple=True, metavar="ADDRESS",
-    help="A proxy in front, or its network; X-Forwarded-For is believed from it. Repeatable.",
+    help="A proxy in front, or its network, whose X-Forwarded-For is trusted. Repeatable.",
 )  # fmt: skip
 @click.option("--log-level", default="warning", show_default=True)
 def serve(**options: Any) -> None:
@@ -179,9 +179,11 @@ def _order(action: str, summary: str, *examples: str) -> None:
             note(options, f"{action}: {name}", message)
 
     if action == "pause":
-        click.option("--for-seconds", type=click.FloatRange(min=0.001), help="Lifts itself then.")(
-            command
-        )
+        click.option(
+            "--for-seconds",
+            type=click.FloatRange(min=0.001),
+            help="Ends by itself after that time.",
+        )(command)
 
 
 _order(
@@ -233,7 +235,7 @@ def keys() -> None:
 @keys.command("list")
 @admin_options
 def keys_list(**options: Any) -> None:
-    """List keys; never the keys themselves.
+    """List keys, without their secrets.
 
     \b
     Example:
@@ -248,7 +250,7 @@ def keys_list(**options: Any) -> None:
 @click.argument("name")
 @click.option("--workflow", "workflow_id", help="Confine the key to one workflow.")
 @click.option("--role", type=click.Choice(["sdk", "admin"]), default="sdk", show_default=True)
-@click.option("--signed", is_flag=True, help="Its requests have to be signed; prints the secret.")
+@click.option("--signed", is_flag=True, help="Its requests must be signed; prints the secret.")
 @admin_options
 def keys_create(
     name: str, workflow_id: str | None, role: str, signed: bool, **options: Any
@@ -268,10 +270,10 @@ def keys_create(
 
 @keys.command("rotate")
 @click.argument("key_id")
-@click.option("--overlap-seconds", default=0.0, help="How long the old key stays good.")
+@click.option("--overlap-seconds", default=0.0, help="How long the old key stays valid.")
 @admin_options
 def keys_rotate(key_id: str, overlap_seconds: float, **options: Any) -> None:
-    """Make a successor with the same scope and end the old key.
+    """Make a new key with the same scope and end the old one.
 
     \b
     Example:
@@ -285,7 +287,7 @@ def keys_rotate(key_id: str, overlap_seconds: float, **options: Any) -> None:
 @click.argument("key_id")
 @admin_options
 def keys_revoke(key_id: str, **options: Any) -> None:
-    """End a key at once.
+    """Revoke a key at once.
 
     \b
     Example:

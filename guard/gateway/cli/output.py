@@ -70,8 +70,8 @@ def safe(value: Any) -> str:
 def show(options: dict[str, Any], rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
     """Print rows as a table, or as JSON when asked.
 
-    Nothing is cut off: what is too wide for the terminal is folded, and output to a pipe or a
-    file has one line for each row.
+    Nothing is cut off: wide values are folded in a terminal, and output to a pipe or a file has
+    one line for each row.
     """
     if options["as_json"]:
         click.echo(json.dumps(list(rows), indent=2))

@@ -24,7 +24,7 @@ def policies() -> None:
 @policies.command("list")
 @admin_options
 def policies_list(**options: Any) -> None:
-    """List policies in force.
+    """List active policies.
 
     \b
     Example:
@@ -38,7 +38,7 @@ def policies_list(**options: Any) -> None:
 
 
 def _rules(document: dict[str, Any]) -> str:
-    """Return the rules that say something, in short."""
+    """Return the rules that are set, in short."""
     said = {name: rule for name, rule in document.items() if rule not in (None, [], "allow")}
     if not (said.get("approval_tools") or said.get("sensitive_action")):
         said.pop("approval_timeout_ms", None)
@@ -52,9 +52,14 @@ def _rules(document: dict[str, Any]) -> str:
 @click.argument("name")
 @click.argument("file", required=False, type=FILE)
 @click.option("--block-tool", multiple=True, metavar="GLOB", help="Refuse tools that match.")
-@click.option("--approve-tool", multiple=True, metavar="GLOB", help="A person has to approve them.")
+@click.option(
+    "--approve-tool",
+    multiple=True,
+    metavar="GLOB",
+    help="Ask a person to approve tools that match.",
+)
 @click.option("--block-model", multiple=True, metavar="GLOB", help="Refuse models that match.")
-@click.option("--preview", is_flag=True, help="Only say what it would have done to recent calls.")
+@click.option("--preview", is_flag=True, help="Only print what it would have done to recent calls.")
 @admin_options
 def policies_set(
     name: str,
@@ -91,7 +96,7 @@ def policies_set(
                 {"name": name, "policy": {**body, "document": document}},
             )
             text = (
-                f"{found['changed']} of {found['calls']} recent calls come out differently:"
+                f"{found['changed']} of {found['calls']} recent calls would be decided differently:"
                 f" {found['newly_refused']} refused, {found['newly_pending']} to be approved,"
                 f" {found['newly_allowed']} allowed"
             )
@@ -105,7 +110,7 @@ def policies_set(
 @click.argument("name")
 @admin_options
 def policies_delete(name: str, **options: Any) -> None:
-    """Take a policy out of force.
+    """Deactivate a policy.
 
     \b
     Example:

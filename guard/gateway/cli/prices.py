@@ -40,7 +40,7 @@ def _rate(name: str, text: str, *, required: bool = False) -> Callable[[F], F]:
 
 @click.group()
 def prices() -> None:
-    """List, set and remove the operator's prices, which come before the published ones.
+    """List, set and remove the operator's prices, which override the published ones.
 
     \b
     Example:

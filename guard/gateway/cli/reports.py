@@ -21,7 +21,7 @@ from guard.gateway.cli.output import admin_options, client_of, note, safe, show
 @click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 1000))
 @admin_options
 def usage(group_by: str, since_ms: int | None, limit: int, **options: Any) -> None:
-    """Sum usage by group, dearest first.
+    """Sum usage by group, most expensive first.
 
     \b
     Examples:
@@ -51,7 +51,7 @@ def audit() -> None:
 @click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 1000))
 @admin_options
 def audit_list(after: int, limit: int, **options: Any) -> None:
-    """List acts of operators, oldest first.
+    """List what operators did, oldest first.
 
     \b
     Example:

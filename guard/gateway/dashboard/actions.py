@@ -95,7 +95,7 @@ class Actions:
         )
 
     async def create_key(self, context: RequestContext) -> Response:
-        """Make a key and show it, this once."""
+        """Make a key and show it once."""
         made = await self._handlers.create_key(context.call(body=forms.new_key(context.form)))
         return await self._shown(context, made)
 

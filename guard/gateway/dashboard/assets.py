@@ -21,7 +21,7 @@ _TYPES: Final = {
 
 
 class Assets:
-    """Every file of the folder, in memory: there are few, they are small, and no request can name
+    """Every file of the folder, read into memory: they are few and small, and no request can name
     a path."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ DAY_MS: Final = 24 * HOUR_MS
 
 
 class Range(Struct, frozen=True):
-    """A span of time that can be looked at: in ``size_ms`` figures, ``step_ms`` to a bar."""
+    """A selectable span of time: read from rollups of ``size_ms``, drawn in bars of ``step_ms``."""
 
     name: str
     label: str
@@ -37,7 +37,7 @@ RANGES: Final = {
 
 
 class Tick(Struct):
-    """A label on an axis, with its place in percent. ``minor`` ones go on narrow screens."""
+    """A label on an axis, with its position in percent. Narrow screens hide ``minor`` ones."""
 
     at: float
     label: str
@@ -45,7 +45,7 @@ class Tick(Struct):
 
 
 class Bar(Struct):
-    """One step of time. ``y`` and ``height`` are of the mark, ``x`` and ``width`` of the step."""
+    """One step of time: ``x`` and ``width`` of the step, ``y`` and ``height`` of its bar."""
 
     x: float
     width: float
@@ -70,7 +70,7 @@ class Chart(Struct, kw_only=True):
 
 
 def nice_ceiling(value: float) -> tuple[float, int]:
-    """Return a round number at or above a value, and how many equal parts suit it.
+    """Return a round number at or above a value, and how many equal parts to divide it into.
 
     >>> nice_ceiling(0.37), nice_ceiling(7)
     ((0.4, 4), (8.0, 4))
@@ -124,9 +124,9 @@ def spend_against_limit(
     points: Sequence[UsagePoint], *, since_ms: int, ends_ms: int, now_ms: int, step_ms: int,
     committed_nanousd: int, limit_nanousd: int,
 ) -> Chart:  # fmt: skip
-    """Return what a window has cost up to each moment, against its limit.
+    """Return the running cost of a window against its limit.
 
-    The sum ends at ``committed_nanousd``, whatever the figures before ``since_ms`` have lost.
+    The sum ends at ``committed_nanousd``, even if rollups before ``since_ms`` are gone.
     """
     starts = steps(since_ms, ends_ms, step_ms)
     by_start = {point.start_ms: point.cost_nanousd for point in points}

@@ -1,4 +1,4 @@
-"""Figures and times as people read them. Pure."""
+"""Numbers and times formatted for people. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def money(nanousd: int | None) -> str:
 
 
 def dollars_input(nanousd: int) -> str:
-    """Return nano-dollars as the value of a field, without loss.
+    """Return nano-dollars as the value of a form field, without loss.
 
     >>> dollars_input(5_000_000_000), dollars_input(1)
     ('5', '0.000000001')
@@ -127,5 +127,5 @@ def _moment(at_ms: int) -> dt.datetime:
 
 
 def percent(part: int, whole: int) -> float:
-    """Return a share in percent, 100 when there is nothing to share in."""
+    """Return a share in percent; 100 of a whole of zero."""
     return 100.0 * part / whole if whole > 0 else 100.0

@@ -43,7 +43,7 @@ def whole(text: str, what: str) -> int:
     """Return a whole number.
 
     Raises:
-        ValueError: it is none.
+        ValueError: not a whole number.
     """
     if not (text.isascii() and text.isdigit() and len(text) <= 15):
         raise ValueError(f"{what} has to be a whole number")
@@ -148,7 +148,7 @@ def new_key(form: Form) -> bodies.NewKeyBody:
 
 
 def rotation(form: Form) -> bodies.RotateBody:
-    """Read how long the old key stays good."""
+    """Read how long the old key stays valid."""
     hours = whole(form.text("overlap_hours", "0"), "the number of hours")
     return checked({"overlap_ms": hours * 3_600_000}, bodies.RotateBody)
 

@@ -1,4 +1,4 @@
-"""Server-sent events: that something changed, and how the gateway is."""
+"""Server-sent events: something changed, and the gateway's health."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ RECHECK_S: Final = 5.0
 class Live:
     """Serves ``/live``.
 
-    The messages carry no figures: the script asks for the page again, so that whatever is shown
-    was rendered, escaped and authorised in one place.
+    The messages carry no data: the script fetches the page again, so that everything shown is
+    rendered, escaped and authorised in one place.
     """
 
     def __init__(self, site: Site) -> None:
@@ -46,7 +46,7 @@ class Live:
         )
 
     async def _messages(self, context: RequestContext) -> AsyncIterator[str]:
-        # Subscribed in here: a response that is never started would not unsubscribe.
+        # Subscribe here, because a response that is never started would not unsubscribe.
         change_watcher = self._site.parts.change_watcher
         listener = change_watcher.subscribe(context.org())
         checked_s = time.monotonic()
@@ -68,7 +68,7 @@ class Live:
         try:
             return await self._site.parts.operators.session(context.token) is not None
         except StoreError:
-            return True  # nobody is signed out because the store is away
+            return True  # a store that does not answer signs nobody out
 
     def _health(self) -> str:
         healthy, trouble = self._site.health()

@@ -1,4 +1,4 @@
-"""The pages that show: overview, workflows, one workflow, events, approvals, audit."""
+"""The read-only pages: overview, workflows, one workflow, events, approvals, audit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TOTAL_SHOWN_MS: Final = 30 * charts.DAY_MS
 
 
 class Figure(Struct):
-    """One of the large figures of the overview."""
+    """One of the large numbers of the overview."""
 
     label: str
     value: str

@@ -1,4 +1,4 @@
-"""What keeps other sites and other people out: headers, host, origin, tokens, form bodies."""
+"""The dashboard's defences: headers, host, origin, tokens, form bodies."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ForbiddenError(Exception):
 
 
 def csrf_of(token: str) -> str:
-    """Return the token that a form carries beside the cookie that it was made for."""
+    """Return the CSRF token of a cookie, which forms carry."""
     return hmac.new(token.encode(), b"guard dashboard form", hashlib.sha256).hexdigest()
 
 
@@ -77,7 +77,7 @@ class OriginChecks:
         return "__Host-guard_visit" if self.is_https else "guard_visit"
 
     def check_host(self, request: Request) -> None:
-        """Refuse names that a stranger's DNS points here.
+        """Refuse host names that are not the gateway's (DNS rebinding).
 
         Raises:
             ForbiddenError: the gateway is not known by this name.
@@ -87,10 +87,10 @@ class OriginChecks:
             raise ForbiddenError("this gateway is not known by that host name")
 
     def check_origin(self, request: Request) -> None:
-        """Refuse what another site's page sends.
+        """Refuse requests from another site's pages.
 
         Raises:
-            ForbiddenError: ``Origin`` is missing or another one, or the browser says cross-site.
+            ForbiddenError: ``Origin`` is missing or foreign, or the browser says cross-site.
         """
         if request.headers.get("sec-fetch-site", "same-origin") != "same-origin":
             raise ForbiddenError("the request comes from another site")
@@ -136,7 +136,7 @@ class Form:
         return values[0].strip()
 
     def secret(self, name: str) -> str:
-        """Return a field's only value as it is."""
+        """Return a field's only value unchanged."""
         values = self._fields.get(name, [""])
         return values[0] if len(values) == 1 else ""
 
@@ -189,17 +189,17 @@ def local_path(path: str, default: str = "/") -> str:
 
 
 class ClientAddresses:
-    """Tells who is at the other end, behind the operator's own proxies.
+    """Finds a client's address behind the operator's own proxies.
 
     Args:
-        trusted: addresses and networks of the proxies that are believed.
+        trusted: addresses and networks of the trusted proxies.
     """
 
     def __init__(self, trusted: Sequence[str]) -> None:
         self._trusted = [ipaddress.ip_network(each) for each in trusted]
 
     def of(self, request: Request) -> str:
-        """Return a client's address: the last one that no trusted proxy has."""
+        """Return a client's address: the last one that is not a trusted proxy's."""
         address = request.client.host if request.client else ""
         forwarded = ",".join(request.headers.getlist("x-forwarded-for")).split(",")
         for hop in reversed(forwarded):

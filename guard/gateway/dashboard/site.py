@@ -1,4 +1,4 @@
-"""What every page shares: who is there, what they may see, rendering, and how errors look."""
+"""What every page shares: session, permissions, rendering, error pages."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ NOTICES: Final = {
     "budget": "The budget is active.",
     "budget-deleted": "The budget was removed.",
     "policy": "The policy is active.",
-    "policy-deleted": "The policy was taken out of force.",
+    "policy-deleted": "The policy was deactivated.",
     "key-revoked": "The key was revoked. Requests with it are refused from now on.",
     "audit-ok": "The audit log is complete: every entry's hash is right.",
 }
-"""Texts of notices after an action; the address carries only the name, so nobody can plant one."""
+"""Texts of notices after an action; the URL carries only the name, so a link cannot plant text."""
 
 NAVIGATION: Final = (
     ("/", "Overview"), ("/workflows", "Workflows"), ("/events", "Events"),
@@ -80,7 +80,7 @@ class RequestContext(Struct):
         return Call(Caller(self.actor(), bound_to, self.org()), path, query, body)
 
     def link(self, path: str, **query: Any) -> str:
-        """Return an address on this site that stays with the organisation."""
+        """Return a URL on this site that keeps the organisation."""
         wanted = {name: value for name, value in query.items() if value not in (None, "")}
         if len(self.organisations) > 1:
             wanted["organisation"] = self.org()
@@ -101,7 +101,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class Parts(Struct):
-    """What the dashboard is built on."""
+    """The dashboard's dependencies."""
 
     storage: Storage
     handlers: AdminHandlers
@@ -171,10 +171,10 @@ class Site:
             return self.problem(request, exc, context)
 
     async def context(self, request: Request, form: Form) -> RequestContext | None:
-        """Return who is there; ``None`` without a good session.
+        """Return the request's context; ``None`` without a valid session.
 
         Raises:
-            NotFoundError: the organisation is none that the operator may see.
+            NotFoundError: the operator may see no such organisation.
         """
         token = request.cookies.get(self.origin_checks.session_cookie, "")
         session = await self.parts.operators.session(token) if token else None
@@ -251,7 +251,7 @@ class Site:
     def problem(
         self, request: Request, exc: Exception, context: RequestContext | None = None
     ) -> Response:
-        """Return the page of an error: which one, in words, and what to do."""
+        """Return the page of an error: what happened, and what to do."""
         status, title, detail = _explained(exc)
         return self.html(
             request, "problem.html", status, status=status, title=title, detail=detail,
@@ -259,7 +259,7 @@ class Site:
         )  # fmt: skip
 
     def health(self) -> tuple[bool, str]:
-        """Tell whether the gateway is well, and what is wrong with it if not."""
+        """Tell whether the gateway is healthy, and if not, why."""
         if self.parts.is_draining():
             return False, "The gateway is shutting down; it takes no new calls."
         if not self.parts.storage.statistics().get("healthy", False):
@@ -286,7 +286,7 @@ def _explained(exc: Exception) -> tuple[int, str, str]:
             "Its store does not answer, so nothing can be shown and calls are being refused. "
             "Look at the gateway's log and at the disk of its database."
         )
-        return 503, "The gateway is not well", detail
+        return 503, "The gateway is not healthy", detail
     if isinstance(exc, ProblemError):
         return exc.answer.status, "The request was refused", "It is too large or damaged."
     return 400, "That does not work", f"Nothing was changed: {exc}."

@@ -33,7 +33,7 @@ class Node(Struct):
 
 
 class Line(Struct):
-    """A node as it is drawn: ``left`` and ``width`` are percent of the run."""
+    """A node with its position: ``left`` and ``width`` in percent of the run."""
 
     node: Node
     depth: int
@@ -45,8 +45,8 @@ class Line(Struct):
 def tree(events: Sequence[StoredEvent]) -> list[Node]:
     """Join events by their span ids; what has no parent among them is a root.
 
-    A span's event arrives when the span ends, so a span that is still running shows up as an open
-    one as soon as something happened in it.
+    A span's event arrives when the span ends. A span that is still running appears as an open one
+    with its first inner event.
     """
     spans: dict[str, Node] = {}
     parents: dict[str, str | None] = {}
@@ -88,7 +88,7 @@ def _loops(span_id: str, parents: dict[str, str | None]) -> bool:
 
 
 def lines(roots: Sequence[Node]) -> list[Line]:
-    """Return the tree from the top down, with each node's place in the run's time."""
+    """Return the tree from the top down, with each node's position in the run."""
     flat: list[tuple[Node, int]] = []
     waiting = [(root, 0) for root in reversed(roots)]
     while waiting:
@@ -122,7 +122,7 @@ def _node(event: StoredEvent) -> Node:
     return Node(
         kind="call" if event.type == "span" and data.get("kind") == "call" else event.type,
         name=str(name or event.type),
-        # Events carry the moment of their end.
+        # Events carry the time of their end.
         start_ms=event.at_ms - (duration_ms or 0),
         duration_ms=duration_ms,
         outcome=str(data.get("outcome") or ""),

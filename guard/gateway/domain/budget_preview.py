@@ -1,4 +1,4 @@
-"""What a budget would have stopped, had it been in force over the newest charges."""
+"""What a budget would have stopped, replayed over the newest charges."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ReachedWindow(Struct, kw_only=True):
 
 
 class BudgetPreview(Struct, kw_only=True):
-    """The outcome. ``since_ms`` is the oldest charge looked at; ``None``: there was none."""
+    """The outcome. ``since_ms`` is the oldest charge replayed, ``None`` without charges."""
 
     charges: int
     since_ms: int | None
@@ -48,7 +48,7 @@ class _Window(Struct):
 def preview(budget: Budget, newest_first: Sequence[ChargedEvent]) -> BudgetPreview:
     """Replay charges against a budget.
 
-    A charge is stopped when its window had spent the limit before it: the call that crosses the
+    A charge is stopped when its window had already spent the limit; the call that crosses the
     limit goes through, as it does at the gate.
     """
     windows: dict[tuple[str, int], _Window] = {}

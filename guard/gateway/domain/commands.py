@@ -1,4 +1,4 @@
-"""What services ask of a storage, and what comes back. One command is one transaction."""
+"""Commands that services give to a storage, and their results. One command, one transaction."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class PricedEvent(Struct):
 
 
 class Request(Struct, kw_only=True):
-    """Who asks, and how a repeat is recognised."""
+    """Who makes a request, and how a repeat is recognised."""
 
     organisation_id: str
     key_id: str
@@ -59,7 +59,7 @@ class Request(Struct, kw_only=True):
 
 
 class GateCommand(Struct, kw_only=True):
-    """Ingest what travelled along, then decide one call."""
+    """Ingest the piggybacked events, then decide one call."""
 
     request: Request
     call: wire.GateRequest
@@ -88,7 +88,7 @@ class ReleaseCommand(Struct, kw_only=True):
 
 
 class Answer(Struct):
-    """A finished reply. ``replay`` tells that it repeats an earlier one."""
+    """A finished reply. ``replay`` marks a repeat of an earlier one."""
 
     status: int
     body: bytes
@@ -105,7 +105,7 @@ class Actor(Struct):
 
 
 class PostCommitEvent(Struct):
-    """What a commit has made public, delivered before any answer that rests on it.
+    """A change that a commit has made visible, delivered before any answer that depends on it.
 
     ``control`` carries a message for the organisation's control channels (of one key only, when
     ``key_id`` is set); ``catalogue`` says that keys, policies or prices changed; ``webhooks`` that

@@ -49,10 +49,10 @@ class Directives:
         self._runs: dict[str, _Slots] = {}
 
     def apply(self, message: ControlMessage) -> Undo | None:
-        """Take in one message; older ones than those known change nothing.
+        """Apply one message; one that is older than the known ones changes nothing.
 
         Returns:
-            A call that takes exactly this message back, or ``None`` when there is nothing to undo.
+            A callable that undoes exactly this message, or ``None`` when nothing changed.
         """
         if message.type not in ("kill", "revive", "pause", "resume"):
             return None

@@ -28,8 +28,8 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 def _source(pattern: str) -> str:
     parts: list[str] = []
-    # Runs of stars are one star. Each star is a lazy run that an atomic group cuts at the first
-    # place where the next literal fits, so that no pattern can backtrack exponentially.
+    # Runs of stars are one star. Each star is a lazy match that an atomic group ends at the first
+    # match of the next literal, so that no pattern can backtrack exponentially.
     pieces = re.split(r"\*+", pattern)
     literals = [re.escape(piece).replace(r"\?", ".") for piece in pieces]
     parts.append(literals[0])

@@ -1,4 +1,4 @@
-"""The money rules: what fits, what is held, what is charged. Pure functions over balances.
+"""The money rules: what fits, what is reserved, what is charged. Pure functions over balances.
 
 Everything here keeps ``committed + reserved <= authorized_max + overspend`` for each hard balance.
 ``authorized_max`` is the highest total that a grant was ever allowed to reach (the limit, or an
@@ -38,7 +38,7 @@ class Balance(Struct, gc=False):
 
 
 class Account(Struct):
-    """A balance with the budget that rules it."""
+    """A balance with its budget."""
 
     rule: Budget
     balance: Balance
@@ -72,7 +72,7 @@ class Account(Struct):
 
 
 class Reservation(Struct, gc=False):
-    """A hold on a set of balances, made for one protected call."""
+    """An amount reserved on a set of balances for one protected call."""
 
     reservation_id: str
     organisation_id: str
@@ -104,7 +104,7 @@ class Judgement(Struct):
 
 
 class Charge(Struct):
-    """What committing a cost did."""
+    """The effects of committing a cost."""
 
     over: bool = False
     over_account: Account | None = None
@@ -115,11 +115,11 @@ class Charge(Struct):
 def judge(
     accounts: Sequence[Account], amount: int, *, guess: bool, chain_over_permille: int | None = None
 ) -> Judgement:
-    """Decide, without changing anything, whether ``amount`` may be held on every balance.
+    """Decide, without changing anything, whether ``amount`` may be reserved on every balance.
 
     Args:
         accounts: every balance over the call.
-        amount: the hold asked for, in nano-dollars.
+        amount: what to reserve, in nano-dollars.
         guess: nothing is known about the call, so the hold may shrink to what is left.
         chain_over_permille: the allowance of an open chain, or ``None`` outside of one.
     """
@@ -161,7 +161,7 @@ def reserve(
 
 
 def release(reservation: Reservation, balances: Iterable[Balance], state: ReservationState) -> int:
-    """Close an open reservation and return what was still held. Closed ones are left alone."""
+    """Close an open reservation and return what was still reserved; leave a closed one alone."""
     if reservation.state != "open":
         return 0
     left = reservation.held
@@ -181,13 +181,13 @@ def charge(
     strict: bool = False,
     chain_over_permille: int | None = None,
 ) -> Charge:
-    """Commit a real cost, using up the reservation's hold first.
+    """Commit a real cost, using up the reserved amount first.
 
     Args:
         accounts: every balance that the cost belongs to.
         cost: nano-dollars, zero or more.
-        reservation: the hold that the cost was made under, in any state.
-        reserved_balances: the balances that the reservation holds on.
+        reservation: the reservation that the cost belongs to, in any state.
+        reserved_balances: the balances of the reservation.
         strict: any consumption above the reservation plus epsilon counts as over.
         chain_over_permille: the allowance of an open chain, or ``None`` outside of one.
     """

@@ -1,4 +1,4 @@
-"""How deep a JSON document may be nested before every reader of it is at risk."""
+"""The nesting limit of JSON documents, which protects recursive readers."""
 
 from __future__ import annotations
 

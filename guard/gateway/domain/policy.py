@@ -13,7 +13,7 @@ from guard.gateway.domain.commands import ApprovalNeed, Refusal
 from guard.gateway.domain.records import Policy, RateCap
 
 WORK_MAX: Final = 2_000_000
-"""Most characters of tool names, times the patterns they are compared with, of one call: 20 ms."""
+"""Maximum of tool-name characters times patterns to compare for one call: about 20 ms."""
 
 
 class CapUse(Struct, frozen=True):
@@ -66,7 +66,7 @@ def _rules(policy: Policy) -> Rules:
 
 
 class Verdict(Struct):
-    """What the policies say about a call, before any budget is asked."""
+    """What the policies say about a call, before budgets are checked."""
 
     refusal: Refusal | None = None
     approval: ApprovalNeed | None = None
@@ -78,8 +78,8 @@ def evaluate(rules: Sequence[Rules], call: wire.GateRequest, key_id: str) -> Ver
     """Judge one call by all policies that apply to it.
 
     ``tool_name`` and every name in ``tools`` count: a call that could reach a blocked tool is
-    refused as a whole. So is one with so many tools that comparing them
-    would hold up every other call (:data:`WORK_MAX`).
+    refused as a whole. So is one with so many tools that comparing them would delay every other
+    call (:data:`WORK_MAX`).
     """
     verdict = Verdict(sensitive=call.sensitive, caps=[])
     named = [call.tool_name] if call.tool_name is not None else []

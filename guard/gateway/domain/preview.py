@@ -38,9 +38,9 @@ class Difference(Struct):
 class RecentCalls:
     """The newest calls of each organisation, in memory: a preview needs traffic, not history.
 
-    Bounded in calls and in bytes, for each organisation and in total; the organisation that was
-    quiet for longest is forgotten first. A call larger than a hundredth of an organisation's share
-    is not kept.
+    Bounded in calls and in bytes, for each organisation and in total. The organisation without
+    calls for longest is dropped first. A call larger than a hundredth of an organisation's share is
+    not kept.
     """
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class _Kept(Struct):
 
 
 def _size_of(call: wire.GateRequest) -> int:
-    """Estimate a call's bytes in memory: its texts at their widest, and what holds them."""
+    """Estimate a call's bytes in memory: its texts at their widest, plus the objects."""
     texts = (call.function, call.model, call.tool_name or "", call.workflow_id or "", *call.tools)
     return 1000 + 60 * len(texts) + 4 * sum(map(len, texts))
 
@@ -111,5 +111,5 @@ def _outcome(rules: Sequence[policy.Rules], recent: RecentCall) -> tuple[str, st
 
 
 def replaced(policies: Sequence[Policy], changed: Policy) -> list[Policy]:
-    """Return the policies with one put in the place of its namesake."""
+    """Return the policies with one of them replaced by another of its name."""
     return [*(p for p in policies if p.name != changed.name), changed]

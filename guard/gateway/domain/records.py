@@ -1,4 +1,4 @@
-"""What the gateway keeps, as the admin API shows it. Money is integer nano-dollars."""
+"""The gateway's stored data, as the admin API shows it. Money is integer nano-dollars."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class OrganisationSettings(Struct, kw_only=True):
         strict: reserve the worst case, refuse what cannot be priced, and report every
             consumption above the reservation.
         chain_over_permille: how far an open chain may go over a budget, in thousandths.
-        chain_ttl_ms: how long a chain stays open without a sign of life.
-        reservation_ttl_ms: how long a hold lasts without a sign of life.
+        chain_ttl_ms: how long a chain stays open without activity.
+        reservation_ttl_ms: how long a reservation lasts without activity.
         default_hold_nanousd: held for a call about which nothing is known.
     """
 
@@ -49,7 +49,7 @@ class Organisation(Struct, kw_only=True):
 
 
 class Key(Struct, kw_only=True):
-    """An API key as it may be shown: never the key itself."""
+    """An API key without its secrets."""
 
     key_id: str
     organisation_id: str | None
@@ -209,7 +209,7 @@ class Run(Struct, kw_only=True):
 
 
 class Approval(Struct, kw_only=True):
-    """A call that waits for, or has had, a person's answer."""
+    """A call that waits for a person's answer, or has received one."""
 
     approval_id: str
     organisation_id: str
@@ -228,7 +228,7 @@ class Approval(Struct, kw_only=True):
 
 
 class AuditEntry(Struct, kw_only=True):
-    """One act of an operator. ``hash`` covers everything else and the entry before it."""
+    """One action of an operator. ``hash`` covers all other fields and the entry before it."""
 
     seq: int
     at_ms: int
@@ -242,7 +242,7 @@ class AuditEntry(Struct, kw_only=True):
 
 
 class BalanceView(Struct, kw_only=True):
-    """What one scope has spent and holds in one window."""
+    """What one scope has spent and reserved in one window."""
 
     balance_id: int
     budget_id: str
@@ -264,7 +264,7 @@ class BalanceView(Struct, kw_only=True):
 
 
 class StoredEvent(Struct, kw_only=True):
-    """One event as recorded."""
+    """A stored event."""
 
     event_seq: int
     event_id: str
@@ -312,14 +312,14 @@ class LedgerReport(Struct, kw_only=True):
 
 
 class KeySecret(Struct):
-    """A key with what only the gateway may see."""
+    """A key with its HMAC secret, for the gateway alone."""
 
     key: Key
     hmac_secret: str | None = None
 
 
 class StoredControl(Struct):
-    """A control message as replayed, with the key that it is for (``None``: all)."""
+    """A stored control message with the key that it is for (``None``: all)."""
 
     message: ControlMessage
     key_id: str | None

@@ -66,7 +66,7 @@ def refused(refusal: Refusal, events: wire.EventsOutcome | None = None) -> Answe
 
 
 def conflict() -> Answer:
-    """Return the answer to an idempotency key that was used for something else."""
+    """Return the answer to an idempotency key that was used for another request."""
     document = problem(
         409,
         "GD-P001",
@@ -77,12 +77,12 @@ def conflict() -> Answer:
 
 
 def not_found(detail: str) -> Answer:
-    """Return the answer to a request for something that is not there."""
+    """Return the answer to a request for something that does not exist."""
     return Answer(404, wire.encode(problem(404, "GD-N001", "Not found", detail=detail)), kept=False)
 
 
 def over_budget(reply: wire.EventsReply, budget: wire.Budget, workflow_id: str | None) -> bytes:
-    """Return the 422 body: the batch's outcome and, beside it, the problem's members."""
+    """Return the 422 body: the batch's outcome together with the problem's members."""
     document = problem(
         422,
         "GD-O001",

@@ -1,4 +1,4 @@
-"""A whole set of budgets, policies and prices, and the plan that brings it into force."""
+"""A complete set of budgets, policies and prices, and the plan that activates it."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ class RuleSet(Struct):
 
 
 class Step(Struct):
-    """A change with the record to put, or for a deletion the one to remove."""
+    """A change with the item to put or, for a deletion, to remove."""
 
     change: Change
     record: Budget | Policy | Price
 
 
 def plan(current: RuleSet, wanted: RuleSet, *, prune: bool) -> list[Step]:
-    """Return what has to be done, in order, to get from the rules in force to those wanted.
+    """Return the steps, in order, that lead from the current rules to those wanted.
 
     Args:
-        current: the rules in force.
-        wanted: the rules that are to be in force, each name once.
-        prune: also remove what is in force and not wanted.
+        current: the active rules.
+        wanted: the rules to activate, each name once.
+        prune: also remove active rules that are not wanted.
 
     Example:
         >>> price = Price(price_id="", organisation_id="o", provider="*", model="m", rates=None)
@@ -74,7 +74,7 @@ def plan(current: RuleSet, wanted: RuleSet, *, prune: bool) -> list[Step]:
 
 
 def first_named_twice(rules: RuleSet) -> str | None:
-    """Return a name about which the set says two things, or ``None``."""
+    """Return a name that the set contains twice, or ``None``."""
     seen: set[tuple[RuleKind, str]] = set()
     for kind, name, _ in _named(rules):
         if (kind, name) in seen:

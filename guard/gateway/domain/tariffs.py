@@ -1,4 +1,4 @@
-"""What a number of tokens costs, in whole nano-dollars, rounded up."""
+"""The cost of tokens, in whole nano-dollars, rounded up."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Refused(Struct, kw_only=True):
 
 
 class ActiveDirective(Struct, kw_only=True):
-    """A kill or pause in force, on a workflow, a pattern, everything, or one run."""
+    """An active kill or pause of a workflow, a pattern, everything, or one run."""
 
     action: Literal["kill", "pause"]
     target: str

@@ -40,7 +40,7 @@ def accounts_of(unit: UnitOfWork, org: OrganisationState, keys: ScopeKeys) -> li
         if end_ms is not None:
             valid_until_ms = min(valid_until_ms, end_ms)
         accounts.append(Account(budget, _balance(unit, budget, scope_id, start_ms, end_ms)))
-    # A fixed order, so that a storage with row locks takes them in the same one.
+    # A fixed order, in which a storage with row locks takes the locks.
     accounts.sort(key=lambda account: account.balance.balance_id)
     unit.cache_accounts(org, keys, valid_until_ms, accounts)
     return accounts

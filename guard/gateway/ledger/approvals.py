@@ -120,7 +120,7 @@ def answer(
 
 
 def withdraw(unit: UnitOfWork, organisation_id: str, key_id: str, approval_id: str) -> bool:
-    """Close a question whose call waits no longer; only the key that asked may.
+    """Close the approval of a call that no longer waits; only the key that asked may.
 
     Returns:
         Whether it was pending until now.
@@ -138,7 +138,7 @@ def withdraw(unit: UnitOfWork, organisation_id: str, key_id: str, approval_id: s
 
 
 def expire(unit: UnitOfWork) -> None:
-    """Refuse what nobody has answered in time."""
+    """Refuse approvals that nobody has answered in time."""
     for asked in unit.overdue_approvals(EXPIRE_MAX):
         _settle(unit, asked, "expired", None, "no answer in time")
 

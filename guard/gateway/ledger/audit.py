@@ -1,7 +1,7 @@
 """The audit log: append-only, each entry's hash covering the one before it.
 
-When old entries leave, the last of them is kept as the anchor that the chain begins at, and an
-entry of the chain itself says so. Nobody can shorten the log from its old end without both.
+When old entries are deleted, the last of them is kept as the anchor of the chain, and an entry of
+the chain records the deletion. Nobody can shorten the log from its old end without both.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def record(
     details: dict[str, Any],
     organisation_id: str | None = None,
 ) -> None:
-    """Append one act, in the transaction of the act itself."""
+    """Append one action, in the transaction of the action itself."""
     head = unit.audit_head()
     seq, prev_hash = (1, GENESIS) if head is None else (head[0] + 1, head[1])
     text = json.dumps(details, sort_keys=True, separators=(",", ":"))
@@ -51,7 +51,7 @@ def verify(rows: Iterable[AuditRow], anchor: tuple[int, str] | None) -> tuple[in
 
     Args:
         rows: every entry, in order.
-        anchor: the number and the hash of the last entry that has left; ``None``: none has.
+        anchor: the number and the hash of the last deleted entry; ``None``: none was deleted.
 
     Returns:
         How many entries are right, and the ``seq`` of the first one that is not (``None``: all
@@ -73,11 +73,11 @@ def verify(rows: Iterable[AuditRow], anchor: tuple[int, str] | None) -> tuple[in
 
 
 def prune(unit: UnitOfWork, cutoff_ms: int, limit: int) -> int:
-    """Remove the oldest entries, never the newest one, and record that; return how many.
+    """Delete the oldest entries, never the newest one, and record that; return how many.
 
     Args:
         cutoff_ms: entries from this moment on stay.
-        limit: how many may leave at once.
+        limit: how many to delete at most.
     """
     old = list(itertools.takewhile(lambda row: row.at_ms < cutoff_ms, unit.oldest_audit(limit)))
     if not old:

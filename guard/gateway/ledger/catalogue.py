@@ -47,7 +47,7 @@ def _same(old: Any, new: Any) -> bool:
 
 
 def delete_budget(unit: UnitOfWork, actor: Actor, organisation_id: str, budget_id: str) -> None:
-    """Remove a budget; what it has counted stays in the record.
+    """Remove a budget; its balances stay stored.
 
     Raises:
         NotFoundError: no such budget.
@@ -85,7 +85,7 @@ def put_policy(unit: UnitOfWork, actor: Actor, wanted: records.Policy) -> record
 
 
 def delete_policy(unit: UnitOfWork, actor: Actor, organisation_id: str, name: str) -> None:
-    """Take a policy out of force; its versions stay readable.
+    """Deactivate a policy; its versions stay readable.
 
     Raises:
         NotFoundError: no such policy.

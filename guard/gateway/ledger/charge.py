@@ -61,7 +61,7 @@ def record_events(
     """Record and charge events.
 
     Returns:
-        What became of them, and the last account that a cost went over, with its workflow.
+        The outcome, and the last account that a cost exceeded, with its workflow.
     """
     outcome = wire.EventsOutcome(rejected=list(rejected))
     over: tuple[Account, str | None] | None = None
@@ -88,7 +88,7 @@ def record_events(
 
 
 def _inherit(event: wire.Event, reservation: Reservation) -> None:
-    """Fill in what the event leaves out from the call that it belongs to."""
+    """Fill missing fields of the event from the call that it belongs to."""
     event.workflow_id = event.workflow_id or reservation.workflow_id
     event.run_id = event.run_id or reservation.run_id
     event.chain_id = event.chain_id or reservation.chain_id
@@ -104,7 +104,7 @@ def _record(
     reservation: Reservation | None,
     flags: list[str],
 ) -> ledger.Charge | None:
-    """Store one event and charge it; ``None`` when it was here before."""
+    """Store one event and charge it; ``None`` for a duplicate."""
     event, cost, own = priced.event, priced.cost, org.organisation_id
     accounts: list[Account] = []
     if cost:
@@ -166,7 +166,7 @@ def _commit_cost(
 def _charged_accounts(
     unit: UnitOfWork, org: OrganisationState, keys: ScopeKeys, reservation: Reservation | None
 ) -> list[Account]:
-    """Return the event's own scopes, in the periods of its reservation where it has one."""
+    """Return the accounts of the event's scopes, in the periods of its reservation if any."""
     accounts = accounts_of(unit, org, keys)
     if reservation is None:
         return accounts

@@ -63,7 +63,7 @@ def publish(
     draft: wire.ControlMessage,
     key_id: str | None = None,
 ) -> wire.ControlMessage:
-    """Number a message, keep it for replay, apply it, and announce it after the commit."""
+    """Number a message, store it for replay, apply it, and deliver it after the commit."""
     message = msgspec.structs.replace(
         draft, seq=org.control_seq + 1, at_ms=unit.now_ms, epoch=unit.incarnation
     )
@@ -75,7 +75,7 @@ def publish(
 def compact(unit: UnitOfWork) -> None:
     """Drop old messages, so that a replay stays bounded.
 
-    Active directives stay however old they are, and so do the newest messages of all kinds.
+    Active directives stay, whatever their age, and so do the newest messages of all kinds.
     """
     for org in unit.organisation_states():
         if org.control_seq - org.compacted_seq >= 2 * CONTROL_KEEP:
@@ -86,7 +86,7 @@ def compact(unit: UnitOfWork) -> None:
 
 
 def announce_charge(unit: UnitOfWork, org: OrganisationState, charged: ledger.Charge) -> None:
-    """Tell SDKs of exhausted budgets, and webhooks of crossed thresholds."""
+    """Notify SDKs of exhausted budgets, and webhooks of crossed thresholds."""
     for account in charged.exhausted:
         unit.note_exhausted(account.balance.balance_id, org.organisation_id)
         _announce_budget(unit, org, account, exhausted=True)
@@ -142,7 +142,7 @@ def _lift(
 def budget_changed(
     unit: UnitOfWork, org: OrganisationState, old: records.Budget, new: records.Budget | None
 ) -> None:
-    """Bring a budget's open periods in line with a change of its limit or mode."""
+    """Apply a change of a budget's limit or mode to its open periods."""
     rule = new or old
     for balance in unit.open_balances(rule.budget_id):
         spent_up = new is not None and new.mode == "hard" and balance.committed >= new.limit_nanousd

@@ -1,4 +1,4 @@
-"""The end of a reservation: settled, released or expired; and what else time brings."""
+"""The end of a reservation: settled, released or expired; and other periodic work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SWEEP_MAX: Final = 2000
 
 
 def close(unit: UnitOfWork, reservation: Reservation, state: ledger.ReservationState) -> int:
-    """Close an open reservation, learn its cost, and return what it still held."""
+    """Close an open reservation, learn its cost, and return what was still reserved."""
     if reservation.state != "open":
         return 0
     balances = [unit.balance(balance_id) for balance_id in reservation.balance_ids]
@@ -44,7 +44,7 @@ def own_reservation(unit: UnitOfWork, request: Request, reservation_id: str) -> 
 
 
 def release(unit: UnitOfWork, command: ReleaseCommand) -> Answer:
-    """Release what a reservation still holds, or withdraw a request for approval.
+    """Release a reservation, or withdraw a request for approval.
 
     Repeating it changes nothing.
     """
@@ -76,7 +76,7 @@ def release(unit: UnitOfWork, command: ReleaseCommand) -> Answer:
 
 
 def expire_reservations(unit: UnitOfWork) -> int:
-    """Close reservations past their time, by the store's clock; return how many."""
+    """Close reservations past their expiry, by the store's clock; return how many."""
     expired = unit.expired_reservations(SWEEP_MAX)
     for reservation in expired:
         close(unit, reservation, "expired")
@@ -84,7 +84,7 @@ def expire_reservations(unit: UnitOfWork) -> int:
 
 
 def sweep(unit: UnitOfWork) -> int:
-    """Expire reservations and approvals, lift ended exhaustions, drop what is not needed."""
+    """Expire reservations and approvals, lift ended exhaustions, delete old data."""
     closed = expire_reservations(unit)
     approvals.expire(unit)
     control.lift_ended(unit)

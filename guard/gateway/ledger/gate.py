@@ -19,7 +19,7 @@ SMALL_ROOM: Final = 100
 
 
 def gate(unit: UnitOfWork, command: GateCommand) -> Answer:
-    """Record the events that travelled along, then decide one call."""
+    """Record the piggybacked events, then decide one call."""
     request, call = command.request, command.call
     kept = idempotency.replay(unit, request)
     if kept is not None:

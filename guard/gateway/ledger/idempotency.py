@@ -1,4 +1,4 @@
-"""Repeated requests: the first answer is kept in the transaction of its effects."""
+"""Repeated requests: the first answer is stored in the transaction of its effects."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from guard.gateway.ledger.unit_of_work import UnitOfWork
 
 
 def lookup_key(request: Request) -> str | None:
-    """Return the name under which a request's answer is kept; ``None`` when it is not."""
+    """Return the name under which a request's answer is stored; ``None`` if it is not."""
     if request.idempotency_key is None:
         return None
     return f"{request.key_id}/{request.idempotency_key}"
 
 
 def replay(unit: UnitOfWork, request: Request) -> Answer | None:
-    """Return the kept answer to a repeated request, a conflict, or ``None`` for a new one."""
+    """Return the stored answer to a repeated request, a conflict, or ``None`` for a new one."""
     if request.idempotency_key is None:
         return None
     kept = unit.stored_answer(f"{request.key_id}/{request.idempotency_key}")
@@ -28,7 +28,7 @@ def replay(unit: UnitOfWork, request: Request) -> Answer | None:
 
 
 def keep(unit: UnitOfWork, request: Request, answer: Answer) -> None:
-    """Keep an answer for repeats."""
+    """Store an answer for repeats."""
     if request.idempotency_key is not None and answer.kept:
         unit.store_answer(
             f"{request.key_id}/{request.idempotency_key}",

@@ -1,4 +1,4 @@
-"""What the unit-of-work port hands out and takes, besides the domain's own types."""
+"""Types of the unit-of-work port besides the domain's own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Scopes(Struct):
     """What a command is going to touch, known before it runs.
 
     Args:
-        lookup_key: the name under which an earlier answer to the same request is kept.
+        lookup_key: the name under which an earlier answer to the same request is stored.
         command: the ledger command; ``None`` for administration, which may touch any row.
     """
 
@@ -81,7 +81,7 @@ class Chain(Struct, frozen=True):
 
 
 class StoredAnswer(Struct):
-    """A kept answer, with the fingerprint of the request that it answers."""
+    """A stored answer, with the fingerprint of its request."""
 
     fingerprint: bytes
     status: int
@@ -105,7 +105,7 @@ class AuditRow(NamedTuple):
 class OrganisationState(Struct):
     """One organisation as a unit of work sees it.
 
-    ``budgets`` is ``None`` until a rule asks for it, and again after a change of a budget.
+    ``budgets`` is ``None`` until a rule needs it, and again after a change of a budget.
     """
 
     organisation_id: str

@@ -5,9 +5,9 @@ reads and locks all rows of the group at once, in one order. Then the commands r
 other, each behind a savepoint; then every table is written back in one statement and committed.
 
 Objects that a unit of work hands out belong to it. A rule that is going to change a balance or a
-reservation says so first (``change_balances``, ``change_reservation``): the unit writes it back at
-the end, and :meth:`UnitOfWork.undo` restores it when the command fails. Nothing that was read may
-be used in a later unit; whether rows stay cached between units is the store's business.
+reservation announces that first (``change_balances``, ``change_reservation``): the unit writes it
+back at the end, and :meth:`UnitOfWork.undo` restores it when the command fails. Objects must not be
+used in a later unit; whether rows stay cached between units is up to the store.
 """
 
 from __future__ import annotations
@@ -47,24 +47,24 @@ class Transaction(Protocol):
         """Begin a command: :meth:`undo` returns to here."""
 
     def undo(self) -> None:
-        """Take back everything since the last savepoint, and nothing else.
+        """Undo everything since the last savepoint, and nothing else.
 
         Raises:
             Exception: the store has lost the whole transaction.
         """
 
     def commit(self) -> list[PostCommitEvent]:
-        """Write every changed row back, commit, and return what has become public."""
+        """Write every changed row back, commit, and return the post-commit events."""
 
     def rollback(self) -> None:
-        """Take back everything since :meth:`begin`."""
+        """Undo everything since :meth:`begin`."""
 
 
 class MoneyStore(Protocol):
-    """Balances, reservations, events and what was learned from them."""
+    """Balances, reservations, events and learned estimates."""
 
     def cached_accounts(self, org: OrganisationState, keys: ScopeKeys) -> list[Account] | None:
-        """Return the accounts of these scopes where they are known and their periods go on."""
+        """Return the cached accounts of these scopes, unless a period has ended."""
 
     def cache_accounts(
         self, org: OrganisationState, keys: ScopeKeys, valid_until_ms: float, found: list[Account]
@@ -84,7 +84,7 @@ class MoneyStore(Protocol):
         """Return a budget's balances of periods that have not ended."""
 
     def change_balances(self, balances: Iterable[Balance]) -> None:
-        """Say that balances are about to change."""
+        """Announce that balances are going to change."""
 
     def note_exhausted(self, balance_id: int, organisation_id: str) -> None:
         """Remember a balance as exhausted."""
@@ -102,16 +102,16 @@ class MoneyStore(Protocol):
         """Return what a scope has cost in a period, archived costs included if it never ends."""
 
     def reservation(self, reservation_id: str) -> Reservation | None:
-        """Return a reservation in whatever state."""
+        """Return a reservation in any state."""
 
     def add_reservation(self, reservation: Reservation) -> None:
         """Insert an open reservation."""
 
     def change_reservation(self, reservation: Reservation) -> None:
-        """Say that a reservation is about to change."""
+        """Announce that a reservation is going to change."""
 
     def expired_reservations(self, limit: int) -> list[Reservation]:
-        """Return open reservations past their time, as far as this unit may change them."""
+        """Return open reservations past their expiry that this unit may change."""
 
     def add_event(
         self, organisation_id: str, key_id: str, priced: PricedEvent, charged_at_ms: int,
@@ -120,7 +120,7 @@ class MoneyStore(Protocol):
         """Record an event; ``False`` when its id or its response was recorded before."""
 
     def chain(self, organisation_id: str, chain_id: str) -> Chain | None:
-        """Return a chain in whatever state."""
+        """Return a chain in any state."""
 
     def save_chain(self, organisation_id: str, chain_id: str, chain: Chain) -> None:
         """Write a chain."""
@@ -148,10 +148,10 @@ class MoneyStore(Protocol):
         """Record a refused call."""
 
     def stored_answer(self, lookup_key: str) -> StoredAnswer | None:
-        """Return the answer kept under a key that the scopes named."""
+        """Return the answer stored under a key that the scopes named."""
 
     def store_answer(self, lookup_key: str, answer: StoredAnswer) -> None:
-        """Keep an answer for repeats, for half a day at least."""
+        """Store an answer for repeats, for half a day at least."""
 
 
 class ControlStore(Protocol):
@@ -169,7 +169,7 @@ class ControlStore(Protocol):
         """Store the next numbered message and apply it to the directives."""
 
     def drop_control(self, org: OrganisationState, through_seq: int) -> None:
-        """Drop old messages, except those that still are directives."""
+        """Drop old messages, except active directives."""
 
     def approval(self, approval_id: str) -> records.Approval | None:
         """Return an approval."""
@@ -177,7 +177,7 @@ class ControlStore(Protocol):
     def approval_of_call(
         self, organisation_id: str, key_id: str, call_id: str
     ) -> tuple[records.Approval, str] | None:
-        """Return the approval asked for by a call, and what it was asked for."""
+        """Return the approval that a call asked for, and its subject."""
 
     def approval_key(self, approval_id: str) -> str | None:
         """Return the key that asked for an approval."""
@@ -250,7 +250,7 @@ class CatalogueStore(Protocol):
         """Insert a delivery that is due now."""
 
     def due_deliveries(self, limit: int, each: int) -> list[records.DueDelivery]:
-        """Return what has to be sent now, at most ``each`` of one organisation, in turns."""
+        """Return due deliveries, at most ``each`` of one organisation, in turns."""
 
     def save_attempt(
         self, delivery_id: str, status: int | None, delivered: bool, next_attempt_ms: int | None
@@ -282,7 +282,7 @@ class DirectoryStore(Protocol):
         """Write when a key ends."""
 
     def use_nonce(self, key_id: str, nonce: str, expires_at_ms: int) -> bool:
-        """Insert a nonce; ``False`` when it is there."""
+        """Insert a nonce; ``False`` when it is known."""
 
     def operator(self, name: str) -> Operator | None:
         """Return an operator."""
@@ -309,7 +309,7 @@ class DirectoryStore(Protocol):
         """Return the oldest audit entries, never the newest one."""
 
     def drop_audit(self, through: AuditRow) -> None:
-        """Remove the entries up to one, which becomes the anchor of the chain."""
+        """Delete the entries up to one, which becomes the anchor of the chain."""
 
 
 class UnitOfWork(
@@ -319,7 +319,7 @@ class UnitOfWork(
 
     Attributes:
         now_ms: the store's clock at the beginning; it never runs backwards.
-        incarnation: which life of the store numbers control messages (``epoch`` on the wire).
+        incarnation: identifies this opening of the store (``epoch`` of its control messages).
         ids: makes identifiers.
     """
 
@@ -328,7 +328,7 @@ class UnitOfWork(
     ids: IdFactory
 
     def announce(self, event: PostCommitEvent) -> None:
-        """Deliver an event after the commit, if there is one."""
+        """Deliver an event once the unit has committed."""
 
     def housekeep(self) -> None:
-        """Do what the store itself needs from time to time, such as dropping old nonces."""
+        """Do the store's own maintenance, such as dropping old nonces."""

@@ -1,4 +1,4 @@
-"""Webhooks: who wants which notice, and how their delivery goes."""
+"""Webhooks: subscriptions, and the queue of deliveries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from guard.gateway.ledger.accounts import organisation
 from guard.gateway.ledger.unit_of_work import UnitOfWork
 
 DELIVERIES_AT_ONCE: Final = 4
-"""Most webhook messages of one organisation that are under way at once."""
+"""Maximum webhook messages of one organisation in delivery at once."""
 
 
 def enqueue(unit: UnitOfWork, organisation_id: str, kind: str, data: dict[str, Any]) -> None:
@@ -56,7 +56,7 @@ def put(unit: UnitOfWork, actor: Actor, wanted: records.Webhook, secret: str) ->
 
 
 def delete(unit: UnitOfWork, actor: Actor, organisation_id: str, webhook_id: str) -> None:
-    """Remove a webhook and what waits for it.
+    """Remove a webhook and its queued deliveries.
 
     Raises:
         NotFoundError: no such webhook.
@@ -67,7 +67,7 @@ def delete(unit: UnitOfWork, actor: Actor, organisation_id: str, webhook_id: str
 
 
 def due(unit: UnitOfWork, limit: int) -> list[records.DueDelivery]:
-    """Return what has to be sent now, of every organisation in turn."""
+    """Return due deliveries, of every organisation in turn."""
     return unit.due_deliveries(limit, DELIVERIES_AT_ONCE)
 
 

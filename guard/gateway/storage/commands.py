@@ -49,7 +49,7 @@ class CommandStorage(abc.ABC):
 
         Args:
             work: the command.
-            scopes: what it is going to touch; ``None``: anything.
+            scopes: the scopes that it touches; ``None``: any.
             weight: how many small commands this one is worth.
         """
 
@@ -79,7 +79,7 @@ class CommandStorage(abc.ABC):
         )
 
     async def sweep(self) -> int:
-        """Do what time asks for; return how many reservations have expired."""
+        """Run the periodic work; return how many reservations have expired."""
         return await self.write(expiry.sweep)
 
     # -- control -------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ class CommandStorage(abc.ABC):
         return await self.write(lambda unit: catalogue.put_policy(unit, actor, policy))
 
     async def delete_policy(self, actor: Actor, organisation_id: str, name: str) -> None:
-        """Take a policy out of force."""
+        """Deactivate a policy."""
         await self.write(lambda unit: catalogue.delete_policy(unit, actor, organisation_id, name))
 
     async def put_price(self, actor: Actor, price: records.Price) -> records.Price:
@@ -180,7 +180,7 @@ class CommandStorage(abc.ABC):
     async def apply(
         self, actor: Actor, organisation_id: str, wanted: RuleSet, *, dry_run: bool, prune: bool
     ) -> list[Change]:
-        """Activate a whole set of rules, or nothing of it."""
+        """Activate a set of rules, all or nothing."""
         return await self.write(
             lambda unit: catalogue.apply(
                 unit, actor, organisation_id, wanted, dry_run=dry_run, prune=prune
@@ -199,7 +199,7 @@ class CommandStorage(abc.ABC):
         await self.write(lambda unit: webhooks.delete(unit, actor, organisation_id, webhook_id))
 
     async def due_deliveries(self, limit: int) -> list[records.DueDelivery]:
-        """Return what has to be sent now."""
+        """Return due deliveries."""
         return await self.write(lambda unit: webhooks.due(unit, limit))
 
     async def delivery_done(

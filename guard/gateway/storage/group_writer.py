@@ -1,15 +1,15 @@
 """One writer with group commit, on the loop while that is quick and on a thread when it is not.
 
-Work submitted from the event loop is collected for one tick and run in one unit of work, committed
-once, and only then answered, so an answer always rests on a commit. Each piece of work runs behind
-a savepoint: a failing one undoes only what it did itself. Where the commit fails, or the store has
-lost the transaction, every piece runs again in a unit of its own.
+Work submitted from the event loop is collected for one tick, run in one unit of work, committed
+once, and only then answered, so every answer is committed. Each piece of work runs behind a
+savepoint: a failing one undoes only its own changes. If the commit fails, or the store has lost the
+transaction, every piece runs again in a unit of its own.
 
 Where a commit does not wait for the disk, a small group runs on the loop itself: handing 32 small
 decisions to a thread and back costs more than deciding them, because both sides need the
 interpreter lock. Durable commits, heavy work and groups behind them go to the writer thread, and so
-does everything for a while after a commit on the loop was slow. Only one of the two ever runs:
-the loop hands over to the idle thread, and waits for its word before running a group itself.
+does everything for a while after a slow commit on the loop. The two never run at the same time: the
+loop hands over to the idle thread, and waits until it is idle again before running a group itself.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 GROUP_WEIGHT_MAX: Final = 2048
-"""A group is committed at this weight, so that what comes behind it does not wait for long."""
+"""A group is committed at this weight, so that the next one does not wait for long."""
 
 GATHER_MAX: Final = 64
 INLINE_WEIGHT_MAX: Final = 256
@@ -69,8 +69,8 @@ class GroupWriter(Generic[UnitT]):
 
     Args:
         unit: what the work runs against; used for one transaction after the other.
-        deliver: given on the loop, before any answer, what a commit has made public.
-        inline: whether commits are quick enough for the loop.
+        deliver: called on the loop with a commit's events, before any answer.
+        inline: whether commits are fast enough to run on the loop.
         failures: what the store raises when it fails; callers get :class:`StoreError` instead.
     """
 
@@ -112,7 +112,7 @@ class GroupWriter(Generic[UnitT]):
 
         Args:
             work: called with the unit of work inside a transaction.
-            scopes: what the work is going to touch.
+            scopes: the scopes that the work touches.
             weight: how many small pieces of work this one is worth.
             outside_transaction: run it on the thread, outside of any transaction.
 
@@ -129,7 +129,7 @@ class GroupWriter(Generic[UnitT]):
         return item.future
 
     async def close(self) -> None:
-        """Finish what waits, then end the thread."""
+        """Finish queued work, then end the thread."""
         self._closing = True
         while self._collected or self._busy:
             if not self._busy:

@@ -9,7 +9,7 @@ from typing import Final
 from guard.gateway.domain.policy import CapUse
 
 BUCKETS_MAX: Final = 10_000
-"""Most counters of one organisation: its agents choose some of their names."""
+"""Maximum counters of one organisation, whose agents choose some of the names."""
 _FULL_WAIT_MS: Final = 1000
 
 
@@ -21,7 +21,7 @@ class _Windows:
         self.cleaned_ms = 0
 
     def clean(self, now_ms: int) -> None:
-        """Drop counters that count nothing any more, at most once a second."""
+        """Drop expired counters, at most once a second."""
         if not 0 <= now_ms - self.cleaned_ms < _FULL_WAIT_MS:
             self.cleaned_ms = now_ms
             self.buckets = {
@@ -32,10 +32,10 @@ class _Windows:
 
 
 class MemoryRates:
-    """Counts calls in memory. A restart forgets them, which only ever allows one window more.
+    """Counts calls in memory. A restart forgets them, which allows at most one window more.
 
-    No counter that still counts is dropped: an organisation with too many of them is refused, and
-    never another.
+    A live counter is never dropped: an organisation with too many of them is refused, and never
+    another.
 
     Args:
         clock_ms: a clock in milliseconds.

@@ -1,4 +1,4 @@
-"""The storage port: what the gateway needs kept, and the promises that a storage makes.
+"""The storage port: what the gateway stores, and the guarantees of a storage.
 
 Every method is one transaction. A method that returns has committed. ``gate``, ``ingest`` and
 ``release`` keep the ledger's property (see :mod:`guard.gateway.domain.ledger`) under any
@@ -26,7 +26,7 @@ from guard.gateway.domain.rulesets import Change, RuleSet
 
 
 class Ledger(Protocol):
-    """Budgets in force: decisions and charges."""
+    """Budgets at work: decisions and charges."""
 
     async def gate(self, command: GateCommand) -> Answer: ...
     async def ingest(self, command: IngestCommand) -> Answer: ...
@@ -102,7 +102,7 @@ class Catalogue(Protocol):
 
 
 class Queries(Protocol):
-    """What operators look at. Reading never waits for writers."""
+    """Queries of the admin API. Reading never waits for writers."""
 
     async def workflows(
         self, organisation_id: str, after: str, limit: int
@@ -131,7 +131,7 @@ class Queries(Protocol):
 
 
 class DashboardQueries(Protocol):
-    """What the dashboard looks at: newest first, and bounded whatever the store holds."""
+    """Queries of the dashboard: newest first, and bounded whatever the amount of stored data."""
 
     async def spend_over_time(
         self, organisation_id: str, size_ms: int, since_ms: int, until_ms: int, step_ms: int,
@@ -189,7 +189,7 @@ class Operators(Protocol):
 class Storage(
     Ledger, ControlLog, Directory, Catalogue, Queries, DashboardQueries, Operators, Protocol
 ):
-    """Everything together, with its life cycle."""
+    """The complete storage, with its life cycle."""
 
     async def open(self, listener: Callable[[Sequence[PostCommitEvent]], None]) -> None: ...
     async def close(self) -> None: ...

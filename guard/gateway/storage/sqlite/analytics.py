@@ -144,7 +144,7 @@ def usage(
     until_ms: int,
     limit: int,
 ) -> list[records.UsageRow]:
-    """Return usage summed by group, dearest first. ``group_by`` is a key of ``GROUPS``."""
+    """Return usage summed by group, most expensive first. ``group_by`` is a key of ``GROUPS``."""
     expression = GROUPS[group_by]
     return [
         records.UsageRow(
@@ -208,7 +208,7 @@ def deliveries(reading: Connection, organisation_id: str, limit: int) -> list[re
 
 
 class SqliteReports(SqliteEngine):
-    """What the admin API reports; none of it keeps a request or a kill waiting."""
+    """The admin API's reports; no request and no kill waits for them."""
 
     async def workflows(
         self, organisation_id: str, after: str, limit: int

@@ -12,15 +12,15 @@ _PAGES_AT_ONCE = 1024
 def backup(source: Path, target: Path) -> int:
     """Copy a database with SQLite's online backup and check the copy.
 
-    The copy is a moment's state; the gateway goes on meanwhile. It holds the same secrets as the
-    original and is made with mode 0600.
+    The copy is a consistent snapshot; the gateway keeps running. It contains the same secrets as
+    the original and is created with mode 0600.
 
     Returns:
         The size of the copy in bytes.
 
     Raises:
-        FileExistsError: the target is there already.
-        FileNotFoundError: the source is not there.
+        FileExistsError: the target exists.
+        FileNotFoundError: the source does not exist.
         sqlite3.Error: the source cannot be read, or the copy is damaged.
     """
     if not source.is_file():
@@ -40,7 +40,7 @@ def backup(source: Path, target: Path) -> int:
         finally:
             writing.close()
             reading.close()
-        os.link(partial, target)  # unlike a rename, never replaces a file that came meanwhile
+        os.link(partial, target)  # unlike a rename, never replaces a file created meanwhile
     finally:
         partial.unlink()
     return target.stat().st_size

@@ -56,7 +56,7 @@ class CatalogueTables(ControlTables):
         self._forget_budgets(budget.organisation_id)
 
     def _forget_budgets(self, organisation_id: str) -> None:
-        """Have an organisation's budgets read again, also when this change is taken back."""
+        """Have an organisation's budgets read again, also when this change is undone."""
         org = self.orgs[organisation_id]
 
         def forget() -> None:
@@ -174,7 +174,7 @@ class CatalogueTables(ControlTables):
         )  # fmt: skip
 
     def due_deliveries(self, limit: int, each: int) -> list[records.DueDelivery]:
-        """Return what has to be sent now: the oldest of each organisation, then their next."""
+        """Return due deliveries: the oldest of each organisation, then their next."""
         rows = self.rows(
             "SELECT delivery_id, url, secret, type, body, created_at_ms, attempts FROM ("
             " SELECT d.*, w.url, w.secret, ROW_NUMBER() OVER (PARTITION BY d.organisation_id"

@@ -81,7 +81,7 @@ class ControlTables(Tables):
             self.on_undo(undo)
 
     def drop_control(self, org: OrganisationState, through_seq: int) -> None:
-        """Drop old messages, except those that still are directives."""
+        """Drop old messages, except active directives."""
         self.write(
             "DELETE FROM control WHERE organisation_id = ? AND seq <= ? AND NOT EXISTS (SELECT 1"
             " FROM directives d WHERE d.organisation_id = control.organisation_id"
@@ -101,7 +101,7 @@ class ControlTables(Tables):
     def approval_of_call(
         self, organisation_id: str, key_id: str, call_id: str
     ) -> tuple[records.Approval, str] | None:
-        """Return the approval asked for by a call, and what it was asked for."""
+        """Return the approval that a call asked for, and its subject."""
         row = self.row(
             "SELECT * FROM approvals WHERE organisation_id = ? AND key_id = ? AND call_id = ?",
             organisation_id, key_id, call_id,

@@ -21,7 +21,7 @@ from guard.gateway.storage.sqlite.views import (
 )
 
 SCAN_MAX: Final = 20_000
-"""Newest rows that a filter without an index of its own looks through."""
+"""How many of the newest rows a filter without an index scans."""
 
 _SORTS: Final = {
     "seen": "last_seen_ms DESC, workflow_id",
@@ -39,7 +39,7 @@ def newest_events(
     reading: Connection, organisation_id: str, before: int, limit: int, workflow_id: str | None,
     event_type: str | None, run_id: str | None,
 ) -> list[records.StoredEvent]:  # fmt: skip
-    """Return events, newest first; a type or a run is looked for among the newest ``SCAN_MAX``."""
+    """Return events, newest first; types and runs are searched among the newest ``SCAN_MAX``."""
     where, arguments = "organisation_id = ? AND event_seq < ?", [organisation_id, before]
     if workflow_id is not None:
         where += " AND workflow_id = ?"
@@ -126,7 +126,7 @@ def refusals(
 
 
 class SqliteDashboard(SqliteEngine):
-    """What the dashboard reads."""
+    """The dashboard's queries."""
 
     async def spend_over_time(
         self, organisation_id: str, size_ms: int, since_ms: int, until_ms: int, step_ms: int,
@@ -150,7 +150,7 @@ class SqliteDashboard(SqliteEngine):
         self, organisation_id: str, size_ms: int, since_ms: int, workflow_id: str | None,
         limit: int,
     ) -> list[usage.ModelUsage]:  # fmt: skip
-        """Return usage by model, dearest first."""
+        """Return usage by model, most expensive first."""
 
         def work(reading: Connection) -> list[usage.ModelUsage]:
             rows = reading.rows(
@@ -248,7 +248,7 @@ class SqliteDashboard(SqliteEngine):
     async def newest_charges(
         self, organisation_id: str, scope_kind: records.ScopeKind, limit: int
     ) -> list[usage.ChargedEvent]:
-        """Return the newest charges with the id that they carry for a kind of scope."""
+        """Return the newest charges, each with its id of one kind of scope."""
 
         def work(reading: Connection) -> list[usage.ChargedEvent]:
             column = _SCOPE_COLUMNS[scope_kind]

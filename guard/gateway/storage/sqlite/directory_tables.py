@@ -78,7 +78,7 @@ class DirectoryTables(ControlTables):
         )
 
     def use_nonce(self, key_id: str, nonce: str, expires_at_ms: int) -> bool:
-        """Insert a nonce; ``False`` when it is there."""
+        """Insert a nonce; ``False`` when it is known."""
         cursor = self.write(
             "INSERT OR IGNORE INTO nonces VALUES (?,?,?)", (key_id, nonce, expires_at_ms)
         )
@@ -135,7 +135,7 @@ class DirectoryTables(ControlTables):
         return [AuditRow(*row) for row in rows[:-1]]
 
     def drop_audit(self, through: AuditRow) -> None:
-        """Remove the entries up to one, which becomes the anchor of the chain."""
+        """Delete the entries up to one, which becomes the anchor of the chain."""
         self.write("DELETE FROM audit WHERE seq <= ?", (through.seq,))
         anchor = json.dumps([through.seq, through.hash])
         self.write("INSERT OR REPLACE INTO facts VALUES ('audit_anchor', ?)", (anchor,))

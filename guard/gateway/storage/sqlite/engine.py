@@ -29,8 +29,8 @@ REPORT_CONNECTIONS: Final = 2
 class SqliteEngine:
     """Opens and closes the file, and runs work on its writer and its readers.
 
-    Look-ups, reports and checkpoints have connections and threads of their own: a look-up of a
-    key, or the replay for a kill, never waits for somebody's report.
+    Look-ups, reports and checkpoints have connections and threads of their own: a key look-up or
+    the replay for a kill never waits for a report.
 
     Args:
         path: the database file; created with mode 0600.
@@ -38,8 +38,8 @@ class SqliteEngine:
         clock_ms: the machine's clock, in Unix milliseconds; the store follows it in bounded steps.
         monotonic_ms: time that only passes, in milliseconds. With a ``clock_ms`` of its own and
             without this, every step of that clock is taken as time that has passed.
-        retention_days: how long the record goes back; 0 keeps everything.
-        audit_retention_days: how long the audit log goes back; 0 keeps all of it.
+        retention_days: how long data is kept; 0 keeps everything.
+        audit_retention_days: how long the audit log is kept; 0 keeps all of it.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class SqliteEngine:
         return SqliteUnitOfWork(self._connection, self.clock_ms, self._monotonic_ms)
 
     async def close(self) -> None:
-        """Commit what waits and let go of the file. Closing twice is harmless."""
+        """Commit queued work and release the file. Idempotent."""
         if self._writer is not None:
             await self._writer.close()
             self._writer = None
@@ -113,18 +113,18 @@ class SqliteEngine:
             self._lock_file = None
 
     async def checkpoint(self) -> None:
-        """Now and then copy the write-ahead log into the database, beside the writer."""
+        """Copy the write-ahead log into the database at intervals, beside the writer."""
         writer = self._writer
         if writer is None or writer.items - self._copied_at < CHECKPOINT_ITEMS:
             return
         self._copied_at = writer.items
         pages = await self._read(self._checkpoints, lambda reading: reading.checkpoint())
         if pages > WAL_PAGES_MAX:
-            # Under constant load the log never ends where a copy does, so the writer waits once.
+            # Under constant load a copy never reaches the end of the log, so the writer waits once.
             await writer.submit(lambda unit: unit.truncate_log(), outside_transaction=True)
 
     async def retain(self) -> None:
-        """Remove a few old rows, on the writer's thread."""
+        """Delete a few old rows, on the writer's thread."""
         if self._retention.is_due(self.clock_ms()):
             await self.write(self._retention.step, weight=INLINE_WEIGHT_MAX + 1)
 
@@ -169,7 +169,7 @@ class SqliteEngine:
         return await self._read(self._lookups, work)
 
     async def report(self, work: Callable[[Connection], T]) -> T:
-        """Run a query that may take its time."""
+        """Run a query that may be slow."""
         return await self._read(self._reports, work)
 
     async def _read(self, pool: ReadPool, work: Callable[[Connection], T]) -> T:

@@ -1,6 +1,6 @@
 """Balances, reservations, events and estimates of the SQLite unit of work.
 
-One process owns the file, so a cached row is the truth from one unit to the next. Rows that many
+One process owns the file, so cached rows stay valid from one unit to the next. Rows that many
 requests share are changed in memory and written once for each group of commands.
 """
 
@@ -70,14 +70,14 @@ class MoneyTables(Tables):
     # -- balances ------------------------------------------------------------------------------
 
     def cached_accounts(self, org: OrganisationState, keys: ScopeKeys) -> list[Account] | None:
-        """Return the accounts of these scopes where they are known and their periods go on."""
+        """Return the cached accounts of these scopes, unless a period has ended."""
         cached = org.accounts.get(keys)
         return cached[1] if cached is not None and self.now_ms < cached[0] else None
 
     def cache_accounts(
         self, org: OrganisationState, keys: ScopeKeys, valid_until_ms: float, found: list[Account]
     ) -> None:
-        """Keep accounts for later calls."""
+        """Cache accounts for later calls."""
         if len(org.accounts) >= CACHE_MAX:
             org.accounts.clear()
         org.accounts[keys] = (valid_until_ms, found)
@@ -125,7 +125,7 @@ class MoneyTables(Tables):
         return [self.balance(row[0]) for row in rows]
 
     def change_balances(self, balances: Iterable[Balance]) -> None:
-        """Note balances to write back, and what they were to restore."""
+        """Note balances to write back, and their values to restore."""
         log, dirty = self.undo_log, self._dirty_balances
         for b in balances:
             log.append((_restore_balance, b, b.committed, b.reserved, b.overspend,
@@ -161,7 +161,7 @@ class MoneyTables(Tables):
     # -- reservations --------------------------------------------------------------------------
 
     def reservation(self, reservation_id: str) -> Reservation | None:
-        """Return a reservation in whatever state."""
+        """Return a reservation in any state."""
         found = self.reservations.get(reservation_id) or self._dirty_reservations.get(
             reservation_id
         )
@@ -186,14 +186,14 @@ class MoneyTables(Tables):
         self.reservations.pop(key, None)
 
     def change_reservation(self, reservation: Reservation) -> None:
-        """Note a reservation to write back, and what it was to restore."""
+        """Note a reservation to write back, and its values to restore."""
         r, key = reservation, reservation.reservation_id
         self.undo_log.append((_restore_reservation, r, r.held, r.expires_at_ms, r.spent, r.state))
         if key not in self._new_reservations:
             self._dirty_reservations[key] = r
 
     def expired_reservations(self, limit: int) -> list[Reservation]:
-        """Return open reservations past their time; they leave the queue of expiries."""
+        """Return open reservations past their expiry, and remove them from the expiry queue."""
         expired: list[Reservation] = []
         heap = self._expiries
         while heap and heap[0][0] <= self.now_ms and len(expired) < limit:
@@ -266,15 +266,15 @@ class MoneyTables(Tables):
     # -- answers, chains, estimates ------------------------------------------------------------
 
     def stored_answer(self, lookup_key: str) -> StoredAnswer | None:
-        """Return the answer kept under a key that the scopes named."""
+        """Return the answer stored under a key that the scopes named."""
         return self._answers.find(lookup_key)
 
     def store_answer(self, lookup_key: str, answer: StoredAnswer) -> None:
-        """Keep an answer for repeats."""
+        """Store an answer for repeats."""
         self._answers.keep(lookup_key, answer)
 
     def chain(self, organisation_id: str, chain_id: str) -> Chain | None:
-        """Return a chain in whatever state."""
+        """Return a chain in any state."""
         key = (organisation_id, chain_id)
         if key not in self.chains:
             row = self.row(
@@ -375,7 +375,7 @@ class MoneyTables(Tables):
             )
 
     def _forget_changes(self) -> None:
-        """Call what was changed written; closed reservations leave the cache."""
+        """Clear the change marks; closed reservations leave the cache."""
         for changed in (self._new_reservations, self._dirty_reservations):
             for key, reservation in changed.items():
                 if reservation.state != "open" and self.reservations.pop(key, None) is not None:

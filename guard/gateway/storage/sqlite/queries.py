@@ -1,4 +1,4 @@
-"""Look-ups that requests, control channels and sign-ins wait for: short, by an index."""
+"""Look-ups that requests, control channels and sign-ins wait for: short and indexed."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class SqliteQueries(SqliteEngine):
         return [organisation_from_row(row) for row in rows]
 
     async def find_key(self, key_hash: bytes) -> records.KeySecret | None:
-        """Return the key with this hash, in whatever state."""
+        """Return the key with this hash, in any state."""
         rows = await self._rows("SELECT * FROM keys WHERE key_hash = ?", key_hash)
         return key_from_row(rows[0]) if rows else None
 
@@ -77,7 +77,7 @@ class SqliteQueries(SqliteEngine):
         return bool(await self._rows("SELECT 1 FROM operators LIMIT 1"))
 
     async def find_session(self, token_hash: bytes) -> Session | None:
-        """Return a session in whatever state, or ``None``."""
+        """Return a session in any state, or ``None``."""
         rows = await self._rows(
             "SELECT o.*, s.created_at_ms, s.seen_at_ms, s.expires_at_ms FROM sessions s"
             " JOIN operators o USING (operator_id) WHERE token_hash = ?",
@@ -130,7 +130,7 @@ class SqliteQueries(SqliteEngine):
     async def watermarks(
         self, seen: Mapping[str, usage.Watermark | None]
     ) -> dict[str, usage.Watermark]:
-        """Return how far each organisation is now; ``None`` for one not looked at before."""
+        """Return each organisation's watermark, given its last one (``None``: none yet)."""
 
         def work(reading: Connection) -> dict[str, usage.Watermark]:
             found = {}
@@ -150,7 +150,7 @@ def _decoded(rows: list[Any], kind: type[T]) -> list[T]:
 
 
 def _watermark(reading: Connection, organisation_id: str, seen: usage.Watermark) -> usage.Watermark:
-    """Return how far the organisation is now. Looks only at what is newer than ``seen``."""
+    """Return the organisation's watermark. Reads only rows newer than ``seen``."""
 
     def newest(table: str, column: str, known: Any) -> Any:
         sql = f"SELECT max({column}) FROM {table} WHERE organisation_id = ? AND {column} > ?"  # noqa: S608 (constant text)
@@ -171,7 +171,7 @@ def _watermark(reading: Connection, organisation_id: str, seen: usage.Watermark)
 
 
 def _first_watermark(reading: Connection) -> usage.Watermark:
-    """Return a watermark at the newest of everything, whosesoever it is."""
+    """Return a watermark at the newest rows of all organisations."""
 
     def newest(table: str, column: str, nothing: Any) -> Any:
         sql = f"SELECT max({column}) FROM {table}"  # noqa: S608 (constant text)

@@ -1,4 +1,4 @@
-"""Threads that read, each on a connection of its own. Reading never waits for the writer."""
+"""Reader threads, each with its own connection. Reading never waits for the writer."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Connection:
         return self.sqlite.execute(sql, arguments).fetchall()
 
     def checkpoint(self) -> int:
-        """Copy what can be copied of the write-ahead log; return its length in pages."""
+        """Copy as much of the write-ahead log as possible; return its length in pages."""
         _, log_pages, _ = self.sqlite.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         return int(log_pages)
 
 
 class ReadPool:
-    """At most ``size`` queries at once; more wait for their turn.
+    """Runs at most ``size`` queries at once; others wait for their turn.
 
     Connections are opened by the first queries that need them.
     """
@@ -56,7 +56,7 @@ class ReadPool:
             self._idle.put(connection)
 
     def close(self) -> None:
-        """Wait for the queries that run, and close the connections."""
+        """Wait for running queries, and close the connections."""
         self._threads.shutdown()
         while not self._idle.empty():
             self._idle.get_nowait().sqlite.close()

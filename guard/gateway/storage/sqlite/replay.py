@@ -1,7 +1,7 @@
-"""Answers kept for repeated requests, in two tables that take turns.
+"""Answers stored for repeated requests, in two tables used in turn.
 
-Each table takes the answers of one period; when a period begins, the table of the one before the
-last is emptied. So an answer lives for one period at least, and no row ever needs an expiry index.
+Each table takes the answers of one period, and is emptied before it is used again. So an answer
+lives for one period at least, and no row needs an expiry index.
 """
 
 from __future__ import annotations
@@ -70,16 +70,16 @@ class ReplayTable:
         self._period = period
 
     def find(self, lookup_key: str) -> StoredAnswer | None:
-        """Return the kept answer, if there is one. The key was named at the beginning."""
+        """Return the stored answer, if any. The key was named at the beginning of the unit."""
         return self._new.get(lookup_key) or self._found.get(lookup_key)
 
     def keep(self, lookup_key: str, answer: StoredAnswer) -> None:
-        """Keep an answer; written by :meth:`flush`."""
+        """Store an answer; written by :meth:`flush`."""
         self._new[lookup_key] = answer
         self._tables.on_undo(self._new.pop, lookup_key, None)
 
     def flush(self) -> None:
-        """Write what was kept since the last time."""
+        """Write the new answers."""
         if not self._new:
             return
         rows = [(name, a.fingerprint, a.status, a.body) for name, a in self._new.items()]
@@ -88,5 +88,5 @@ class ReplayTable:
         self._new.clear()
 
     def forget(self) -> None:
-        """Drop what was kept and not written."""
+        """Drop answers that were not written."""
         self._new.clear()

@@ -2,8 +2,8 @@
 
 The cost of a deleted event moves into the ``opening`` of its balances, so that each balance is
 still the sum of its opening and its entries. It also moves into ``archived_spend``, so that a
-budget without a window that is set later still counts it. Nothing of the current month leaves, so
-a new budget finds all events of its first period.
+budget without a window that is set later still counts it. Data of the current month is never
+deleted, so a new budget finds all events of its first period.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from guard.gateway.ledger import audit
 from guard.gateway.storage.sqlite.unit_of_work import SqliteUnitOfWork
 
 STEP_ROWS: Final = 1000
-"""Rows that one step looks at, in all tables together."""
+"""Rows that one step reads, in all tables together."""
 
 _PACE_MS: Final = 60_000
 _ROUND_PACE_MS: Final = HOUR_MS
@@ -37,7 +37,7 @@ _ARCHIVED_KINDS: Final = ("workflow", "agent", "key", "model")
 
 
 class _Part(Struct):
-    """One table's turn: where its walk goes on, and when the next one begins."""
+    """One table's progress: where its walk continues, and when the next one begins."""
 
     work: Callable[[SqliteUnitOfWork, int, int, _Part], int]
     pace_ms: int
@@ -49,12 +49,12 @@ class Retention:
     """Used inside a unit of work.
 
     Args:
-        keep_days: how long the record goes back; 0 keeps everything.
-        keep_audit_days: how long the audit log goes back; 0 keeps all of it.
+        keep_days: how long data is kept; 0 keeps everything.
+        keep_audit_days: how long the audit log is kept; 0 keeps all of it.
     """
 
     def __init__(self, keep_days: int, keep_audit_days: int) -> None:
-        record = [
+        tables = [
             _Part(_events, _PACE_MS),
             _Part(_reservations, _PACE_MS),
             _Part(_refusals, _PACE_MS),
@@ -68,25 +68,25 @@ class Retention:
         ]
         self._keep_ms = keep_days * DAY_MS
         self._keep_audit_ms = keep_audit_days * DAY_MS
-        self._parts = record if keep_days else []
+        self._parts = tables if keep_days else []
         if keep_audit_days:
-            # Every pruning is an entry of its own, so there is one in a day.
+            # Every pruning adds an entry, so it runs once a day.
             self._parts.append(_Part(self._audit, DAY_MS))
 
     def is_due(self, now_ms: int) -> bool:
-        """Tell whether a step would look at anything."""
+        """Tell whether a step has anything to do."""
         return any(part.next_ms <= now_ms for part in self._parts)
 
     def _audit(self, unit: SqliteUnitOfWork, _: int, limit: int, __: _Part) -> int:
         return audit.prune(unit, unit.now_ms - self._keep_audit_ms, limit)
 
     def step(self, unit: SqliteUnitOfWork) -> None:
-        """Take out at most ``STEP_ROWS`` old rows."""
-        unit.flush()  # so that the tables say what the cached rows say
+        """Delete at most ``STEP_ROWS`` old rows."""
+        unit.flush()  # so that the tables agree with the cached rows
         unit.savepoint()
         now, left = unit.now_ms, STEP_ROWS
         cutoff = cutoff_ms(now, self._keep_ms)
-        # Whoever had its turn goes to the end, so that a long backlog of one keeps no other out.
+        # A table that had its turn goes to the end, so that its backlog does not block the others.
         for part in [part for part in self._parts if part.next_ms <= now]:
             if left <= 0:
                 break
@@ -99,7 +99,7 @@ class Retention:
 
 
 def cutoff_ms(now_ms: int, keep_ms: int) -> int:
-    """Return the moment before which things may leave: never one of the current month.
+    """Return the time before which rows may be deleted: never one of the current month.
 
     >>> cutoff_ms(40 * DAY_MS, 1 * DAY_MS) // DAY_MS  # on the tenth of February: its first day
     31
@@ -111,7 +111,7 @@ def cutoff_ms(now_ms: int, keep_ms: int) -> int:
 
 
 def _events(unit: SqliteUnitOfWork, cutoff: int, limit: int, _: _Part) -> int:
-    # The newest event stays whatever its age, because the next number is counted from it.
+    # The newest event stays, whatever its age, because the next number follows from it.
     rows = unit.connection.execute(_EVENT_SQL, (limit + 1,)).fetchall()[:-1]
     old = [row for row in rows if row[1] < cutoff]
     if not old:
@@ -183,7 +183,7 @@ def _deliveries(unit: SqliteUnitOfWork, cutoff: int, limit: int, part: _Part) ->
 def _by_id(
     unit: SqliteUnitOfWork, cutoff: int, limit: int, part: _Part, select: str, delete: str
 ) -> int:
-    """Walk a table whose ids begin with the time that they were made at."""
+    """Walk a table whose ids begin with their creation time."""
     (after,) = part.cursor or ("",)
     end = f"{cutoff:012x}"
     rows = unit.connection.execute(
@@ -224,7 +224,7 @@ def _unseen(
 
 
 def _chains(unit: SqliteUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
-    """A chain is forgotten when nothing in the record names it any more."""
+    """Delete chains that no stored event or reservation refers to any more."""
     rows = unit.connection.execute(
         f"SELECT organisation_id, chain_id, expires_at_ms < ? AND {_UNNAMED} FROM chains c"  # noqa: S608 (constants of this module)
         " WHERE (organisation_id, chain_id) > (?, ?) ORDER BY organisation_id, chain_id LIMIT ?",
@@ -240,7 +240,7 @@ def _chains(unit: SqliteUnitOfWork, cutoff: int, limit: int, part: _Part) -> int
 
 
 def _estimates(unit: SqliteUnitOfWork, _: int, limit: int, part: _Part) -> int:
-    """What calls of a workflow have cost is forgotten with the workflow."""
+    """Delete the estimates of workflows that have been deleted."""
     rows = unit.connection.execute(
         "SELECT organisation_id, subject, json_extract(subject, '$[0]') != '' AND NOT EXISTS"
         " (SELECT 1 FROM workflows w WHERE w.organisation_id = e.organisation_id"
@@ -258,8 +258,7 @@ def _estimates(unit: SqliteUnitOfWork, _: int, limit: int, part: _Part) -> int:
 
 
 def _balances(unit: SqliteUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
-    """A window that has ended leaves when no reservation and no charge of it is left, and the
-    balance of a chain leaves after the chain."""
+    """Delete balances of ended windows without reservations and charges, and of deleted chains."""
     execute = unit.connection.execute
     floor = cutoff
     # A reservation or charge made at some time is on balances that end after that time.
@@ -276,7 +275,7 @@ def _balances(unit: SqliteUnitOfWork, cutoff: int, limit: int, part: _Part) -> i
         if charged_at_ms is not None:
             floor = min(floor, charged_at_ms)
     (after,) = part.cursor or ("0",)
-    # The newest balance stays, because the next number is counted from it.
+    # The newest balance stays, because the next number follows from it.
     rows = execute(
         "SELECT balance_id, reserved = 0 AND CASE WHEN ends_ms IS NOT NULL"  # noqa: S608 (constants of this module)
         " THEN ends_ms <= ? AND exhausted = 0 ELSE scope_kind = 'chain' AND NOT EXISTS (SELECT 1"

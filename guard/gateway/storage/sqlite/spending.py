@@ -1,8 +1,8 @@
 """What a scope has already cost when its balance is opened.
 
-A budget that is set at noon counts what the day has cost before. The sum is taken in the writer's
-transaction, each time that a scope is first seen in a period. It must not scan the events of other
-scopes: those of a workflow and of a chain have an index of their own.
+A budget that is set at noon counts the cost of the morning. The sum is computed in the writer's
+transaction, whenever a scope is first seen in a period. It must not scan the events of other
+scopes: events of workflows and of chains are indexed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final
 from guard.gateway.domain.records import ScopeKind
 
 CLOCK_SLACK_MS: Final = 60_000
-"""By how much times of arrival may lie out of order, after a crash and a step of the clock."""
+"""How far arrival times may be out of order, after a crash and a step of the clock."""
 
 _COLUMNS: Final = {"workflow": "workflow_id", "agent": "agent", "chain": "chain_id",
                    "key": "key_id", "model": "model"}  # fmt: skip
@@ -28,7 +28,7 @@ def spent_before(
     start_ms: int,
     end_ms: int | None,
 ) -> int:
-    """Return the nano-dollars that a scope has cost in a period, archived ones included.
+    """Return the nano-dollars that a scope has cost in a period, archived costs included.
 
     Args:
         connection: the writer's, inside its transaction.
@@ -64,8 +64,8 @@ def spent_before(
 def _first_since(connection: sqlite3.Connection, at_ms: int) -> int:
     """Return a number that no event received at or after a moment lies below.
 
-    Events are numbered as they arrive, so the place is found by halving. An event is never charged
-    to a time after its arrival.
+    Events are numbered as they arrive, so a binary search finds it. An event is never charged to a
+    time after its arrival.
     """
     execute = connection.execute
     (low,) = execute("SELECT min(event_seq) FROM events").fetchone()

@@ -15,12 +15,12 @@ class SqliteStorage(SqliteQueries, SqliteReports, SqliteDashboard, CommandStorag
         path: the database file; created with mode 0600.
         durable: sync each commit to the disk.
         clock_ms: the store's clock; the machine's by default.
-        retention_days: how long the record goes back; 0 keeps everything.
-        audit_retention_days: how long the audit log goes back; 0 keeps all of it.
+        retention_days: how long data is kept; 0 keeps everything.
+        audit_retention_days: how long the audit log is kept; 0 keeps all of it.
     """
 
     async def sweep(self) -> int:
-        """Do what time asks for, delete a few old rows, and copy the log now and then."""
+        """Run the periodic work, delete a few old rows, and copy the log at intervals."""
         expired = await super().sweep()
         await self.retain()
         await self.checkpoint()

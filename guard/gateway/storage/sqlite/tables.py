@@ -12,10 +12,10 @@ CACHE_MAX: Final = 50_000
 
 
 class Tables:
-    """Rows in the database and their cached copies, with one way back for both.
+    """Rows in the database and their cached copies, undone together.
 
-    Rows are written at once by :meth:`write`, behind an SQLite savepoint of the command that is
-    opened by its first write. Cached copies are restored from the undo log, newest change first.
+    :meth:`write` writes rows at once, behind a savepoint that the first write of a command opens.
+    Cached copies are restored from the undo log, newest change first.
     """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -26,13 +26,13 @@ class Tables:
         self._has_savepoint = False
 
     def write(self, sql: str, arguments: tuple[Any, ...] = ()) -> sqlite3.Cursor:
-        """Run a statement that :meth:`undo` takes back."""
+        """Run a statement that :meth:`undo` can undo."""
         if not self._has_savepoint:
             self._open_savepoint()
         return self.connection.execute(sql, arguments)
 
     def write_many(self, sql: str, rows: Iterable[tuple[Any, ...]]) -> None:
-        """Run a statement for each of many rows; :meth:`undo` takes it back."""
+        """Run a statement for each of many rows; :meth:`undo` can undo it."""
         if not self._has_savepoint:
             self._open_savepoint()
         self.connection.executemany(sql, rows)
@@ -50,11 +50,11 @@ class Tables:
         return self.connection.execute(sql, arguments).fetchall()
 
     def on_undo(self, restore: Callable[..., object], *arguments: Any) -> None:
-        """Call ``restore`` should the command, or the whole unit, be taken back."""
+        """Call ``restore`` if the command, or the whole unit, is undone."""
         self.undo_log.append((restore, *arguments))
 
     def put(self, cache: MutableMapping[K, V], key: K, value: V) -> None:
-        """Set an entry of a cache until it is taken back."""
+        """Set an entry of a cache, which an undo restores."""
         if key in cache:
             self.undo_log.append((cache.__setitem__, key, cache[key]))
         else:
@@ -69,7 +69,7 @@ class Tables:
         self._undo_from = len(self.undo_log)
 
     def undo(self) -> None:
-        """Take back everything since the last savepoint, and nothing else."""
+        """Undo everything since the last savepoint, and nothing else."""
         self._restore(self._undo_from)
         if self._has_savepoint:
             self.connection.execute("ROLLBACK TO command")
@@ -84,7 +84,7 @@ class Tables:
 
 
 def restore_list(changed: list[Any], before: list[Any]) -> None:
-    """Give a list its former content; for the undo log."""
+    """Restore a list's former content; for the undo log."""
     changed[:] = before
 
 

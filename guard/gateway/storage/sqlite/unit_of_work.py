@@ -18,9 +18,9 @@ from guard.gateway.storage.sqlite.money import MoneyTables
 class SqliteUnitOfWork(CatalogueTables, DirectoryTables, MoneyTables):
     """Implements :class:`guard.gateway.ledger.unit_of_work.UnitOfWork`.
 
-    The caches are filled once, when the file is opened, and stay the truth from one unit to the
-    next, because one process owns the file. A failed command or unit is taken back from the undo
-    log; nothing is read again.
+    The caches are filled once, when the file is opened, and stay valid from one unit to the next,
+    because one process owns the file. The undo log undoes a failed command or unit; nothing is read
+    again.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class SqliteUnitOfWork(CatalogueTables, DirectoryTables, MoneyTables):
         self._answers.begin([s.lookup_key for s in scopes if s.lookup_key is not None])
 
     def commit(self) -> list[PostCommitEvent]:
-        """Write back everything that changed, commit, and return what has become public."""
+        """Write back everything that changed, commit, and return the post-commit events."""
         self.flush()
         self.connection.execute("COMMIT")
         self.undo_log.clear()
@@ -58,7 +58,7 @@ class SqliteUnitOfWork(CatalogueTables, DirectoryTables, MoneyTables):
         return events
 
     def rollback(self) -> None:
-        """Take back everything since :meth:`begin`, in the database and in the caches."""
+        """Undo everything since :meth:`begin`, in the database and in the caches."""
         self._has_savepoint = False
         self._restore(0)
         self._forget_changes()
@@ -74,21 +74,21 @@ class SqliteUnitOfWork(CatalogueTables, DirectoryTables, MoneyTables):
             self.connection.execute("ROLLBACK")
 
     def announce(self, event: PostCommitEvent) -> None:
-        """Deliver an event after the commit, if there is one."""
+        """Deliver an event once the unit has committed."""
         self._events.append(event)
         self.on_undo(self._events.pop)
 
-    # -- the store's own needs -----------------------------------------------------------------
+    # -- maintenance ---------------------------------------------------------------------------
 
     def truncate_log(self) -> None:
-        """Copy the whole write-ahead log into the database and start it afresh."""
+        """Copy the whole write-ahead log into the database and truncate it."""
         self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
 
     def housekeep(self) -> None:
-        """Drop old nonces and rollups; note the clock, and from where to look for open holds."""
+        """Drop old nonces and rollups; store the clock and the oldest open reservation."""
         self.rollups.prune(list(self.orgs))
         self.write("DELETE FROM nonces WHERE expires_at_ms < ?", (self.now_ms,))
-        # Ids of one millisecond have no order across processes, so only their time is kept.
+        # Ids of one millisecond have no order across processes, so only the time is stored.
         oldest = next(iter(self.reservations), None) or self.ids.uuid7(self.now_ms)
         millisecond = oldest[: len("xxxxxxxx-xxxx")]
         self.write("INSERT OR REPLACE INTO facts VALUES ('oldest_open', ?)", (millisecond,))

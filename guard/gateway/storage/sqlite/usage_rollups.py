@@ -56,14 +56,14 @@ class UsageRollups:
              why.tool_name or call.tool_name, model, why.status, why.error_code,
              why.reason[:_REASON_MAX])
         )  # fmt: skip
-        self._tables.on_undo(self._take_back)
+        self._tables.on_undo(self._undo_refusal)
 
-    def _take_back(self) -> None:
+    def _undo_refusal(self) -> None:
         if self._refusals:  # empty where it was written in this unit already
             self._refusals.pop()
 
     def flush(self) -> None:
-        """Write what was collected."""
+        """Write what was collected in this unit."""
         many = self._tables.connection.executemany
         if self._deltas:
             many(
@@ -86,7 +86,7 @@ class UsageRollups:
             self._refusals.clear()
 
     def forget(self) -> None:
-        """Drop what was collected and not written."""
+        """Drop what was not written."""
         self._deltas.clear()
         self._refusals.clear()
 

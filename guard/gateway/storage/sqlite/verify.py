@@ -12,12 +12,12 @@ from guard.gateway.storage.sqlite.read_pool import Connection
 
 
 def verify_ledger(connection: sqlite3.Connection) -> LedgerReport:
-    """Check, on one snapshot, that the books add up.
+    """Check, on one snapshot, that the balances agree with their entries.
 
     For every balance: ``committed`` is the opening plus the costs of its events, ``reserved`` is
-    what its open reservations hold, and ``committed + reserved <= authorized_max + overspend``. No
-    closed reservation holds anything. Each event, and each vendor response, is there once (unique
-    indexes; counted here all the same).
+    the sum of its open reservations, and ``committed + reserved <= authorized_max + overspend``.
+    Closed reservations reserve nothing. Each event, and each vendor response, is stored once
+    (unique indexes; counted here all the same).
     """
     problems: list[str] = []
     connection.execute("BEGIN")
