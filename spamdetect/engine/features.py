@@ -31,6 +31,11 @@ _PAIR: Final = np.uint32(0xB5297A4D)
 _SHIFT_16: Final = np.uint32(16)
 _ONE: Final = np.uint32(1)
 _FEW: Final = 300
+_FEWEST: Final = 8
+_PADDING: Final = np.zeros(CHAR_NGRAMS[-1], np.uint32)
+_GRAM_SALTS: Final = np.array([_SALTS[size] for size in CHAR_NGRAMS], np.uint32)
+# At the last four positions of a text, which n-grams still end within it.
+_COMPLETE: Final = np.arange(4)[:, None] + np.array(CHAR_NGRAMS) <= 4
 # A window of code points times this is the hashes of its beginnings.
 _POWERS_OF_WINDOW: Final = np.array(
     [
@@ -167,6 +172,14 @@ def pair_hashes(words: Hashes) -> Hashes:
     return words[:-1] * _PAIR + words[1:] + _PAIR_SALT
 
 
+def _few_hashes(codes: Hashes) -> list[Hashes]:
+    """`ngram_hashes` of a short text in another order, with fewer calls."""
+    table = np.empty((codes.size, CHAR_NGRAMS[-1]), np.uint32)
+    ngram_table(np.concatenate((codes, _PADDING)), table)
+    grams = table[:, 1:] + _GRAM_SALTS
+    return [grams[:-4].reshape(-1), grams[-4:][_COMPLETE]]
+
+
 def table_size(bits: int) -> int:
     """How many buckets there are: ``2 ** bits`` for characters, half as many for words."""
     return (1 << bits) + (1 << (bits - 1))
@@ -181,7 +194,7 @@ def text_buckets(codes: Hashes, bits: int) -> Hashes:
     """
     codes = folded(codes)
     words, _ = word_hashes(codes)
-    parts = ngram_hashes(codes)
+    parts = _few_hashes(codes) if _FEWEST <= codes.size <= _FEW else ngram_hashes(codes)
     grams = sum(map(len, parts))
     parts += (words + _WORD_SALT, pair_hashes(words))
     hashes = mix(np.concatenate(parts), bits)
