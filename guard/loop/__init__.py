@@ -4,7 +4,7 @@
 and closes within a deadline.
 """
 
-from guard.loop.admission import Admission, AdmissionError, Concurrency
+from guard.loop.admission import Admission, AdmissionError, Concurrency, Ticket
 from guard.loop.background import BackgroundLoop, LoopClosedError
 from guard.loop.threads import in_thread
 
@@ -14,5 +14,6 @@ __all__ = [
     "BackgroundLoop",
     "Concurrency",
     "LoopClosedError",
+    "Ticket",
     "in_thread",
 ]

@@ -24,8 +24,6 @@ T = TypeVar("T")
 
 _SLOW_SHARE: Final = 0.25
 _QUICK_SHARE: Final = 0.1
-_EXPIRED_AT_ONCE: Final = 50
-"""How many waits are ended in one turn of the loop, so that nothing else is held up."""
 
 
 @attrs.define
@@ -59,14 +57,20 @@ class Concurrency:
 
 
 class AdmissionError(Exception):
-    """The turn of a caller did not come in time, or too many wait already."""
+    """Too many callers wait already."""
+
+
+class Ticket(Future[T]):
+    """A caller's answer. ``started`` tells whether its turn has come."""
+
+    started = False
 
 
 @attrs.define(eq=False)
 class _Item(Generic[T]):
     start: Callable[[], Coroutine[Any, Any, T]]
     abandoned: Callable[[T], object]
-    future: Future[T]
+    future: Ticket[T]
     context: contextvars.Context
     expires_s: float
     has_place: bool = False
@@ -79,7 +83,7 @@ class Admission:
         background: the loop to run on.
         concurrency: how many coroutines run at once.
         waiting_max: how many callers may wait.
-        wait_s: how long one may wait, in seconds.
+        wait_s: how long one may have waited, in seconds, for its turn to come at all.
     """
 
     def __init__(
@@ -102,7 +106,6 @@ class Admission:
         self._lock = threading.RLock()
         self._running = 0
         self._waiting: deque[_Item[Any]] = deque()
-        self._timer_set = False
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -111,25 +114,25 @@ class Admission:
         self,
         start: Callable[[], Coroutine[Any, Any, T]],
         abandoned: Callable[[T], object] = lambda result: None,
-        future: Future[T] | None = None,
-    ) -> Future[T]:
+        ticket: Ticket[T] | None = None,
+    ) -> Ticket[T]:
         """Run the coroutine that ``start`` makes, at once or when its turn comes.
 
-        The returned future can be cancelled. What waits is dropped then; what runs goes on to its
-        end, since it may have had its effect already.
+        The caller bounds its own wait, on its own thread, and cancels the ticket to give up. What
+        waits is dropped then; what runs goes on to its end: it may have had its effect already.
 
         Args:
             start: called on the loop; the coroutine runs in the caller's context.
             abandoned: called on the loop with a result that nobody waits for any more.
-            future: takes the result; a caller that makes it beforehand can cancel it also when it
+            ticket: takes the result; a caller that makes it beforehand can cancel it also when it
                 is interrupted in here.
 
-        Raises (here, or from the future):
-            AdmissionError: too many wait, or the turn did not come in time.
+        Raises:
+            AdmissionError: too many wait.
             LoopClosedError: the loop was closed.
         """
         item = _Item(
-            start, abandoned, future or Future[T](), contextvars.copy_context(),
+            start, abandoned, ticket or Ticket[T](), contextvars.copy_context(),
             time.monotonic() + self._wait_s,
         )  # fmt: skip
         try:
@@ -149,22 +152,11 @@ class Admission:
                 raise AdmissionError(f"{len(self._waiting)} callers are waiting already")
             else:
                 self._waiting.append(item)
-            sets_timer = not item.has_place and not self._timer_set
-            self._timer_set = self._timer_set or sets_timer
         self._background.track(item.future)
         if item.has_place:
-            self._call(self._begin, item)
-        elif sets_timer:
-            try:
-                self._call(self._expire)
-            except BaseException:
-                self._timer_set = False
-                raise
-
-    def _call(self, callback: Callable[..., None], *args: Any) -> None:
-        self._background.start()
-        if not self._background.call_soon(callback, *args):
-            raise LoopClosedError("the background loop is closed")
+            self._background.start()
+            if not self._background.call_soon(self._begin, item):
+                raise LoopClosedError("the background loop is closed")
 
     def _take_place(self, item: _Item[Any]) -> None:
         item.has_place = True
@@ -181,6 +173,7 @@ class Admission:
         if item.future.cancelled():
             self._advance(item)
             return
+        item.future.started = True
         task = asyncio.get_running_loop().create_task(item.start(), context=item.context)
         task.add_done_callback(functools.partial(self._ended, item, time.monotonic()))
 
@@ -206,25 +199,9 @@ class Admission:
             self._give_place_back(ended)
             while self._waiting and self._running < self._concurrency.limit:
                 item = self._waiting.popleft()
-                if not item.future.cancelled():
+                # Who has waited too long is about to give up; nothing is started for it.
+                if not item.future.cancelled() and time.monotonic() < item.expires_s:
                     self._take_place(item)
                     begins.append(item)
         for item in begins:
             self._begin(item)
-
-    def _expire(self) -> None:
-        """End the waits that have lasted too long; they began in the order of the line."""
-        now_s = time.monotonic()
-        expired: list[_Item[Any]] = []
-        with self._lock:
-            while self._waiting and len(expired) < _EXPIRED_AT_ONCE:
-                if self._waiting[0].expires_s > now_s:
-                    break
-                expired.append(self._waiting.popleft())
-            left_s = max(0.0, self._waiting[0].expires_s - now_s) if self._waiting else None
-            self._timer_set = left_s is not None
-        if left_s is not None:
-            asyncio.get_running_loop().call_later(left_s, self._expire)
-        for item in expired:
-            if item.future.set_running_or_notify_cancel():
-                item.future.set_exception(AdmissionError(f"no turn within {self._wait_s:.3g} s"))

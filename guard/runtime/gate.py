@@ -8,7 +8,6 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from typing import Final
 
 from guard.breaker.exceptions import GuardError, GuardTransportError
@@ -16,16 +15,23 @@ from guard.control.bodies import TaskBody
 from guard.control.enforcement import Enforcement
 from guard.control.last_decision import Decisions
 from guard.core import wire
-from guard.loop import Admission, AdmissionError, BackgroundLoop, Concurrency, LoopClosedError
+from guard.loop import (
+    Admission,
+    AdmissionError,
+    BackgroundLoop,
+    Concurrency,
+    LoopClosedError,
+    Ticket,
+)
 from guard.runtime.event_pipeline import EventPipeline
 from guard.scope.scope import Scope
 from guard.settings import GATE_CONCURRENCY
 
-_Submit = Callable[[wire.GateRequest, Future[wire.GateReply]], None]
+_Submit = Callable[[wire.GateRequest, Ticket[wire.GateReply]], None]
 
 _WAITING_MAX: Final = 20_000
 _WAITING_SHARE: Final = 0.8
-"""Part of a caller's deadline that may pass before its request is sent."""
+"""Part of a caller's deadline after which its request is not sent any more."""
 
 
 class Gate:
@@ -72,21 +78,26 @@ class Gate:
             GuardError: refused, no usable answer within the deadline, or guard was shut down.
             WorkflowKilledInterrupt: the workflow is killed.
         """
-        reply = self._wait(request, self._submit)
+        reply = self._wait(request, self._submit, self._timeout_s)
         if reply.decision == "pending":
             reply = self._wait(request, functools.partial(self._submit_pending, reply))
         return reply
 
-    def _wait(self, request: wire.GateRequest, submit: _Submit) -> wire.GateReply:
+    def _wait(
+        self, request: wire.GateRequest, submit: _Submit, timeout_s: float | None = None
+    ) -> wire.GateReply:
         scope = Scope(workflow_id=request.workflow_id, run_id=request.run_id)
-        future: Future[wire.GateReply] = Future()  # made first: Ctrl-C can come at any instruction
+        future = Ticket[wire.GateReply]()  # made first: Ctrl-C can come at any instruction
         with _as_guard_errors():
             try:
                 with self._enforcement.bodies.waiting(scope, future.cancel):
                     submit(request, future)
-                    return future.result()
+                    return future.result(timeout_s)
             except concurrent.futures.CancelledError:
                 raise was_shut_down() from None
+            except TimeoutError:
+                self._abandon(future)
+                raise self._too_late(future) from None
             except BaseException:
                 self._abandon(future)
                 raise
@@ -100,24 +111,28 @@ class Gate:
             GuardError: refused, no usable answer within the deadline, or guard was shut down.
             WorkflowKilledInterrupt: the workflow is killed.
         """
-        reply = await self._wait_async(request, self._submit)
+        reply = await self._wait_async(request, self._submit, self._timeout_s)
         if reply.decision == "pending":
             submit = functools.partial(self._submit_pending, reply)
             reply = await self._wait_async(request, submit)
         return reply
 
-    async def _wait_async(self, request: wire.GateRequest, submit: _Submit) -> wire.GateReply:
+    async def _wait_async(
+        self, request: wire.GateRequest, submit: _Submit, timeout_s: float | None = None
+    ) -> wire.GateReply:
         wait = TaskBody(Scope(workflow_id=request.workflow_id, run_id=request.run_id))
-        future: Future[wire.GateReply] = Future()
+        future = Ticket[wire.GateReply]()
         bodies = self._enforcement.bodies
         bodies.enter(wait)
         try:
             with _as_guard_errors():
                 submit(request, future)
-                reply = await asyncio.wrap_future(future)
+                async with asyncio.timeout(timeout_s):
+                    reply = await asyncio.wrap_future(future)
         except BaseException as exc:
             self._abandon(future)
-            error = wait.end(exc)
+            late = isinstance(exc, TimeoutError)
+            error = wait.end(self._too_late(future) if late else exc)
             if isinstance(error, asyncio.CancelledError) and self._loop_ended():
                 raise was_shut_down() from None
             if error is None or error is exc:
@@ -134,16 +149,23 @@ class Gate:
         task = asyncio.current_task()
         return self._background.is_closed and task is not None and not task.cancelling()
 
+    def _too_late(self, future: Ticket[wire.GateReply]) -> GuardTransportError:
+        if future.started:
+            why = f"no answer from {wire.GATE_PATH}"
+        else:
+            why = "this process asks for too many decisions at once: no turn"
+        return GuardTransportError(f"{why} within {self._timeout_s:g} s", endpoint=wire.GATE_PATH)
+
     # -- what both share --------------------------------------------------------------------------
 
-    def _submit(self, request: wire.GateRequest, future: Future[wire.GateReply]) -> None:
+    def _submit(self, request: wire.GateRequest, future: Ticket[wire.GateReply]) -> None:
         ends_s = time.monotonic() + self._timeout_s
         self._admission.submit(
-            lambda: self._answer(request, ends_s), abandoned=self._give_back, future=future
+            lambda: self._answer(request, ends_s), abandoned=self._give_back, ticket=future
         )
 
     def _submit_pending(
-        self, reply: wire.GateReply, request: wire.GateRequest, future: Future[wire.GateReply]
+        self, reply: wire.GateReply, request: wire.GateRequest, future: Ticket[wire.GateReply]
     ) -> None:
         self._background.submit(self._answer_of_person, request, reply, future=future)
 
@@ -166,13 +188,17 @@ class Gate:
         future = self._admission.submit(
             lambda: session.ask_approved(request), abandoned=self._give_back
         )
-        return self._learned(request, await asyncio.wrap_future(future))
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return self._learned(request, await asyncio.wrap_future(future))
+        except TimeoutError:
+            raise self._too_late(future) from None
 
     def _learned(self, request: wire.GateRequest, reply: wire.GateReply) -> wire.GateReply:
         self._decisions.learned(request.workflow_id, reply.budget, reply.warnings)
         return reply
 
-    def _abandon(self, future: Future[wire.GateReply]) -> None:
+    def _abandon(self, future: Ticket[wire.GateReply]) -> None:
         """Nobody waits for the answer any more: release what it grants, if it has come."""
         if not future.cancel() and not future.cancelled() and future.exception() is None:
             self._background.call_soon(self._give_back, future.result())

@@ -93,7 +93,7 @@ def test_an_answer_stays_what_it_was(tenant: Any) -> None:
     thread.join(WAIT_S)
     assert results == ["done"]
     assert give_back(tenant, tenant.key, approval_id).status_code == 404
-    assert statuses(tenant) == ["approved"]
+    assert statuses(tenant) == ["used"]
 
 
 def test_nobody_elses_question(tenant: Any) -> None:
