@@ -19,7 +19,14 @@ import attrs
 from telegram import BotCommand, Update, User
 from telegram.constants import ParseMode
 from telegram.error import InvalidToken, TelegramError
-from telegram.ext import Application, ApplicationBuilder, CommandHandler, ContextTypes, filters
+from telegram.ext import (
+    Application,
+    ApplicationBuilder,
+    CommandHandler,
+    ContextTypes,
+    MessageHandler,
+    filters,
+)
 
 from spamdetect.errors import SpamConfigError
 from spamdetect.service.keys import KeyRecord, KeySpec, KeyStore, StoreError
@@ -36,6 +43,10 @@ _COMMANDS: Final = (
     ("usage", "See your key and today's requests"),
     ("revoke", "Revoke your key"),
     ("help", "What this bot does"),
+)
+# In groups the bot answers its commands only; notices of joining and such are no messages to it.
+_ANYTHING_ELSE: Final = (
+    filters.UpdateType.MESSAGE & filters.ChatType.PRIVATE & ~filters.StatusUpdate.ALL
 )
 BotApp = Application[Any, Any, Any, Any, Any, Any]
 _Handler = Callable[[Update, ContextTypes.DEFAULT_TYPE], Coroutine[Any, Any, None]]
@@ -129,7 +140,8 @@ class TokenBot:
         self._store = store
         self._limits = limits
         # Per user: the number of the rate limit, and whether it was told to slow down.
-        self._rates: OrderedDict[int, tuple[float, bool]] = OrderedDict()
+        # Revoking has a rate of its own: no flood of other commands may keep a leaked key valid.
+        self._rates: OrderedDict[tuple[int, bool], tuple[float, bool]] = OrderedDict()
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[BotApp]:
@@ -153,9 +165,9 @@ class TokenBot:
             ("revoke", self._revoke),
             ("usage", self._usage),
         ):
-            app.add_handler(
-                CommandHandler(name, self._guarded(handler), filters.UpdateType.MESSAGE)
-            )
+            guarded = self._guarded(handler, own_rate=name == "revoke")
+            app.add_handler(CommandHandler(name, guarded, filters.UpdateType.MESSAGE))
+        app.add_handler(MessageHandler(_ANYTHING_ELSE, self._guarded(self._help)))
         app.add_error_handler(_log_error)
         try:
             await self._connect(app)
@@ -212,12 +224,14 @@ class TokenBot:
         await app.update_queue.put(update)
         return True
 
-    def _guarded(self, handler: Callable[[User], Coroutine[Any, Any, str]]) -> _Handler:
+    def _guarded(
+        self, handler: Callable[[User], Coroutine[Any, Any, str]], *, own_rate: bool = False
+    ) -> _Handler:
         async def guarded(update: Update, context: ContextTypes.DEFAULT_TYPE) -> None:
             user, chat, message = update.effective_user, update.effective_chat, update.message
             if user is None or chat is None or message is None or user.is_bot:
                 return
-            may_answer, may_scold = self._admit(user.id)
+            may_answer, may_scold = self._admit((user.id, own_rate))
             if not may_answer:
                 if may_scold:
                     await message.reply_text("Slow down, please; try again in a minute.")
@@ -234,13 +248,13 @@ class TokenBot:
 
         return guarded
 
-    def _admit(self, user_id: int) -> tuple[bool, bool]:
-        cell_s, was_told = self._rates.pop(user_id, (0.0, False))
+    def _admit(self, who: tuple[int, bool]) -> tuple[bool, bool]:
+        cell_s, was_told = self._rates.pop(who, (0.0, False))
         cell_s, wait_s = next_cell(
             cell_s, time.monotonic(), self._settings.commands_per_minute, _BURST_S
         )
         throttled = wait_s > 0
-        self._rates[user_id] = (cell_s, throttled)
+        self._rates[who] = (cell_s, throttled)
         while len(self._rates) > _MAX_USERS:
             self._rates.popitem(last=False)
         return not throttled, throttled and not was_told
