@@ -80,7 +80,8 @@ class Gate:
         """
         reply = self._wait(request, self._submit, self._timeout_s)
         if reply.decision == "pending":
-            reply = self._wait(request, functools.partial(self._submit_pending, reply))
+            with self._withdrawing(reply):
+                reply = self._wait(request, functools.partial(self._submit_pending, reply))
         return reply
 
     def _wait(
@@ -114,7 +115,8 @@ class Gate:
         reply = await self._wait_async(request, self._submit, self._timeout_s)
         if reply.decision == "pending":
             submit = functools.partial(self._submit_pending, reply)
-            reply = await self._wait_async(request, submit)
+            with self._withdrawing(reply):
+                reply = await self._wait_async(request, submit)
         return reply
 
     async def _wait_async(
@@ -202,6 +204,17 @@ class Gate:
         """Nobody waits for the answer any more: release what it grants, if it has come."""
         if not future.cancel() and not future.cancelled() and future.exception() is None:
             self._background.call_soon(self._give_back, future.result())
+
+    @contextlib.contextmanager
+    def _withdrawing(self, pending: wire.GateReply) -> Iterator[None]:
+        """Withdraw the question to a person when its caller is cancelled, killed or interrupted."""
+        try:
+            yield
+        except GuardError:
+            raise
+        except BaseException:
+            self._background.call_soon(self._give_back, pending)
+            raise
 
     def _give_back(self, reply: wire.GateReply) -> None:
         session = self._events.session

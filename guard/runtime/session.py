@@ -211,9 +211,6 @@ class Session:
             reason = "" if approved else "an operator refused the call"
         except TimeoutError:
             reason = "no operator approved the call in time"
-        except asyncio.CancelledError:  # by a kill, or by the caller
-            self._release_soon(reply.approval_id)
-            raise
         finally:
             self._approvals.pop(reply.approval_id, None)
         if reason:

@@ -120,3 +120,33 @@ def give_back(tenant: Any, key: str, approval_id: str) -> httpx.Response:
     }
     body = {"reservation_id": approval_id, "reason": "test"}
     return httpx.post(f"{tenant.url}{wire.RELEASE_PATH}", json=body, headers=headers)
+
+
+@pytest.mark.asyncio
+async def test_cancelled_between_the_question_and_the_wait(
+    runtime: Any, tenant: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wait for the answer has been submitted, and its coroutine has not begun."""
+    await asyncio.to_thread(tenant.admin.set_policy, "p", approval_tools=["act_async"])
+    submitted = asyncio.Event()
+    submit = runtime.gate._submit_pending
+
+    def submit_and_block(*args: Any) -> None:
+        blocked = threading.Event()
+        runtime._background.call_soon(blocked.wait, WAIT_S)
+        submit(*args)
+        submitted.set()
+        asyncio.get_running_loop().call_later(0.1, blocked.set)
+
+    monkeypatch.setattr(runtime.gate, "_submit_pending", submit_and_block)
+
+    async def run() -> None:
+        with guard.workflow("w"):
+            await act_async()
+
+    task = asyncio.create_task(run())
+    await submitted.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await until_async(lambda: statuses(tenant) == ["withdrawn"], WAIT_S)
