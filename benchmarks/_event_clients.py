@@ -163,7 +163,7 @@ SLOW = {"opentelemetry": 10, "sentry": 10, "posthog": 20, "langfuse": 50, "nullr
 
 
 def reply(head: bytes, body: bytes) -> bytes:
-    """Return an answer that every client takes for success."""
+    """Return an answer that every client accepts as success."""
     path = head.split(b" ", 2)[1]
     status, out = b"200 OK", b'{"organization_id":"o","workflow_id":"w"}'
     if path == b"/api/v1/capabilities":

@@ -15,7 +15,7 @@ import guard
 WAIT_S: Final = 30.0
 
 Note = Callable[[], None]
-"""Called by a body when it is at work, and again when it has been stopped."""
+"""Called by a body when it is running, and again when it has been stopped."""
 
 
 class Missing(Exception):

@@ -1,4 +1,4 @@
-"""The nearest peer under the same kills: its backend, its process, and what became of its bodies.
+"""The nearest peer under the same kills: its backend, its process, and the fate of its bodies.
 
 ``nullrun`` looks at a kill before a protected call and not during one, so two things are measured:
 how many of its bodies were stopped before their own end, and how long after the push its next
@@ -38,7 +38,7 @@ ANSWER: Final = {
     "state": "Normal",
     "version": 0,
 }
-"""What every request of the peer is answered with: it is who it says it is, and may go on."""
+"""The answer to every request of the peer: authenticated and allowed."""
 
 
 # -- the peer's backend, in a process of its own ------------------------------------------------
@@ -104,7 +104,7 @@ def serve(pipe: Connection) -> None:
 
     backend = _Backend()
     listening = socket.create_server(("127.0.0.1", 0))
-    # Inherited by what is accepted: delayed acknowledgements are not the peer's doing.
+    # Inherited by accepted sockets: delayed acknowledgements are not the peer's fault.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     async def main() -> None:
@@ -186,7 +186,7 @@ BODIES: Final[dict[str, Callable[..., Any]]] = {
 
 
 class _Worker:
-    """Runs bodies and calls under the peer; told what to do by lines of JSON."""
+    """Runs bodies and calls under the peer, as lines of JSON command."""
 
     def __init__(self, url: str, backend: str) -> None:
         import nullrun
@@ -201,7 +201,7 @@ class _Worker:
         return f"bench-{self._number}"
 
     def bodies(self, kind: str, count: int, say: Callable[[Any], None]) -> None:
-        """Run a body in ``count`` threads and workflows at once; say which, then what became."""
+        """Run a body in ``count`` threads and workflows at once; report them, then their fates."""
         body = BODIES[kind]
         names = [self._name() for _ in range(count)]
         noted = {name: threading.Event() for name in names}
@@ -254,7 +254,7 @@ class _Worker:
         return False
 
     def calls(self, say: Callable[[Any], None]) -> None:
-        """Make short protected calls until one is refused; say when that was."""
+        """Make short protected calls until one is refused; report when that was."""
         name = self._name()
         call = self._peer.protect(lambda: None)
         with self._peer.workflow(name):
@@ -307,7 +307,7 @@ class Peer:
         )  # fmt: skip
 
     def ready(self) -> bool:
-        """Tell whether the peer is there and its control socket is open."""
+        """Tell whether the peer runs and its control socket is open."""
         if self._heard() != "ready":
             return False
         ends_s = time.monotonic() + 10
@@ -324,7 +324,7 @@ class Peer:
         self._process.communicate()
 
     def bodies(self, kind: str, count: int) -> dict[str, Any]:
-        """Kill ``count`` bodies of a kind in mid-call; return what became of them."""
+        """Kill ``count`` bodies of a kind in mid-call; return their fates."""
         self._say({"do": "bodies", "kind": kind, "count": count})
         names = self._heard()
         if not names:

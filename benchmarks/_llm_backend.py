@@ -1,4 +1,4 @@
-"""What `instrumentation.py` talks to, each in a process of its own.
+"""The servers that `instrumentation.py` uses, each in a process of its own.
 
 Run as ``python _llm_backend.py llm`` for the stand-in of a vendor, ``... gateway`` for a gateway.
 """
@@ -73,7 +73,7 @@ class Server(asyncio.Protocol):
             body, self.waiting = rest[:size], rest[size:]
             Server.number += 1
             marks = b"%08d" % Server.number
-            if b"/chat/completions" not in head:  # a peer's own backend: whatever it wants to hear
+            if b"/chat/completions" not in head:  # a peer's own backend: the answer that it expects
                 answer = b'{"organization_id":"o","decision":"allow","allowed":true}'
                 length = b"content-length: %d\r\n\r\n" % len(answer)
                 self.transport.write(HEAD % b"application/json" + length + answer)
@@ -106,7 +106,7 @@ def _gateway() -> None:
     from guard.gateway.embedded import run_gateway
 
     if hasattr(os, "nice"):
-        os.nice(19)  # it stands on another machine where speed counts
+        os.nice(19)  # in production it runs on another machine
     with run_gateway() as gateway:
         print(gateway.base_url, gateway.api_key, flush=True)
         sys.stdin.read()

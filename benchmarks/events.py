@@ -4,13 +4,13 @@ Run: ``python -m benchmarks.events [--events 100000] [--rounds 5] [--json FILE]`
 
 Every client runs in a process of its own against a sink that reads requests and answers 202 at
 once; each keeps its own defaults but for a buffer that holds the burst. Clients take turns, round
-after round, so that the machine's mood reaches every one alike. A client that is not installed is
-printed as such; ``--python`` names an interpreter that has the peers.
+after round, so that the machine's other load affects every one alike. A client that is not
+installed is printed as such; ``--python`` names an interpreter that has the peers.
 
 Caller's cost: nanoseconds of the calling thread per event (its own processor time, so that other
 programs on the machine count for little), with a drain running. p99: of single calls, by the wall
 clock. Delivered: events per second from the first call to the last event's arrival. Memory: bytes
-per event while the sink hangs, by tracemalloc. Ratios are what counts.
+per event while the sink hangs, by tracemalloc. Compare the ratios.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ROOT = Path(__file__).parents[1]
 
 
 class Sink:
-    """An HTTP server that takes whatever comes; counts events by a marker in the bodies."""
+    """An HTTP server that accepts everything and counts events by a marker in the bodies."""
 
     def __init__(self) -> None:
         self.events = 0
@@ -143,7 +143,7 @@ def _run(python: str, name: str, events: int) -> dict[str, float] | None:
         process.kill()
         process.communicate()
         return None
-    # The warm-up goes its way first, so that what arrives from here on was sent from here on.
+    # Let the warm-up arrive first, so that later arrivals were sent from here on.
     deadline = time.monotonic() + 20
     while sink.events < 1000 and time.monotonic() < deadline:
         time.sleep(0.01)

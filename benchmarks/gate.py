@@ -4,10 +4,10 @@ Run: ``python -m benchmarks.gate [--rounds 9] [--calls 300] [--peers PYTHON] [--
 
 The limit is one POST of the same size by a bare ``httpx.AsyncClient`` through the same hop: on a
 loop in a background thread. A protected call does more: its end is reported with the next one.
-All talk to one server that answers at once, so that the SDK's own part is what is seen; what the
-gateway takes is in ``benchmarks/gateway.py``. ``PYTHON`` is an interpreter that has ``nullrun``.
-Every case is a process of its own; they take turns, round after round, so that the machine's mood
-reaches every one alike. Ratios are what counts.
+All talk to one server that answers at once, so that only the SDK is measured; the gateway's part is
+in ``benchmarks/gateway.py``. ``PYTHON`` is an interpreter that has ``nullrun``.
+Every case is a process of its own; they take turns, round after round, so that the machine's other
+load affects every one alike. Compare the ratios.
 """
 
 from __future__ import annotations
@@ -249,7 +249,7 @@ def _report(cases: list[Case], folder: Path | None) -> None:
     bare = cases[0]
 
     def ratio(own: list[float], other: list[float]) -> float:
-        # Ratios of neighbours in time, so that the machine's drift falls out.
+        # Ratios of neighbours in time, so that the machine's drift cancels out.
         return statistics.median(a / b for a, b in zip(own, other, strict=True))
 
     print(f"Python {platform.python_version()}, {os.cpu_count()} CPUs; microseconds, medians")

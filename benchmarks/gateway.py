@@ -4,7 +4,7 @@ Run: ``python -m benchmarks.gateway [--seconds 3] [--rounds 3] [--concurrency 1 
 
 Each case is served by a process of its own; one client process, a raw asyncio protocol that keeps
 one request in flight on each connection, drives all of them in turn, round after round, so that
-the machine's mood reaches every case alike. Ratios are what counts.
+the machine's other load affects every case alike. Compare the ratios.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def _server(target: Any, *arguments: Any) -> Iterator[tuple[int, str, int]]:
 
 
 class _Caller(asyncio.Protocol):
-    """Keeps one request in flight and notes how long each took."""
+    """Keeps one request in flight and records how long each took."""
 
     def __init__(self, head: bytes, tail: bytes, until: float) -> None:
         self._head, self._tail, self._until = head, tail, until

@@ -1,4 +1,4 @@
-"""What watching an LLM call costs: per call, per chunk, to the first chunk; beside its peers.
+"""The cost of observing an LLM call: per call, per chunk, to the first chunk; beside its peers.
 
 Run: ``python benchmarks/instrumentation.py [--peers PYTHON] [--starts 6] [--rounds 5]
 [--only NAME ...]``
@@ -7,11 +7,11 @@ Run: ``python benchmarks/instrumentation.py [--peers PYTHON] [--starts 6] [--rou
 'opentelemetry-util-genai<1.2' opentelemetry-sdk langfuse nullrun`` (the newest ``util-genai`` lacks
 what the instrumentation imports); without it guard is compared with the plain client alone.
 Every case is a process of its own, all talk to one local server, and they take turns, round after
-round, so that the machine's mood reaches every case alike. Guard's events go to a gateway that runs
-here at the lowest priority. The processes are started anew several times, because where the parts
-of one happen to lie in memory makes it several percent faster or slower than another of the same
-code. Guard alone can be switched on and off in one process: that table comes first and is the most
-exact. Ratios are what counts.
+round, so that the machine's other load affects every case alike. Guard's events go to a gateway
+that runs here at the lowest priority. The processes are restarted several times, because their
+memory layout alone makes processes of the same code differ by several percent. Guard alone can be
+switched on and off in one process: that table comes first and is the most exact. Compare the
+ratios.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Worker:
         else:
             import httpx
 
-            # The vendor's own host name, for peers that go by it; the server is a forward proxy.
+            # The vendor's own host name, which some peers check; the server is a forward proxy.
             self.url = "http://api.openai.com/v1/chat/completions"
             self.api = httpx.Client(proxy=url)
 
@@ -147,7 +147,7 @@ def work(name: str, client: str, url: str) -> None:
 
 
 def alternate(client: str, url: str) -> None:
-    """Measure one process with guard off and on by turns, for every line on standard input."""
+    """Measure one process with guard off and on in turn, for every line on standard input."""
     import guard
 
     worker = Worker("guard", client, url)
@@ -158,7 +158,7 @@ def alternate(client: str, url: str) -> None:
         for _ in range(BLOCKS):
             for on in (number % 2, 1 - number % 2):
                 (guard.instrument if on else guard.uninstrument)()
-                worker.round(3)  # the interpreter forgets what it has specialised at a switch
+                worker.round(3)  # the interpreter loses its specialisations at a switch
                 for key, values in worker.round(2).items():
                     found[key][on].append(statistics.median(values))
         print(json.dumps(found), flush=True)
@@ -225,7 +225,7 @@ class Case:
 
 
 class OnAndOff(Case):
-    """A worker process that has guard off and on by turns."""
+    """A worker process that switches guard off and on in turn."""
 
     def __init__(self, client: str, url: str, environ: dict[str, str]) -> None:
         super().__init__(sys.executable, "guard", client, url, environ)
@@ -253,7 +253,7 @@ class OnAndOff(Case):
 
 
 def measure(cases: list[Case], starts: int, rounds: int) -> None:
-    """Take turns; a case whose process does not start is taken out."""
+    """Take turns; a case whose process does not start is left out."""
     for _ in range(starts):
         try:
             for case in cases.copy():
@@ -279,7 +279,7 @@ def tables(cases: list[Case]) -> list[str]:
             lines += ["", f"{client}, {title}, in microseconds", ""]
             lines += [f"{'':16}{'median':>10}{'ratio':>8}{'best':>10}{'ratio':>8}{'added':>9}"]
             for case in group:
-                # Ratios of neighbours in time, so that the machine's drift falls out.
+                # Ratios of neighbours in time, so that the machine's drift cancels out.
                 ratio = statistics.median(
                     a / b for a, b in zip(case.samples[key], plain.samples[key], strict=True)
                 )

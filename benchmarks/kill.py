@@ -140,7 +140,7 @@ class Bench:
             until(lambda: self._asked() > asked, WAIT_S)
         time.sleep(0.005)
         self._operator.send(name)
-        # A pipe that is read in this thread takes the interpreter's lock only when it is done.
+        # Reading a pipe in this thread takes the interpreter lock only at the end.
         begun_s = self._operator.recv()
         thread.join(WAIT_S)
         if thread.is_alive() or not stopped:
@@ -257,7 +257,7 @@ class Table:
         )
 
     def fates(self, group: str, kind: str, found: dict[str, Any]) -> None:
-        """Print how many bodies of one kind were stopped, and what became of the others."""
+        """Print how many bodies of one kind were stopped, and the fate of the others."""
         count, stopped = found["bodies"], found["stopped"]
         left = (
             f"   not stopped: body ran to its end ({nullrun.BODY_S} s)" if stopped < count else ""

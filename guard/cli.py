@@ -97,7 +97,7 @@ def status(as_json: bool) -> None:
 
 @cli.command()
 def doctor() -> None:
-    """Check this environment's settings, and the way to the gateway.
+    """Check this environment's settings, and the connection to the gateway.
 
     \b
     Settings come from the environment: GUARD_API_KEY, GUARD_API_URL,

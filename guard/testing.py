@@ -28,7 +28,7 @@ _numbers = itertools.count(1)
 
 
 class GuardSandbox:
-    """A runtime that is connected to an organisation of its own at the test's gateway.
+    """A runtime connected to its own organisation on the test's gateway.
 
     Attributes:
         runtime: the process's runtime; ``guard.init()`` returns it too.
@@ -75,27 +75,27 @@ class GuardSandbox:
         self.admin.set_policy("sandbox", tools_block=list(patterns))
 
     def kill(self, workflow: str | None = None, *, reason: str = "") -> None:
-        """Kill a workflow, or everything; returns when the runtime has heard of it."""
-        self._obeyed(self.admin.kill(workflow, reason=reason))
+        """Kill a workflow, or everything; returns when the runtime knows."""
+        self._wait_for(self.admin.kill(workflow, reason=reason))
 
     def revive(self, workflow: str | None = None) -> None:
         """Lift a kill."""
-        self._obeyed(self.admin.revive(workflow))
+        self._wait_for(self.admin.revive(workflow))
 
     def pause(self, workflow: str | None = None, *, reason: str = "") -> None:
         """Pause a workflow, or everything."""
-        self._obeyed(self.admin.pause(workflow, reason=reason))
+        self._wait_for(self.admin.pause(workflow, reason=reason))
 
     def resume(self, workflow: str | None = None) -> None:
         """Lift a pause."""
-        self._obeyed(self.admin.resume(workflow))
+        self._wait_for(self.admin.resume(workflow))
 
-    def _obeyed(self, order: dict[str, Any]) -> None:
-        """Wait until the runtime has heard an order."""
+    def _wait_for(self, directive: dict[str, Any]) -> None:
+        """Wait until the runtime has received a directive."""
         ends = time.monotonic() + _HEARD_WITHIN_S
-        while self.runtime.enforcement.control.seq < int(order["seq"]):
+        while self.runtime.enforcement.control.seq < int(directive["seq"]):
             if time.monotonic() > ends:
-                raise TimeoutError(f"the runtime has not heard the order: {self.runtime.status()}")
+                raise TimeoutError(f"the runtime has not received it: {self.runtime.status()}")
             time.sleep(0.002)
 
     # -- what happened -------------------------------------------------------------------------
@@ -142,7 +142,7 @@ def guard_gateway() -> Iterator[Gateway]:
 def guard_sandbox(
     guard_gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[GuardSandbox]:
-    """Guard at work for one test: nothing spent, nothing blocked, nobody killed."""
+    """A fresh sandbox for one test: nothing spent, blocked or killed."""
     from guard.gateway.cli.admin_client import AdminClient
 
     name = f"sandbox-{next(_numbers)}"

@@ -222,7 +222,7 @@ CATALOGUE: Final[dict[str, Entry]] = {
     "GD-P004": Entry(
         "Unsupported media type",
         _NOT_ACCEPTED,
-        "The body has to be application/json, plain or gzip-coded.",
+        "The body must be application/json, plain or gzip-coded.",
     ),
     "GD-P005": Entry(
         "Method not allowed",

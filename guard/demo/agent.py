@@ -1,4 +1,4 @@
-"""The agent of the demo: ordinary user code, two lines of guard in it."""
+"""The agent of the demo: ordinary user code with two lines of guard."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ MODEL = "gpt-4o"
 
 
 class SpamChecker(Protocol):
-    """What the agent needs of a spam client."""
+    """What the agent needs from a spam client."""
 
     async def predict(self, text: str) -> Any:
         """Classify a text."""
 
 
 class ChatClient(Protocol):
-    """What the agent needs of an LLM client."""
+    """What the agent needs from an LLM client."""
 
     name: str
 

@@ -22,7 +22,7 @@ def demo(inbox: str | None, as_json: bool) -> None:
 
     Starts a gateway, a spam service and a local stand-in for an LLM on free loopback ports, runs
     the agent and stops everything again. Needs no account and no network; takes a few seconds.
-    Exit code 0 only if everything that is claimed was observed.
+    Exit code 0 only if everything claimed was observed.
 
     \b
     Examples:

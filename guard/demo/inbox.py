@@ -19,7 +19,7 @@ _TEXT_MAX: Final = 20_000
 
 
 class InboxError(Exception):
-    """The inbox cannot be read; the text says why and what to do."""
+    """The inbox cannot be read; the message says why and what to do."""
 
 
 @attrs.frozen
@@ -34,7 +34,7 @@ def read_inbox(source: str | None) -> list[Message]:
     """Read the messages of a file, of standard input (``-``), or the built-in ones (None).
 
     Raises:
-        InboxError: it cannot be read or holds no message.
+        InboxError: it cannot be read or contains no message.
     """
     if source is None:
         return [_line(text) for text in BUILT_IN]
@@ -51,7 +51,7 @@ def read_inbox(source: str | None) -> list[Message]:
         messages = [_line(line.strip()) for line in text.splitlines() if line.strip()]
     messages = [message for message in messages if message.text]
     if not messages:
-        raise InboxError(f"{source}: holds no message (one a line, or .eml, or .mbox)")
+        raise InboxError(f"{source}: contains no message (one per line, .eml or .mbox)")
     return messages
 
 

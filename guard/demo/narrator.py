@@ -1,4 +1,4 @@
-"""What the demo shows: lines as things happen, a table at the end; or one JSON document."""
+"""The demo's output: lines as things happen and a table at the end, or one JSON document."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class Narrator:
         self._console.rule(f"[bold]{escape(title)}[/]", align="left", style="dim")
 
     def say(self, text: str = "") -> None:
-        """Print a line; ``text`` may hold markup of ours, so user text must be escaped."""
+        """Print a line; ``text`` may contain markup, so user text must be escaped."""
         self._console.print(text, soft_wrap=False)
 
     def step(self, mark: str, style: str, what: str, detail: str) -> None:
-        """Print one decision: what was asked, and what came of it."""
+        """Print one decision: the request and its outcome."""
         room = WIDTH - len("  ") - _MARK_WIDTH - 2 * len(" ") - len(detail)
         what = "".join(sign if sign.isprintable() else " " for sign in what)
         if cell_len(what) > room:
@@ -56,7 +56,7 @@ class Narrator:
         )
 
     def user_reads(self, message: str) -> None:
-        """Print the message that an end user gets."""
+        """Print the message that an end user sees."""
         shown = f"The user reads: “{escape(message)}”"
         self._console.print(Padding(shown, (0, 0, 0, 2 + _MARK_WIDTH + 1)))
 

@@ -1,7 +1,7 @@
 """A local stand-in for an LLM vendor: speaks OpenAI's chat-completions format, knows nothing.
 
 It exists so that the demo needs no account: requests and answers are real HTTP in the vendor's
-format, and the usage that it states is what it really counted.
+format, and the usage that it reports is what it counted.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ def count_tokens(text: str) -> int:
 
 
 class StandIn:
-    """The endpoint, with a record of what it counted.
+    """The endpoint, which keeps what it counted.
 
     Attributes:
-        served: response id -> (input tokens, output tokens) of each whole answer.
+        served: response id -> (input tokens, output tokens) of each complete answer.
     """
 
     def __init__(self) -> None:

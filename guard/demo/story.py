@@ -34,7 +34,7 @@ _KILL_AFTER_S: Final = 1.0
 
 @attrs.define
 class Observed:
-    """What has to be seen for exit code 0."""
+    """What must be observed for exit code 0."""
 
     classified: int = 0
     budget_refused: bool = False
@@ -44,7 +44,7 @@ class Observed:
 
 
 def price_nanousd(tokens_in: int, tokens_out: int) -> int:
-    """Price a call from the public price list, apart from the gateway."""
+    """Price a call from the public price list, independently of the gateway."""
     usage = Usage(input_tokens=tokens_in, output_tokens=tokens_out)
     total = calc_price(usage, MODEL, provider_id="openai").total_price
     return round(total * NANOUSD_PER_DOLLAR)

@@ -8,7 +8,7 @@ For a run::
         result = await Runner.run(agent, "Hello", hooks=GuardRunHooks())
 
 or for one tool, whoever runs it: ``@function_tool(tool_input_guardrails=[guard_tool_input])``.
-Token usage is not taken from the run's result: it is seen at the HTTP client, once.
+Token usage is read once, at the HTTP client, and not from the run's result.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from guard.integrations import tools
 class GuardRunHooks(RunHooks[Any]):
     """Hooks of a run that refuse tools and model calls.
 
-    A refusal stops the run: as the public exception at the end of the enclosing ``workflow`` or
-    ``@protect``. (An ordinary exception would become text for the model.)
+    A refusal stops the run and becomes the public exception at the end of the enclosing
+    ``workflow`` or ``@protect``. (An ordinary exception would become text for the model.)
     """
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ Once for the process::
         graph.invoke(...)  # a blocked tool does not run, and the refusal leaves the run
 
 or for one run: ``graph.invoke(..., config={"callbacks": [langgraph.GuardCallbackHandler()]})``.
-Token usage is not taken from the callbacks: it is seen at the HTTP client, once.
+Token usage is read once, at the HTTP client, and not from the callbacks.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class GuardCallbackHandler(BaseCallbackHandler):
         self._tool_ended(run_id)
 
     def on_tool_error(self, error: BaseException, *, run_id: UUID, **options: Any) -> None:
-        """Report the tool, which failed."""
+        """Report the failed tool."""
         self._tool_ended(run_id)
 
     def _tool_ended(self, run_id: UUID) -> None:
@@ -128,7 +128,7 @@ class GuardCallbackHandler(BaseCallbackHandler):
                 if len(self._threads) < _THREADS_KEPT:
                     self._threads[identity] = None
             scopes.enter_context(span(str(name or node or "graph")[:256]))
-        except Exception:  # a run does not fail for want of a span
+        except Exception:  # a missing span must not fail the run
             logger.debug("no span for this run", exc_info=True)
         self._scopes[run_id] = scopes
 
@@ -148,7 +148,7 @@ class GuardCallbackHandler(BaseCallbackHandler):
 
 
 def install() -> None:
-    """Have every run of this process handled, also those that do not ask for it. Idempotent."""
+    """Handle every run of this process, without further configuration. Idempotent."""
     global _everywhere, _installed
     if _everywhere is None:
         _everywhere = GuardCallbackHandler()
@@ -171,7 +171,7 @@ def uninstall() -> None:
 def wrap_tool_call(request: Any, execute: Callable[[Any], Any]) -> Any:
     """Run a tool inside a protected call: ``ToolNode(tools, wrap_tool_call=wrap_tool_call)``.
 
-    Beyond the callbacks, a kill then stops the tool in the middle.
+    Unlike the callbacks, this lets a kill stop a running tool.
     """
     name = str(request.tool_call["name"])
 
@@ -200,10 +200,10 @@ async def awrap_tool_call(request: Any, execute: Callable[[Any], Awaitable[Any]]
 
 
 def _is_awaited() -> bool:
-    """Tell whether LangChain's asynchronous dispatcher asks.
+    """Tell whether LangChain's asynchronous dispatcher is the caller.
 
-    A running loop does not tell: ``invoke`` may be called inside one, and its dispatcher logs what
-    a coroutine raises and goes on.
+    A running loop is no proof: ``invoke`` may be called inside one, and its dispatcher logs what a
+    coroutine raises and continues.
     """
     return sys._getframe(2).f_code.co_name == "_ahandle_event_for_handler"
 

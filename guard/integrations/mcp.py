@@ -1,4 +1,4 @@
-"""Model Context Protocol: what a client session calls on a server passes the tool policy.
+"""Model Context Protocol: the tool calls of client sessions pass the tool policy.
 
 ::
 
@@ -23,7 +23,7 @@ _original: Any = None
 
 
 def install() -> None:
-    """Have every tool call of every session pass the tool policy. Idempotent."""
+    """Check every tool call of every session against the tool policy. Idempotent."""
     global _original
     if _original is not None:
         return

@@ -28,8 +28,8 @@ def call_tool(name: str, run: Callable[[], T]) -> T:
         run: calls the tool.
 
     Raises:
-        GuardError: the call is refused; inside a workflow or a protected call as the carrier that
-            frameworks do not turn into text, which becomes the exception at the scope's boundary.
+        GuardError: the call is refused. Inside a workflow or a protected call, a carrier that
+            frameworks do not turn into text; it becomes the exception at the scope's boundary.
         WorkflowKilledInterrupt: the workflow is killed, before or in the middle of it.
     """
     started_s = time.monotonic()
@@ -76,12 +76,12 @@ def check_llm_request() -> None:
 
 
 def report_tool(name: str, started_s: float) -> None:
-    """Report a tool call that has ended; ``started_s`` is of the monotonic clock."""
+    """Report a tool call that has ended; ``started_s`` is from the monotonic clock."""
     track_tool(name[:_NAME_LENGTH_MAX] or "tool", (time.monotonic() - started_s) * 1000)
 
 
 def carried(error: GuardError) -> BaseException:
-    """Return what carries a refusal to the enclosing scope, or the error itself outside of one."""
+    """Return the carrier of a refusal to the enclosing scope; without a scope, the error."""
     scope = current_scope.get()
     if scope.workflow_id is None and scope.call is None:
         return error

@@ -211,7 +211,7 @@ def test_a_key_is_shown_once_and_revoked(signed_in: Callable[..., Any], tenant: 
     assert tenant.gate("any").status_code == 401
 
 
-def test_events_stream_in_and_can_be_held(signed_in: Callable[..., Any], tenant: Any) -> None:
+def test_events_stream_in_and_can_be_paused(signed_in: Callable[..., Any], tenant: Any) -> None:
     page = signed_in("/events")
     tenant.spend("streamer", 123_000_000, model="model-one")
     expect(page.get_by_role("row", name=re.compile("model-one"))).to_be_visible()

@@ -61,7 +61,7 @@ class Authenticator:
                 400,
                 "PROTOCOL_TOO_OLD",
                 "Protocol too old",
-                f"{wire.HEADER_PROTOCOL} has to be at least {wire.PROTOCOL_VERSION}",
+                f"{wire.HEADER_PROTOCOL} must be at least {wire.PROTOCOL_VERSION}",
                 min_required_version=wire.SDK_MIN_VERSION_FOR_V3,
             )
 

@@ -134,7 +134,7 @@ class ControlRoutes:
         send: Send,
     ) -> int:
         newest = await self._log.control_seq(identity.organisation_id)
-        hello = self._sign_of_life("hello", newest)
+        hello = self._heartbeat("hello", newest)
         hello.epoch = await self._epoch_of(identity, after)
         await _send_message(send, identity, hello)
         sent = after
@@ -156,7 +156,7 @@ class ControlRoutes:
                 if not self._left_s(identity):
                     return _CLOSE_REVOKED
                 newest = await self._log.control_seq(identity.organisation_id)
-                await _send_message(send, identity, self._sign_of_life("ping", newest))
+                await _send_message(send, identity, self._heartbeat("ping", newest))
                 continue
             if message is None:
                 if not await self._authenticator.still_valid(identity, headers):
@@ -171,7 +171,7 @@ class ControlRoutes:
         page = await self._log.control_after(identity.organisation_id, seq - 1, 1) if seq else []
         return page[0].message.epoch if page and page[0].message.seq == seq else ""
 
-    def _sign_of_life(self, kind: str, seq: int) -> wire.ControlMessage:
+    def _heartbeat(self, kind: str, seq: int) -> wire.ControlMessage:
         return wire.ControlMessage(seq=seq, type=kind, at_ms=self._clock_ms())
 
     # -- long poll -----------------------------------------------------------------------------
@@ -261,5 +261,5 @@ def _number(scope: Scope, name: str, default: int) -> int:
         return default
     text = values[-1]
     if not (text.isascii() and text.isdigit() and len(text) <= 15):
-        raise fail(400, "GD-P002", "Bad request", f"{name} has to be a number, 0 or more")
+        raise fail(400, "GD-P002", "Bad request", f"{name} must be a number, 0 or more")
     return int(text)

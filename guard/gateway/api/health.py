@@ -49,7 +49,7 @@ class HealthRoutes:
 
     async def _readyz(self, _: Request) -> Response:
         if self._draining() or not await self._storage.ready():
-            raise fail(503, "GD-B002", "Not ready", "draining, or the store is away")
+            raise fail(503, "GD-B002", "Not ready", "draining, or the store does not answer")
         return Response(b'{"status":"ready"}', media_type="application/json")
 
     async def _capabilities(self, request: Request) -> Response:

@@ -66,7 +66,7 @@ def headers_of(scope: Scope) -> dict[bytes, bytes]:
                      b"content-encoding", b"content-digest", b"signature",
                      b"signature-input", b"host", b"x-guard-protocol"):  # fmt: skip
             if names.count(name) > 1:
-                raise fail(400, "GD-P002", "Bad request", f"{name.decode()} is there twice")
+                raise fail(400, "GD-P002", "Bad request", f"{name.decode()} is given twice")
     return headers
 
 
@@ -123,7 +123,7 @@ def decoded(headers: dict[bytes, bytes], body: bytes, bytes_max: int) -> bytes:
     """
     content_type = headers.get(b"content-type", b"").split(b";", 1)[0].strip().lower()
     if content_type != JSON:
-        raise fail(415, "GD-P004", "Unsupported media type", "the body has to be application/json")
+        raise fail(415, "GD-P004", "Unsupported media type", "the body must be application/json")
     coding = headers.get(b"content-encoding", b"identity").strip().lower()
     if coding == b"identity":
         return body

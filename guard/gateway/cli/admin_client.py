@@ -205,7 +205,7 @@ class AdminClient:
         self, workflow_id: str | None = None, *, run_id: str | None = None, reason: str = ""
     ) -> _Json:
         """Kill a workflow (id or glob), one run, or with neither everything."""
-        return self._order("kill", workflow_id, run_id, reason)
+        return self._directive("kill", workflow_id, run_id, reason)
 
     def pause(
         self,
@@ -216,21 +216,23 @@ class AdminClient:
         resume_after_ms: int | None = None,
     ) -> _Json:
         """Pause; with ``resume_after_ms`` the pause ends by itself after that time."""
-        return self._order("pause", workflow_id, run_id, reason, resume_after_ms=resume_after_ms)
+        return self._directive(
+            "pause", workflow_id, run_id, reason, resume_after_ms=resume_after_ms
+        )
 
     def resume(
         self, workflow_id: str | None = None, *, run_id: str | None = None, reason: str = ""
     ) -> _Json:
         """Lift a pause, never a kill."""
-        return self._order("resume", workflow_id, run_id, reason)
+        return self._directive("resume", workflow_id, run_id, reason)
 
     def revive(
         self, workflow_id: str | None = None, *, run_id: str | None = None, reason: str = ""
     ) -> _Json:
         """Lift a kill."""
-        return self._order("revive", workflow_id, run_id, reason)
+        return self._directive("revive", workflow_id, run_id, reason)
 
-    def _order(
+    def _directive(
         self, action: str, workflow_id: str | None, run_id: str | None, reason: str, **more: Any
     ) -> _Json:
         body = {"action": action, "workflow_id": workflow_id, "run_id": run_id, "reason": reason}

@@ -164,7 +164,7 @@ gateway.add_command(password)
 # -- control -----------------------------------------------------------------------------------
 
 
-def _order(action: str, summary: str, *examples: str) -> None:
+def _directive(action: str, summary: str, *examples: str) -> None:
     @gateway.command(name=action, help=f"{summary}\n\n{examples_of(*examples)}")
     @click.argument("name")
     @click.option("--run", "run_id", help="Only this run.")
@@ -186,20 +186,20 @@ def _order(action: str, summary: str, *examples: str) -> None:
         )(command)
 
 
-_order(
+_directive(
     "kill",
     "Kill a workflow: an id, a glob such as 'billing-*', or '*' for everything.",
     "kill research --reason 'wrong prompt'",
     "kill '*'",
 )
-_order(
+_directive(
     "pause",
     "Pause a workflow (id, glob or '*').",
     "pause 'billing-*' --for-seconds 600",
     "pause research --run 01981f5e-6c3a-7b21-9d52-3f0a51c8e677",
 )
-_order("resume", "Lift a pause. A killed workflow stays killed.", "resume 'billing-*'")
-_order("revive", "Lift a kill.", "revive research")
+_directive("resume", "Lift a pause. A killed workflow stays killed.", "resume 'billing-*'")
+_directive("revive", "Lift a kill.", "revive research")
 
 
 @gateway.command()

@@ -48,7 +48,7 @@ def examples_of(*commands: str) -> str:
 def client_of(options: dict[str, Any]) -> Iterator[AdminClient]:
     """Open the admin client that the options describe; errors become one line."""
     if not options["admin_key"]:
-        raise click.ClickException("an admin key is needed: --admin-key or GUARD_ADMIN_KEY")
+        raise click.ClickException("an admin key is required: --admin-key or GUARD_ADMIN_KEY")
     client = AdminClient(options["url"], options["admin_key"], organisation=options["organisation"])
     try:
         yield client

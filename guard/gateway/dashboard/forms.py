@@ -35,7 +35,7 @@ def nanousd(text: str, what: str) -> int:
         if not amount.is_finite() or not 0 <= scaled <= NANOUSD_MAX or scaled != int(scaled):
             raise ValueError
     except (InvalidOperation, ValueError):
-        raise ValueError(f"{what} has to be an amount in dollars") from None
+        raise ValueError(f"{what} must be an amount in dollars") from None
     return int(scaled)
 
 
@@ -46,7 +46,7 @@ def whole(text: str, what: str) -> int:
         ValueError: not a whole number.
     """
     if not (text.isascii() and text.isdigit() and len(text) <= 15):
-        raise ValueError(f"{what} has to be a whole number")
+        raise ValueError(f"{what} must be a whole number")
     return int(text)
 
 

@@ -72,7 +72,7 @@ class OriginChecks:
         return "__Host-guard_session" if self.is_https else "guard_session"
 
     @property
-    def visit_cookie(self) -> str:
+    def sign_in_cookie(self) -> str:
         """Name of the cookie that the sign-in form's token is made for."""
         return "__Host-guard_visit" if self.is_https else "guard_visit"
 
@@ -128,11 +128,11 @@ class Form:
         """Return a field's only value, without the space around it.
 
         Raises:
-            ValueError: the field is there twice.
+            ValueError: the field is given twice.
         """
         values = self._fields.get(name, [default])
         if len(values) != 1:
-            raise ValueError(f"{name} is there twice")
+            raise ValueError(f"{name} is given twice")
         return values[0].strip()
 
     def secret(self, name: str) -> str:

@@ -9,7 +9,7 @@ from starlette.routing import BaseRoute, Route
 from guard.gateway.api.http import ProblemError
 from guard.gateway.dashboard import security
 from guard.gateway.dashboard.security import ForbiddenError
-from guard.gateway.dashboard.site import SIGN_IN, RequestContext, Site, new_visit_token
+from guard.gateway.dashboard.site import SIGN_IN, RequestContext, Site, new_sign_in_token
 from guard.gateway.domain.errors import StoreError
 from guard.gateway.services.operators import (
     FIRST_OPERATOR,
@@ -43,8 +43,8 @@ class SignIn:
             return self._site.problem(request, exc)
 
     async def _form(self, request: Request, status: int, error: str, name: str) -> Response:
-        cookie = self._site.origin_checks.visit_cookie
-        token = request.cookies.get(cookie) or new_visit_token()
+        cookie = self._site.origin_checks.sign_in_cookie
+        token = request.cookies.get(cookie) or new_sign_in_token()
         response = self._site.html(
             request,
             "sign_in.html",
@@ -65,8 +65,8 @@ class SignIn:
             origin_checks.check_host(request)
             origin_checks.check_origin(request)
             form = await security.read_form(request)
-            visit_token = request.cookies.get(origin_checks.visit_cookie, "")
-            if not visit_token or not security.is_csrf_of(form.text("csrf"), visit_token):
+            sign_in_token = request.cookies.get(origin_checks.sign_in_cookie, "")
+            if not sign_in_token or not security.is_csrf_of(form.text("csrf"), sign_in_token):
                 raise ForbiddenError("the form has expired; load the page again")
             name = form.text("name")[:256]
             address = self._addresses.of(request)
@@ -84,7 +84,7 @@ class SignIn:
             return self._site.problem(request, exc)
         response = self._site.redirect(security.local_path(form.text("return_to")))
         self._set_cookie(response, origin_checks.session_cookie, token, SESSION_MS // 1000)
-        self._set_cookie(response, origin_checks.visit_cookie, "", 0)
+        self._set_cookie(response, origin_checks.sign_in_cookie, "", 0)
         return response
 
     async def _sign_out(self, context: RequestContext) -> Response:

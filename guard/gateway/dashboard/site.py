@@ -292,6 +292,6 @@ def _explained(exc: Exception) -> tuple[int, str, str]:
     return 400, "That does not work", f"Nothing was changed: {exc}."
 
 
-def new_visit_token() -> str:
+def new_sign_in_token() -> str:
     """Return a token for a browser that has not signed in."""
     return secrets.token_urlsafe(24)

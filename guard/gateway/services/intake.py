@@ -59,7 +59,7 @@ def _price(
     blocks: Callable[[wire.Event, str], bool],
 ) -> PricedEvent:
     if not event.event_id or not event.type:
-        raise _RejectedError("GD-E001", "event_id and type may not be empty")
+        raise _RejectedError("GD-E001", "event_id and type must not be empty")
     try:
         data_json = wire.encode(event.data)
     except wire.WireError:

@@ -47,7 +47,7 @@ def check_url(url: str, *, private: bool = False) -> None:
     except (httpx.InvalidURL, UnicodeError):  # IDNA raises the latter
         raise ValueError("the URL is not valid") from None
     if parts.userinfo:
-        raise ValueError("the URL may not hold credentials")
+        raise ValueError("the URL must not contain credentials")
     if not host:
         raise ValueError("the URL has no host")
     address = _literal(host)
@@ -59,7 +59,7 @@ def check_url(url: str, *, private: bool = False) -> None:
         return
     if parts.scheme == "http" and private and address is not None and address.is_loopback:
         return
-    raise ValueError("the URL has to be https")
+    raise ValueError("the URL must be https")
 
 
 def is_public(address: Address) -> bool:

@@ -86,7 +86,7 @@ class AdminApp:
                 401,
                 "GD-A003",
                 "Key rejected",
-                "an admin key is needed: Authorization: Bearer gda_...",
+                "an admin key is required: Authorization: Bearer gda_...",
                 headers=[(b"www-authenticate", b'Bearer realm="guard admin"')],
             )
         bound_to = found.key.organisation_id
@@ -121,7 +121,7 @@ def _query(request: Request, kind: Any) -> Any:
         if name == "organisation" or name not in known:
             continue
         if name in given:
-            raise fail(400, "GD-P002", "Bad request", f"{name} is there twice")
+            raise fail(400, "GD-P002", "Bad request", f"{name} is given twice")
         given[name] = value
     if kind is None:
         return None

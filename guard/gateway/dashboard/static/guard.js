@@ -24,7 +24,7 @@
 
   // -- Parts of the page that follow the gateway ---------------------------------------------
   const notice = byId("notice");
-  let held = false;
+  let paused = false;
   let asking = false;
   let again = false;
   let generation = 0;
@@ -61,7 +61,7 @@
     document.title = count ? `(${count}) ${title}` : title;
   }
 
-  // Somebody types an answer: leave that form alone, and only add and remove its neighbours.
+  // While somebody types an answer, leave that form alone and only add and remove its neighbours.
   function swapItems(part, next) {
     const list = part.querySelector("ul.inbox");
     const fresh = next.querySelector("ul.inbox");
@@ -82,7 +82,7 @@
   }
 
   async function refresh() {
-    if (held || document.querySelector("[data-live-part]") === null) return;
+    if (paused || document.querySelector("[data-live-part]") === null) return;
     if (asking) {
       again = true;
       return;
@@ -94,7 +94,7 @@
       if (reply.status === 401) return leave();
       if (reply.ok && mine === generation) swap(parse(await reply.text()));
     } catch {
-      // The stream says that the gateway is away.
+      // The stream reports that the gateway does not answer.
     } finally {
       asking = false;
       if (again) {
@@ -139,7 +139,7 @@
     source.addEventListener("error", () => {
       lost(true);
       if (source && source.readyState === EventSource.CLOSED) {
-        // Refused outright: the session may be over, or the gateway is starting.
+        // Refused: the session may have ended, or the gateway is starting.
         source = null;
         setTimeout(connect, 2000);
         refresh();
@@ -152,7 +152,7 @@
     setInterval(() => {
       if (!document.hidden && Date.now() - lastWord > SILENCE_MS) lost(true);
     }, 1000);
-    // Browsers allow few connections to one host: a tab that nobody sees gives its own back.
+    // Browsers allow few connections to one host: a hidden tab closes its own.
     document.addEventListener("visibilitychange", () => {
       if (document.hidden) {
         source?.close();
@@ -165,14 +165,14 @@
     });
   }
 
-  const hold = byId("hold");
-  if (hold) {
-    hold.hidden = false;
-    hold.addEventListener("click", () => {
-      held = !held;
-      hold.setAttribute("aria-pressed", String(held));
-      hold.textContent = held ? "Resume" : "Pause";
-      if (!held) refresh();
+  const pause = byId("pause");
+  if (pause) {
+    pause.hidden = false;
+    pause.addEventListener("click", () => {
+      paused = !paused;
+      pause.setAttribute("aria-pressed", String(paused));
+      pause.textContent = paused ? "Resume" : "Pause";
+      if (!paused) refresh();
     });
   }
 
@@ -238,7 +238,7 @@
     }
   });
 
-  // Forms that change something and stay where they are.
+  // Forms that change something without leaving the page.
   document.addEventListener("submit", async (event) => {
     const form = event.target;
     if (!form.matches("[data-async]") || !byId("lost")) return;
@@ -248,7 +248,7 @@
     buttons.forEach((button) => (button.disabled = true));
     generation++;
     try {
-      // Not `form.action`: a field of that name would stand in its place.
+      // Not `form.action`: a field of that name would shadow it.
       const reply = await fetch(form.getAttribute("action"), { method: "POST", body });
       if (reply.status === 401) return leave();
       const fresh = parse(await reply.text());
