@@ -274,7 +274,9 @@ class MemoryUnitOfWork:
     ) -> None:
         pass
 
-    def count_usage(self, organisation_id: str, at_ms: int, priced: PricedEvent) -> None:
+    def count_usage(
+        self, organisation_id: str, keys: ScopeKeys, at_ms: int, priced: PricedEvent
+    ) -> None:
         pass
 
     def add_refusal(self, request: Request, call: wire.GateRequest, refusal: Refusal) -> None:
@@ -457,7 +459,7 @@ class MemoryStorage(CommandStorage):
         return audit.verify(self._unit.data.audit, None)
 
     async def balances(
-        self, organisation_id: str, *, current_only: bool
+        self, organisation_id: str, *, current_only: bool, after: int = 0, limit: int = 2**31
     ) -> list[records.BalanceView]:
         data: Data = self._unit.data
         now_ms = self._clock_ms()
@@ -467,7 +469,8 @@ class MemoryStorage(CommandStorage):
             if (budget := data.budgets.get(balance.budget_id)) is not None
             and budget.organisation_id == organisation_id
             and (not current_only or balance.ends_ms is None or balance.ends_ms > now_ms)
-        ]
+            and balance.balance_id > after
+        ][:limit]
 
     async def verify_ledger(self) -> records.LedgerReport:
         data: Data = self._unit.data

@@ -1,4 +1,4 @@
-"""The control channel: WebSocket with replay and fan-out, and the long poll beside it."""
+"""The control channel: a snapshot and its tail, over a WebSocket or by long poll."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ from guard.gateway.settings import GatewaySettings
 from guard.gateway.storage.port import ControlLog
 
 PAGE: Final = 500
+POLL_SNAPSHOT_MAX: Final = 1000
+"""A larger snapshot is not sent in one reply; such a client reads the record page by page."""
 _ORGANISATION_SHARE: Final = 0.8
 """Share of all connections that one organisation's control channels may use."""
 _CLOSE_REVOKED: Final = 4401
@@ -138,6 +140,10 @@ class ControlRoutes:
         hello.epoch = await self._epoch_of(identity, after)
         await _send_message(send, identity, hello)
         sent = after
+        if not after:
+            for known in await self._snapshot(identity):
+                sent = known.seq
+                await _send_message(send, identity, known)
         while True:
             page = await self._log.control_after(identity.organisation_id, sent, PAGE)
             for stored in page:
@@ -165,6 +171,9 @@ class ControlRoutes:
                 sent = message.seq
                 await _send_message(send, identity, message)
         return _CLOSE_GOING_AWAY
+
+    async def _snapshot(self, identity: Identity) -> list[wire.ControlMessage]:
+        return await self._log.control_snapshot(identity.organisation_id, identity.key_id)
 
     async def _epoch_of(self, identity: Identity, seq: int) -> str:
         """Return the epoch of a message; empty when there is none with that number (any more)."""
@@ -201,6 +210,9 @@ class ControlRoutes:
         deadline = time.monotonic() + min(wait_ms / 1000, self._left_s(identity))
         try:
             epoch = await self._epoch_of(identity, after)
+            snapshot = await self._snapshot(identity) if not after else []
+            if 0 < len(snapshot) <= POLL_SNAPSHOT_MAX:
+                return wire.ControlReply(snapshot, snapshot[-1].seq, epoch)
             while True:
                 page = await self._log.control_after(identity.organisation_id, after, PAGE)
                 own = [m.message for m in page if m.key_id in (None, identity.key_id)]

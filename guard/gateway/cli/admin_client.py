@@ -8,6 +8,7 @@ from urllib.parse import quote
 import httpx
 
 _Json = dict[str, Any]
+_PAGE = 1000
 
 
 def _quoted(name: str) -> str:
@@ -280,8 +281,14 @@ class AdminClient:
         return list(self.request("GET", "/usage", group_by=group_by, **query))
 
     def ledger(self) -> list[_Json]:
-        """List balances: committed, reserved, remaining."""
-        return list(self.request("GET", "/ledger"))
+        """List all balances of current windows: committed, reserved, remaining."""
+        found: list[_Json] = []
+        while True:
+            after = found[-1]["balance_id"] if found else 0
+            page = list(self.request("GET", "/ledger", after=after, limit=_PAGE))
+            found += page
+            if len(page) < _PAGE:
+                return found
 
     def verify_ledger(self) -> _Json:
         """Check every balance against its entries."""

@@ -96,6 +96,19 @@ class Directives:
             if slots.life is not None or slots.flow is not None or slots.timed is not None
         ]
 
+    def forget_run(self, run_id: str, slot: Literal["life", "flow", "timed"]) -> Undo:
+        """Drop what one slot says of a run; return a call that takes that back."""
+        slots = self._runs.setdefault(run_id, _Slots())
+        known = getattr(slots, slot)
+        setattr(slots, slot, None)
+        if slots == _Slots():
+            del self._runs[run_id]
+
+        def undo() -> None:
+            setattr(self._runs.setdefault(run_id, slots), slot, known)
+
+        return undo
+
     def _slots(self, message: ControlMessage) -> _Slots:
         if message.run_id is not None:
             return self._runs.setdefault(message.run_id, _Slots())

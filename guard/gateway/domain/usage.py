@@ -8,8 +8,12 @@ from msgspec import Struct
 
 MINUTE_MS: Final = 60_000
 HOUR_MS: Final = 3_600_000
+DAY_MS: Final = 24 * HOUR_MS
 ROLLUP_SIZES_MS: Final = (MINUTE_MS, HOUR_MS)
-"""Bucket widths of the rollups. Minutes are kept for two days, hours for four hundred."""
+"""Bucket widths of a workflow's rollups. Minutes are kept for two days, hours for four hundred.
+
+An organisation has days as well, which are kept for good.
+"""
 
 WorkflowSort = Literal["seen", "spend", "name"]
 
@@ -81,3 +85,32 @@ class Watermark(Struct):
     approval_id: str = ""
     control_seq: int = 0
     audit_seq: int = 0
+
+
+def pieces(since_ms: int, until_ms: int, sizes: tuple[int, ...]) -> list[tuple[int, int, int]]:
+    """Divide a time into whole buckets, the widest that fit, and what is left at both ends.
+
+    Args:
+        since_ms: the first moment.
+        until_ms: the moment after the last one.
+        sizes: widths of buckets, the widest first; each a multiple of the next.
+
+    Returns:
+        Bucket width (0 for less than any), start and end of each piece.
+
+    >>> pieces(5, 27, (10, 2))
+    [(0, 5, 6), (2, 6, 10), (10, 10, 20), (2, 20, 26), (0, 26, 27)]
+    """
+    if since_ms >= until_ms:
+        return []
+    if not sizes:
+        return [(0, since_ms, until_ms)]
+    size, narrower = sizes[0], sizes[1:]
+    start_ms, end_ms = -(-since_ms // size) * size, until_ms // size * size
+    if start_ms >= end_ms:
+        return pieces(since_ms, until_ms, narrower)
+    return [
+        *pieces(since_ms, start_ms, narrower),
+        (size, start_ms, end_ms),
+        *pieces(end_ms, until_ms, narrower),
+    ]

@@ -107,10 +107,10 @@ def _record(
     """Store one event and charge it; ``None`` for a duplicate."""
     event, cost, own = priced.event, priced.cost, org.organisation_id
     accounts: list[Account] = []
+    asked = None if reservation is None else reservation.model
+    named = models.names(priced.model, asked)
+    keys = (event.workflow_id, event.agent, event.chain_id, request.key_id, named)
     if cost:
-        asked = None if reservation is None else reservation.model
-        named = models.names(priced.model, asked)
-        keys = (event.workflow_id, event.agent, event.chain_id, request.key_id, named)
         accounts = _charged_accounts(unit, org, keys, reservation)
     charged_at_ms = unit.now_ms if reservation is None else reservation.created_at_ms
     balance_ids = [account.balance.balance_id for account in accounts]
@@ -120,7 +120,7 @@ def _record(
         unit.count_workflow(own, event.workflow_id, spent=cost, calls=0, events=1)
     if event.run_id is not None:
         unit.count_run(own, event.run_id, event.workflow_id, spent=cost)
-    unit.count_usage(own, charged_at_ms, priced)
+    unit.count_usage(own, keys, charged_at_ms, priced)
     if reservation is not None:
         unit.change_reservation(reservation)
     charged = ledger.Charge()

@@ -99,7 +99,7 @@ class MoneyStore(Protocol):
         self, organisation_id: str, kind: records.ScopeKind, scope_id: str, start_ms: int,
         end_ms: int | None,
     ) -> int:  # fmt: skip
-        """Return what a scope has cost in a period, archived costs included if it never ends."""
+        """Return what a scope has cost in a period; the current one, or the one without an end."""
 
     def reservation(self, reservation_id: str) -> Reservation | None:
         """Return a reservation in any state."""
@@ -141,8 +141,10 @@ class MoneyStore(Protocol):
     ) -> None:
         """Add to the totals of a run."""
 
-    def count_usage(self, organisation_id: str, at_ms: int, priced: PricedEvent) -> None:
-        """Add an event to the usage rollups."""
+    def count_usage(
+        self, organisation_id: str, keys: ScopeKeys, at_ms: int, priced: PricedEvent
+    ) -> None:
+        """Add an event to the totals of its scopes and to the usage rollups."""
 
     def add_refusal(self, request: Request, call: wire.GateRequest, refusal: Refusal) -> None:
         """Record a refused call."""

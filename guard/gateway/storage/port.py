@@ -44,6 +44,9 @@ class ControlLog(Protocol):
     async def control_after(
         self, organisation_id: str, after: int, limit: int
     ) -> list[StoredControl]: ...
+    async def control_snapshot(
+        self, organisation_id: str, key_id: str
+    ) -> list[wire.ControlMessage]: ...
     async def control_seq(self, organisation_id: str) -> int: ...
     async def answer_approval(
         self, actor: Actor, organisation_id: str, approval_id: str, *, approved: bool, reason: str
@@ -119,7 +122,7 @@ class Queries(Protocol):
         self, organisation_id: str, group_by: str, since_ms: int, until_ms: int, limit: int
     ) -> list[records.UsageRow]: ...
     async def balances(
-        self, organisation_id: str, *, current_only: bool
+        self, organisation_id: str, *, current_only: bool, after: int = 0, limit: int = 2**31
     ) -> list[records.BalanceView]: ...
     async def approvals(
         self, organisation_id: str, status: str | None, limit: int

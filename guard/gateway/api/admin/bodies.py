@@ -222,9 +222,11 @@ class ApprovalsQuery(Struct, kw_only=True):
 
 
 class LedgerQuery(Struct, kw_only=True):
-    """Whether windows that have ended are shown."""
+    """Which balances, by their number; ``all`` shows windows that have ended as well."""
 
     all: bool = False
+    after: Moment = 0
+    limit: Limit = 1000
 
 
 class LimitQuery(Struct, kw_only=True):

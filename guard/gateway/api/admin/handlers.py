@@ -242,8 +242,12 @@ class AdminHandlers:
         )
 
     async def ledger(self, call: Call) -> list[records.BalanceView]:
+        query: bodies.LedgerQuery = call.query
         return await self._storage.balances(
-            call.caller.organisation(), current_only=not call.query.all
+            call.caller.organisation(),
+            current_only=not query.all,
+            after=query.after,
+            limit=query.limit,
         )
 
     async def verify_ledger(self, _: Call) -> records.LedgerReport:

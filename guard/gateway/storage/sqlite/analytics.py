@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -11,8 +11,9 @@ from guard.gateway.domain import records
 from guard.gateway.domain.control import Directives
 from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.storage.sqlite.engine import SqliteEngine
-from guard.gateway.storage.sqlite.read_pool import Connection
+from guard.gateway.storage.sqlite.read_pool import Connection, equals
 from guard.gateway.storage.sqlite.rows import approval_from_row, audit_entry_from_row
+from guard.gateway.storage.sqlite.usage_report import usage
 from guard.gateway.storage.sqlite.verify import verify_audit, verify_ledger
 from guard.gateway.storage.sqlite.views import (
     EVENT_COLUMNS,
@@ -20,21 +21,6 @@ from guard.gateway.storage.sqlite.views import (
     event_from_row,
     workflow_record,
 )
-
-GROUPS: Final = {
-    "workflow": "workflow_id",
-    "run": "run_id",
-    "agent": "agent",
-    "chain": "chain_id",
-    "key": "key_id",
-    "model": "model",
-    "provider": "provider",
-    "type": "type",
-    "hour": "strftime('%Y-%m-%dT%H:00Z', charged_at_ms / 1000, 'unixepoch')",
-    "day": "strftime('%Y-%m-%d', charged_at_ms / 1000, 'unixepoch')",
-    "total": "NULL",
-}
-"""What usage can be grouped by, and the column or expression for it."""
 
 
 def directives_of(reading: Connection, organisation_id: str) -> Directives:
@@ -106,16 +92,16 @@ def runs(
 ) -> list[records.Run]:
     """Return runs by id, of one workflow or of all."""
     directives = directives_of(reading, organisation_id)
+    where, arguments = equals(organisation_id=organisation_id, workflow_id=workflow_id)
     return [
         records.Run(
             run_id=row[0], workflow_id=row[1], first_seen_ms=row[2], last_seen_ms=row[3],
             spent_nanousd=row[4], state=directives.state_of(row[1], row[0], now_ms).state,
         )
         for row in reading.rows(
-            "SELECT run_id, workflow_id, first_seen_ms, last_seen_ms, spent_nanousd FROM runs"
-            " WHERE organisation_id = ? AND run_id > ? AND (? IS NULL OR workflow_id = ?)"
-            " ORDER BY run_id LIMIT ?",
-            organisation_id, after, workflow_id, workflow_id, limit,
+            "SELECT run_id, workflow_id, first_seen_ms, last_seen_ms, spent_nanousd FROM runs"  # noqa: S608 (constant text)
+            f" WHERE {where} AND run_id > ? ORDER BY run_id LIMIT ?",
+            *arguments, after, limit,
         )
     ]  # fmt: skip
 
@@ -125,54 +111,28 @@ def events(
     event_type: str | None,
 ) -> list[records.StoredEvent]:  # fmt: skip
     """Return events in the order of arrival."""
+    where, arguments = equals(
+        organisation_id=organisation_id, workflow_id=workflow_id, type=event_type
+    )
     return [
         event_from_row(row)
         for row in reading.rows(
-            f"SELECT {EVENT_COLUMNS} FROM events WHERE organisation_id = ? AND event_seq > ?"  # noqa: S608 (constant text)
-            " AND (? IS NULL OR workflow_id = ?) AND (? IS NULL OR type = ?)"
+            f"SELECT {EVENT_COLUMNS} FROM events WHERE {where} AND event_seq > ?"  # noqa: S608 (constant text)
             " ORDER BY event_seq LIMIT ?",
-            organisation_id, after, workflow_id, workflow_id, event_type, event_type, limit,
-        )
-    ]  # fmt: skip
-
-
-def usage(
-    reading: Connection,
-    organisation_id: str,
-    group_by: str,
-    since_ms: int,
-    until_ms: int,
-    limit: int,
-) -> list[records.UsageRow]:
-    """Return usage summed by group, most expensive first. ``group_by`` is a key of ``GROUPS``."""
-    expression = GROUPS[group_by]
-    return [
-        records.UsageRow(
-            group=row[0], events=row[1], llm_calls=row[2], tool_calls=row[3],
-            input_tokens=row[4], output_tokens=row[5], cost_nanousd=row[6],
-            cost_cents=wire.cents(row[6]), unpriced=row[7],
-        )
-        for row in reading.rows(
-            f"SELECT {expression} AS grp, count(*), coalesce(sum(type = 'llm'), 0),"  # noqa: S608 (constant text)
-            " coalesce(sum(type = 'tool'), 0),"
-            " coalesce(sum(input_tokens), 0), coalesce(sum(output_tokens), 0),"
-            " coalesce(sum(cost_nanousd), 0) AS cost, coalesce(sum(flags LIKE '%unpriced%'), 0)"
-            " FROM events WHERE organisation_id = ? AND charged_at_ms >= ?"
-            " AND charged_at_ms < ? GROUP BY grp ORDER BY cost DESC, grp LIMIT ?",
-            organisation_id, since_ms, until_ms, limit,
+            *arguments, after, limit,
         )
     ]  # fmt: skip
 
 
 def balances(
-    reading: Connection, organisation_id: str, now_ms: int, *, current_only: bool
+    reading: Connection, organisation_id: str, open_after_ms: int, after: int, limit: int
 ) -> list[records.BalanceView]:
-    """Return balances with their budgets."""
+    """Return a page of balances with their budgets, of periods that end after a moment."""
     rows = reading.rows(
-        "SELECT b.*, u.* FROM balances b JOIN budgets u USING (budget_id)"
-        " WHERE u.organisation_id = ? AND (? OR coalesce(b.ends_ms, ?) > ?)"
-        " ORDER BY b.balance_id",
-        organisation_id, not current_only, 2**62, now_ms,
+        "SELECT b.*, u.* FROM balances b CROSS JOIN budgets u USING (budget_id)"
+        " WHERE b.balance_id > ? AND u.organisation_id = ? AND coalesce(b.ends_ms, ?) > ?"
+        " ORDER BY b.balance_id LIMIT ?",
+        after, organisation_id, 2**62, open_after_ms, limit,
     )  # fmt: skip
     return [balance_view_from_row(row) for row in rows]
 
@@ -181,12 +141,12 @@ def approvals(
     reading: Connection, organisation_id: str, status: str | None, limit: int
 ) -> list[records.Approval]:
     """Return approvals, newest first."""
+    where, arguments = equals(organisation_id=organisation_id, status=status)
     return [
         approval_from_row(row)
         for row in reading.rows(
-            "SELECT * FROM approvals WHERE organisation_id = ? AND (? IS NULL OR status = ?)"
-            " ORDER BY approval_id DESC LIMIT ?",
-            organisation_id, status, status, limit,
+            f"SELECT * FROM approvals WHERE {where} ORDER BY approval_id DESC LIMIT ?",  # noqa: S608 (constant text)
+            *arguments, limit,
         )
     ]  # fmt: skip
 
@@ -249,12 +209,12 @@ class SqliteReports(SqliteEngine):
         )
 
     async def balances(
-        self, organisation_id: str, *, current_only: bool
+        self, organisation_id: str, *, current_only: bool, after: int = 0, limit: int = 2**31
     ) -> list[records.BalanceView]:
-        """Return balances with their budgets."""
-        now_ms = self.clock_ms()
+        """Return balances with their budgets, by number."""
+        open_after_ms = self.clock_ms() if current_only else -1
         return await self.report(
-            lambda r: balances(r, organisation_id, now_ms, current_only=current_only)
+            lambda r: balances(r, organisation_id, open_after_ms, after, limit)
         )
 
     async def approvals(

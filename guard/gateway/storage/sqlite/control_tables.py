@@ -70,15 +70,33 @@ class ControlTables(Tables):
         )
         target = "" if message.run_id is not None else message.workflow_id or "*"
         for slot in ("timed",) if is_timed(message) else _SLOTS.get(message.type, ()):
-            self.write(
-                "INSERT OR REPLACE INTO directives VALUES (?,?,?,?,?)",
-                (org.organisation_id, target, message.run_id or "", slot, encoded),
+            self._save_directive(org, target, slot, message, encoded, key_id)
+        if message.budget is not None:
+            self._save_directive(
+                org, message.budget.scope or "", "budget", message, encoded, key_id
             )
         self.on_undo(setattr, org, "control_seq", org.control_seq)
         org.control_seq = message.seq
         undo = org.directives.apply(message)
         if undo is not None:
             self.on_undo(undo)
+
+    def _save_directive(
+        self, org: OrganisationState, target: str, slot: str, message: wire.ControlMessage,
+        encoded: str, key_id: str | None,
+    ) -> None:  # fmt: skip
+        where = (org.organisation_id, target, message.run_id or "", slot)
+        if slot == "budget" and not message.exhausted:
+            self.write(
+                "DELETE FROM directives WHERE organisation_id = ? AND target = ? AND run_id = ?"
+                " AND slot = ?",
+                where,
+            )
+        else:
+            self.write(
+                "INSERT OR REPLACE INTO directives VALUES (?,?,?,?,?,?,?)",
+                (*where, encoded, key_id, message.at_ms),
+            )
 
     def drop_control(self, org: OrganisationState, through_seq: int) -> None:
         """Drop old messages, except active directives."""

@@ -11,7 +11,7 @@ from guard.gateway.domain import records, usage
 from guard.gateway.domain.control import end_of, is_timed, newest
 from guard.gateway.storage.sqlite.analytics import directives_of
 from guard.gateway.storage.sqlite.engine import SqliteEngine
-from guard.gateway.storage.sqlite.read_pool import Connection
+from guard.gateway.storage.sqlite.read_pool import Connection, equals
 from guard.gateway.storage.sqlite.rows import audit_entry_from_row
 from guard.gateway.storage.sqlite.views import (
     EVENT_COLUMNS,
@@ -23,6 +23,9 @@ from guard.gateway.storage.sqlite.views import (
 SCAN_MAX: Final = 20_000
 """How many of the newest rows a filter without an index scans."""
 
+LAST_ID: Final = "\U0010ffff"
+"""Sorts behind every id."""
+
 _SORTS: Final = {
     "seen": "last_seen_ms DESC, workflow_id",
     "spend": "spent_nanousd DESC, workflow_id",
@@ -30,20 +33,77 @@ _SORTS: Final = {
 }
 _SCOPE_COLUMNS: Final = {"organisation": "''", "workflow": "workflow_id", "agent": "agent",
                          "chain": "chain_id", "key": "key_id", "model": "model"}  # fmt: skip
-_SUMS: Final = (
-    "sum(cost_nanousd), sum(llm_calls), sum(tool_calls), sum(input_tokens), sum(output_tokens)"
+_WORKFLOW_SUMS: Final = (
+    "sum(cost_nanousd) AS cost, sum(llm_calls), sum(tool_calls), sum(input_tokens),"
+    " sum(output_tokens)"
 )
+_ORGANISATION_SUMS: Final = (
+    "sum(cost_nanousd) AS cost, sum(events * (type = 'llm')), sum(events * (type = 'tool')),"
+    " sum(input_tokens), sum(output_tokens)"
+)
+_ORGANISATION_ROLLUPS: Final = (
+    "organisation_rollups WHERE organisation_id = ? AND size_ms = ? AND bucket_ms >= ?"
+    " AND bucket_ms < ?"
+)
+# Buckets hold all workflows, so one workflow's rows are looked up bucket by bucket.
+_WORKFLOW_ROLLUPS: Final = (
+    "(WITH RECURSIVE times (at_ms) AS (SELECT ?3 UNION ALL SELECT at_ms + ?2 FROM times"
+    " WHERE at_ms + ?2 < ?4) SELECT u.* FROM times CROSS JOIN usage_rollups u"
+    " ON u.organisation_id = ?1 AND u.size_ms = ?2 AND u.bucket_ms = at_ms AND u.workflow_id = ?5)"
+)
+
+
+def _rollups(
+    organisation_id: str, size_ms: int, since_ms: int, until_ms: int, workflow_id: str | None
+) -> tuple[str, str, list[Any]]:
+    """Return the columns, the source and the arguments of sums over rollups."""
+    since_ms = -(-since_ms // size_ms) * size_ms
+    arguments = [organisation_id, size_ms, since_ms, until_ms]
+    if workflow_id is None:
+        return _ORGANISATION_SUMS, _ORGANISATION_ROLLUPS, arguments
+    return _WORKFLOW_SUMS, _WORKFLOW_ROLLUPS, [*arguments, workflow_id]
+
+
+def spend_over_time(
+    reading: Connection, organisation_id: str, size_ms: int, since_ms: int, until_ms: int,
+    step_ms: int, workflow_id: str | None,
+) -> list[usage.UsagePoint]:  # fmt: skip
+    """Return usage in steps of time, oldest first; steps without usage are left out."""
+    sums, source, arguments = _rollups(organisation_id, size_ms, since_ms, until_ms, workflow_id)
+    rows = reading.rows(
+        f"SELECT bucket_ms - bucket_ms % {int(step_ms)} AS start, {sums} FROM {source}"  # noqa: S608 (constant text and a number)
+        " GROUP BY start ORDER BY start",
+        *arguments,
+    )
+    names = usage.UsagePoint.__struct_fields__
+    return [usage.UsagePoint(**dict(zip(names, row, strict=True))) for row in rows]
+
+
+def usage_by_model(
+    reading: Connection, organisation_id: str, size_ms: int, since_ms: int, until_ms: int,
+    workflow_id: str | None, limit: int,
+) -> list[usage.ModelUsage]:  # fmt: skip
+    """Return usage by model, most expensive first."""
+    sums, source, arguments = _rollups(organisation_id, size_ms, since_ms, until_ms, workflow_id)
+    rows = reading.rows(
+        f"SELECT model, {sums} FROM {source} GROUP BY model HAVING model <> ''"  # noqa: S608 (constant text)
+        f" ORDER BY cost DESC, model LIMIT {int(limit)}",
+        *arguments,
+    )
+    return [
+        usage.ModelUsage(model=model, cost_nanousd=cost, llm_calls=llm_calls,
+                         input_tokens=input_tokens, output_tokens=output_tokens)
+        for model, cost, llm_calls, _, input_tokens, output_tokens in rows
+    ]  # fmt: skip
 
 
 def newest_events(
     reading: Connection, organisation_id: str, before: int, limit: int, workflow_id: str | None,
     event_type: str | None, run_id: str | None,
 ) -> list[records.StoredEvent]:  # fmt: skip
-    """Return events, newest first; types and runs are searched among the newest ``SCAN_MAX``."""
-    where, arguments = "organisation_id = ? AND event_seq < ?", [organisation_id, before]
-    if workflow_id is not None:
-        where += " AND workflow_id = ?"
-        arguments.append(workflow_id)
+    """Return events, newest first; a type or a run is looked for among the newest ``SCAN_MAX``."""
+    where, arguments = equals(organisation_id=organisation_id, workflow_id=workflow_id)
+    where, arguments = f"{where} AND event_seq < ?", [*arguments, before]
     filters = [
         (column, value)
         for column, value in (("type", event_type), ("run_id", run_id))
@@ -95,15 +155,15 @@ def workflow_page(
 ) -> list[records.Workflow]:  # fmt: skip
     """Return one page of the workflows seen."""
     directives = directives_of(reading, organisation_id)
+    found = " AND instr(lower(workflow_id), ?)" if search else ""
     sql = (
         "SELECT workflow_id, first_seen_ms, last_seen_ms, spent_nanousd, calls, events"  # noqa: S608 (constant text)
-        " FROM workflows WHERE organisation_id = ? AND (? = '' OR instr(lower(workflow_id), ?))"
-        f" ORDER BY {_SORTS[sort]} LIMIT ? OFFSET ?"
+        f" FROM workflows WHERE organisation_id = ?{found} ORDER BY {_SORTS[sort]} LIMIT ? OFFSET ?"
     )
-    needle = search.lower()
+    needles = [search.lower()] if search else []
     return [
         workflow_record(row, directives.state_of(row[0], None, now_ms))
-        for row in reading.rows(sql, organisation_id, needle, needle, limit, offset)
+        for row in reading.rows(sql, organisation_id, *needles, limit, offset)
     ]
 
 
@@ -111,15 +171,12 @@ def refusals(
     reading: Connection, organisation_id: str, workflow_id: str | None, before: int, limit: int
 ) -> list[usage.Refused]:
     """Return refused calls, newest first."""
-    where, arguments = "organisation_id = ? AND refusal_seq < ?", [organisation_id, before]
-    if workflow_id is not None:
-        where += " AND workflow_id = ?"
-        arguments.append(workflow_id)
+    where, arguments = equals(organisation_id=organisation_id, workflow_id=workflow_id)
     rows = reading.rows(
         "SELECT refusal_seq, at_ms, workflow_id, run_id, agent, call_id, kind, function,"  # noqa: S608 (constant text)
         f" tool_name, model, status, error_code, reason FROM refusals WHERE {where}"
-        " ORDER BY refusal_seq DESC LIMIT ?",
-        *arguments, limit,
+        " AND refusal_seq < ? ORDER BY refusal_seq DESC LIMIT ?",
+        *arguments, before, limit,
     )  # fmt: skip
     names = usage.Refused.__struct_fields__
     return [usage.Refused(**dict(zip(names, row, strict=True))) for row in rows]
@@ -134,36 +191,23 @@ class SqliteDashboard(SqliteEngine):
     ) -> list[usage.UsagePoint]:  # fmt: skip
         """Return usage in steps of time, oldest first; steps without usage are left out."""
 
-        def work(reading: Connection) -> list[usage.UsagePoint]:
-            rows = reading.rows(
-                f"SELECT bucket_ms - bucket_ms % ? AS start, {_SUMS} FROM usage_rollups"  # noqa: S608 (constant text)
-                " WHERE organisation_id = ? AND size_ms = ? AND bucket_ms >= ? AND bucket_ms < ?"
-                " AND (? IS NULL OR workflow_id = ?) GROUP BY start ORDER BY start",
-                step_ms, organisation_id, size_ms, since_ms, until_ms, workflow_id, workflow_id,
-            )  # fmt: skip
-            names = usage.UsagePoint.__struct_fields__
-            return [usage.UsagePoint(**dict(zip(names, row, strict=True))) for row in rows]
-
-        return await self.report(work)
+        return await self.report(
+            lambda reading: spend_over_time(
+                reading, organisation_id, size_ms, since_ms, until_ms, step_ms, workflow_id
+            )
+        )
 
     async def usage_by_model(
         self, organisation_id: str, size_ms: int, since_ms: int, workflow_id: str | None,
         limit: int,
     ) -> list[usage.ModelUsage]:  # fmt: skip
         """Return usage by model, most expensive first."""
-
-        def work(reading: Connection) -> list[usage.ModelUsage]:
-            rows = reading.rows(
-                "SELECT model, sum(cost_nanousd) AS cost, sum(llm_calls), sum(input_tokens),"
-                " sum(output_tokens) FROM usage_rollups WHERE organisation_id = ? AND size_ms = ?"
-                " AND bucket_ms >= ? AND (? IS NULL OR workflow_id = ?) AND model <> ''"
-                " GROUP BY model ORDER BY cost DESC, model LIMIT ?",
-                organisation_id, size_ms, since_ms, workflow_id, workflow_id, limit,
-            )  # fmt: skip
-            names = usage.ModelUsage.__struct_fields__
-            return [usage.ModelUsage(**dict(zip(names, row, strict=True))) for row in rows]
-
-        return await self.report(work)
+        until_ms = self.clock_ms() + size_ms
+        return await self.report(
+            lambda reading: usage_by_model(
+                reading, organisation_id, size_ms, since_ms, until_ms, workflow_id, limit
+            )
+        )
 
     async def workflow_page(
         self, organisation_id: str, search: str, sort: usage.WorkflowSort, offset: int,
@@ -199,9 +243,9 @@ class SqliteDashboard(SqliteEngine):
                 )
                 for row in reading.rows(
                     "SELECT run_id, workflow_id, first_seen_ms, last_seen_ms, spent_nanousd"
-                    " FROM runs WHERE organisation_id = ? AND workflow_id = ?"
-                    " AND (? = '' OR run_id < ?) ORDER BY run_id DESC LIMIT ?",
-                    organisation_id, workflow_id, before, before, limit,
+                    " FROM runs WHERE organisation_id = ? AND workflow_id = ? AND run_id < ?"
+                    " ORDER BY run_id DESC LIMIT ?",
+                    organisation_id, workflow_id, before or LAST_ID, limit,
                 )
             ]  # fmt: skip
 
@@ -255,10 +299,11 @@ class SqliteDashboard(SqliteEngine):
             return [
                 usage.ChargedEvent(*row)
                 for row in reading.rows(
-                    f"SELECT charged_at_ms, cost_nanousd, coalesce({column}, '') FROM events"  # noqa: S608 (constant text)
-                    " WHERE organisation_id = ? AND cost_nanousd > 0"
-                    " ORDER BY charged_at_ms DESC, event_seq DESC LIMIT ?",
-                    organisation_id, limit,
+                    f"SELECT charged_at_ms, cost_nanousd, coalesce({column}, '') FROM (SELECT *"  # noqa: S608 (constant text)
+                    " FROM events INDEXED BY events_charged WHERE organisation_id = ?"
+                    " ORDER BY charged_at_ms DESC, event_seq DESC LIMIT ?)"
+                    " WHERE cost_nanousd > 0 LIMIT ?",
+                    organisation_id, SCAN_MAX, limit,
                 )
             ]  # fmt: skip
 

@@ -16,7 +16,7 @@ from guard.gateway.ledger.state import Scopes
 from guard.gateway.storage.group_writer import ANYTHING, INLINE_WEIGHT_MAX, GroupWriter
 from guard.gateway.storage.sqlite import schema
 from guard.gateway.storage.sqlite.read_pool import Connection, ReadPool
-from guard.gateway.storage.sqlite.retention import Retention
+from guard.gateway.storage.sqlite.retention import STEPS_MAX, Retention
 from guard.gateway.storage.sqlite.rows import monotonic_clock_ms, wall_clock_ms
 from guard.gateway.storage.sqlite.unit_of_work import SqliteUnitOfWork
 
@@ -124,8 +124,10 @@ class SqliteEngine:
             await writer.submit(lambda unit: unit.truncate_log(), outside_transaction=True)
 
     async def retain(self) -> None:
-        """Delete a few old rows, on the writer's thread."""
-        if self._retention.is_due(self.clock_ms()):
+        """Remove old rows on the writer's thread, in short steps that let requests in between."""
+        for _ in range(STEPS_MAX):
+            if not self._retention.is_due(self.clock_ms()):
+                break
             await self.write(self._retention.step, weight=INLINE_WEIGHT_MAX + 1)
 
     async def ready(self) -> bool:

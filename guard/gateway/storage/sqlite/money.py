@@ -23,7 +23,7 @@ from guard.gateway.storage.sqlite.rows import (
     ids_text,
     reservation_from_row,
 )
-from guard.gateway.storage.sqlite.spending import spent_before
+from guard.gateway.storage.sqlite.scope_totals import ScopeTotals
 from guard.gateway.storage.sqlite.tables import CACHE_MAX, Tables, make_room, restore_list
 from guard.gateway.storage.sqlite.usage_rollups import UsageRollups
 
@@ -56,6 +56,7 @@ class MoneyTables(Tables):
         self._run_deltas: dict[tuple[str, str], list[Any]] = {}
         self._answers = ReplayTable(self)
         self.rollups = UsageRollups(self)
+        self.totals = ScopeTotals(self)
         for row in self.rows(
             "SELECT * FROM reservations WHERE reservation_id >= coalesce((SELECT value FROM facts"
             " WHERE name = 'oldest_open'), '') AND state = 'open'"
@@ -156,7 +157,7 @@ class MoneyTables(Tables):
         end_ms: int | None,
     ) -> int:  # fmt: skip
         """Return what a scope has cost in a period, archived costs included if it never ends."""
-        return spent_before(self.connection, organisation_id, kind, scope_id, start_ms, end_ms)
+        return self.totals.spent(organisation_id, kind, scope_id, start_ms, end_ms)
 
     # -- reservations --------------------------------------------------------------------------
 
@@ -255,8 +256,11 @@ class MoneyTables(Tables):
             self.undo_log.append((delta.__setitem__, 3, delta[3]))
             delta[3] += spent
 
-    def count_usage(self, organisation_id: str, at_ms: int, priced: PricedEvent) -> None:
-        """Add an event to the usage rollups."""
+    def count_usage(
+        self, organisation_id: str, keys: ScopeKeys, at_ms: int, priced: PricedEvent
+    ) -> None:
+        """Add an event to the totals of its scopes and to the usage rollups."""
+        self.totals.count(organisation_id, keys, at_ms, priced)
         self.rollups.count(organisation_id, at_ms, priced)
 
     def add_refusal(self, request: Request, call: wire.GateRequest, refusal: Refusal) -> None:
@@ -342,6 +346,7 @@ class MoneyTables(Tables):
         self._flush_totals()
         self._answers.flush()
         self.rollups.flush()
+        self.totals.flush()
         if self._dirty_chains:
             many(
                 "INSERT OR REPLACE INTO chains VALUES (?,?,?,?,?)",

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from guard.core import wire
 from guard.gateway.domain import records, usage
+from guard.gateway.domain.control import end_of, is_timed
 from guard.gateway.domain.operators import Operator, Session
+from guard.gateway.domain.usage import DAY_MS
 from guard.gateway.storage.sqlite.engine import SqliteEngine
-from guard.gateway.storage.sqlite.read_pool import Connection
+from guard.gateway.storage.sqlite.read_pool import Connection, equals
 from guard.gateway.storage.sqlite.rows import (
     budget_from_row,
     key_from_row,
@@ -22,6 +24,8 @@ from guard.gateway.storage.sqlite.rows import (
 )
 
 T = TypeVar("T")
+SNAPSHOT_BUDGETS_MAX: Final = 1000
+"""Exhausted budgets in a snapshot, the newest ones; the gate knows of all."""
 
 
 class SqliteQueries(SqliteEngine):
@@ -43,6 +47,17 @@ class SqliteQueries(SqliteEngine):
             for message, key_id in rows
         ]
 
+    async def control_snapshot(
+        self, organisation_id: str, key_id: str
+    ) -> list[wire.ControlMessage]:
+        """Return what still matters to whoever begins to listen, oldest first.
+
+        Directives for workflows, those for runs of the last day, and exhausted budgets; and the
+        newest message of all, whatever it says, so that the listener knows where it is.
+        """
+        now_ms = self.clock_ms()
+        return await self.look_up(lambda r: _snapshot(r, organisation_id, key_id, now_ms))
+
     async def control_seq(self, organisation_id: str) -> int:
         """Return the newest number."""
         return await self.write(lambda unit: unit.orgs[organisation_id].control_seq)
@@ -61,10 +76,11 @@ class SqliteQueries(SqliteEngine):
 
     async def keys(self, organisation_id: str | None) -> list[records.Key]:
         """Return keys, of one organisation or of all."""
+        where, arguments = equals(organisation_id=organisation_id)
         rows = await self._rows(
-            "SELECT * FROM keys WHERE ? IS NULL OR organisation_id = ? ORDER BY key_id",
-            organisation_id, organisation_id,
-        )  # fmt: skip
+            f"SELECT * FROM keys WHERE {where or 'true'} ORDER BY key_id",  # noqa: S608 (constant text)
+            *arguments,
+        )
         return [key_from_row(row).key for row in rows]
 
     async def find_operator(self, name: str) -> tuple[Operator, str] | None:
@@ -143,6 +159,29 @@ class SqliteQueries(SqliteEngine):
 
     async def _rows(self, sql: str, *arguments: Any) -> list[Any]:
         return await self.look_up(lambda reading: reading.rows(sql, *arguments))
+
+
+def _snapshot(
+    reading: Connection, organisation_id: str, key_id: str, now_ms: int
+) -> list[wire.ControlMessage]:
+    own = "organisation_id = ? AND (key_id IS NULL OR key_id = ?)"
+    rows = reading.rows(
+        f"SELECT message FROM directives WHERE {own} AND target > '' AND slot <> 'budget'"  # noqa: S608 (constant text)
+        " UNION ALL SELECT message FROM directives INDEXED BY directives_runs"
+        f" WHERE {own} AND run_id <> '' AND at_ms >= ? UNION ALL"
+        f" SELECT * FROM (SELECT message FROM directives WHERE {own} AND slot = 'budget'"
+        " ORDER BY at_ms DESC LIMIT ?) UNION ALL"
+        f" SELECT * FROM (SELECT message FROM control WHERE {own} ORDER BY seq DESC LIMIT 1)",
+        organisation_id, key_id, organisation_id, key_id, now_ms - DAY_MS,
+        organisation_id, key_id, SNAPSHOT_BUDGETS_MAX, organisation_id, key_id,
+    )  # fmt: skip
+    found = {message.seq: message for message in _decoded(rows, wire.ControlMessage)}
+    newest = max(found, default=0)
+    return [
+        message
+        for seq, message in sorted(found.items())
+        if seq == newest or not is_timed(message) or now_ms < end_of(message)
+    ]
 
 
 def _decoded(rows: list[Any], kind: type[T]) -> list[T]:

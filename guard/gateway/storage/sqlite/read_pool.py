@@ -30,6 +30,16 @@ class Connection:
         return int(log_pages)
 
 
+def equals(**values: Any) -> tuple[str, list[Any]]:
+    """Return a condition on columns and its arguments; what is ``None`` is not asked for.
+
+    >>> equals(organisation_id="o", workflow_id=None)
+    ('organisation_id = ?', ['o'])
+    """
+    asked = {name: value for name, value in values.items() if value is not None}
+    return " AND ".join(f"{name} = ?" for name in asked), list(asked.values())
+
+
 class ReadPool:
     """Runs at most ``size`` queries at once; others wait for their turn.
 

@@ -1,9 +1,8 @@
 """Retention: deletes old rows in batches, keeping totals.
 
 The cost of a deleted event moves into the ``opening`` of its balances, so that each balance is
-still the sum of its opening and its entries. It also moves into ``archived_spend``, so that a
-budget without a window that is set later still counts it. Data of the current month is never
-deleted, so a new budget finds all events of its first period.
+still the sum of its opening and its entries. The running totals of its scopes stay, so that a
+budget that is set later still counts it. Nothing of the current month leaves.
 """
 
 from __future__ import annotations
@@ -19,21 +18,26 @@ from guard.gateway.domain.windows import DAY_MS, HOUR_MS, period_of
 from guard.gateway.ledger import audit
 from guard.gateway.storage.sqlite.unit_of_work import SqliteUnitOfWork
 
-STEP_ROWS: Final = 1000
-"""Rows that one step reads, in all tables together."""
+STEP_ROWS: Final = 500
+"""Rows that one step looks at, in all tables together. A step is one transaction."""
+
+STEPS_MAX: Final = 20
+"""Steps of one sweep; requests that wait get their turn between two of them."""
 
 _PACE_MS: Final = 60_000
 _ROUND_PACE_MS: Final = HOUR_MS
 _EVENT_SQL: Final = (
-    "SELECT event_seq, received_at_ms, organisation_id, cost_nanousd, balance_ids, workflow_id,"
-    " agent, key_id, model FROM events ORDER BY event_seq LIMIT ?"
+    "SELECT event_seq, received_at_ms, cost_nanousd, balance_ids FROM events"
+    " ORDER BY event_seq LIMIT ?"
 )
 _UNNAMED: Final = (
     "NOT EXISTS (SELECT 1 FROM reservations r WHERE r.organisation_id = c.organisation_id"
     " AND r.chain_id = c.chain_id) AND NOT EXISTS (SELECT 1 FROM events e"
     " WHERE e.organisation_id = c.organisation_id AND e.chain_id = c.chain_id)"
 )
-_ARCHIVED_KINDS: Final = ("workflow", "agent", "key", "model")
+_FORGET_TOTALS: Final = (
+    "DELETE FROM scope_totals WHERE organisation_id = ? AND scope_kind = ? AND scope_id = ?"
+)
 
 
 class _Part(Struct):
@@ -64,6 +68,8 @@ class Retention:
             _Part(_chains, _ROUND_PACE_MS),
             _Part(_workflows, _ROUND_PACE_MS),
             _Part(_estimates, _ROUND_PACE_MS),
+            _Part(_directives, _ROUND_PACE_MS),
+            _Part(_totals, _ROUND_PACE_MS),
             _Part(_balances, _ROUND_PACE_MS),
         ]
         self._keep_ms = keep_days * DAY_MS
@@ -116,17 +122,10 @@ def _events(unit: SqliteUnitOfWork, cutoff: int, limit: int, _: _Part) -> int:
     old = [row for row in rows if row[1] < cutoff]
     if not old:
         return 0
-    archived: Counter[tuple[str, str, str]] = Counter()
     openings: Counter[int] = Counter()
-    for _, _, organisation_id, cost, balance_ids, *dims in old:
-        if not cost:
-            continue
-        for balance_id in json.loads(balance_ids):
+    for _, _, cost, balance_ids in old:
+        for balance_id in json.loads(balance_ids) if cost else ():
             openings[balance_id] += cost
-        archived[organisation_id, "organisation", ""] += cost
-        for kind, scope_id in zip(_ARCHIVED_KINDS, dims, strict=True):
-            if scope_id is not None:
-                archived[organisation_id, kind, scope_id] += cost
     unit.write_many(
         "UPDATE balances SET opening = opening + ? WHERE balance_id = ?",
         [(cost, balance_id) for balance_id, cost in openings.items()],
@@ -135,11 +134,6 @@ def _events(unit: SqliteUnitOfWork, cutoff: int, limit: int, _: _Part) -> int:
         if balance_id in unit.balances:
             unit.change_balances([unit.balances[balance_id]])
             unit.balances[balance_id].opening += cost
-    unit.write_many(
-        "INSERT INTO archived_spend VALUES (?,?,?,?) ON CONFLICT DO UPDATE SET"
-        " cost_nanousd = cost_nanousd + excluded.cost_nanousd",
-        [(*key, cost) for key, cost in archived.items()],
-    )
     unit.write_many("DELETE FROM events WHERE event_seq = ?", [(row[0],) for row in old])
     return len(old)
 
@@ -232,6 +226,7 @@ def _chains(unit: SqliteUnitOfWork, cutoff: int, limit: int, part: _Part) -> int
     ).fetchall()
     over = [row[:2] for row in rows if row[2]]
     unit.write_many("DELETE FROM chains WHERE organisation_id = ? AND chain_id = ?", over)
+    unit.write_many(_FORGET_TOTALS, [(own, "chain", chain_id) for own, chain_id in over])
     for key in over:
         unit.chains.pop(key, None)
     if rows:
@@ -257,6 +252,47 @@ def _estimates(unit: SqliteUnitOfWork, _: int, limit: int, part: _Part) -> int:
     return len(rows)
 
 
+def _directives(unit: SqliteUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
+    """A directive for one run is forgotten after the run."""
+    rows = unit.connection.execute(
+        "SELECT organisation_id, run_id, slot, at_ms < ? AND NOT EXISTS"
+        " (SELECT 1 FROM runs r WHERE r.organisation_id = d.organisation_id"
+        " AND r.run_id = d.run_id) FROM directives d WHERE target = '' AND run_id <> ''"
+        " AND (organisation_id, target, run_id, slot) > (?, '', ?, ?)"
+        " ORDER BY organisation_id, target, run_id, slot LIMIT ?",
+        (cutoff, *(part.cursor or ("", "", "")), limit),
+    ).fetchall()
+    over = [row[:3] for row in rows if row[3]]
+    unit.write_many(
+        "DELETE FROM directives WHERE organisation_id = ? AND target = '' AND run_id = ?"
+        " AND slot = ?",
+        over,
+    )
+    for organisation_id, run_id, slot in over:
+        unit.on_undo(unit.orgs[organisation_id].directives.forget_run(run_id, slot))
+    if rows:
+        part.cursor = rows[-1][:3]
+    return len(rows)
+
+
+def _totals(unit: SqliteUnitOfWork, _: int, limit: int, part: _Part) -> int:
+    """The totals of a run are forgotten with the run, those of a chain when nothing names it."""
+    rows = unit.connection.execute(
+        "SELECT organisation_id, scope_kind, chain_id, CASE scope_kind WHEN 'run' THEN NOT EXISTS"  # noqa: S608 (constants of this module)
+        " (SELECT 1 FROM runs r WHERE r.organisation_id = c.organisation_id"
+        " AND r.run_id = c.chain_id) WHEN 'chain' THEN NOT EXISTS (SELECT 1 FROM chains n"
+        f" WHERE n.organisation_id = c.organisation_id AND n.chain_id = c.chain_id) AND {_UNNAMED}"
+        " END FROM (SELECT organisation_id, scope_kind, scope_id AS chain_id FROM scope_totals"
+        " WHERE (organisation_id, scope_kind, scope_id) > (?, ?, ?)"
+        " ORDER BY organisation_id, scope_kind, scope_id LIMIT ?) c",
+        (*(part.cursor or ("", "", "")), limit),
+    ).fetchall()
+    unit.write_many(_FORGET_TOTALS, [row[:3] for row in rows if row[3]])
+    if rows:
+        part.cursor = rows[-1][:3]
+    return len(rows)
+
+
 def _balances(unit: SqliteUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
     """Delete balances of ended windows without reservations and charges, and of deleted chains."""
     execute = unit.connection.execute
@@ -269,7 +305,7 @@ def _balances(unit: SqliteUnitOfWork, cutoff: int, limit: int, part: _Part) -> i
         floor = min(floor, oldest[0])
     for organisation_id in unit.orgs:
         (charged_at_ms,) = execute(
-            "SELECT min(charged_at_ms) FROM events WHERE organisation_id = ? AND cost_nanousd > 0",
+            "SELECT min(charged_at_ms) FROM events WHERE organisation_id = ?",
             (organisation_id,),
         ).fetchone()
         if charged_at_ms is not None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import sqlite3
 from typing import Final
 
+from guard.gateway.domain import models
+from guard.gateway.storage.sqlite import scope_totals_migration
+
 _V1: Final = """
 CREATE TABLE organisations (
   organisation_id TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE, created_at_ms INTEGER NOT NULL,
@@ -188,7 +191,11 @@ ALTER TABLE balances RENAME COLUMN overshoot TO overspend;
 ALTER TABLE balances RENAME COLUMN bound TO authorized_max;
 """
 
-MIGRATIONS: Final = (_V1, _V2, _V3, _V4)
+MIGRATIONS: Final = (_V1, _V2, _V3, _V4, scope_totals_migration.SCRIPT)
+
+
+def _family(model: str | None) -> str | None:
+    return None if model is None else models.family(model)
 
 
 def connect(path: str, *, durable: bool) -> sqlite3.Connection:
@@ -219,5 +226,6 @@ def migrate(connection: sqlite3.Connection) -> None:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > len(MIGRATIONS):
         raise RuntimeError(f"the database has schema {version}, newer than this gateway knows")
+    connection.create_function("model_family", 1, _family, deterministic=True)
     for number, script in enumerate(MIGRATIONS[version:], start=version + 1):
         connection.executescript(f"BEGIN IMMEDIATE;{script}PRAGMA user_version = {number};COMMIT;")

@@ -69,6 +69,7 @@ class SqliteUnitOfWork(CatalogueTables, DirectoryTables, MoneyTables):
         self.undo_log.clear()
         self._answers.forget()
         self.rollups.forget()
+        self.totals.forget()
         self._events.clear()
         if self.connection.in_transaction:
             self.connection.execute("ROLLBACK")

@@ -6,46 +6,72 @@ from typing import Any, Final
 
 from guard.core import wire
 from guard.gateway.domain.commands import PricedEvent, Refusal, Request
-from guard.gateway.domain.usage import HOUR_MS, MINUTE_MS, ROLLUP_SIZES_MS
+from guard.gateway.domain.usage import DAY_MS, HOUR_MS, MINUTE_MS, ROLLUP_SIZES_MS
 from guard.gateway.storage.sqlite.tables import Tables, restore_list
 
 REFUSALS_MAX: Final = 100_000
-_KEEP_MS: Final = {MINUTE_MS: 2 * 86_400_000, HOUR_MS: 400 * 86_400_000}
+_KEEP_MS: Final = {MINUTE_MS: 2 * DAY_MS, HOUR_MS: 400 * DAY_MS}
 _PRUNE_INTERVAL_MS: Final = 60_000
 _PRUNE_ROWS: Final = 5000
 _REASON_MAX: Final = 512
 
 
+def _write(table: str, keys: int, *names: str) -> str:
+    """Return SQL that adds numbers to a rollup; a sum ends where it would overflow."""
+    sums = ", ".join(
+        f"{name} = min({name} + excluded.{name}, {wire.NANOUSD_MAX})" for name in names
+    )
+    places = ",".join("?" * (keys + len(names)))
+    return f"INSERT INTO {table} VALUES ({places}) ON CONFLICT DO UPDATE SET {sums}"  # noqa: S608 (constants of this module)
+
+
+_WRITE_WORKFLOW: Final = _write(
+    "usage_rollups", 5, "cost_nanousd", "llm_calls", "tool_calls", "input_tokens", "output_tokens"
+)
+_WRITE_ORGANISATION: Final = _write(
+    "organisation_rollups", 6, "events", "cost_nanousd", "input_tokens", "output_tokens", "unpriced"
+)
+
+
 class UsageRollups:
-    """Sums by minute and by hour, and the newest refusals."""
+    """Sums by time, for each workflow and for each organisation, and the newest refusals."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
-        self._deltas: dict[tuple[str, int, int, str, str], list[int]] = {}
+        self._workflows: dict[tuple[Any, ...], list[int]] = {}
+        self._organisations: dict[tuple[Any, ...], list[int]] = {}
         self._refusals: list[tuple[Any, ...]] = []
         self._pruned_at_ms = 0
 
     def count(self, organisation_id: str, at_ms: int, priced: PricedEvent) -> None:
         """Add one event to the buckets of its time."""
         event = priced.event
+        counts = (1, priced.cost, priced.input_tokens, priced.output_tokens,
+                  int("unpriced" in priced.flags))  # fmt: skip
+        names = (event.type, priced.provider or "", priced.model or "")
+        for size_ms in (*ROLLUP_SIZES_MS, DAY_MS):
+            bucket = (organisation_id, size_ms, at_ms - at_ms % size_ms, *names)
+            self._add(self._organisations, bucket, counts)
         is_llm, is_tool = event.type == "llm", event.type == "tool"
         if not (priced.cost or is_llm or is_tool):
             return
-        log = self._tables.undo_log
+        sums = (priced.cost, is_llm, is_tool, priced.input_tokens, priced.output_tokens)
         for size_ms in ROLLUP_SIZES_MS:
-            key = (organisation_id, size_ms, at_ms - at_ms % size_ms,
-                   event.workflow_id or "", priced.model or "")  # fmt: skip
-            delta = self._deltas.get(key)
-            if delta is None:
-                delta = self._deltas[key] = [0, 0, 0, 0, 0]
-                log.append((self._deltas.pop, key, None))
-            else:
-                log.append((restore_list, delta, delta[:]))
-            delta[0] += priced.cost
-            delta[1] += is_llm
-            delta[2] += is_tool
-            delta[3] += priced.input_tokens
-            delta[4] += priced.output_tokens
+            bucket_ms = at_ms - at_ms % size_ms
+            key = (organisation_id, size_ms, bucket_ms, event.workflow_id or "", priced.model or "")
+            self._add(self._workflows, key, sums)
+
+    def _add(
+        self, deltas: dict[tuple[Any, ...], list[int]], key: tuple[Any, ...], added: tuple[int, ...]
+    ) -> None:
+        known = deltas.get(key)
+        if known is None:
+            deltas[key] = list(added)
+            self._tables.undo_log.append((deltas.pop, key, None))
+            return
+        self._tables.undo_log.append((restore_list, known, known[:]))
+        for at, number in enumerate(added):
+            known[at] += number
 
     def refuse(self, request: Request, call: wire.GateRequest, why: Refusal) -> None:
         """Record one refusal."""
@@ -65,17 +91,11 @@ class UsageRollups:
     def flush(self) -> None:
         """Write what was collected in this unit."""
         many = self._tables.connection.executemany
-        if self._deltas:
-            many(
-                "INSERT INTO usage_rollups VALUES (?,?,?,?,?,?,?,?,?,?) ON CONFLICT DO UPDATE SET"
-                " cost_nanousd = cost_nanousd + excluded.cost_nanousd,"
-                " llm_calls = llm_calls + excluded.llm_calls,"
-                " tool_calls = tool_calls + excluded.tool_calls,"
-                " input_tokens = input_tokens + excluded.input_tokens,"
-                " output_tokens = output_tokens + excluded.output_tokens",
-                [(*key, *delta) for key, delta in self._deltas.items()],
-            )
-            self._deltas.clear()
+        for sql, deltas in ((_WRITE_WORKFLOW, self._workflows),
+                            (_WRITE_ORGANISATION, self._organisations)):  # fmt: skip
+            if deltas:
+                many(sql, [(*key, *numbers) for key, numbers in deltas.items()])
+                deltas.clear()
         if self._refusals:
             many(
                 "INSERT INTO refusals (organisation_id, at_ms, workflow_id, run_id, agent, call_id,"
@@ -86,8 +106,9 @@ class UsageRollups:
             self._refusals.clear()
 
     def forget(self) -> None:
-        """Drop what was not written."""
-        self._deltas.clear()
+        """Drop what was collected and not written."""
+        self._workflows.clear()
+        self._organisations.clear()
         self._refusals.clear()
 
     def prune(self, organisation_ids: list[str]) -> None:
@@ -100,22 +121,24 @@ class UsageRollups:
             return
         self._pruned_at_ms = now_ms
         for organisation_id in organisation_ids:
-            for size_ms, keep_ms in _KEEP_MS.items():
-                oldest = execute(
-                    "SELECT min(bucket_ms) FROM usage_rollups WHERE organisation_id = ?"
-                    " AND size_ms = ?",
-                    (organisation_id, size_ms),
-                ).fetchone()[0]
-                if oldest is not None and oldest < now_ms - keep_ms:
-                    # One hour of buckets at a time: `LIMIT` on a delete is not always compiled in.
-                    end = min(now_ms - keep_ms, oldest + HOUR_MS)
-                    execute(
-                        "DELETE FROM usage_rollups WHERE organisation_id = ? AND size_ms = ?"
-                        " AND bucket_ms < ?",
-                        (organisation_id, size_ms, end),
-                    )
+            for table in ("usage_rollups", "organisation_rollups"):
+                for size_ms, keep_ms in _KEEP_MS.items():
+                    self._prune_buckets(table, organisation_id, size_ms, now_ms - keep_ms)
         first, last = execute("SELECT min(refusal_seq), max(refusal_seq) FROM refusals").fetchone()
         if last is not None and last - first >= REFUSALS_MAX:
             end = min(last - REFUSALS_MAX, first + _PRUNE_ROWS)
             execute("DELETE FROM refusals WHERE refusal_seq <= ?", (end,))
         execute("DELETE FROM sessions WHERE expires_at_ms <= ?", (now_ms,))
+
+    def _prune_buckets(self, table: str, organisation_id: str, size_ms: int, end_ms: int) -> None:
+        where = "WHERE organisation_id = ? AND size_ms = ?"
+        oldest = self._tables.row(
+            f"SELECT min(bucket_ms) FROM {table} {where}",  # noqa: S608 (constants of this module)
+            organisation_id, size_ms,
+        )[0]  # fmt: skip
+        if oldest is not None and oldest < end_ms:
+            # One hour of buckets at a time: `LIMIT` on a delete is not always compiled in.
+            self._tables.write(
+                f"DELETE FROM {table} {where} AND bucket_ms < ?",  # noqa: S608 (constants of this module)
+                (organisation_id, size_ms, min(end_ms, oldest + HOUR_MS)),
+            )

@@ -1,0 +1,167 @@
+"""Running totals of every scope: what it has cost in all, and in the current hour, day and month.
+
+A balance that is opened at noon counts what its scope has cost since midnight. That figure is read
+from one row, whatever the number of events. Totals are collected in a unit of work and written
+once for each scope.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Final
+
+from guard.core.wire import NANOUSD_MAX
+from guard.gateway.domain.commands import PricedEvent
+from guard.gateway.domain.windows import DAY_MS, HOUR_MS, period_of
+from guard.gateway.ledger.state import ScopeKeys
+from guard.gateway.storage.sqlite.tables import Tables
+
+KINDS: Final = ("workflow", "agent", "chain", "key")
+COLUMNS: Final = {"workflow": "workflow_id", "agent": "agent", "chain": "chain_id",
+                  "key": "key_id", "model": "model", "run": "run_id"}  # fmt: skip
+"""The column of an event that names its scope, by kind; a run is not a scope of budgets."""
+
+_PERIODS: Final = ", ".join(
+    f"{size}_nanousd = CASE WHEN excluded.{size}_ms > {size}_ms THEN excluded.{size}_nanousd"
+    f" WHEN excluded.{size}_ms = {size}_ms THEN {size}_nanousd + excluded.{size}_nanousd"
+    f" ELSE {size}_nanousd END, {size}_ms = max({size}_ms, excluded.{size}_ms)"
+    for size in ("hour", "day", "month")
+)
+_COUNTERS: Final = ", ".join(
+    f"{name} = min({name} + excluded.{name}, {NANOUSD_MAX})"
+    for name in ("cost_nanousd", "events", "llm_calls", "tool_calls", "input_tokens",
+                 "output_tokens", "unpriced")
+)  # fmt: skip
+_WRITE: Final = (
+    f"INSERT INTO scope_totals VALUES ({','.join('?' * 16)}) ON CONFLICT DO UPDATE SET"  # noqa: S608 (constants of this module)
+    f" {_PERIODS}, {_COUNTERS}"
+)
+
+
+class ScopeTotals:
+    """Used by the unit of work, inside its transactions."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._deltas: dict[tuple[str, str, str], dict[int, list[int]]] = {}
+        self._organisations: dict[str, int] = {}
+
+    def count(
+        self, organisation_id: str, keys: ScopeKeys, charged_at_ms: int, priced: PricedEvent
+    ) -> None:
+        """Add one event to the totals of its scopes."""
+        event = priced.event
+        added = (
+            priced.cost, 1, int(event.type == "llm"), int(event.type == "tool"),
+            priced.input_tokens, priced.output_tokens, int("unpriced" in priced.flags),
+        )  # fmt: skip
+        scopes = [(organisation_id, "organisation", "")]
+        for kind, scope_id in (*zip(KINDS, keys[:-1], strict=True), ("run", event.run_id)):
+            named = (kind, scope_id) if scope_id is not None else (f"no {kind}", "")
+            scopes.append((organisation_id, *named))
+        scopes += [(organisation_id, "model", name) for name in keys[-1]]
+        hour_ms = charged_at_ms - charged_at_ms % HOUR_MS
+        self._add(scopes, hour_ms, added)
+        taken = tuple([-number for number in added])
+        self._tables.undo_log.append((self._add, scopes, hour_ms, taken))
+
+    def _add(
+        self, scopes: list[tuple[str, str, str]], hour_ms: int, numbers: tuple[int, ...]
+    ) -> None:
+        for scope in scopes:
+            hours = self._deltas.get(scope)
+            if hours is None:
+                hours = self._deltas[scope] = {}
+            known = hours.get(hour_ms)
+            if known is None:
+                hours[hour_ms] = list(numbers)
+            else:
+                for at, number in enumerate(numbers):
+                    known[at] += number
+        organisation_id = scopes[0][0]
+        if organisation_id in self._organisations:
+            self._organisations[organisation_id] += numbers[0]
+
+    def spent(
+        self, organisation_id: str, kind: str, scope_id: str, start_ms: int, end_ms: int | None
+    ) -> int:
+        """Return the nano-dollars that a scope has cost in a period that begins with a window.
+
+        Args:
+            organisation_id: whose scope it is.
+            kind: which kind of scope.
+            scope_id: the concrete id, empty for the organisation.
+            start_ms: when the period begins.
+            end_ms: when it ends; ``None`` for the one that never does.
+        """
+        if end_ms is None and kind == "organisation":
+            known = self._organisations.get(organisation_id)
+            if known is None:
+                known = self._read(organisation_id, kind, scope_id, start_ms, end_ms)
+                self._organisations[organisation_id] = known
+            return known
+        return self._read(organisation_id, kind, scope_id, start_ms, end_ms)
+
+    def _read(
+        self, organisation_id: str, kind: str, scope_id: str, start_ms: int, end_ms: int | None
+    ) -> int:
+        scope = (organisation_id, kind, scope_id)
+        size = _size(start_ms, end_ms)
+        row = self._tables.row(
+            f"SELECT {'0, cost' if size is None else f'{size}_ms, {size}'}_nanousd"  # noqa: S608 (constants of this module)
+            " FROM scope_totals WHERE organisation_id = ? AND scope_kind = ? AND scope_id = ?",
+            *scope,
+        )
+        if row is not None and row[0] > start_ms:
+            # The newest period of the scope lies ahead: an earlier process had a wrong clock.
+            return self._sum(*scope, start_ms, end_ms)
+        total = row[1] if row is not None and row[0] == start_ms else 0
+        for hour_ms, numbers in self._deltas.get(scope, {}).items():
+            if start_ms <= hour_ms and (end_ms is None or hour_ms < end_ms):
+                total += numbers[0]
+        return int(total)
+
+    def _sum(
+        self, organisation_id: str, kind: str, scope_id: str, start_ms: int, end_ms: int | None
+    ) -> int:
+        where, arguments = "", [organisation_id, start_ms, 2**62 if end_ms is None else end_ms]
+        if kind != "organisation":
+            where = f" AND {COLUMNS[kind]} = ?"
+            arguments.append(scope_id)
+        row = self._tables.row(
+            "SELECT coalesce(sum(cost_nanousd), 0) FROM events INDEXED BY events_charged"  # noqa: S608 (constants of this module)
+            f" WHERE organisation_id = ? AND charged_at_ms >= ? AND charged_at_ms < ?{where}",
+            *arguments,
+        )
+        return int(row[0])
+
+    def flush(self) -> None:
+        """Write what was collected."""
+        if not self._deltas:
+            return
+        rows: list[tuple[Any, ...]] = []
+        for scope, hours in self._deltas.items():
+            for hour_ms, (cost, *counts) in hours.items():
+                month_ms = _month_of(hour_ms)
+                day_ms = hour_ms - hour_ms % DAY_MS
+                rows.append(
+                    (*scope, cost, hour_ms, cost, day_ms, cost, month_ms, cost, *counts)
+                )  # fmt: skip
+        self._tables.connection.executemany(_WRITE, rows)
+        self._deltas.clear()
+
+    def forget(self) -> None:
+        """Drop what was collected and not written."""
+        self._deltas.clear()
+        self._organisations.clear()
+
+
+@functools.lru_cache(maxsize=64)
+def _month_of(at_ms: int) -> int:
+    return period_of("month", at_ms)[0]
+
+
+def _size(start_ms: int, end_ms: int | None) -> str | None:
+    if end_ms is None:
+        return None
+    return {HOUR_MS: "hour", DAY_MS: "day"}.get(end_ms - start_ms, "month")

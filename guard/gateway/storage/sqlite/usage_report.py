@@ -1,0 +1,103 @@
+"""Usage summed by group: from running totals and rollups, and from events only where it must be."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from guard.core import wire
+from guard.gateway.domain import records
+from guard.gateway.domain.usage import DAY_MS, HOUR_MS, pieces
+from guard.gateway.storage.sqlite.read_pool import Connection
+from guard.gateway.storage.sqlite.scope_totals import COLUMNS
+
+_BY_TIME: Final = {
+    "model": "nullif(model, '')",
+    "provider": "nullif(provider, '')",
+    "type": "type",
+    "hour": "strftime('%Y-%m-%dT%H:00Z', at_ms / 1000, 'unixepoch')",
+    "day": "strftime('%Y-%m-%d', at_ms / 1000, 'unixepoch')",
+    "total": "NULL",
+}
+"""Groups that an organisation's rollups know, and the expression for each."""
+
+_SUMS: Final = (
+    "coalesce(sum(events), 0), coalesce(sum(events * (type = 'llm')), 0),"
+    " coalesce(sum(events * (type = 'tool')), 0), coalesce(sum(input_tokens), 0),"
+    " coalesce(sum(output_tokens), 0), coalesce(sum(cost_nanousd), 0) AS cost,"
+    " coalesce(sum(unpriced), 0)"
+)
+_ROLLUPS: Final = (
+    "SELECT bucket_ms AS at_ms, type, provider, model, events, cost_nanousd, input_tokens,"
+    " output_tokens, unpriced FROM organisation_rollups WHERE organisation_id = ? AND size_ms = ?"
+    " AND bucket_ms >= ? AND bucket_ms < ?"
+)
+_EVENTS: Final = (
+    "SELECT charged_at_ms AS at_ms, type, coalesce(provider, '') AS provider,"
+    " coalesce(model, '') AS model, 1 AS events, cost_nanousd, input_tokens, output_tokens,"
+    " flags LIKE '%unpriced%' AS unpriced FROM events INDEXED BY events_charged"
+    " WHERE organisation_id = ? AND charged_at_ms >= ? AND charged_at_ms < ?"
+)
+
+
+def usage(
+    reading: Connection,
+    organisation_id: str,
+    group_by: str,
+    since_ms: int,
+    until_ms: int,
+    limit: int,
+) -> list[records.UsageRow]:
+    """Return usage summed by group, most expensive first.
+
+    Time, type, model and provider come from the organisation's rollups, with the events of the
+    parts of an hour at both ends. Workflows, runs, agents, chains and keys come from their running
+    totals where all of time is asked for, else from the events of that time.
+    """
+    if group_by in _BY_TIME:
+        rows = _by_time(reading, organisation_id, group_by, since_ms, until_ms, limit)
+    elif since_ms == 0 and until_ms >= 2**53:
+        rows = _in_all(reading, organisation_id, group_by, limit)
+    else:
+        rows = reading.rows(
+            f"SELECT {COLUMNS[group_by]} AS grp, {_SUMS} FROM (SELECT *, 1 AS events,"  # noqa: S608 (constant text)
+            " flags LIKE '%unpriced%' AS unpriced FROM events INDEXED BY events_charged"
+            " WHERE organisation_id = ? AND charged_at_ms >= ? AND charged_at_ms < ?)"
+            " GROUP BY grp ORDER BY cost DESC, grp LIMIT ?",
+            organisation_id, since_ms, until_ms, limit,
+        )  # fmt: skip
+    return [
+        records.UsageRow(
+            group=row[0], events=row[1], llm_calls=row[2], tool_calls=row[3],
+            input_tokens=row[4], output_tokens=row[5], cost_nanousd=row[6],
+            cost_cents=wire.cents(row[6]), unpriced=row[7],
+        )
+        for row in rows
+    ]  # fmt: skip
+
+
+def _by_time(
+    reading: Connection, organisation_id: str, group_by: str, since_ms: int, until_ms: int,
+    limit: int,
+) -> list[Any]:  # fmt: skip
+    sizes = (HOUR_MS,) if group_by == "hour" else (DAY_MS, HOUR_MS)
+    parts, arguments = [], []
+    for size_ms, start_ms, end_ms in pieces(since_ms, until_ms, sizes):
+        parts.append(_ROLLUPS if size_ms else _EVENTS)
+        arguments += [organisation_id, *([size_ms] if size_ms else []), start_ms, end_ms]
+    if not parts:
+        return []
+    return reading.rows(
+        f"SELECT {_BY_TIME[group_by]} AS grp, {_SUMS} FROM ({' UNION ALL '.join(parts)})"  # noqa: S608 (constant text)
+        " GROUP BY grp ORDER BY cost DESC, grp LIMIT ?",
+        *arguments, limit,
+    )  # fmt: skip
+
+
+def _in_all(reading: Connection, organisation_id: str, kind: str, limit: int) -> list[Any]:
+    return reading.rows(
+        "SELECT CASE scope_kind WHEN ? THEN scope_id END AS grp, events, llm_calls, tool_calls,"
+        " input_tokens, output_tokens, cost_nanousd, unpriced FROM scope_totals"
+        " WHERE organisation_id = ? AND scope_kind IN (?, ?) AND events > 0"
+        " ORDER BY cost_nanousd DESC, grp LIMIT ?",
+        kind, organisation_id, kind, f"no {kind}", limit,
+    )  # fmt: skip

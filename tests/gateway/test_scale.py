@@ -1,0 +1,204 @@
+"""A million events and 100,000 workflows: work does not grow with what is stored."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import sqlite3
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from guard.core import wire
+from guard.gateway.domain.commands import GateCommand, IngestCommand, PricedEvent, Request
+from guard.gateway.domain.records import Budget
+from guard.gateway.storage.sqlite import schema
+from guard.gateway.storage.sqlite.store import SqliteStorage
+from tests.support import large_store
+from tests.support.store import ACTOR
+
+NOW = 1_800_000_000_000
+HOUR = 3_600_000
+DAY = 24 * HOUR
+STEPS_MAX = 10_000
+"""Steps of the database's machine for one command; a scan of any large table takes far more."""
+
+PAGE_STEPS_MAX = 5_000_000
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module", params=[
+    pytest.param((20_000, 2_000), id="small"),
+    pytest.param((1_000_000, 100_000), id="full", marks=pytest.mark.long),
+])  # fmt: skip
+def database(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("scale") / "g.sqlite3"
+    events, workflows = request.param
+    large_store.make(path, events=events, workflows=workflows, now_ms=NOW, days=30)
+    connection = schema.connect(str(path), durable=False)
+    schema.migrate(connection)
+    connection.close()
+    return path
+
+
+@pytest_asyncio.fixture
+async def storage(database: Path) -> AsyncIterator[SqliteStorage]:
+    made = SqliteStorage(database, clock_ms=lambda: NOW)
+    await made.open(lambda _: None)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+def readable(database: Path) -> Iterator[sqlite3.Connection]:
+    connection = sqlite3.connect(database)
+    yield connection
+    connection.close()
+
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def request() -> Request:
+    return Request(organisation_id="o", key_id="k1")
+
+
+async def steps_of_writer(storage: SqliteStorage, work: Any) -> int:
+    """Run commands; return the steps that the writer's connection has taken for them."""
+    count = [0]
+    unit = storage._unit
+    assert unit is not None
+    large_store.steps_of(unit.connection, count)
+    try:
+        await work
+    finally:
+        unit.connection.set_progress_handler(None, 0)
+    return count[0]
+
+
+@pytest.mark.asyncio
+async def test_the_gate_and_the_charge_are_flat(storage: SqliteStorage) -> None:
+    for kind in ("organisation", "workflow", "agent", "chain", "key", "model"):
+        for window in ("hour", "day", "month", "total"):
+            wanted = Budget(budget_id="", organisation_id="o", scope_kind=kind,  # type: ignore[arg-type]
+                            scope_id="" if kind == "organisation" else "*", window=window,  # type: ignore[arg-type]
+                            limit_nanousd=10**15)  # fmt: skip
+            await storage.put_budget(ACTOR, wanted)
+    names: list[dict[str, str]] = [
+        {"workflow_id": f"new{next(_numbers)}", "agent": f"new{next(_numbers)}"},
+        {"workflow_id": "w5", "agent": "a5"},
+        {"workflow_id": "w6", "agent": "a6", "chain_id": "c1"},
+    ]
+    for fields in names:
+        call = {name: value for name, value in fields.items() if name != "chain_id"}
+        gate = GateCommand(
+            request=request(),
+            call=wire.GateRequest(call_id=f"c{next(_numbers)}", kind="llm", function="f", **call),  # type: ignore[arg-type]
+            declared_nanousd=5,
+        )
+        assert await steps_of_writer(storage, storage.gate(gate)) < STEPS_MAX
+        for model in ("m5", f"new{next(_numbers)}"):
+            event = wire.Event(event_id=f"x{next(_numbers)}", type="llm", at_ms=1, **fields)
+            priced = PricedEvent(event, b"{}", cost=5, model=model)
+            charge = IngestCommand(request=request(), events=[priced])
+            assert await steps_of_writer(storage, storage.ingest(charge)) < STEPS_MAX
+    assert (await storage.verify_ledger()).problems == []
+
+
+@pytest.mark.asyncio
+async def test_the_old_file_upgrades_with_right_totals(
+    storage: SqliteStorage, readable: sqlite3.Connection
+) -> None:
+    own = "FROM events WHERE organisation_id = 'o' AND"
+    sums = (
+        "SELECT count(*), sum(type = 'llm'), sum(type = 'tool'), sum(input_tokens),"
+        f" sum(output_tokens), sum(cost_nanousd), sum(flags LIKE '%unpriced%') {own} "
+    )
+    for group, column, name in (("model", "model", "m5"), ("agent", "agent", "a7"),
+                                ("chain", "chain_id", None), ("workflow", "workflow_id", "w11"),
+                                ("run", "run_id", "r3"), ("key", "key_id", "k2")):  # fmt: skip
+        expected = readable.execute(f"{sums} {column} IS ?", (name,)).fetchone()
+        rows = await storage.usage("o", group, 0, 2**53, 1_000_000)
+        (row,) = [row for row in rows if row.group == name]
+        assert expected == (row.events, row.llm_calls, row.tool_calls, row.input_tokens,
+                            row.output_tokens, row.cost_nanousd, row.unpriced)  # fmt: skip
+    for since, until in ((0, 2**53), (NOW - 7 * DAY - 12_345, NOW - HOUR - 77), (NOW - 5, NOW)):
+        expected = readable.execute(
+            f"SELECT count(*), coalesce(sum(cost_nanousd), 0) {own} charged_at_ms >= ?"
+            " AND charged_at_ms < ?",
+            (since, until),
+        ).fetchone()
+        for group in ("total", "type", "model", "provider", "day", "hour"):
+            rows = await storage.usage("o", group, since, until, 1000)
+            assert expected == (sum(r.events for r in rows), sum(r.cost_nanousd for r in rows))
+
+
+def _pages(storage: SqliteStorage) -> dict[str, Any]:
+    return {
+        **{f"usage by {group}": storage.usage("o", group, 0, 2**53, 100)
+           for group in ("workflow", "run", "agent", "chain", "key", "model", "provider", "type",
+                         "hour", "day", "total")},
+        "usage of 30 days by model": storage.usage("o", "model", NOW - 30 * DAY + 1, NOW, 100),
+        "ledger": storage.balances("o", current_only=False, limit=1000),
+        "fullest": storage.fullest_balances("o", 200),
+        "month": storage.spend_over_time("o", HOUR, NOW - 30 * DAY, NOW + 1, DAY, None),
+        "month of one": storage.spend_over_time("o", HOUR, NOW - 30 * DAY, NOW + 1, DAY, "w5"),
+        "models": storage.usage_by_model("o", HOUR, NOW - 30 * DAY, None, 6),
+        "models of one": storage.usage_by_model("o", HOUR, NOW - 30 * DAY, "w5", 6),
+        "workflows": storage.workflow_page("o", "", "seen", 0, 100),
+        "search": storage.workflow_page("o", "nothing", "seen", 0, 100),
+        "events": storage.newest_events("o", 2**62, 51, None, None, None),
+        "events of a type": storage.events("o", 0, 100, None, "none"),
+        "events of a run": storage.newest_events("o", 2**62, 51, "w5", None, "none"),
+        "runs": storage.runs("o", None, "", 100),
+        "runs of one": storage.runs("o", "w5", "", 100),
+        "approvals": storage.approvals("o", None, 100),
+        "deliveries": storage.deliveries("o", 100),
+        "charges": storage.newest_charges("o", "model", 1000),
+    }  # fmt: skip
+
+
+@pytest.mark.asyncio
+async def test_pages_do_not_go_through_the_events(
+    storage: SqliteStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No page scans a large table, and none takes the steps that a walk over all events takes."""
+    plans: list[tuple[str, str]] = []
+    count = [0]
+    seen: set[int] = set()
+    report = SqliteStorage.report
+
+    async def explained(self: SqliteStorage, work: Any) -> Any:
+        def counted(reading: Any) -> Any:
+            if id(reading) not in seen:
+                seen.add(id(reading))
+                large_store.steps_of(reading.sqlite, count)
+            rows = reading.rows
+
+            def explain(sql: str, *arguments: Any) -> Any:
+                for step in rows(f"EXPLAIN QUERY PLAN {sql}", *arguments):
+                    plans.append((sql, step[3]))
+                return rows(sql, *arguments)
+
+            reading.rows = explain
+            try:
+                return work(reading)
+            finally:
+                del reading.rows
+
+        return await report(self, counted)
+
+    monkeypatch.setattr(SqliteStorage, "report", explained)
+    steps = {}
+    for name, page in _pages(storage).items():
+        before = count[0]
+        await page
+        steps[name] = count[0] - before
+    assert {name: number for name, number in steps.items() if number > PAGE_STEPS_MAX} == {}
+    assert plans
+    large = re.compile(r"SCAN (e|events|usage_rollups|organisation_rollups|runs|workflows)\b")
+    assert [(sql, step) for sql, step in plans if large.match(step)] == []
