@@ -180,8 +180,8 @@ async def test_pages_do_not_go_through_the_events(
             rows = reading.rows
 
             def explain(sql: str, *arguments: Any) -> Any:
-                for step in rows(f"EXPLAIN QUERY PLAN {sql}", *arguments):
-                    plans.append((sql, step[3]))
+                steps = rows(f"EXPLAIN QUERY PLAN {sql}", *arguments)
+                plans.extend((sql, step[3]) for step in steps)
                 return rows(sql, *arguments)
 
             reading.rows = explain
