@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, Literal
 
-from guard.breaker.portable import Portable
+from guard.breaker.portable import _Portable
 
 TransportSource = Literal["NETWORK_ERROR", "GATEWAY_ERROR", "BREAKER_OPEN", "AUTH_ERROR"]
 
@@ -35,7 +35,7 @@ def _page_of(error_code: str) -> str:
 _NO_DETAILS: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
-class BreakerError(Portable, Exception):
+class BreakerError(_Portable, Exception):
     """Root of every exception of the SDK that is an ``Exception``."""
 
 
@@ -347,7 +347,7 @@ class WorkflowKilledException(GuardError):
         self.reason = reason
 
 
-class WorkflowKilledInterrupt(Portable, BaseException):  # the contract fixes the name
+class WorkflowKilledInterrupt(_Portable, BaseException):  # the contract fixes the name
     """An operator killed the workflow, before the call or in the middle of it.
 
     Not an ``Exception``: name it before a generic handler if clean-up needs it, and re-raise it.

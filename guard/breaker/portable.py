@@ -7,7 +7,7 @@ import pickle
 from typing import Any, Self
 
 
-class Portable(BaseException):
+class _Portable(BaseException):
     """Pickles and copies whole: attributes, notes and, where it survives pickling, the cause."""
 
     def __reduce__(self) -> tuple[Any, ...]:
