@@ -177,7 +177,7 @@ def reply(head: bytes, body: bytes) -> bytes:
         out = json.dumps(
             {"decision": "allow", "decision_source": "gateway", "call_id": call_id}
         ).encode()
-    elif path.endswith(b"/track/batch"):  # what is not confirmed by its id is sent again
+    elif path.endswith(b"/track/batch"):  # events not confirmed by id are sent again
         ids = [event.get("event_id") for event in json.loads(body)["events"]]
         out = json.dumps({"accepted_event_ids": ids, "rejected": []}).encode()
     elif path.startswith(b"/sdk/latest-all"):

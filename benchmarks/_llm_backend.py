@@ -86,7 +86,7 @@ class Server(asyncio.Protocol):
 
 
 def serve(kind: str) -> tuple[list[str], subprocess.Popen[str]]:
-    """Run the stand-in or a gateway; return what it says of itself and the process."""
+    """Run the stand-in or a gateway; return its addresses and keys, and the process."""
     process = subprocess.Popen(
         [sys.executable, __file__, kind],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,

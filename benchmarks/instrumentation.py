@@ -169,7 +169,7 @@ def alternate(client: str, url: str) -> None:
 
 
 class Case:
-    """A worker process, and what it has measured each time that it was started."""
+    """A worker process and its measurements, for each of its starts."""
 
     def __init__(
         self, python: str, name: str, client: str, url: str, environ: dict[str, str]
@@ -239,7 +239,7 @@ class OnAndOff(Case):
 
     def table(self) -> list[str]:
         """Medians with guard off and on, of their ratios, and of what is added."""
-        lines = ["", f"{self.client}, one process, guard off and on by turns, in microseconds", ""]
+        lines = ["", f"{self.client}, one process, guard off and on in turn, in microseconds", ""]
         lines += [f"{'':22}{'off':>10}{'on':>10}{'ratio':>8}{'added':>9}"]
         for key, title in TITLES.items():
             off, on = zip(*self.pairs[key], strict=True)

@@ -50,7 +50,7 @@ class GatewayWarning:
     """What the gateway warned of when it allowed a call.
 
     Attributes:
-        text: such as ``"85% of budget used or held: workflow w"``.
+        text: such as ``"85% of budget used or reserved: workflow w"``.
         workflow_id, chain_id: of the call, if any.
         tool_name: name of the protected function.
     """

@@ -14,7 +14,7 @@ from guard.demo.inbox import MESSAGES_MAX, InboxError, read_inbox
 @click.option(
     "--inbox",
     metavar="FILE",
-    help="Messages to triage: one a line, .eml or .mbox; - reads standard input.",
+    help="Messages to triage: one per line, .eml or .mbox; - reads standard input.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document for machines.")
 def demo(inbox: str | None, as_json: bool) -> None:
@@ -43,7 +43,7 @@ def demo(inbox: str | None, as_json: bool) -> None:
     narrator.note(inbox=inbox or "built-in", inbox_truncated=len(messages) > MESSAGES_MAX)
     if len(messages) > MESSAGES_MAX:
         narrator.say(
-            f"The inbox holds {len(messages)} messages; the first {MESSAGES_MAX} are used."
+            f"The inbox contains {len(messages)} messages; the first {MESSAGES_MAX} are used."
         )
     try:
         complete = asyncio.run(tell(messages, narrator))

@@ -1,4 +1,4 @@
-"""Read an inbox: one message a line, ``.eml``, ``.mbox``, or standard input."""
+"""Read an inbox: one message per line, ``.eml``, ``.mbox``, or standard input."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ class _Story:
                         continue
                     await agent.summarise(message)
                     await self._charged("allowed", message.subject)
-                self._narrator.say("  The inbox is read; the agent goes on and drafts replies.")
+                self._narrator.say("  The inbox is read; the agent continues by drafting replies.")
                 for _ in range(_PASSES_MAX):
                     for message in self._messages:
                         await agent.draft_reply(message)

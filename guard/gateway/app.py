@@ -93,7 +93,7 @@ class GatewayApp:
             input_per_mtok=settings.fallback_input_per_mtok,
             output_per_mtok=settings.fallback_output_per_mtok,
         )
-        # What counts elapsed time must not follow a wrong reading of the machine's clock.
+        # Elapsed time must not follow a wrong reading of the machine's clock.
         passed_ms = monotonic_clock_ms if clock_ms is wall_clock_ms else clock_ms
         self.hub = Hub()
         self.counts = Counts()

@@ -1,4 +1,4 @@
-"""``guard gateway prices``: what the operator pays for models."""
+"""``guard gateway prices``: the operator's own model prices."""
 
 from __future__ import annotations
 

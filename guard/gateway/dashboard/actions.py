@@ -16,7 +16,7 @@ ACTIONS: Final = {
         "Kill",
         "Running calls are interrupted, new ones are refused. It stays dead until it is revived.",
     ),
-    "pause": ("Pause", "New calls are refused until it is resumed. Running calls go on."),
+    "pause": ("Pause", "New calls are refused until it is resumed. Running calls continue."),
     "resume": ("Resume", "Lifts the pause. A killed workflow stays killed."),
     "revive": ("Revive", "Lifts the kill and any pause. New calls are decided as usual again."),
 }

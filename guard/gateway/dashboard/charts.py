@@ -1,4 +1,4 @@
-"""Charts as geometry: what the templates draw as SVG. Pure; positions are percent of the plot."""
+"""Geometry of the charts that templates draw as SVG. Pure; positions are percent of the plot."""
 
 from __future__ import annotations
 

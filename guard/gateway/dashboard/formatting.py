@@ -122,7 +122,7 @@ def clock(at_ms: int) -> str:
 
 
 def _moment(at_ms: int) -> dt.datetime:
-    # A client may claim any time; the year 9999 is as far as a calendar goes.
+    # A client may claim any time, but the calendar ends in the year 9999.
     return dt.datetime.fromtimestamp(min(max(at_ms, 0), 253_402_300_799_000) / 1000, dt.UTC)
 
 

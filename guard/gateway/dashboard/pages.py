@@ -59,7 +59,7 @@ class Pages:
     # -- overview ------------------------------------------------------------------------------
 
     async def overview(self, context: RequestContext) -> Response:
-        """Show spend over time and against budgets, and what is running."""
+        """Show spend over time and against budgets, and running workflows."""
         now_ms, own = self._site.parts.clock_ms(), context.org()
         chosen = charts.RANGES.get(context.query("range"), charts.RANGES["24h"])
         points = await self._spend(own, chosen, now_ms, None)

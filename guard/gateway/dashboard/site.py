@@ -37,7 +37,7 @@ NOTICES: Final = {
     "pause": "Paused. New calls are refused until it is resumed.",
     "resume": "Resumed.",
     "revive": "Revived. The workflow may run again.",
-    "approved": "Approved. The call goes on.",
+    "approved": "Approved. The call proceeds.",
     "refused": "Refused. The call does not run.",
     "budget": "The budget is active.",
     "budget-deleted": "The budget was removed.",

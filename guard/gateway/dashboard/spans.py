@@ -28,7 +28,7 @@ class Node(Struct):
     children: list[Node] = field(default_factory=list)
 
     def total_nanousd(self) -> int:
-        """Return what the node and everything below it has cost."""
+        """Return the cost of the node and everything below it."""
         return self.cost_nanousd + sum(child.total_nanousd() for child in self.children)
 
 
@@ -43,7 +43,7 @@ class Line(Struct):
 
 
 def tree(events: Sequence[StoredEvent]) -> list[Node]:
-    """Join events by their span ids; what has no parent among them is a root.
+    """Join events by their span ids; nodes without a parent among them are roots.
 
     A span's event arrives when the span ends. A span that is still running appears as an open one
     with its first inner event.

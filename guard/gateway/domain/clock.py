@@ -33,7 +33,7 @@ class SteadyClock:
     __slots__ = ("_monotonic_ms", "now_ms")
 
     def __init__(self, last_ms: int, wall_ms: int, monotonic_ms: int) -> None:
-        # An earlier process may have been ahead a little; more than that was a wrong clock's.
+        # An earlier process may have been a little ahead; more than that was a wrong clock.
         self.now_ms = max(wall_ms, min(last_ms, wall_ms + _SMALL_MS))
         self._monotonic_ms = monotonic_ms
 

@@ -71,7 +71,7 @@ class Directives:
         return undo
 
     def state_of(self, workflow_id: str | None, run_id: str | None, now_ms: int) -> ControlState:
-        """Return the state that holds for a run of a workflow now."""
+        """Return the current state of a run of a workflow."""
         if not (self._exact or self._patterns or self._runs):
             return ACTIVE
         life = flow = None

@@ -29,5 +29,5 @@ class Estimate(Struct):
         self.count += 1
 
     def amount(self) -> int:
-        """Return what to hold for the next call: the mean and two deviations, at least 1."""
+        """Return what to reserve for the next call: the mean and two deviations, at least 1."""
         return max(1, round(self.mean + _SPREAD * math.sqrt(self.variance)))

@@ -120,7 +120,7 @@ def judge(
     Args:
         accounts: every balance over the call.
         amount: what to reserve, in nano-dollars.
-        guess: nothing is known about the call, so the hold may shrink to what is left.
+        guess: the amount is only an estimate, so it may shrink to what is left.
         chain_over_permille: the allowance of an open chain, or ``None`` outside of one.
     """
     warnings: list[str] = []
@@ -139,7 +139,7 @@ def judge(
             warnings.append(f"over budget: {account.label()}, {why} in use")
         elif rule.thresholds and used + amount >= min(rule.thresholds) * limit > 0:
             share = (used + amount) / limit
-            warnings.append(f"{share:.0%} of budget used or held: {account.label()}")
+            warnings.append(f"{share:.0%} of budget used or reserved: {account.label()}")
     return Judgement(amount, None, False, warnings)
 
 

@@ -23,7 +23,7 @@ def names(*models: str | None) -> tuple[str, ...]:
     """Return every name under which budgets of models apply: the models' own, and their families'.
 
     Args:
-        models: what was asked for and what answered, as far as they are known.
+        models: the requested model and the one that answered, if known.
 
     >>> names("gpt-4o-2024-08-06", "gpt-4o")
     ('gpt-4o-2024-08-06', 'gpt-4o')

@@ -1,4 +1,4 @@
-"""What the dashboard reads: usage over time, refused calls, active directives, watermarks."""
+"""Types that the dashboard reads: usage over time, refusals, active directives, watermarks."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ DAY_MS: Final = 24 * HOUR_MS
 
 
 def period_of(window: Window, at_ms: int) -> tuple[int, int | None]:
-    """Return the start and the end of the period that holds a moment, in Unix milliseconds.
+    """Return the start and the end of the period that contains a moment, in Unix milliseconds.
 
     ``total`` has one period, which starts at 0 and never ends.
 

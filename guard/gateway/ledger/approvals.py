@@ -54,7 +54,7 @@ def required(
 
 
 def _reason(known: records.Approval) -> str:
-    if known.status == "used":  # what the operator said was about the call that was made
+    if known.status == "used":  # the operator's reason belongs to the call that was made
         return _REASONS["used"]
     return known.reason or _REASONS.get(known.status, "the operator refused the call")
 

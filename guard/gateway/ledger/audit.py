@@ -55,7 +55,7 @@ def verify(rows: Iterable[AuditRow], anchor: tuple[int, str] | None) -> tuple[in
 
     Returns:
         How many entries are right, and the ``seq`` of the first one that is not (``None``: all
-        are). Removal of the newest entries can only be seen by whoever noted an earlier head.
+        are). Removal of the newest entries shows only against an earlier head noted elsewhere.
     """
     anchor_seq, prev_hash = anchor or (0, GENESIS)
     expected_seq, stated = anchor_seq + 1, (0, GENESIS)

@@ -15,7 +15,7 @@ def subjects(function: str, workflow_id: str | None, model: str | None) -> list[
     """Return the names under which the cost of such a call is learned, the closest first."""
     known = model if model and model != wire.UNKNOWN_MODEL else ""
     found = [json.dumps(["", function, known])]
-    if workflow_id:  # named anew for each run it is never seen again; its function is
+    if workflow_id:  # a name made for one run never returns, but its function does
         found.insert(0, json.dumps([workflow_id, function, known]))
     if known:
         found.append(json.dumps(["", "", known]))

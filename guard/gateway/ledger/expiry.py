@@ -22,7 +22,7 @@ def close(unit: UnitOfWork, reservation: Reservation, state: ledger.ReservationS
     unit.change_balances(balances)
     unit.change_reservation(reservation)
     left = ledger.release(reservation, balances, state)
-    if reservation.spent or state == "settled":  # a call that ended and cost nothing tells as much
+    if reservation.spent or state == "settled":  # a call without cost counts too
         for subject in estimates.subjects(
             reservation.function, reservation.workflow_id, reservation.model
         ):

@@ -79,7 +79,7 @@ def _reserve(
     model = None if call.model == wire.UNKNOWN_MODEL else call.model
     keys = (call.workflow_id, call.agent, chain_id, key_id, models.names(model))
     accounts = accounts_of(unit, org, keys)
-    # What was learned is no more than a guess at this call: it never refuses a budget with room.
+    # A learned cost is only an estimate: it never causes a refusal while the budget has room.
     guess = basis in ("default", "learned")
     if basis == "default":
         amount = _few_at_once(accounts, amount, allowance)
@@ -139,10 +139,10 @@ def _budget_refusal(call: wire.GateRequest, judgement: ledger.Judgement, amount:
 
 
 def _few_at_once(accounts: list[ledger.Account], amount: int, allowance: int | None) -> int:
-    """Return what to reserve for a call of which nothing is known.
+    """Return what to reserve for a call about which nothing is known.
 
-    Where little room is left, a quarter of it: so few such calls are under way at once, and what
-    the first of them costs is known before the room is gone.
+    Where little room is left, a quarter of it. So few such calls run at once, and the cost of the
+    first is known before the room is used up.
     """
     rooms = [account.room(allowance) for account in accounts if account.rule.mode == "hard"]
     room = min(rooms, default=None)

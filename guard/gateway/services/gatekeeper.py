@@ -27,7 +27,7 @@ class RateStore(Protocol):
     """Counts calls against caps, all or none."""
 
     async def take(self, organisation_id: str, uses: Sequence[CapUse]) -> int | None:
-        """Return ``None`` for a call that may go on, else the wait in milliseconds."""
+        """Return ``None`` for a call that may proceed, else the wait in milliseconds."""
 
 
 class Gatekeeper:

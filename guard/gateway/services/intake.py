@@ -63,7 +63,7 @@ def _price(
     try:
         data_json = wire.encode(event.data)
     except wire.WireError:
-        raise _RejectedError("GD-E001", "data holds a number out of range") from None
+        raise _RejectedError("GD-E001", "data contains a number out of range") from None
     if len(data_json) > max_event_bytes:
         raise _RejectedError("GD-E002", f"data is larger than {max_event_bytes} bytes")
     if nested_deeper(data_json, DEPTH_MAX):

@@ -27,11 +27,11 @@ class PriceBook:
 
     Args:
         prices: the operator's prices; one for model ``"*"`` is the default for unknown models.
-        fallback: what is charged, and flagged, when nothing else prices a model.
+        fallback: charged, and flagged, for models without another price.
     """
 
     def __init__(self, prices: Sequence[Price], fallback: Rates) -> None:
-        # Longer patterns are more specific, so they are asked first.
+        # Longer patterns are more specific, so they are tried first.
         self._own = sorted(prices, key=lambda p: (-len(p.model), -len(p.provider)))
         self._fallback = Tariff(fallback, "fallback")
         self._known: dict[tuple[str | None, str], Tariff | None] = {}

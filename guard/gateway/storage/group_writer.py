@@ -68,10 +68,10 @@ class GroupWriter(Generic[UnitT]):
     """Runs work on a unit of work, in order, many pieces to a transaction.
 
     Args:
-        unit: what the work runs against; used for one transaction after the other.
+        unit: the unit of work that the work runs on; used for one transaction after another.
         deliver: called on the loop with a commit's events, before any answer.
         inline: whether commits are fast enough to run on the loop.
-        failures: what the store raises when it fails; callers get :class:`StoreError` instead.
+        failures: exceptions of a failed store, of which callers get :class:`StoreError`.
     """
 
     def __init__(

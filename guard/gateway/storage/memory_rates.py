@@ -49,7 +49,7 @@ class MemoryRates:
         """Count one call under every cap, or under none.
 
         Returns:
-            ``None`` when the call may go on, else the milliseconds until it may be tried again.
+            ``None`` if the call may proceed, else the milliseconds until it may be tried again.
         """
         now = self._clock_ms()
         own = self._organisations.setdefault(organisation_id, _Windows())

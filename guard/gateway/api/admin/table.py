@@ -1,4 +1,4 @@
-"""The table of admin operations: what the router and the OpenAPI document are made from."""
+"""The table of admin operations, from which the router and the OpenAPI document are built."""
 
 from __future__ import annotations
 

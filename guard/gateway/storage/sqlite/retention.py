@@ -297,7 +297,7 @@ def _balances(unit: SqliteUnitOfWork, cutoff: int, limit: int, part: _Part) -> i
     """Delete balances of ended windows without reservations and charges, and of deleted chains."""
     execute = unit.connection.execute
     floor = cutoff
-    # A reservation or charge made at some time is on balances that end after that time.
+    # The balances of a reservation or charge end after it was made.
     oldest = execute(
         "SELECT created_at_ms FROM reservations ORDER BY reservation_id LIMIT 1"
     ).fetchone()

@@ -106,7 +106,7 @@ def audit_entry_from_row(row: tuple[Any, ...]) -> records.AuditEntry:
 
 @functools.lru_cache(maxsize=4096)
 def ids_text(balance_ids: tuple[int, ...]) -> str:
-    """Return balance numbers as the JSON that their column holds."""
+    """Return balance numbers as the JSON of their column."""
     return json.dumps(balance_ids)
 
 

@@ -43,7 +43,9 @@ def verify_ledger(connection: sqlite3.Connection) -> LedgerReport:
             if committed != opening + charged.get(balance_id, 0):
                 problems.append(f"balance {balance_id}: committed is not the sum of its events")
             if reserved != held.get(balance_id, 0):
-                problems.append(f"balance {balance_id}: reserved is not the sum of open holds")
+                problems.append(
+                    f"balance {balance_id}: reserved is not the sum of open reservations"
+                )
             if reserved < 0 or committed < 0:
                 problems.append(f"balance {balance_id}: negative")
             if committed + reserved > authorized_max + overspend:
@@ -52,7 +54,7 @@ def verify_ledger(connection: sqlite3.Connection) -> LedgerReport:
             "SELECT count(*) FROM reservations WHERE (state != 'open' AND held != 0) OR held < 0"
         ).fetchone()
         if leaks:
-            problems.append(f"{leaks} closed reservations hold something")
+            problems.append(f"{leaks} closed reservations still reserve something")
         (twice,) = execute(
             "SELECT count(*) - count(DISTINCT organisation_id || ' ' || event_id) FROM events"
         ).fetchone()

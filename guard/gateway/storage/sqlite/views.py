@@ -78,7 +78,7 @@ def workflow_record(row: tuple[Any, ...], control: ControlState) -> records.Work
 
 
 def _event_data(text: str) -> dict[str, Any]:
-    """Read an event's data; what was stored too deep to be shown does not fail the whole page."""
+    """Read an event's data; data nested too deeply to be shown does not fail the whole page."""
     if nested_deeper(text.encode(), DEPTH_MAX):
         return {"unreadable": "nested too deeply"}
     data: dict[str, Any] = json.loads(text)
