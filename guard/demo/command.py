@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import click
 
@@ -39,6 +40,8 @@ def demo(inbox: str | None, as_json: bool) -> None:
     from guard.demo.story import tell
     from spamdetect.errors import SpamError
 
+    # The story tells what happens; warnings of the budget that runs out are part of it.
+    logging.getLogger("guard").addHandler(logging.NullHandler())
     narrator = Narrator(as_json=as_json)
     narrator.note(inbox=inbox or "built-in", inbox_truncated=len(messages) > MESSAGES_MAX)
     if len(messages) > MESSAGES_MAX:

@@ -10,6 +10,7 @@ from guard.core import wire
 from guard.core.ids import IdFactory
 from guard.gateway.api.admin import bodies
 from guard.gateway.api.admin.operations import Call
+from guard.gateway.api.http import fail
 from guard.gateway.domain import records
 from guard.gateway.domain.errors import ConflictError
 from guard.gateway.domain.preview import (
@@ -268,7 +269,10 @@ class AdminHandlers:
 
     async def put_webhook(self, call: Call) -> bodies.CreatedWebhook:
         wanted: bodies.WebhookBody = call.body
-        check_url(wanted.url, private=self._private_webhooks)
+        try:
+            check_url(wanted.url, private=self._private_webhooks)
+        except ValueError as exc:  # well-formed, and yet not an address for this gateway
+            raise fail(403, "GD-X001", "Address refused", str(exc)) from None
         secret = "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
         webhook = records.Webhook(
             webhook_id="",
