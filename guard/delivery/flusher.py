@@ -385,8 +385,11 @@ class Flusher:
         left = self._buffer.take(len(self._buffer))
         for batch in self._in_flight:  # the loop is stuck, or they would be back in the buffer
             left += (each for each in batch.records if not self._losses.is_report(each))
-        for records in self._piggybacked.values():
+        for records in list(self._piggybacked.values()):
             left += records
+        # A loop that is stuck may go on just now: what it has requeued since the first look.
+        left += self._buffer.take(len(self._buffer))
+        left = list({id(record): record for record in left}.values())
         lost_before = self._health.lost
         self._health.lose(self._spooler.store_last(left))
         self._spooler.close()

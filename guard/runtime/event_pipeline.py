@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextvars
+import copy
 import logging
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from guard.breaker.exceptions import BreakerTransportError, GuardTransportError
+from guard.breaker.exceptions import BreakerTransportError, GuardError, GuardTransportError
 from guard.core.buffer import EventBuffer, Record
 from guard.core.ids import IdFactory
 from guard.delivery.health import Health
@@ -60,6 +62,7 @@ class EventPipeline:
         self.health = Health(self._dropped)
         self.session: Session | None = None
         self._connecting = False
+        self._attempt: asyncio.Task[Session] | None = None
         self._closed = False
 
     def after_fork(self) -> None:
@@ -103,11 +106,24 @@ class EventPipeline:
     async def connect(self) -> Session:
         """Open the session, probe the gateway and read what stands there.
 
-        A gateway that cannot be reached is not an error.
+        A gateway that cannot be reached is not an error. Callers that come together share one
+        attempt.
 
         Raises:
             GuardError: the key is refused, or the protocol does not fit.
         """
+        attempt = self._attempt
+        if attempt is None or attempt.done():
+            loop = asyncio.get_running_loop()
+            attempt = loop.create_task(self._connect(), context=contextvars.Context())
+            attempt.add_done_callback(_seen)
+            self._attempt = attempt
+        try:
+            return await asyncio.shield(attempt)
+        except GuardError as exc:
+            raise copy.copy(exc) from exc.__cause__  # each caller has a traceback of its own
+
+    async def _connect(self) -> Session:
         session = await self.open_session()
         try:
             await session.probe()
@@ -246,3 +262,9 @@ class EventPipeline:
                 return 0
             session = self._make_session()
         return session.flusher.give_up()
+
+
+def _seen(attempt: asyncio.Task[Session]) -> None:
+    """Take note of how an attempt ended, also when nobody waits for it any more."""
+    if not attempt.cancelled():
+        attempt.exception()
