@@ -135,7 +135,7 @@ class Flusher:
                 continue
             try:
                 self._busy = await self._drain(leaving_less=True) >= self._settings.batch_size
-            except Exception as exc:  # noqa: BLE001  # told, counted, and tried again
+            except Exception as exc:  # noqa: BLE001  # logged, counted and retried
                 self._trouble(exc)
                 pause_s = _AFTER_FAILURE.delay_s(failures, random.random())
                 if isinstance(exc, RateLimitError) and exc.retry_after is not None:
@@ -172,7 +172,7 @@ class Flusher:
         return True
 
     async def flush(self) -> None:
-        """Send everything that is in the buffer.
+        """Send everything in the buffer.
 
         Raises:
             BreakerTransportError: the gateway did not take it; what can be kept stays buffered.
@@ -376,7 +376,7 @@ class Flusher:
                     self._in_flight = []
 
     def give_up(self) -> int:
-        """The end: put what is left onto the disk, or count it as lost. Blocking, off the loop.
+        """Put what is left onto the disk, or count it as lost; blocks, and runs off the loop.
 
         Returns:
             How many events were lost by it.

@@ -1,4 +1,4 @@
-"""What a process knows of its gateway: noted by the link, read by ``status()``."""
+"""What a process knows of its gateway: written by the session, read by ``status()``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from guard.version import __version__
 
 
 class Health:
-    """Facts as they were last heard. Written on the loop's thread, read from any.
+    """The facts behind the status. Written on the loop's thread, read from any.
 
     Args:
         dropped: returns how many events the buffer has shed.
@@ -58,7 +58,7 @@ class Health:
             self._lost_later += count
 
     def heard(self, exc: BaseException | None) -> None:
-        """Take note of how a request to the gateway ended: with an answer, or with an exception."""
+        """Note how a request to the gateway ended: with an answer (None) or with an exception."""
         if isinstance(exc, asyncio.CancelledError):
             return
         if isinstance(exc, GuardError):
@@ -81,21 +81,21 @@ class Health:
         self.gate_unavailable = isinstance(exc, GuardTransportError | GuardInfrastructureError)
 
     def touch(self) -> int:
-        """Take note that the gateway was heard just now; returns the time in Unix ms."""
+        """Note that the gateway has just answered; return the time in Unix ms."""
         self.last_contact_ms = now_ms = time.time_ns() // 1_000_000
         return now_ms
 
     def capable(self, capabilities: wire.Capabilities) -> None:
-        """Take note of what the gateway speaks."""
+        """Note the gateway's protocol and poll interval."""
         self.protocol = capabilities.protocol
         self.poll_interval_ms = capabilities.control.poll_interval_ms
 
     def switched(self, channel: str) -> None:
-        """Take note of the control channel in use."""
+        """Note the control channel in use."""
         self.channel = channel
 
     def silence_ms(self) -> int | None:
-        """Return the time since the gateway was last heard, None when it never was."""
+        """Return the time since the gateway's last answer, None if there was none."""
         contact = self.last_contact_ms
         return None if contact is None else time.time_ns() // 1_000_000 - contact
 

@@ -14,7 +14,7 @@ logger = logging.getLogger("guard.runtime.event_pipeline")
 
 
 class Losses:
-    """Knows what was lost and what the gateway has been told of it.
+    """Counts losses, and reports those that the gateway does not know of yet.
 
     One report is under way at a time, with an ``event_id`` of its own: it is sent again until it
     arrives, and counted once there.
@@ -37,7 +37,7 @@ class Losses:
             logger.warning("%d events lost: %s", count, why)
 
     def count_drops(self) -> None:
-        """Take note of what the buffer has shed; one line in the log for each episode."""
+        """Count what the buffer has shed; log once per episode."""
         dropped = self._buffer.dropped - self._drops_seen
         if dropped and not self._shedding:
             logger.warning("the event buffer is full; the least important events make room")
@@ -46,7 +46,7 @@ class Losses:
         self._unreported += dropped
 
     def report(self) -> Record | None:
-        """Return the report that is to travel with the next batch, if there is one."""
+        """Return the report for the next batch, if there is anything to report."""
         if self._report is None and self._unreported:
             data = {"events": self._unreported}
             self._report = Record(
@@ -60,5 +60,5 @@ class Losses:
         return record is self._report
 
     def reported(self) -> None:
-        """The report has arrived."""
+        """Forget the report: the gateway has taken it."""
         self._report = None

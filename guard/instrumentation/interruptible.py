@@ -49,7 +49,7 @@ def llm_request_async(
 
 
 def other_request(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Call what sends any other request; what is begun after the kill is let through.
+    """Call what sends any other request; one that begins after the kill is let through.
 
     Raises:
         WorkflowKilledInterrupt: the workflow was killed meanwhile.

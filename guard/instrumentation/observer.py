@@ -28,8 +28,8 @@ class Observer(Protocol):
     def begin_session(self, host: str, path: str, query: str) -> RealtimeSession | None:
         """Check and start to observe a WebSocket; None when it does not lead to an LLM."""
 
-    def enter(self, frame: FrameType | None, llm: bool) -> Any:
+    def enter(self, frame: FrameType | None, llm: bool, /) -> Any:
         """Register a request for a kill to stop, or return None where that is not needed."""
 
-    def leave(self, request: Any) -> None:
+    def leave(self, request: Any, /) -> None:
         """Forget what :meth:`enter` returned."""

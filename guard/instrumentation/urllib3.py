@@ -61,7 +61,7 @@ class _Body:
                             self._call.finish(complete=True)
                         return
                     if outermost:
-                        self._told(chunk, args, options)
+                        self._feed(chunk, args, options)
                     yield chunk
             finally:
                 if outermost:
@@ -82,7 +82,7 @@ class _Body:
             finally:
                 self._depth -= 1
             if data:
-                self._told(data, args, options)
+                self._feed(data, args, options)
             asked = args[0] if args else options.get("amt")
             if asked is None or (not data and asked) or self._ended():
                 self._call.finish(complete=True)
@@ -100,7 +100,7 @@ class _Body:
 
         return close
 
-    def _told(self, data: bytes, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+    def _feed(self, data: bytes, args: tuple[Any, ...], options: dict[str, Any]) -> None:
         if not self._started:
             self._started = True
             decoded = args[1] if len(args) > 1 else options.get("decode_content")

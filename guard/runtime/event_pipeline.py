@@ -1,4 +1,4 @@
-"""The event path of one process: from a caller's record to its end at the gateway or on disk."""
+"""The events of one process: recorded by its callers, delivered to the gateway or put on disk."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _inherited: list[object] = []
 
 
 class EventPipeline:
-    """Takes events from any thread, and sees to it that none is lost silently.
+    """Takes events from any thread; each is delivered, put on disk or counted as lost.
 
     Args:
         settings: sizes and intervals.
         background: the loop that everything slow runs on.
         make_session: makes the session with the gateway.
-        exits: the ways out of the process, made aware when there is something to deliver.
+        exits: hooks the ways out of the process once there is something to deliver.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class EventPipeline:
         return serial
 
     def _wake(self) -> bool:
-        """Wake the flusher; in a fresh process, start it first. Waits for nothing."""
+        """Wake the flusher; in a fresh process, start it first. Does not wait for the gateway."""
         if self.session is not None:
             return self._background.call_soon(self.session.flusher.wake)
         if self._connecting or self._closed:
@@ -177,7 +177,7 @@ class EventPipeline:
     # -- the end ------------------------------------------------------------------------------
 
     def finish(self, ends_s: float, *, flush: bool) -> BreakerTransportError | None:
-        """Deliver, close the connections, end the thread; what is left goes onto the disk.
+        """Deliver, close the connections and end the thread; the rest goes onto the disk.
 
         Args:
             ends_s: when to be done, by ``time.monotonic()``.

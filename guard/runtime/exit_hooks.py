@@ -39,7 +39,7 @@ class ExitHooks:
         self._previous: Any = None
 
     def install(self) -> None:
-        """Register what is not registered yet; from other threads all but the signal."""
+        """Register the hooks that are missing; the signal's only from the main thread."""
         if not self._at_exit:
             self._at_exit = True
             atexit.register(self._end)

@@ -44,9 +44,9 @@ class Session:
         settings: address, key and intervals.
         ids: event, batch and nonce ids.
         buffer: the events to deliver.
-        health: told of what is heard.
+        health: notes how requests end.
         control_position: returns number and epoch of the newest control message that was applied.
-        controlled: takes control messages.
+        controlled: applies control messages.
         on_error: called with errors for the hooks.
         on_decision: called with what replies to events decide, while there is no control channel.
     """
@@ -268,7 +268,7 @@ class Session:
             self._recovered()
 
     def _recovered(self) -> None:
-        """The gateway is heard again: deliver what waits, and learn what could not be asked."""
+        """The gateway answers again: deliver what waits, and probe if no probe has succeeded."""
         self.flusher.wake()
         if not self._probed and (self._probing is None or self._probing.done()):
             self._probing = asyncio.get_running_loop().create_task(

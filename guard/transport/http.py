@@ -33,7 +33,7 @@ class Request:
     """One request to the gateway; the same for every retry.
 
     Attributes:
-        method, path: what is asked; the path may carry a query.
+        method, path: of the request; the path may carry a query.
         headers: those of this request alone.
         body: as it is sent, perhaps compressed.
     """

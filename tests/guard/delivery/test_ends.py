@@ -355,10 +355,12 @@ flusher.join()
     def test_fork_while_locks_are_held(self, tenant: Any, spawn: Spawn) -> None:
         program = """
 from guard import facade
+from guard.instrumentation import patching
 from guard.runtime import active
 runtime = guard.init()
 held = [facade._init_lock, active._lock, runtime._background._lock, runtime.events.buffer._lock,
-        runtime._ending, runtime.events.health._lock, runtime.enforcement.bodies._lock]
+        runtime._ending, runtime.events.health._lock, runtime.enforcement.bodies._lock,
+        patching._lock, runtime.instrumentation.reading, runtime.gate._admission._lock]
 grabbed, done = threading.Event(), threading.Event()
 def grab():
     for lock in held: lock.acquire()
@@ -369,7 +371,7 @@ pid = os.fork()
 if pid == 0:
     @guard.protect
     def work(): track(0, 10)
-    work(); guard.shutdown(); os._exit(0)
+    guard.instrument(); work(); guard.uninstrument(); guard.shutdown(); os._exit(0)
 _, status = os.waitpid(pid, 0)
 done.set(); thread.join()
 sys.exit(status)
