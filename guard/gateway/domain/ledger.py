@@ -9,12 +9,19 @@ money already spent, so it is always committed; only grants can be refused.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Final, Literal
 
 from msgspec import Struct
 
 from guard.core import wire
+from guard.core.wire import NANOUSD_MAX
 from guard.gateway.domain.records import Budget
+
+EVENT_NANOUSD_MAX: Final = 10**15
+"""Most that one event may cost (a million dollars)."""
+
+EVENT_TOKENS_MAX: Final = 10**9
+"""Most tokens of one kind in one event."""
 
 ReservationState = Literal["open", "settled", "released", "expired"]
 Basis = Literal["declared", "worst_case", "learned", "default"]
@@ -53,7 +60,7 @@ class Account(Struct):
         limit = self.rule.limit_nanousd
         if chain_over_permille is None or self.rule.scope_kind == "chain":
             return limit
-        return limit + limit * chain_over_permille // 1000
+        return min(limit + limit * chain_over_permille // 1000, NANOUSD_MAX)
 
     def label(self) -> str:
         """Name the scope for a person: ``workflow research (day)``."""
@@ -128,12 +135,12 @@ def judge(
         rule, balance = account.rule, account.balance
         limit = rule.limit_nanousd
         used = balance.committed + balance.reserved
-        if rule.mode == "hard":
-            room = account.ceiling(chain_over_permille) - used
-            if room < 1 or (room < amount and not guess):
-                in_chain = chain_over_permille is not None
-                return Judgement(amount, account, in_chain, warnings)
-            amount = min(amount, room)
+        is_hard = rule.mode == "hard"
+        room = (account.ceiling(chain_over_permille) if is_hard else NANOUSD_MAX) - used
+        if room < 1 or (room < amount and not guess):
+            in_chain = is_hard and chain_over_permille is not None
+            return Judgement(amount, account, in_chain, warnings)
+        amount = min(amount, room)
         if used + amount > limit:
             why = "chain allowance" if rule.mode == "hard" else "soft budget"
             warnings.append(f"over budget: {account.label()}, {why} in use")

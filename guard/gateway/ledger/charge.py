@@ -67,6 +67,10 @@ def record_events(
     over: tuple[Account, str | None] | None = None
     for priced in events:
         event = priced.event
+        if priced.cost and _overflows(unit, org, priced.cost):
+            detail = "the organisation's total would pass what can be counted"
+            outcome.rejected.append(wire.RejectedEvent(event.event_id, "GD-E001", detail))
+            continue
         reservation = None
         flags = [priced.flags] if priced.flags else []
         if event.reservation_id is not None:
@@ -85,6 +89,12 @@ def record_events(
         if charged.over and charged.over_account is not None:
             over = (charged.over_account, event.workflow_id)
     return outcome, over
+
+
+def _overflows(unit: UnitOfWork, org: OrganisationState, cost: int) -> bool:
+    """Tell whether the organisation's total, and so any sum within it, could become too large."""
+    spent = unit.spent_before(org.organisation_id, "organisation", "", 0, None)
+    return spent + cost > wire.NANOUSD_MAX
 
 
 def _inherit(event: wire.Event, reservation: Reservation) -> None:

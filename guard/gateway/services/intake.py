@@ -8,6 +8,7 @@ import msgspec
 
 from guard.core import wire
 from guard.gateway.domain.commands import PricedEvent
+from guard.gateway.domain.ledger import EVENT_NANOUSD_MAX, EVENT_TOKENS_MAX
 from guard.gateway.domain.nesting import DEPTH_MAX, nested_deeper
 from guard.gateway.services.pricing import PriceBook
 
@@ -52,6 +53,13 @@ def _confine(event: wire.Event, workflow_id: str) -> None:
         raise _RejectedError("GD-W004", "the key is for another workflow")
 
 
+def _check_tokens(data: wire.LlmData) -> None:
+    counts = (data.input_tokens, data.output_tokens, data.cache_read_tokens,
+              data.cache_write_tokens, data.reasoning_tokens, data.audio_tokens)  # fmt: skip
+    if max(counts) > EVENT_TOKENS_MAX:
+        raise _RejectedError("GD-E001", f"more than {EVENT_TOKENS_MAX} tokens of one kind")
+
+
 def _price(
     event: wire.Event,
     prices: PriceBook,
@@ -77,7 +85,10 @@ def _price(
     except (msgspec.ValidationError, RecursionError) as exc:
         raise _RejectedError("GD-E001", f"data: {exc}") from None
     if isinstance(data, wire.LlmData):
+        _check_tokens(data)
         priced.cost, priced.price_source = prices.cost(data)
+        if priced.cost > EVENT_NANOUSD_MAX:
+            raise _RejectedError("GD-E001", f"cost above {EVENT_NANOUSD_MAX} nano-dollars")
         priced.provider, priced.model = data.provider, data.model
         priced.response_id = data.response_id or None
         if priced.response_id is not None and priced.provider is None:
