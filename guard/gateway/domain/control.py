@@ -97,7 +97,7 @@ class Directives:
         ]
 
     def forget_run(self, run_id: str, slot: Literal["life", "flow", "timed"]) -> Undo:
-        """Drop what one slot says of a run; return a call that takes that back."""
+        """Drop one slot of a run; return a callable that undoes it."""
         slots = self._runs.setdefault(run_id, _Slots())
         known = getattr(slots, slot)
         setattr(slots, slot, None)
@@ -127,12 +127,12 @@ class Directives:
 
 
 def is_timed(message: ControlMessage) -> bool:
-    """Tell whether a message is a pause that lifts itself."""
+    """Tell whether a message is a pause that ends by itself."""
     return message.type == "pause" and message.resume_after_ms is not None
 
 
 def end_of(pause: ControlMessage) -> int:
-    """Return when a pause lifts itself, in Unix milliseconds."""
+    """Return when a pause ends by itself, in Unix milliseconds."""
     return pause.at_ms + (pause.resume_after_ms or 0)
 
 

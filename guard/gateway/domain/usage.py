@@ -12,7 +12,7 @@ DAY_MS: Final = 24 * HOUR_MS
 ROLLUP_SIZES_MS: Final = (MINUTE_MS, HOUR_MS)
 """Bucket widths of a workflow's rollups. Minutes are kept for two days, hours for four hundred.
 
-An organisation has days as well, which are kept for good.
+An organisation has days as well, which are kept forever.
 """
 
 WorkflowSort = Literal["seen", "spend", "name"]

@@ -24,7 +24,7 @@ SCAN_MAX: Final = 20_000
 """How many of the newest rows a filter without an index scans."""
 
 LAST_ID: Final = "\U0010ffff"
-"""Sorts behind every id."""
+"""Sorts after every id."""
 
 _SORTS: Final = {
     "seen": "last_seen_ms DESC, workflow_id",
@@ -101,7 +101,7 @@ def newest_events(
     reading: Connection, organisation_id: str, before: int, limit: int, workflow_id: str | None,
     event_type: str | None, run_id: str | None,
 ) -> list[records.StoredEvent]:  # fmt: skip
-    """Return events, newest first; a type or a run is looked for among the newest ``SCAN_MAX``."""
+    """Return events, newest first; types and runs are searched among the newest ``SCAN_MAX``."""
     where, arguments = equals(organisation_id=organisation_id, workflow_id=workflow_id)
     where, arguments = f"{where} AND event_seq < ?", [*arguments, before]
     filters = [

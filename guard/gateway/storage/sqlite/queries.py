@@ -50,10 +50,10 @@ class SqliteQueries(SqliteEngine):
     async def control_snapshot(
         self, organisation_id: str, key_id: str
     ) -> list[wire.ControlMessage]:
-        """Return what still matters to whoever begins to listen, oldest first.
+        """Return the messages that a new listener needs, oldest first.
 
         Directives for workflows, those for runs of the last day, and exhausted budgets; and the
-        newest message of all, whatever it says, so that the listener knows where it is.
+        newest message of any kind, from which the listener continues.
         """
         now_ms = self.clock_ms()
         return await self.look_up(lambda r: _snapshot(r, organisation_id, key_id, now_ms))

@@ -31,7 +31,7 @@ class Connection:
 
 
 def equals(**values: Any) -> tuple[str, list[Any]]:
-    """Return a condition on columns and its arguments; what is ``None`` is not asked for.
+    """Return a condition on columns and its arguments; columns that are ``None`` are left out.
 
     >>> equals(organisation_id="o", workflow_id=None)
     ('organisation_id = ?', ['o'])

@@ -2,7 +2,7 @@
 
 The cost of a deleted event moves into the ``opening`` of its balances, so that each balance is
 still the sum of its opening and its entries. The running totals of its scopes stay, so that a
-budget that is set later still counts it. Nothing of the current month leaves.
+budget that is set later still counts it. Data of the current month is never deleted.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from guard.gateway.ledger import audit
 from guard.gateway.storage.sqlite.unit_of_work import SqliteUnitOfWork
 
 STEP_ROWS: Final = 500
-"""Rows that one step looks at, in all tables together. A step is one transaction."""
+"""Rows that one step reads, in all tables together. A step is one transaction."""
 
 STEPS_MAX: Final = 20
-"""Steps of one sweep; requests that wait get their turn between two of them."""
+"""Steps of one sweep; waiting requests run between them."""
 
 _PACE_MS: Final = 60_000
 _ROUND_PACE_MS: Final = HOUR_MS
@@ -253,7 +253,7 @@ def _estimates(unit: SqliteUnitOfWork, _: int, limit: int, part: _Part) -> int:
 
 
 def _directives(unit: SqliteUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
-    """A directive for one run is forgotten after the run."""
+    """Delete the directives of runs that have been deleted."""
     rows = unit.connection.execute(
         "SELECT organisation_id, run_id, slot, at_ms < ? AND NOT EXISTS"
         " (SELECT 1 FROM runs r WHERE r.organisation_id = d.organisation_id"
@@ -276,7 +276,7 @@ def _directives(unit: SqliteUnitOfWork, cutoff: int, limit: int, part: _Part) ->
 
 
 def _totals(unit: SqliteUnitOfWork, _: int, limit: int, part: _Part) -> int:
-    """The totals of a run are forgotten with the run, those of a chain when nothing names it."""
+    """Delete the totals of deleted runs, and of chains that nothing refers to any more."""
     rows = unit.connection.execute(
         "SELECT organisation_id, scope_kind, chain_id, CASE scope_kind WHEN 'run' THEN NOT EXISTS"  # noqa: S608 (constants of this module)
         " (SELECT 1 FROM runs r WHERE r.organisation_id = c.organisation_id"

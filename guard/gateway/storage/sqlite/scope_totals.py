@@ -1,6 +1,6 @@
 """Running totals of every scope: what it has cost in all, and in the current hour, day and month.
 
-A balance that is opened at noon counts what its scope has cost since midnight. That figure is read
+A balance that is opened at noon counts what its scope has cost since midnight. That sum is read
 from one row, whatever the number of events. Totals are collected in a unit of work and written
 once for each scope.
 """
@@ -151,7 +151,7 @@ class ScopeTotals:
         self._deltas.clear()
 
     def forget(self) -> None:
-        """Drop what was collected and not written."""
+        """Drop what was not written."""
         self._deltas.clear()
         self._organisations.clear()
 
