@@ -34,7 +34,9 @@ def test_the_built_in_inbox(run: Run) -> None:
     assert (
         sum(call["cost_nanousd"] for call in triage) == document["ledger_nanousd"]["inbox-triage"]
     )
-    assert document["ledger_nanousd"]["inbox-triage"] <= document["budget_nanousd"]
+    # The last call was admitted on an estimate while there was room, and is charged in full.
+    before_the_last = sum(call["cost_nanousd"] for call in triage[:-1])
+    assert before_the_last < document["budget_nanousd"]
     assert len(killed) == 1
     assert killed[0]["estimated"] is True
     assert killed[0]["output_tokens"] < 200, "the stream ran on after the kill"
