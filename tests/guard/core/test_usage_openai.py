@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guard.core.usage import Call, Usage, find_format, read_body, read_recorded
+from guard.core.usage import Call, Usage, find_endpoint, find_format, read_body, read_recorded
 from guard.core.usage.framing import Recorded
 
 FORMAT = find_format("api.openai.com", "/v1/chat/completions")
@@ -307,4 +307,7 @@ def test_who_speaks_the_format(host: str, path: str, provider: str) -> None:
     ],
 )
 def test_who_does_not(host: str, path: str) -> None:
-    assert find_format(host, path) is None
+    """At a vendor's host anything is looked at for usage, and nothing is taken for granted."""
+    found = find_endpoint("POST", host, path)
+    assert (found is None) is (host == "example.com")
+    assert found is None or not (found.asks or found.certain)
