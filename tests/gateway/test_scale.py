@@ -102,7 +102,7 @@ async def test_the_gate_and_the_charge_are_flat(storage: SqliteStorage) -> None:
         )
         assert await steps_of_writer(storage, storage.gate(gate)) < STEPS_MAX
         for model in ("m5", f"new{next(_numbers)}"):
-            event = wire.Event(event_id=f"x{next(_numbers)}", type="llm", at_ms=1, **fields)
+            event = wire.Event(event_id=f"x{next(_numbers)}", type="llm", at_ms=1, **fields)  # type: ignore[arg-type]
             priced = PricedEvent(event, b"{}", cost=5, model=model)
             charge = IngestCommand(request=request(), events=[priced])
             assert await steps_of_writer(storage, storage.ingest(charge)) < STEPS_MAX

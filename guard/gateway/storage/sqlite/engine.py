@@ -21,8 +21,12 @@ from guard.gateway.storage.sqlite.rows import monotonic_clock_ms, wall_clock_ms
 from guard.gateway.storage.sqlite.unit_of_work import SqliteUnitOfWork
 
 T = TypeVar("T")
-WAL_PAGES_MAX: Final = 32_768
-CHECKPOINT_ITEMS: Final = 20_000
+CHECKPOINT_BYTES: Final = 16 * 1024 * 1024
+"""The write-ahead log is copied into the database from this size on."""
+
+LOG_BYTES_MAX: Final = 64 * 1024 * 1024
+"""From this size on the writer waits while the log is copied, so that it starts afresh."""
+
 REPORT_CONNECTIONS: Final = 2
 
 
@@ -61,7 +65,6 @@ class SqliteEngine:
         self._unit: SqliteUnitOfWork | None = None
         self._connection: sqlite3.Connection | None = None
         self._lock_file: int | None = None
-        self._copied_at = 0
         self._retention = Retention(retention_days, audit_retention_days)
         self._lookups = ReadPool(self.path, 1, "guard-gateway-lookups")
         self._reports = ReadPool(self.path, REPORT_CONNECTIONS, "guard-gateway-reports")
@@ -113,15 +116,20 @@ class SqliteEngine:
             self._lock_file = None
 
     async def checkpoint(self) -> None:
-        """Copy the write-ahead log into the database at intervals, beside the writer."""
+        """Copy the write-ahead log into the database when it has grown, beside the writer."""
         writer = self._writer
-        if writer is None or writer.items - self._copied_at < CHECKPOINT_ITEMS:
+        if writer is None or self._log_bytes() < CHECKPOINT_BYTES:
             return
-        self._copied_at = writer.items
-        pages = await self._read(self._checkpoints, lambda reading: reading.checkpoint())
-        if pages > WAL_PAGES_MAX:
-            # Under constant load a copy never reaches the end of the log, so the writer waits once.
+        log_bytes = await self._read(self._checkpoints, lambda reading: reading.checkpoint())
+        if log_bytes > LOG_BYTES_MAX:
+            # Under constant load the log never ends where a copy does, so the writer waits once.
             await writer.submit(lambda unit: unit.truncate_log(), outside_transaction=True)
+
+    def _log_bytes(self) -> int:
+        try:
+            return os.stat(f"{self.path}-wal").st_size
+        except FileNotFoundError:
+            return 0
 
     async def retain(self) -> None:
         """Remove old rows on the writer's thread, in short steps that let requests in between."""

@@ -25,9 +25,10 @@ class Connection:
         return self.sqlite.execute(sql, arguments).fetchall()
 
     def checkpoint(self) -> int:
-        """Copy as much of the write-ahead log as possible; return its length in pages."""
+        """Copy what can be copied of the write-ahead log; return the bytes of it in use."""
         _, log_pages, _ = self.sqlite.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-        return int(log_pages)
+        (page_bytes,) = self.sqlite.execute("PRAGMA page_size").fetchone()
+        return int(log_pages) * int(page_bytes)
 
 
 def equals(**values: Any) -> tuple[str, list[Any]]:

@@ -214,6 +214,7 @@ def connect(path: str, *, durable: bool) -> sqlite3.Connection:
     connection.execute("PRAGMA temp_store = MEMORY")
     connection.execute("PRAGMA cache_size = -65536")
     connection.execute("PRAGMA wal_autocheckpoint = 0")  # checkpoints run beside the writer
+    connection.execute("PRAGMA journal_size_limit = 8388608")  # a log that starts afresh is cut
     return connection
 
 

@@ -57,8 +57,10 @@ class ScopeTotals:
         )  # fmt: skip
         scopes = [(organisation_id, "organisation", "")]
         for kind, scope_id in (*zip(KINDS, keys[:-1], strict=True), ("run", event.run_id)):
-            named = (kind, scope_id) if scope_id is not None else (f"no {kind}", "")
-            scopes.append((organisation_id, *named))
+            if scope_id is None:
+                scopes.append((organisation_id, f"no {kind}", ""))
+            else:
+                scopes.append((organisation_id, kind, scope_id))
         scopes += [(organisation_id, "model", name) for name in keys[-1]]
         hour_ms = charged_at_ms - charged_at_ms % HOUR_MS
         self._add(scopes, hour_ms, added)

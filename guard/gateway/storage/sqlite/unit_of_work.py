@@ -82,8 +82,17 @@ class SqliteUnitOfWork(CatalogueTables, DirectoryTables, MoneyTables):
     # -- maintenance ---------------------------------------------------------------------------
 
     def truncate_log(self) -> None:
-        """Copy the whole write-ahead log into the database and truncate it."""
-        self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        """Copy the whole write-ahead log into the database and start it afresh, if nobody reads.
+
+        A long report or a backup holds on to the log; the next sweep tries again.
+        """
+        execute = self.connection.execute
+        (patience_ms,) = execute("PRAGMA busy_timeout").fetchone()
+        execute("PRAGMA busy_timeout = 0")
+        try:
+            execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        finally:
+            execute(f"PRAGMA busy_timeout = {patience_ms}")
 
     def housekeep(self) -> None:
         """Drop old nonces and rollups; store the clock and the oldest open reservation."""

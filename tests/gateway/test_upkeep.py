@@ -1,0 +1,143 @@
+"""Beside the traffic: backup, the write-ahead log, retention."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sqlite3
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from guard.core import wire
+from guard.gateway.domain.commands import IngestCommand, PricedEvent, Request
+from guard.gateway.storage.sqlite import engine
+from guard.gateway.storage.sqlite.backup import backup
+from guard.gateway.storage.sqlite.retention import STEP_ROWS, STEPS_MAX
+from guard.gateway.storage.sqlite.store import SqliteStorage
+from tests.support import large_store
+from tests.support.store import DAY, Clock
+
+NOW = 1_800_000_000_000
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock(NOW)
+
+
+@pytest_asyncio.fixture
+async def storage(tmp_path: Path, clock: Clock) -> AsyncIterator[SqliteStorage]:
+    path = tmp_path / "g.sqlite3"
+    large_store.make(path, events=20_000, workflows=500, now_ms=NOW, days=10)
+    made = SqliteStorage(path, clock_ms=clock, retention_days=40)
+    await made.open(lambda _: None)
+    yield made
+    assert (await made.verify_ledger()).problems == []
+    await made.close()
+
+
+async def charge(storage: SqliteStorage, count: int = 1) -> None:
+    """Charge a batch of events with some data."""
+    events = [
+        PricedEvent(
+            wire.Event(event_id=f"x{next(_numbers)}", type="llm", at_ms=1, workflow_id="w1"),
+            b'{"text":"%s"}' % (b"x" * 1000),
+            cost=1,
+        )
+        for _ in range(count)
+    ]
+    request = Request(organisation_id="o", key_id="k1")
+    answer = await storage.ingest(IngestCommand(request=request, events=events))
+    assert answer.status == 202
+
+
+@pytest.mark.asyncio
+async def test_a_backup_ends_beside_constant_writes(storage: SqliteStorage, tmp_path: Path) -> None:
+    target = tmp_path / "copy.sqlite3"
+    filling = sqlite3.connect(storage.path)
+    filling.execute("CREATE TABLE filler (data BLOB)")
+    filling.execute("INSERT INTO filler VALUES (zeroblob(?))", (64 * 1024 * 1024,))
+    filling.commit()
+    filling.close()
+    copying = asyncio.create_task(asyncio.to_thread(backup, storage.path, target))
+    for _ in range(2000):
+        await charge(storage)
+        if copying.done():
+            break
+    assert copying.done(), "the copy has begun anew with each commit"
+    assert await copying > 64 * 1024 * 1024
+    copy = SqliteStorage(target, clock_ms=storage.clock_ms)
+    await copy.open(lambda _: None)
+    assert (await copy.verify_ledger()).problems == []
+    await copy.close()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("batches", [40, pytest.param(300, marks=pytest.mark.long)])
+@pytest.mark.timeout(600)
+async def test_the_log_is_bounded_in_bytes(
+    storage: SqliteStorage, monkeypatch: pytest.MonkeyPatch, batches: int
+) -> None:
+    monkeypatch.setattr(engine, "CHECKPOINT_BYTES", 2**20)
+    monkeypatch.setattr(engine, "LOG_BYTES_MAX", 2**23)
+    sizes = []
+    for _ in range(batches):
+        await asyncio.gather(storage.checkpoint(), charge(storage, 1000))
+        sizes.append(storage._log_bytes())
+    assert max(sizes) < 2**25
+
+
+@pytest.mark.asyncio
+async def test_a_report_that_goes_on_does_not_hold_the_writer(
+    storage: SqliteStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log cannot start afresh then; nobody waits for that."""
+    monkeypatch.setattr(engine, "CHECKPOINT_BYTES", 1)
+    monkeypatch.setattr(engine, "LOG_BYTES_MAX", 1)
+    reading = engine.Connection(storage.path)
+    reading.sqlite.execute("BEGIN")
+    reading.rows("SELECT count(*) FROM events")
+    try:
+        await charge(storage)
+        writing = storage._connection
+        assert writing is not None
+        told: list[str] = []
+        writing.set_trace_callback(told.append)
+        await storage.checkpoint()
+        writing.set_trace_callback(None)
+        at = told.index("PRAGMA wal_checkpoint(TRUNCATE)")
+        assert told[at - 1] == "PRAGMA busy_timeout = 0"
+        assert writing.execute("PRAGMA busy_timeout").fetchone()[0] > 0
+        assert storage._log_bytes() > 0
+    finally:
+        reading.sqlite.close()
+    await storage.checkpoint()
+    assert storage._log_bytes() == 0
+
+
+@pytest.mark.asyncio
+async def test_retention_is_quick_and_lets_requests_in_between(
+    storage: SqliteStorage, clock: Clock
+) -> None:
+    async def left() -> int:
+        return (await storage.verify_ledger()).events
+
+    before = await left()
+    clock.now += 100 * DAY
+    sweeping = asyncio.create_task(storage.sweep())
+    served = 0
+    while not sweeping.done():
+        await charge(storage)
+        served += 1
+    gone = before + served - await left()
+    # 317 a second were removed once, with two sweeps in a second.
+    assert gone > 20 * 317 / 2
+    assert gone <= STEP_ROWS * STEPS_MAX
+    assert served >= STEPS_MAX / 2
+    for _ in range(10):
+        await storage.sweep()
+    assert await left() <= served + 1
