@@ -31,6 +31,7 @@ class SlowServer:
         self.requests: list[str] = []
         self.open_connections = 0
         self._certificate = certificate
+        self._transports: set[asyncio.WriteTransport] = set()
         self._loop = asyncio.new_event_loop()
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="slow-server")
@@ -64,9 +65,14 @@ class SlowServer:
         for task in tasks:
             task.cancel()
         self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        for transport in list(self._transports):
+            transport.abort()  # also where something is still to be sent
+        for _ in range(10):  # a transport closes some turns later
+            self._loop.run_until_complete(asyncio.sleep(0))
         self._loop.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._transports.add(writer.transport)
         self.open_connections += 1
         try:
             while True:
