@@ -109,6 +109,12 @@ def test_budgets_usage_audit(invoke: Invoke, tenant: Any) -> None:
     invoke("budgets", "delete", rows[0]["budget_id"])
     assert "budget.delete" in invoke("audit", "list").output
     assert "0 balances" not in invoke("audit", "verify").output
+    head = invoke("audit", "head").output.strip()
+    invoke("budgets", "list")
+    assert "broken" not in invoke("audit", "verify", "--expect", head).output
+    altered = head[:-1] + ("0" if head[-1] != "0" else "1")
+    failed = invoke("audit", "verify", "--expect", altered, expect=1)
+    assert f"broken at {head.split(':')[0]}" in failed.output
 
 
 def test_policies_from_files(invoke: Invoke, tenant: Any, tmp_path: Path) -> None:

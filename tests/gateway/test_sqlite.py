@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 import threading
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 
 from guard.core import wire
 from guard.gateway.domain.errors import StoreError
+from guard.gateway.ledger import audit
+from guard.gateway.ledger.state import AuditRow
 from guard.gateway.storage.sqlite.store import SqliteStorage
 from tests.support.store import ACTOR, Clock, Store
 
@@ -108,6 +111,41 @@ async def test_lookups_and_replays_do_not_wait_for_reports(tmp_path: Path) -> No
     finally:
         finish.set()
     await asyncio.gather(*reports, waiting)
+    await storage.close()
+
+
+@pytest.mark.asyncio
+async def test_a_noted_head_shows_a_chain_that_was_computed_anew(tmp_path: Path) -> None:
+    storage = SqliteStorage(tmp_path / "g.sqlite3")
+    await storage.open(lambda events: None)
+    org = (await storage.create_organisation(ACTOR, "o")).organisation_id
+    heads = [await storage.audit_head()]
+    for n in range(3):
+        kill = wire.ControlMessage(seq=0, type="kill", workflow_id=str(n))
+        await storage.issue_directive(ACTOR, org, kill)
+        heads.append(await storage.audit_head())
+    for head in heads:
+        assert await storage.verify_audit(head) == (4, None)
+    assert await storage.verify_audit((2, "0" * 64)) == (4, 2)
+    assert await storage.verify_audit((9, heads[-1][1])) == (4, 9)
+    await storage.close()
+    with contextlib.closing(sqlite3.connect(tmp_path / "g.sqlite3")) as forging:
+        rows = [AuditRow(*row) for row in forging.execute("SELECT * FROM audit ORDER BY seq")]
+        previous = audit.GENESIS
+        for row in rows:
+            forged = row._replace(prev_hash=previous)
+            if row.seq == 3:
+                forged = forged._replace(actor="nobody")
+            previous = audit._hash(previous, forged)
+            forging.execute(
+                "UPDATE audit SET actor = ?, prev_hash = ?, hash = ? WHERE seq = ?",
+                (forged.actor, forged.prev_hash, previous, forged.seq),
+            )
+        forging.commit()
+    storage = SqliteStorage(tmp_path / "g.sqlite3")
+    await storage.open(lambda events: None)
+    assert await storage.verify_audit() == (4, None), "by itself the chain cannot tell"
+    assert [(await storage.verify_audit(head))[1] for head in heads] == [None, None, 3, 4]
     await storage.close()
 
 

@@ -455,8 +455,12 @@ class MemoryStorage(CommandStorage):
     async def audit(self, organisation_id: str | None, after: int, limit: int) -> list[AuditRow]:
         return [row for row in self._unit.data.audit if row.seq > after][:limit]
 
-    async def verify_audit(self) -> tuple[int, int | None]:
-        return audit.verify(self._unit.data.audit, None)
+    async def audit_head(self) -> tuple[int, str]:
+        head = self._unit.audit_head()
+        return (0, audit.GENESIS) if head is None else head
+
+    async def verify_audit(self, noted: tuple[int, str] | None = None) -> tuple[int, int | None]:
+        return audit.verify(self._unit.data.audit, None, noted)
 
     async def balances(
         self, organisation_id: str, *, current_only: bool, after: int = 0, limit: int = 2**31

@@ -298,6 +298,10 @@ class AdminClient:
         """List audit entries."""
         return list(self.request("GET", "/audit", after=after, limit=limit))
 
-    def verify_audit(self) -> _Json:
-        """Check the audit log's chain."""
-        return dict(self.request("GET", "/audit/verify"))
+    def audit_head(self) -> _Json:
+        """Return the number and the hash of the newest audit entry."""
+        return dict(self.request("GET", "/audit/head"))
+
+    def verify_audit(self, expect: str | None = None) -> _Json:
+        """Check the audit log's chain, and that it contains a head noted earlier (``SEQ:HASH``)."""
+        return dict(self.request("GET", "/audit/verify", expect=expect))

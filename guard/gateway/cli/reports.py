@@ -62,18 +62,33 @@ def audit_list(after: int, limit: int, **options: Any) -> None:
              ["seq", "at_ms", "actor", "action", "target"])  # fmt: skip
 
 
-@audit.command("verify")
+@audit.command("head")
 @admin_options
-def audit_verify(**options: Any) -> None:
+def audit_head(**options: Any) -> None:
+    """Print the newest entry's number and hash, to be kept away from the gateway's machine.
+
+    \b
+    Example:
+      guard gateway audit head >> audit-heads.txt
+    """
+    with client_of(options) as client:
+        head = client.audit_head()
+    note(options, f"{head['seq']}:{head['hash']}", head)
+
+
+@audit.command("verify")
+@click.option("--expect", metavar="SEQ:HASH", help="A head noted earlier; it has to be there.")
+@admin_options
+def audit_verify(expect: str | None, **options: Any) -> None:
     """Check the log's hash chain and the ledger's sums; exit code 1 when something is wrong.
 
     \b
     Examples:
       guard gateway audit verify
-      guard gateway audit verify --json
+      guard gateway audit verify --expect "$(tail -n 1 audit-heads.txt)"
     """
     with client_of(options) as client:
-        chain, books = client.verify_audit(), client.verify_ledger()
+        chain, books = client.verify_audit(expect), client.verify_ledger()
     lines = [
         f"audit log: {chain['entries']} entries"
         + ("" if chain["ok"] else f", broken at {chain['first_bad_seq']}"),

@@ -46,18 +46,28 @@ def _hash(prev_hash: str, row: AuditRow) -> str:
     return hashlib.sha256(joined.encode()).hexdigest()
 
 
-def verify(rows: Iterable[AuditRow], anchor: tuple[int, str] | None) -> tuple[int, int | None]:
+def verify(
+    rows: Iterable[AuditRow],
+    anchor: tuple[int, str] | None,
+    noted: tuple[int, str] | None = None,
+) -> tuple[int, int | None]:
     """Check the whole chain, from its anchor on.
+
+    Whoever can write the database can also write a whole new chain, or remove the newest entries.
+    Both show only against an earlier head that was noted elsewhere.
 
     Args:
         rows: every entry, in order.
         anchor: the number and the hash of the last deleted entry; ``None``: none was deleted.
+        noted: the number and the hash of an entry that the chain has to contain, or has to record
+            as the last one of a deletion.
 
     Returns:
         How many entries are right, and the ``seq`` of the first one that is not (``None``: all
-        are). Removal of the newest entries shows only against an earlier head noted elsewhere.
+        are), or of the noted one when it is not in the chain.
     """
     anchor_seq, prev_hash = anchor or (0, GENESIS)
+    known = {anchor or (0, GENESIS)}
     expected_seq, stated = anchor_seq + 1, (0, GENESIS)
     for row in rows:
         digest = _hash(prev_hash, row)
@@ -66,9 +76,14 @@ def verify(rows: Iterable[AuditRow], anchor: tuple[int, str] | None) -> tuple[in
         if row.action == PRUNE:
             pruned = json.loads(row.details)
             stated = pruned["through"], pruned["hash"]
+            known.add(stated)
+        if noted is not None and row.seq == noted[0]:
+            known.add((row.seq, digest))
         expected_seq, prev_hash = row.seq + 1, digest
     if stated != (anchor or (0, GENESIS)):
         return 0, anchor_seq
+    if noted is not None and noted not in known:
+        return expected_seq - 1 - anchor_seq, noted[0]
     return expected_seq - 1 - anchor_seq, None
 
 

@@ -96,7 +96,7 @@ class AdminApp:
         organisation_id = wanted or bound_to
         if not wide:
             organisation_id = await self._organisation(organisation_id)
-        elif bound_to is not None and request.url.path.endswith("/verify"):
+        elif bound_to is not None and request.url.path.endswith(("/verify", "/head")):
             raise fail(403, "GD-W004", "Other tenant", "the admin key is for one organisation")
         return Caller(Actor(found.key.prefix, bound_to), bound_to, organisation_id)
 

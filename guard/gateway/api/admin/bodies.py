@@ -235,6 +235,19 @@ class LimitQuery(Struct, kw_only=True):
     limit: Limit = 100
 
 
+class AuditHead(Struct, kw_only=True):
+    """The newest entry of the audit log; note it where the gateway's machine cannot write."""
+
+    seq: int
+    hash: str
+
+
+class AuditCheck(Struct, kw_only=True):
+    """A head noted earlier, as ``SEQ:HASH``; the chain has to contain it."""
+
+    expect: Annotated[str, Meta(pattern=r"^\d{1,15}:[0-9a-f]{64}$")] | None = None
+
+
 class AuditReport(Struct, kw_only=True):
     """Outcome of checking the audit log's hash chain."""
 

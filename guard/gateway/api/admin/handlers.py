@@ -258,8 +258,16 @@ class AdminHandlers:
         query: bodies.NumberedPage = call.query
         return await self._storage.audit(call.caller.organisation(), query.after, query.limit)
 
-    async def verify_audit(self, _: Call) -> bodies.AuditReport:
-        entries, bad = await self._storage.verify_audit()
+    async def audit_head(self, _: Call) -> bodies.AuditHead:
+        seq, digest = await self._storage.audit_head()
+        return bodies.AuditHead(seq=seq, hash=digest)
+
+    async def verify_audit(self, call: Call) -> bodies.AuditReport:
+        noted = None
+        if isinstance(call.query, bodies.AuditCheck) and call.query.expect is not None:
+            seq, digest = call.query.expect.split(":")
+            noted = int(seq), digest
+        entries, bad = await self._storage.verify_audit(noted)
         return bodies.AuditReport(entries=entries, first_bad_seq=bad, ok=bad is None)
 
     # -- webhooks ------------------------------------------------------------------------------

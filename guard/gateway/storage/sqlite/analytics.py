@@ -10,6 +10,7 @@ from guard.core import wire
 from guard.gateway.domain import records
 from guard.gateway.domain.control import Directives
 from guard.gateway.domain.errors import NotFoundError
+from guard.gateway.ledger.audit import GENESIS
 from guard.gateway.storage.sqlite.engine import SqliteEngine
 from guard.gateway.storage.sqlite.read_pool import Connection, equals
 from guard.gateway.storage.sqlite.rows import approval_from_row, audit_entry_from_row
@@ -238,9 +239,15 @@ class SqliteReports(SqliteEngine):
             lambda r: [audit_entry_from_row(row) for row in r.rows(sql, *arguments, limit)]
         )
 
-    async def verify_audit(self) -> tuple[int, int | None]:
-        """Check the hash chain of the audit log."""
-        return await self.report(verify_audit)
+    async def audit_head(self) -> tuple[int, str]:
+        """Return the number and the hash of the newest audit entry."""
+        sql = "SELECT seq, hash FROM audit ORDER BY seq DESC LIMIT 1"
+        rows = await self.report(lambda reading: reading.rows(sql))
+        return (rows[0][0], rows[0][1]) if rows else (0, GENESIS)
+
+    async def verify_audit(self, noted: tuple[int, str] | None = None) -> tuple[int, int | None]:
+        """Check the hash chain of the audit log, and that it contains a noted entry."""
+        return await self.report(lambda reading: verify_audit(reading, noted))
 
     async def verify_ledger(self) -> records.LedgerReport:
         """Check every balance against its entries."""

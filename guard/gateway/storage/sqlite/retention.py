@@ -21,7 +21,7 @@ from guard.gateway.storage.sqlite.unit_of_work import SqliteUnitOfWork
 STEP_ROWS: Final = 500
 """Rows that one step reads, in all tables together. A step is one transaction."""
 
-STEPS_MAX: Final = 20
+STEPS_MAX: Final = 40
 """Steps of one sweep; waiting requests run between them."""
 
 _PACE_MS: Final = 60_000

@@ -69,14 +69,16 @@ def verify_ledger(connection: sqlite3.Connection) -> LedgerReport:
     )
 
 
-def verify_audit(reading: Connection) -> tuple[int, int | None]:
+def verify_audit(
+    reading: Connection, noted: tuple[int, str] | None = None
+) -> tuple[int, int | None]:
     """Check the hash chain of the audit log, on one snapshot of entries and anchor."""
     execute = reading.sqlite.execute
     execute("BEGIN")
     try:
         anchor = _audit_anchor(reading)
         return audit.verify(
-            (AuditRow(*row) for row in execute("SELECT * FROM audit ORDER BY seq")), anchor
+            (AuditRow(*row) for row in execute("SELECT * FROM audit ORDER BY seq")), anchor, noted
         )
     finally:
         execute("ROLLBACK")
