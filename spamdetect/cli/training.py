@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -42,7 +43,16 @@ _DATA = click.argument(
 )
 @click.option("--seed", default=0, show_default=True, help="Same data and seed: the same file.")
 @click.option("--language", "is_language", is_flag=True, help="Train the language detector.")
-def train_command(data: tuple[Path, ...], output: Path, seed: int, is_language: bool) -> None:
+@click.option(
+    "--notices",
+    default=0,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="Add so many made notices of each template; the shipped model has 2.",
+)
+def train_command(
+    data: tuple[Path, ...], output: Path, seed: int, is_language: bool, notices: int
+) -> None:
     """Train a model on DATA: JSONL or CSV files, or folders of them.
 
     Each row needs text and label (spam or ham); source and fold are optional. Takes minutes; the
@@ -50,7 +60,7 @@ def train_command(data: tuple[Path, ...], output: Path, seed: int, is_language: 
     """
     started_s = time.monotonic()
     ready = output.with_name(f"{output.name}.tmp")
-    fit: Callable[..., object] = train_language if is_language else train
+    fit: Callable[..., object] = train_language if is_language else partial(train, notices=notices)
     with _told() as tell, _data_errors():
         fit(list(data), ready, seed, tell)
         ready.replace(output)

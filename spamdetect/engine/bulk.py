@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spamdetect.engine.characters import KINDS, SCRIPTS, Kind, character_tables, code_points
-from spamdetect.engine.classifier import SpamModel
+from spamdetect.engine.classifier import SILENT, SpamModel
 from spamdetect.engine.features import corpus_buckets
 from spamdetect.engine.language import (
     JOIN,
@@ -95,10 +95,10 @@ def languages(detector: LanguageModel, texts: Sequence[str]) -> list[Language]:
     return found
 
 
-def scores(
-    model: SpamModel, texts: Sequence[Normalised], structures: Sequence[list[int]]
+def probabilities(
+    model: SpamModel, texts: Sequence[Normalised], traits: Sequence[list[int]]
 ) -> list[float]:
-    """The raw score of each text."""
+    """The probability of spam of each text."""
     codes = [text.readable_codes for text in texts]
     owner = np.repeat(np.arange(len(texts)), [code.size for code in codes])
     buckets, owners = corpus_buckets(np.concatenate(codes), owner, model.bits)
@@ -112,6 +112,8 @@ def scores(
     keys = keys[keep]
     owners = (keys >> width).astype(np.intp)
     weights = model.weights[keys & ((1 << width) - 1)]
-    totals = np.bincount(owners, weights, minlength=len(texts)).tolist()
+    spoken = np.where(weights == SILENT, 0, weights)
+    totals = np.bincount(owners, spoken, minlength=len(texts)).tolist()
+    known = np.bincount(owners, weights != 0, minlength=len(texts)).tolist()
     sizes = np.bincount(owners, minlength=len(texts)).tolist()
-    return model.combine_many(totals, sizes, structures)
+    return model.combine_many(totals, known, sizes, traits)

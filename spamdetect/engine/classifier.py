@@ -1,10 +1,14 @@
-"""The spam classifier: one dot product over hashed n-grams and structural features."""
+"""The spam classifier: hashed n-grams where the training knows them, meaning where it does not.
+
+Two parts judge a text. Its n-grams and structure are summed with the weights of a linear
+classifier; a small network reads its traits: what it is made of, and the concepts that it names.
+How much of the text's n-grams the first part knows decides how much either is worth.
+"""
 
 from __future__ import annotations
 
 import math
 import os
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
@@ -13,30 +17,61 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from spamdetect.engine import concepts
+from spamdetect.engine.concepts import Lexicon
 from spamdetect.engine.container import Container, read, unpack
 from spamdetect.engine.features import Hashes, table_size, text_buckets
+from spamdetect.engine.meaning import Network
 from spamdetect.engine.profiles import Profile, read_profiles
 from spamdetect.engine.results import ModelError
-from spamdetect.engine.structure import STRUCTURE_SIZE
+from spamdetect.engine.traits import traits, traits_size
 
 FILE_NAME = "spam.model"
 KIND = "spam"
-FORMAT = 2
+FORMAT = 3
+STEEPNESS = 4
+SILENT = -128  # an n-gram that the training knows and that says nothing
+
+
+@attrs.frozen
+class Blend:
+    """How the two parts make a probability, by how much of a text is known.
+
+    The log-odds of spam are the sum of ``offset``, ``grams`` times the score of the n-grams and
+    ``meaning`` times that of the network, each of the three a pair: what it is for a text of which
+    nothing is known, and what is added for one of which all is known.
+    """
+
+    offset: tuple[float, float]
+    grams: tuple[float, float]
+    meaning: tuple[float, float]
+
+    def slopes(self, known: float) -> tuple[float, float, float]:
+        """The offset, and what either score is worth, where this share of a text is known."""
+        parts = (self.offset, self.grams, self.meaning)
+        offset, grams, meaning = (least + more * known for least, more in parts)
+        return offset, grams, meaning
+
+    def probability(self, grams: float, meaning: float, known: float) -> float:
+        """The calibrated probability of spam."""
+        offset, slope, worth = self.slopes(known)
+        odds = offset + slope * grams + worth * meaning
+        return 1.0 / (1.0 + math.exp(-max(-60.0, min(60.0, odds))))
 
 
 @attrs.frozen
 class SpamModel:
-    """The weights of the classifier.
+    """What the classifier has learnt.
 
     Attributes:
         bits: see `spamdetect.engine.features.text_buckets`.
-        weights: one weight for each bucket, int8.
+        weights: one weight for each bucket, int8: 0 where the training has not met it, `SILENT`
+            where it has and it says nothing.
         scale: what one unit of ``weights`` is worth.
-        structure: one weight for each structural feature.
-        bias: the constant term of the score.
-        slope: calibration, ``p = sigmoid(slope * score + offset)``.
-        offset: see ``slope``.
         power: a text of ``n`` different buckets divides their sum by ``n ** power``.
+        lexicon: of the concepts.
+        network: over the traits; it holds what the linear classifier thinks of them too.
+        blend: of the two scores.
         threshold: spam from this probability on.
         version: of the model.
         profiles: named thresholds, see `spamdetect.thresholds`.
@@ -45,56 +80,86 @@ class SpamModel:
     bits: int
     weights: NDArray[np.int8]
     scale: float
-    structure: NDArray[np.float32]
-    bias: float
-    slope: float
-    offset: float
     power: float
+    lexicon: Lexicon
+    network: Network
+    blend: Blend
     threshold: float
     version: str
-    profiles: Mapping[str, Profile] = attrs.field(
-        default=attrs.Factory(
-            lambda self: read_profiles(None, self.threshold, self.version), takes_self=True
-        )
-    )
+    profiles: Mapping[str, Profile]
+    chance: float = attrs.field(init=False)
+    """How many n-grams seem known where none is: the share of buckets that are."""
 
-    def score(self, codes: Hashes, structure: list[int]) -> float:
-        """The raw score of one text, in log-odds before calibration.
+    def __attrs_post_init__(self) -> None:
+        share = float(np.count_nonzero(self.weights)) / self.weights.size
+        object.__setattr__(self, "chance", min(share, 0.999))
+
+    def traits(self, structure: list[int], marked: str) -> list[int]:
+        """The traits of a text.
+
+        Args:
+            structure: the structural features that are on.
+            marked: the normalised text.
+        """
+        return traits(structure, self.lexicon.find(marked))
+
+    def probability(self, codes: Hashes, on: list[int]) -> float:
+        """The calibrated probability of spam for one text.
 
         Args:
             codes: normalised code points that begin and end with a space.
-            structure: the structural features that are on.
+            on: its traits.
         """
-        buckets = unique_buckets(text_buckets(codes, self.bits))
-        total = float(self.weights[buckets].sum(dtype=np.int64))
-        return self.combine(total, buckets.size, structure)
+        held = self.weights[unique_buckets(text_buckets(codes, self.bits))]
+        return self.combine(weight_sum(held), int(np.count_nonzero(held)), held.size, on)
 
-    def combine(self, total: float, size: int, structure: list[int]) -> float:
-        """The raw score from the sum of the int8 weights of ``size`` different buckets."""
-        return self._combined(total, size, float(self.structure[structure].sum()))
+    def combine(self, total: float, known: int, size: int, on: list[int]) -> float:
+        """The probability from the sum of the int8 weights of ``size`` different buckets.
+
+        Args:
+            total: that sum.
+            known: how many of them the training has met.
+            size: how many there are.
+            on: the traits of the text.
+        """
+        return self._combined(total, known, size, *self.network.scores(self.network.sums(on)))
 
     def combine_many(
-        self, totals: Sequence[float], sizes: Sequence[int], structures: Sequence[list[int]]
+        self,
+        totals: Sequence[float],
+        known: Sequence[int],
+        sizes: Sequence[int],
+        traits: Sequence[list[int]],
     ) -> list[float]:
         """`combine` for each text."""
-        sums = [0.0] * len(structures)
-        # Rows of one length are added up in the order in which each would be.
-        rows: dict[int, list[int]] = defaultdict(list)
-        for number, structure in enumerate(structures):
-            rows[len(structure)].append(number)
-        for numbers in rows.values():
-            weights = self.structure[np.array([structures[number] for number in numbers])]
-            for number, sum_ in zip(numbers, weights.sum(axis=1).tolist(), strict=True):
-                sums[number] = sum_
-        return list(map(self._combined, totals, sizes, sums))
+        scores = self.network.scores_many(self.network.sums_many(traits))
+        return list(map(self._combined, totals, known, sizes, *scores))
 
-    def _combined(self, total: float, size: int, structural: float) -> float:
-        grams = total * self.scale / float(max(1, size) ** self.power)
-        return grams + structural + self.bias
+    def _combined(
+        self, total: float, known: int, size: int, meaning: float, structural: float
+    ) -> float:
+        grams = total * self.scale / float(max(1, size) ** self.power) + structural
+        return self.blend.probability(grams, meaning, familiarity(known, size, self.chance))
 
-    def probability(self, score: float) -> float:
-        """The calibrated probability of spam for a score."""
-        return 1.0 / (1.0 + math.exp(-max(-60.0, min(60.0, self.slope * score + self.offset))))
+
+def familiarity(known: float, size: float, chance: float) -> float:
+    """How much of a text's n-grams the training knows, in [0, 1].
+
+    The fourth power of the share: of a known language nearly all n-grams are known, of another that
+    is written in the same letters still three quarters.
+
+    Args:
+        known: how many the training has met; some only seem so, as buckets are shared.
+        size: how many there are.
+        chance: the share of all buckets that it has met.
+    """
+    share = (known / max(1, size) - chance) / (1.0 - chance)
+    return min(1.0, max(0.0, share)) ** STEEPNESS
+
+
+def weight_sum(held: NDArray[np.int8]) -> int:
+    """The sum of some weights."""
+    return int(held.sum(dtype=np.int64)) - SILENT * int(np.count_nonzero(held == SILENT))
 
 
 def unique_buckets(buckets: Hashes) -> Hashes:
@@ -108,8 +173,19 @@ def unique_buckets(buckets: Hashes) -> Hashes:
 
 def dump(model: SpamModel) -> tuple[str, dict[str, Any], dict[str, NDArray[Any]]]:
     """The arguments of `spamdetect.engine.container.pack` for a model."""
-    meta = attrs.asdict(model, filter=attrs.filters.exclude("weights", "structure"))
-    return KIND, meta | {"format": FORMAT}, {"weights": model.weights, "structure": model.structure}
+    meta = {name: getattr(model, name) for name in _PLAIN}
+    arrays = {
+        "weights": model.weights,
+        "lexicon": np.frombuffer(concepts.dump(model.lexicon), np.uint8),
+    }
+    arrays |= {f"network_{name}": getattr(model.network, name) for name in _NETWORK}
+    profiles = {name: attrs.asdict(profile) for name, profile in model.profiles.items()}
+    meta |= {"format": FORMAT, "blend": attrs.asdict(model.blend), "profiles": profiles}
+    return KIND, meta, arrays
+
+
+_PLAIN = ("bits", "scale", "power", "threshold", "version")
+_NETWORK = ("weights", "scale", "bias", "output")
 
 
 def load(path: str | os.PathLike[str] | None = None) -> SpamModel:
@@ -133,27 +209,36 @@ def from_container(container: Container, origin: str) -> SpamModel:
     meta = dict(container.meta)
     if meta.pop("format", None) != FORMAT:
         raise ModelError(f"{origin} has another model format: train it again with this version")
-    profiles = meta.pop("profiles", None)
     advice = f"{origin} does not fit this version: train it again with this version"
+    arrays = container.arrays
     try:
         model = SpamModel(
-            weights=container.arrays["weights"],
-            structure=container.arrays["structure"],
-            profiles=read_profiles(profiles, meta["threshold"], meta["version"]),
-            **meta,
+            weights=arrays["weights"],
+            lexicon=concepts.load(arrays["lexicon"].tobytes()),
+            network=Network(**{name: arrays[f"network_{name}"] for name in _NETWORK}),
+            blend=Blend(**{name: (float(a), float(b)) for name, (a, b) in meta["blend"].items()}),
+            profiles=read_profiles(meta["profiles"]),
+            **{name: meta[name] for name in _PLAIN},
         )
-        sound = (
-            model.weights.size == table_size(model.bits)
-            and model.weights.dtype == np.int8
-            and model.structure.size == STRUCTURE_SIZE
-            and all(
-                math.isfinite(value)
-                for value in (model.scale, model.bias, model.slope, model.offset, model.power)
-            )
-            and 0.0 <= model.threshold <= 1.0
-        )
-    except (KeyError, TypeError, ValueError):
+        sound = set(meta) == {*_PLAIN, "blend", "profiles"} and _is_sound(model)
+    except (KeyError, TypeError, ValueError, IndexError):
         raise ModelError(advice) from None
     if not sound:
         raise ModelError(advice)
     return model
+
+
+def _is_sound(model: SpamModel) -> bool:
+    """Whether all parts are of the same model."""
+    network, width = model.network, traits_size(len(model.lexicon.names))
+    hidden = network.output.size
+    blend = model.blend
+    numbers = (model.scale, model.power, *blend.offset, *blend.grams, *blend.meaning)
+    return (
+        model.weights.size == table_size(model.bits)
+        and model.weights.dtype == network.weights.dtype == np.int8
+        and network.weights.shape == (width, hidden + 2)
+        and network.scale.shape == network.bias.shape == (hidden + 2,)
+        and all(math.isfinite(value) for value in numbers)
+        and 0.0 <= model.threshold <= 1.0
+    )

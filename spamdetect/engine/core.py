@@ -125,9 +125,10 @@ class Engine:
         marked = reading.normalised.marked
         if not marked:
             return self._analysis(reading, None)
-        on = structure(reading.normalised, reading.kinds, reading.scripts, len(text))
-        score = self._model.score(reading.normalised.readable_codes, on)
-        return self._analysis(reading, self._model.probability(score))
+        on = self._traits(reading)
+        return self._analysis(
+            reading, self._model.probability(reading.normalised.readable_codes, on)
+        )
 
     def predict_many(self, texts: Sequence[str]) -> list[Analysis]:
         """`predict` for each text, in order; short texts are read many at a time.
@@ -157,9 +158,10 @@ class Engine:
             for n, (text, normalised) in enumerate(zip(texts, normalise_many(texts), strict=True))
         ]
         full = [reading for reading in readings if reading.normalised.marked]
-        on = [structure(r.normalised, r.kinds, r.scripts, len(r.text)) for r in full]
-        raw = bulk.scores(self._model, [r.normalised for r in full], on) if full else []
-        chances = iter([self._model.probability(score) for score in raw])
+        on = [self._traits(reading) for reading in full]
+        chances = iter(
+            bulk.probabilities(self._model, [r.normalised for r in full], on) if full else []
+        )
         return [
             self._analysis(reading, next(chances) if reading.normalised.marked else None)
             for reading in readings
@@ -175,8 +177,13 @@ class Engine:
         reading = self._read(text)
         if not reading.normalised.marked:
             return []
-        on = structure(reading.normalised, reading.kinds, reading.scripts, len(text))
+        on = self._traits(reading)
         return explain_text(self._model, reading.normalised, on, top=top)
+
+    def _traits(self, reading: _Reading) -> list[int]:
+        found = reading.normalised
+        on = structure(found, reading.kinds, reading.scripts, len(reading.text))
+        return self._model.traits(on, found.marked)
 
     def _read(self, text: str) -> _Reading:
         tables = character_tables()

@@ -8,16 +8,17 @@ from typing import Final
 import numpy as np
 
 from spamdetect.engine.characters import code_points
-from spamdetect.engine.classifier import SpamModel, unique_buckets
+from spamdetect.engine.classifier import SpamModel, familiarity, unique_buckets, weight_sum
 from spamdetect.engine.features import text_buckets
 from spamdetect.engine.normalise import MAIL, MENTION, URL, Normalised
 from spamdetect.engine.results import Reason
-from spamdetect.engine.structure import GROUPS, STRUCTURE_NAMES
+from spamdetect.engine.structure import GROUPS
+from spamdetect.engine.traits import NAMED_EDGES, trait_names
 
 _PIECE: Final = re.compile(r"\S+")
 _NAMED: Final = {URL: "<url>", MAIL: "<mail>", MENTION: "<mention>"}
 _PIECES_READ: Final = 2000
-_EDGES: Final = dict(GROUPS)
+_EDGES: Final = {**dict(GROUPS), "concepts named": NAMED_EDGES}
 
 
 def explain(model: SpamModel, normalised: Normalised, on: list[int], *, top: int) -> list[Reason]:
@@ -29,23 +30,25 @@ def explain(model: SpamModel, normalised: Normalised, on: list[int], *, top: int
     Args:
         model: the classifier.
         normalised: the text.
-        on: its structural features.
+        on: its traits.
         top: how many reasons at most.
     """
-    reasons = [
-        Reason(STRUCTURE_NAMES[index], weight, describe_structure(STRUCTURE_NAMES[index], weight))
-        for index in on
-        if (weight := float(model.structure[index]) * model.slope)
-    ]
     buckets = unique_buckets(text_buckets(normalised.readable_codes, model.bits))
-    unit = model.scale * model.slope / max(1, buckets.size) ** model.power
+    known = int(np.count_nonzero(model.weights[buckets]))
+    _, slope, worth = model.blend.slopes(familiarity(known, buckets.size, model.chance))
+    names = trait_names(model.lexicon.names)
+    reasons = []
+    for index, (meaning, structural) in zip(on, model.network.losses(on), strict=True):
+        weight = structural * slope + meaning * worth
+        reasons.append(Reason(names[index], weight, describe_trait(names[index], weight)))
+    unit = model.scale * slope / max(1, buckets.size) ** model.power
     seen: dict[str, float] = {}
     for match in _PIECE.finditer(normalised.marked):
         word = match.group()
         if word not in seen and len(seen) < _PIECES_READ:
             own = unique_buckets(text_buckets(code_points(f" {word} "), model.bits))
             own = np.intersect1d(own, buckets, assume_unique=True)
-            seen[word] = float(model.weights[own].sum(dtype=np.int64)) * unit
+            seen[word] = weight_sum(model.weights[own]) * unit
     for word, weight in seen.items():
         shown = _NAMED.get(word, word)
         reasons.append(Reason(f'words:"{shown}"', weight, describe_word(shown, weight)))
@@ -58,9 +61,11 @@ def describe_word(word: str, weight: float) -> str:
     return f'"{word}" is more usual in {_side(weight)}'
 
 
-def describe_structure(name: str, weight: float) -> str:
-    """A sentence about a structural feature."""
+def describe_trait(name: str, weight: float) -> str:
+    """A sentence about a trait."""
     group, _, bucket = name.partition(":")
+    if group == "concept":
+        return f"the text speaks of: {bucket.replace('_', ' ')}, more usual in {_side(weight)}"
     if group == "link to":
         what = {
             "empty": "an address without a host", "address": "a numeric address",

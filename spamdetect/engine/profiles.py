@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 import attrs
 
@@ -27,33 +27,13 @@ class Profile:
     recall: float | None = None
 
 
-# For a model file of before there were profiles: those of model 1.2.0.
-_EARLIER: Final = {
-    "strict": Profile(0.18, 0.0497, 0.9509),
-    "balanced": Profile(0.5, 0.0168, 0.9062),
-    "quiet": Profile(0.96, 0.0019, 0.7223),
-}
-_EARLIER_VERSION: Final = "1.2.0"
-
-
-def read_profiles(meta: Any, threshold: float, version: str) -> dict[str, Profile]:
+def read_profiles(meta: Any) -> dict[str, Profile]:
     """The profiles of a model file's header.
-
-    Args:
-        meta: its ``profiles``; None when it has none.
-        threshold: of the model, which is that of ``balanced``.
-        version: of the model.
 
     Raises:
         TypeError: not profiles.
         ValueError: a threshold is no probability.
     """
-    if meta is None:
-        if version == _EARLIER_VERSION and threshold == _EARLIER["balanced"].threshold:
-            return dict(_EARLIER)
-        thresholds = {name: profile.threshold for name, profile in _EARLIER.items()}
-        thresholds["balanced"] = threshold
-        return {name: Profile(value) for name, value in thresholds.items()}
     profiles: dict[str, Profile] = {name: Profile(**meta[name]) for name in PROFILE_NAMES}
     if not all(0.0 <= profile.threshold <= 1.0 for profile in profiles.values()):
         raise ValueError("a threshold is no probability")

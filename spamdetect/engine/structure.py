@@ -58,6 +58,7 @@ _NAMES.extend(f"script:{script}" for script in SCRIPT_GROUP)
 
 STRUCTURE_NAMES: Final = tuple(_NAMES)
 STRUCTURE_SIZE: Final = len(_NAMES)
+SCRIPT_COLUMNS: Final = slice(_SCRIPT_OFFSET, STRUCTURE_SIZE)
 _PLAN: Final = tuple((offset, edges) for offset, (_, edges) in zip(_OFFSETS, GROUPS, strict=True))
 _HOST_INDEX: Final = {kind: _HOST_OFFSET + i for i, kind in enumerate(HOST_KINDS)}
 
@@ -73,7 +74,7 @@ _HOSTS_READ = 8
 def bucket_groups() -> list[slice]:
     """Where the buckets of each group stand; every text is in one bucket of each."""
     groups = [slice(offset, offset + len(edges) + 1) for offset, edges in _PLAN]
-    return [*groups, slice(_SCRIPT_OFFSET, STRUCTURE_SIZE)]
+    return [*groups, SCRIPT_COLUMNS]
 
 
 def structure(

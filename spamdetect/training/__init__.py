@@ -8,6 +8,6 @@ Example:
 from spamdetect.training.dataset import DataError
 from spamdetect.training.evaluate import evaluate
 from spamdetect.training.language_fit import train_language
-from spamdetect.training.spam_fit import train
+from spamdetect.training.trainer import train
 
 __all__ = ["DataError", "evaluate", "train", "train_language"]

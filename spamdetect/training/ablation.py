@@ -17,8 +17,8 @@ from spamdetect.training.spam_fit import DEFAULT_PLAN, DEFAULTS, corpus
 
 VARIANTS: Final[Mapping[str, tuple[Settings, Plan]]] = {
     "as shipped": (DEFAULTS, DEFAULT_PLAN),
-    "only the fit without fragments": (DEFAULTS, attrs.evolve(DEFAULT_PLAN, fragmented=0.0)),
-    "only the fit with fragments": (DEFAULTS, attrs.evolve(DEFAULT_PLAN, fragmented=1.0)),
+    "n-grams only by log-count ratio": (DEFAULTS, attrs.evolve(DEFAULT_PLAN, fragmented=0.0)),
+    "n-grams only by rarity": (DEFAULTS, attrs.evolve(DEFAULT_PLAN, fragmented=1.0)),
     "no structural features": (attrs.evolve(DEFAULTS, structure_value=0.0), DEFAULT_PLAN),
     "no words": (attrs.evolve(DEFAULTS, word_value=0.0), DEFAULT_PLAN),
     "both fits by log-count ratio": (attrs.evolve(DEFAULTS, rarity=0.0), DEFAULT_PLAN),
@@ -56,8 +56,8 @@ def ablation(
         known: variants that have been evaluated already.
         jobs: how many processes share the work, where the system can fork.
     """
-    tests = suite(rows, seed, DEFAULTS.bits, progress)
     data = corpus(rows, seed, DEFAULTS, DEFAULT_PLAN, progress)
+    tests = suite(rows, seed, DEFAULTS.bits, progress, data.lexicon)
 
     def evaluated(name: str) -> Evaluation:
         def told(stage: str, share: float) -> None:
@@ -66,7 +66,7 @@ def ablation(
         settings, plan = VARIANTS[name]
         same = plan == attrs.evolve(DEFAULT_PLAN, fragmented=plan.fragmented)
         of = attrs.evolve(data, plan=plan) if same else corpus(rows, seed, settings, plan, told)
-        return check(of, tests, settings, told, sources, MOST_FOLDS)
+        return check(of, tests, settings, told, sources, MOST_FOLDS, ("fold",))
 
     found = dict(known or {})
     missing = [name for name in VARIANTS if name not in found]

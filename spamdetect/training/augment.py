@@ -46,7 +46,7 @@ class Plan:
     phrases: int = 8
     fragment_weight: float = 0.3
     phrase_weight: float = 0.15
-    fragmented: float = 0.4
+    fragmented: float = 0.5
     mixture: tuple[tuple[str, float], ...] = (
         ("a link", 0.45),
         ("a price", 0.2),

@@ -35,12 +35,16 @@ class SpamRow:
         is_spam: its label.
         source: where it is from; one part of the data for leave-one-source-out.
         fold: 0 to 4, for cross-validation; equal for texts that must not be parted.
+        language: its code, empty where unknown.
+        kind: what sort of message it is, where the source says so.
     """
 
     text: str
     is_spam: bool
     source: str
     fold: int
+    language: str = ""
+    kind: str = ""
 
 
 @attrs.frozen
@@ -56,8 +60,9 @@ class LanguageRow:
 def read_spam(paths: Iterable[str | os.PathLike[str]]) -> list[SpamRow]:
     """Read labelled texts.
 
-    Each row needs ``text`` and ``label`` (spam or ham, also 1 or 0); ``source`` and ``fold``
-    are optional. A folder stands for the data files in it whose name begins with ``spam``.
+    Each row needs ``text`` and ``label`` (spam or ham, also 1 or 0); ``source``, ``fold``,
+    ``lang`` and ``kind`` are optional. A folder stands for the data files in it whose name begins
+    with ``spam``.
 
     Raises:
         DataError: no such file, an unreadable row, an unknown label, or one class only.
@@ -70,7 +75,9 @@ def read_spam(paths: Iterable[str | os.PathLike[str]]) -> list[SpamRow]:
             if label not in SPAM_LABELS | HAM_LABELS:
                 raise DataError(f"{path}, line {line}: label {label!r} is neither spam nor ham")
             source = str(record.get("source") or path.name)
-            rows.append(SpamRow(text, label in SPAM_LABELS, source, _fold(record, text)))
+            language, kind = (str(record.get(name) or "") for name in ("lang", "kind"))
+            fold = _fold(record, text)
+            rows.append(SpamRow(text, label in SPAM_LABELS, source, fold, language, kind))
     spam = sum(row.is_spam for row in rows)
     if not rows:
         raise DataError("the data hold no texts: each row needs a text and a label, spam or ham")

@@ -1,9 +1,9 @@
-"""How good a classifier is: cross-validation, unseen sources, disguise, ordinary additions."""
+"""How good a classifier is where it has seen nothing alike: whole parts left out, disguise."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from random import Random
 from typing import Final
 
@@ -11,24 +11,27 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from spamdetect.engine.concepts import Lexicon
 from spamdetect.engine.core import Engine
 from spamdetect.training import metrics, spam_fit
 from spamdetect.training.attacks import ATTACKS, Disguise
 from spamdetect.training.augment import Plan
 from spamdetect.training.dataset import FOLDS, DataError, SpamRow, read_spam
-from spamdetect.training.linear import Fitted, Settings
+from spamdetect.training.judge import Judge, fit_judge, tells
+from spamdetect.training.linear import Settings
 from spamdetect.training.matrix import Matrix, Progress, build, silent
 from spamdetect.training.metrics import Scores
 from spamdetect.training.mirror import COPIES, MIRROR
-from spamdetect.training.spam_fit import Corpus, fit_on, out_of_fold, scores_of
+from spamdetect.training.spam_fit import Corpus
+from spamdetect.training.trainer import WAYS, HeldOut, blend, held_out
 
 Floats = NDArray[np.float64]
-Calibration = Callable[[Floats], Floats]
-MIN_CLASS: Final = 20  # a source with fewer texts of a class says nothing of that class
+Flags = NDArray[np.bool_]
 SUITE_FOLD: Final = 0
 SUITE_TEXTS: Final = 2000
 SUITE_LENGTH: Final = 1500
 THRESHOLD: Final = 0.5
+SENT, MADE = "sent", "notices"
 
 
 @attrs.frozen
@@ -36,9 +39,11 @@ class Evaluation:
     """What one evaluation found.
 
     Attributes:
-        in_domain: cross-validation over the folds.
+        in_domain: cross-validation over the folds, of texts that were really sent.
         by_fold: the same for each fold alone.
         by_source: leave-one-source-out, for each source.
+        left_out: for each way of leaving parts out, and for texts that were sent and made notices
+            apart, the figures of each part.
         attacks: for each disguise, the figures on disguised texts of a held-out fold.
         clean: the figures on the same texts undisguised.
         mirror: for each harmless addition, the share of ham taken for spam.
@@ -49,6 +54,7 @@ class Evaluation:
     in_domain: Scores
     by_fold: Mapping[int, Scores]
     by_source: Mapping[str, Scores]
+    left_out: Mapping[tuple[str, str], Mapping[str, Scores]]
     attacks: Mapping[str, Scores]
     clean: Scores
     mirror: Mapping[str, float]
@@ -64,6 +70,10 @@ class Evaluation:
     def attacked(self) -> Scores:
         """The mean over the disguises."""
         return mean(list(self.attacks.values()))
+
+    def without(self, way: str, of: str = SENT) -> Scores:
+        """The mean over the parts that were left out in some way."""
+        return mean(list(self.left_out.get((way, of), {}).values()))
 
 
 def mean(parts: Sequence[Scores]) -> Scores:
@@ -91,7 +101,13 @@ class Suite:
     changed: Mapping[str, Mapping[str, Matrix]]
 
 
-def suite(rows: Sequence[SpamRow], seed: int, bits: int, progress: Progress = silent) -> Suite:
+def suite(
+    rows: Sequence[SpamRow],
+    seed: int,
+    bits: int,
+    progress: Progress = silent,
+    lexicon: Lexicon | None = None,
+) -> Suite:
     """Change texts of the held-out fold.
 
     Args:
@@ -99,6 +115,7 @@ def suite(rows: Sequence[SpamRow], seed: int, bits: int, progress: Progress = si
         seed: of the choice of texts and of the changes.
         bits: of the features.
         progress: told how far it is.
+        lexicon: of concepts.
 
     Raises:
         DataError: no text is in that fold.
@@ -110,16 +127,20 @@ def suite(rows: Sequence[SpamRow], seed: int, bits: int, progress: Progress = si
     for number, (kind, changes) in enumerate(kinds.items()):
         progress("disguising", number / len(kinds))
         changed[kind] = {
-            name: build(changed_texts(texts, change, seed), bits)
+            name: build(changed_texts(texts, change, seed), bits, silent, lexicon)
             for name, change in changes.items()
         }
     progress("disguising", 1.0)
-    return Suite(np.array([row.is_spam for row in sample]), build(texts, bits), changed)
+    clean = build(texts, bits, silent, lexicon)
+    return Suite(np.array([row.is_spam for row in sample]), clean, changed)
 
 
 def suite_rows(rows: Sequence[SpamRow], seed: int) -> list[SpamRow]:
     """The held-out texts that disguises are tried on."""
-    sample = [row for row in rows if row.fold == SUITE_FOLD]
+    sample = [
+        row for row in rows
+        if row.fold == SUITE_FOLD and not row.source.startswith(spam_fit.NOTICES)
+    ]  # fmt: skip
     if not sample:
         raise DataError(f"no text is in fold {SUITE_FOLD}, which disguises are tried on")
     Random(seed).shuffle(sample)
@@ -151,7 +172,8 @@ def cross_check(
         sources: left out one at a time; all where this is not given.
     """
     data = spam_fit.corpus(rows, seed, settings, plan, progress)
-    return check(data, suite(rows, seed, settings.bits, progress), settings, progress, sources)
+    tests = suite(rows, seed, settings.bits, progress, data.lexicon)
+    return check(data, tests, settings, progress, sources)
 
 
 def check(
@@ -161,6 +183,7 @@ def check(
     progress: Progress = silent,
     sources: Sequence[str] | None = None,
     most_folds: int = FOLDS,
+    ways: Sequence[str] = WAYS,
 ) -> Evaluation:
     """`cross_check` on features already computed.
 
@@ -171,56 +194,99 @@ def check(
         progress: told how far it is.
         sources: left out one at a time; all where this is not given.
         most_folds: cross-validate over no more than the first ones.
+        ways: of leaving parts out.
     """
-    fits = spam_fit.fits_by_fold(data, settings, progress, most_folds)
-    raw = out_of_fold(data, fits)
-    folds = data.folds
-    chances, by_fold = np.zeros(raw.size), {}
-    for fold in fits:
-        inside = folds == fold
-        chances[inside] = calibration(data, raw, ~inside)(raw[inside])
-        by_fold[fold] = metrics.scores(data.labels[inside], chances[inside], THRESHOLD)
-    held = ~np.isnan(raw)
-    names = sorted(set(data.sources.tolist())) if sources is None else sources
-    by_source = leave_one_source_out(data, settings, raw, names, progress)
-    fitted, chance = fits[SUITE_FOLD], calibration(data, raw, folds != SUITE_FOLD)
-    labels = tests.labels
-    clean = chance(fitted.scores(tests.clean))
-    judged = {
-        kind: {name: chance(fitted.scores(matrix)) for name, matrix in changed.items()}
-        for kind, changed in tests.changed.items()
-    }
-    said = clean >= THRESHOLD
+    found = held_out(data, settings, progress, ways, most_folds)
+    chances, left_out = judged(data, found)
+    names = sorted(set(data.sources.tolist()) - data.made) if sources is None else sources
+    first = data.folds == SUITE_FOLD
+    judge = fit_judge(data, ~first, settings, progress)
+    disguised = Changes.of(tests, judge, data, found, first)
+    sent = ~np.isin(data.sources, sorted(data.made))
+    held = ~np.isnan(chances) & sent
     return Evaluation(
         in_domain=metrics.scores(data.labels[held], chances[held], THRESHOLD),
-        by_fold=by_fold,
-        by_source=by_source,
-        attacks={
-            name: metrics.scores(labels, found, THRESHOLD)
-            for name, found in judged["attacks"].items()
-        },
-        clean=metrics.scores(labels, clean, THRESHOLD),
-        mirror={
-            name: float((found[~labels] >= THRESHOLD).mean())
-            for name, found in judged["mirror"].items()
-        },
-        mirror_clean=float(said[~labels].mean()),
-        copies={
-            name: float(((found >= THRESHOLD) != said).mean())
-            for name, found in judged["copies"].items()
-        },
+        by_fold={int(name): scores for name, scores in left_out["fold", SENT].items()},
+        by_source=leave_one_source_out(data, settings, found, names, progress),
+        left_out=left_out,
+        attacks=disguised.attacks,
+        clean=disguised.clean,
+        mirror=disguised.mirror,
+        mirror_clean=disguised.mirror_clean,
+        copies=disguised.copies,
     )
 
 
-def calibration(data: Corpus, raw: Floats, chosen: NDArray[np.bool_]) -> Calibration:
-    """From scores to probabilities, by what is known of some of the texts."""
-    known = chosen & ~np.isnan(raw)
-    slope, offset = metrics.platt(data.labels[known], raw[known])
+def judged(
+    data: Corpus, found: Sequence[HeldOut]
+) -> tuple[Floats, dict[tuple[str, str], dict[str, Scores]]]:
+    """What is said of the texts of each part, by fits and a blend that do not know them.
 
-    def chance(scores: Floats) -> Floats:
-        return np.asarray(1.0 / (1.0 + np.exp(-np.clip(slope * scores + offset, -60, 60))))
+    Args:
+        data: the texts.
+        found: what fits say of texts that they have not seen.
 
-    return chance
+    Returns:
+        The probability of each text by the folds, NaN where its fold was not tried; and figures by
+        way of leaving out, by whether the texts were sent or made, and by part.
+    """
+    chances = np.full(len(data.rows), np.nan)
+    made = np.isin(data.sources, sorted(data.made))
+    scores: dict[tuple[str, str], dict[str, Scores]] = {}
+    for held in found:
+        for name, inside in held.part.groups.items():
+            here = inside[held.texts]
+            texts = held.texts[here]
+            said = held.signals.select(here).probabilities(blend(data, found, inside))
+            if held.part.way == "fold":
+                chances[texts] = said
+            for of, mask in ((SENT, ~made[texts]), (MADE, made[texts])):
+                if tells(data.labels[texts[mask]]):
+                    figures = metrics.scores(data.labels[texts[mask]], said[mask], THRESHOLD)
+                    scores.setdefault((held.part.way, of), {})[name] = figures
+    return chances, scores
+
+
+@attrs.frozen
+class Changes:
+    """Figures on texts that were changed; see `Evaluation`."""
+
+    attacks: dict[str, Scores]
+    clean: Scores
+    mirror: dict[str, float]
+    mirror_clean: float
+    copies: dict[str, float]
+
+    @classmethod
+    def of(
+        cls, tests: Suite, judge: Judge, data: Corpus, found: Sequence[HeldOut], unseen: Flags
+    ) -> Changes:
+        """Try a fit that has not seen the texts."""
+        mixed, labels = blend(data, found, unseen), tests.labels
+        clean = judge.signals(tests.clean).probabilities(mixed)
+        said = {
+            kind: {
+                name: judge.signals(matrix).probabilities(mixed) for name, matrix in changed.items()
+            }
+            for kind, changed in tests.changed.items()
+        }
+        verdict = clean >= THRESHOLD
+        return cls(
+            attacks={
+                name: metrics.scores(labels, chance, THRESHOLD)
+                for name, chance in said["attacks"].items()
+            },
+            clean=metrics.scores(labels, clean, THRESHOLD),
+            mirror={
+                name: float((chance[~labels] >= THRESHOLD).mean())
+                for name, chance in said["mirror"].items()
+            },
+            mirror_clean=float(verdict[~labels].mean()),
+            copies={
+                name: float(((chance >= THRESHOLD) != verdict).mean())
+                for name, chance in said["copies"].items()
+            },
+        )
 
 
 def related(source: str, sources: Iterable[str]) -> set[str]:
@@ -228,15 +294,10 @@ def related(source: str, sources: Iterable[str]) -> set[str]:
     return {other for other in sources if other.startswith(source) or source.startswith(other)}
 
 
-def tells(labels: NDArray[np.bool_]) -> bool:
-    """Whether a source holds enough texts of both classes to say something of each."""
-    return min(int(labels.sum()), int((~labels).sum())) >= MIN_CLASS
-
-
 def leave_one_source_out(
     data: Corpus,
     settings: Settings,
-    raw: Floats,
+    found: Sequence[HeldOut],
     left_out: Sequence[str],
     progress: Progress = silent,
 ) -> dict[str, Scores]:
@@ -245,26 +306,27 @@ def leave_one_source_out(
     Args:
         data: the texts and their copies.
         settings: of the fits.
-        raw: scores of held-out texts, for the calibration, from which the source is left out too.
+        found: for the calibration, from which the source is left out too.
         left_out: the names.
         progress: told how far it is.
     """
     sources = data.sources
     names = sorted(set(sources.tolist()))
-    found = {}
+    scores = {}
     for number, name in enumerate(left_out):
         progress("leaving one source out", number / len(left_out))
         inside = sources == name
         if not tells(data.labels[inside]):
             continue
-        rest = ~np.isin(sources, sorted(related(name, names)))
-        if data.labels[rest].all() or not data.labels[rest].any():
+        kin = np.isin(sources, sorted(related(name, names)))
+        if data.labels[~kin].all() or not data.labels[~kin].any():
             continue
-        fitted = fit_on(data, rest, settings)
-        scores = calibration(data, raw, rest)(scores_of(data, fitted, inside))
-        found[name] = metrics.scores(data.labels[inside], scores, THRESHOLD)
+        judge = fit_judge(data, ~kin, settings)
+        signals = judge.signals(data.matrix.select(np.flatnonzero(inside)))
+        said = signals.probabilities(blend(data, found, kin))
+        scores[name] = metrics.scores(data.labels[inside], said, THRESHOLD)
     progress("leaving one source out", 1.0)
-    return found
+    return scores
 
 
 def evaluate(
@@ -294,4 +356,4 @@ def evaluate(
     return metrics.scores(np.array([row.is_spam for row in rows]), chances, engine.threshold)
 
 
-__all__ = ["Evaluation", "Fitted", "check", "cross_check", "evaluate", "mean", "suite"]
+__all__ = ["Evaluation", "check", "cross_check", "evaluate", "mean", "suite"]

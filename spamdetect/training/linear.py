@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spamdetect.engine.features import table_size
-from spamdetect.engine.structure import STRUCTURE_SIZE
 from spamdetect.training.matrix import Matrix, Progress, silent
 
 Floats = NDArray[np.float64]
 FULL_EVERY = 4
+CLIP = 0.9995
 
 
 @attrs.frozen
@@ -38,9 +38,10 @@ class Settings:
         prior_smoothing: added to the counts for that ratio, so that rare n-grams have little.
         min_count: n-grams of fewer texts than this are left out.
         epochs: how often the rows are gone through.
+        notices: how much a made notice counts, beside 1 for a text that was really sent.
     """
 
-    bits: int = 20
+    bits: int = 21
     power: float = 0.5
     l2: float = 6e-6
     structure_value: float = 0.1
@@ -53,16 +54,26 @@ class Settings:
     prior_smoothing: float = 1.0
     min_count: int = 2
     epochs: int = 10
+    notices: float = 1.0
 
 
 @attrs.frozen
 class Fitted:
-    """Weights for buckets, for structural features, and the bias."""
+    """Weights for buckets and for traits, and the bias.
+
+    Attributes:
+        weights: one for each bucket.
+        structure: one for each trait.
+        bias: the constant term.
+        power: a row of ``n`` n-grams is divided by ``n ** power``.
+        scale: the weights are whole multiples of it, of at most 127, once they are rounded.
+    """
 
     weights: Floats
     structure: Floats
     bias: float
     power: float
+    scale: float = 0.0
 
     def scores(self, matrix: Matrix) -> Floats:
         """The score of each row."""
@@ -71,6 +82,14 @@ class Fitted:
         return (
             total + row_sums(self.structure[matrix.structure], matrix.structure_starts) + self.bias
         )
+
+
+def rounded(fitted: Fitted) -> Fitted:
+    """A fit as a model file holds it: n-grams of eight bits, the smallest of no weight at all."""
+    used = np.abs(fitted.weights[fitted.weights != 0])
+    scale = float(np.quantile(used, CLIP)) / 127.0 if used.size else 1.0
+    weights = np.clip(np.rint(fitted.weights / scale), -127, 127) * scale
+    return attrs.evolve(fitted, weights=weights, scale=scale)
 
 
 def between(one: Fitted, other: Fitted, share: float) -> Fitted:
@@ -182,7 +201,7 @@ class _Descent:
         scale: Floats,
     ) -> None:
         self.weights = np.zeros(scale.size, np.float32)
-        self.structure = np.zeros(STRUCTURE_SIZE)
+        self.structure = np.zeros(matrix.width)
         self.bias = 0.0
         self._squares = (scale**2).astype(np.float32)
         self._value = settings.structure_value**2

@@ -10,9 +10,11 @@ from numpy.typing import NDArray
 
 from spamdetect.engine.characters import KINDS, SCRIPTS, character_tables, code_points
 from spamdetect.engine.classifier import unique_buckets
+from spamdetect.engine.concepts import Lexicon
 from spamdetect.engine.features import text_buckets
 from spamdetect.engine.normalise import normalise
-from spamdetect.engine.structure import STRUCTURE_SIZE, structure
+from spamdetect.engine.structure import structure
+from spamdetect.engine.traits import traits, traits_size
 
 Progress = Callable[[str, float], None]
 """Called with the name of the stage and the share of it that is done, in [0, 1]."""
@@ -29,14 +31,16 @@ class Matrix:
     Attributes:
         columns: the columns that are on, row after row.
         starts: where each row starts in ``columns``, and the end.
-        structure: the structural columns that are on, row after row.
+        structure: the traits that are on, row after row.
         structure_starts: the same for ``structure``.
+        width: how many traits there are.
     """
 
     columns: NDArray[np.int32]
     starts: NDArray[np.int64]
     structure: NDArray[np.int32]
     structure_starts: NDArray[np.int64]
+    width: int
 
     @property
     def rows(self) -> int:
@@ -47,7 +51,7 @@ class Matrix:
         """The matrix of some rows, in the order given."""
         columns, starts = _select(self.columns, self.starts, rows)
         structural, structure_starts = _select(self.structure, self.structure_starts, rows)
-        return Matrix(columns, starts, structural, structure_starts)
+        return Matrix(columns, starts, structural, structure_starts, self.width)
 
 
 def _select(
@@ -60,15 +64,19 @@ def _select(
     return values[offsets + np.arange(out[-1])], out
 
 
-def build(texts: Sequence[str], bits: int, progress: Progress = silent) -> Matrix:
+def build(
+    texts: Sequence[str], bits: int, progress: Progress = silent, lexicon: Lexicon | None = None
+) -> Matrix:
     """The features of texts as the engine computes them.
 
     Args:
         texts: as received.
         bits: logarithm of the number of n-gram buckets.
         progress: told how far it is.
+        lexicon: of concepts; none by default.
     """
     tables = character_tables()
+    lexicon = lexicon or Lexicon({})
     columns, structural = [], []
     for number, text in enumerate(texts):
         codes = code_points(text)
@@ -77,11 +85,12 @@ def build(texts: Sequence[str], bits: int, progress: Progress = silent) -> Matri
         scripts = np.bincount(tables.script[codes], minlength=len(SCRIPTS))
         buckets = unique_buckets(text_buckets(found.readable_codes, bits))
         columns.append(buckets.astype(np.int32))
-        structural.append(np.array(structure(found, kinds, scripts, len(text)), np.int32))
+        on = structure(found, kinds, scripts, len(text))
+        structural.append(np.array(traits(on, lexicon.find(found.marked)), np.int32))
         if number % 500 == 0:
             progress("reading texts", number / len(texts))
     progress("reading texts", 1.0)
-    return Matrix(*_stack(columns), *_stack(structural))
+    return Matrix(*_stack(columns), *_stack(structural), traits_size(len(lexicon.names)))
 
 
 def join(matrices: Sequence[Matrix]) -> Matrix:
@@ -96,6 +105,7 @@ def join(matrices: Sequence[Matrix]) -> Matrix:
         starts([matrix.starts for matrix in matrices]),
         np.concatenate([matrix.structure for matrix in matrices]),
         starts([matrix.structure_starts for matrix in matrices]),
+        matrices[0].width,
     )
 
 
@@ -105,4 +115,11 @@ def _stack(rows: list[NDArray[np.int32]]) -> tuple[NDArray[np.int32], NDArray[np
     return np.concatenate(rows), starts
 
 
-__all__ = ["STRUCTURE_SIZE", "Matrix", "Progress", "build", "join", "silent"]
+def dense(matrix: Matrix) -> NDArray[np.float32]:
+    """1 where a trait is on, row by row."""
+    rows = np.zeros((matrix.rows, matrix.width), np.float32)
+    rows[np.repeat(np.arange(matrix.rows), np.diff(matrix.structure_starts)), matrix.structure] = 1
+    return rows
+
+
+__all__ = ["Matrix", "Progress", "build", "dense", "join", "silent"]

@@ -23,8 +23,8 @@ from spamdetect.training.evaluate import (
     mean,
     related,
     suite_rows,
-    tells,
 )
+from spamdetect.training.judge import tells
 from spamdetect.training.language_report import LanguageScores
 from spamdetect.training.matrix import Progress
 from spamdetect.training.metrics import Scores

@@ -19,6 +19,7 @@ from spamdetect.training.ablation import MOST_SOURCES, ablation
 from spamdetect.training.card import card
 from spamdetect.training.dataset import DataError, read_language, read_spam
 from spamdetect.training.evaluate import cross_check
+from spamdetect.training.made import PER_TEMPLATE, made_rows
 from spamdetect.training.tables import (
     OURS,
     ablation_table,
@@ -26,6 +27,7 @@ from spamdetect.training.tables import (
     detail_tables,
     footprint_table,
     language_table,
+    left_out_table,
     our_row,
 )
 from spamdetect.training.targets import targets_table
@@ -58,6 +60,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--seed", type=int, default=0)
     made.add_argument("--quick", action="store_true", help="fewer folds and sources for baselines")
     made.add_argument("--no-baselines", action="store_true", help="fit and measure no others")
+    made.add_argument(
+        "--notices", type=int, default=PER_TEMPLATE, help="made notices of each template to add"
+    )
     made.add_argument("--ablation", action="store_true", help="also without each ingredient")
     made.add_argument("--jobs", type=int, default=1, help="processes that share the ablation")
     made.add_argument("--card", type=Path, help="also write the model card to this file")
@@ -99,7 +104,8 @@ def report(chosen: argparse.Namespace, progress: Log) -> None:
     if chosen.save:
         others.save(chosen.save)
         return
-    rows = read_spam([chosen.data / "spam"])
+    sent = read_spam([chosen.data / "spam"])
+    rows = [*sent, *made_rows(chosen.seed, chosen.notices)]
     sections: dict[str, str] = {}
 
     def show(title: str, body: str) -> None:
@@ -108,9 +114,10 @@ def report(chosen: argparse.Namespace, progress: Log) -> None:
         sys.stdout.flush()
 
     evaluation = cross_check(rows, chosen.seed, progress=progress)
+    show("Left out", left_out_table(evaluation))
     show("Details", detail_tables(evaluation))
     if chosen.ablation:
-        largest = peers.largest_sources(rows, MOST_SOURCES)
+        largest = peers.largest_sources(sent, MOST_SOURCES)
         sources = [name for name in largest if name in evaluation.by_source]
         known = {"as shipped": evaluation}
         variants = ablation(rows, chosen.seed, sources, progress, known, chosen.jobs)
@@ -120,7 +127,7 @@ def report(chosen: argparse.Namespace, progress: Log) -> None:
     detector = language_report.score(texts, language_report.ours(language.load()))
     show("Language", language_table({OURS: detector} | others.detectors))
     progress("cost", 0.0)
-    cost = footprint.measure([row.text for row in rows])
+    cost = footprint.measure([row.text for row in sent])
     show("Cost", footprint_table(cost))
     show("Classifier", classifier_table([our_row(evaluation, cost), *others.classifiers.values()]))
     show("Targets", targets_table(evaluation, cost, detector))

@@ -1,34 +1,28 @@
-"""Training the spam classifier: from labelled texts to a model file."""
+"""Fitting the n-grams of the spam classifier: texts, their copies, their fragments."""
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Final
 
 import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from spamdetect.engine import classifier
-from spamdetect.engine.classifier import SpamModel
-from spamdetect.engine.container import pack
+from spamdetect.engine.concepts import Lexicon
 from spamdetect.engine.features import table_size
-from spamdetect.engine.structure import bucket_groups
-from spamdetect.training import linear, metrics
+from spamdetect.training import lexicon as lexicons
+from spamdetect.training import linear
 from spamdetect.training.augment import Plan, copies, fragments, phrases
-from spamdetect.training.dataset import FOLDS, DataError, SpamRow, read_spam
+from spamdetect.training.dataset import DataError, SpamRow
 from spamdetect.training.linear import Fitted, Settings
 from spamdetect.training.matrix import Matrix, Progress, build, join, silent
-from spamdetect.training.profiles import measured_profiles
 
-VERSION: Final = "1.2.0"
 DEFAULTS: Final = Settings()
 DEFAULT_PLAN: Final = Plan()
 TEMPER: Final = 0.7
-CLIP: Final = 0.9995
+NOTICES: Final = "notices"  # how the names of made sources begin
 KEPT_SPAM: Final = 2
 KEPT_HAM: Final = 1
 THRESHOLD: Final = 0.5
@@ -48,6 +42,7 @@ class Corpus:
         ends: where the copies, the fragments and the phrases end.
         plan: what was added.
         seed: of what was drawn, and of the fits.
+        lexicon: of the concepts.
     """
 
     rows: Sequence[SpamRow]
@@ -57,6 +52,7 @@ class Corpus:
     ends: tuple[int, ...]
     plan: Plan
     seed: int
+    lexicon: Lexicon
 
     @property
     def folds(self) -> NDArray[np.intp]:
@@ -68,6 +64,11 @@ class Corpus:
         """The source of each text."""
         return np.array([row.source for row in self.rows])
 
+    @property
+    def made(self) -> set[str]:
+        """The sources whose texts were made from templates."""
+        return {row.source for row in self.rows if row.source.startswith(NOTICES)}
+
 
 def corpus(
     rows: Sequence[SpamRow],
@@ -77,28 +78,52 @@ def corpus(
     progress: Progress = silent,
 ) -> Corpus:
     """Compute the features of texts and of their copies."""
-    parts = [build([row.text for row in rows], settings.bits, progress)]
+    lexicon = lexicons.shipped()
+    parts = [build([row.text for row in rows], settings.bits, progress, lexicon)]
     owners = list(range(len(rows)))
     ends = []
     for make in (copies, fragments, phrases):
         texts, of = make(rows, plan, seed)
         if texts:
-            parts.append(build(texts, settings.bits, progress))
+            parts.append(build(texts, settings.bits, progress, lexicon))
             owners += of
         ends.append(len(owners))
     labels = np.array([row.is_spam for row in rows])
-    return Corpus(rows, join(parts), np.array(owners, np.intp), labels, tuple(ends), plan, seed)
+    owner = np.array(owners, np.intp)
+    return Corpus(rows, join(parts), owner, labels, tuple(ends), plan, seed, lexicon)
 
 
-def fit_on(
+def text_weights(data: Corpus, chosen: NDArray[np.bool_], settings: Settings) -> Floats:
+    """How much each text counts where some are fitted to.
+
+    A source with ``n`` texts weighs ``n ** 0.7``, so that a large one does not decide alone.
+    """
+    sources = data.sources
+    counts = Counter(sources[chosen].tolist())
+    worth = {
+        source: count ** (TEMPER - 1.0) * (settings.notices if source in data.made else 1.0)
+        for source, count in counts.items()
+    }
+    return np.array([worth.get(source, 0.0) for source in sources.tolist()])
+
+
+def whole_rows(
+    data: Corpus, chosen: NDArray[np.bool_], settings: Settings
+) -> tuple[NDArray[np.intp], Floats]:
+    """The rows of some texts and of their copies, and how much each counts."""
+    rows = np.flatnonzero(chosen[data.owner[: data.ends[0]]])
+    weights = text_weights(data, chosen, settings)[data.owner[rows]]
+    weights[rows >= len(data.rows)] *= data.plan.weight
+    return rows, weights
+
+
+def fit_grams(
     data: Corpus,
     chosen: NDArray[np.bool_],
     settings: Settings = DEFAULTS,
     progress: Progress = silent,
 ) -> Fitted:
-    """Fit to some of the texts and their copies.
-
-    A source with ``n`` texts weighs ``n ** 0.7``, so that a large one does not decide alone.
+    """Fit the linear classifier to some of the texts and their copies.
 
     Two fits are averaged: one to the texts and their copies, with n-grams scaled by their log-count
     ratios, and one also to the fragments, with n-grams scaled by their rarity. The second knows
@@ -119,36 +144,54 @@ def fit_on(
             "a part of the data to be fitted holds one class only: add texts of both labels, so "
             "that each of the five folds has some (a few hundred of each at least)"
         )
-    use = np.flatnonzero(chosen[data.owner])
-    sources = data.sources
-    counts = Counter(sources[chosen].tolist())
-    worth = {source: count ** (TEMPER - 1.0) for source, count in counts.items()}
-    by_text = np.array([worth.get(source, 0.0) for source in sources.tolist()])
-    whole = use[use < data.ends[0]]
-    weights = by_text[data.owner[whole]]
-    weights[whole >= len(data.rows)] *= data.plan.weight
+    whole, weights = whole_rows(data, chosen, settings)
     matrix = data.matrix.select(whole)
     labels = data.labels[data.owner[whole]]
-    share = data.plan.fragmented if data.plan.fragments or data.plan.phrases else 0.0
-    if not share:
+    share = data.plan.fragmented
+
+    def by_ratio() -> Fitted:
         return linear.fit(matrix, labels, weights, settings, data.seed, progress)
-    matrices, rows, shares = [matrix], [whole], [weights]
+
+    if not share:
+        return linear.rounded(by_ratio())
+    joined, owner, shares = with_fragments(data, chosen, matrix, whole, weights, settings)
+    short = linear.fit(
+        joined, data.labels[owner], shares, settings, data.seed, progress, by_rarity=True
+    )
+    return linear.rounded(linear.between(by_ratio(), short, share) if share < 1.0 else short)
+
+
+def with_fragments(
+    data: Corpus,
+    chosen: NDArray[np.bool_],
+    matrix: Matrix,
+    rows: NDArray[np.intp],
+    weights: Floats,
+    settings: Settings,
+) -> tuple[Matrix, NDArray[np.intp], Floats]:
+    """The features of the texts with those of the telling fragments, whose they are, weights.
+
+    Args:
+        data: all texts.
+        chosen: which of them to fit to.
+        matrix: the features of these texts and their copies.
+        rows: their rows in ``data``.
+        weights: how much each of them counts.
+        settings: of the fit.
+    """
+    by_text = text_weights(data, chosen, settings)
+    matrices, owners, shares = [matrix], [data.owner[rows]], [weights]
+    use = np.flatnonzero(chosen[data.owner])
     parts = np.split(use, np.searchsorted(use, data.ends))[1:-1]
     for offered, weight in zip(
         parts, (data.plan.fragment_weight, data.plan.phrase_weight), strict=True
     ):
-        if offered.size:
-            told = telling(data, matrix, whole, weights, offered, settings)
+        if offered.size and weight:
+            told = telling(data, matrix, rows, weights, offered, settings)
             matrices.append(data.matrix.select(told))
-            rows.append(told)
+            owners.append(data.owner[told])
             shares.append(by_text[data.owner[told]] * weight)
-    told_labels = data.labels[data.owner[np.concatenate(rows)]]
-    joined, share_of = join(matrices), np.concatenate(shares)
-    short = linear.fit(joined, told_labels, share_of, settings, data.seed, progress, by_rarity=True)
-    if share == 1.0:
-        return short
-    plain = linear.fit(matrix, labels, weights, settings, data.seed, progress)
-    return linear.between(plain, short, share)
+    return join(matrices), np.concatenate(owners), np.concatenate(shares)
 
 
 def telling(
@@ -186,122 +229,6 @@ def telling(
     return np.sort(offered[order[place < np.where(spam[order], KEPT_SPAM, KEPT_HAM)]])
 
 
-def scores_of(data: Corpus, fitted: Fitted, chosen: NDArray[np.bool_]) -> Floats:
-    """The raw scores of some of the texts themselves."""
-    return fitted.scores(data.matrix.select(np.flatnonzero(chosen)))
-
-
-def fits_by_fold(
-    data: Corpus,
-    settings: Settings = DEFAULTS,
-    progress: Progress = silent,
-    most: int = FOLDS,
-) -> dict[int, Fitted]:
-    """For each of the first folds, a fit that has not seen it.
-
-    Raises:
-        DataError: there are not two folds, which calibration needs.
-    """
-    folds = data.folds
-    present = sorted(set(folds.tolist()))[:most]
-    if len(present) < 2:
-        raise DataError(
-            "the texts lie in one fold and calibration needs two: number the folds 0 to 4, or "
-            "leave fold out of the rows"
-        )
-    found = {}
-    for number, fold in enumerate(present):
-        progress("cross-validating", number / len(present))
-        found[fold] = fit_on(data, folds != fold, settings)
-    progress("cross-validating", 1.0)
-    return found
-
-
-def out_of_fold(data: Corpus, fits: Mapping[int, Fitted]) -> Floats:
-    """A raw score for each text from the fit that has not seen its fold; NaN without one."""
-    folds = data.folds
-    found = np.full(len(data.rows), np.nan)
-    for fold, fitted in fits.items():
-        inside = folds == fold
-        found[inside] = scores_of(data, fitted, inside)
-    return found
-
-
-def train(
-    paths: Iterable[str | os.PathLike[str]],
-    out: str | os.PathLike[str],
-    seed: int = 0,
-    progress: Progress = silent,
-) -> SpamModel:
-    """Train the classifier on labelled texts and write its model file.
-
-    The same data, seed and version give the same file, byte for byte, on the same kind of
-    machine.
-
-    Args:
-        paths: JSONL or CSV files, or folders with such; see `read_spam`.
-        out: the file to write.
-        seed: of everything that is drawn.
-        progress: told the stage and the share of it that is done.
-
-    Raises:
-        DataError: the data cannot be used; the text says which file and line.
-
-    Example:
-        >>> train(["data/spam"], "spam.model", seed=0)  # doctest: +SKIP
-    """
-    data = corpus(read_spam(paths), seed, progress=progress)
-    held_out = out_of_fold(data, fits_by_fold(data, progress=progress))
-    model = finish(data, held_out, fit_on(data, np.ones(len(data.rows), bool), progress=progress))
-    Path(out).write_bytes(pack(*classifier.dump(model)))
-    return model
-
-
-def finish(data: Corpus, held_out: Floats, fitted: Fitted) -> SpamModel:
-    """Calibrate, choose the threshold, and round the weights to eight bits."""
-    slope, offset = metrics.platt(data.labels, held_out)
-    chances = 1.0 / (1.0 + np.exp(-(slope * held_out + offset)))
-    used = np.abs(fitted.weights[fitted.weights != 0])
-    scale = float(np.quantile(used, CLIP)) / 127.0 if used.size else 1.0
-    weights = np.clip(np.rint(fitted.weights / scale), -127, 127).astype(np.int8)
-    structure, shift = centred(data, fitted.structure)
-    return SpamModel(
-        bits=table_bits(weights.size),
-        weights=weights,
-        scale=scale,
-        structure=structure.astype(np.float32),
-        bias=fitted.bias + shift,
-        slope=slope,
-        offset=offset,
-        power=fitted.power,
-        threshold=THRESHOLD,
-        version=VERSION,
-        profiles=measured_profiles(data.labels, chances, THRESHOLD),
-    )
-
-
-def centred(data: Corpus, weights: Floats) -> tuple[Floats, float]:
-    """The structural weights less what the usual text has, and that sum for the bias.
-
-    Each text is in exactly one bucket of each group, so that scores stay the same, while the
-    weight of a bucket says how far it is from the ordinary; explanations need that.
-    """
-    last = int(data.matrix.structure_starts[len(data.rows)])
-    used = np.bincount(data.matrix.structure[:last], minlength=weights.size)
-    moved, shift = weights.copy(), 0.0
-    for part in bucket_groups():
-        usual = float((weights[part] * used[part]).sum() / max(1, used[part].sum()))
-        moved[part] -= usual
-        shift += usual
-    return moved, shift
-
-
 def table_bits(size: int) -> int:
     """The ``bits`` of a table of this size."""
     return next(bits for bits in range(1, 31) if table_size(bits) == size)
-
-
-__all__ = [
-    "FOLDS", "Corpus", "corpus", "finish", "fit_on", "fits_by_fold", "out_of_fold", "scores_of",
-    "train",
-]  # fmt: skip

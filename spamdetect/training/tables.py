@@ -6,13 +6,18 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from spamdetect.training.dataset import FOLDS
-from spamdetect.training.evaluate import Evaluation, mean
+from spamdetect.training.evaluate import MADE, SENT, Evaluation, mean
 from spamdetect.training.footprint import Footprint
 from spamdetect.training.language_report import KINDS, LanguageScores
 from spamdetect.training.metrics import Scores
 from spamdetect.training.peers import Row
 
 OURS: Final = "spamdetect"
+LEFT_OUT: Final = {
+    "family": "a family of languages",
+    "kind": "a kind of message",
+    "domain": "a domain",
+}
 
 
 def our_row(evaluation: Evaluation, cost: Footprint) -> Row:
@@ -59,6 +64,31 @@ def classifier_table(rows: Sequence[Row]) -> str:
 
 def _inside(scores: Scores) -> str:
     return f"{scores.f1:.3f} / {scores.auc:.3f} / {scores.recall_at_1:.3f}"
+
+
+def left_out_table(evaluation: Evaluation) -> str:
+    """Whole families, kinds and domains left out: mean, worst by F1, and each."""
+    lines = [
+        "| left out | texts are | F1 | AUC | recall | FPR | ECE | texts |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+
+    def line(title: str, of: str, s: Scores) -> str:
+        return (
+            f"| {title} | {of} | {s.f1:.3f} | {s.auc:.3f} | {s.recall:.3f} | {s.fpr:.3f} "
+            f"| {s.ece:.3f} | {s.texts} |"
+        )
+
+    for way, title in LEFT_OUT.items():
+        for of in (SENT, MADE):
+            parts = evaluation.left_out.get((way, of), {})
+            if not parts:
+                continue
+            worst = min(parts, key=lambda name: parts[name].f1)
+            lines.append(line(f"**{title}**, mean of {len(parts)}", of, mean(list(parts.values()))))
+            lines.append(line(f"the worst: {worst}", of, parts[worst]))
+            lines += [line(name, of, scores) for name, scores in parts.items() if name != worst]
+    return "\n".join(lines)
 
 
 def detail_tables(evaluation: Evaluation) -> str:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from spamdetect import AsyncSpamClient, SpamClient, SpamConfigError, SpamResponseError
 from spamdetect.cli import main
 from spamdetect.engine import Engine, classifier
-from spamdetect.engine.container import pack, unpack
+from spamdetect.engine.container import pack
 from spamdetect.engine.profiles import Profile
 from spamdetect.engine.results import ModelError
 from spamdetect.service.settings import ServiceSettings, read_service_settings
@@ -97,16 +97,10 @@ def test_profiles_lie_in_the_model_file(tmp_path: Path, engine: Engine) -> None:
     own = Engine.load(path)
     assert own.profiles["strict"] == Profile(0.1, 0.5, 0.5)
     assert classifier.dump(classifier.load(path))[1]["profiles"] == changed
-    for broken in ({}, {**changed, "quiet": {"threshold": 7}}, {**changed, "quiet": 1}):
+    for broken in (None, {}, {**changed, "quiet": {"threshold": 7}}, {**changed, "quiet": 1}):
         path.write_bytes(pack(kind, meta | {"profiles": broken}, arrays))
         with pytest.raises(ModelError, match="does not fit"):
             Engine.load(path)
-    del meta["profiles"]
-    path.write_bytes(pack(kind, meta | {"version": "0.1", "threshold": 0.3}, arrays))
-    unmeasured = Engine.load(path)
-    assert unmeasured.profiles["balanced"] == Profile(0.3)
-    assert unmeasured.profiles["quiet"].false_alarms is None
-    assert unpack(path.read_bytes(), kind=kind, origin="").meta.get("profiles") is None
 
 
 @pytest.mark.asyncio

@@ -67,11 +67,12 @@ def test_the_card_is_generated_whole(
     saved = peers.Peers({"other detector": DETECTOR}, {"other": row("other", sources=["s1"])})
     saved.save(tmp_path / "peers.json")
     card = tmp_path / "card.md"
-    arguments = [str(data), "--no-baselines", "--ablation", "--jobs=2", "--card", str(card)]
+    arguments = [str(data), "--no-baselines", "--notices=0", "--ablation", "--jobs=2"]
+    arguments += ["--card", str(card)]
     assert report.main([*arguments, "--join", str(tmp_path / "peers.json")]) == 0
     printed = capsys.readouterr()
     text = card.read_text(encoding="utf-8")
-    titles = ["Targets", "Classifier", "Details", "Ablation", "Language", "Cost"]
+    titles = ["Targets", "Classifier", "Left out", "Details", "Ablation", "Language", "Cost"]
     assert [line[4:] for line in text.splitlines() if line.startswith("### ")] == titles
     assert all(f"\n| {name} | " in text for name in VARIANTS)
     assert "| other detector | 0.800 | " in text

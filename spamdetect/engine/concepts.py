@@ -1,0 +1,181 @@
+"""Which concepts a text names: a lexicon of words and phrases of many languages.
+
+A pattern is one word or several with spaces between. A word may begin or end with ``*`` and then
+matches with anything before or after. Patterns in scripts that are written without spaces match
+anywhere. Matching takes time linear in the length of the text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import attrs
+
+# All but white space, signs, emoji and the markers of the normalised text.
+_WORD: Final = re.compile(
+    "[^\\s\\x00-/:-@\\[-`{-\\xa9\\xab-\\xb4\\xb6-\\xb9\\xbb-\\xbf\\xd7\\xf7\u02b9-\u02df"
+    "\u055a-\u055f\u0589\u058a\u05be\u05c0\u05c3\u05f3\u05f4\u0609-\u060d\u061b-\u061f\u066a-\u066d"
+    "\u06d4\u0700-\u070d\u0964\u0965\u0970\u0df4\u0e4f\u0e5a\u0e5b\u0f04-\u0f14\u104a-\u104f\u10fb"
+    "\u1360-\u1368\u17d4-\u17da\u2000-\u2bff\u3000-\u3004\u3008-\u3030\ue000-\uf8ff\ufd3e\ufd3f"
+    "\ufe10-\ufe6f\uff00-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65\U0001f000-\U0001ffff]+"
+)
+# Thai, Lao, Tibetan, Burmese, Khmer, Kana and Han are written without spaces between words.
+_DENSE_RANGES: Final = (
+    "\u0e01-\u0eff\u0f00-\u0fff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u9fff"
+    "\uf900-\ufaff\U00020000-\U0003ffff"
+)
+_DENSE: Final = re.compile(f"[{_DENSE_RANGES}]")
+_DENSE_RUN: Final = re.compile(f"[{_DENSE_RANGES}]+(?: [{_DENSE_RANGES}]+)*")
+_REMEMBERED: Final = 1 << 14
+_LONGEST: Final = 40  # characters of a word that are looked at
+
+
+@attrs.define
+class _Node:
+    """A place in the tree of phrases."""
+
+    concepts: tuple[int, ...] = ()
+    following: dict[int, _Node] = attrs.field(factory=dict)
+
+
+_Entry = tuple[tuple[int, ...], tuple[int, ...]]
+_NOTHING: Final[_Entry] = ((), ())
+
+
+class Lexicon:
+    """Finds concepts in normalised texts.
+
+    Args:
+        patterns: for each concept, its patterns, normalised as texts are.
+
+    Example:
+        >>> Lexicon({"free": ["free", "gratis*"], "parcel": ["your package"]}).find("gratisproben")
+        [0]
+    """
+
+    __slots__ = (
+        "_dense", "_exact", "_known", "_longest", "_parts", "_prefixes", "_root", "_suffixes",
+        "names", "patterns",
+    )  # fmt: skip
+
+    def __init__(self, patterns: Mapping[str, Sequence[str]]) -> None:
+        self.names = tuple(patterns)
+        self.patterns = {name: tuple(found) for name, found in patterns.items()}
+        self._exact: dict[str, _Entry] = {}
+        self._prefixes: dict[str, _Entry] = {}
+        self._suffixes: dict[str, _Entry] = {}
+        self._dense: dict[str, list[tuple[str, int]]] = {}
+        self._parts: dict[str, int] = {}
+        self._root = _Node()
+        self._known: dict[str, _Entry] = {}
+        for concept, found in enumerate(patterns.values()):
+            alone: _Entry = ((concept,), ())
+            for pattern in found:
+                self._add(pattern, concept, alone)
+        tables = (self._prefixes, self._suffixes)
+        self._longest = [max(map(len, table), default=0) for table in tables]
+
+    def find(self, text: str) -> list[int]:
+        """The numbers of the concepts that a text names, ascending.
+
+        Args:
+            text: normalised, see `spamdetect.engine.normalise.Normalised.marked`.
+        """
+        found: set[int] = set()
+        known, active = self._known, [self._root]
+        for word in _WORD.findall(text):
+            entry = known.get(word)
+            if entry is None:
+                entry = self._look_up(word)
+            concepts, parts = entry
+            if concepts:
+                found.update(concepts)
+            if parts:
+                reached = [
+                    node for place in active for part in parts
+                    if (node := place.following.get(part)) is not None
+                ]  # fmt: skip
+                for node in reached:
+                    found.update(node.concepts)
+                active = [self._root, *reached]
+            elif len(active) > 1:
+                active = [self._root]
+        if self._dense and not text.isascii() and _DENSE.search(text):
+            self._find_dense(text, found)
+        return sorted(found)
+
+    def _find_dense(self, text: str, found: set[int]) -> None:
+        heads = self._dense
+        for run in _DENSE_RUN.findall(text):
+            for start in range(len(run) - 1):
+                for pattern, concept in heads.get(run[start : start + 2], ()):
+                    if run.startswith(pattern, start):
+                        found.add(concept)
+
+    def _look_up(self, word: str) -> _Entry:
+        prefix, suffix = self._longest
+        starts = [word[:size] for size in range(1, min(len(word), prefix, _LONGEST) + 1)]
+        ends = [word[-size:] for size in range(1, min(len(word), suffix, _LONGEST) + 1)]
+        entries = [
+            self._exact.get(word, _NOTHING),
+            *(self._prefixes[key] for key in starts if key in self._prefixes),
+            *(self._suffixes[key] for key in ends if key in self._suffixes),
+        ]
+        concepts = tuple(sorted({number for entry in entries for number in entry[0]}))
+        parts = tuple(sorted({number for entry in entries for number in entry[1]}))
+        entry = (concepts, parts) if concepts or parts else _NOTHING
+        if len(self._known) >= _REMEMBERED:
+            self._known = {}
+        self._known[word] = entry
+        return entry
+
+    def _add(self, pattern: str, concept: int, alone: _Entry) -> None:
+        if not pattern.isascii() and _DENSE.search(pattern):
+            dense = pattern.replace("*", "")
+            if len(dense) > 1:
+                self._dense.setdefault(dense[:2], []).append((dense, concept))
+            return
+        if " " not in pattern:
+            table, key = self._place(pattern)
+            concepts, parts = table.setdefault(key, alone)
+            if concept not in concepts:
+                table[key] = ((*concepts, concept), parts)
+            return
+        node = self._root
+        for word in pattern.split():
+            part = self._parts.setdefault(word, len(self._parts))
+            table, key = self._place(word)
+            concepts, parts = table.get(key, _NOTHING)
+            if part not in parts:
+                table[key] = (concepts, (*parts, part))
+            node = node.following.setdefault(part, _Node())
+        node.concepts = (*node.concepts, concept)
+
+    def _place(self, word: str) -> tuple[dict[str, _Entry], str]:
+        if word[-1] == "*":
+            return self._prefixes, word.strip("*")
+        if word[0] == "*":
+            return self._suffixes, word[1:]
+        return self._exact, word
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a normalised text as the lexicon sees them."""
+    return _WORD.findall(text)
+
+
+def dump(lexicon: Lexicon) -> bytes:
+    """A lexicon as bytes, for a model file."""
+    return "\n".join("\t".join([name, *lexicon.patterns[name]]) for name in lexicon.names).encode()
+
+
+def load(data: bytes) -> Lexicon:
+    """What `dump` wrote.
+
+    Raises:
+        ValueError: not UTF-8.
+    """
+    lines: Iterable[list[str]] = (line.split("\t") for line in data.decode().splitlines())
+    return Lexicon({name: patterns for name, *patterns in lines})

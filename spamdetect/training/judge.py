@@ -1,0 +1,178 @@
+"""Both parts of the classifier, fitted to some texts and tried on others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from spamdetect.engine.classifier import STEEPNESS
+from spamdetect.engine.meaning import Network
+from spamdetect.engine.traits import traits_size
+from spamdetect.training import linear, network
+from spamdetect.training.blending import Signals
+from spamdetect.training.dataset import FOLDS, DataError
+from spamdetect.training.families import domain, families
+from spamdetect.training.linear import Fitted, Settings
+from spamdetect.training.matrix import Matrix, Progress, dense, silent
+from spamdetect.training.network import NetworkSettings
+from spamdetect.training.spam_fit import DEFAULTS, Corpus, fit_grams, whole_rows
+
+Flags = NDArray[np.bool_]
+MIN_CLASS: Final = 20  # a part with fewer texts of a class says nothing of that class
+KIND_GROUPS: Final = 3
+FAMILY_GROUPS: Final = 3
+NETWORK: Final = NetworkSettings()
+
+
+@attrs.frozen
+class Judge:
+    """A fit of both parts.
+
+    Attributes:
+        grams: of the n-grams.
+        network: of the traits.
+        met: for each bucket, whether the texts or their copies hold it more than once.
+    """
+
+    grams: Fitted
+    network: Network
+    met: Flags
+
+    def signals(self, matrix: Matrix) -> Signals:
+        """What it says of texts."""
+        return Signals(
+            self.grams.scores(matrix),
+            network.scores(self.network, dense(matrix)),
+            familiarities(matrix, self.met),
+        )
+
+
+def familiarities(matrix: Matrix, met: Flags) -> NDArray[np.float64]:
+    """`spamdetect.engine.classifier.familiarity` of each row.
+
+    Args:
+        matrix: the features.
+        met: for each bucket, whether the training knows it.
+    """
+    chance = min(float(met.mean()), 0.999)
+    sizes = np.maximum(np.diff(matrix.starts), 1)
+    share = linear.row_sums(met[matrix.columns].astype(float), matrix.starts) / sizes
+    return np.asarray(np.clip((share - chance) / (1.0 - chance), 0.0, 1.0) ** STEEPNESS)
+
+
+def met_buckets(matrix: Matrix, fitted: Fitted, least: int) -> Flags:
+    """The buckets that at least so many rows hold, or that have a weight."""
+    counts = np.bincount(matrix.columns, minlength=fitted.weights.size)
+    return np.asarray((counts >= least) | (fitted.weights != 0))
+
+
+def fit_judge(
+    data: Corpus,
+    chosen: Flags,
+    settings: Settings = DEFAULTS,
+    progress: Progress = silent,
+    of_network: NetworkSettings = NETWORK,
+) -> Judge:
+    """Fit both parts to some of the texts and their copies.
+
+    Raises:
+        DataError: the chosen texts are of one class.
+    """
+    grams = fit_grams(data, chosen, settings, progress)
+    rows, weights = whole_rows(data, chosen, settings)
+    matrix = data.matrix.select(rows)
+    found = network.fit(
+        dense(matrix),
+        data.labels[data.owner[rows]],
+        weights,
+        slice(traits_size(0), data.matrix.width),
+        of_network,
+        data.seed,
+    )
+    return Judge(grams, found, met_buckets(matrix, grams, settings.min_count))
+
+
+@attrs.frozen
+class Part:
+    """Texts that are left out together.
+
+    Attributes:
+        way: by ``fold``, ``family`` of languages, ``kind`` of message or ``domain``.
+        groups: which texts belong to each fold, family, kind or domain among them.
+    """
+
+    way: str
+    groups: dict[str, Flags]
+
+    @property
+    def inside(self) -> Flags:
+        """Which texts are left out."""
+        found: Flags = np.any(list(self.groups.values()), axis=0)
+        return found
+
+
+def parts(data: Corpus, ways: Sequence[str], most_folds: int = FOLDS) -> list[Part]:
+    """All that is left out in turn.
+
+    Kinds are left out several at a time, and so are the families that the data show in notices
+    alone: fewer fits, and a harder test than one by one.
+
+    Args:
+        data: the texts.
+        ways: see `Part`.
+        most_folds: no more than the first ones.
+
+    Raises:
+        DataError: there are not two folds, which calibration needs.
+    """
+    found: list[Part] = []
+    if "fold" in ways:
+        folds = data.folds
+        present = sorted(set(folds.tolist()))[:most_folds]
+        if len(present) < 2:
+            raise DataError("the texts lie in one fold; at least two are needed for calibration")
+        found += [Part("fold", {str(fold): folds == fold}) for fold in present]
+    made = np.isin(data.sources, sorted(data.made))
+    if "family" in ways:
+        masks = _masks(families(data.rows))
+        sent = [name for name, mask in masks.items() if _tells(data, mask & ~made)]
+        found += [Part("family", {name: masks[name]}) for name in sent]
+        rest = [name for name, mask in masks.items() if name not in sent and _tells(data, mask)]
+        found += _dealt("family", masks, rest, FAMILY_GROUPS)
+    if "kind" in ways:
+        masks = _masks([row.kind for row in data.rows])
+        kinds = [name for name, mask in masks.items() if name and _tells(data, mask)]
+        found += _dealt("kind", masks, kinds, KIND_GROUPS)
+    if "domain" in ways:
+        masks = _masks([domain(row) for row in data.rows])
+        domains = [name for name, mask in masks.items() if _tells(data, mask & ~made)]
+        found += [Part("domain", {name: masks[name]}) for name in domains]
+    return [part for part in found if part.way == "fold" or _leaves_both(data, part.inside)]
+
+
+def _masks(names: Sequence[str]) -> dict[str, Flags]:
+    array = np.array(names)
+    return {name: array == name for name in sorted(set(names))}
+
+
+def _dealt(way: str, masks: dict[str, Flags], names: list[str], groups: int) -> list[Part]:
+    dealt = [names[start::groups] for start in range(groups)]
+    return [Part(way, {name: masks[name] for name in hand}) for hand in dealt if hand]
+
+
+def tells(labels: Flags) -> bool:
+    """Whether there are enough texts of both classes to say something of each."""
+    return min(int(labels.sum()), int((~labels).sum())) >= MIN_CLASS
+
+
+def _tells(data: Corpus, mask: Flags) -> bool:
+    return tells(data.labels[mask])
+
+
+def _leaves_both(data: Corpus, inside: Flags) -> bool:
+    rest = data.labels[~inside]
+    return bool(rest.any() and not rest.all())

@@ -1,0 +1,204 @@
+"""Fitting the network over traits by Adam (Kingma and Ba 2015), in numpy."""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from spamdetect.engine.meaning import Network
+from spamdetect.engine.structure import SCRIPT_COLUMNS
+from spamdetect.engine.traits import NAMED, trait_groups
+
+Floats = NDArray[np.float32]
+CLIP = 30.0
+
+
+@attrs.frozen
+class NetworkSettings:
+    """What a fit depends on besides the data.
+
+    Attributes:
+        hidden: how many units.
+        epochs: how often the rows are gone through.
+        batch: rows for each step.
+        rate: of learning, at the start; it falls to zero.
+        decay: share of the weights that each step takes away, as a multiple of the rate.
+        dropped: share of the structural features that a step does not see, so that none alone
+            decides.
+        forgotten: the same of the concepts, as no lexicon knows all words.
+        silenced: share of the texts of which a step sees no concept, as no lexicon knows all
+            languages.
+    """
+
+    hidden: int = 96
+    epochs: int = 18
+    batch: int = 256
+    rate: float = 3e-3
+    decay: float = 0.1
+    dropped: float = 0.3
+    forgotten: float = 0.05
+    silenced: float = 0.1
+
+
+def fit(
+    rows: Floats,
+    labels: NDArray[np.bool_],
+    weights: NDArray[np.float64],
+    concepts: slice,
+    settings: NetworkSettings,
+    seed: int,
+) -> Network:
+    """Fit a network.
+
+    Args:
+        rows: 1 where a trait is on, for each text.
+        labels: which texts are spam.
+        weights: how much each text counts; only their ratios matter.
+        concepts: the columns of concepts.
+        settings: see there.
+        seed: of the start, the order of the rows and what is dropped.
+    """
+    random = np.random.Generator(np.random.PCG64(seed))
+    size, width = rows.shape
+    rows[:, SCRIPT_COLUMNS] = 0.0  # the network is to judge scripts that it has not seen
+    usual_share = weights @ rows / weights.sum()
+    usual = max(1.0, float(rows.sum(axis=1).mean()))
+    first = random.standard_normal((width, settings.hidden)) * np.sqrt(0.5 / usual)
+    output = random.standard_normal(settings.hidden) / np.sqrt(settings.hidden)
+    state = _Adam(
+        [
+            first.astype(np.float32),
+            np.zeros(settings.hidden, np.float32),
+            output.astype(np.float32),
+            np.zeros(width, np.float32),
+            np.zeros(1, np.float32),
+        ],
+        settings,
+    )
+    dropped = np.full(width, settings.dropped, np.float32)
+    dropped[concepts] = settings.forgotten
+    share = (weights / weights.mean()).astype(np.float32)
+    target = labels.astype(np.float32)
+    batches = -(-size // settings.batch)
+    steps = settings.epochs * batches
+    order: list[NDArray[np.int64]] = []
+    for step in range(steps):
+        if step % batches == 0:
+            order = np.array_split(random.permutation(size), batches)
+        chosen = order[step % batches]
+        part = rows[chosen]
+        part *= random.random(part.shape, np.float32) >= dropped
+        if settings.silenced:
+            silent = random.random(len(part)) < settings.silenced
+            part[silent, concepts] = 0.0
+            part[silent, NAMED] = 0.0
+            part[silent, NAMED.start] = 1.0
+        gradients = _gradients(state.values, part, target[chosen], share[chosen])
+        state.step(gradients, settings.rate * (1.0 - step / steps))
+    return _rounded(state.values, usual_share)
+
+
+def _gradients(values: list[Floats], rows: Floats, target: Floats, share: Floats) -> list[Floats]:
+    first, bias, output, direct, constant = values
+    reached = rows @ first + bias
+    active = np.maximum(reached, 0.0)
+    score = active @ output + rows @ direct + constant
+    chance = 1.0 / (1.0 + np.exp(-np.clip(score, -CLIP, CLIP)))
+    error = (chance - target) * share / np.float32(len(rows))
+    back = np.outer(error, output) * (reached > 0)
+    return [rows.T @ back, back.sum(0), active.T @ error, rows.T @ error, error.sum(keepdims=True)]
+
+
+class _Adam:
+    """The values, and running means of their gradients and of the squares of these."""
+
+    def __init__(self, values: list[Floats], settings: NetworkSettings) -> None:
+        self.values = values
+        self._decay = settings.decay
+        self._mean = [np.zeros_like(value) for value in values]
+        self._square = [np.zeros_like(value) for value in values]
+        self._steps = 0
+
+    def step(self, gradients: list[Floats], rate: float) -> None:
+        self._steps += 1
+        short = 1.0 - 0.9**self._steps
+        long = 1.0 - 0.999**self._steps
+        for value, gradient, mean, square in zip(
+            self.values, gradients, self._mean, self._square, strict=True
+        ):
+            mean += 0.1 * (gradient - mean)
+            square += 0.001 * (gradient * gradient - square)
+            moved = rate * (mean / short) / (np.sqrt(square / long) + 1e-8)
+            value -= moved.astype(np.float32)
+            value *= np.float32(1.0 - rate * self._decay)
+
+
+def _rounded(values: list[Floats], usual: NDArray[np.float64]) -> Network:
+    """The network as a model file holds it; of the linear classifier nothing yet."""
+    first, bias, output, direct, constant = values
+    columns = np.column_stack([first, direct]).astype(np.float64)
+    columns[SCRIPT_COLUMNS] = 0.0
+    moved, shift = centred(columns, np.append(bias, constant).astype(np.float64), usual)
+    weights, scale = _eight_bits(np.column_stack([moved, np.zeros(len(moved))]))
+    return Network(weights, scale, np.append(shift, 0.0), output.astype(np.float64))
+
+
+def centred(
+    columns: NDArray[np.float64], bias: NDArray[np.float64], usual: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The weights of traits less what the usual text has, and the bias with it.
+
+    Each text is in exactly one bucket of each group, so that scores stay the same, while the
+    weight of a bucket says how far it is from the ordinary; explanations need that.
+
+    Args:
+        columns: the weights, one row for each trait.
+        bias: of each column.
+        usual: how often each trait is on.
+    """
+    moved, shift = columns.copy(), bias
+    for part in trait_groups():
+        mean = usual[part] @ moved[part] / max(1e-9, float(usual[part].sum()))
+        moved[part] -= mean
+        shift = shift + mean
+    return moved, shift
+
+
+def with_linear(
+    network: Network,
+    structure: NDArray[np.float64],
+    bias: float,
+    usual: NDArray[np.float64],
+) -> Network:
+    """The network with what the linear classifier thinks of the traits.
+
+    Args:
+        network: without it.
+        structure: the weights of the traits.
+        bias: the constant term.
+        usual: how often each trait is on.
+    """
+    column, shift = centred(structure[:, None], np.array([bias]), usual)
+    rounded, scale = _eight_bits(column)
+    return Network(
+        np.column_stack([network.weights[:, :-1], rounded]),
+        np.append(network.scale[:-1], scale),
+        np.append(network.bias[:-1], shift),
+        network.output,
+    )
+
+
+def _eight_bits(
+    columns: NDArray[np.float64],
+) -> tuple[NDArray[np.int8], NDArray[np.float64]]:
+    scale = np.maximum(np.abs(columns).max(axis=0), 1e-6) / 127.0
+    return np.clip(np.rint(columns / scale), -127, 127).astype(np.int8), scale
+
+
+def scores(network: Network, rows: Floats) -> NDArray[np.float64]:
+    """The score of each row."""
+    weights = (network.weights[:, :-1] * network.scale[:-1]).astype(np.float32)
+    reached = rows @ weights + network.bias[:-1]
+    active = np.maximum(reached[:, :-1], 0.0)
+    return np.asarray(active @ network.output + reached[:, -1], np.float64)

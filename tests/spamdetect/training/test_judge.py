@@ -1,0 +1,140 @@
+"""What is left out, how the two parts are blended, and the network."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+
+from spamdetect.engine.classifier import Blend, familiarity
+from spamdetect.engine.traits import traits_size
+from spamdetect.training import blending, judge, metrics, network, spam_fit
+from spamdetect.training.augment import Plan
+from spamdetect.training.blending import Signals
+from spamdetect.training.dataset import SpamRow
+from spamdetect.training.families import families
+from spamdetect.training.linear import Settings
+from spamdetect.training.made import made_rows
+from spamdetect.training.matrix import dense
+
+SETTINGS = Settings(bits=12)
+QUIET = Plan(disguised=0, ordinary=0, copied=0, fragmented=0)
+
+
+def rows() -> list[SpamRow]:
+    random = Random(1)
+    said = {
+        "en": ("win a free prize now", "see you at lunch"),
+        "ru": ("приз бесплатно", "до завтра"),
+    }
+    return [
+        SpamRow(f"{said[code][not spam]} {random.randint(0, 999)}", spam, source, n % 5, code)
+        for code, source in (("en", "uci_sms"), ("ru", "tgspam"))
+        for spam in (True, False)
+        for n in range(40)
+    ]
+
+
+@pytest.fixture(scope="module")
+def data() -> spam_fit.Corpus:
+    return spam_fit.corpus([*rows(), *made_rows(0, 1)[::8]], 0, SETTINGS, QUIET)
+
+
+def test_parts_are_whole(data: spam_fit.Corpus) -> None:
+    parts = judge.parts(data, ["fold", "family", "kind", "domain"])
+    ways = {
+        way: [part for part in parts if part.way == way] for way in ("fold", "family", "domain")
+    }
+    assert np.sum([part.inside for part in ways["fold"]], axis=0).tolist() == [1] * len(data.rows)
+    assert {"Germanic"} in [set(part.groups) for part in ways["family"]]
+    assert {"Slavic"} in [set(part.groups) for part in ways["family"]]
+    assert {name for part in ways["domain"] for name in part.groups} == {"SMS", "chat"}
+    by_family = families(data.rows)
+    for part in ways["family"]:
+        for name, mask in part.groups.items():
+            assert mask.tolist() == [family == name for family in by_family]
+
+
+def test_all_texts_of_a_template_lie_in_one_fold() -> None:
+    made = made_rows(3, 2)
+    assert {row.source for row in made} >= {"notices en", "notices zh"}
+    assert len({row.kind for row in made}) >= 40
+    again = made_rows(3, 2)
+    assert made == again
+    by_pattern: dict[str, set[int]] = {}
+    from spamdetect.training.notices import generate
+
+    for row, notice in zip(made, generate(3, 2), strict=True):
+        by_pattern.setdefault(notice.template.partition("/")[2], set()).add(row.fold)
+    assert all(len(folds) == 1 for folds in by_pattern.values())
+
+
+def test_a_fit_knows_what_it_has_seen() -> None:
+    settings = Settings(bits=16)
+    data = spam_fit.corpus(rows(), 0, settings, QUIET)
+    russian = np.array([row.language == "ru" for row in data.rows])
+    fitted = judge.fit_judge(data, ~russian, settings)
+    known = fitted.signals(data.matrix.select(np.arange(len(data.rows)))).known
+    assert known[~russian].mean() > 0.5 > 0.2 > known[russian].mean()
+    assert 0.0 <= known.min() <= known.max() <= 1.0
+
+
+def test_familiarity_discounts_chance() -> None:
+    assert familiarity(30, 100, 0.3) == 0.0
+    assert familiarity(100, 100, 0.3) == 1.0
+    assert familiarity(65, 100, 0.3) == pytest.approx(0.5**4)
+    assert familiarity(0, 0, 0.3) == 0.0
+
+
+def test_the_blend_corrects_the_spread_of_what_is_unknown() -> None:
+    """Scores that shrink with familiarity are stretched again, so that all are calibrated."""
+    random = np.random.Generator(np.random.PCG64(2))
+    odds = random.normal(0, 2, 20_000)
+    labels = random.random(odds.size) < 1 / (1 + np.exp(-odds))
+    known = random.random(odds.size).round()
+    signals = Signals(odds * np.where(known == 1, 1.0, 0.2), np.zeros(odds.size), known)
+    found = blending.fit(signals, labels, np.ones(odds.size))
+    chance = signals.probabilities(found)
+    for share in (0.0, 1.0):
+        assert metrics.ece(labels[known == share], chance[known == share]) < 0.03
+    _, slope, _ = found.slopes(0.0)
+    assert slope == pytest.approx(5.0, rel=0.25)
+
+
+def test_one_text_and_many_are_blended_alike() -> None:
+    mixed = Blend((-1.0, 0.5), (2.0, -1.0), (0.3, 0.2))
+    signals = Signals(np.array([0.4, -2.0]), np.array([1.0, 3.0]), np.array([0.0, 0.7]))
+    one = [
+        mixed.probability(*row)
+        for row in zip(signals.grams, signals.meaning, signals.known, strict=True)
+    ]
+    np.testing.assert_allclose(signals.probabilities(mixed), one)
+
+
+def test_the_network_learns_what_no_sum_can(data: spam_fit.Corpus) -> None:
+    """Two concepts of which exactly one makes spam."""
+    width, first = data.matrix.width, traits_size(0)
+    random = np.random.Generator(np.random.PCG64(3))
+    table = np.zeros((2000, width), np.float32)
+    table[:, first : first + 2] = random.random((2000, 2)) < 0.5
+    labels = table[:, first] != table[:, first + 1]
+    settings = network.NetworkSettings(hidden=16, epochs=40, forgotten=0.0, silenced=0.0)
+    fitted = network.fit(table.copy(), labels, np.ones(2000), slice(first, width), settings, 0)
+    assert metrics.auc(labels, network.scores(fitted, table)) > 0.99
+    again = network.fit(table.copy(), labels, np.ones(2000), slice(first, width), settings, 0)
+    np.testing.assert_array_equal(fitted.weights, again.weights)
+
+
+def test_the_engine_reads_the_network_as_the_training_does(data: spam_fit.Corpus) -> None:
+    fitted = judge.fit_judge(data, np.ones(len(data.rows), bool), SETTINGS)
+    matrix = data.matrix.select(np.arange(50))
+    usual = dense(matrix).mean(axis=0).astype(float)
+    whole = network.with_linear(fitted.network, fitted.grams.structure, fitted.grams.bias, usual)
+    on = [part.tolist() for part in np.split(matrix.structure, matrix.structure_starts[1:-1])]
+    one = [whole.scores(whole.sums(part)) for part in on]
+    many = whole.scores_many(whole.sums_many(on))
+    np.testing.assert_allclose([meaning for meaning, _ in one], many[0])
+    np.testing.assert_allclose([structural for _, structural in one], many[1])
+    expected = network.scores(fitted.network, dense(matrix))
+    np.testing.assert_allclose(many[0], expected, rtol=1e-3, atol=1e-3)
