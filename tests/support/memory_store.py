@@ -244,11 +244,15 @@ class MemoryUnitOfWork:
                 or (
                     ours.response_id is not None
                     and (theirs.provider, theirs.response_id) == (ours.provider, ours.response_id)
+                    and (ours.request_id is None or theirs.request_id in (None, ours.request_id))
                 )
             )
 
-        if any(is_repeat(known) for known in self.data.events):
-            return False
+        for known in self.data.events:
+            if is_repeat(known):
+                if known.priced.event.event_id != priced.event.event_id:
+                    known.priced.request_id = known.priced.request_id or priced.request_id
+                return False
         self.data.events.append(new)
         return True
 

@@ -42,6 +42,7 @@ class PricedEvent(Struct):
     provider: str | None = None
     model: str | None = None
     response_id: str | None = None
+    request_id: str | None = None
     input_tokens: int = 0
     output_tokens: int = 0
     flags: str = ""

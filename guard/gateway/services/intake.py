@@ -91,6 +91,7 @@ def _price(
             raise _RejectedError("GD-E001", f"cost above {EVENT_NANOUSD_MAX} nano-dollars")
         priced.provider, priced.model = data.provider, data.model
         priced.response_id = data.response_id or None
+        priced.request_id = data.request_id or None
         if priced.response_id is not None and priced.provider is None:
             priced.provider = ""
         priced.input_tokens = data.input_tokens + data.cache_read_tokens + data.cache_write_tokens

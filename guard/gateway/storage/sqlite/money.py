@@ -31,8 +31,12 @@ _EVENT_SQL: Final = (
     "INSERT OR IGNORE INTO events (organisation_id, event_id, type, at_ms, received_at_ms,"
     " charged_at_ms, key_id, workflow_id, run_id, chain_id, agent, call_id, reservation_id,"
     " provider, model, response_id, input_tokens, output_tokens, cost_nanousd, price_source,"
-    " flags, balance_ids, data, trace_id, span_id, parent_span_id)"
-    " VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
+    " flags, balance_ids, data, trace_id, span_id, parent_span_id, request_id)"
+    " VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
+)
+_RESPONSE_SQL: Final = (
+    "SELECT event_seq FROM events INDEXED BY events_response WHERE organisation_id = ?"
+    " AND provider = ? AND response_id = ?"
 )
 
 
@@ -217,6 +221,8 @@ class MoneyTables(Tables):
     ) -> bool:  # fmt: skip
         """Record an event; ``False`` when its id or its response was recorded before."""
         event = priced.event
+        if priced.response_id is not None and self._is_repeated(organisation_id, priced):
+            return False
         cursor = self.write(
             _EVENT_SQL,
             (organisation_id, event.event_id, event.type, event.at_ms, self.now_ms,
@@ -224,9 +230,28 @@ class MoneyTables(Tables):
              event.call_id, event.reservation_id, priced.provider, priced.model,
              priced.response_id, priced.input_tokens, priced.output_tokens, priced.cost,
              priced.price_source, " ".join(flags), ids_text(tuple(balance_ids)),
-             priced.data_json.decode(), event.trace_id, event.span_id, event.parent_span_id),
+             priced.data_json.decode(), event.trace_id, event.span_id, event.parent_span_id,
+             priced.request_id),
         )  # fmt: skip
         return cursor.rowcount == 1
+
+    def _is_repeated(self, organisation_id: str, priced: PricedEvent) -> bool:
+        """Tell whether the answer to the same request is stored already.
+
+        A report that names no request is of any one, and the first request that is reported after
+        it is that one.
+        """
+        response = (organisation_id, priced.provider, priced.response_id)
+        request_id = priced.request_id
+        if request_id is None:
+            return self.row(f"{_RESPONSE_SQL} LIMIT 1", *response) is not None
+        if self.row(f"{_RESPONSE_SQL} AND request_id = ? LIMIT 1", *response, request_id):
+            return True
+        unnamed = self.row(f"{_RESPONSE_SQL} AND request_id IS NULL LIMIT 1", *response)
+        if unnamed is None:
+            return False
+        self.write("UPDATE events SET request_id = ? WHERE event_seq = ?", (request_id, *unnamed))
+        return True
 
     def count_workflow(
         self, organisation_id: str, workflow_id: str, *, spent: int, calls: int, events: int

@@ -191,7 +191,16 @@ ALTER TABLE balances RENAME COLUMN overshoot TO overspend;
 ALTER TABLE balances RENAME COLUMN bound TO authorized_max;
 """
 
-MIGRATIONS: Final = (_V1, _V2, _V3, _V4, scope_totals_migration.SCRIPT)
+_V6: Final = """
+ALTER TABLE events ADD COLUMN request_id TEXT;
+UPDATE events SET request_id = event_id WHERE response_id IS NOT NULL;
+DROP INDEX events_response;
+CREATE INDEX events_response ON events (organisation_id, provider, response_id, request_id)
+  WHERE response_id IS NOT NULL;
+"""
+"""Vendors re-use the ids of responses: only the same request's answer is a repeat."""
+
+MIGRATIONS: Final = (_V1, _V2, _V3, _V4, scope_totals_migration.SCRIPT, _V6)
 
 
 def _family(model: str | None) -> str | None:
