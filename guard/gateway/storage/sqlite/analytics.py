@@ -10,6 +10,7 @@ from guard.core import wire
 from guard.gateway.domain import records
 from guard.gateway.domain.control import Directives
 from guard.gateway.domain.errors import NotFoundError
+from guard.gateway.domain.usage import DAY_MS
 from guard.gateway.ledger.audit import GENESIS
 from guard.gateway.storage.sqlite.engine import SqliteEngine
 from guard.gateway.storage.sqlite.read_pool import Connection, equals
@@ -107,6 +108,16 @@ def runs(
     ]  # fmt: skip
 
 
+def _has_type(reading: Connection, organisation_id: str, event_type: str) -> bool:
+    return bool(
+        reading.rows(
+            "SELECT 1 FROM organisation_rollups WHERE organisation_id = ? AND size_ms = ?"
+            " AND type = ? LIMIT 1",
+            organisation_id, DAY_MS, event_type,
+        )
+    )  # fmt: skip
+
+
 def events(
     reading: Connection, organisation_id: str, after: int, limit: int, workflow_id: str | None,
     event_type: str | None,
@@ -115,6 +126,10 @@ def events(
     where, arguments = equals(
         organisation_id=organisation_id, workflow_id=workflow_id, type=event_type
     )
+    if event_type is not None and not _has_type(reading, organisation_id, event_type):
+        return []
+    if event_type not in (None, "llm", "span"):
+        where += " AND type NOT IN ('llm', 'span')"  # so that the index of the others serves
     return [
         event_from_row(row)
         for row in reading.rows(

@@ -41,10 +41,7 @@ _ORGANISATION_SUMS: Final = (
     "sum(cost_nanousd) AS cost, sum(events * (type = 'llm')), sum(events * (type = 'tool')),"
     " sum(input_tokens), sum(output_tokens)"
 )
-_ORGANISATION_ROLLUPS: Final = (
-    "organisation_rollups WHERE organisation_id = ? AND size_ms = ? AND bucket_ms >= ?"
-    " AND bucket_ms < ?"
-)
+_WITHIN: Final = "WHERE organisation_id = ? AND size_ms = ? AND bucket_ms >= ? AND bucket_ms < ?"
 # Buckets hold all workflows, so one workflow's rows are looked up bucket by bucket.
 _WORKFLOW_ROLLUPS: Final = (
     "(WITH RECURSIVE times (at_ms) AS (SELECT ?3 UNION ALL SELECT at_ms + ?2 FROM times"
@@ -59,8 +56,10 @@ def _rollups(
     """Return the columns, the source and the arguments of sums over rollups."""
     since_ms = -(-since_ms // size_ms) * size_ms
     arguments = [organisation_id, size_ms, since_ms, until_ms]
+    if workflow_id is None and size_ms == usage.MINUTE_MS:  # kept for two days, so they are few
+        return _WORKFLOW_SUMS, f"usage_rollups {_WITHIN}", arguments
     if workflow_id is None:
-        return _ORGANISATION_SUMS, _ORGANISATION_ROLLUPS, arguments
+        return _ORGANISATION_SUMS, f"organisation_rollups {_WITHIN}", arguments
     return _WORKFLOW_SUMS, _WORKFLOW_ROLLUPS, [*arguments, workflow_id]
 
 

@@ -43,7 +43,7 @@ class ScopeTotals:
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
-        self._deltas: dict[tuple[str, str, str], dict[int, list[int]]] = {}
+        self._new: dict[tuple[str, str, str], list[tuple[int, tuple[int, ...]]]] = {}
         self._organisations: dict[str, int] = {}
 
     def count(
@@ -62,27 +62,24 @@ class ScopeTotals:
             else:
                 scopes.append((organisation_id, kind, scope_id))
         scopes += [(organisation_id, "model", name) for name in keys[-1]]
-        hour_ms = charged_at_ms - charged_at_ms % HOUR_MS
-        self._add(scopes, hour_ms, added)
-        taken = tuple([-number for number in added])
-        self._tables.undo_log.append((self._add, scopes, hour_ms, taken))
-
-    def _add(
-        self, scopes: list[tuple[str, str, str]], hour_ms: int, numbers: tuple[int, ...]
-    ) -> None:
+        entry = charged_at_ms - charged_at_ms % HOUR_MS, added
         for scope in scopes:
-            hours = self._deltas.get(scope)
-            if hours is None:
-                hours = self._deltas[scope] = {}
-            known = hours.get(hour_ms)
-            if known is None:
-                hours[hour_ms] = list(numbers)
+            entries = self._new.get(scope)
+            if entries is None:
+                self._new[scope] = [entry]
             else:
-                for at, number in enumerate(numbers):
-                    known[at] += number
+                entries.append(entry)
+        if organisation_id in self._organisations:
+            self._organisations[organisation_id] += priced.cost
+        self._tables.undo_log.append((self._undo, scopes, priced.cost))
+
+    def _undo(self, scopes: list[tuple[str, str, str]], cost: int) -> None:
+        for scope in scopes:
+            if entries := self._new.get(scope):  # empty where it was written in this unit already
+                entries.pop()
         organisation_id = scopes[0][0]
         if organisation_id in self._organisations:
-            self._organisations[organisation_id] += numbers[0]
+            self._organisations[organisation_id] -= cost
 
     def spent(
         self, organisation_id: str, kind: str, scope_id: str, start_ms: int, end_ms: int | None
@@ -118,7 +115,7 @@ class ScopeTotals:
             # The newest period of the scope lies ahead: an earlier process had a wrong clock.
             return self._sum(*scope, start_ms, end_ms)
         total = row[1] if row is not None and row[0] == start_ms else 0
-        for hour_ms, numbers in self._deltas.get(scope, {}).items():
+        for hour_ms, numbers in self._new.get(scope, ()):
             if start_ms <= hour_ms and (end_ms is None or hour_ms < end_ms):
                 total += numbers[0]
         return int(total)
@@ -139,23 +136,35 @@ class ScopeTotals:
 
     def flush(self) -> None:
         """Write what was collected."""
-        if not self._deltas:
+        if not self._new:
             return
         rows: list[tuple[Any, ...]] = []
-        for scope, hours in self._deltas.items():
-            for hour_ms, (cost, *counts) in hours.items():
-                month_ms = _month_of(hour_ms)
-                day_ms = hour_ms - hour_ms % DAY_MS
-                rows.append(
-                    (*scope, cost, hour_ms, cost, day_ms, cost, month_ms, cost, *counts)
-                )  # fmt: skip
+        for scope, entries in self._new.items():
+            for hour_ms, (cost, *counts) in _by_hour(entries):
+                month_ms, day_ms = _month_of(hour_ms), hour_ms - hour_ms % DAY_MS
+                periods = (hour_ms, cost, day_ms, cost, month_ms, cost)
+                rows.append((*scope, cost, *periods, *counts))
         self._tables.connection.executemany(_WRITE, rows)
-        self._deltas.clear()
+        self._new.clear()
 
     def forget(self) -> None:
         """Drop what was not written."""
-        self._deltas.clear()
+        self._new.clear()
         self._organisations.clear()
+
+
+def _by_hour(
+    entries: list[tuple[int, tuple[int, ...]]],
+) -> list[tuple[int, tuple[int, ...]]]:
+    if len(entries) < 2:
+        return entries
+    hours: dict[int, list[tuple[int, ...]]] = {}
+    for hour_ms, numbers in entries:
+        hours.setdefault(hour_ms, []).append(numbers)
+    return [
+        (hour_ms, tuple([sum(column) for column in zip(*found, strict=True)]))
+        for hour_ms, found in hours.items()
+    ]
 
 
 @functools.lru_cache(maxsize=64)

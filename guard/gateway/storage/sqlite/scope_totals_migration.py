@@ -30,7 +30,8 @@ CREATE TABLE organisation_rollups (
 ) STRICT, WITHOUT ROWID;
 DROP INDEX events_cost;
 CREATE INDEX events_charged ON events (organisation_id, charged_at_ms);
-CREATE INDEX events_type ON events (organisation_id, type, event_seq);
+CREATE INDEX events_type ON events (organisation_id, type, event_seq)
+  WHERE type NOT IN ('llm', 'span');
 CREATE INDEX approvals_newest ON approvals (organisation_id, approval_id);
 CREATE INDEX deliveries_newest ON deliveries (organisation_id, delivery_id);
 CREATE TABLE charges AS SELECT organisation_id, workflow_id, agent, chain_id, key_id, model,
@@ -92,12 +93,12 @@ INSERT INTO scope_totals SELECT organisation_id, '{kind}', id, {_bounded_sum("co
 """  # noqa: S608 (constants of this module)
 
 
-def _rollups_of(size_ms: int, where: str = "true") -> str:
+def _rollups_of(size_ms: int) -> str:
     return f"""
 INSERT INTO organisation_rollups SELECT organisation_id, {size_ms},
   at - at % {size_ms}, type, provider, coalesce(model, ''), count(*), {_bounded_sum("cost")},
   {_bounded_sum("input_tokens")}, {_bounded_sum("output_tokens")}, sum(unpriced)
-  FROM charges WHERE {where} GROUP BY 1, 3, 4, 5, 6;
+  FROM charges GROUP BY 1, 3, 4, 5, 6;
 """  # noqa: S608 (constants of this module)
 
 
@@ -108,7 +109,6 @@ SCRIPT: Final = "".join(
         _totals_of("model", "name", _MODELS),
         *(_totals_of(k, name, f"charges WHERE {name} IS NOT NULL") for k, name in _SCOPES),
         *(_totals_of(f"no {k}", "''", f"charges WHERE {name} IS NULL") for k, name in _SCOPES),
-        _rollups_of(60_000, "at >= (SELECT max(at) FROM charges) - 172800000"),
         _rollups_of(3_600_000),
         _rollups_of(86_400_000),
         _REST,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from guard.core import wire
 from guard.gateway.domain.commands import PricedEvent, Refusal, Request
 from guard.gateway.domain.usage import DAY_MS, HOUR_MS, MINUTE_MS, ROLLUP_SIZES_MS
-from guard.gateway.storage.sqlite.tables import Tables, restore_list
+from guard.gateway.storage.sqlite.tables import Tables
 
 REFUSALS_MAX: Final = 100_000
 _KEEP_MS: Final = {MINUTE_MS: 2 * DAY_MS, HOUR_MS: 400 * DAY_MS}
@@ -38,40 +39,18 @@ class UsageRollups:
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
-        self._workflows: dict[tuple[Any, ...], list[int]] = {}
-        self._organisations: dict[tuple[Any, ...], list[int]] = {}
+        self._events: list[tuple[str, int, PricedEvent]] = []
         self._refusals: list[tuple[Any, ...]] = []
         self._pruned_at_ms = 0
 
     def count(self, organisation_id: str, at_ms: int, priced: PricedEvent) -> None:
         """Add one event to the buckets of its time."""
-        event = priced.event
-        counts = (1, priced.cost, priced.input_tokens, priced.output_tokens,
-                  int("unpriced" in priced.flags))  # fmt: skip
-        names = (event.type, priced.provider or "", priced.model or "")
-        for size_ms in (*ROLLUP_SIZES_MS, DAY_MS):
-            bucket = (organisation_id, size_ms, at_ms - at_ms % size_ms, *names)
-            self._add(self._organisations, bucket, counts)
-        is_llm, is_tool = event.type == "llm", event.type == "tool"
-        if not (priced.cost or is_llm or is_tool):
-            return
-        sums = (priced.cost, is_llm, is_tool, priced.input_tokens, priced.output_tokens)
-        for size_ms in ROLLUP_SIZES_MS:
-            bucket_ms = at_ms - at_ms % size_ms
-            key = (organisation_id, size_ms, bucket_ms, event.workflow_id or "", priced.model or "")
-            self._add(self._workflows, key, sums)
+        self._events.append((organisation_id, at_ms, priced))
+        self._tables.undo_log.append((self._undo_event,))
 
-    def _add(
-        self, deltas: dict[tuple[Any, ...], list[int]], key: tuple[Any, ...], added: tuple[int, ...]
-    ) -> None:
-        known = deltas.get(key)
-        if known is None:
-            deltas[key] = list(added)
-            self._tables.undo_log.append((deltas.pop, key, None))
-            return
-        self._tables.undo_log.append((restore_list, known, known[:]))
-        for at, number in enumerate(added):
-            known[at] += number
+    def _undo_event(self) -> None:
+        if self._events:  # empty where it was written in this unit already
+            self._events.pop()
 
     def refuse(self, request: Request, call: wire.GateRequest, why: Refusal) -> None:
         """Record one refusal."""
@@ -91,11 +70,11 @@ class UsageRollups:
     def flush(self) -> None:
         """Write what was collected in this unit."""
         many = self._tables.connection.executemany
-        for sql, deltas in ((_WRITE_WORKFLOW, self._workflows),
-                            (_WRITE_ORGANISATION, self._organisations)):  # fmt: skip
-            if deltas:
-                many(sql, [(*key, *numbers) for key, numbers in deltas.items()])
-                deltas.clear()
+        if self._events:
+            organisations, workflows = _by_minute(self._events)
+            many(_WRITE_ORGANISATION, _widened(organisations, (HOUR_MS, DAY_MS)))
+            many(_WRITE_WORKFLOW, _widened(workflows, ROLLUP_SIZES_MS))
+            self._events.clear()
         if self._refusals:
             many(
                 "INSERT INTO refusals (organisation_id, at_ms, workflow_id, run_id, agent, call_id,"
@@ -107,8 +86,7 @@ class UsageRollups:
 
     def forget(self) -> None:
         """Drop what was collected and not written."""
-        self._workflows.clear()
-        self._organisations.clear()
+        self._events.clear()
         self._refusals.clear()
 
     def prune(self, organisation_ids: list[str]) -> None:
@@ -121,9 +99,10 @@ class UsageRollups:
             return
         self._pruned_at_ms = now_ms
         for organisation_id in organisation_ids:
-            for table in ("usage_rollups", "organisation_rollups"):
-                for size_ms, keep_ms in _KEEP_MS.items():
-                    self._prune_buckets(table, organisation_id, size_ms, now_ms - keep_ms)
+            for size_ms, keep_ms in _KEEP_MS.items():
+                self._prune_buckets("usage_rollups", organisation_id, size_ms, now_ms - keep_ms)
+            end_ms = now_ms - _KEEP_MS[HOUR_MS]
+            self._prune_buckets("organisation_rollups", organisation_id, HOUR_MS, end_ms)
         first, last = execute("SELECT min(refusal_seq), max(refusal_seq) FROM refusals").fetchone()
         if last is not None and last - first >= REFUSALS_MAX:
             end = min(last - REFUSALS_MAX, first + _PRUNE_ROWS)
@@ -142,3 +121,41 @@ class UsageRollups:
                 f"DELETE FROM {table} {where} AND bucket_ms < ?",  # noqa: S608 (constants of this module)
                 (organisation_id, size_ms, min(end_ms, oldest + HOUR_MS)),
             )
+
+
+_Buckets = dict[tuple[Any, ...], list[int]]
+
+
+def _by_minute(events: list[tuple[str, int, PricedEvent]]) -> tuple[_Buckets, _Buckets]:
+    """Sum events by minute: of organisations by type, provider and model, and of workflows."""
+    organisations: _Buckets = {}
+    workflows: _Buckets = {}
+    for organisation_id, at_ms, priced in events:
+        event, cost, tokens = priced.event, priced.cost, (priced.input_tokens, priced.output_tokens)
+        bucket = organisation_id, at_ms - at_ms % MINUTE_MS
+        kind, model = event.type, priced.model or ""
+        names = (*bucket, kind, priced.provider or "", model)
+        _add(organisations, names, (1, cost, *tokens, int("unpriced" in priced.flags)))
+        if cost or kind in ("llm", "tool"):
+            workflow = (*bucket, event.workflow_id or "", model)
+            _add(workflows, workflow, (cost, int(kind == "llm"), int(kind == "tool"), *tokens))
+    return organisations, workflows
+
+
+def _widened(minutes: _Buckets, sizes_ms: tuple[int, ...]) -> list[tuple[Any, ...]]:
+    """Return the rows of buckets of every size."""
+    found: _Buckets = {}
+    for (organisation_id, minute_ms, *names), numbers in minutes.items():
+        for size_ms in sizes_ms:
+            bucket_ms = minute_ms - minute_ms % size_ms
+            _add(found, (organisation_id, size_ms, bucket_ms, *names), numbers)
+    return [(*key, *numbers) for key, numbers in found.items()]
+
+
+def _add(buckets: _Buckets, key: tuple[Any, ...], added: Sequence[int]) -> None:
+    known = buckets.get(key)
+    if known is None:
+        buckets[key] = list(added)
+        return
+    for at, number in enumerate(added):
+        known[at] += number
