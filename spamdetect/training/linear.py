@@ -54,7 +54,7 @@ class Settings:
     prior_smoothing: float = 1.0
     min_count: int = 2
     epochs: int = 10
-    notices: float = 1.0
+    notices: float = 0.35
 
 
 @attrs.frozen
