@@ -61,6 +61,7 @@ def test_report_refuses_bad_data(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_the_card_is_generated_whole(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
