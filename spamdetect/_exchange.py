@@ -1,8 +1,7 @@
-"""One call of the API as a generator: requests and pauses out, answers in, a result at the end.
+"""One API call as a generator: it yields requests and pauses, takes answers, returns a result.
 
-No I/O and no clock in here. A driver sends what is yielded and feeds back what came of it, the
-way ``httpx.Auth.auth_flow`` works; ``client.py`` drives it over the network, tests drive it
-with a list.
+No I/O and no clock here. A driver sends what is yielded and passes back the outcome, the way
+``httpx.Auth.auth_flow`` works; ``client.py`` drives it over the network, tests with a list.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class ApiRequest:
 
     @property
     def max_answer_bytes(self) -> int:
-        """Cap on the answer: it holds the text twice, each code point escaped to 12 bytes."""
+        """Maximum answer size: it holds the text twice, each code point escaped to 12 bytes."""
         return (1 << 20) + 32 * len(self.body)
 
 
@@ -71,7 +70,7 @@ Exchange = Generator[Step, Outcome, R]
 
 @attrs.frozen
 class Clock:
-    """Where time and chance come from."""
+    """The source of time and randomness."""
 
     monotonic_s: Callable[[], float]
     wall_s: Callable[[], float]
@@ -79,15 +78,15 @@ class Clock:
 
 
 def text_request(path: str, text: str, threshold: Threshold | None = None) -> ApiRequest:
-    """Build the request of ``predict`` or ``preprocess``.
+    """Build the request for ``predict`` or ``preprocess``.
 
     Args:
-        path: Which of them.
+        path: Which of the two.
         text: The text.
-        threshold: Asked of ``predict``; None leaves it to the service.
+        threshold: Threshold for ``predict``; None leaves it to the service.
 
     Raises:
-        SpamRequestError: ``text`` is no string, or holds half a surrogate pair, which no JSON
+        SpamRequestError: ``text`` is not a string, or contains a lone surrogate, which no JSON
             document in UTF-8 can carry.
     """
     body = {"text": text} if threshold is None else {"text": text, "threshold": threshold}
@@ -95,7 +94,7 @@ def text_request(path: str, text: str, threshold: Threshold | None = None) -> Ap
 
 
 def feedback_request(text: str, is_spam: bool, feedback_id: str) -> ApiRequest:
-    """Build the request of ``feedback``; its id makes a repeated one harmless.
+    """Build the request for ``feedback``; its id makes a repeat harmless.
 
     Raises:
         SpamRequestError: As in :func:`text_request`.
@@ -105,7 +104,7 @@ def feedback_request(text: str, is_spam: bool, feedback_id: str) -> ApiRequest:
 
 
 def check_text(text: str) -> None:
-    """Refuse what no request can carry.
+    """Refuse a text that no request can carry.
 
     Raises:
         SpamRequestError: As in :func:`text_request`.
@@ -141,7 +140,7 @@ def check_many(texts: object, concurrency: int) -> None:
 
 
 def too_long_message(max_chars: int) -> str:
-    """What the service says of a longer text, and local mode too."""
+    """The message about a text that is too long, from the service and from local mode."""
     return f"The text may have at most {max_chars} characters."
 
 
@@ -160,19 +159,19 @@ def exchange(
     clock: Clock,
     deadline_s: float,
 ) -> Exchange[R]:
-    """Run one call to its end, with retries.
+    """Run one call, with retries.
 
     Args:
         request: What to send.
         parse: Turns a 2xx answer into the result.
         policy: Number of retries and their pauses.
-        quota: Bucket that bounds retries over all calls of the process.
-        quiet: Silence asked for by earlier answers of this service.
-        clock: Time and chance.
-        deadline_s: Monotonic second after which no pause may end.
+        quota: Token bucket that limits retries across all calls of the process.
+        quiet: Pause that earlier answers of this service asked for.
+        clock: Source of time and randomness.
+        deadline_s: Monotonic time in seconds after which no pause may end.
 
     Raises:
-        SpamError: As the answers say; after retries the last one.
+        SpamError: As the answer says; after retries, the last answer.
     """
     attempt = 0
     quota.note_attempt()
@@ -181,7 +180,7 @@ def exchange(
         if silence_s > 0:
             if clock.monotonic_s() + silence_s >= deadline_s:
                 raise _silenced(quiet.status_code, silence_s)
-            # Jitter upwards: calls held back together must not come back together.
+            # Jitter upwards: calls paused together must not return together.
             yield Pause(silence_s * (1 + 0.1 * clock.chance()))
             continue
         outcome = yield request
@@ -211,7 +210,7 @@ def parse_predict(answer: ApiResponse) -> PredictResult:
     """Read the answer of ``predict``.
 
     Raises:
-        SpamResponseError: The body is not the contract.
+        SpamResponseError: The body does not match the contract.
     """
     wire = _decode(answer, _PREDICT)
     data = wire.data
@@ -232,7 +231,7 @@ def parse_predict_at(answer: ApiResponse) -> PredictResult:
     """Read the answer of ``predict`` with a threshold.
 
     Raises:
-        SpamResponseError: The body is not the contract, or the threshold was not applied.
+        SpamResponseError: The body does not match the contract, or the threshold was not applied.
     """
     if THRESHOLD_HEADER not in answer.headers:
         raise SpamResponseError(
@@ -247,7 +246,7 @@ def parse_preprocess(answer: ApiResponse) -> PreprocessResult:
     """Read the answer of ``preprocess``.
 
     Raises:
-        SpamResponseError: The body is not the contract.
+        SpamResponseError: The body does not match the contract.
     """
     wire = _decode(answer, _PREPROCESS)
     data = wire.data
@@ -263,16 +262,16 @@ def parse_preprocess(answer: ApiResponse) -> PreprocessResult:
 
 
 def parse_acknowledgement(answer: ApiResponse) -> None:
-    """Read the answer of ``feedback``: an envelope whose data is of no interest.
+    """Read the answer of ``feedback``: an envelope whose data is ignored.
 
     Raises:
-        SpamResponseError: The body is no envelope.
+        SpamResponseError: The body is not an envelope.
     """
     _decode(answer, _ENVELOPE)
 
 
 def error_from(answer: ApiResponse, wall_s: float) -> SpamError:
-    """Turn an answer that is no 2xx into the exception for it.
+    """Turn an answer other than 2xx into its exception.
 
     Args:
         answer: The answer.
@@ -365,7 +364,7 @@ def _decode(answer: ApiResponse, decoder: msgspec.json.Decoder[W]) -> W:
     try:
         return decoder.decode(answer.body)
     except msgspec.ValidationError as error:
-        # The message of msgspec names type and path, never the value.
+        # msgspec's message names the type and the path, never the value.
         reason = str(error)
     except (msgspec.DecodeError, UnicodeDecodeError):
         reason = "it is not valid JSON"

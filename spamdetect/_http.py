@@ -1,4 +1,4 @@
-"""The network under the async client: one connection pool, bounded, every failure named."""
+"""The network layer of the async client: bounded connection pools, every failure named."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class _Lane:
 
 
 class HttpTransport:
-    """Sends requests of the API to one service.
+    """Sends API requests to one service.
 
-    A semaphore stands before the pools (`turn`): thousands of callers then queue in it at no cost,
-    where a pool of httpx would search all of them each time that a connection becomes free. There
-    are several small pools, opened as they are needed, because for each request a pool compares
-    all of its connections with one another, which at a hundred takes longer than the request.
+    A semaphore guards the pools (`turn`): thousands of callers can queue on it at no cost, where
+    an httpx pool would search all of them whenever a connection becomes free. Several small pools
+    are opened on demand, because for each request a pool compares all its connections with one
+    another; with a hundred, that takes longer than the request.
 
     Args:
         settings: Address and key.
-        max_connections: Most connections, and so most requests under way, at once.
+        max_connections: Maximum connections, and so maximum concurrent requests.
         transport: httpx transport to use instead of the network, for tests and ASGI apps.
     """
 
@@ -58,7 +58,7 @@ class HttpTransport:
 
     @contextlib.asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Hold one of the places for calls under way.
+        """Hold one of the slots for concurrent calls.
 
         Raises:
             SpamTimeoutError: None became free in time.
@@ -88,7 +88,7 @@ class HttpTransport:
 
         Raises:
             SpamTransportError: No complete answer arrived.
-            SpamResponseError: The answer is larger than any of the contract, or compressed.
+            SpamResponseError: The answer is larger than the contract allows, or compressed.
         """
         lane = self._lane()
         lane.in_use += 1

@@ -1,4 +1,4 @@
-"""Local mode: the engine in this process behind the same results as the service's."""
+"""Local mode: the engine in this process, with the same results as the service's."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class LocalBackend:
         """Load a model.
 
         Args:
-            model_path: Model file; None takes the one of the package.
-            threshold: Spam from this score on, or a profile; None takes the model's.
+            model_path: Model file; None takes the bundled one.
+            threshold: Lowest score that is spam, or a profile; None takes the model's.
 
         Raises:
             SpamConfigError: The engine or its model cannot be loaded.
@@ -61,7 +61,7 @@ class LocalBackend:
         return _predict_result(self._engine.predict(_checked(text)))
 
     def predict_items(self, first_index: int, texts: Sequence[str]) -> list[PredictItem]:
-        """Classify a batch, faster than one by one; a text that is none fails alone.
+        """Classify a batch, faster than one by one; an unacceptable text fails alone.
 
         Args:
             first_index: Index of the first text in the whole input.
@@ -98,7 +98,7 @@ class LocalBackend:
 
 
 def _checked(text: str) -> str:
-    """The text, unless a service as it is installed would refuse it."""
+    """Return the text, unless a service with default settings would refuse it."""
     check_text(text)
     if len(text) > DEFAULT_MAX_TEXT_CHARS:
         raise SpamRequestError(

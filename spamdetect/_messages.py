@@ -1,4 +1,4 @@
-"""The ``message`` of a verdict, the same from the service and from local mode."""
+"""The ``message`` of a verdict, identical from the service and from local mode."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NOTES = {
 
 
 def predicted(is_spam: bool, error_code: str) -> str:
-    """Say a verdict in one or two sentences.
+    """Express a verdict in one or two sentences.
 
     Args:
         is_spam: The verdict.

@@ -1,4 +1,4 @@
-"""When to try again: pure decisions, with time and chance as arguments."""
+"""When to retry: pure decisions, with time and randomness as arguments."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class RetryQuota:
     """Token bucket that keeps retries to a fifth of the offered load when a service is down.
 
     Each first attempt puts ``deposit`` tokens in, each retry takes one out. Shared by every
-    client of the process, so that many clients together do not storm a service that fails.
+    client of the process, so that many clients together do not overwhelm a failing service.
 
     Args:
-        capacity: Most tokens held; also the number at the start.
+        capacity: Maximum tokens held; also the initial number.
         deposit: Tokens per first attempt.
     """
 
@@ -69,18 +69,18 @@ class RetryQuota:
 
 
 class Quiet:
-    """The silence that a ``Retry-After`` asked of every call to one service."""
+    """The pause that a ``Retry-After`` imposes on every call to one service."""
 
     def __init__(self) -> None:
         self._until_s = float("-inf")
         self.status_code = 429
 
     def remaining_s(self, now_s: float) -> float:
-        """Seconds of silence left at ``now_s``."""
+        """Seconds of the pause left at ``now_s``."""
         return max(0.0, self._until_s - now_s)
 
     def ask(self, until_s: float, status_code: int) -> None:
-        """Keep silent until ``until_s``, unless a longer silence holds already."""
+        """Pause until ``until_s``, unless a longer pause is already in effect."""
         if until_s > self._until_s:
             self._until_s = until_s
             self.status_code = status_code

@@ -45,9 +45,9 @@ class AsyncSpamClient:
         timeout: Total seconds of one call from when it is first sent, retries and their pauses
             included; default 10.
         retries: Further attempts after a lost connection, 408, 429 or 5xx; default 2.
-        max_connections: Most calls under way at once; further calls wait their turn.
+        max_connections: Maximum concurrent calls; further calls wait their turn.
         queue_timeout: Longest wait in seconds for that turn; default 60.
-        threshold: From which ``spam_score`` on a text is spam, or the model's profile ``strict``,
+        threshold: Lowest ``spam_score`` that is spam, or the model's profile ``strict``,
             ``balanced`` or ``quiet``; the service's own by default.
         local: Run the engine in this process instead of asking a service; needs no key.
         transport: httpx transport to use instead of the network, for tests.
@@ -143,14 +143,14 @@ class AsyncSpamClient:
     async def predict_many(
         self, texts: Iterable[str] | AsyncIterable[str], *, concurrency: int = 32
     ) -> AsyncIterator[PredictItem]:
-        """Classify many texts, in order, with at most ``concurrency`` under way.
+        """Classify many texts, in order, at most ``concurrency`` at a time.
 
         Args:
-            texts: The texts; taken as needed, so that an endless source is fine.
-            concurrency: Most texts under way at once, finished ones not yet taken included.
+            texts: The texts; consumed as needed, so an endless source is fine.
+            concurrency: Maximum texts in progress, including finished ones not yet consumed.
 
         Yields:
-            One item per text, in the order of the input, with the result or the error of it.
+            One item per text, in input order, with its result or its error.
 
         Example:
             >>> async def spam_in(spam: AsyncSpamClient, texts: list[str]) -> list[str]:
@@ -201,15 +201,15 @@ class AsyncSpamClient:
             await asyncio.gather(*rest, return_exceptions=True)
 
     async def send_feedback(self, text: str, *, is_spam: bool) -> None:
-        """Report what a text really is, where the service's operator collects that.
+        """Report a text's correct label, if the service's operator collects such reports.
 
         Args:
             text: The text whose verdict was wrong.
-            is_spam: What it is.
+            is_spam: Whether it is spam.
 
         Raises:
             SpamRequestError: The service does not collect feedback (404).
-            SpamConfigError: The client runs in local mode, where there is no one to tell.
+            SpamConfigError: The client runs in local mode, where there is no service to tell.
         """
         if self._local is not None:
             raise SpamConfigError("Feedback goes to a service; this client runs in local mode.")

@@ -32,7 +32,7 @@ def _rebuild(kind: type[SpamError], fields: dict[str, object]) -> SpamError:
 
 
 class SpamConfigError(SpamError):
-    """A setting is missing or wrong: no key, a base URL that is none, a port in use."""
+    """A setting is missing or wrong: no key, an invalid base URL, a port in use."""
 
 
 class SpamAuthError(SpamError):
@@ -48,7 +48,7 @@ class SpamRateLimitError(SpamError):
 
     Args:
         message: What happened.
-        retry_after: Seconds until the service takes requests again, or None when it did not say.
+        retry_after: Seconds until the service accepts requests again, or None when it did not say.
         status_code: HTTP status, 429.
         error_code: ``data.error_code`` of the answer.
     """
@@ -74,8 +74,8 @@ class SpamTransportError(SpamError):
 
 
 class SpamTimeoutError(SpamTransportError):
-    """The call's deadline passed, retries included, or that of waiting for its turn to be sent."""
+    """The call's deadline passed, retries included, or it waited too long for its turn."""
 
 
 class SpamResponseError(SpamError):
-    """An answer arrived that is not the contract; it is never read as a verdict."""
+    """An answer arrived that does not match the contract; it is never read as a verdict."""

@@ -87,7 +87,7 @@ class PreprocessResult:
         input_text: The text as it was sent.
         processed_text: The text after preprocessing.
         text_length: Code points of ``input_text``.
-        word_count: Words by Unicode segmentation that hold a letter or a digit.
+        word_count: Words by Unicode segmentation that contain a letter or a digit.
         language: The detected language.
         message: Human-readable outcome.
     """
@@ -108,13 +108,13 @@ class PreprocessResult:
 
 @attrs.frozen
 class PredictResult:
-    """Answer of ``predict``: everything that ``preprocess`` says, and the verdict.
+    """Answer of ``predict``: everything that ``preprocess`` returns, and the verdict.
 
     Attributes:
         input_text: The text as it was sent.
         processed_text: The text after preprocessing.
         text_length: Code points of ``input_text``.
-        word_count: Words by Unicode segmentation that hold a letter or a digit.
+        word_count: Words by Unicode segmentation that contain a letter or a digit.
         language: The detected language.
         prediction: The verdict.
         error_code: "" or one of ``TEXT_EMPTY``, ``LANGUAGE_UNKNOWN``, ``TEXT_TRUNCATED``.
@@ -160,7 +160,7 @@ class PredictItem:
         """Return the result, or raise the error of this text.
 
         Raises:
-            SpamError: The error that this text ended in.
+            SpamError: The error of this text.
         """
         if self.error is not None:
             raise self.error

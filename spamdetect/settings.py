@@ -95,7 +95,7 @@ def read_number(
     """Read one number from the environment, or the default when it is unset or empty.
 
     Raises:
-        SpamConfigError: The value is no number or out of range; the message names the variable.
+        SpamConfigError: The value is not a number or out of range; the message names the variable.
     """
     text = env.get(name, "").strip()
     if not text:

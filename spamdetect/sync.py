@@ -47,9 +47,9 @@ class SpamClient:
         timeout: Total seconds of one call from when it is first sent, retries and their pauses
             included; default 10.
         retries: Further attempts after a lost connection, 408, 429 or 5xx; default 2.
-        max_connections: Most calls under way at once; further calls wait their turn.
+        max_connections: Maximum concurrent calls; further calls wait their turn.
         queue_timeout: Longest wait in seconds for that turn; default 60.
-        threshold: From which ``spam_score`` on a text is spam, or the model's profile ``strict``,
+        threshold: Lowest ``spam_score`` that is spam, or the model's profile ``strict``,
             ``balanced`` or ``quiet``; the service's own by default.
         local: Run the engine in this process instead of asking a service; needs no key.
         transport: httpx transport to use instead of the network, for tests.
@@ -146,14 +146,14 @@ class SpamClient:
         return _result(self._submit(self._client.preprocess, text))
 
     def predict_many(self, texts: Iterable[str], *, concurrency: int = 32) -> Iterator[PredictItem]:
-        """Classify many texts, in order, with at most ``concurrency`` under way.
+        """Classify many texts, in order, at most ``concurrency`` at a time.
 
         Args:
-            texts: The texts; taken as needed, in the calling thread.
-            concurrency: Most texts under way at once, finished ones not yet taken included.
+            texts: The texts; consumed as needed, in the calling thread.
+            concurrency: Maximum texts in progress, including finished ones not yet consumed.
 
         Yields:
-            One item per text, in the order of the input, with the result or the error of it.
+            One item per text, in input order, with its result or its error.
 
         Example:
             >>> def spam_in(spam: SpamClient, texts: list[str]) -> list[str]:
@@ -180,15 +180,15 @@ class SpamClient:
                 future.cancel()
 
     def send_feedback(self, text: str, *, is_spam: bool) -> None:
-        """Report what a text really is, where the service's operator collects that.
+        """Report a text's correct label, if the service's operator collects such reports.
 
         Args:
             text: The text whose verdict was wrong.
-            is_spam: What it is.
+            is_spam: Whether it is spam.
 
         Raises:
             SpamRequestError: The service does not collect feedback (404).
-            SpamConfigError: The client runs in local mode, where there is no one to tell.
+            SpamConfigError: The client runs in local mode, where there is no service to tell.
         """
 
         async def send() -> None:
@@ -208,7 +208,7 @@ def _result(future: Future[R]) -> R:
     try:
         return future.result()
     except BaseException:
-        # Ctrl-C in the waiting thread must not leave the request running behind it.
+        # Ctrl-C in the waiting thread must not leave the request running.
         future.cancel()
         raise
 

@@ -1,7 +1,7 @@
-"""From which score on a text is spam: a number, or a named profile of the model.
+"""The lowest score that is spam: a number, or a named profile of the model.
 
-A profile says how many false alarms are worth how much spam found; the model file holds the
-threshold that this takes, and what was measured at it.
+A profile sets how many false alarms are acceptable for how much spam found; the model file holds
+the threshold for it, and what was measured there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ PROFILE_NAMES: Final[tuple[ProfileName, ...]] = get_args(ProfileName)
 
 
 def checked_threshold(value: object) -> Threshold:
-    """A threshold, or what a person typed for one.
+    """Return the threshold that a value, possibly typed by a person, stands for.
 
     Args:
         value: a number in [0, 1], the name of a profile, or a string of either.

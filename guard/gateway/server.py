@@ -287,7 +287,7 @@ _no_debug: Final = _NoDebug()
 
 
 class GuardedSocketProtocol(WebSocketsSansIOProtocol):
-    """Mends two things in uvicorn's WebSockets.
+    """Fixes two problems of uvicorn's WebSockets.
 
     A handshake refused by ``websocket.http.response.body``, the only way to give a reason, is
     complete; uvicorn logs an error for it.

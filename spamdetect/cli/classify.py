@@ -172,10 +172,10 @@ async def _classify(
 def _interruptible() -> Iterator[threading.Event]:
     """Catch Ctrl-C and SIGTERM as an event; a second Ctrl-C ends the process at once.
 
-    The signals are blocked as well as handled, because worker processes inherit a blocked signal
-    and so a Ctrl-C in the terminal, which reaches them too, does not kill them midway. What is
-    blocked here a thread waits for; a thread of a library that does not block it may still get
-    it, and then the handler runs.
+    The signals are blocked as well as handled: worker processes inherit a blocked signal, so a
+    Ctrl-C in the terminal, which reaches them too, does not kill them midway. A thread waits for
+    the blocked signals; a library's thread that does not block them may still receive one, and
+    then the handler runs.
     """
     stop = threading.Event()
     watched = (signal.SIGINT, signal.SIGTERM)
@@ -192,7 +192,7 @@ def _interruptible() -> Iterator[threading.Event]:
             if caught is not None:
                 ask_to_stop(caught.si_signo)
 
-    # It unblocks both signals in its caller when it starts, so it must have started before.
+    # Its start unblocks both signals in the caller, so it must have started before.
     resource_tracker.ensure_running()
     handlers = {number: signal.signal(number, ask_to_stop) for number in watched}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)

@@ -1,4 +1,4 @@
-"""``spamdetect doctor``: does everything here work, and what to do where it does not."""
+"""``spamdetect doctor``: checks that everything works, and says what to do where it does not."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _redis() -> _Finding:
         client.ping()
         client.close()
     except (RedisError, OSError, ValueError) as error:
-        # The type only: the text can hold the URL and so a password.
+        # Only the type: the message can contain the URL and so a password.
         return _Finding("Limits", "wrong", f"Redis cannot be reached: {type(error).__name__}.")
     return _Finding("Limits", "ok", "Redis answers.")
 

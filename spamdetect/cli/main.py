@@ -55,7 +55,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         arguments: The arguments; None takes those of the process.
 
     Returns:
-        The exit code: 0 when all is well, 1 on an error, 2 on wrong usage, 130 after Ctrl-C.
+        The exit code: 0 on success, 1 on an error, 2 on wrong usage, 130 after Ctrl-C.
     """
     try:
         outcome = cli.main(args=arguments, prog_name="spamdetect", standalone_mode=False)

@@ -18,7 +18,7 @@ def read_text(text: str) -> str:
     """The text of an argument, or standard input for ``-``.
 
     Raises:
-        SpamConfigError: Standard input is no text.
+        SpamConfigError: Standard input is not text.
     """
     if text != "-":
         return text

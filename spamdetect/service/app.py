@@ -32,7 +32,7 @@ _HOT_PATHS = frozenset({PREDICT_PATH, PREPROCESS_PATH, FEEDBACK_PATH})
 class SpamService:
     """The service as an ASGI application.
 
-    It starts with ASGI lifespan events, or in :meth:`running` where a program runs it itself.
+    It starts with ASGI lifespan events, or with :meth:`running` where a program runs it itself.
 
     Args:
         settings: How it runs; None reads the environment.
@@ -107,7 +107,7 @@ class SpamService:
 
     @property
     def monitoring(self) -> Any:
-        """The pages without a key, as an ASGI application: for a port of their own."""
+        """The pages that need no key, as an ASGI application for a separate port."""
         return self._pages
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -177,7 +177,7 @@ async def open_store(database_url: str) -> KeyStore:
     """Open the key store that a URL names.
 
     Raises:
-        SpamConfigError: The URL is of no known kind, or the store cannot be opened.
+        SpamConfigError: The kind of URL is unknown, or the store cannot be opened.
     """
     try:
         if database_url.startswith("sqlite:///"):
@@ -204,7 +204,7 @@ async def open_limits(settings: ServiceSettings, store: KeyStore, metrics: Metri
     """Open the limiter that the settings name.
 
     Raises:
-        SpamConfigError: The Redis URL is none.
+        SpamConfigError: The Redis URL is invalid.
     """
     default = Allowance(settings.rate_per_minute, settings.quota_per_day)
     in_process = MemoryLimits(store, default)

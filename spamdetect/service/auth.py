@@ -1,4 +1,4 @@
-"""Who asks: the API key of a request."""
+"""Authentication: the API key of a request."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def authenticate(scope: Any, store: KeyStore) -> KeyRecord:
             ) from None
         if record is not None and secret_matches(parts[1], record) and record.revoked_s is None:
             return record
-    # One answer for unknown, wrong and revoked: nothing to learn from the difference.
+    # One answer for unknown, wrong and revoked keys, so that it reveals nothing.
     raise RefusalError(
         401, ErrorCode.INVALID_API_KEY, "The API key is not valid or was revoked.", close=True
     )

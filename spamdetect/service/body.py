@@ -47,7 +47,7 @@ def check_media_type(scope: Scope) -> None:
         raise RefusalError(
             415, ErrorCode.UNSUPPORTED_MEDIA_TYPE, "Compressed bodies are not taken.", close=True
         )
-    # The plain form is nearly every request; the pattern is for the rest.
+    # Nearly every request has the plain form; the pattern is for the rest.
     if declared == b"application/json":
         return
     if declared is None or not _JSON_TYPE.fullmatch(declared.decode("latin-1")):
@@ -60,7 +60,7 @@ def check_media_type(scope: Scope) -> None:
 
 
 class RequestBody:
-    """The body of one request: read within limits, or read and forgotten.
+    """The body of one request: read within limits, or read and discarded.
 
     Args:
         scope: The ASGI scope.
@@ -97,13 +97,13 @@ class RequestBody:
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     async def drain(self, *, max_bytes: int) -> bool:
-        """Read the rest of a refused request's body and forget it.
+        """Read and discard the rest of a refused request's body.
 
-        Closing a connection on which the client still sends makes TCP reset it, and the client
+        Closing a connection while the client is still sending makes TCP reset it, and the client
         then loses the answer that says why.
 
         Returns:
-            True when the body is complete, so that the connection can be kept.
+            True when the body is complete, so that the connection can be kept open.
 
         Raises:
             ClientGoneError: The client has gone.

@@ -44,7 +44,7 @@ _COMMANDS: Final = (
     ("revoke", "Revoke your key"),
     ("help", "What this bot does"),
 )
-# In groups the bot answers its commands only; notices of joining and such are no messages to it.
+# In groups the bot answers only its commands; status updates, such as joins, are not for it.
 _ANYTHING_ELSE: Final = (
     filters.UpdateType.MESSAGE & filters.ChatType.PRIVATE & ~filters.StatusUpdate.ALL
 )
@@ -57,14 +57,14 @@ class BotSettings:
     """How the bot runs.
 
     Attributes:
-        token: What Telegram's BotFather gave; never shown.
+        token: The token from Telegram's BotFather; never shown.
         api_url: Bot API server, without ``/bot``; a local server works.
         service_url: Base URL of the service, shown to users.
-        keys_per_day: Most keys that one user gets in 24 hours.
-        commands_per_minute: Commands per minute of one user that are answered.
+        keys_per_day: Maximum keys that one user gets in 24 hours.
+        commands_per_minute: Maximum commands of one user answered per minute.
         rate_per_minute: Requests per minute of the keys handed out.
         quota_per_day: Requests per UTC day of the keys handed out.
-        webhook_url: Public HTTPS address for Telegram to call; empty polls instead.
+        webhook_url: Public HTTPS address for Telegram to call; empty means polling.
         webhook_secret: Shared secret of the webhook.
     """
 
@@ -132,20 +132,20 @@ class TokenBot:
     Args:
         settings: How it runs.
         store: Where keys live; the service reads the same store.
-        limits: Tells a key's requests of today.
+        limits: Gives the number of a key's requests today.
     """
 
     def __init__(self, settings: BotSettings, store: KeyStore, limits: Limits) -> None:
         self._settings = settings
         self._store = store
         self._limits = limits
-        # Per user: the number of the rate limit, and whether it was told to slow down.
-        # Revoking has a rate of its own: no flood of other commands may keep a leaked key valid.
+        # Per user: the rate limit's number, and whether the user was told to slow down.
+        # Revoking has a separate rate: a flood of other commands must not keep a leaked key valid.
         self._rates: OrderedDict[tuple[int, bool], tuple[float, bool]] = OrderedDict()
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[BotApp]:
-        """Take updates until the end of the block.
+        """Receive updates until the end of the block.
 
         Raises:
             SpamConfigError: Telegram refuses the token, or cannot be reached.
@@ -207,7 +207,7 @@ class TokenBot:
             ) from None
 
     async def take_webhook(self, app: BotApp, secret: str, body: dict[str, Any]) -> bool:
-        """Take one update that Telegram delivered.
+        """Process one update that Telegram delivered.
 
         Args:
             app: The running application.
@@ -317,7 +317,7 @@ def _limits_of(rate_per_minute: int, quota_per_day: int) -> str:
 
 
 def _log_polling_error(error: TelegramError) -> None:
-    # Only the type: texts of errors can name the URL, and the URL holds the token.
+    # Only the type: error messages can contain the URL, and the URL contains the token.
     _log.warning("polling failed, trying again: %s", type(error).__name__)
 
 

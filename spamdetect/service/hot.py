@@ -43,7 +43,7 @@ class TextRequest(msgspec.Struct):
 
 
 class PredictRequest(TextRequest):
-    """Body of ``predict``; ``threshold`` is no part of the API, but ours."""
+    """Body of ``predict``; ``threshold`` is our addition to the API."""
 
     threshold: float | str | None = None
 
@@ -56,7 +56,7 @@ class FeedbackRequest(msgspec.Struct):
     feedback_id: str = ""
 
 
-# How much of a refused body is read, in longest bodies, before the connection is cut.
+# How much of a refused body is read before disconnecting, as a multiple of the longest body.
 _DRAIN_FACTOR: Final = 4
 _TEXT: Final = msgspec.json.Decoder(TextRequest)
 _PREDICT: Final = msgspec.json.Decoder(PredictRequest)

@@ -20,10 +20,10 @@ _KEY: Final = re.compile(r"spam_([a-z0-9]{12})_([A-Za-z0-9_-]{43})")
 
 @attrs.frozen
 class NewKey:
-    """A key at the only moment at which it is known.
+    """A new key, at the only moment when its secret is known.
 
     Attributes:
-        key_id: Identifies the key in lists and metrics; no secret.
+        key_id: Identifies the key in lists and metrics; not secret.
         api_key: The whole key, for the header ``x-api-key``.
     """
 
@@ -58,7 +58,7 @@ class KeyRecord:
 
 @attrs.frozen
 class KeySpec:
-    """What a new key shall be; see :class:`KeyRecord`."""
+    """The properties of a new key; see :class:`KeyRecord`."""
 
     label: str = ""
     owner: str = ""
@@ -88,16 +88,16 @@ class KeyStore(Protocol):
         """The active key of an owner."""
 
     async def issued_since(self, owner: str, since_s: float) -> int:
-        """How many keys an owner was given since this Unix time."""
+        """How many keys an owner has been given since this Unix time."""
 
     async def add_usage(self, counts: dict[tuple[str, str], int]) -> None:
         """Add requests to the counts of (key id, UTC day as ``YYYY-MM-DD``)."""
 
     async def usage(self, key_id: str, day: str) -> int:
-        """Requests of a key on a UTC day, as far as stored."""
+        """The stored number of a key's requests on a UTC day."""
 
     async def add_feedback(self, feedback_id: str, key_id: str, text: str, is_spam: bool) -> None:
-        """Store a report; the same id again changes nothing."""
+        """Store a report; repeating its id changes nothing."""
 
     async def feedback(self) -> list[tuple[str, bool]]:
         """Every stored report as (text, is spam), oldest first, for retraining."""
@@ -110,7 +110,7 @@ class KeyStore(Protocol):
 
 
 class StoreError(Exception):
-    """The key store cannot be reached or used; the text names no secret."""
+    """The key store cannot be reached or used; the message contains no secret."""
 
 
 def make_key() -> tuple[NewKey, bytes]:
@@ -121,13 +121,13 @@ def make_key() -> tuple[NewKey, bytes]:
 
 
 def parse_key(api_key: str) -> tuple[str, str] | None:
-    """Split a key into id and secret, or None when it has not the form of a key."""
+    """Split a key into id and secret, or None when it does not have the form of a key."""
     match = _KEY.fullmatch(api_key)
     return None if match is None else (match[1], match[2])
 
 
 def secret_matches(secret: str, record: KeyRecord) -> bool:
-    """Whether a secret belongs to a record, in constant time."""
+    """Whether a secret is that of a stored key, compared in constant time."""
     return hmac.compare_digest(_hash(secret), record.secret_hash)
 
 

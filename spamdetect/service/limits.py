@@ -1,4 +1,4 @@
-"""Rate and quota of a key: the arithmetic, and the limiter that counts in the process.
+"""Rate and quota of a key: the arithmetic, and the in-process limiter.
 
 The rate is a generic cell rate algorithm (one number per key): requests are spaced evenly on
 average, with a burst of ten seconds' worth. The quota counts requests per UTC day.
@@ -46,16 +46,16 @@ class Allowance:
 def next_cell(
     cell_s: float, now_s: float, rate_per_minute: int, burst_s: float = BURST_S
 ) -> tuple[float, float]:
-    """Take one request out of a rate (generic cell rate algorithm).
+    """Count one request against a rate (generic cell rate algorithm).
 
     Args:
-        cell_s: The key's number after its last request; 0 for none yet.
+        cell_s: The key's number after its last request; 0 before the first.
         now_s: Time in seconds.
         rate_per_minute: The rate, above 0.
         burst_s: How many seconds' worth of requests may come at once.
 
     Returns:
-        The new number and 0, or the old number and the seconds until a request is taken again.
+        The new number and 0, or the old number and the seconds until a request is accepted again.
     """
     interval_s = 60.0 / rate_per_minute
     tolerance_s = max(burst_s, interval_s) - interval_s
@@ -76,7 +76,7 @@ def seconds_to_midnight(wall_s: float) -> float:
 
 
 def rate_refusal(allowance: Allowance, wait_s: float) -> RefusalError:
-    """429 for a rate."""
+    """A 429 for an exceeded rate."""
     return RefusalError(
         429,
         ErrorCode.RATE_LIMITED,
@@ -86,7 +86,7 @@ def rate_refusal(allowance: Allowance, wait_s: float) -> RefusalError:
 
 
 def quota_refusal(allowance: Allowance, wait_s: float) -> RefusalError:
-    """429 for a quota."""
+    """A 429 for an exceeded quota."""
     return RefusalError(
         429,
         ErrorCode.QUOTA_EXCEEDED,
@@ -96,7 +96,7 @@ def quota_refusal(allowance: Allowance, wait_s: float) -> RefusalError:
 
 
 class Limits(Protocol):
-    """Who counts requests."""
+    """Counts requests against the limits of their keys."""
 
     async def admit(self, key: KeyRecord) -> None:
         """Count a request, or raise :class:`RefusalError` 429."""
@@ -105,7 +105,7 @@ class Limits(Protocol):
         """Requests of a key on this UTC day."""
 
     async def close(self) -> None:
-        """Write down what is only in memory, release connections."""
+        """Store what is only in memory, and release connections."""
 
 
 @attrs.define
@@ -116,7 +116,7 @@ class _Counter:
 
 
 class MemoryLimits:
-    """Limits of one process; the counts of the day survive a restart in the key store.
+    """Limits of one process; the day's counts survive a restart in the key store.
 
     Args:
         store: Where usage is written, every second.

@@ -1,4 +1,4 @@
-"""Prometheus metrics, in a registry of their own per application."""
+"""Prometheus metrics, in a separate registry per application."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
 
 
 class Metrics:
-    """What an operator watches. Labels never hold a text, a key or anything a caller chooses."""
+    """The metrics for operators. Labels never hold a text, a key or anything a caller chooses."""
 
     content_type = CONTENT_TYPE_LATEST
 
@@ -70,5 +70,5 @@ class Metrics:
         self._verdicts[is_spam].inc()
 
     def render(self) -> bytes:
-        """The exposition format of Prometheus."""
+        """The metrics in Prometheus's exposition format."""
         return generate_latest(self.registry)

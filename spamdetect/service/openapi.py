@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 description of the service, with the limits that it runs with."""
+"""The OpenAPI 3.1 description of the service, with its configured limits."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def openapi_document(settings: ServiceSettings) -> bytes:
     """Describe the service.
 
     Args:
-        settings: Gives the longest text, and whether feedback is taken.
+        settings: Gives the longest text, and whether feedback is accepted.
 
     Returns:
         The document as JSON.

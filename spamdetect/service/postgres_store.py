@@ -1,4 +1,4 @@
-"""The key store of replicas: PostgreSQL through asyncpg.
+"""The key store for replicas: PostgreSQL through asyncpg.
 
 Nothing is cached: each request asks the database, so that a key revoked anywhere is refused
 everywhere at once.
@@ -41,7 +41,7 @@ CREATE TABLE IF NOT EXISTS spamdetect_feedback (
 _COLUMNS: Final = (
     "key_id, secret_hash, label, owner, created_s, revoked_s, rate_per_minute, quota_per_day"
 )
-# Any number: replicas that start together must not run the schema at the same time.
+# An arbitrary lock number: replicas that start together must not create the schema concurrently.
 _SCHEMA_LOCK: Final = 7_236_114_501
 _TIMEOUT_S: Final = 2.0
 _FAILURES: Final = (
@@ -67,13 +67,13 @@ class PostgresKeyStore:
 
     @classmethod
     async def open(cls, dsn: str) -> Self:
-        """Connect, and make the tables where they are missing.
+        """Connect, and create missing tables.
 
         Args:
             dsn: ``postgresql://user:password@host/name``.
 
         Raises:
-            StoreError: The database cannot be reached or refuses.
+            StoreError: The database cannot be reached or refuses the connection.
         """
         try:
             pool = await asyncio.wait_for(
@@ -85,7 +85,7 @@ class PostgresKeyStore:
                 await connection.execute(f"SELECT pg_advisory_xact_lock({_SCHEMA_LOCK})")
                 await connection.execute(_SCHEMA)
         except _FAILURES as error:
-            # The text of the error could hold the DSN and so the password: only its type.
+            # Only the error's type: its message could contain the DSN and so the password.
             raise StoreError(
                 f"Cannot open the PostgreSQL key store: {type(error).__name__}. "
                 "Is the server up and the database URL right?"
@@ -107,7 +107,7 @@ class PostgresKeyStore:
         try:
             async with self._pool.acquire(timeout=_TIMEOUT_S) as db, db.transaction():
                 if spec.owner:
-                    # Two requests of one owner at once take turns, instead of one failing.
+                    # Two concurrent requests of one owner take turns, instead of one failing.
                     await db.execute(
                         "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", spec.owner
                     )
@@ -173,7 +173,7 @@ class PostgresKeyStore:
 
     async def add_usage(self, counts: dict[tuple[str, str], int]) -> None:
         """See :class:`~spamdetect.service.keys.KeyStore`."""
-        # In one order, so that replicas that write at once cannot lock each other out.
+        # In a fixed order, so that replicas that write concurrently cannot deadlock.
         ordered = sorted(counts.items())
         await self._fetch(
             "INSERT INTO spamdetect_key_usage (key_id, day, requests)"
@@ -194,7 +194,7 @@ class PostgresKeyStore:
 
     async def add_feedback(self, feedback_id: str, key_id: str, text: str, is_spam: bool) -> None:
         """See :class:`~spamdetect.service.keys.KeyStore`."""
-        # Bytes, because a text of PostgreSQL cannot hold U+0000 and a reported text may.
+        # Bytes, because PostgreSQL's text type cannot hold U+0000 and a reported text may.
         await self._fetch(
             "INSERT INTO spamdetect_feedback (feedback_id, key_id, received_s, is_spam, text)"
             " VALUES ($1, $2, $3, $4, $5) ON CONFLICT (feedback_id) DO NOTHING",
@@ -233,5 +233,5 @@ class PostgresKeyStore:
 
 
 def _store_error(error: Exception) -> StoreError:
-    # The type only: the text could hold values of the statement.
+    # Only the type: the message could contain the statement's values.
     return StoreError(f"The PostgreSQL key store failed: {type(error).__name__}.")

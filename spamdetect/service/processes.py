@@ -1,8 +1,8 @@
-"""The engine in processes of its own that the event loop talks to directly, over a socket each.
+"""The engine in worker processes, each connected to the event loop by a socket.
 
 An executor would hand each batch from thread to thread within the service's process, and every
-hand-over waits for the interpreter's lock. A worker ends when its socket does: it outlives neither
-the service nor a crash of it. A worker that was killed is replaced when there is work for it.
+hand-over waits for the GIL. A worker ends when its socket closes, so it never outlives the service,
+even if the service crashes. A killed worker is replaced when there is work for it.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class EngineProcesses:
 
     Args:
         count: How many.
-        model_path: Model file; None takes the one of the package.
-        threshold: Spam from this score on; None takes the model's.
+        model_path: Model file; None takes the bundled one.
+        threshold: Lowest score that is spam; None takes the model's.
     """
 
     def __init__(
@@ -73,14 +73,14 @@ class EngineProcesses:
 
     @property
     def pids(self) -> list[int]:
-        """The processes that run."""
+        """The running processes."""
         return [worker.pid for worker in self._workers if worker.pid]
 
     async def analyse(self, items: list[Item]) -> list[Outcome]:
-        """Analyse a batch in a worker that has nothing to do; there must be one.
+        """Analyse a batch in an idle worker; there must be one.
 
         Raises:
-            EngineFailedError: The worker ended before it had answered.
+            EngineFailedError: The worker ended before it answered.
         """
         worker = self._idle.popleft()
         try:
@@ -141,7 +141,7 @@ class _Worker(asyncio.Protocol):
         try:
             return await self._answer
         except asyncio.CancelledError:
-            # The answer would be taken for that of the next batch.
+            # A late answer would be taken for that of the next batch.
             if self._transport is not None:
                 self._transport.abort()
             raise
@@ -168,8 +168,8 @@ class _Worker(asyncio.Protocol):
 
 
 def _spawn(connection: socket.socket) -> subprocess.Popen[bytes]:
-    # As this process imports; -P keeps the working directory out. A group of its own, because
-    # Ctrl-C in the terminal is for the service alone, which ends its workers itself.
+    # The worker imports from the same paths; -P keeps the working directory out. It has its own
+    # process group: Ctrl-C in the terminal is for the service alone, which ends its workers.
     paths = os.pathsep.join(path for path in sys.path if path)
     return subprocess.Popen(  # noqa: S603 - this interpreter and a constant
         [sys.executable, "-P", "-c", _PROGRAM],
@@ -188,7 +188,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def serve_engine() -> None:
-    """The worker's side: load the engine, then answer batches until the socket ends."""
+    """The worker's side: load the engine, then answer batches until the socket closes."""
     connection = socket.socket(fileno=os.dup(0))
     with connection, connection.makefile("rwb") as stream, contextlib.suppress(OSError):
         content = _read_frame(stream)

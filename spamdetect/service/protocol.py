@@ -1,7 +1,7 @@
 """HTTP/1.1 on a socket, hardened: a cap on connections and a deadline for a request's head.
 
-uvicorn bounds neither, so that a few thousand idle or dripping connections would hold the
-service. Both are answered in the service's own envelope.
+uvicorn bounds neither, so a few thousand idle or slow connections would block the service. Both
+refusals use the service's own envelope.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("spamdetect.service")
 
-# The arithmetic of limits.next_cell and the day's count, with the clock of Redis so that the
-# clocks of replicas do not matter. Returns {0 taken | 1 rate | 2 quota, milliseconds to wait}.
+# The arithmetic of limits.next_cell and the day's count, on Redis's clock, so that the
+# replicas' clocks do not matter. Returns {0 taken | 1 rate | 2 quota, milliseconds to wait}.
 _SCRIPT: Final = """
 local rate, quota, burst_s = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 if quota > 0 and tonumber(redis.call('GET', KEYS[2]) or '0') >= quota then return {2, 0} end
@@ -53,7 +53,7 @@ class RedisLimits:
     """Limits in Redis; while it cannot be reached, each replica counts for itself.
 
     A limiter that refused everybody would turn an outage of Redis into one of the service, and
-    one that let everything pass would be none.
+    one that let everything pass would limit nothing.
 
     Args:
         redis: The connection.
@@ -74,10 +74,10 @@ class RedisLimits:
 
     @classmethod
     def open(cls, url: str, fallback: MemoryLimits, default: Allowance, metrics: Metrics) -> Self:
-        """Prepare the connection; it is made with the first request.
+        """Prepare the connection; the first request opens it.
 
         Raises:
-            SpamConfigError: The URL is none, or redis is not installed.
+            SpamConfigError: The URL is invalid, or redis is not installed.
         """
         try:
             from redis.asyncio import Redis
@@ -110,7 +110,7 @@ class RedisLimits:
                 args=[allowance.rate_per_minute, allowance.quota_per_day, BURST_S],
             )
         except (RedisError, OSError, TimeoutError) as error:
-            # Not every request shall wait for a server that is away.
+            # Not every request should wait for an unreachable server.
             self._away_until_s = time.monotonic() + _RETRY_S
             _log.warning("limits are counted in the process: Redis: %s", type(error).__name__)
             await self._admit_alone(key)
@@ -141,5 +141,5 @@ class RedisLimits:
 
 
 def _names(key_id: str, day: str) -> list[str]:
-    # The braces keep both in one slot of a Redis cluster.
+    # The braces keep both keys in one slot of a Redis cluster.
     return [f"spamdetect:{{{key_id}}}:rate", f"spamdetect:{{{key_id}}}:used:{day}"]

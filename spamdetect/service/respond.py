@@ -17,7 +17,7 @@ _ENCODER: Final = msgspec.json.Encoder()
 
 
 class RefusalError(Exception):
-    """A request that gets no verdict, with the answer that says so.
+    """A refused request, with the answer that says why.
 
     Args:
         status_code: HTTP status.
@@ -25,7 +25,7 @@ class RefusalError(Exception):
         message: What happened and what to do, for a person.
         headers: Further headers, such as ``retry-after``.
         field: The field of the request that is wrong, for ``data.field``.
-        close: Whether the connection ends with this answer, because the body was not read.
+        close: Whether the connection closes after this answer, because the body was not read.
     """
 
     def __init__(

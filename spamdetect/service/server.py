@@ -25,7 +25,7 @@ _GRACE_S = 5
 
 @attrs.frozen
 class Listening:
-    """An application that takes requests.
+    """An application that is accepting requests.
 
     Attributes:
         base_url: Where it listens.
@@ -40,12 +40,12 @@ class Listening:
 
 @attrs.frozen
 class RunningServer:
-    """A service that takes requests.
+    """A service that is accepting requests.
 
     Attributes:
         listening: Where, and how to stop it.
         first_key: The key made for an empty key store, else None.
-        monitor_url: Where the pages without a key are.
+        monitor_url: URL of the pages that need no key.
     """
 
     listening: Listening
@@ -66,7 +66,7 @@ async def serving(service: SpamService) -> AsyncIterator[RunningServer]:
         SpamConfigError: The port is in use, or the model or a store cannot be used.
     """
     settings = service.settings
-    # The port first: it is what fails most often, and the model need not be loaded to say so.
+    # The port first: it fails most often, and the model need not be loaded to find that out.
     async with contextlib.AsyncExitStack() as stack:
         listener = stack.enter_context(_bound(settings.host, settings.port))
         monitor = None
@@ -128,7 +128,7 @@ async def _listening(
 
 
 class _Server(uvicorn.Server):
-    """uvicorn that says when it is ready and leaves signals to whoever runs it."""
+    """A uvicorn server that reports when it is ready and leaves signals to its caller."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)

@@ -21,27 +21,27 @@ class ServiceSettings:
     Attributes:
         host: Address to bind.
         port: Port to bind; 0 takes a free one.
-        monitor_port: Port of their own for ``/healthz``, ``/readyz``, ``/metrics`` and
-            ``/openapi.json``, which take no key; None answers them beside the API, 0 takes a free
+        monitor_port: Separate port for ``/healthz``, ``/readyz``, ``/metrics`` and
+            ``/openapi.json``, which need no key; None serves them on ``port``, 0 takes a free
             port.
-        monitor_host: Address to bind it to; empty is ``host``.
+        monitor_host: Address to bind ``monitor_port`` on; empty means ``host``.
         database_url: Key store, ``sqlite:///path`` or ``postgresql://...``.
         redis_url: Rate limits shared by replicas; empty keeps them in the process.
-        model_path: Model file; None takes the one of the package.
-        threshold: ``spam_score`` from which a text is spam, or ``strict``, ``balanced`` or
+        model_path: Model file; None takes the bundled one.
+        threshold: Lowest ``spam_score`` that is spam, or ``strict``, ``balanced`` or
             ``quiet``; None takes the model's. A request may ask for another.
-        max_text_chars: Longest text taken, in code points.
+        max_text_chars: Longest text accepted, in code points.
         body_timeout_s: Seconds in which a request's body must arrive.
         header_timeout_s: Seconds in which a request's head must arrive.
-        max_connections: Most open connections; further ones get 503 and are closed.
+        max_connections: Maximum open connections; further ones get 503 and are closed.
         workers: Threads that run the engine; more than one helps long texts only, because the
             interpreter runs one thread at a time.
         processes: Processes that run the engine, for a machine with cores to spare; 0 runs it in
             threads of this one.
-        max_pending: Most requests waiting for a worker; further ones get 503.
+        max_pending: Maximum requests waiting for a worker; further ones get 503.
         max_queue_wait_ms: Longest estimated wait for a worker; beyond it requests get 503.
-        rate_per_minute: Requests per minute of a key without a rate of its own; 0 is no limit.
-        quota_per_day: Requests per UTC day of a key without a quota of its own; 0 is no limit.
+        rate_per_minute: Requests per minute for a key without its own rate; 0 means no limit.
+        quota_per_day: Requests per UTC day for a key without its own quota; 0 means no limit.
         store_feedback: Whether ``feedback`` is offered and stored.
     """
 

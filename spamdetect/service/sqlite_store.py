@@ -2,8 +2,8 @@
 
 Reads run on the event loop's thread: a lookup by primary key from the page cache takes a few
 microseconds, less than handing it to another thread, and in WAL mode no writer blocks it.
-Each request asks whether the file has changed, so that a key revoked by another process is refused
-at once; a key that was found is read again only then.
+Each request checks whether the file has changed, so that a key revoked by another process is
+refused at once; only then is a cached key read again.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class SqliteKeyStore:
     """Keys in a SQLite file, readable by its owner only.
 
     Args:
-        path: The file; folders and file are made with modes 0700 and 0600.
+        path: The file; folders and file are created with modes 0700 and 0600.
     """
 
     def __init__(self, path: Path) -> None:
@@ -66,10 +66,10 @@ class SqliteKeyStore:
 
     @classmethod
     async def open(cls, path: Path) -> Self:
-        """Open or make the store.
+        """Open or create the store.
 
         Raises:
-            StoreError: The file cannot be made, opened or is no database.
+            StoreError: The file cannot be created or opened, or is not a database.
         """
         return await asyncio.to_thread(cls._open, path)
 
@@ -77,7 +77,7 @@ class SqliteKeyStore:
     def _open(cls, path: Path) -> Self:
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # Made before SQLite does, so that neither it nor its WAL is ever readable by others.
+            # Created before SQLite does, so that neither it nor its WAL is ever readable by others.
             os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600))
             store = cls(path)
             with store._writer_lock:
@@ -88,7 +88,7 @@ class SqliteKeyStore:
 
     async def find(self, key_id: str) -> KeyRecord | None:
         """See :class:`~spamdetect.service.keys.KeyStore`."""
-        # It counts the changes by other connections; this one only reads.
+        # The version counts other connections' changes; this connection only reads.
         ((version,),) = self._read("PRAGMA data_version", ())
         if version != self._found_version or len(self._found) >= _MAX_FOUND:
             self._found.clear()

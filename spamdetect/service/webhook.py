@@ -16,11 +16,11 @@ _MAX_BYTES = 1 << 20
 
 
 def webhook_app(bot: TokenBot, running: BotApp, webhook_url: str) -> Starlette:
-    """Make the application that Telegram calls.
+    """Create the application that Telegram calls.
 
     Args:
         bot: The bot.
-        running: What :meth:`TokenBot.running` gave.
+        running: What :meth:`TokenBot.running` yielded.
         webhook_url: The public address; its path is the route.
     """
 

@@ -1,9 +1,9 @@
 """The engine off the event loop: bounded workers, batches, and shedding before latency grows.
 
-Requests that wait together are analysed together, because a batch costs the engine much less
-than the same texts one by one and one hop to a thread serves them all. The wait of a new
-request is estimated from what is queued and the measured speed; beyond the limit it is refused
-at once, so that an overloaded service answers fast instead of ever later.
+Waiting requests are analysed in batches: a batch costs the engine much less than the same texts
+one by one, and one hop to a thread serves them all. A new request's wait is estimated from the
+queue and the measured speed; beyond the limit the request is refused at once, so that an
+overloaded service answers quickly instead of ever later.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ class EngineFailedError(Exception):
         self.place = place
 
 
-# A text, whether a verdict is wanted, and from which score on it is spam (None: the engine's).
+# A text, whether a verdict is wanted, and the lowest score that is spam (None: the engine's).
 Item = tuple[str, bool, float | None]
 Outcome = tuple[bytes, bool | None] | EngineFailedError
 
 _BATCH_TEXTS: Final = 64
 _BATCH_CHARS: Final = 50_000
-# What a text costs besides its length, in characters; keeps many tiny texts from being free.
+# Cost of a text besides its length, in characters, so that many tiny texts are not free.
 _BASE_COST_CHARS: Final = 100
 _SPEED_WEIGHT: Final = 0.2
 _WARM_UP_TEXT: Final = "Are we still on for lunch? Reply here or call me. " * 4
 
 
 class TextEngine(Protocol):
-    """What the service needs of :class:`spamdetect.engine.Engine`."""
+    """What the service needs from :class:`spamdetect.engine.Engine`."""
 
     @property
     def model_version(self) -> str:
@@ -69,7 +69,7 @@ class TextEngine(Protocol):
 
 
 class BatchRunner(Protocol):
-    """What the pool needs of :class:`spamdetect.service.processes.EngineProcesses`."""
+    """What the pool needs from :class:`spamdetect.service.processes.EngineProcesses`."""
 
     async def analyse(self, items: list[Item]) -> list[Outcome]:
         """Analyse a batch."""
@@ -96,9 +96,9 @@ class WorkerPool:
     Args:
         engine: The engine; shared by the threads, read-only.
         workers: Threads.
-        max_pending: Most jobs waiting.
-        max_wait_s: Longest estimated wait in seconds.
-        processes: As many processes as ``workers`` to run the engine in, instead of threads;
+        max_pending: Maximum waiting jobs.
+        max_wait_s: Longest estimated wait, in seconds.
+        processes: As many processes as ``workers``, to run the engine instead of threads;
             closed with the pool.
     """
 
@@ -133,12 +133,12 @@ class WorkerPool:
 
     @property
     def busy(self) -> int:
-        """Workers at work."""
+        """Busy workers."""
         return self._busy
 
     @property
     def estimated_wait_s(self) -> float:
-        """How long a job that came now would wait, in seconds."""
+        """How long a job submitted now would wait, in seconds."""
         if self._busy < self._workers:
             return 0.0
         elapsed_s = time.perf_counter() - self._busy_since_s
@@ -168,8 +168,8 @@ class WorkerPool:
 
         Args:
             text: The text.
-            predict: Whether with a verdict.
-            threshold: Spam from this score on; None takes the service's.
+            predict: Whether to give a verdict.
+            threshold: Lowest score that is spam; None takes the service's.
 
         Returns:
             The body of the answer, and the verdict where there is one.
@@ -193,7 +193,7 @@ class WorkerPool:
         return await job.future
 
     async def close(self) -> None:
-        """Refuse new work, finish what runs, refuse what waits."""
+        """Refuse new and waiting work, and finish what is running."""
         self._closed = True
         for job in self._queue:
             if not job.future.done():
@@ -211,14 +211,14 @@ class WorkerPool:
         chars = 0
         # With several workers, leave something for the others.
         most = max(1, min(_BATCH_TEXTS, -(-len(self._queue) // (self._workers - self._busy))))
-        # A batch must be over well within the longest wait, or it is itself the wait.
+        # A batch must finish well within the longest wait, or it becomes the wait itself.
         most_chars = float(_BATCH_CHARS)
         if self._seconds_per_char:
             most_chars = min(most_chars, self._max_wait_s / 4 / self._seconds_per_char)
         while self._queue and len(batch) < most and (not batch or chars < most_chars):
             job = self._queue.popleft()
             self._queued_chars -= job.cost_chars
-            # The client has gone: nobody wants this any more.
+            # The client has gone: nobody needs the answer any more.
             if not job.future.done():
                 batch.append(job)
                 chars += job.cost_chars
@@ -265,7 +265,7 @@ class WorkerPool:
         if error is None:
             return done.result()
         if isinstance(error, EngineFailedError):
-            # A worker process was killed, for its memory perhaps.
+            # A worker process was killed, perhaps for its memory use.
             return [error] * texts
         return [EngineFailedError(type(error).__name__, "a worker")] * texts
 
@@ -275,7 +275,7 @@ def analyse(engine: TextEngine, items: Sequence[Item]) -> list[Outcome]:
 
     Args:
         engine: The engine.
-        items: Texts, each with whether a verdict is wanted and from which score on it is spam.
+        items: Texts, each with whether a verdict is wanted and the lowest score that is spam.
     """
     verdicts = _predict(engine, [(text, limit) for text, predict, limit in items if predict])
     return [next(verdicts) if predict else _preprocess(engine, text) for text, predict, _ in items]
@@ -313,7 +313,7 @@ def _preprocess(engine: TextEngine, text: str) -> Outcome:
 
 
 def place_of(error: BaseException) -> str:
-    """File, line and function in which an error arose, without any value."""
+    """File, line and function where an error arose, without any values."""
     step = error.__traceback__
     if step is None:
         return "unknown"

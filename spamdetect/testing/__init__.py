@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class RunningService:
-    """A service that takes requests on a loopback port.
+    """A service that is accepting requests on a loopback port.
 
     Attributes:
         base_url: For ``SpamClient(base_url=...)``.
@@ -36,10 +36,10 @@ class RunningService:
 async def run_service_async(
     *, engine: TextEngine | None = None, **settings: object
 ) -> AsyncIterator[RunningService]:
-    """Run the real service in this event loop, on a free loopback port, with keys of its own.
+    """Run the real service in this event loop, on a free loopback port, with its own keys.
 
     Args:
-        engine: Engine to use; None loads the model of the package.
+        engine: Engine to use; None loads the bundled model.
         settings: Attributes of :class:`spamdetect.service.settings.ServiceSettings`; the default
             has no rate limit, and a key store that is deleted at the end.
 
@@ -73,7 +73,7 @@ def run_service(
     """Run the real service in a background thread, on a free loopback port.
 
     Args:
-        engine: Engine to use; None loads the model of the package.
+        engine: Engine to use; None loads the bundled model.
         settings: As in :func:`run_service_async`.
 
     Raises:

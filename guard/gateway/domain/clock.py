@@ -7,7 +7,7 @@ from typing import Final
 CATCH_UP: Final = 10
 """How much faster than real time the clock may run to catch up with the machine's."""
 _SMALL_MS: Final = 2000
-"""A difference that is followed at once."""
+"""The largest difference that is followed at once."""
 
 
 class SteadyClock:
@@ -19,9 +19,9 @@ class SteadyClock:
     the time that was missed.
 
     Args:
-        last_ms: what the clock said before the process began, 0 for never.
+        last_ms: the clock's last reading before the process began, 0 if there is none.
         wall_ms: the machine's clock now, in Unix milliseconds.
-        monotonic_ms: time that only passes, in milliseconds.
+        monotonic_ms: the reading of a monotonic clock, in milliseconds.
 
     >>> clock = SteadyClock(0, wall_ms=1_000_000, monotonic_ms=0)
     >>> clock.read(wall_ms=63_072_000_000, monotonic_ms=100)

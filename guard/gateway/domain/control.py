@@ -2,8 +2,8 @@
 
 ``resume`` never lifts a kill, only ``revive`` does. A target is an exact workflow id, a glob, or a
 run id. Three slots per target are enough: the newest of kill and revive; the newest pause without
-an end, resume or revive; and the newest pause with an end, which counts until then and leaves what
-was before. So messages may be applied in any order and more than once.
+an end, resume or revive; and the newest pause with an end, which counts until then and leaves the
+earlier state as it was. So messages may be applied in any order and more than once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Learned cost of a call: exponentially weighted mean and deviation of past ones."""
+"""Learned cost of a call: exponentially weighted mean and deviation of past costs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Estimate(Struct):
     variance: float = 0.0
 
     def learn(self, cost: int) -> None:
-        """Take in the cost of one finished call."""
+        """Add the cost of one finished call."""
         if self.count == 0:
             self.mean, self.variance = float(cost), 0.0
         else:

@@ -14,7 +14,7 @@ def is_pattern(text: str) -> bool:
 
 
 def fold(name: str) -> str:
-    """Return a name as policies compare it: NFKC, case folded, outer blanks removed.
+    """Return a name as policies compare it: NFKC, case folded, surrounding whitespace removed.
 
     A tool that is called ``Delete_File`` must not slip past a rule for ``delete_*``.
     """

@@ -18,10 +18,10 @@ from guard.core.wire import NANOUSD_MAX
 from guard.gateway.domain.records import Budget
 
 EVENT_NANOUSD_MAX: Final = 10**15
-"""Most that one event may cost (a million dollars)."""
+"""Maximum cost of one event (a million dollars)."""
 
 EVENT_TOKENS_MAX: Final = 10**9
-"""Most tokens of one kind in one event."""
+"""Maximum tokens of one kind in one event."""
 
 ReservationState = Literal["open", "settled", "released", "expired"]
 Basis = Literal["declared", "worst_case", "learned", "default"]
@@ -125,7 +125,7 @@ def judge(
     """Decide, without changing anything, whether ``amount`` may be reserved on every balance.
 
     Args:
-        accounts: every balance over the call.
+        accounts: every balance that applies to the call.
         amount: what to reserve, in nano-dollars.
         guess: the amount is only an estimate, so it may shrink to what is left.
         chain_over_permille: the allowance of an open chain, or ``None`` outside of one.

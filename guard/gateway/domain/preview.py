@@ -111,5 +111,5 @@ def _outcome(rules: Sequence[policy.Rules], recent: RecentCall) -> tuple[str, st
 
 
 def replaced(policies: Sequence[Policy], changed: Policy) -> list[Policy]:
-    """Return the policies with one of them replaced by another of its name."""
+    """Return the policies with the one of the same name replaced."""
     return [*(p for p in policies if p.name != changed.name), changed]

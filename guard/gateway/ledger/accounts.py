@@ -74,7 +74,7 @@ def _applying(index: BudgetIndex, keys: ScopeKeys) -> Iterator[tuple[records.Bud
 def _applying_to_models(
     of_kind: dict[str, list[records.Budget]], names: tuple[str, ...]
 ) -> Iterator[tuple[records.Budget, str]]:
-    """Budgets of any name of a model apply; each family has one balance of a budget for all."""
+    """A budget for any of a model's names applies; one for all models has a balance per family."""
     taken = set()
     for name in names:
         for budget in of_kind.get(name, ()):

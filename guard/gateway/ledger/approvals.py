@@ -60,7 +60,7 @@ def _reason(known: records.Approval) -> str:
 
 
 def use(unit: UnitOfWork, organisation_id: str, key_id: str, call_id: str) -> None:
-    """Use up the approval of a call that is admitted: it was for one."""
+    """Use up the approval of an admitted call: it is valid for one call only."""
     found = unit.approval_of_call(organisation_id, key_id, call_id)
     if found is not None and found[0].status == "approved":
         unit.save_approval(msgspec.structs.replace(found[0], status="used"))

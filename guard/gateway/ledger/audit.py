@@ -63,7 +63,7 @@ def verify(
             as the last one of a deletion.
 
     Returns:
-        How many entries are right, and the ``seq`` of the first one that is not (``None``: all
+        How many entries are correct, and the ``seq`` of the first one that is not (``None``: all
         are), or of the noted one when it is not in the chain.
     """
     anchor_seq, prev_hash = anchor or (0, GENESIS)

@@ -40,7 +40,7 @@ def _add_verdict(
     last: wire.Event,
     reply: wire.EventsReply,
 ) -> None:
-    """Tell the SDK how the workflow of its last event stands."""
+    """Tell the SDK the state of its last event's workflow."""
     keys = (last.workflow_id, last.agent, last.chain_id, request.key_id, ())
     account = ledger.tightest(accounts_of(unit, org, keys))
     reply.budget = None if account is None else account.view()

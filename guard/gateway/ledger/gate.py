@@ -15,7 +15,7 @@ from guard.gateway.ledger.state import OrganisationState
 from guard.gateway.ledger.unit_of_work import UnitOfWork
 
 SMALL_ROOM: Final = 100
-"""Times the reservation for an unknown call: with less room than that, few are admitted at once."""
+"""Multiple of an unknown call's reservation: with less room, few such calls run at once."""
 
 
 def gate(unit: UnitOfWork, command: GateCommand) -> Answer:

@@ -25,7 +25,7 @@ _FIND_ONE: Final = (
     "SELECT request, fingerprint, status, body FROM idempotency_0 WHERE request = ? UNION ALL"
     " SELECT request, fingerprint, status, body FROM idempotency_1 WHERE request = ?"
 )
-"""The same for a group of one, in a third of the time."""
+"""The same query for a group of one, in a third of the time."""
 _KEEP: Final = (
     "INSERT OR REPLACE INTO idempotency_0 VALUES (?,?,?,?)",
     "INSERT OR REPLACE INTO idempotency_1 VALUES (?,?,?,?)",

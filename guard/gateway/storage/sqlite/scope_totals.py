@@ -112,7 +112,7 @@ class ScopeTotals:
             *scope,
         )
         if row is not None and row[0] > start_ms:
-            # The newest period of the scope lies ahead: an earlier process had a wrong clock.
+            # The newest period of the scope is in the future: an earlier process had a wrong clock.
             return self._sum(*scope, start_ms, end_ms)
         total = row[1] if row is not None and row[0] == start_ms else 0
         for hour_ms, numbers in self._new.get(scope, ()):

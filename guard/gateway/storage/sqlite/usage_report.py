@@ -1,4 +1,4 @@
-"""Usage summed by group: from running totals and rollups, and from events only where it must be."""
+"""Usage summed by group: from running totals and rollups, and from events only where necessary."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def usage(
 ) -> list[records.UsageRow]:
     """Return usage summed by group, most expensive first.
 
-    Time, type, model and provider come from the organisation's rollups, with the events of the
-    parts of an hour at both ends. Workflows, runs, agents, chains and keys come from their running
-    totals where all of time is asked for, else from the events of that time.
+    Time, type, model and provider come from the organisation's rollups, plus the events of the
+    partial hours at both ends. Workflows, runs, agents, chains and keys come from their running
+    totals where the whole history is asked for, else from the events of the requested time.
     """
     if group_by in _BY_TIME:
         rows = _by_time(reading, organisation_id, group_by, since_ms, until_ms, limit)
