@@ -6,7 +6,7 @@ from msgspec import Struct
 
 
 class Operator(Struct, kw_only=True):
-    """A person who signs in to the dashboard; one without an organisation sees all of them."""
+    """A person who signs in to the dashboard; without an organisation, one who sees all."""
 
     operator_id: str
     name: str
