@@ -25,7 +25,7 @@ def format_user_message(exc: object, locale: str = "en") -> str:
         code = getattr(exc, "error_code", None)
     except Exception:  # noqa: BLE001  # a hostile property must not break the error path
         code = None
-    # An enumeration's member is a text; its own methods, which could raise, are not called.
+    # An enum member may be a str; its own methods, which could raise, are not called.
     return get_user_message(str.__str__(code)) if isinstance(code, str) else FALLBACK_MESSAGE
 
 

@@ -22,30 +22,30 @@ TransportMode = Literal["auto", "http", "websocket"]
 FallbackMode = Literal["closed", "open"]
 _PREFIX_LENGTH: Final = 8
 GATE_CONCURRENCY: Final = 32
-"""Most gate requests that one process sends at once; other callers wait for their turn."""
+"""Maximum gate requests that one process sends at once; other callers wait their turn."""
 
 
 @attrs.frozen
 class Settings:
-    """Everything that a runtime can be told. Neither the key nor the secret is in the ``repr``.
+    """All settings of a runtime. Neither the key nor the secret is in the ``repr``.
 
     Attributes:
         api_key: key of an organisation at the gateway.
         api_url: base URL of the gateway.
         hmac_secret: signs every request when set.
-        batch_size: how many events go out at once, without waiting for the interval; also what
-            one batch holds, unless the buffer backs up and the gateway takes more.
+        batch_size: how many events are sent at once, without waiting for the interval; also the
+            size of one batch, unless the buffer backs up and the gateway accepts more.
         flush_interval_ms: longest time that an event waits in the buffer, in milliseconds.
-        buffer_size: most events kept in memory.
+        buffer_size: maximum events kept in memory.
         transport_mode: control channel: ``auto`` (WebSocket, else poll), ``websocket`` or ``http``.
         fallback_mode: without the gateway, refuse protected calls (``closed``) or let them go on.
         timeout_ms: total time for one answer of the gateway, in milliseconds.
         spool_dir: directory for events that cannot be delivered; None keeps them in memory.
-        spool_max_bytes: size of the spool at which the least important events make room.
+        spool_max_bytes: size of the spool at which the least important events are dropped.
         auto_instrument: whether ``init`` instruments the HTTP clients.
-        inject_stream_usage: whether streams are asked for their usage (httpx and httpx2, where the
-            vendor is known to accept ``stream_options.include_usage``); what that adds to the
-            stream is taken out again.
+        inject_stream_usage: whether streams are asked for their usage (httpx and httpx2, where
+            the vendor is known to accept ``stream_options.include_usage``); the chunk that this
+            adds to the stream is removed again.
         debug: log at debug level to standard error.
     """
 
@@ -72,7 +72,7 @@ class Settings:
 
     @property
     def timeout_s(self) -> float:
-        """The total deadline of one exchange in seconds."""
+        """The total deadline of one request, in seconds."""
         return self.timeout_ms / 1000
 
     @classmethod
@@ -119,7 +119,7 @@ class Settings:
         return settings
 
     def different(self, **arguments: Any) -> str | None:
-        """Return the name of a given argument whose value is not that of these settings, or None.
+        """Return the name of a given argument whose value differs from these settings, or None.
 
         Raises:
             GuardConfigError: a value is not what its variable takes (GD-C003).
@@ -166,7 +166,7 @@ def _is_blank(value: Any) -> bool:
 def _text(value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
         raise ValueError("a non-empty text")
-    text = value.strip()  # as a secret that is read from a file ends in a line break
+    text = value.strip()  # a secret that is read from a file may end with a newline
     if not text.isprintable() or not text.isascii():
         raise ValueError("printable ASCII characters without line breaks")
     return text
@@ -181,7 +181,7 @@ def _url(value: Any) -> str:
     except ValueError:
         raise ValueError(wanted) from None
     if parts.scheme == "ws" and parts.hostname:
-        require_secure(text)  # away from this machine, the missing TLS is the graver mistake
+        require_secure(text)  # for a remote host, the missing TLS is the graver mistake
     if not usable or " " in text or parts.query or parts.fragment or parts.username is not None:
         raise ValueError(wanted)
     return text

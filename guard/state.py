@@ -21,14 +21,14 @@ class Facts:
     Attributes:
         misconfigured: key missing or rejected, protocol too old, or an insecure address.
         shut_down: whether ``shutdown`` was called.
-        silence_ms: time since the gateway was last heard; None when it never was.
+        silence_ms: time since the gateway last answered; None when it never has.
         poll_interval_ms: the interval that the gateway asked for.
         channel: the control channel in use.
         breaker: state of the circuit breaker.
         spooled: events on disk.
         lost_since_contact: whether events were lost since the last usable answer.
         unseen_hosts: LLM hosts whose answers held no usage.
-        gate_unavailable: whether the newest gate request got no decision, but a 429 or an error.
+        gate_unavailable: whether the newest gate request got a 429 or an error, not a decision.
     """
 
     misconfigured: bool = False
@@ -44,7 +44,7 @@ class Facts:
 
 
 def derive_state(facts: Facts) -> State:
-    """Derive the state: the worst thing that is true names it."""
+    """Derive the state: the worst condition that holds."""
     if facts.misconfigured:
         return "misconfigured"
     quiet = facts.channel == "none" and (
@@ -71,10 +71,10 @@ class GuardStatus:
     Attributes:
         state: ``ok``, ``degraded``, ``offline`` or ``misconfigured``.
         api_url: the gateway's address.
-        protocol: the protocol version that the gateway speaks; None before it was heard.
+        protocol: the protocol version that the gateway speaks; None before the first answer.
         control_channel: ``websocket``, ``poller`` or ``none``.
         breaker: ``closed``, ``open`` or ``half_open``.
-        buffered, spooled: events that wait in memory and on disk.
+        buffered, spooled: events waiting in memory and on disk.
         events_sent, events_lost: totals of this process.
         last_contact_ms: Unix time of the last usable answer, in milliseconds.
         last_error_code: code of the newest error, if any.

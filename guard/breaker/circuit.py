@@ -19,8 +19,8 @@ class CircuitBreaker:
 
     Args:
         threshold: consecutive failures that open the circuit.
-        cooldown_s: first time that the circuit stays open, in seconds; doubles up to the maximum.
-        cooldown_max_s: longest time that it stays open.
+        cooldown_s: how long the circuit first stays open, in seconds; doubles up to the maximum.
+        cooldown_max_s: the longest that it stays open, in seconds.
 
     >>> breaker = CircuitBreaker(threshold=1, cooldown_s=5.0)
     >>> breaker.failed(now_s=0.0)
@@ -56,7 +56,7 @@ class CircuitBreaker:
         return True
 
     def succeeded(self) -> None:
-        """Report an answer (any answer of the service, also a refusal)."""
+        """Report an answer (any answer of the service, including a refusal)."""
         self._failures = 0
         self._open_until_s = None
         self._probing = False
@@ -67,7 +67,7 @@ class CircuitBreaker:
         self._failures += 1
         if self._open_until_s is None:
             opens = self._failures >= self.threshold
-        else:  # failures of requests that were under way when the circuit opened say nothing new
+        else:  # requests that were in flight when the circuit opened say nothing new
             opens = now_s >= self._open_until_s
         if opens:
             self._open_until_s = now_s + self._next_cooldown_s
@@ -75,5 +75,5 @@ class CircuitBreaker:
         self._probing = False
 
     def abandoned(self) -> None:
-        """Report that the call ended without telling anything (it was cancelled)."""
+        """Report that the call ended without a result (it was cancelled)."""
         self._probing = False

@@ -1,8 +1,8 @@
 """The whole exception tree of the SDK (spec part 7).
 
 ``BreakerError`` is the root of everything that is an ``Exception``; ``GuardError`` is the root of
-what user code is meant to catch. ``WorkflowKilledInterrupt`` is a ``BaseException`` on purpose: an
-``except Exception`` inside an agent must not swallow an operator's kill.
+what user code is meant to catch. ``WorkflowKilledInterrupt`` is deliberately a ``BaseException``:
+an ``except Exception`` inside an agent must not swallow an operator's kill.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from guard.breaker.portable import _Portable
 TransportSource = Literal["NETWORK_ERROR", "GATEWAY_ERROR", "BREAKER_OPEN", "AUTH_ERROR"]
 
 DOCS_PATH: Final = "/docs/errors"
-"""Where every gateway serves the pages of the error codes."""
+"""Path at which every gateway serves the pages of the error codes."""
 
 _docs_gateway = "http://127.0.0.1:8787"
 
 
 def docs_at(gateway_url: str) -> None:
-    """Have every ``docs_url`` point to this gateway: the one that the process talks to."""
+    """Point every ``docs_url`` to this gateway: the one that the process uses."""
     global _docs_gateway
     _docs_gateway = gateway_url.rstrip("/")
 
@@ -46,7 +46,7 @@ class GuardError(BreakerError):
         text: what happened, for developers. End users get ``guard.format_user_message(exc)``.
         error_code: a code of the catalogue; the class has a default.
         user_action: an imperative hint; the class has a default.
-        retryable: whether trying the same call again can succeed.
+        retryable: whether retrying the same call can succeed.
 
     Attributes:
         docs_url: the page that explains ``error_code``.
@@ -125,7 +125,7 @@ class GuardAuthError(GuardAuthenticationError):
 
 
 class GuardTransportError(GuardError):
-    """The gateway cannot be reached, or what came back is not an answer."""
+    """The gateway cannot be reached, or its response is not a valid reply."""
 
     error_code = "GD-B001"
     user_action = "Check that the gateway is running and that GUARD_API_URL points to it."
@@ -164,8 +164,8 @@ class RateLimitError(GuardTransportError):
     """A rate cap was reached (429). Wait ``retry_after`` seconds before trying again.
 
     Attributes:
-        retry_after: seconds to wait, if the gateway said so: a wait, unlike the ``resume_after`` of
-            ``WorkflowPausedException``, which is a moment.
+        retry_after: seconds to wait, if the gateway said so: a duration, unlike the
+            ``resume_after`` of ``WorkflowPausedException``, which is a point in time.
     """
 
     error_code = "GD-R001"
@@ -250,7 +250,7 @@ class GuardBudgetError(GuardBlockedException):
 
 
 class GuardToolBlockedError(GuardBlockedException):
-    """The tool is in a block list (403)."""
+    """The tool is on a block list (403)."""
 
     error_code = "GD-T001"
     user_action = "Use another tool, or ask the operator to allow this one."
@@ -291,7 +291,7 @@ class GuardChainError(GuardDecision):
 
 
 class GuardConsumeOverbudgetError(GuardDecision):
-    """The actual cost was above the reservation and its tolerance (422). It was recorded."""
+    """The actual cost exceeded the reservation and its tolerance (422). It was recorded."""
 
     error_code = "GD-O001"
     user_action = "Declare larger token limits for the call, or raise the budget's tolerance."
@@ -308,8 +308,8 @@ class WorkflowPausedException(GuardError):
     """An operator paused the workflow.
 
     Attributes:
-        resume_after: Unix time in seconds at which the pause lifts itself, if the operator set it:
-            a moment, unlike ``RateLimitError.retry_after``, which is a wait.
+        resume_after: Unix time in seconds at which the pause lifts itself, if the operator set
+            it: a point in time, unlike ``RateLimitError.retry_after``, which is a duration.
     """
 
     error_code = "GD-W003"
@@ -348,9 +348,9 @@ class WorkflowKilledException(GuardError):
 
 
 class WorkflowKilledInterrupt(_Portable, BaseException):  # the contract fixes the name
-    """An operator killed the workflow, before the call or in the middle of it.
+    """An operator killed the workflow, before or during the call.
 
-    Not an ``Exception``: name it before a generic handler if clean-up needs it, and re-raise it.
+    Not an ``Exception``: catch it before a generic handler if clean-up needs it, and re-raise it.
     Hooks of ``guard.on_error`` do not see it.
     """
 

@@ -1,4 +1,4 @@
-"""Exceptions that pickle and copy whole, so that they survive the way out of a process."""
+"""Exceptions that pickle and copy completely, so they survive leaving a process."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any, Self
 
 
 class _Portable(BaseException):
-    """Pickles and copies whole: attributes, notes and, where it survives pickling, the cause."""
+    """Pickles and copies completely: attributes, notes and, if it survives pickling, the cause."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         state = dict(self.__dict__)
         cause = self.__cause__
         if cause is not None:
-            # Many exceptions can be written and not read again; one such cause would make the
-            # whole error unreadable where it arrives (a process pool hangs on that).
+            # Many exceptions can be pickled but not unpickled; one such cause would make the
+            # whole error unreadable at its destination (a process pool hangs on that).
             with contextlib.suppress(Exception):
-                pickle.loads(pickle.dumps(cause))  # noqa: S301  # what this line has just made
+                pickle.loads(pickle.dumps(cause))  # noqa: S301  # its own output
                 state["__cause__"] = cause
         return _rebuild, (type(self), self.args, state)
 

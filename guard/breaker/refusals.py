@@ -1,4 +1,4 @@
-"""The exceptions of a halt, and the carrier that takes a refusal through foreign code."""
+"""The exceptions of a halt, and the carrier that takes a refusal through third-party code."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Refusal(BaseException):
 
 
 def interrupt_for(mark: Mark, workflow_id: str | None) -> WorkflowKilledInterrupt:
-    """Return what a kill raises in and around a body."""
+    """Return the interrupt that a kill raises in and around a body."""
     return WorkflowKilledInterrupt(workflow_id=workflow_id, reason=mark.reason)
 
 
@@ -58,8 +58,8 @@ def error_at_edge(exc: BaseException, refused: BaseException | None) -> BaseExce
 
     Args:
         exc: what the body raised.
-        refused: the newest refusal inside. A framework may have turned it into an error of its
-            own; the refusal is then raised from that error.
+        refused: the newest refusal inside. A framework may have turned it into its own error;
+            the refusal is then raised from that error.
     """
     error = unwrap(exc)
     translated = (
@@ -78,7 +78,7 @@ def unwrap(exc: BaseException) -> BaseException:
     """Return the public exception inside a carrier, or inside a task group's exception group.
 
     ``asyncio.TaskGroup`` and anyio wrap what their tasks raise; user code should not have to know.
-    A group of nothing but kills and refusals becomes its first kill, else its first refusal; in
+    A group of only kills and refusals becomes its first kill, else its first refusal; in
     any other group the refusals become public exceptions and the group stays.
     """
     if isinstance(exc, Refusal):
@@ -108,7 +108,7 @@ def _with_public_leaves(exc: BaseException) -> BaseException:
         return exc.error
     if not isinstance(exc, BaseExceptionGroup):
         return exc
-    # The plain constructor makes an ExceptionGroup when nothing else is left inside.
+    # The plain constructor makes an ExceptionGroup when only ``Exception``s are left inside.
     group = BaseExceptionGroup(exc.message, [_with_public_leaves(e) for e in exc.exceptions])
     group.__cause__, group.__suppress_context__ = exc.__cause__, exc.__suppress_context__
     return group.with_traceback(exc.__traceback__)

@@ -1,12 +1,12 @@
-"""The bounded event buffer: what is kept, what is dropped first, what goes into the next batch.
+"""The bounded event buffer: what it keeps, what it sheds first and what the next batch takes.
 
 Callers append records from any thread without a lock; one consumer takes them and turns them into
 events of the protocol (:mod:`guard.core.events`).
 
 Three lanes, by importance, each a deque with a high watermark. A caller that fills a lane up to its
 watermark calls :meth:`EventBuffer.on_high_watermark`, which wakes the consumer, sheds what does not
-fit and sets new watermarks. The watermarks of the three lanes together never exceed the room that
-is left, so the bound is exact, and below its watermark an append costs one comparison.
+fit and sets new watermarks. The three watermarks together never exceed the remaining room, so the
+bound is exact, and an append below the watermark costs one comparison.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from msgspec import Struct
 
 
 class Record(Struct, gc=False):
-    """One event as its caller left it; :mod:`guard.core.events` makes the rest of it.
+    """One event as its caller recorded it; :mod:`guard.core.events` completes it.
 
     A manual ``llm`` event is stored flat (``payload`` is its model or None), because a second
     object would cost a third more time and memory. Records are never part of a cycle, so the
@@ -40,7 +40,7 @@ class Record(Struct, gc=False):
 
 
 class Priority(IntEnum):
-    """Lanes of the buffer, in the order in which they are shed."""
+    """Lanes of the buffer, in the order they are shed in."""
 
     DROPPABLE = 0
     TOOL = 1
@@ -56,7 +56,7 @@ _LANES: Final[dict[str, Priority]] = {
 
 
 def priority_of(kind: str) -> Priority:
-    """Return the lane of an event type; what is not the SDK's own is droppable."""
+    """Return the lane of an event type; types other than the SDK's own are droppable."""
     return _LANES.get(kind, Priority.DROPPABLE)
 
 
@@ -75,17 +75,17 @@ class EventBuffer:
     """Holds at most ``capacity`` records; sheds the oldest of the least important lane.
 
     ``append`` is safe from any thread: it relies on ``deque.append`` and ``popleft`` being atomic.
-    The bound can be passed by as many records as threads append at the same instant.
+    Threads that append at the same instant can exceed the bound by one record each.
 
     Args:
-        capacity: most records kept.
-        batch_size: how many records are worth waking the consumer for.
-        wake: wakes the consumer; called from callers' threads, so it must not wait. Returns
-            whether it could.
+        capacity: maximum number of records kept.
+        batch_size: how many records justify waking the consumer.
+        wake: wakes the consumer; called from callers' threads, so it must not block. Returns
+            whether it succeeded.
 
     Attributes:
         llm: the lane of ``llm`` events, for callers that cannot afford a method call.
-        dropped: how many records were shed so far.
+        dropped: how many records have been shed so far.
     """
 
     __slots__ = (
@@ -100,12 +100,12 @@ class EventBuffer:
         self.dropped = 0
         self._batch_size = batch_size
         self._wake = wake
-        self._aside = 0  # records that `take_if` is looking through
+        self._aside = 0  # records that `take_if` is inspecting
         self._awake = False
         self._started = False
-        self._wanted = batch_size  # how many records are worth waking the consumer for now
-        # Re-entrant: a signal handler may record while its thread holds it. That is for
-        # microseconds, around counting only.
+        self._wanted = batch_size  # how many records justify waking the consumer now
+        # Re-entrant: a signal handler may record while its thread holds it. It is held for
+        # microseconds, only while counting.
         self._lock = threading.RLock()
         self._lanes = (Lane(), Lane(), Lane())
         self.llm = self._lanes[Priority.LLM]
@@ -135,17 +135,17 @@ class EventBuffer:
         if wakes and not self._wake():
             with self._lock:
                 self._awake = self._started = False
-                for lane in self._lanes:  # try again, but not with every single record
+                for lane in self._lanes:  # try again, but not on every record
                     lane.high_watermark = min(lane.high_watermark, len(lane) + self._batch_size)
 
     def park(self, wanted: int | None = None) -> bool:
-        """Have the consumer woken for the next batch; it is about to sleep.
+        """Ask to be woken for the next batch; called by the consumer before it sleeps.
 
         Args:
-            wanted: how many records to wake it for; a batch when None.
+            wanted: how many records to be woken for; a batch when None.
 
         Returns:
-            False when there are as many already, so that it must not sleep.
+            False when there are that many already: the consumer must not sleep.
         """
         with self._lock:
             self._wanted = self._batch_size if wanted is None else wanted
@@ -157,7 +157,7 @@ class EventBuffer:
         return True
 
     def _set_watermarks(self) -> None:
-        # Looked at once: what other threads append meanwhile is not promised its room again.
+        # Sizes are read once: room is not promised twice when other threads append meanwhile.
         sizes = [len(lane) for lane in self._lanes]
         size = sum(sizes) + self._aside
         room = max(1, (self.capacity - size) // 4)  # three lanes share what is left
@@ -170,7 +170,7 @@ class EventBuffer:
         """Drop what does not fit, the oldest of the least important lane first."""
         while len(self) > self.capacity:
             lane = next((lane for lane in self._lanes if lane), None)
-            if lane is None:  # all of it is being looked through
+            if lane is None:  # all of it is being inspected
                 return
             try:
                 lane.popleft()
@@ -197,7 +197,7 @@ class EventBuffer:
         Args:
             wanted: tells which records fit.
             most: how many to take.
-            look_at: how many of each lane to look at: a caller waits for the answer.
+            look_at: how many records of each lane to inspect: a caller is waiting for the answer.
         """
         taken: list[Record] = []
         for lane in reversed(self._lanes):
@@ -220,7 +220,7 @@ class EventBuffer:
         return taken
 
     def put_back(self, records: Iterable[Record]) -> None:
-        """Return records that were taken but not delivered; they are the oldest again."""
+        """Return records that were taken but not delivered; they become the oldest again."""
         for record in reversed(list(records)):
             self._lanes[_LANES.get(record.kind, Priority.DROPPABLE)].appendleft(record)
         with self._lock:

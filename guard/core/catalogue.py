@@ -1,4 +1,4 @@
-"""The catalogue of error codes: what an end user is told, and what a developer should know."""
+"""The catalogue of error codes: what end users are told, and what developers should know."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Entry:
     """One error code.
 
     Attributes:
-        title: what it is, in a few words, for developers.
+        title: a short description, for developers.
         user_message: what an end user can act on; no identifiers.
         explanation: when it happens and what to do, for developers and operators.
     """
@@ -183,7 +183,7 @@ CATALOGUE: Final[dict[str, Entry]] = {
         "This task cannot run now. Please contact the application's operator.",
         "The workflow is paused or killed, or belongs to another organisation.",
     ),
-    # What follows stands in answers and logs of the gateway; no exception has it by itself.
+    # The codes below appear in the gateway's replies and logs; no exception has them by default.
     "GD-E001": Entry(
         "Event not accepted",
         _NOT_ACCEPTED,

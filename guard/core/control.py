@@ -2,8 +2,8 @@
 
 A halt is marked for a workflow id, a glob pattern or ``"*"``, with the sequence number of the
 message. For any run of a workflow the newest matching mark decides, as it does in the gateway.
-``resume`` lifts a pause only; ``revive`` lifts a kill and a pause. A message about a run concerns
-that run alone. A pause that lifts itself counts until then, and leaves what was before.
+``resume`` lifts a pause only; ``revive`` lifts a kill or a pause. A message about a run affects
+only that run. A pause that lifts itself counts until then; afterwards the earlier marks apply.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ EVERYTHING: Final = "*"
 
 @attrs.frozen
 class Mark:
-    """What the newest message about one target said."""
+    """The content of the newest message about one target."""
 
     seq: int
     halted: bool
@@ -31,11 +31,11 @@ class Mark:
     budget: Budget | None = None
 
     def counts(self, now_ms: int) -> bool:
-        """Tell whether the mark says anything at a time."""
+        """Tell whether the mark applies at a given time."""
         return self.until_ms is None or now_ms < self.until_ms
 
     def covers(self, other: Mark) -> bool:
-        """Tell whether the mark takes the place of another about the same thing, at any time."""
+        """Tell whether the mark supersedes another one about the same target at all times."""
         if self.seq < other.seq:
             return False
         return self.until_ms is None or (
@@ -45,7 +45,7 @@ class Mark:
 
 @attrs.frozen
 class Halt:
-    """Why a call must not go on."""
+    """Why a call must stop."""
 
     kind: Literal["kill", "pause", "budget"]
     reason: str = ""
@@ -59,9 +59,9 @@ def is_pattern(target: str) -> bool:
 
 
 def matches(target: str, workflow_id: str) -> bool:
-    """Tell whether a target (an id, a pattern or ``"*"``) concerns a workflow."""
+    """Tell whether a target (an id, a pattern or ``"*"``) matches a workflow."""
     return target in (EVERYTHING, workflow_id) or (
-        # Only * and ? are signs of a pattern: `job[1]` is a name and must not concern `job1`.
+        # Only * and ? are wildcards: `job[1]` is a name and must not match `job1`.
         is_pattern(target) and fnmatchcase(workflow_id, target.replace("[", "[[]"))
     )
 
@@ -82,12 +82,12 @@ class Lane:
         return bool(self.exact or self.patterns or self.runs)
 
     def find(self, workflow_id: str | None, run_id: str | None, now_ms: int) -> Mark | None:
-        """Return the mark that halts this run of this workflow, if one does: the newest decides."""
+        """Return the mark that halts this run of this workflow, if any: the newest decides."""
         newest = self.newest(workflow_id, run_id, now_ms)
         return newest if newest is not None and newest.halted else None
 
     def newest(self, workflow_id: str | None, run_id: str | None, now_ms: int) -> Mark | None:
-        """Return the newest mark that concerns this run of this workflow and counts now."""
+        """Return the newest mark that matches this run of this workflow and applies now."""
         newest = self.exact.get(workflow_id) if workflow_id is not None else None
         if newest is not None and not newest.counts(now_ms):
             newest = None
@@ -104,9 +104,9 @@ class Lane:
         return newest
 
     def restarted(self, newest: int) -> Lane:
-        """Return the lane with every mark older than anything that is still to come.
+        """Return the lane with every mark made older than any message still to come.
 
-        The marks keep their order among themselves: a kill that was newer than a revive still is.
+        The marks keep their relative order: a kill that was newer than a revive still is.
         """
 
         def aged(marks: Mapping[str, Mark]) -> dict[str, Mark]:
@@ -118,7 +118,7 @@ class Lane:
 
 
 class _LaneDraft:
-    """A lane while a batch of messages is folded into it: each map is copied once, if at all."""
+    """A lane while a batch of messages is folded into it: each map is copied at most once."""
 
     __slots__ = ("_before", "_covering", "exact", "patterns", "runs")
 
@@ -130,7 +130,7 @@ class _LaneDraft:
         self.runs = lane.runs
 
     def put(self, target: str, run_id: str | None, mark: Mark) -> None:
-        """Take in one mark; an older one for the same target is replaced."""
+        """Add one mark; it replaces an older one for the same target."""
         if run_id is not None:
             self.runs = self._with(self.runs, self._before.runs, run_id, mark)
         elif not is_pattern(target):
@@ -143,15 +143,15 @@ class _LaneDraft:
         self, marks: Mapping[str, Mark], before: Mapping[str, Mark], key: str, mark: Mark
     ) -> Mapping[str, Mark]:
         old = marks.get(key)
-        # At the same number the later one decides: a reply's decision comes with that of the state.
+        # With equal numbers the later one decides: a reply's decision carries the state's number.
         if old is not None and (old.seq > mark.seq or old == mark):
             return marks
         draft = _copied(marks) if marks is before else marks
-        draft[key] = mark  # type: ignore[index]  # a dict of this draft's own
+        draft[key] = mark  # type: ignore[index]  # a dict that only this draft holds
         return draft
 
     def lane(self) -> Lane:
-        """Return the lane with every mark; itself when nothing has changed."""
+        """Return the lane with every mark; the same object when nothing has changed."""
         before = self._before
         if (
             self.exact is before.exact
@@ -161,7 +161,7 @@ class _LaneDraft:
             return before
         exact, patterns, covering = self.exact, self.patterns, self._covering
         if covering:
-            # A pattern supersedes the older marks that it covers, so that the maps stay small.
+            # A pattern supersedes the older marks that it covers, so the maps stay small.
             exact = {
                 name: mark
                 for name, mark in exact.items()
@@ -184,14 +184,14 @@ def _copied(marks: Mapping[str, Mark]) -> dict[str, Mark]:
 
 @attrs.frozen
 class ControlState:
-    """Everything that operators and budgets have said, as of message ``seq``.
+    """All directives and budget decisions as of message ``seq``.
 
     Attributes:
         seq: number of the newest message that was applied.
-        kills, pauses, budgets: what holds.
+        kills, pauses, budgets: the active halts.
         timed_pauses: pauses that lift themselves.
-        epoch: of that message: together they name one message, also where a gateway that was
-            restored from a copy has given the number a second time.
+        epoch: of that message: together they identify one message, even if a gateway that was
+            restored from a copy has assigned the number a second time.
     """
 
     seq: int = 0
@@ -202,7 +202,7 @@ class ControlState:
     timed_pauses: Lane = Lane()
 
     def pause(self, workflow_id: str | None, run_id: str | None, now_ms: int) -> Mark | None:
-        """Return the mark that pauses this run of this workflow, if one does."""
+        """Return the mark that pauses this run of this workflow, if any."""
         newest = self.pauses.newest(workflow_id, run_id, now_ms)
         if self.timed_pauses:
             timed = self.timed_pauses.newest(workflow_id, run_id, now_ms)
@@ -216,10 +216,10 @@ class ControlState:
         """Return why this run of this workflow must stop now, or None.
 
         Args:
-            workflow_id: the workflow, or None outside one (only ``"*"`` concerns it then).
+            workflow_id: the workflow, or None outside one (then only ``"*"`` matches).
             run_id: the run, or None.
             now_ms: the time in Unix milliseconds, for pauses that lift themselves.
-            budgets: also look at exhausted budgets (the gateway is not going to be asked).
+            budgets: also check exhausted budgets (the gateway is not going to be asked).
         """
         if killed := self.kills.find(workflow_id, run_id, now_ms):
             return Halt("kill", killed.reason)
@@ -230,9 +230,9 @@ class ControlState:
         return None
 
     def apply(self, *messages: ControlMessage) -> ControlState:
-        """Return the state after some messages; duplicates and late messages change nothing.
+        """Return the state after the messages; duplicates and late messages change nothing.
 
-        The cost of a batch is that of its messages and of one copy of the state.
+        A batch costs its messages and one copy of the state.
         """
         draft = _StateDraft(self)
         for message in messages:
@@ -243,8 +243,8 @@ class ControlState:
         return draft.state()
 
     def _restarted(self) -> ControlState:
-        # The gateway counts anew (its store was replaced). Halts stay until it says otherwise:
-        # forgetting a kill is the one mistake that this state must not make.
+        # The gateway's numbering restarted (its store was replaced). Halts stay until it says
+        # otherwise: forgetting a kill is the one mistake that this state must not make.
         return ControlState(
             0,
             self.kills.restarted(self.seq),
@@ -261,10 +261,10 @@ def messages_of_decision(
     decision: str | None,
     budget: Budget | None = None,
 ) -> list[ControlMessage]:
-    """Return what a reply's decision about one run says, as control messages for ``state``.
+    """Return a reply's decision about one run as control messages for ``state``.
 
-    They carry the number of the newest message: what the control channel says later supersedes
-    them. A reply that allows lifts what an earlier reply has halted.
+    They carry the number of the newest message: later messages of the control channel supersede
+    them. A reply that allows the run lifts what an earlier reply has halted.
 
     >>> [m.type for m in messages_of_decision(ControlState(), "w", "r", "exhausted")]
     ['budget']
@@ -310,7 +310,7 @@ class _StateDraft:
     def take(self, message: ControlMessage) -> None:
         """Fold one message in."""
         if message.type in ("hello", "ping"):
-            return  # they tell the newest number; what it stands for is still to come
+            return  # they carry the newest number; its message is still to come
         if message.seq >= self.seq:
             self.seq, self.epoch = message.seq, message.epoch
         target, run_id = message.workflow_id or EVERYTHING, message.run_id
@@ -334,7 +334,7 @@ class _StateDraft:
                 self._budgets.put(target, run_id, mark)
 
     def state(self) -> ControlState:
-        """Return the state; what has not changed in it is the same object as before."""
+        """Return the state; unchanged parts are the same objects as before."""
         before, seq, epoch = self._before, self.seq, self.epoch
         kills, pauses, budgets = self._kills.lane(), self._pauses.lane(), self._budgets.lane()
         timed = self._timed_pauses.lane()

@@ -1,4 +1,4 @@
-"""Records of the buffer to events of the protocol, and events to a batch's bytes. Pure."""
+"""Converts buffer records to protocol events, and events to a batch's bytes. Pure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from guard.core import wire
 from guard.core.buffer import Record
 from guard.core.ids import IdFactory
 
-if TYPE_CHECKING:  # every vendor's format, which events of other kinds do not need
+if TYPE_CHECKING:  # pulls in every vendor's format, which other kinds of events do not need
     from guard.core.usage import Usage
 
 _FRAME_BYTES: Final = 256
-"""More than what a batch adds around its events."""
+"""Upper bound of the bytes that a batch adds around its events."""
 
 
 class Answer(Protocol):
@@ -33,8 +33,8 @@ class InstrumentedCall(Struct, gc=False):
         latency_ms: from the request to the end of its answer.
         answer: the response to parse; None afterwards.
         usage: what was used; None when the response does not say, or was reported before.
-        streamed: whether it came as a stream of messages.
-        polled: whether it repeats what an earlier request has started (a poll).
+        streamed: whether the response was a stream of messages.
+        polled: whether it repeats the result of an earlier request (a poll).
     """
 
     provider: str
@@ -48,7 +48,7 @@ class InstrumentedCall(Struct, gc=False):
 def event_of(record: Record, ids: IdFactory) -> wire.Event | None:
     """Return the event of a record; the same record gives the same ``event_id`` every time.
 
-    None for an LLM call whose answer turns out to tell nothing that is to be reported.
+    None for an LLM call whose answer turns out to hold nothing to report.
     """
     if record.input_tokens >= 0:
         data: Any = wire.LlmData(
@@ -92,14 +92,14 @@ def event_id(record: Record, ids: IdFactory) -> str:
 
 
 def is_event(record: Record) -> bool:
-    """Tell whether a record is of an event, by reading the answer that it may hold."""
+    """Tell whether a record becomes an event; reads the answer that it may hold."""
     payload = record.payload
     return type(payload) is not InstrumentedCall or usage_of(payload) is not None
 
 
 def usage_of(observed: InstrumentedCall) -> Usage | None:
-    """Return what an observed call used; its answer is read now if nobody has."""
-    answer = observed.answer  # another thread may read it at this moment
+    """Return what an observed call used; its answer is read now if it has not been."""
+    answer = observed.answer  # another thread may be reading it right now
     if answer is not None:
         answer.read(observed)
     return observed.usage
@@ -131,7 +131,7 @@ def llm_data(observed: InstrumentedCall, request_id: str) -> wire.LlmData | None
 
 
 def batch_bytes(batch_id: str, sent_at_ms: int, events: Sequence[bytes]) -> bytes:
-    """Return the body of ``POST /api/v1/events`` from events that are encoded already.
+    """Return the body of ``POST /api/v1/events`` from encoded events.
 
     >>> batch_bytes("b", 7, [b"{}"])
     b'{"batch_id":"b","sent_at_ms":7,"events":[{}]}'
@@ -141,9 +141,9 @@ def batch_bytes(batch_id: str, sent_at_ms: int, events: Sequence[bytes]) -> byte
 
 
 def fitting(events: Sequence[bytes], bytes_max: int) -> int:
-    """Return how many of the events, from the first on, fit into one batch of ``bytes_max``.
+    """Return how many events, starting with the first, fit into one batch of ``bytes_max``.
 
-    An event that does not fit alone counts as one: the gateway says what becomes of it.
+    An event that is too large by itself counts as one: the gateway decides about it.
     """
     total = _FRAME_BYTES
     for count, event in enumerate(events):

@@ -1,7 +1,7 @@
 """Identifiers: UUIDv7 (RFC 9562) and W3C Trace Context ids, made without locks.
 
-An id holds the millisecond in which it was made, 40 random bits of the process and a counter, so
-that making one needs no random call and two processes never meet.
+An id holds the millisecond of its creation, 40 random bits of the process and a counter, so
+creating one needs no random call and two processes never collide.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class IdFactory:
         self.count = itertools.count(1)
         """The numbers of this process; ``next(ids.count)`` is :meth:`serial` without the call."""
         self.head = (-1, -1, "")
-        """``(at_ms, serial >> 8, text)``: what the newest ids have in common, for callers that
-        put the last two digits behind it by themselves."""
+        """``(at_ms, serial >> 8, text)``: the prefix that the newest ids share, for callers that
+        append the last two digits themselves."""
 
     def serial(self) -> int:
         """Return the next number of this process."""
@@ -45,7 +45,7 @@ class IdFactory:
         if serial is None:
             serial = next(self.count)
         block = serial >> _TAIL_BITS
-        # Neighbours share all but the last two digits; one tuple, so that no thread sees a mixture.
+        # Neighbours share all but the last two digits; one tuple, so no thread sees a mixed state.
         head_ms, head_block, head = self.head
         if head_ms != at_ms or head_block != block:
             head = self._head_of(at_ms, block)
@@ -61,7 +61,7 @@ class IdFactory:
         return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:30]}"
 
     def unguessable(self, at_ms: int) -> str:
-        """Return a UUIDv7 whose other 74 bits are random: knowing one tells nothing of the next."""
+        """Return a UUIDv7 whose other 74 bits are random: one says nothing about the next."""
         value = (at_ms & ((1 << 48) - 1)) << 80 | _VERSION_7 | _VARIANT
         random = int.from_bytes(os.urandom(10), "big")
         value |= (random >> 62 & 0xFFF) << 64 | random & ((1 << 62) - 1)

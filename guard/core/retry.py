@@ -37,7 +37,7 @@ class Backoff:
 
 @attrs.define
 class RetryQuota:
-    """A token bucket shared by all requests of a process: retries are a share of first tries.
+    """A token bucket shared by a process's requests: limits retries to a share of first tries.
 
     Each first try earns ``earn`` tokens and each retry costs one, so that a dead gateway sees at
     most ``1 + earn`` times the offered load once the bucket is empty.
@@ -51,11 +51,11 @@ class RetryQuota:
         self._tokens = self.capacity
 
     def first_try(self) -> None:
-        """Report a request that is not a retry."""
+        """Record a request that is not a retry."""
         self._tokens = min(self.capacity, self._tokens + self.earn)
 
     def take(self) -> bool:
-        """Take a token for one retry; False means that the retry must not happen."""
+        """Take a token for one retry; False means that there must be no retry."""
         if self._tokens < 1.0:
             return False
         self._tokens -= 1.0
@@ -64,7 +64,7 @@ class RetryQuota:
 
 @attrs.define
 class RetryAfter:
-    """Endpoints that asked not to be asked for a while (``Retry-After``).
+    """Endpoints that asked not to be called for a while (``Retry-After``).
 
     >>> waits = RetryAfter()
     >>> waits.set("/api/v1/events", 5.0, now_s=100.0)
@@ -73,8 +73,8 @@ class RetryAfter:
     3.0
 
     Args:
-        default: the wait where an endpoint named none, by how often that happened in a row; used
-            without jitter.
+        default: the waits where an endpoint named none, indexed by how often that happened in a
+            row; used without jitter.
     """
 
     default: Backoff = Backoff(base_s=1.0, cap_s=30.0)
@@ -82,11 +82,11 @@ class RetryAfter:
     _in_a_row: dict[str, int] = attrs.field(factory=dict, init=False)
 
     def set(self, endpoint: str, wait_s: float | None, *, now_s: float) -> float:
-        """Leave an endpoint alone; return for how many seconds.
+        """Stop calling an endpoint for a while; return for how many seconds.
 
         Args:
             endpoint: the path.
-            wait_s: the wait that it asked for; None when it named none.
+            wait_s: the wait that it asked for; None when it gave none.
             now_s: the time, by a monotonic clock.
         """
         times = self._in_a_row.get(endpoint, 0)
@@ -98,7 +98,7 @@ class RetryAfter:
         return wait_s
 
     def left_s(self, endpoint: str, *, now_s: float) -> float:
-        """Return how many seconds an endpoint is still to be left alone; 0 if it may be asked."""
+        """Return for how many more seconds an endpoint must not be called; 0 if it may be."""
         return max(0.0, self._until_s.get(endpoint, 0.0) - now_s)
 
     def clear(self, endpoint: str) -> None:

@@ -1,7 +1,7 @@
 """HTTP message signatures (RFC 9421 subset), content digests (RFC 9530) and signed control frames.
 
-One algorithm, ``hmac-sha256``, over a fixed list of covered components. The subset is small on
-purpose: there is nothing to negotiate, so there is nothing to downgrade.
+One algorithm, ``hmac-sha256``, over a fixed list of covered components. The subset is deliberately
+small: there is nothing to negotiate, so there is nothing to downgrade.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class SignatureError(ValueError):
 
 @attrs.frozen
 class SignatureParameters:
-    """What a signature says of itself."""
+    """The parameters that a signature carries."""
 
     created_s: int
     nonce: str
@@ -42,7 +42,7 @@ class SignatureParameters:
 
 
 def content_digest(body: bytes) -> str:
-    """Return the ``Content-Digest`` value of a body as sent (RFC 9530)."""
+    """Return the ``Content-Digest`` value of a body, as sent (RFC 9530)."""
     return f"sha-256=:{base64.b64encode(hashlib.sha256(body).digest()).decode()}:"
 
 
@@ -58,7 +58,7 @@ def sign(
     """Return the headers that sign one request.
 
     Args:
-        method: HTTP method; its case counts (RFC 9421, 2.2.1).
+        method: HTTP method; case-sensitive (RFC 9421, 2.2.1).
         target_uri: the absolute URI as sent, with its query.
         body: the bytes on the wire, after content coding; ``b""`` when there is none.
         api_key: the value of ``X-API-Key``.
@@ -92,7 +92,7 @@ def verify(
 ) -> SignatureParameters:
     """Check a request's signature and return its parameters.
 
-    The caller still has to refuse a nonce that it has seen before.
+    The caller must still refuse a nonce that it has seen before.
 
     Raises:
         SignatureError: any part is missing, malformed, older or newer than 300 s, or wrong.

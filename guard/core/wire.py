@@ -1,7 +1,7 @@
 """Typed messages of gateway protocol v3, with their JSON encoding.
 
 Both ends of the wire import these types, so a field has one name and one meaning. Times are Unix
-milliseconds, money is integer nano-dollars (``*_nanousd``) with the decimal cents beside it
+milliseconds; money is integer nano-dollars (``*_nanousd``), accompanied by decimal cents
 (``*_cents``) where a person reads it. Unknown fields are ignored on both sides.
 """
 
@@ -34,7 +34,7 @@ UNKNOWN_MODEL: Final = "unknown"
 """Placeholder model of a gate request without a call context (spec part 2)."""
 
 NAME_LENGTH_MAX: Final = 256
-"""Most characters in a name (workflow, agent, chain, tool, model) or an id."""
+"""Maximum characters in a name (workflow, agent, chain, tool, model) or an id."""
 
 NANOUSD_PER_CENT: Final = 10_000_000
 NANOUSD_PER_DOLLAR: Final = 1_000_000_000
@@ -80,10 +80,10 @@ class Event(Struct, omit_defaults=True):
 class LlmData(Struct, omit_defaults=True):
     """Payload of an ``llm`` event. Token buckets are disjoint: input excludes cached tokens.
 
-    ``response_id`` is the vendor's, and vendors re-use ids. ``request_id`` names the request that
-    this process has seen: two events with different ones are two charges, also with one
-    ``response_id``. An event without it repeats what another request was answered (a poll, a
-    report beside the observed request): it is a duplicate of any event with its ``response_id``.
+    ``response_id`` is the vendor's, and vendors re-use ids. ``request_id`` identifies the request
+    that this process observed: two events with different ones are two charges, even with the same
+    ``response_id``. An event without it repeats the response to another request (a poll, a report
+    beside the observed request): it is a duplicate of any event with its ``response_id``.
     """
 
     model: Name = UNKNOWN_MODEL
@@ -115,7 +115,7 @@ class ToolData(Struct, omit_defaults=True):
 
 
 class SpanData(Struct, omit_defaults=True):
-    """Payload of a ``span`` event. ``final`` gives back what the reservation still holds."""
+    """Payload of a ``span`` event. ``final`` releases the rest of the reservation."""
 
     name: Annotated[str, Meta(max_length=512)]
     kind: Name = "span"
@@ -178,8 +178,8 @@ class GateRequest(Struct, omit_defaults=True):
     call_id: Name
     kind: CallKind
     function: Annotated[str, Meta(max_length=512)]
-    # Factories of our own, because `omit_defaults` leaves out a plain default: the gate always
-    # gets a model and a tool list, also when they are placeholders (spec parts 2 and 9).
+    # Our own factories, because `omit_defaults` leaves out a plain default: the gate always
+    # gets a model and a tool list, even when they are placeholders (spec parts 2 and 9).
     model: Name = msgspec.field(default_factory=lambda: UNKNOWN_MODEL)
     tools: Annotated[list[Name], Meta(max_length=1024)] = msgspec.field(
         default_factory=lambda: list[str]()
@@ -199,7 +199,7 @@ class GateRequest(Struct, omit_defaults=True):
 
 
 class RejectedEvent(Struct, omit_defaults=True):
-    """One event that the gateway did not take, and why."""
+    """One event that the gateway did not accept, and why."""
 
     event_id: str
     error_code: str
@@ -215,9 +215,9 @@ class EventsOutcome(Struct):
 
 
 class GateReply(Struct, omit_defaults=True):
-    """A 200 answer of ``POST /gate``.
+    """A 200 reply to ``POST /gate``.
 
-    ``pending`` means that a person has to approve the call: the answer arrives on the control
+    ``pending`` means that a person must approve the call: the answer arrives on the control
     channel as an ``approval`` message with the same ``approval_id``; the caller then asks again.
     """
 
@@ -234,9 +234,9 @@ class GateReply(Struct, omit_defaults=True):
 
 
 class ReleaseRequest(Struct, omit_defaults=True):
-    """Body of ``POST /gate/release``: gives back a hold that was not used.
+    """Body of ``POST /gate/release``: releases a reservation that was not used.
 
-    In the place of a reservation's id there can be that of an approval that nobody waits for.
+    The id may also be that of an approval that nobody waits for any more.
     """
 
     reservation_id: Name
@@ -252,7 +252,7 @@ class EventBatch(Struct):
 
 
 class EventsReply(Struct, omit_defaults=True):
-    """A 202 (or, when a commit went over its reservation, 422) answer to an event batch."""
+    """A 202 (or, when a commit went over its reservation, 422) reply to an event batch."""
 
     accepted: int
     duplicates: int = 0
@@ -262,7 +262,7 @@ class EventsReply(Struct, omit_defaults=True):
 
 
 class Limits(Struct):
-    """What one request to this gateway may hold."""
+    """Limits on one request to this gateway."""
 
     max_batch_events: int = 1000
     max_batch_bytes: int = 1_048_576
@@ -270,13 +270,13 @@ class Limits(Struct):
 
 
 class ControlSettings(Struct):
-    """How the control channel wants to be used."""
+    """How clients are to use the control channel."""
 
     poll_interval_ms: int = 1000
 
 
 class Capabilities(Struct):
-    """Answer of ``GET /api/v1/capabilities`` (spec part 4)."""
+    """Reply to ``GET /api/v1/capabilities`` (spec part 4)."""
 
     protocol: int
     min_sdk_version: str
@@ -292,9 +292,9 @@ class ControlMessage(Struct, omit_defaults=True):
 
     ``workflow_id`` is an exact id, a glob pattern (``*`` and ``?``) or ``"*"`` for everything.
     ``seq`` rises per organisation; ``hello`` and ``ping`` repeat the newest one. ``epoch`` is a
-    random id of the process that has given the number; in a ``hello`` it is that of the message
-    that the client has named as its newest. Another one than the client knows means that the
-    gateway's record is not the one that the client has followed.
+    random id of the process that assigned the number; in a ``hello`` it belongs to the message
+    that the client named as its newest. If it differs from the one the client knows, the gateway's
+    record is not the one that the client has followed.
     """
 
     seq: int
@@ -312,7 +312,7 @@ class ControlMessage(Struct, omit_defaults=True):
 
 
 class ControlReply(Struct, omit_defaults=True):
-    """Answer of the control long poll; ``epoch`` is as in a ``hello``."""
+    """Reply to the control long poll; ``epoch`` is as in a ``hello``."""
 
     messages: list[ControlMessage]
     seq: int
@@ -342,7 +342,7 @@ class Problem(Struct, omit_defaults=True):
 
 
 class WireError(ValueError):
-    """Bytes from the other side are not the message that the protocol promises."""
+    """Bytes from the other side are not the message that the protocol specifies."""
 
 
 T = TypeVar("T")
@@ -358,7 +358,7 @@ def encode(message: Any) -> bytes:
     """Encode a message (or plain JSON data) as compact UTF-8 JSON.
 
     Raises:
-        WireError: the message holds something that JSON cannot carry.
+        WireError: the message holds something that JSON cannot represent.
     """
     try:
         return _encoder.encode(message)
@@ -370,7 +370,7 @@ def decode(data: bytes | str, kind: type[T]) -> T:
     """Decode and check one message.
 
     Raises:
-        WireError: not JSON, not UTF-8, nested too deep, or a field is missing or of a wrong type.
+        WireError: not JSON, not UTF-8, nested too deeply, or a field is missing or mistyped.
             The text names the field and what was expected, never the value.
     """
     decoder = _decoders.get(kind)
@@ -383,14 +383,14 @@ def decode(data: bytes | str, kind: type[T]) -> T:
     except RecursionError:
         raise WireError("nested too deep") from None
     except msgspec.DecodeError as exc:
-        # `from None`: for a choice, the cause's text repeats the value that was sent.
+        # `from None`: for an enumeration, the cause's text repeats the value that was sent.
         raise WireError(_CHOICE.sub("Expected one of the protocol's values", str(exc))) from None
 
 
 def salvage(data: bytes | str, kind: type[S]) -> S:
-    """Decode a message whose fields all have defaults, leaving out what is missing or wrong.
+    """Decode a message whose fields all have defaults, leaving out missing or invalid fields.
 
-    For documents that explain a refusal: one bad member must not hide the others.
+    For documents that explain a refusal: one invalid member must not hide the others.
     """
     try:
         return decode(data, kind)

@@ -1,1 +1,1 @@
-"""Brings events to the gateway: flush, spool, loss accounting."""
+"""Delivers events to the gateway: flush, spool, loss accounting."""

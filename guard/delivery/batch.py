@@ -1,4 +1,4 @@
-"""A batch of encoded events, and the records or rows that they came from."""
+"""A batch of encoded events, and the records or rows they came from."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from guard.core.events import event_of
 from guard.core.ids import IdFactory
 
 LOSS_PRIORITY: Final = 3
-"""Above the buffer's priorities: the report of a loss is the last event to be dropped."""
+"""Above the buffer's priorities: a loss report is the last event to be dropped."""
 
 
 @attrs.frozen
@@ -22,8 +22,8 @@ class Batch:
 
     Attributes:
         events: encoded.
-        records: where they came from, when that is the buffer.
-        rows: where they came from, when that is the spool.
+        records: their records, when they came from the buffer.
+        rows: their rows, when they came from the spool.
     """
 
     events: list[bytes] = attrs.field(repr=False)
@@ -32,11 +32,11 @@ class Batch:
 
     @property
     def losses(self) -> int:
-        """How many of the events are the SDK's own report of losses."""
+        """How many of the events are the SDK's own loss reports."""
         return sum(record.kind == "sdk.loss" for record in self.records[-1:])
 
     def halves(self) -> list[Batch]:
-        """Return the same events in two batches."""
+        """Return the same events as two batches."""
         half = len(self.events) // 2
         return [
             Batch(self.events[part], self.records[part], self.rows[part])
@@ -48,8 +48,8 @@ def encoded(records: Sequence[Record], ids: IdFactory) -> tuple[list[bytes], lis
     """Encode records; one that cannot be encoded does not hold up the others.
 
     Returns:
-        The events, the records that they came from, and how many could not be encoded. A record
-        that turns out to be no event is in none of them.
+        The events, the records they came from, and how many could not be encoded. A record
+        that turns out not to be an event is in none of them.
     """
     events: list[bytes] = []
     good: list[Record] = []
@@ -61,7 +61,7 @@ def encoded(records: Sequence[Record], ids: IdFactory) -> tuple[list[bytes], lis
             if event is None:
                 continue
             events.append(encode(event))
-        except Exception:  # noqa: BLE001  # its event alone is lost; the caller counts it
+        except Exception:  # noqa: BLE001  # only its event is lost; the caller counts it
             broken += 1
             continue
         good.append(record)

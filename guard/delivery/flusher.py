@@ -1,7 +1,7 @@
-"""Delivers the buffered events: in batches of their own, and piggybacked on gate requests.
+"""Delivers the buffered events: in their own batches, and piggybacked on gate requests.
 
-While the gateway is away the events wait in memory, or on disk when there is a spool. Each event
-ends delivered, in the buffer, on disk or in ``events_lost``.
+While the gateway is unreachable the events wait in memory, or on disk when there is a spool. Each
+event ends up delivered, in the buffer, on disk or in ``events_lost``.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from guard.transport.client import BodyRefusedError, GatewayClient
 logger = logging.getLogger("guard.runtime.event_pipeline")
 
 _GATE_EVENTS_MAX: Final = 200
-"""Most events that travel with one gate request: a caller waits for its answer."""
+"""Maximum events piggybacked on one gate request: a caller is waiting for its answer."""
 
 _GATE_LOOKED_AT_MAX: Final = 2000
-"""Most events of each lane that are searched for them."""
+"""Maximum events of each lane that are searched for them."""
 
 _GATE_BYTES_MAX: Final = 128 * 1024
 _BACKLOG_BATCHES: Final = 4
-"""With this many batches in the buffer, batches grow to what the gateway takes."""
+"""Above this many batches in the buffer, batches grow to the gateway's limit."""
 
 _NAP_S: Final = 0.01
 """How long events gather while many are recorded: batches fill up, and callers need not wake the
@@ -66,8 +66,8 @@ class Flusher:
         ids: event and batch ids.
         health: where sent and lost events are counted.
         on_error: called with errors for the hooks.
-        on_decision: called with workflow, run and decision of a reply while there is no control
-            channel to say it.
+        on_decision: called with the workflow, run and decision of a reply while there is no
+            control channel to deliver it.
         spool: events on disk, if there is a directory for them.
     """
 
@@ -102,7 +102,7 @@ class Flusher:
 
     @property
     def in_flight(self) -> int:
-        """How many events are neither in the buffer nor at the gateway for sure."""
+        """How many events are not in the buffer and not known to be at the gateway."""
         return sum(len(batch.records) for batch in self._in_flight) + sum(
             len(records) for records in self._piggybacked.values()
         )
@@ -113,11 +113,11 @@ class Flusher:
         return self._spooler.spooled
 
     def wake(self) -> None:
-        """Flush now instead of at the end of the interval, or of the pause after a failure."""
+        """Flush now instead of at the end of the interval, or of the delay after a failure."""
         self._wake.set()
 
     def flush_rest(self) -> None:
-        """Flush what a gate request did not take along, unless deliveries fail at the moment."""
+        """Flush what a gate request did not take along, unless deliveries are failing."""
         if len(self._buffer) and not self._in_trouble:
             self._wake.set()
 
@@ -146,17 +146,17 @@ class Flusher:
                 failures = 0
 
     async def _waited(self, interval_s: float) -> bool:
-        """Sleep until there is something to do; True when somebody said so."""
+        """Sleep until there is something to do; True when woken for it."""
         if not self._in_trouble:
             if self._busy and await self._napped():
                 return True
             if not self._buffer.park():
                 return True
-        # In trouble a full batch is no reason to hurry, so the buffer is not asked to tell of it.
+        # After a failure a full batch is not urgent, so the buffer is not asked to signal it.
         return await self._woken(interval_s)
 
     async def _napped(self) -> bool:
-        """Let events gather for a moment; True when they have become a batch."""
+        """Let events gather for a moment; True when they amount to a batch."""
         if self._buffer.park(max(self._settings.batch_size, self._buffer.capacity // 8)):
             await self._woken(_NAP_S)
         return len(self._buffer) >= self._settings.batch_size
@@ -175,7 +175,7 @@ class Flusher:
         """Send everything in the buffer.
 
         Raises:
-            BreakerTransportError: the gateway did not take it; what can be kept stays buffered.
+            BreakerTransportError: the gateway did not accept it; what can be kept stays buffered.
         """
         lost_before = self._health.lost
         self._spooler.look_soon()
@@ -193,10 +193,10 @@ class Flusher:
                 ) from exc
 
     async def _drain(self, *, leaving_less: bool = False) -> int:
-        """Send until buffer and spool are empty; whoever goes on recording is not waited for.
+        """Send until buffer and spool are empty, without waiting for callers that keep recording.
 
         Args:
-            leaving_less: what came meanwhile and is less than a batch may wait for more.
+            leaving_less: leave events that arrive meanwhile if they are less than a batch.
 
         Returns:
             How many events were sent.
@@ -207,7 +207,7 @@ class Flusher:
         while total < most:
             sent = await self._send_buffered()
             left = len(self._buffer)
-            if left < self._settings.batch_size:  # what is new goes first
+            if left < self._settings.batch_size:  # new events go first
                 spooled = await self._send_spooled()
                 if leaving_less and not spooled and total + sent >= due:
                     return total + sent
@@ -239,7 +239,7 @@ class Flusher:
             except Exception:
                 await self._store_in_flight()
                 raise
-            finally:  # also when cancelled, at whatever point
+            finally:  # also when cancelled, at any point
                 for batch in self._in_flight:
                     self._requeue(batch.records)
                 self._in_flight = []
@@ -252,7 +252,7 @@ class Flusher:
         most = min(most, self.limits.max_batch_events)
         records = self._buffer.take(most)
         if records and self._health.channel == "none":
-            # A reply decides about one workflow; without a control channel each has to hear of it.
+            # A reply decides about one workflow; without a control channel each must learn of it.
             workflow_id = records[0].event_fields[0]
             own = [each for each in records if each.event_fields[0] == workflow_id]
             if len(own) < len(records):
@@ -263,7 +263,7 @@ class Flusher:
         return records
 
     async def _store_in_flight(self) -> None:
-        """Bring the batches that were not delivered onto the disk, if there is one."""
+        """Store the undelivered batches in the spool, if there is one."""
         while self._in_flight and await self._spooler.store(self._in_flight[-1].records):
             self._in_flight.pop()
 
@@ -292,7 +292,7 @@ class Flusher:
         """Send the batches in flight; each leaves the list once it is settled.
 
         Raises:
-            GuardError: the gateway does not take the rest now.
+            GuardError: the gateway does not accept the rest now.
         """
         while self._in_flight:
             batch = self._in_flight[-1]
@@ -324,7 +324,7 @@ class Flusher:
     # -- piggybacked on gate requests ---------------------------------------------------------
 
     def piggyback(self, workflow_id: str | None) -> tuple[list[Record], list[wire.Event]]:
-        """Take what is buffered for one workflow, to travel with its gate request.
+        """Take what is buffered for one workflow, to send it with its gate request.
 
         Returns:
             The records, for :meth:`acknowledge` or :meth:`requeue`, and their events.
@@ -354,13 +354,13 @@ class Flusher:
         if self._piggybacked.pop(id(records), None) is not None:
             self._buffer.put_back(records)
 
-    # -- what could not be delivered ----------------------------------------------------------
+    # -- undelivered events -------------------------------------------------------------------
 
     def _requeue(self, records: Sequence[Record]) -> None:
         self._buffer.put_back(record for record in records if not self._losses.is_report(record))
 
     async def _spill(self) -> None:
-        """Bring what is buffered onto the disk, if there is one, while the gateway is away."""
+        """Move buffered events to the spool, if there is one, while the gateway is unreachable."""
         if not self._spooler.has_disk:
             return
         while len(self._buffer):
@@ -376,10 +376,10 @@ class Flusher:
                     self._in_flight = []
 
     def give_up(self) -> int:
-        """Put what is left onto the disk, or count it as lost; blocks, and runs off the loop.
+        """Store what is left in the spool, or count it as lost; blocks, and runs off the loop.
 
         Returns:
-            How many events were lost by it.
+            How many events were lost.
         """
         self._losses.count_drops()
         left = self._buffer.take(len(self._buffer))
@@ -387,7 +387,7 @@ class Flusher:
             left += (each for each in batch.records if not self._losses.is_report(each))
         for records in list(self._piggybacked.values()):
             left += records
-        # A loop that is stuck may go on just now: what it has requeued since the first look.
+        # A stuck loop may have resumed: take what it has requeued since the first take.
         left += self._buffer.take(len(self._buffer))
         left = list({id(record): record for record in left}.values())
         lost_before = self._health.lost

@@ -1,4 +1,4 @@
-"""What a process knows of its gateway: written by the session, read by ``status()``."""
+"""What a process knows about its gateway: written by the session, read by ``status()``."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from guard.version import __version__
 
 
 class Health:
-    """The facts behind the status. Written on the loop's thread, read from any.
+    """The facts behind the status. Written on the loop's thread, read from any thread.
 
     Args:
         dropped: returns how many events the buffer has shed.
 
     Attributes:
-        sent: events that the gateway took.
+        sent: events that the gateway accepted.
     """
 
     def __init__(self, dropped: Callable[[], int] = lambda: 0) -> None:
@@ -53,7 +53,7 @@ class Health:
         return self._lost_later + self._dropped()
 
     def lose(self, count: int) -> None:
-        """Count events that will never be delivered, other than those that the buffer shed."""
+        """Count events that will never be delivered, except those that the buffer shed."""
         with self._lock:
             self._lost_later += count
 
@@ -74,9 +74,9 @@ class Health:
         self.lost_at_contact = self.lost
 
     def gate_ended(self, exc: BaseException | None) -> None:
-        """Take note of how a gate request ended: with a decision, or with an exception.
+        """Note how a gate request ended: with a decision, or with an exception.
 
-        A refusal by policy is a decision; a 429 and GD-R002 are none, whoever sent them.
+        A refusal by policy is a decision; a 429 and GD-R002 are not, whoever sent them.
         """
         self.gate_unavailable = isinstance(exc, GuardTransportError | GuardInfrastructureError)
 
@@ -95,7 +95,7 @@ class Health:
         self.channel = channel
 
     def silence_ms(self) -> int | None:
-        """Return the time since the gateway's last answer, None if there was none."""
+        """Return the time since the gateway's last answer; None if there was none."""
         contact = self.last_contact_ms
         return None if contact is None else time.time_ns() // 1_000_000 - contact
 

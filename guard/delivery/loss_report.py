@@ -1,4 +1,4 @@
-"""Losses: counted at once, and reported to the gateway as an event of their own."""
+"""Losses: counted at once, and reported to the gateway as a separate event."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ logger = logging.getLogger("guard.runtime.event_pipeline")
 
 
 class Losses:
-    """Counts losses, and reports those that the gateway does not know of yet.
+    """Counts losses, and reports those that the gateway does not know about yet.
 
-    One report is under way at a time, with an ``event_id`` of its own: it is sent again until it
+    One report is under way at a time, with its own ``event_id``: it is sent again until it
     arrives, and counted once there.
     """
 
@@ -30,7 +30,7 @@ class Losses:
         self._shedding = False
 
     def lose(self, count: int, why: str) -> None:
-        """Count events that are lost here, and have them reported."""
+        """Count events that are lost here, to be reported."""
         if count:
             self._health.lose(count)
             self._unreported += count
@@ -56,9 +56,9 @@ class Losses:
         return self._report
 
     def is_report(self, record: Record) -> bool:
-        """Tell whether a record is the report: it waits here, never in the buffer."""
+        """Tell whether a record is the report, which waits here and never in the buffer."""
         return record is self._report
 
     def reported(self) -> None:
-        """Forget the report: the gateway has taken it."""
+        """Forget the report: the gateway has accepted it."""
         self._report = None

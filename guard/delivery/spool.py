@@ -1,12 +1,12 @@
-"""Events on disk: what could not be delivered waits here and survives the process.
+"""Events on disk: undelivered events wait here and survive the process.
 
-One SQLite file in WAL mode in a directory of its own, shared by any number of processes. A process
-that wants to deliver claims rows for a while; if it dies, the claim runs out and another process
-takes them. An event keeps its ``event_id``, so that one which was delivered and could not be
-struck off is charged once all the same.
+One SQLite file in WAL mode, in its own directory, shared by any number of processes. A process
+that delivers claims rows for a limited time; if it dies, the claim expires and another process
+takes them. An event keeps its ``event_id``, so one that was delivered but could not be deleted
+is still charged only once.
 
 Every method may raise :class:`SpoolError` (disk full, locked for too long, permissions); a file
-that turns out to be damaged is set aside and a new one begun. Blocking: for worker threads.
+that turns out to be damaged is set aside and a new one is created. Blocking: for worker threads.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ logger = logging.getLogger("guard.spool")
 T = TypeVar("T")
 
 _FILE: Final = "events-1.sqlite3"
-"""The number is the version of the schema: another version is another file."""
+"""The number is the schema version: each version has its own file."""
 
 _LOCK_FILE: Final = "events-1.lock"
 _SIDE_FILES: Final = ("", "-wal", "-shm")
@@ -42,10 +42,10 @@ _FORK_WAIT_S: Final = 1.0
 _WAL_BYTES_MAX: Final = 4 * 1024 * 1024
 _DAMAGED_KEPT: Final = 3
 _ROW_BYTES: Final = 150
-"""About what a row takes beside its body, indexes included."""
+"""Approximate size of a row besides its body, indexes included."""
 
 _ROOM_SHARE: Final = 16
-"""A full spool gives up at least 1/16 of its events at a time."""
+"""A full spool drops at least 1/16 of its events at a time."""
 
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS events (
@@ -63,11 +63,11 @@ CREATE INDEX IF NOT EXISTS events_in_order ON events (owner, id);
 
 
 class SpoolError(Exception):
-    """The spool cannot be used now."""
+    """The spool cannot be used at the moment."""
 
 
 class Spooled(NamedTuple):
-    """One event on its way to the disk."""
+    """One event to be written to disk."""
 
     event_id: str
     priority: int
@@ -82,7 +82,7 @@ class Claimed(NamedTuple):
 
 
 def owner_of(api_url: str, api_key: str) -> bytes:
-    """Return what marks the events of one gateway and key, without telling the key.
+    """Return an identifier of one gateway and key that does not reveal the key.
 
     Events are delivered only with the key that they were recorded under: another key may belong
     to another tenant, who must not be charged.
@@ -96,13 +96,13 @@ class Spool:
     """The event log of one owner in a directory; safe between threads and between processes.
 
     Args:
-        directory: made with mode 0700 when it is missing; may be shared by processes of one user.
+        directory: created with mode 0700 if missing; may be shared by processes of one user.
         owner: from :func:`owner_of`.
-        bytes_max: size of the file at which the least important events make room.
-        lease_s: how long a claim holds.
+        bytes_max: size of the file at which the least important events are dropped.
+        lease_s: how long a claim is valid.
 
     Attributes:
-        pending: events of this owner on disk, as of the last look.
+        pending: events of this owner on disk, as of the last count.
     """
 
     def __init__(
@@ -122,10 +122,10 @@ class Spool:
         _spools.add(self)
 
     def append(self, events: Sequence[Spooled]) -> int:
-        """Write events; they survive a SIGKILL from here on.
+        """Write events; once written they survive a SIGKILL.
 
         Returns:
-            How many events, the least important and oldest first, had to make room.
+            How many events were dropped to make room, the least important and oldest first.
         """
 
         def write(connection: sqlite3.Connection) -> int:
@@ -171,7 +171,7 @@ class Spool:
                 "UPDATE events SET claimed_until_ms = 0, claimed_by = NULL WHERE claimed_by = ?",
                 dead,
             )
-            # A claim from further ahead than a lease was made under another clock: it is void.
+            # A claim that expires too far ahead was made under another clock: it is void.
             rows = connection.execute(
                 "SELECT id, body FROM events WHERE owner = ?"
                 " AND (claimed_until_ms < ? OR claimed_until_ms > ?) ORDER BY id LIMIT ?",
@@ -187,7 +187,7 @@ class Spool:
         return self._with_file(take)
 
     def settle(self, rows: Sequence[int]) -> None:
-        """Strike off events that were delivered (or refused for good)."""
+        """Delete events that were delivered (or permanently refused)."""
 
         def strike(connection: sqlite3.Connection) -> None:
             connection.execute("BEGIN IMMEDIATE")
@@ -202,7 +202,7 @@ class Spool:
         self._with_file(strike)
 
     def release(self, rows: Sequence[int]) -> None:
-        """Give back claimed events that could not be delivered."""
+        """Release claimed events that could not be delivered."""
 
         def free(connection: sqlite3.Connection) -> None:
             connection.execute("BEGIN IMMEDIATE")
@@ -215,7 +215,7 @@ class Spool:
         self._with_file(free)
 
     def look(self) -> int:
-        """Count the events of this owner, as any process left them."""
+        """Count the events of this owner, whichever process wrote them."""
 
         def count(connection: sqlite3.Connection) -> int:
             (self.pending,) = connection.execute(
@@ -226,7 +226,7 @@ class Spool:
         return self._with_file(count)
 
     def hurry(self) -> None:
-        """Wait for other processes and threads only briefly from now on: the process ends."""
+        """Wait only briefly for other processes and threads from now on: the process is ending."""
         self._busy_ms = _HURRY_MS
         connection = self._connection
         if connection is not None:
@@ -234,7 +234,7 @@ class Spool:
                 connection.execute(f"PRAGMA busy_timeout = {_HURRY_MS}").fetchall()
 
     def close(self) -> None:
-        """Close the file. What is in it stays."""
+        """Close the file. Its events stay."""
         if self._lock.acquire(timeout=self._busy_ms / 1000):
             try:
                 self._drop_connection()
@@ -290,7 +290,7 @@ class Spool:
     def _set_up(self, connection: sqlite3.Connection) -> None:
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
         connection.execute("PRAGMA journal_mode = WAL").fetchall()
-        # A commit is safe from the death of the process; power loss may take the newest ones.
+        # A commit survives the death of the process; power loss may undo the newest ones.
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES_MAX}").fetchall()
         pages = max(16, self._bytes_max // _PAGE_BYTES)
@@ -322,7 +322,7 @@ class Spool:
         return len(rows)
 
     def _set_aside(self) -> None:
-        """Move a damaged file out of the way, for a person to look at; keep only a few of them."""
+        """Move a damaged file out of the way for inspection; keep only a few of them."""
         inode = self._inode
         self._drop_connection()
         with self._directory_locked():
@@ -358,7 +358,7 @@ class Spool:
                     time.sleep(0.005)
             yield
         finally:
-            # A child that was forked meanwhile has the descriptor too: closing ours alone would
+            # A child that was forked meanwhile has the descriptor too: closing only ours would
             # leave the file locked for as long as that child lives.
             fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
@@ -387,10 +387,10 @@ _quiet = threading.local()
 
 
 def _before_fork() -> None:
-    """Let no call of SQLite be under way, and no connection be open, while the process forks.
+    """Ensure that no SQLite call runs and no connection is open while the process forks.
 
     A child inherits SQLite's own record of its parent's locks (https://sqlite.org/howtocorrupt.html,
-    2.6): with a transaction in it the file would be locked for the child for ever.
+    2.6): with an open transaction the file would stay locked for the child for ever.
     """
     _quiet.held = []
     for spool in list(_spools):

@@ -9,19 +9,19 @@ from pathlib import Path
 
 
 def holder_of(pid: int) -> str:
-    """Name a process so that a later one with the same number is told apart, where that works."""
+    """Identify a process so that a later one with the same pid differs, where possible."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return f"{pid}:{fields[19]}"  # the time of its start, in ticks since boot
+        return f"{pid}:{fields[19]}"  # its start time, in ticks since boot
     except (OSError, IndexError):
         return f"{pid}:"
 
 
 def lives(holder: str) -> bool:
-    """Tell whether a process that claimed events may still deliver them.
+    """Tell whether a process that claimed events may still be alive to deliver them.
 
-    One that lives out of sight (in another container) seems dead; that its events are then sent
-    by two processes does no harm, since they are charged by ``event_id``.
+    One that is not visible (in another container) seems dead; it does no harm if two processes
+    then send its events, since they are charged by ``event_id``.
     """
     pid = holder.partition(":")[0]
     try:
@@ -29,12 +29,12 @@ def lives(holder: str) -> bool:
     except (ProcessLookupError, ValueError, OverflowError):
         return False
     except OSError:
-        pass  # another user's
+        pass  # another user's process
     return holder_of(int(pid)) == holder
 
 
 def prepare_directory(directory: Path) -> None:
-    """Make the directory, or check that nobody else can read or redirect what is in it."""
+    """Create the directory, or check that nobody else can read or redirect its contents."""
     with contextlib.suppress(FileExistsError):
         directory.parent.mkdir(parents=True, exist_ok=True)
         directory.mkdir(mode=0o700)
@@ -51,7 +51,7 @@ def prepare_directory(directory: Path) -> None:
 
 
 def require_plain_file(path: Path) -> None:
-    """Make the file if it is missing, readable by its owner alone; refuse links and devices.
+    """Create the file if it is missing, readable only by its owner; refuse links and devices.
 
     An existing file is never opened here: closing it again would give up the locks that other
     connections of this process hold on it.

@@ -1,4 +1,4 @@
-"""Keeps events on disk, where there is a spool, while the gateway is away."""
+"""Keeps events on disk, if there is a spool, while the gateway is unreachable."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Spooler:
     Args:
         spool: the disk, or None.
         ids: event ids.
-        losses: counts what had to make room, or cannot be encoded.
+        losses: counts events that were dropped to make room or cannot be encoded.
     """
 
     def __init__(self, spool: Spool | None, ids: IdFactory, losses: Losses) -> None:
@@ -38,7 +38,7 @@ class Spooler:
 
     @property
     def where(self) -> str:
-        """Where events wait, for people."""
+        """Where events wait, for log messages."""
         return "in memory" if self._spool is None or self._fails else "on disk"
 
     @property
@@ -52,11 +52,11 @@ class Spooler:
         return 0 if self._spool is None else self._spool.pending
 
     async def store(self, records: Sequence[Record]) -> bool:
-        """Put records onto the disk.
+        """Write records to disk.
 
         Returns:
             Whether they are there; otherwise, and when cancelled, the caller still has them. An
-            event that is then delivered twice is charged once, by its id.
+            event that is therefore delivered twice is charged once, by its id.
         """
         return await self._written(
             [record for record in records if not self._losses.is_report(record)]
@@ -77,41 +77,41 @@ class Spooler:
         return True
 
     def look_soon(self) -> None:
-        """Look at the disk at the next :meth:`claim`: another process may have left something."""
+        """Check the disk at the next :meth:`claim`: another process may have left events."""
         self._look_at_s = 0.0
 
     async def claim(self, most: int) -> list[Claimed]:
-        """Take events that wait on disk, at most so many, to deliver them."""
+        """Take up to ``most`` events that wait on disk, to deliver them."""
         spool = self._spool
         if spool is None or (not spool.pending and time.monotonic() < self._look_at_s):
             return []
         try:
             found = await in_thread(spool.look, finish=True)
             self._look_at_s = time.monotonic() + _LOOK_S
-            # What is there and cannot be claimed, another process is delivering.
+            # Events that cannot be claimed are being delivered by another process.
             return await in_thread(spool.claim, most, finish=True) if found else []
         except SpoolError as exc:
             self._failed(exc)
             return []
 
     async def settle(self, rows: Sequence[int]) -> None:
-        """Strike off events that were delivered."""
+        """Delete events that were delivered."""
         if self._spool is not None and rows:
             try:
                 await in_thread(self._spool.settle, rows, finish=True)
-            except SpoolError as exc:  # they are sent again, and charged once all the same
+            except SpoolError as exc:  # they are sent again, but charged only once
                 self._failed(exc)
 
     async def release(self, rows: Sequence[int]) -> None:
-        """Give back claimed events that could not be delivered."""
+        """Release claimed events that could not be delivered."""
         if self._spool is not None and rows:
             try:
                 await in_thread(self._spool.release, rows, finish=True)
-            except SpoolError as exc:  # the claims run out by themselves
+            except SpoolError as exc:  # the claims expire by themselves
                 self._failed(exc)
 
     def store_last(self, records: list[Record]) -> int:
-        """Put the last records onto the disk. Blocking, off the loop.
+        """Write the last records to disk. Blocking, off the loop.
 
         Returns:
             How many could not be stored.
@@ -130,7 +130,7 @@ class Spooler:
         return 0
 
     def close(self) -> None:
-        """Close the file; what is in it stays."""
+        """Close the file; its events stay."""
         if self._spool is not None:
             self._spool.close()
 

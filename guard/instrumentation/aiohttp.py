@@ -1,8 +1,8 @@
-"""Hooks aiohttp: ``ClientSession._request``, and what is read from the response's content.
+"""Hooks aiohttp: ``ClientSession._request``, and reads from the response's content.
 
 The session, the response and its reader stay aiohttp's own: an observed reader changes its class
-to one that tells of every piece that is taken out of its buffer. aiohttp decodes bodies before
-they reach the reader.
+to one that reports every piece taken out of its buffer. aiohttp decodes bodies before they reach
+the reader.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from guard.instrumentation.interruptible import llm_request_async, other_request
 from guard.instrumentation.observed_call import ObservedCall
 
 _observed: Final[dict[int, ObservedCall]] = {}
-"""Calls by the identity of their reader, which has no room for one more attribute."""
+"""Calls by the identity of their reader, which cannot take another attribute."""
 
 
 def patch(module: ModuleType) -> None:
@@ -126,7 +126,7 @@ def _observe(call: ObservedCall, response: Any, reader: Any) -> None:
     header = response.headers.get
     body = response._body
     content = response.content
-    if body is not None:  # read already, by a middleware
+    if body is not None:  # already read by a middleware
         call.whole(response.status, header, body)
     elif type(content) is not reader.__base__:
         call.dropped()  # the reader of a response without a body
@@ -137,14 +137,14 @@ def _observe(call: ObservedCall, response: Any, reader: Any) -> None:
 
 
 def _encoding(response: Any) -> str | None:
-    """Return the encoding of what the reader holds: none, unless the session does not decode."""
+    """Return the encoding of the reader's data: none, unless the session does not decode."""
     session = response._session
     return None if session is not None and session.auto_decompress is False else ""
 
 
 def _observed_reader(base: type[Any]) -> type[Any]:
     class ObservedReader(base):  # type: ignore[misc]  # the base is known at run time only
-        """A reader that feeds what is taken out of its buffer to the observed call."""
+        """A reader that feeds the data read from its buffer to the observed call."""
 
         __slots__ = ()
 

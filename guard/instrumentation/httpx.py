@@ -1,6 +1,6 @@
 """Hooks httpx and httpx2: ``Client.send`` and ``AsyncClient.send``, a tee on the stream.
 
-One implementation serves both modules. The response object stays the client's own; only the byte
+One implementation serves both modules. The client keeps its own response object; only the byte
 stream under it is wrapped, and every chunk is handed on before anything else happens to it.
 """
 
@@ -83,7 +83,7 @@ def _ask_for_usage(observer: Observer, call: ObservedCall, request: Any, byte_st
         request._content = body
         request.stream = byte_stream(body)
         request.headers["content-length"] = str(len(body))
-        # The added chunk is to be taken out again, so the stream must not be compressed.
+        # The added chunk must be removed again, so the stream must not be compressed.
         request.headers["accept-encoding"] = "identity"
         call.filter = UsageChunkFilter()
 
@@ -91,7 +91,7 @@ def _ask_for_usage(observer: Observer, call: ObservedCall, request: Any, byte_st
 def _body(request: Any) -> bytes:
     try:
         content = request.content
-    except Exception:  # noqa: BLE001  # a streamed upload is not kept, and that is fine
+    except Exception:  # noqa: BLE001  # a streamed upload is not kept, which is fine
         return _form(request)
     return content if isinstance(content, bytes) else b""
 
@@ -110,7 +110,7 @@ def _observe(call: ObservedCall, response: Any, tee: Any, options: dict[str, Any
     headers, status = response.headers, response.status_code
     if not options.get("stream"):
         call.whole(status, headers.get, response.content)
-    elif response.is_stream_consumed:  # an event hook of the user has read it already
+    elif response.is_stream_consumed:  # the user's event hook has already read it
         content = getattr(response, "_content", None)
         if content is not None:
             call.whole(status, headers.get, content)
@@ -120,7 +120,7 @@ def _observe(call: ObservedCall, response: Any, tee: Any, options: dict[str, Any
 
 
 def _tees(module: ModuleType) -> tuple[type[Any], type[Any]]:
-    """Make the stream wrappers as subclasses of the module's own stream classes."""
+    """Create the stream wrappers as subclasses of the module's own stream classes."""
     sync_base: Any = module.SyncByteStream
     async_base: Any = module.AsyncByteStream
 

@@ -1,8 +1,8 @@
-"""Asks a stream for its usage on the caller's behalf, and hides that it was asked.
+"""Asks a stream for its usage on the caller's behalf, transparently to the caller.
 
-Off unless ``GUARD_INJECT_STREAM_USAGE`` is set: a request of the user is changed here. The chunk
-that OpenAI's API adds at the end of the stream is taken out again, so that code which expects
-``choices`` in every chunk goes on working.
+Off unless ``GUARD_INJECT_STREAM_USAGE`` is set, since it changes the user's request. The chunk
+that OpenAI's API adds at the end of the stream is removed again, so that code which expects
+``choices`` in every chunk keeps working.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _HELD_BYTES_MAX: Final = 1024 * 1024
 
 
 def asking_for_usage(body: bytes) -> bytes | None:
-    """Return the request's body with ``include_usage``; None when nothing is to be changed."""
+    """Return the request's body with ``include_usage``; None when it needs no change."""
     if b'"stream"' not in body:
         return None
     request = mapping(parse(body))
@@ -27,10 +27,10 @@ def asking_for_usage(body: bytes) -> bytes | None:
 
 
 class UsageChunkFilter:
-    """Takes the usage chunk out of an event stream.
+    """Removes the usage chunk from an event stream.
 
-    Whole events pass at once; what is held back is only the beginning of an event whose end has
-    not arrived, which no reader could have used yet.
+    Complete events pass at once; only the beginning of an event whose end has not arrived is held
+    back, which no reader could have used yet.
     """
 
     __slots__ = ("_held", "_open")
@@ -40,13 +40,13 @@ class UsageChunkFilter:
         self._open = False
 
     def feed(self, chunk: bytes) -> bytes:
-        """Return what of the stream may pass now."""
+        """Return the part of the stream that may pass now."""
         if self._open:
             return chunk
         data = self._held + chunk
         end = max(_after(data, b"\n\n"), _after(data, b"\r\n\r\n"))
         whole, self._held = data[:end], data[end:]
-        if len(self._held) > _HELD_BYTES_MAX:  # not a stream of events; let it be
+        if len(self._held) > _HELD_BYTES_MAX:  # not an event stream; pass it through
             self._open = True
             whole, self._held = data, b""
         if b'"usage"' not in whole:

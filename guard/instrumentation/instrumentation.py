@@ -1,4 +1,4 @@
-"""Checks each LLM request before it is sent, and records once what it used."""
+"""Checks each LLM request before it is sent, and records its usage once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ logger = logging.getLogger("guard.instrumentation")
 _UNSEEN_HOSTS_MAX: Final = 100
 _RESPONSES_KEPT: Final = 4096
 _UNREAD_MAX: Final = 128
-"""Most answers that are kept to be read later: somewhat more than a batch of events."""
+"""Maximum answers kept for later reading: somewhat more than a batch of events."""
 
 
 class Record(Protocol):
@@ -42,14 +42,14 @@ def _nothing(*request: object) -> None:
 
 
 class Instrumentation:
-    """The process's HTTP clients under observation; installs and removes the hooks.
+    """Observes the process's HTTP clients; installs and removes the hooks.
 
     Args:
         record: takes an ``llm`` event.
         check: raises when the scope's next LLM request must not go out.
-        enter: registers a request, in the thread of a frame or, without one, in the calling task,
-            for a kill to stop; returns None where that is not needed. The second argument tells
-            whether it is an LLM request.
+        enter: registers a request, in the thread of a frame or, without one, in the calling
+            task, so that a kill can stop it; returns None where that is not needed. The second
+            argument tells whether it is an LLM request.
         leave: forgets what ``enter`` returned.
         inject_stream_usage: whether streams are asked for their usage where the host is known to
             accept that.
@@ -72,7 +72,7 @@ class Instrumentation:
         self.failures = 0
         self._unread: deque[InstrumentedCall] = deque()
         self._open: set[ObservedCall] = set()
-        # Re-entrant: a signal handler may ask for the hosts while its thread reads an answer.
+        # Re-entrant: a signal handler may read the hosts while its thread reads an answer.
         self.reading = threading.RLock()
         self._sessions: weakref.WeakSet[RealtimeSession] = weakref.WeakSet()
         self._unseen: dict[str, None] = {}
@@ -83,12 +83,12 @@ class Instrumentation:
         patching.install(self)
 
     def uninstall(self) -> None:
-        """Take the hooks out again. Idempotent."""
+        """Remove the hooks. Idempotent."""
         patching.uninstall(self)
         self._read_all()
 
     def close(self) -> None:
-        """Take the hooks out, and record what calls that are still open have used so far."""
+        """Remove the hooks, and record what calls that are still open have used so far."""
         self.uninstall()
         for call in list(self._open):
             call.abandon()
@@ -97,7 +97,7 @@ class Instrumentation:
         self._read_all()
 
     def after_fork(self) -> None:
-        """Start anew in a forked child: the parent reads what has come to the parent."""
+        """Start afresh in a forked child: the parent reads the responses it has received."""
         self._unread = deque()
         self._open = set()
         self._sessions = weakref.WeakSet()
@@ -111,12 +111,12 @@ class Instrumentation:
     def begin(
         self, method: str, host: str, path: str, body: Callable[[], bytes]
     ) -> ObservedCall | None:
-        """Check and start to observe a request; None when it is not an LLM call.
+        """Check a request and start observing it; None when it is not an LLM call.
 
         Args:
             method: the HTTP method, in upper case.
             host, path: of the URL.
-            body: returns the request's body; asked only when it is needed.
+            body: returns the request's body; called only when needed.
 
         Raises:
             WorkflowKilledInterrupt: the workflow is killed.
@@ -136,7 +136,7 @@ class Instrumentation:
         return call
 
     def begin_session(self, host: str, path: str, query: str) -> RealtimeSession | None:
-        """Check and start to observe a WebSocket; None when it does not lead to an LLM.
+        """Check a WebSocket and start observing it; None when it does not lead to an LLM.
 
         Raises:
             WorkflowKilledInterrupt: the workflow is killed.
@@ -164,14 +164,14 @@ class Instrumentation:
             self.failed(exc)
 
     def session_unseen(self, host: str) -> None:
-        """Name a host whose session ended without any usage."""
+        """Report a host whose session ended without any usage."""
         self._not_seen(host)
 
     def ended(self, call: ObservedCall) -> None:
         """Record a call that has ended; never raises.
 
-        Its response is parsed where its event is made, on the background loop: many are parsed at
-        once there, and nobody waits. A large one, or one too many, is parsed here.
+        Its response is parsed on the background loop, when its event is made: many are parsed at
+        once there, and nobody waits. A large one, or one above the limit, is parsed here.
         """
         self._open.discard(call)
         try:
@@ -195,7 +195,7 @@ class Instrumentation:
         self._open.discard(call)
 
     def reported(self, call: ObservedCall, usage: Usage | None, *, again: bool) -> Usage | None:
-        """Return the usage to record, None if it is none or was recorded before."""
+        """Return the usage to record; None if there is none or it was recorded before."""
         if usage is None:
             if call.endpoint.certain and call.is_complete:
                 self._not_seen(call.host)
@@ -208,8 +208,8 @@ class Instrumentation:
         ):
             usage = _shortened(usage)
         if usage.response_id is not None:
-            # Vendors re-use ids, so two requests are two calls; only polls and caches say a thing
-            # again.
+            # Vendors re-use ids, so two requests are two calls; only polls and caches repeat a
+            # response.
             known = self._remember((call.endpoint.format.provider, usage.response_id))
             if known and again:
                 return None
@@ -224,12 +224,12 @@ class Instrumentation:
                 return
 
     def failed(self, exc: Exception) -> None:
-        """Count a mistake in the observation."""
+        """Count an error in the observation."""
         self.failures += 1
         logger.debug("a response could not be observed", exc_info=exc)
 
     def _remember(self, response: tuple[str, str]) -> bool:
-        """Remember a response; tell whether it was known already."""
+        """Remember a response; tell whether it was already known."""
         if response in self._responses:
             return True
         self._responses[response] = None

@@ -1,10 +1,10 @@
-"""Lets a kill reach a request that runs where no protected body does.
+"""Lets a kill reach a request that runs outside any protected body.
 
 A protected body is stopped together with the request that it waits for. A task that nobody
-awaits, one behind ``asyncio.shield`` and a function in ``asyncio.to_thread`` belong to the workflow
-as well, but only by their context: there the request itself is what a kill stops, while its answer
-is awaited, and an LLM's answer until its last byte. In a ``workflow`` without any protected call
-that holds for LLM requests alone.
+awaits, one behind ``asyncio.shield`` and a function in ``asyncio.to_thread`` belong to the
+workflow too, but only by their context: there a kill stops the request itself, while its answer
+is awaited, and for an LLM until the last byte of the answer. In a ``workflow`` without any
+protected call this applies to LLM requests only.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from guard.instrumentation import patching
 from guard.instrumentation.observed_call import call_being_sent
 
 _END: Final = object()
-"""What an iterator is asked to return at its end."""
+"""Sentinel that an iterator returns at its end."""
 
 
 class Request(Protocol):
     """A request that a kill can stop."""
 
     def end(self, exc: BaseException | None) -> BaseException | None:
-        """The request ended; return what is to be raised instead of ``exc``, or None."""
+        """The request ended; return the exception to raise instead of ``exc``, or None."""
 
 
 def llm_request(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Call what sends an LLM request, or reads on in its answer, so that a kill stops it.
+    """Call a function that sends an LLM request or reads its answer, so that a kill stops it.
 
     Raises:
         WorkflowKilledInterrupt: the workflow was killed, meanwhile or before.
@@ -40,7 +40,7 @@ def llm_request(function: Callable[..., Any], *args: Any, **options: Any) -> Any
 def llm_request_async(
     function: Callable[..., Awaitable[Any]], *args: Any, **options: Any
 ) -> Awaitable[Any]:
-    """Return what sends an LLM request, or reads on in its answer, to be awaited at once.
+    """Return an awaitable that sends an LLM request or reads its answer; await it at once.
 
     Raises (here, or when awaited):
         WorkflowKilledInterrupt: the workflow was killed, meanwhile or before.
@@ -49,7 +49,7 @@ def llm_request_async(
 
 
 def other_request(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Call what sends any other request; one that begins after the kill is let through.
+    """Call a function that sends any other request; one that starts after the kill may run.
 
     Raises:
         WorkflowKilledInterrupt: the workflow was killed meanwhile.
@@ -60,7 +60,7 @@ def other_request(function: Callable[..., Any], *args: Any, **options: Any) -> A
 def other_request_async(
     function: Callable[..., Awaitable[Any]], *args: Any, **options: Any
 ) -> Awaitable[Any]:
-    """Return what sends any other request, to be awaited at once.
+    """Return an awaitable that sends any other request; await it at once.
 
     Raises (when awaited):
         WorkflowKilledInterrupt: the workflow was killed meanwhile.
@@ -69,12 +69,12 @@ def other_request_async(
 
 
 def chunks_of(stream: Iterable[Any]) -> Iterable[Any]:
-    """Return a stream whose reader a kill stops: itself when the reader's body is stopped."""
+    """Return a stream whose reader a kill stops; ``stream`` itself if a kill stops the body."""
     return Chunks(stream) if _needed(sys._getframe()) else stream
 
 
 def chunks_of_async(stream: AsyncIterable[Any]) -> AsyncIterable[Any]:
-    """Return a stream whose reader a kill stops: itself when the reader's body is stopped."""
+    """Return a stream whose reader a kill stops; ``stream`` itself if a kill stops the body."""
     return AsyncChunks(stream) if _needed(None) else stream
 
 
@@ -143,7 +143,7 @@ def _call(llm: bool, function: Callable[..., Any], args: Any, options: Any) -> A
 
 
 def _note_sent(llm: bool) -> None:
-    """The client is about to get the request: no kill has stopped it before."""
+    """The request is about to be handed to the client: no kill has stopped it."""
     call = call_being_sent() if llm else None
     if call is not None:
         call.sent = True

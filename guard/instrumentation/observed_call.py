@@ -1,4 +1,4 @@
-"""One LLM call under observation. Nothing that goes wrong here reaches the user."""
+"""One LLM call under observation. No error in here reaches the user."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from guard.scope.scope import Scope
 
 _SMALL_BYTES: Final = 64 * 1024
 _NOT_SENT: Final = ("Connect", "Pool", "Write", "Proxy")
-"""Parts of the names of timeouts that end a request before it is sent."""
+"""Substrings of the names of timeouts that end a request before it is sent."""
 _CACHE_HEADERS: Final = ("x-cache", "cf-cache-status", "helicone-cache", "x-portkey-cache-status")
 
 
@@ -34,16 +34,16 @@ class CallReports(Protocol):
         """Forget a call that ends without anything to record."""
 
     def reported(self, call: ObservedCall, usage: Usage | None, *, again: bool) -> Usage | None:
-        """Return the usage to record, None if it is none or was recorded before.
+        """Return the usage to record; None if there is none or it was recorded before.
 
         Args:
-            call: whose response was read.
+            call: the call whose response was read.
             usage: what it says.
-            again: whether it may repeat what another response has said.
+            again: whether it may repeat what another response has reported.
         """
 
     def failed(self, exc: Exception) -> None:
-        """Count a mistake in the observation."""
+        """Count an error in the observation."""
 
 
 class ObservedCall:
@@ -52,20 +52,20 @@ class ObservedCall:
     A transport sends the request inside :meth:`sending`. Then it calls :meth:`whole` for a body
     that it has read, or :meth:`streaming`, ``feed`` for every chunk that passes, and :meth:`finish`
     when the stream ends, breaks or is abandoned. Only the first end counts. The caller does not
-    wait for what came to be parsed: :meth:`read` does that later, on another thread.
+    wait for the response to be parsed: :meth:`read` does that later, on another thread.
 
     Args:
         reports: takes what is found.
-        endpoint: what is known of the URL.
-        scope: where the request was made.
+        endpoint: the endpoint that the URL belongs to.
+        scope: the scope in which the request was made.
         host, path: of the URL.
         body: returns the request's body.
 
     Attributes:
         started_s: when it was made, by the monotonic clock.
-        recording: what is kept of the stream that is being read.
-        filter: takes the usage chunk out of a stream whose caller did not ask for it.
-        sent: whether the client was given the request.
+        recording: the recorded part of the stream that is being read.
+        filter: removes the usage chunk from a stream whose caller did not ask for it.
+        sent: whether the request was handed to the client.
     """
 
     __slots__ = (
@@ -100,13 +100,13 @@ class ObservedCall:
     # -- the request --------------------------------------------------------------------------
 
     def sending(self) -> Sending:
-        """Return what surrounds the client's own sending."""
+        """Return the context manager around the client's own sending."""
         return Sending(self)
 
     def is_sent_by(self, path: str, body: Callable[[], bytes]) -> bool:
-        """Tell whether another request is this one, at a transport below (httpx over aiohttp).
+        """Tell whether another request is this one, seen at a lower transport (httpx over aiohttp).
 
-        A client may rewrite the host on the way, but not what is asked.
+        A client may rewrite the host on the way, but not the path or the body.
         """
         if path != self._path:
             return False
@@ -114,7 +114,7 @@ class ObservedCall:
         return not content or content == self._body()
 
     def unanswered(self, exc: BaseException) -> None:
-        """The client stopped waiting. The vendor works on, and bills, what was sent."""
+        """The client stopped waiting. The vendor still processes, and bills, a sent request."""
         if self._done:
             return
         self._done = True
@@ -126,7 +126,7 @@ class ObservedCall:
     # -- the response -------------------------------------------------------------------------
 
     def whole(self, status: int, header: Callable[[str], str | None], body: bytes) -> None:
-        """The response was read as a whole.
+        """The whole response was read.
 
         Args:
             status: HTTP status.
@@ -152,8 +152,8 @@ class ObservedCall:
         Args:
             status: HTTP status.
             header: returns a response header by its lower-case name.
-            encoding: the content encoding of the chunks that ``feed`` will get; what the header
-                says when None.
+            encoding: the content encoding of the chunks that ``feed`` will get; None means the
+                header's value.
         """
         if self._done or status >= 400:
             self.dropped()
@@ -163,7 +163,7 @@ class ObservedCall:
         return True
 
     def feed(self, chunk: bytes) -> None:
-        """Take a look at a chunk; never raises."""
+        """Record a chunk; never raises."""
         if self.recording is not None:
             self.recording.feed(chunk)
 
@@ -171,7 +171,7 @@ class ObservedCall:
         """The stream is over.
 
         Args:
-            complete: whether it came to its own end; otherwise it broke or was abandoned.
+            complete: whether it reached its end; otherwise it broke or was abandoned.
         """
         if self._done:
             return
@@ -187,7 +187,7 @@ class ObservedCall:
             self._reports.forget(self)
 
     def abandon(self) -> None:
-        """The process ends: record what can be known now."""
+        """The process is ending: record what is known so far."""
         if self.sent:
             self.finish()
         else:
@@ -197,13 +197,13 @@ class ObservedCall:
 
     @property
     def is_small(self) -> bool:
-        """Whether what came takes little memory until it is read."""
+        """Whether the unread response takes little memory."""
         content = self._content
         return not isinstance(content, bytes) or len(content) <= _SMALL_BYTES
 
     @property
     def is_complete(self) -> bool:
-        """Whether the response came to its end."""
+        """Whether the response reached its end."""
         return self._complete
 
     def read(self, call: InstrumentedCall) -> None:
@@ -235,7 +235,7 @@ class ObservedCall:
         return usage, is_stream(content_type, recorded)
 
     def _of_request(self) -> Usage | None:
-        """Estimate what was sent, where that was to an LLM for sure."""
+        """Estimate the request's tokens, if it certainly went to an LLM."""
         if not (self.endpoint.asks and self.endpoint.certain):
             return None
         call = self._call()
@@ -245,7 +245,7 @@ class ObservedCall:
         return Usage(model=model, input_tokens=tokens, estimated=True)
 
     def _is_cached(self) -> bool:
-        """Tell whether the response comes out of a cache: no model has worked for it."""
+        """Tell whether the response comes from a cache: no model has worked for it."""
         header = self._header
         return header("age") is not None or any(
             (header(name) or "").lower().startswith("hit") for name in _CACHE_HEADERS
@@ -259,7 +259,7 @@ class ObservedCall:
 
 
 class Sending:
-    """Surrounds the sending of an observed call: what is sent below it is the same request."""
+    """Wraps the sending of an observed call: nested sends are the same request."""
 
     __slots__ = ("_call", "_token")
 
@@ -282,16 +282,16 @@ class Sending:
 
     @property
     def call(self) -> ObservedCall | None:
-        """The call that is being sent; None afterwards, for tasks that the client has left."""
+        """The call that is being sent; None afterwards, for tasks that the client left behind."""
         return self._call
 
 
 nested_call: ContextVar[Sending | None] = ContextVar("guard_nested_call", default=None)
-"""Set while an observed request is sent, also in tasks that the client starts for it."""
+"""Set while an observed request is sent, including in tasks that the client starts for it."""
 
 
 def call_being_sent() -> ObservedCall | None:
-    """Return the observed call inside of whose sending this code runs."""
+    """Return the observed call that is being sent in this context."""
     sending = nested_call.get()
     return None if sending is None else sending.call
 

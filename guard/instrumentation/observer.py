@@ -1,4 +1,4 @@
-"""What the hooks of the transports need of the instrumentation."""
+"""What the transport hooks need from the instrumentation."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Observer(Protocol):
     def begin(
         self, method: str, host: str, path: str, body: Callable[[], bytes]
     ) -> ObservedCall | None:
-        """Check and start to observe a request; None when it is not an LLM call."""
+        """Check a request and start observing it; None when it is not an LLM call."""
 
     def begin_session(self, host: str, path: str, query: str) -> RealtimeSession | None:
-        """Check and start to observe a WebSocket; None when it does not lead to an LLM."""
+        """Check a WebSocket and start observing it; None when it does not lead to an LLM."""
 
     def enter(self, frame: FrameType | None, llm: bool, /) -> Any:
-        """Register a request for a kill to stop, or return None where that is not needed."""
+        """Register a request so that a kill can stop it; None where that is not needed."""
 
     def leave(self, request: Any, /) -> None:
         """Forget what :meth:`enter` returned."""

@@ -1,7 +1,7 @@
 """The active observer, and the hooks that feed it: patched now, or when a client is imported.
 
-A hook is a method of a transport's class, replaced by a wrapper that asks for :func:`active` at
-each call. Another tool may wrap the same method over it; then the wrapper stays where it is and
+A hook is a method of a transport's class, replaced by a wrapper that calls :func:`active` on
+each call. Another tool may wrap the same method on top; then the wrapper stays in place and
 does nothing while no observer is active.
 """
 
@@ -29,7 +29,7 @@ _HOOKS: Final[dict[str, str]] = {
     "websockets.asyncio.client": "guard.instrumentation.websockets",
     "websockets.sync.client": "guard.instrumentation.websockets",
 }
-"""Module of a client, and the module here whose ``patch(module)`` hooks it."""
+"""Maps a client's module to the module here whose ``patch(module)`` hooks it."""
 
 _active: Observer | None = None
 _awaited: set[str] = set()
@@ -38,14 +38,14 @@ _lock = threading.RLock()
 
 
 def active() -> Observer | None:
-    """Return what observes this process, if something does."""
+    """Return the active observer of this process, if any."""
     return _active
 
 
 def install(observer: Observer) -> None:
-    """Observe the clients, also those made before; again changes nothing."""
+    """Observe the clients, including existing ones. Idempotent."""
     global _active
-    import wrapt  # takes as long as a probe of the gateway, which runs beside it
+    import wrapt  # takes as long as a probe of the gateway, which runs concurrently
 
     with _lock:
         _active = observer
@@ -59,7 +59,7 @@ def install(observer: Observer) -> None:
 
 
 def uninstall(observer: Observer) -> None:
-    """Restore the clients if ``observer`` is the one that observes them."""
+    """Restore the clients if ``observer`` is the active one."""
     global _active
     with _lock:
         if _active is not observer:
@@ -76,7 +76,7 @@ def replace(owner: type[Any], name: str, wrap: Callable[[Any], Any]) -> None:
     current = owner.__dict__.get(name)
     known = _patches.get((owner, name))
     if current is None or (known is not None and current is not known[1]):
-        return  # inherited from a class that has the hook, or hooked (maybe below another's)
+        return  # inherited from a hooked class, or hooked (perhaps below another's wrapper)
     wrapper = wrap(current)
     _patches[owner, name] = (wrapper, current)
     setattr(owner, name, wrapper)
@@ -103,7 +103,7 @@ def _patch(name: str, module: ModuleType) -> None:
 
 def _after_fork() -> None:
     global _lock
-    _lock = threading.RLock()  # a thread that is gone may have held it
+    _lock = threading.RLock()  # a thread that no longer exists may have held it
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -1,4 +1,4 @@
-"""An LLM's WebSocket under observation: checked as requests are, its usage read from messages."""
+"""An LLM's WebSocket under observation: checked like requests, its usage read from messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SessionObserver(Protocol):
         """Record what a response of a session used; never raises."""
 
     def session_unseen(self, host: str) -> None:
-        """Name a host whose session ended without any usage."""
+        """Report a host whose session ended without any usage."""
 
 
 class RealtimeSession:
@@ -29,8 +29,8 @@ class RealtimeSession:
 
     Args:
         observer: takes what is found.
-        provider, host: whose it is.
-        query: of the URL.
+        provider, host: the vendor and its host.
+        query: the URL's query.
     """
 
     def __init__(self, observer: SessionObserver, provider: str, host: str, query: str) -> None:
@@ -57,7 +57,7 @@ class RealtimeSession:
             self._usage.sent(message)
 
     def received(self, message: Any) -> None:
-        """Look at a message that has come; never raises."""
+        """Inspect a received message; never raises."""
         if isinstance(message, str | bytes):
             self._report(self._usage.read(message))
 

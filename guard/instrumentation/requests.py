@@ -34,7 +34,7 @@ def _send(original: Any) -> Any:
 
 
 def begin(request: Any) -> ObservedCall | None:
-    """Check and start to observe a prepared request of requests or botocore."""
+    """Check a prepared request of requests or botocore and start observing it."""
     observer = patching.active()
     if observer is None:
         return None

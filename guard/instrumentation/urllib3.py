@@ -1,7 +1,7 @@
 """Observes the body of a urllib3 response, which requests and botocore read from.
 
-The response stays urllib3's own; the methods of this one object that hand out its body feed every
-piece to the observed call.
+The response object stays urllib3's own; the methods of this instance that return its body feed
+every piece to the observed call.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def observe(call: ObservedCall, raw: Any) -> None:
     """Feed every piece of a response's body to the call.
 
     Args:
-        call: of the request.
-        raw: a ``urllib3.HTTPResponse`` of which nothing has been read.
+        call: the request's observed call.
+        raw: a ``urllib3.HTTPResponse`` that has not been read.
     """
     body = _Body(call, raw)
     for name in _ITERATING:
@@ -37,7 +37,7 @@ def observe(call: ObservedCall, raw: Any) -> None:
 
 
 class _Body:
-    """The methods call each other; only what the outermost one hands out is fed."""
+    """The methods call each other; only what the outermost one returns is fed."""
 
     def __init__(self, call: ObservedCall, raw: Any) -> None:
         self._call = call
@@ -95,7 +95,7 @@ class _Body:
             try:
                 return original(*args, **options)
             finally:
-                if not self._depth:  # while it reads, it releases a connection that is at its end
+                if not self._depth:  # while reading, it releases a connection that is at its end
                     self._call.finish()
 
         return close

@@ -1,6 +1,6 @@
-"""One event loop in one background thread. Knows nothing of guard.
+"""One event loop in one background thread. Knows nothing about guard.
 
-``BackgroundLoop`` runs coroutines for sync and for async callers, survives ``fork`` by forgetting,
+``BackgroundLoop`` runs coroutines for sync and async callers, starts afresh in a forked child,
 and closes within a deadline.
 """
 

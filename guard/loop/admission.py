@@ -1,7 +1,7 @@
 """Runs a bounded number of coroutines at once on a background loop; the others wait in line.
 
-A caller that waits costs the loop nothing: no task, no timer, no connection. So the loop stays
-quick for everything else that it serves, however many callers there are.
+A waiting caller costs the loop nothing: no task, no timer, no connection. So the loop stays
+responsive for everything else it serves, however many callers there are.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _QUICK_SHARE: Final = 0.1
 
 @attrs.define
 class Concurrency:
-    """How many may run at once: additive increase, multiplicative decrease, by how long they take.
+    """How many may run at once: additive increase, multiplicative decrease, by their duration.
 
     Args:
-        deadline_s: the time that one has; a quarter of it is slow, a tenth is quick.
+        deadline_s: time allowed for one; a quarter of it is slow, a tenth is quick.
         least, most: the bounds.
     """
 
@@ -49,7 +49,7 @@ class Concurrency:
         return int(self._limit)
 
     def took(self, seconds: float) -> None:
-        """Report how long one has taken."""
+        """Record how long one took."""
         if seconds > _SLOW_SHARE * self.deadline_s:
             self._limit = max(float(self.least), self._limit * (1 - 0.5 / self._limit))
         elif seconds < _QUICK_SHARE * self.deadline_s:
@@ -57,7 +57,7 @@ class Concurrency:
 
 
 class AdmissionError(Exception):
-    """Too many callers wait already."""
+    """Too many callers are waiting already."""
 
 
 class Ticket(Future[T]):
@@ -83,7 +83,7 @@ class Admission:
         background: the loop to run on.
         concurrency: how many coroutines run at once.
         waiting_max: how many callers may wait.
-        wait_s: how long one may have waited, in seconds, for its turn to come at all.
+        wait_s: how long, in seconds, one may wait for its turn; then it does not start.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Admission:
 
     def after_fork(self) -> None:
         """Forget the callers of the parent process."""
-        # Re-entrant: a signal handler may submit. It is held around counting only.
+        # Re-entrant: a signal handler may submit. It is held only while counting.
         self._lock = threading.RLock()
         self._running = 0
         self._waiting: deque[_Item[Any]] = deque()
@@ -116,19 +116,19 @@ class Admission:
         abandoned: Callable[[T], object] = lambda result: None,
         ticket: Ticket[T] | None = None,
     ) -> Ticket[T]:
-        """Run the coroutine that ``start`` makes, at once or when its turn comes.
+        """Run the coroutine that ``start`` creates, at once or when its turn comes.
 
-        The caller bounds its own wait, on its own thread, and cancels the ticket to give up. What
-        waits is dropped then; what runs goes on to its end: it may have had its effect already.
+        The caller bounds its own wait, on its own thread, and cancels the ticket to give up. A
+        waiting call is then dropped; a running one continues: it may already have had its effect.
 
         Args:
             start: called on the loop; the coroutine runs in the caller's context.
             abandoned: called on the loop with a result that nobody waits for any more.
-            ticket: takes the result; a caller that makes it beforehand can cancel it also when it
-                is interrupted in here.
+            ticket: takes the result; a caller that makes it beforehand can cancel it even when
+                interrupted in here.
 
         Raises:
-            AdmissionError: too many wait.
+            AdmissionError: too many callers are waiting.
             LoopClosedError: the loop was closed.
         """
         item = _Item(
@@ -138,7 +138,7 @@ class Admission:
         try:
             self._line_up(item)
         except BaseException:
-            # Also Ctrl-C, at any instruction: the place is given back once, whoever got that far.
+            # Also Ctrl-C, at any instruction: the slot is released exactly once, whoever does it.
             item.future.cancel()
             self._give_place_back(item)
             raise
@@ -193,13 +193,13 @@ class Admission:
             item.future.set_result(task.result())
 
     def _advance(self, ended: _Item[Any]) -> None:
-        """Give a place back, and hand over what is free to the next in line."""
+        """Release a slot, and hand the free ones to the next in line."""
         begins: list[_Item[Any]] = []
         with self._lock:
             self._give_place_back(ended)
             while self._waiting and self._running < self._concurrency.limit:
                 item = self._waiting.popleft()
-                # Who has waited too long is about to give up; nothing is started for it.
+                # A caller that has waited too long is about to give up; nothing is started for it.
                 if not item.future.cancelled() and time.monotonic() < item.expires_s:
                     self._take_place(item)
                     begins.append(item)

@@ -20,7 +20,7 @@ T = TypeVar("T")
 _START_TIMEOUT_S: Final = 10.0
 _ROUNDS: Final = 5
 _WIND_UP_SHARE: Final = 0.8
-"""Part of the time to close that tasks have to end in; the rest is for the thread itself."""
+"""Share of the closing time in which tasks must end; the rest is for the thread itself."""
 
 
 class LoopClosedError(RuntimeError):
@@ -28,11 +28,11 @@ class LoopClosedError(RuntimeError):
 
 
 class BackgroundLoop:
-    """An asyncio loop in a daemon thread of its own, started on first use.
+    """An asyncio loop in its own daemon thread, started on first use.
 
     A forked child forgets the thread, the loop and the locks without touching them and starts
-    afresh on its own first use; only the process id tells, since the copy of the old loop still
-    says that it is running.
+    afresh on its own first use. It detects the fork by the process id, since the copy of the old
+    loop still claims to be running.
 
     Args:
         name: name of the thread.
@@ -57,7 +57,7 @@ class BackgroundLoop:
 
     @property
     def is_running(self) -> bool:
-        """Whether the loop's thread is there to take work."""
+        """Whether the loop's thread is running and accepts work."""
         thread = self._thread
         return not self._closed and thread is not None and thread.is_alive()
 
@@ -92,7 +92,7 @@ class BackgroundLoop:
             if self._loop is not None:
                 return self._loop
             started: Future[asyncio.AbstractEventLoop] = Future()
-            # An empty context: a service must not keep the first caller's identity for ever.
+            # An empty context: a service must not keep the first caller's variables for ever.
             thread = threading.Thread(
                 target=contextvars.Context().run,
                 args=(self._main, started),
@@ -133,13 +133,13 @@ class BackgroundLoop:
     ) -> Future[T]:
         """Run ``function(*args)`` on the loop, in the caller's context.
 
-        The coroutine is made on the loop, so that an exception that a signal handler raises in the
-        calling thread never meets one that runs already.
+        The coroutine is created on the loop, so an exception that a signal handler raises in the
+        calling thread never hits one that is already running.
 
         Args:
-            function, args: makes the coroutine.
+            function, args: creates the coroutine.
             future: takes the result; a caller that makes it beforehand can cancel the coroutine
-                also when it is interrupted in here.
+                even when interrupted in here.
 
         Raises:
             LoopClosedError: the loop was closed.
@@ -150,7 +150,7 @@ class BackgroundLoop:
         if future is None:
             future = Future()
         try:
-            # Under the lock, so that what is submitted before close() is also cancelled by it.
+            # Under the lock, so that close() also cancels everything submitted before it.
             with self._lock:
                 loop = self.start()
                 self.track(future)
@@ -163,7 +163,7 @@ class BackgroundLoop:
         return future
 
     def track(self, future: Future[Any]) -> None:
-        """Have a future that is answered from the loop cancelled when the loop ends first."""
+        """Cancel a future that is to be completed from the loop if the loop ends first."""
         self._pending.add(future)
         future.add_done_callback(self._pending.discard)
 
@@ -175,7 +175,7 @@ class BackgroundLoop:
     ) -> T:
         """Run a coroutine on the loop and wait for it in this thread.
 
-        Whatever ends the wait early (``KeyboardInterrupt``, the timeout) cancels the coroutine
+        Anything that ends the wait early (``KeyboardInterrupt``, the timeout) cancels the coroutine
         before it propagates.
 
         Raises:
@@ -190,11 +190,11 @@ class BackgroundLoop:
             raise
 
     async def run_async(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
-        """Run a coroutine on the loop, awaited from another one; cancellation passes through."""
+        """Run a coroutine on the loop, awaited from another loop; passes cancellation on."""
         return await asyncio.wrap_future(self.submit(function, *args))
 
     def call_soon(self, callback: Callable[..., object], *args: Any) -> bool:
-        """Schedule a callback on the loop, if it runs; never starts or waits.
+        """Schedule a callback on the loop, if it is running; never starts it and never waits.
 
         Returns:
             Whether the callback was scheduled.
@@ -209,7 +209,7 @@ class BackgroundLoop:
         return True
 
     def spawn(self, function: Callable[[], Awaitable[None]], *, name: str) -> asyncio.Task[None]:
-        """Start a long-lived service task; to be called on the loop's thread.
+        """Start a long-lived service task; call it on the loop's thread.
 
         The task runs in an empty context and is cancelled by :meth:`close`.
         """
@@ -225,11 +225,11 @@ class BackgroundLoop:
         return task
 
     def at_close(self, closer: Callable[[], Awaitable[object]]) -> None:
-        """Have a coroutine function run on the loop after its tasks have ended."""
+        """Register a coroutine function to run on the loop after its tasks have ended."""
         self._closers.append(closer)
 
     def close(self, timeout_s: float = 1.0) -> bool:
-        """Refuse new work, cancel what runs, stop the loop and join the thread. Idempotent.
+        """Refuse new work, cancel running tasks, stop the loop and join the thread. Idempotent.
 
         Returns:
             Whether the thread ended within ``timeout_s`` seconds.
@@ -238,7 +238,7 @@ class BackgroundLoop:
             raise RuntimeError("the background loop cannot be closed from its own thread")
         ends = time.monotonic() + timeout_s
         self._closed = True
-        # A thread that is starting the loop holds the lock; it is not waited for beyond the time.
+        # A thread that is starting the loop holds the lock; wait for it no longer than the timeout.
         locked = self._lock.acquire(timeout=timeout_s)
         try:
             loop, thread = self._loop, self._thread
@@ -249,15 +249,15 @@ class BackgroundLoop:
         if loop is None or thread is None or not thread.is_alive():
             return locked
         left_s = max(0.0, ends - time.monotonic())
-        # Once: a second one would cancel the first, or come when the loop takes no more callbacks.
+        # Once: a second one would cancel the first, or come after the loop's last callback.
         if first:
             winding_up = self._wind_up(left_s * _WIND_UP_SHARE)
             try:
                 asyncio.run_coroutine_threadsafe(winding_up, loop)
-            except RuntimeError:  # it has ended by itself
+            except RuntimeError:  # it has already ended
                 winding_up.close()
         thread.join(left_s)
-        if thread.is_alive():  # something blocks it; who waits for an answer must not wait for ever
+        if thread.is_alive():  # something blocks it; callers must not wait for ever
             self._cancel_pending()
         return not thread.is_alive()
 
@@ -274,15 +274,15 @@ class BackgroundLoop:
             await asyncio.wait(tasks, timeout=timeout_s)
         for task in tasks:
             if not task.done():
-                # It swallows its cancellation. The loop ends without it, and says no more of it.
+                # It swallowed its cancellation. The loop ends without it and without a warning.
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
             elif not task.cancelled():
-                task.exception()  # seen: nobody is left who could be told
+                task.exception()  # marked as retrieved: nobody is left to be told
         for closer in self._closers:
             with contextlib.suppress(Exception):
                 await asyncio.wait_for(closer(), timeout_s / 4)
-        await _settled()  # the answers of those that did end go out
-        self._cancel_pending()  # and the others get one now
+        await _settled()  # deliver the results of those that did end
+        self._cancel_pending()  # and cancel the others
         loop.call_soon(loop.stop)
 
 
@@ -304,7 +304,7 @@ def _begin(
 
     def cancelled(ended: Future[T]) -> None:
         if ended.cancelled():
-            with contextlib.suppress(RuntimeError):  # the loop has closed, so the task has ended
+            with contextlib.suppress(RuntimeError):  # the loop is closed, so the task has ended
                 loop.call_soon_threadsafe(task.cancel)
 
     def settled(ended: asyncio.Task[T]) -> None:
@@ -324,7 +324,7 @@ def _begin(
 
 
 async def _settled() -> None:
-    """Let what was just closed or answered run its callbacks; a transport takes a few rounds."""
+    """Let pending callbacks of closed or finished objects run; a transport needs a few rounds."""
     for _ in range(_ROUNDS):
         await asyncio.sleep(0)
 

@@ -1,8 +1,8 @@
-"""Blocking work beside a loop, on daemon threads instead of executors.
+"""Blocking work alongside a loop, on daemon threads instead of executors.
 
 An executor's threads are joined when the interpreter exits, so a name look-up that hangs would
-hold up the program's end; and from the moment that the exit begins an executor takes no work, so
-a last delivery could not look up its gateway.
+hold up the program's exit; and once the exit has begun an executor accepts no work, so a last
+delivery could not look up its gateway.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ T = TypeVar("T")
 
 
 async def in_thread(function: Callable[..., T], *args: Any, finish: bool = False) -> T:
-    """Run a blocking function in a daemon thread of its own and await its result.
+    """Run a blocking function in its own daemon thread and await its result.
 
-    When no thread can be started any more (the interpreter exits) it runs in the calling one.
+    When no thread can be started any more (the interpreter is exiting), it runs in the caller's.
 
     Args:
         function, args: what to call.
-        finish: wait for the function's end even when the caller is cancelled, so that its effect
-            is known; for work that is short by itself.
+        finish: wait for the function to end even if the caller is cancelled, so that its
+            effect is known; for work that is short anyway.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
@@ -37,15 +37,15 @@ async def in_thread(function: Callable[..., T], *args: Any, finish: bool = False
             future.set_result(result)
         else:
             future.set_exception(exc)
-            future.exception()  # marked as seen: whoever awaits it is told, and nobody else
+            future.exception()  # marked as retrieved: only whoever awaits it is told
 
     def work() -> None:
         result, failure = None, None
         try:
             result = function(*args)
-        except BaseException as exc:  # noqa: BLE001  # carried to whoever awaits it
+        except BaseException as exc:  # noqa: BLE001  # passed to whoever awaits it
             failure = exc
-        with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits
+        with contextlib.suppress(RuntimeError):  # the loop has closed: nobody is waiting
             loop.call_soon_threadsafe(tell, result, failure)
 
     try:
@@ -58,14 +58,14 @@ async def in_thread(function: Callable[..., T], *args: Any, finish: bool = False
         return await asyncio.shield(future)
     except asyncio.CancelledError:
         await asyncio.wait([future])
-        future.exception()  # seen; the cancellation is what is told
+        future.exception()  # marked as retrieved; the cancellation is raised instead
         raise
 
 
 class ServiceLoop(asyncio.SelectorEventLoop):
     """A selector loop that looks up names without an executor.
 
-    The plain selector loop on purpose: the user's loop policy is the user's.
+    Deliberately the plain selector loop: the user's loop policy is not ours to use.
     """
 
     async def getaddrinfo(self, *args: Any, **kwargs: Any) -> Any:

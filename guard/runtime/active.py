@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from guard.breaker.exceptions import GuardConfigError
 
-if TYPE_CHECKING:  # construction installs the runtime, so this module lies below it
+if TYPE_CHECKING:  # constructing a runtime installs it, so this module is below it
     from guard.runtime.runtime import GuardRuntime
 
 _lock = threading.Lock()
 current: GuardRuntime | None = None
-"""The process's runtime; hot paths read it here, everything else calls :func:`active_runtime`."""
+"""The process's runtime; hot paths read it here; everything else calls :func:`active_runtime`."""
 
 
 def active_runtime() -> GuardRuntime | None:
@@ -22,7 +22,7 @@ def active_runtime() -> GuardRuntime | None:
 
 
 def refuse_second() -> None:
-    """Raise if a runtime is active already.
+    """Raise if a runtime is already active.
 
     Raises:
         GuardConfigError: GD-C004.

@@ -13,7 +13,7 @@ _handler: logging.Handler | None = None
 
 
 def start() -> None:
-    """Log everything of the SDK to standard error, at debug level. Idempotent."""
+    """Log everything in the SDK to standard error, at debug level. Idempotent."""
     global _handler
     if _handler is None:
         _handler = logging.StreamHandler(sys.stderr)
@@ -23,7 +23,7 @@ def start() -> None:
 
 
 def stop() -> None:
-    """Leave logging to the application again. Idempotent."""
+    """Return logging to the application. Idempotent."""
     global _handler
     if _handler is not None:
         _LOGGER.removeHandler(_handler)

@@ -1,4 +1,4 @@
-"""The events of one process: recorded by its callers, delivered to the gateway or put on disk."""
+"""The events of one process: recorded by callers, delivered to the gateway or written to disk."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ if TYPE_CHECKING:  # the session imports httpx and websockets, which `import gua
 logger = logging.getLogger("guard.runtime.event_pipeline")
 
 _CLOSE_SHARE: Final = 0.2
-"""Part of a shutdown's time that is kept for closing the connections and the thread."""
+"""Share of a shutdown's time reserved for closing the connections and the thread."""
 
 _inherited: list[object] = []
-"""What a forked child must neither use nor close: its parent's connections and spool."""
+"""Its parent's connections and spool, which a forked child must neither use nor close."""
 
 
 class EventPipeline:
-    """Takes events from any thread; each is delivered, put on disk or counted as lost.
+    """Takes events from any thread; each is delivered, written to disk or counted as lost.
 
     Args:
         settings: sizes and intervals.
-        background: the loop that everything slow runs on.
-        make_session: makes the session with the gateway.
-        exits: hooks the ways out of the process once there is something to deliver.
+        background: the loop that runs everything slow.
+        make_session: creates the session with the gateway.
+        exits: hooks the end of the process once there is something to deliver.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class EventPipeline:
         """Put an event into the buffer; never blocks. Returns the event's serial number."""
         serial = next(self.ids.count)
         if self._closed:
-            self.health.lose(1)  # nobody is left who would deliver it
+            self.health.lose(1)  # nobody is left to deliver it
             return serial
         if scope is None:
             scope = current_scope.get()
@@ -104,13 +104,13 @@ class EventPipeline:
         return True
 
     async def connect(self) -> Session:
-        """Open the session, probe the gateway and read what stands there.
+        """Open the session, probe the gateway and read its current directives.
 
-        A gateway that cannot be reached is not an error. Callers that come together share one
+        A gateway that cannot be reached is not an error. Concurrent callers share one
         attempt.
 
         Raises:
-            GuardError: the key is refused, or the protocol does not fit.
+            GuardError: the key is refused, or the protocol is incompatible.
         """
         attempt = self._attempt
         if attempt is None or attempt.done():
@@ -121,7 +121,7 @@ class EventPipeline:
         try:
             return await asyncio.shield(attempt)
         except GuardError as exc:
-            raise copy.copy(exc) from exc.__cause__  # each caller has a traceback of its own
+            raise copy.copy(exc) from exc.__cause__  # each caller gets its own traceback
 
     async def _connect(self) -> Session:
         session = await self.open_session()
@@ -134,7 +134,7 @@ class EventPipeline:
         return session
 
     async def open_session(self) -> Session:
-        """Return the session of this process; made on the loop, so there is no race for it."""
+        """Return the session of this process; created on the loop, so there is no race."""
         if self.session is None:
             self.session = self._make_session()
             self.session.start_services(self._background)
@@ -149,7 +149,7 @@ class EventPipeline:
             timeout: total time in seconds; None waits for the gateway's own deadlines.
 
         Raises:
-            BreakerTransportError: something was neither delivered nor brought onto the disk.
+            BreakerTransportError: some events were neither delivered nor written to disk.
             RuntimeError: called on the background loop's thread, which cannot wait for itself.
         """
         try:
@@ -166,25 +166,25 @@ class EventPipeline:
 
     @property
     def waiting(self) -> int:
-        """Events in memory: buffered, or on their way and not yet acknowledged."""
+        """Events in memory: buffered, or in flight and not yet acknowledged."""
         session = self.session
         return len(self.buffer) + (0 if session is None else session.flusher.in_flight)
 
     def _dropped(self) -> int:
-        # What comes in after the end is in the buffer for ever.
+        # Events recorded after the end stay in the buffer for ever.
         return self.buffer.dropped + (len(self.buffer) if self._closed else 0)
 
     # -- the end ------------------------------------------------------------------------------
 
     def finish(self, ends_s: float, *, flush: bool) -> BreakerTransportError | None:
-        """Deliver, close the connections and end the thread; the rest goes onto the disk.
+        """Deliver, close the connections and end the thread; the rest goes to disk.
 
         Args:
-            ends_s: when to be done, by ``time.monotonic()``.
+            ends_s: the deadline, by ``time.monotonic()``.
             flush: whether to deliver; without it, and without a spool, the events are lost.
 
         Returns:
-            What is to be raised because events were lost, or None.
+            The exception to raise if events were lost, else None.
         """
         start_s = time.monotonic()
         reserve_s = _CLOSE_SHARE * max(0.0, ends_s - start_s)
@@ -225,7 +225,7 @@ class EventPipeline:
         return None
 
     def _flush_here(self, left_s: float) -> BaseException | None:
-        """Deliver on a loop of the calling thread."""
+        """Deliver on a loop in the calling thread."""
 
         async def deliver() -> None:
             async with asyncio.timeout(left_s):
@@ -265,6 +265,6 @@ class EventPipeline:
 
 
 def _seen(attempt: asyncio.Task[Session]) -> None:
-    """Take note of how an attempt ended, also when nobody waits for it any more."""
+    """Retrieve an attempt's exception, even when nobody waits for it any more."""
     if not attempt.cancelled():
         attempt.exception()

@@ -1,8 +1,8 @@
 """The ways in which a process ends, and the last delivery before each.
 
-``atexit`` for an ordinary end, SIGTERM for a supervisor's, ``multiprocessing``'s own finalizers and
-celery's signal for their children, which leave by ``os._exit`` and never run ``atexit``. Knows
-nothing of events: it calls back.
+``atexit`` for a normal exit, SIGTERM for a supervisor's stop, and ``multiprocessing``'s finalizers
+and celery's signal for their children, which exit by ``os._exit`` and never run ``atexit``. Knows
+nothing about events: it calls back.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _SIGNAL_FLUSH_S: Final = 2.0
 
 
 class ExitHooks:
-    """Registers the callbacks with every way out of the process.
+    """Registers the callbacks for every way in which the process can end.
 
     Args:
-        flush: delivers within so many seconds; the process goes on afterwards.
+        flush: delivers within the given seconds; the process continues afterwards.
         close: delivers and ends the service.
     """
 
@@ -39,7 +39,7 @@ class ExitHooks:
         self._previous: Any = None
 
     def install(self) -> None:
-        """Register the hooks that are missing; the signal's only from the main thread."""
+        """Register the missing hooks; the signal's only from the main thread."""
         if not self._at_exit:
             self._at_exit = True
             atexit.register(self._end)
@@ -48,7 +48,7 @@ class ExitHooks:
         self._install_signal()
 
     def uninstall(self) -> None:
-        """Take the hooks out again."""
+        """Remove the hooks."""
         atexit.unregister(self._end)
         self._at_exit = False
         ours = self._handles_sigterm and signal.getsignal(signal.SIGTERM) == self._on_sigterm
@@ -62,13 +62,13 @@ class ExitHooks:
             return
         from multiprocessing import util
 
-        # Not before the child's own start-up: that clears what it has inherited.
+        # Not before the child's own start-up, which clears inherited finalizers.
         self._in_child = os.getpid()
         util.Finalize(None, self._end, exitpriority=100)
 
     def _install_celery(self) -> None:
         signals = sys.modules.get("celery.signals")
-        if signals is not None:  # the uid makes a second connection the same one
+        if signals is not None:  # the uid prevents a second connection
             signals.worker_process_shutdown.connect(
                 self._at_celery_exit, weak=False, dispatch_uid="guard.runtime.exit_hooks"
             )
@@ -93,14 +93,14 @@ class ExitHooks:
         previous = self._previous
         if not callable(previous):
             self._end()
-            # Die of the signal, as without us: a supervisor looks at how its child ended.
+            # Die of the signal, as without us: a supervisor checks how its child ended.
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
             return
         try:
-            # Delivered first: the handler may end the process. Not closed: it may as well go on.
+            # Deliver first: the handler may end the process. Do not close: it may also continue.
             self._flush(_SIGNAL_FLUSH_S)
-        except Exception as exc:  # noqa: BLE001  # the user's handler runs whatever happens here
+        except Exception as exc:  # noqa: BLE001  # the user's handler always runs
             logger.warning("at SIGTERM: %s", exc)
         finally:
             previous(number, frame)
@@ -108,5 +108,5 @@ class ExitHooks:
     def _end(self) -> None:
         try:
             self._close()
-        except Exception as exc:  # noqa: BLE001  # nobody is left who could catch it
+        except Exception as exc:  # noqa: BLE001  # nobody is left to catch it
             logger.warning("at exit: %s", exc)

@@ -1,4 +1,4 @@
-"""The way from a protected call to the gateway's decision, for sync and for async callers."""
+"""Gets the gateway's decision for a protected call, for sync and async callers."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ _Submit = Callable[[wire.GateRequest, Ticket[wire.GateReply]], None]
 
 _WAITING_MAX: Final = 20_000
 _WAITING_SHARE: Final = 0.8
-"""Part of a caller's deadline after which its request is not sent any more."""
+"""Share of a caller's deadline after which its request is no longer sent."""
 
 
 class Gate:
     """Asks the gateway whether a call may run; a kill ends the wait.
 
     Args:
-        background: the loop that the session runs on.
-        events: opens the session.
+        background: the loop that runs the session.
+        events: opens the session with the gateway.
         enforcement: ends the wait when the workflow, or a call around this one, is killed.
         decisions: learns the budgets that replies carry.
         timeout_s: total time for an answer.
@@ -66,7 +66,7 @@ class Gate:
         )
 
     def after_fork(self) -> None:
-        """Forget the parent's callers, in a forked child."""
+        """Forget the parent's callers in a forked child."""
         self._admission.after_fork()
 
     def ask(self, request: wire.GateRequest) -> wire.GateReply:
@@ -104,7 +104,7 @@ class Gate:
                 raise
 
     async def ask_async(self, request: wire.GateRequest) -> wire.GateReply:
-        """Ask from async code; the caller's loop goes on meanwhile.
+        """Ask from async code; the caller's loop keeps running.
 
         A call that needs a person's approval waits for the answer.
 
@@ -141,7 +141,7 @@ class Gate:
                 raise
             raise error from None
         else:
-            wait.end(None)  # a kill that came with the answer is seen when the body is entered
+            wait.end(None)  # a kill that came with the answer is noticed on entering the body
             return reply
         finally:
             bodies.leave(wait)
@@ -201,13 +201,13 @@ class Gate:
         return reply
 
     def _abandon(self, future: Ticket[wire.GateReply]) -> None:
-        """Nobody waits for the answer any more: release what it grants, if it has come."""
+        """Nobody waits for the answer any more: release what it grants, if it has arrived."""
         if not future.cancel() and not future.cancelled() and future.exception() is None:
             self._background.call_soon(self._give_back, future.result())
 
     @contextlib.contextmanager
     def _withdrawing(self, pending: wire.GateReply) -> Iterator[None]:
-        """Withdraw the question to a person when its caller is cancelled, killed or interrupted."""
+        """Withdraw the approval request when its caller is cancelled, killed or interrupted."""
         try:
             yield
         except GuardError:
@@ -224,7 +224,7 @@ class Gate:
 
 @contextlib.contextmanager
 def _as_guard_errors() -> Iterator[None]:
-    """Raise what the loop and the admission say as the documented errors."""
+    """Convert errors of the loop and the admission to the documented ones."""
     try:
         yield
     except LoopClosedError:
@@ -236,7 +236,7 @@ def _as_guard_errors() -> Iterator[None]:
 
 
 def was_shut_down() -> GuardTransportError:
-    """Return the error of a call that the end of the runtime interrupts."""
+    """Return the error for a call that is interrupted by the end of the runtime."""
     return GuardTransportError(
         "guard was shut down; call guard.init() again",
         source="BREAKER_OPEN",

@@ -35,38 +35,38 @@ logger = logging.getLogger("guard")
 
 _DISCARD_S: Final = 1.0
 _HOOKS_WAIT_S: Final = 1.0
-"""How long the caller of a flush waits for the hooks to hear of its errors."""
+"""How long the caller of a flush waits for the hooks to receive its errors."""
 
 
 class GuardRuntime:
     """The SDK at work in one process: at most one is active at a time (spec part 2).
 
-    ``guard.init()`` makes one from arguments and the environment; construct it directly to set
-    what ``init`` does not take. It becomes the process's runtime and connects on first use, at
+    ``guard.init()`` creates one from arguments and the environment; construct it directly to set
+    what ``init`` does not accept. It becomes the process's runtime and connects on first use, in
     :meth:`open`, or without blocking with ``await GuardRuntime.start(...)``.
 
     Args:
         api_key, api_url, debug: as for ``guard.init``.
         hmac_secret: signs every request when set.
-        batch_size: most events in one batch (1 to 1000).
+        batch_size: maximum events in one batch (1 to 1000).
         flush_interval_ms: longest time an event waits in the buffer, in milliseconds.
-        buffer_size: most events kept in memory.
+        buffer_size: maximum events kept in memory.
         transport_mode: ``auto``, ``websocket`` or ``http``.
         fallback_mode: ``closed`` or ``open``.
         timeout_ms: total time for one answer of the gateway, in milliseconds.
         spool_dir: directory for events that cannot be delivered.
-        spool_max_bytes: size of the spool at which the least important events make room.
+        spool_max_bytes: size of the spool at which the least important events are dropped.
         auto_instrument: whether HTTP clients are instrumented.
         inject_stream_usage: whether streams are asked for their usage where the vendor accepts it.
 
     Attributes:
-        settings: the settings that arguments and environment gave.
+        settings: the settings from arguments and environment.
         is_shut_down: whether :meth:`shutdown` was called.
-        enforcement: control state, and the running bodies that a kill stops.
+        enforcement: the control state, and the running bodies that a kill stops.
         events: records events and delivers them.
         gate: asks the gateway for decisions.
         decisions: the newest known decision of each workflow.
-        warnings: reports what the gateway warns of.
+        warnings: reports the gateway's warnings.
         instrumentation: observes the LLM calls of HTTP clients.
 
     Raises:
@@ -151,15 +151,15 @@ class GuardRuntime:
         active.install(self)
 
     def _fresh_process(self) -> None:
-        """Set what belongs to one process; a forked child sets it anew."""
+        """Set the per-process state; a forked child sets it afresh."""
         self._opened = False
-        # Re-entrant: a signal handler may shut down while its thread does so already.
+        # Re-entrant: a signal handler may shut down while its thread is already doing so.
         self._ending = threading.RLock()
         self._ender: int | None = None
         self._ended = threading.Event()
 
     def _after_fork(self) -> None:
-        """Start anew in a forked child: the parent delivers what the parent has recorded."""
+        """Start afresh in a forked child: the parent delivers the events that it recorded."""
         self.events.after_fork()
         self.instrumentation.after_fork()
         self.enforcement.forget_bodies()
@@ -200,10 +200,10 @@ class GuardRuntime:
 
         Raises:
             GuardAuthenticationError: the key or signature is refused.
-            GuardProtocolError: SDK and gateway do not fit.
+            GuardProtocolError: SDK and gateway are incompatible.
         """
         if self._opened:
-            self._exits.install()  # the main thread may not have been the one that opened it
+            self._exits.install()  # another thread than the main one may have opened it
             return self
         if self._open_error is not None:
             raise self._opening_error()
@@ -219,13 +219,13 @@ class GuardRuntime:
     async def start(
         cls, api_key: str | None = None, api_url: str | None = None, **settings: Any
     ) -> Self:
-        """Make a runtime and open it without blocking the running loop.
+        """Create a runtime and open it without blocking the running loop.
 
-        Idempotent, like ``guard.init``: with the same settings the running one comes back.
+        Idempotent, like ``guard.init``: with the same settings it returns the running one.
 
         Args:
             api_key, api_url: as for ``guard.init``.
-            settings: everything else that the constructor takes.
+            settings: any other arguments of the constructor.
         """
         current = active.active_runtime()
         if isinstance(current, cls) and not current.is_shut_down:
@@ -250,13 +250,13 @@ class GuardRuntime:
         self._exits.install()
 
     def _failed_to_open(self, exc: BaseException) -> None:
-        """A runtime that could not start leaves nothing behind."""
+        """Clean up after a runtime that could not start."""
         with self._ending:
             first = not self.is_shut_down
             if first and isinstance(exc, GuardError):
                 self._open_error = exc
             self.is_shut_down = True
-        if not first:  # another thread ended it meanwhile, and that may be what failed here
+        if not first:  # another thread ended it meanwhile, which may be why it failed here
             raise exc if isinstance(exc, GuardError) else self._opening_error() from None
         self.report_error(exc, "init")
         self._exits.uninstall()
@@ -266,7 +266,7 @@ class GuardRuntime:
         active.uninstall(self)
 
     def _opening_error(self) -> GuardError:
-        """Return what to raise where the runtime has ended: why it could not start, if so."""
+        """Return the error to raise once the runtime has ended: why it could not start, if so."""
         return was_shut_down() if self._open_error is None else copy.copy(self._open_error)
 
     def require_same(self, **arguments: Any) -> None:
@@ -288,7 +288,7 @@ class GuardRuntime:
     def shutdown(self, timeout: float = 2.0, flush: bool = True) -> None:
         """Close the control socket cleanly, deliver what is buffered, stop the thread. Idempotent.
 
-        A second caller waits for the first. With a spool, what cannot be delivered goes there.
+        A second caller waits for the first. With a spool, undelivered events go there.
 
         Args:
             timeout: total time in seconds.
@@ -296,7 +296,7 @@ class GuardRuntime:
                 are counted as lost.
 
         Raises:
-            BreakerTransportError: events were lost, although they should have been delivered.
+            BreakerTransportError: events were lost, although delivery was requested.
             RuntimeError: called on the background loop's thread, which cannot wait for its own end.
         """
         ends_s = time.monotonic() + max(0.0, timeout)
@@ -330,7 +330,7 @@ class GuardRuntime:
             timeout: total time in seconds; None waits for the gateway's own deadlines.
 
         Raises:
-            BreakerTransportError: something was neither delivered nor brought onto the disk.
+            BreakerTransportError: some events were neither delivered nor written to disk.
             RuntimeError: called on the background loop's thread, which cannot wait for itself.
         """
         try:

@@ -38,17 +38,17 @@ _CATCH_UP_MAX_S: Final = 1.0
 
 
 class Session:
-    """Owns everything that talks to the gateway; made on the background loop.
+    """Owns everything that talks to the gateway; created on the background loop.
 
     Args:
         settings: address, key and intervals.
         ids: event, batch and nonce ids.
         buffer: the events to deliver.
         health: notes how requests end.
-        control_position: returns number and epoch of the newest control message that was applied.
+        control_position: returns the number and epoch of the newest control message applied.
         controlled: applies control messages.
         on_error: called with errors for the hooks.
-        on_decision: called with what replies to events decide, while there is no control channel.
+        on_decision: called with decisions in replies to events, if there is no control channel.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Session:
         self._releasing = asyncio.Semaphore(_RELEASES_AT_ONCE)
 
     async def caught_up(self) -> None:
-        """Wait, for a short while, until what the gateway has said so far is applied."""
+        """Wait briefly until the gateway's messages so far are applied."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(_CATCH_UP_MAX_S, self._timeout_s)):
                 await self.subscriber.caught_up()
@@ -102,7 +102,7 @@ class Session:
         """Ask for the capabilities and check that both sides speak protocol v3.
 
         Raises:
-            GuardError: no answer, the key is refused, or the protocol does not fit.
+            GuardError: no answer, the key is refused, or the protocol is incompatible.
         """
         if self._probed:
             return
@@ -131,7 +131,7 @@ class Session:
         ]
 
     async def ask(self, request: wire.GateRequest, deadline_s: float) -> wire.GateReply:
-        """Ask whether a call may run; what is buffered for its workflow travels along.
+        """Ask whether a call may run; events buffered for its workflow are piggybacked.
 
         A reply may say ``pending``; :meth:`approval` waits for the answer.
 
@@ -148,8 +148,8 @@ class Session:
         try:
             reply = await self.client.gate(request, deadline_s=deadline_s)
         except BodyRefusedError:
-            # One of the events cannot be read. That is no reason to refuse the call: they go
-            # their own way, where the bad one is found and left out.
+            # One of the events cannot be read. That is no reason to refuse the call: they are sent
+            # separately, and the bad one is found and left out there.
             self.flusher.requeue(records)
             if not records:
                 raise
@@ -180,9 +180,9 @@ class Session:
         return reply
 
     def give_back(self, reply: wire.GateReply) -> None:
-        """Release what a reply granted, or withdraw what it asked a person; waits for nothing.
+        """Release what a reply granted, or withdraw its approval request, without waiting.
 
-        To be called on the background loop when nobody waits for the reply any more.
+        Call it on the background loop when nobody waits for the reply any more.
         """
         granted = reply.reservation_id or reply.approval_id
         if granted is not None:
@@ -233,11 +233,11 @@ class Session:
         try:
             async with self._releasing:
                 await self.client.release(granted, "the call waits no longer")
-        except GuardError as exc:  # then the gateway lets it expire
+        except GuardError as exc:  # the gateway lets it expire
             logger.debug("releasing what a call does not need: %s", exc)
 
     def _approval_of(self, approval_id: str) -> asyncio.Future[bool]:
-        """Return the future of a person's answer, which may have come before the caller waits."""
+        """Return the future of a person's answer, which may arrive before the caller waits."""
         future = self._approvals.get(approval_id)
         if future is None:
             future = self._approvals[approval_id] = asyncio.get_running_loop().create_future()
@@ -253,7 +253,7 @@ class Session:
                 future.set_result(approved)
             return
         self._early_answers[approval_id] = approved
-        while len(self._early_answers) > _EARLY_ANSWERS_MAX:  # most are another process's
+        while len(self._early_answers) > _EARLY_ANSWERS_MAX:  # most belong to other processes
             self._early_answers.popitem(last=False)
 
     def _controlled(self, *messages: wire.ControlMessage) -> None:
@@ -278,7 +278,7 @@ class Session:
     async def _probe_late(self) -> None:
         try:
             await self.probe()
-        except GuardError as exc:  # the status says it; the next change of the channel tries again
+        except GuardError as exc:  # the status shows it; the next channel change tries again
             logger.debug("late probe: %s", exc)
 
     async def close(self) -> None:
@@ -288,7 +288,7 @@ class Session:
         services = [*self._services, *self._releases]
         if self._probing is not None:
             services.append(self._probing)
-        for task in services:  # first: one that is just connecting would leave a socket behind
+        for task in services:  # first: one that is still connecting would leave a socket behind
             task.cancel()
         if services:
             await asyncio.wait(services)

@@ -23,15 +23,15 @@ logger = logging.getLogger("guard.transport")
 
 _ATTEMPTS_MAX: Final = 4
 _FAIR_SHARE: Final = 0.5
-"""A timeout is held against the gateway only if it had this share of the usual deadline; what is
-left of one after waiting in this process may be too short for anybody."""
+"""A timeout counts against the gateway only if it had this share of the usual deadline; what
+remains of a deadline after waiting in this process may be too short for any gateway."""
 
 _LATE_SHARE: Final = 1.25
-"""A timeout that this loop notices later than this was its own: it did not run in time."""
+"""A timeout noticed later than this is the loop's own fault: it did not run in time."""
 
 
 class BodyRefusedError(GuardTransportError):
-    """The gateway will never take this body: too large, or something in it cannot be read."""
+    """The gateway will never accept this body: it is too large or partly unreadable."""
 
 
 class GatewayClient:
@@ -60,7 +60,7 @@ class GatewayClient:
 
     @property
     def signer(self) -> Signer:
-        """Signs requests, also those that another client sends, by the gateway's clock."""
+        """Signs requests by the gateway's clock, including those that another client sends."""
         return self._http.signer
 
     async def close(self) -> None:
@@ -68,7 +68,7 @@ class GatewayClient:
         await self._http.close()
 
     async def capabilities(self) -> wire.Capabilities:
-        """Ask what the gateway speaks (``GET /api/v1/capabilities``)."""
+        """Ask for the gateway's capabilities (``GET /api/v1/capabilities``)."""
         _, capabilities = await self._call(
             Request.of("GET", wire.CAPABILITIES_PATH), wire.Capabilities
         )
@@ -86,7 +86,7 @@ class GatewayClient:
         Args:
             request: the call.
             asked_again: a new question after an approval, not a retry of the first one.
-            deadline_s: total time; the setting when None.
+            deadline_s: total time in seconds; the configured timeout when None.
 
         Raises:
             GuardError: refused, or no usable answer within the deadline.
@@ -123,12 +123,12 @@ class GatewayClient:
             body: the encoded :class:`~guard.core.wire.EventBatch`.
 
         Returns:
-            The status and the reply. 422 means that a commit went over its reservation; the events
-            were taken then too.
+            The status and the reply. 422 means that a commit exceeded its reservation; the
+            events were accepted all the same.
 
         Raises:
-            BodyRefusedError: the batch has to be split, or an event left out.
-            GuardError: not taken now.
+            BodyRefusedError: the batch must be split, or an event left out.
+            GuardError: not accepted now.
         """
         return await self._call(
             Request.of("POST", wire.EVENTS_PATH, body, batch_id), wire.EventsReply, also_ok=422
@@ -157,7 +157,7 @@ class GatewayClient:
         attempts: int = _ATTEMPTS_MAX,
         signed_reply: bool = False,
     ) -> tuple[int, T]:
-        """Exchange one message, within the total deadline, with retries where they are safe."""
+        """Send one request, within the total deadline, with retries where they are safe."""
         endpoint = request.endpoint
         wait_s = self._retry_after.left_s(endpoint, now_s=time.monotonic())
         if wait_s > 0:
@@ -268,15 +268,15 @@ class GatewayClient:
             logger.info("the gateway fails; it is left alone, but for single probes")
 
     def _note_wait(self, reply: Reply) -> None:
-        """Remember for how long an endpoint asked to be left alone."""
+        """Remember for how long an endpoint asked not to be called."""
         if reply.status not in (429, 503):
             return
         document = reply.problem()
         wait_s = retry_after_s(reply.retry_after, now_s=reply.now_s)
         if wait_s is None and document.retry_after_ms is not None:
             wait_s = document.retry_after_ms / 1000
-        # A cap that an operator set on some calls says nothing about the others, and a store that
-        # failed refuses by itself: neither may close the gate for everybody.
+        # A cap that an operator set on some calls says nothing about the others, and a failed
+        # store refuses by itself: neither may close the gate for everybody.
         concerns_all = reply.endpoint != wire.GATE_PATH or (
             reply.status == 429 and document.action != "rate"
         )
@@ -285,7 +285,7 @@ class GatewayClient:
 
 
 def _refined(reply: Reply, problem: BaseException) -> BaseException:
-    """Name a body that can never be taken, and keep a kill to the gate."""
+    """Single out a body that can never be accepted, and confine a kill to the gate."""
     if isinstance(problem, WorkflowKilledInterrupt) and reply.endpoint != wire.GATE_PATH:
         # A kill interrupts the call that asked the gate, not a service of the background loop.
         return GuardTransportError(

@@ -20,7 +20,7 @@ from guard.transport.signer import Signer
 from guard.version import __version__
 
 _CONNECTIONS_MAX: Final = 64
-"""More than are ever used at once: the pool searches all its connections for all its waiters at
+"""More than are ever used at once: the pool scans all its connections for all its waiters at
 every event, so the gate admits ``GATE_CONCURRENCY`` callers and nobody waits here."""
 
 _CONNECTIONS_KEPT: Final = 16
@@ -33,9 +33,9 @@ class Request:
     """One request to the gateway; the same for every retry.
 
     Attributes:
-        method, path: of the request; the path may carry a query.
-        headers: those of this request alone.
-        body: as it is sent, perhaps compressed.
+        method, path: of the request; the path may include a query.
+        headers: those specific to this request.
+        body: as sent, possibly compressed.
     """
 
     method: str
@@ -78,7 +78,7 @@ class GatewayHttp:
         self._client = httpx.AsyncClient(
             base_url=settings.api_url,
             verify=_verifies(settings.api_url),
-            # A proxy from the environment must not see traffic that is meant for this machine.
+            # A proxy from the environment must not see traffic for this machine.
             trust_env=not is_loopback(host),
             follow_redirects=False,
             timeout=None,  # the caller's total deadline, instead of one per read
@@ -94,7 +94,7 @@ class GatewayHttp:
             },
         )
         base = httpx.URL(settings.api_url.rstrip("/"))
-        # Made once: putting a URL together is a tenth of a call's time.
+        # Built once: building a URL takes a tenth of a call's time.
         self._urls = {
             path: base.copy_with(path=base.path.rstrip("/") + path)
             for path in (wire.GATE_PATH, wire.EVENTS_PATH)
@@ -107,10 +107,10 @@ class GatewayHttp:
     async def send(self, request: Request) -> Reply:
         """Send a request and return its reply, whatever its status.
 
-        A signed request that is refused for its time is sent again, by the gateway's clock.
+        A signed request that is refused because of its time is sent again by the gateway's clock.
 
         Raises:
-            GuardTransportError: no reply, or one above the cap.
+            GuardTransportError: no reply, or one above the size cap.
         """
         reply = await self._send(request)
         if self.signer.resynchronised(reply):
@@ -134,7 +134,7 @@ class GatewayHttp:
             response = await self._client.send(outgoing, stream=True)
             body = await _read(response, endpoint)
         except (httpx.HTTPError, httpx.StreamError, ssl.SSLError, OSError) as exc:
-            # `from None`: the cause holds the request, and that holds the key.
+            # `from None`: the cause holds the request, which holds the key.
             raise GuardTransportError(
                 f"{endpoint}: {_why(exc)}", source="NETWORK_ERROR", endpoint=endpoint
             ) from None
@@ -151,7 +151,7 @@ class GatewayHttp:
 
 async def _read(response: httpx.Response, endpoint: str) -> bytes:
     body = bytearray()
-    # A tenth of a call's time is saved where there is no coding to be undone.
+    # Skipping the decoding where there is no coding saves a tenth of a call's time.
     coded = "content-encoding" in response.headers
     stream = cast("httpx.AsyncByteStream", response.stream)
     try:
@@ -166,7 +166,7 @@ async def _read(response: httpx.Response, endpoint: str) -> bytes:
                 )
     finally:
         await response.aclose()
-        del response.stream  # it and the response hold each other: work for the collector
+        del response.stream  # breaks a reference cycle with the response
     return bytes(body)
 
 

@@ -1,7 +1,7 @@
 """Imports httpx without its command line, whose libraries take longer to load than the client.
 
 ``httpx`` imports ``click``, ``rich`` and ``pygments`` if they are installed, for ``httpx.main``.
-Here that is imported when it is called.
+Here it is imported only when it is called.
 """
 
 from __future__ import annotations

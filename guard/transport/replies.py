@@ -1,6 +1,6 @@
-"""HTTP statuses of the gateway to exceptions, as one table (spec part 7; protocol: Every request).
+"""Maps the gateway's HTTP statuses to exceptions (spec part 7; protocol: Every request).
 
-Whatever cannot be understood is an exception too: an answer is never read as "allow" by default.
+A reply that cannot be understood is an exception too: it is never read as "allow" by default.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from guard.core.wire import CAPABILITIES_PATH, CONTROL_PATH, EVENTS_PATH, Proble
 
 @attrs.frozen
 class Reply:
-    """One answer of the gateway, read whole.
+    """One complete reply of the gateway.
 
     Attributes:
-        endpoint: the path that was asked.
+        endpoint: the path that was requested.
         status: the HTTP status.
         body: the bytes of the body, decoded and capped.
         retry_after: the ``Retry-After`` header, if any.
@@ -54,12 +54,12 @@ class Reply:
     signature: str = ""
 
     def problem(self) -> Problem:
-        """Return what can be used of the problem document; all defaults when nothing can."""
+        """Return the usable part of the problem document; all defaults when there is none."""
         return salvage(self.body, Problem)
 
 
 class NotAGatewayError(GuardTransportError):
-    """Something answers at the address, but not as a gateway does: the address is wrong."""
+    """Something answers at the address, but it is not a gateway: the address is wrong."""
 
     user_action = "Set GUARD_API_URL to the address of a guard gateway."
 
@@ -68,7 +68,7 @@ Row = Callable[[Reply, Problem], BaseException]
 
 
 def not_a_gateway(reply: Reply) -> NotAGatewayError:
-    """Return the error for an answer to the very first question that no gateway gives."""
+    """Return the error for a reply to the first request that no gateway would give."""
     return NotAGatewayError(
         f"{reply.endpoint} answered {reply.status}, but not as a guard gateway does: check the "
         "address, and what stands before the gateway",
@@ -79,7 +79,7 @@ def not_a_gateway(reply: Reply) -> NotAGatewayError:
 
 
 def exception_for(reply: Reply) -> BaseException | None:
-    """Return what an answer means for the caller; None for a 2xx status.
+    """Return the exception that a reply means for the caller; None for a 2xx status.
 
     A kill comes back as :class:`WorkflowKilledInterrupt`, which is not an ``Exception``.
     """
@@ -103,7 +103,7 @@ _FOREIGN: Final[Mapping[str, frozenset[int]]] = {
     CONTROL_PATH: frozenset({403}),
     EVENTS_PATH: frozenset({403}),
 }
-"""Statuses that a gateway gives with an error code only."""
+"""Statuses that a gateway sends only with an error code."""
 
 _MEANING: Final = {
     413: "the request is larger than the gateway, or a proxy before it, takes",

@@ -1,4 +1,4 @@
-"""Signs what goes to the gateway and checks what comes back, by the gateway's clock."""
+"""Signs requests to the gateway and checks its replies, by the gateway's clock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from guard.transport.replies import Reply
 
 
 class Signer:
-    """Does nothing where there is no secret (``GUARD_HMAC_SECRET``)."""
+    """Does nothing without a secret (``GUARD_HMAC_SECRET``)."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -44,10 +44,10 @@ class Signer:
         return headers, parameters.nonce
 
     def check(self, reply: Reply) -> None:
-        """Check a reply that has to be signed.
+        """Check a reply that must be signed.
 
         Raises:
-            GuardTransportError: it is not this gateway's (``source="AUTH_ERROR"``).
+            GuardTransportError: it does not come from this gateway (``source="AUTH_ERROR"``).
         """
         secret = self._settings.hmac_secret
         if secret is not None and not verify_frame(
@@ -61,7 +61,7 @@ class Signer:
             )
 
     def resynchronised(self, reply: Reply) -> bool:
-        """Take over the gateway's clock from a 401 that tells it; True when that changed it."""
+        """Adopt the gateway's clock from a 401 that carries it; True when that changed it."""
         if reply.status != 401 or not self.signs:
             return False
         told_ms = reply.problem().server_time_ms

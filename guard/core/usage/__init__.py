@@ -1,4 +1,4 @@
-"""Token usage out of vendors' responses: one file per vendor family, bytes in, ``Usage`` out."""
+"""Token usage from vendors' responses: one file per vendor family, bytes in, ``Usage`` out."""
 
 from guard.core.usage.reading import read_body, read_recorded
 from guard.core.usage.recording import Recording

@@ -1,8 +1,8 @@
 """Anthropic's Messages API, also on Vertex and inside Bedrock's InvokeModel.
 
 ``input_tokens`` excludes both kinds of cached tokens; thinking is part of ``output_tokens``. In a
-stream ``message_start`` says the input and ``message_delta`` repeats fields cumulatively: the last
-one that is not null counts, field by field; a zero is not missing.
+stream ``message_start`` reports the input and ``message_delta`` repeats fields cumulatively: for
+each field the last value that is not null counts; a zero is not missing.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class AnthropicMessages:
         return _usage(message, said, call)
 
     def from_events(self, events: Events, call: Call) -> Usage | None:
-        """Merge what ``message_start`` and the ``message_delta`` events say."""
+        """Merge the usage of ``message_start`` and the ``message_delta`` events."""
         opening = mapping(events.opening().get("message"))
         said: Message = {}
         for event in reversed(list(events.newest(b'"usage"'))):
@@ -80,7 +80,7 @@ class AnthropicMessages:
 def _usage(message: Message, said: Message, call: Call) -> Usage:
     totals = {name: count(said.get(name)) for name in _COUNTS}
     for step in items(said.get("iterations")):
-        # The totals leave out what server-side compaction of the context used.
+        # The totals omit the tokens that server-side compaction of the context used.
         if mapping(step).get("type") == "compaction":
             for name in _COUNTS:
                 totals[name] += count(step.get(name))

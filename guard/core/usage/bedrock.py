@@ -1,6 +1,6 @@
 """Amazon Bedrock: Converse and InvokeModel, whole and as binary event streams.
 
-Converse speaks one format for all models, input without cached tokens. InvokeModel passes on the
+Converse uses one format for all models; its input excludes cached tokens. InvokeModel passes on the
 model's own format; its counts are in response headers, or in the stream's last frame.
 """
 
@@ -38,7 +38,7 @@ class Converse:
     provider: str = "aws"
 
     def from_message(self, message: Message, call: Call) -> Usage | None:
-        """Read ``usage`` of an answer."""
+        """Read ``usage`` of a response."""
         said = message.get("usage")
         if not isinstance(said, dict) or not ("inputTokens" in said or "outputTokens" in said):
             return None
@@ -116,13 +116,13 @@ class InvokeModel:
 
 
 def model_of(call: Call) -> str | None:
-    """Return the model's id (or ARN) out of the path."""
+    """Return the model's id (or ARN) from the path."""
     found = _MODEL.search(call.path)
     return unquote(found[1]) if found else None
 
 
 def _spoken(delta: object) -> object:
-    """Return a delta's texts; a tool's input is a piece of JSON in a string."""
+    """Return a delta's texts; a tool's input is a fragment of JSON in a string."""
     inner = mapping(delta)
     return [
         inner.get("text"),

@@ -1,7 +1,7 @@
 """Cohere: chat, generate, embed, rerank, versions 1 and 2.
 
-``billed_units`` is what the bill says; ``tokens`` what the model saw. The bill counts here, the
-tokens only where there is no bill. Reranking is billed by search units.
+``billed_units`` is what Cohere bills; ``tokens`` is what the model saw. The billed units count
+here, the tokens only where there are none. Reranking is billed by search units.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Content encodings, decoded piece by piece with bounded output.
 
 gzip and deflate come with Python. Brotli and zstd are decoded when a package for it is installed:
-a client that asked a server for them has one.
+a client that asks a server for them has one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _PIECE_BYTES: Final = 256 * 1024
 
 
 class DecodingError(Exception):
-    """The bytes are not what their content encoding says."""
+    """The bytes do not match their content encoding."""
 
 
 class Decoder(Protocol):
@@ -25,12 +25,12 @@ class Decoder(Protocol):
         """Yield what ``data`` decodes to, in pieces of bounded size.
 
         Raises:
-            DecodingError: the data are damaged.
+            DecodingError: the data is corrupt.
         """
 
 
 class _Zlib:
-    """gzip (also several members) and deflate (with and without the zlib header)."""
+    """gzip (including several members) and deflate (with or without the zlib header)."""
 
     def __init__(self, window_bits: int) -> None:
         self._window_bits = window_bits
@@ -79,7 +79,7 @@ class _Brotli:
 
 
 class _Zstd:
-    """Any of the zstd packages; small pieces of input keep the output of each call small."""
+    """Any of the zstd packages; small input pieces keep the output of each call small."""
 
     def __init__(self, new: Callable[[], Any], error: type[Exception]) -> None:
         self._new = new
@@ -116,7 +116,7 @@ def decoder_for(content_encoding: str) -> Decoder | None:
     """Return a decoder for a ``Content-Encoding``; None for identity.
 
     Raises:
-        DecodingError: nothing here can decode it.
+        DecodingError: no installed package can decode it.
     """
     decoder: Decoder | None = None
     for name in reversed(content_encoding.lower().split(",")):

@@ -1,8 +1,8 @@
 """From bytes to messages: event streams (SSE), JSON lines, AWS event-stream frames.
 
-A long stream is recorded with its beginning and its end only. What is cut in two at either side of
-the gap is left out; the end of a message that is larger than the recorded end can still be searched
-for its usage with :func:`last_object` and :func:`outline`.
+A long stream is recorded with its beginning and its end only. A message that is cut off at either
+side of the gap is left out; the end of a message that is larger than the recorded end can still be
+searched for its usage with :func:`last_object` and :func:`outline`.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _DECODER: Final = json.JSONDecoder()
 
 
 class Recorded(msgspec.Struct, frozen=True):
-    """What is left of a response's decoded body.
+    """The recorded part of a response's decoded body.
 
     Attributes:
         head: its first bytes.
         tail: its last bytes; empty when ``head`` holds all of it.
         size: how many bytes were seen.
-        cut: it could not be observed to the end (cap, or bad encoding).
+        cut: whether it could not be observed to the end (cap, or bad encoding).
     """
 
     head: bytes
@@ -45,7 +45,7 @@ class Recorded(msgspec.Struct, frozen=True):
 
 
 class Pieces:
-    """Messages that are split already, undecoded."""
+    """Messages that are already split, undecoded."""
 
     def __init__(self, payloads: Sequence[bytes]) -> None:
         self._payloads = payloads
@@ -62,9 +62,9 @@ class Pieces:
 
 
 class EventStream:
-    """Messages of server-sent events, split only as far as they are asked for.
+    """Messages of server-sent events, split only as far as they are requested.
 
-    What tells the usage is one of the last events or of the first, of thousands.
+    Of thousands of events, the usage is in one of the last or one of the first.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -77,7 +77,7 @@ class EventStream:
         while start < len(data):
             end = data.find(b"\n", start)
             end = len(data) if end < 0 else end
-            # Of a line that began in a gap only the end is here: it lacks the field's name.
+            # Only the end of a line that began in a gap is here: it lacks the field's name.
             if data.startswith(b"data:", start, end):
                 yield data[start + 5 : end].strip()
             start = end + 1
@@ -103,7 +103,7 @@ class Events(msgspec.Struct, frozen=True):
         first: those from the beginning.
         last: those up to the end; the same object when nothing is missing between them.
         end: the last bytes of a stream whose middle is missing.
-        scale: size of the stream as a multiple of what ``first`` and ``last`` hold.
+        scale: size of the stream as a multiple of the size of ``first`` and ``last``.
     """
 
     first: Pieces | EventStream
@@ -130,7 +130,7 @@ class Events(msgspec.Struct, frozen=True):
     def late(self, name: str) -> Message:
         """Return the last object under ``name`` of a stream whose middle is missing.
 
-        Its last message may have begun in the middle, and then is no message in ``last``.
+        Its last message may have begun in the missing middle; then it is not in ``last``.
         """
         return {} if self.first is self.last else last_object(self.end, name)
 
@@ -161,7 +161,7 @@ def framing_of(content_type: str, head: bytes) -> Framing:
 
 
 def events_of(framing: Framing, recorded: Recorded) -> Events:
-    """Split what was recorded into messages."""
+    """Split the recorded bytes into messages."""
     split = _SPLITTERS[framing]
     first = split(recorded.head, False)
     if not recorded.tail:
@@ -185,7 +185,7 @@ def _aws(data: bytes, resumed: bool) -> Pieces:
         if zlib.crc32(data[position : position + 8]) != checksum:
             if not resumed:
                 break
-            # Inside a frame that began in the gap. A frame starts with its length, so with a zero.
+            # Inside a frame that began in the gap: frames start with their length, so with a zero.
             position = data.find(b"\0", position + 1)
             if position < 0:
                 break
@@ -198,7 +198,7 @@ def _aws(data: bytes, resumed: bool) -> Pieces:
 
 
 def _unpacked(payload: bytes) -> bytes:
-    """Return a frame's payload; Bedrock wraps what models say in base64."""
+    """Return a frame's payload; Bedrock wraps model output in base64."""
     if payload[:10] == b'{"bytes":"' or (b'"bytes"' in payload and b'"chunk"' in payload):
         message = mapping(parse(payload))
         inner = mapping(message.get("chunk", message)).get("bytes")
@@ -219,9 +219,9 @@ _SPLITTERS: Final[dict[Framing, Callable[[bytes, bool], Pieces | EventStream]]] 
 
 
 def outline(recorded: Recorded) -> Message:
-    """Return what can be told of a JSON body of which only the beginning and the end are left.
+    """Return what can be read of a JSON body of which only the beginning and the end are recorded.
 
-    Inside a JSON string quotes are escaped, so that text which looks like a field is not found.
+    Quotes inside a JSON string are escaped, so text that looks like a field is not found.
     """
     message: Message = {}
     end = recorded.tail
@@ -241,7 +241,7 @@ def outline(recorded: Recorded) -> Message:
 
 
 _TRIES_MAX: Final = 8
-"""How many places are looked at: hostile data are made of nothing else."""
+"""How many matches are tried: hostile data may consist of nothing else."""
 
 _TEXTS: Final = (b"id", b"responseId", b"model", b"modelVersion", b"object", b"type", b"status")
 _NUMBERS: Final = (b"prompt_eval_count", b"eval_count")
@@ -251,7 +251,7 @@ _NUMBER: Final = rb'"%s"\s*:\s*(\d{1,12})\b'
 
 
 def last_object(data: bytes, name: str) -> Message:
-    """Return the last JSON object that stands under ``"name":`` in a piece of JSON."""
+    """Return the last JSON object under ``"name":`` in a fragment of JSON."""
     key = b'"' + name.encode() + b'"'
     position = len(data)
     for _ in range(_TRIES_MAX):

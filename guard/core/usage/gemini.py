@@ -1,6 +1,6 @@
 """Google's Gemini API and Vertex AI: generateContent, its stream, embeddings, interactions.
 
-``promptTokenCount`` includes what came from the cache, and not the prompts of built-in tools;
+``promptTokenCount`` includes cached tokens, but not the prompts of built-in tools;
 thoughts are not among the candidates. In a stream every chunk repeats the counts: the last wins.
 """
 
@@ -35,7 +35,7 @@ class Gemini:
 
     Attributes:
         provider: ``google``.
-        embeds: whether the URL is one of the embedding methods, whose answers may not say usage.
+        embeds: whether the URL is one of the embedding methods, whose responses may lack usage.
     """
 
     provider: str = "google"
@@ -49,7 +49,7 @@ class Gemini:
         return usage
 
     def from_events(self, events: Events, call: Call) -> Usage | None:
-        """Read the last chunk with ``usageMetadata``; estimate when it is not the last word."""
+        """Read the last chunk with ``usageMetadata``; estimate when it is not final."""
         opening = events.opening()
         for chunk in events.newest(b'"usageMetadata"'):
             usage = _usage({**opening, **chunk}, call)
@@ -100,7 +100,7 @@ def _model(call: Call) -> str | None:
 
 
 def _embedded(message: Message, call: Call) -> Usage | None:
-    """Vertex counts each text; the Gemini API may say nothing of embeddings."""
+    """Vertex counts each text; the Gemini API may not report embeddings."""
     counted = [
         count(mapping(mapping(mapping(p).get("embeddings")).get("statistics")).get("token_count"))
         for p in items(message.get("predictions"))

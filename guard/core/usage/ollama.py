@@ -1,4 +1,4 @@
-"""Ollama's own API: JSON lines, the last of them with ``done: true`` and the counts.
+"""Ollama's own API: JSON lines, the last one with ``done: true`` and the counts.
 
 The prompt's count is absent when the prompt was in the cache: that is a zero, not an unknown.
 """
@@ -26,7 +26,7 @@ class Ollama:
     provider: str = "ollama"
 
     def from_message(self, message: Message, call: Call) -> Usage | None:
-        """Read the counts of a finished answer."""
+        """Read the counts of a finished response."""
         if (
             not message.get("done")
             and "prompt_eval_count" not in message
@@ -40,7 +40,7 @@ class Ollama:
         )
 
     def from_events(self, events: Events, call: Call) -> Usage | None:
-        """Read the line that says ``done``; estimate when the stream ended before it."""
+        """Read the line with ``done``; estimate when the stream ended before it."""
         for line in events.newest(b'"done"'):
             if line.get("done") is True:
                 return self.from_message(line, call)

@@ -1,12 +1,12 @@
 """OpenAI's chat completions, also spoken by many other vendors, and embeddings.
 
-Cached and reasoning tokens are subsets of the prompt and the completion there; here the buckets
-are disjoint. A stream says its usage only when ``stream_options.include_usage`` asked for it, in
-the last chunk; without it the tokens are estimated and flagged.
+OpenAI counts cached and reasoning tokens as subsets of the prompt and the completion; the buckets
+here are disjoint. A stream reports its usage, in the last chunk, only if
+``stream_options.include_usage`` asked for it; otherwise the tokens are estimated and flagged.
 
 Variants of other vendors: DeepSeek names its cache hits ``prompt_cache_hit_tokens``; Groq ends a
-stream with ``x_groq.usage``; OpenRouter adds ``usage.cost`` in dollars; at xAI and Perplexity the
-reasoning tokens come on top of the completion.
+stream with ``x_groq.usage``; OpenRouter adds ``usage.cost`` in dollars; xAI and Perplexity count
+the reasoning tokens in addition to the completion.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ChatCompletions:
                 return replaced(
                     usage,
                     model=usage.model or call.model(),
-                    # Some hosts count along in every chunk; such a count is not the last word.
+                    # Some hosts report a running count in every chunk; such a count is not final.
                     estimated=usage.estimated or _unfinished(chunk),
                 )
         opening = events.opening()
@@ -125,7 +125,7 @@ class ChatCompletions:
         )
 
     def _on_top(self, asked: int, said: int, reasoning: int, usage: Message) -> bool:
-        """Tell whether reasoning comes on top of the completion: the total shows it."""
+        """Tell from the total whether reasoning is counted in addition to the completion."""
         if reasoning:
             total = count(usage.get("total_tokens"))
             if total and total == asked + said + reasoning:

@@ -1,4 +1,4 @@
-"""OpenAI's Responses API, and what counts like it: images, transcriptions, batches."""
+"""OpenAI's Responses API, and the APIs that count like it: images, transcriptions, batches."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def read_usage(response: Message) -> Usage | None:
         return Usage(model=model, response_id=identity, units=_seconds(usage.get("seconds")))
     if "input_tokens" not in usage and "output_tokens" not in usage:
         return None
-    # Transcripts and realtime sessions say `input_token_details`, others `input_tokens_details`.
+    # Transcripts and realtime sessions use `input_token_details`, others `input_tokens_details`.
     asked = mapping(usage.get("input_tokens_details", usage.get("input_token_details")))
     said = mapping(usage.get("output_tokens_details", usage.get("output_token_details")))
     cache_read, cache_write = (

@@ -15,7 +15,7 @@ _NOT_YET: Final = frozenset({"queued", "in_progress", "requires_action", "cancel
 
 @attrs.frozen
 class ThreadRuns:
-    """``/v1/threads/runs``, ``/v1/threads/{id}/runs`` and what is below them.
+    """``/v1/threads/runs``, ``/v1/threads/{id}/runs`` and the paths below them.
 
     Attributes:
         provider: the vendor behind the host.
@@ -24,7 +24,7 @@ class ThreadRuns:
     provider: str
 
     def from_message(self, message: Message, call: Call) -> Usage | None:
-        """Read ``usage`` of a run; it has none before its end."""
+        """Read ``usage`` of a run; it has none before it ends."""
         usage = ChatCompletions(self.provider).from_message(message, call)
         if usage is not None:
             return usage
@@ -32,7 +32,7 @@ class ThreadRuns:
         return PENDING if ended_unused or message.get("status") in _NOT_YET else None
 
     def from_events(self, events: Events, call: Call) -> Usage | None:
-        """Read the run's last event; its steps say their part of the same usage before."""
+        """Read the run's last event; its steps report their parts of the same usage earlier."""
         for event in events.newest(b'"usage"'):
             if event.get("object") == "thread.run":
                 return self.from_message(event, call)

@@ -1,4 +1,4 @@
-"""From a body, whole or recorded in passing, to its usage."""
+"""Reads the usage from a body, whole or recorded as it passed."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from guard.core.usage.response_format import (
 )
 
 _WHOLE_BYTES: Final = 256 * 1024
-"""A body up to this size is decoded whole; of a larger one the beginning and the end are read."""
+"""A body up to this size is decoded whole; of a larger one, only both ends are read."""
 
 
 class _Members(TypedDict, total=False):
-    """Whatever a format looks at in a whole answer.
+    """Everything that a format reads in a whole response.
 
-    The rest, which is nearly all of it (what the model said, vectors, images), is skipped without
-    being made into objects.
+    The rest, which is nearly all of it (model output, vectors, images), is skipped without
+    being turned into objects.
     """
 
     id: Any
@@ -62,9 +62,9 @@ _members: Final = msgspec.json.Decoder(_Members)
 
 
 def read_body(response_format: ResponseFormat, body: bytes, call: Call) -> Usage | None:
-    """Read the usage of a decoded body that is there as a whole."""
+    """Read the usage of a complete decoded body."""
     small = len(body) <= _WHOLE_BYTES
-    # Nearly always one JSON object, and then its usage needs no look at the headers.
+    # Nearly always one JSON object; its usage can be read without the headers.
     message = _object(body) if small and body[:1] == b"{" else None
     usage = None if message is None else response_format.from_message(message, call)
     if usage is not None:
@@ -85,16 +85,16 @@ def read_body(response_format: ResponseFormat, body: bytes, call: Call) -> Usage
 def read_recorded(
     response_format: ResponseFormat, recorded: Recorded, content_type: str, call: Call
 ) -> Usage | None:
-    """Read the usage of what was recorded; estimated if it could not be observed to its end.
+    """Read the usage of a recorded body; estimated if it could not be observed to its end.
 
     Args:
-        response_format: of the vendor.
+        response_format: the vendor's.
         recorded: beginning and end of the decoded body.
         content_type: the header's value.
-        call: what formats may know beside the body.
+        call: what formats may know besides the body.
     """
     if content_type.startswith("application/json") and _is_json(recorded):
-        framing: Framing = "body"  # without a look at every byte
+        framing: Framing = "body"  # without scanning every byte
     else:
         framing = framing_of(content_type, recorded.head)
     if framing == "body":
@@ -124,14 +124,14 @@ def _of_body(response_format: ResponseFormat, recorded: Recorded, call: Call) ->
     if message is not None:
         return response_format.from_message(message, call)
     decoded = parse(recorded.head)
-    if isinstance(decoded, list):  # Gemini streams one JSON array where SSE was not asked for
+    if isinstance(decoded, list):  # Gemini streams one JSON array if SSE was not requested
         messages = Pieces([msgspec.json.encode(message) for message in decoded])
         return response_format.from_events(Events(messages, messages), call)
     return response_format.from_message(mapping(decoded), call)
 
 
 def _object(data: bytes) -> Message | None:
-    """Return what formats look at of a JSON object; None for anything else."""
+    """Return the members of a JSON object that formats read; None for anything else."""
     try:
         return _members.decode(data)  # type: ignore[return-value]  # a TypedDict is a dict
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -21,7 +21,7 @@ class RealtimeUsage:
 
     Args:
         provider: the vendor.
-        query: of the session's URL, which may name the model.
+        query: the query of the session's URL, which may name the model.
     """
 
     def __init__(self, provider: str, query: str) -> None:
@@ -32,9 +32,9 @@ class RealtimeUsage:
         self._turn: Usage | None = None
 
     def read(self, message: str | bytes) -> Usage | None:
-        """Return what a response used, if this message is the one that says it.
+        """Return what a response used, if this message reports it.
 
-        Gemini repeats a turn's usage as it grows: it counts when the turn is complete.
+        Gemini repeats a turn's usage as it grows: it is counted when the turn is complete.
         """
         data = message.encode("utf-8", "replace") if isinstance(message, str) else message
         if b'"usage' not in data and b'"session' not in data and b'"serverContent"' not in data:
@@ -49,7 +49,7 @@ class RealtimeUsage:
         return self._read_turn(event)
 
     def sent(self, message: str | bytes) -> None:
-        """Look into a message of the client: the first one may name the model."""
+        """Inspect a message from the client: the first one may name the model."""
         data = message.encode("utf-8", "replace") if isinstance(message, str) else message
         if self._model is None and b'"setup"' in data:
             model = mapping(mapping(parse(data)).get("setup")).get("model")
@@ -63,7 +63,7 @@ class RealtimeUsage:
     def _read_turn(self, event: Message) -> Usage | None:
         if "usageMetadata" in event:
             said = mapping(event["usageMetadata"])
-            # Live sessions say `responseTokenCount` for what other answers call candidates.
+            # Live sessions report `responseTokenCount` where other responses report candidates.
             answered = said.get("candidatesTokenCount", said.get("responseTokenCount"))
             whole = {"usageMetadata": {**said, "candidatesTokenCount": answered}}
             self._turn = self._gemini.from_message(whole, Call()) or self._turn

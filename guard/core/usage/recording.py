@@ -11,24 +11,24 @@ from guard.core.usage.framing import Recorded
 HEAD_BYTES: Final = 64 * 1024
 TAIL_BYTES: Final = 64 * 1024
 DECODED_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Most bytes that are decoded: what a compressed body holds beyond them is not seen."""
+"""Maximum number of decoded bytes: the rest of a compressed body is not observed."""
 
 PENDING_BYTES: Final = HEAD_BYTES + TAIL_BYTES
-"""How many bytes of chunks wait as they are: most streams are over before that."""
+"""How many bytes of raw chunks are held before decoding: most streams end before that."""
 
 
 class Recording:
-    """Takes a body's chunks as they are on the wire.
+    """Takes a body's chunks as they arrive on the wire.
 
-    A chunk costs an append: chunks are kept as they are until they amount to 128 KiB, then decoded
-    and cut down to the first and the last 64 KiB.
+    A chunk costs an append: chunks are kept unchanged until they amount to 128 KiB, then decoded
+    and trimmed to the first and the last 64 KiB.
 
     A transport's innermost loop may append to :attr:`pending` itself, and call :meth:`settle` after
     every ``PENDING_BYTES``.
 
     Args:
-        content_encoding: value of the header, empty for identity; or what returns it, asked when
-            the chunks are decoded.
+        content_encoding: value of the header, empty for identity; or a callable, called when
+            the chunks are decoded, that returns it.
 
     Example:
         >>> recording = Recording("")
@@ -53,18 +53,18 @@ class Recording:
             self.settle()
 
     def recorded(self) -> Recorded:
-        """Return what is left of everything so far."""
+        """Return what has been kept of the body so far."""
         ends = self._started()
         if ends.untouched:
             data = b"".join(self.pending)
-            if len(data) <= PENDING_BYTES:  # copied once, as it will be read
+            if len(data) <= PENDING_BYTES:  # copied once, ready to be read
                 self.pending[:] = [data]
                 return Recorded(data, size=len(data))
         self.settle()
         return ends.recorded()
 
     def settle(self) -> None:
-        """Decode and cut down what is pending; never raises."""
+        """Decode and trim the pending chunks; never raises."""
         pending = self.pending.copy()
         self.pending.clear()
         self._room = PENDING_BYTES
@@ -92,16 +92,16 @@ class _Ends:
                 content_encoding = content_encoding()
             if content_encoding:
                 self._decoder = decoder_for(content_encoding)
-        except Exception:  # noqa: BLE001  # whatever it is: a user's stream never fails for it
+        except Exception:  # noqa: BLE001  # whatever it is, it never breaks a user's stream
             self._cut = True
 
     @property
     def untouched(self) -> bool:
-        """Whether nothing was taken yet, and what comes is taken as it is."""
+        """Whether nothing was taken yet, and chunks need no decoding."""
         return not self._size and not self._cut and self._decoder is None
 
     def take(self, data: bytes) -> None:
-        """Decode what comes next; never raises."""
+        """Decode the next chunk; never raises."""
         if self._cut:
             return
         try:
@@ -119,7 +119,7 @@ class _Ends:
     def recorded(self) -> Recorded:
         """Return what is kept."""
         head, tail = bytes(self._head), bytes(self._tail)
-        if self._size == len(head) + len(tail):  # nothing in between was let go
+        if self._size == len(head) + len(tail):  # nothing in between was discarded
             head, tail = head + tail, b""
         return Recorded(head, tail, self._size, self._cut)
 

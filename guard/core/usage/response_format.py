@@ -1,4 +1,4 @@
-"""What every vendor's usage is normalised to, and what a vendor's format has to provide."""
+"""What all vendors' usage is normalised to, and what a vendor's format has to provide."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
     """Tokens of one LLM call in disjoint buckets.
 
     Attributes:
-        model: as the response names it; None when it does not.
+        model: as named in the response; None when it is not named.
         input_tokens: without the cached ones.
         output_tokens: visible output, without reasoning and audio.
         cache_read_tokens, cache_write_tokens, reasoning_tokens, audio_tokens: the rest.
-        cost_nanousd: what the vendor says that it charged, if it does.
+        cost_nanousd: what the vendor says it charged, if it does.
         response_id: the vendor's id of the response, if it has one.
-        estimated: the vendor did not say; counted from the text.
-        units: what is billed by something else than tokens, such as ``audio_seconds``.
+        estimated: whether the tokens were estimated from the text: the vendor gave none.
+        units: what is billed by something other than tokens, such as ``audio_seconds``.
     """
 
     model: str | None = None
@@ -59,7 +59,7 @@ replaced: Final = msgspec.structs.replace
 """``replaced(usage, model="m")`` is a copy with some fields changed."""
 
 PENDING: Final = Usage()
-"""The response says that it is not finished: its usage comes with a later poll."""
+"""The response is not finished: a later poll reports its usage."""
 
 
 def _nothing() -> bytes:
@@ -71,10 +71,10 @@ def _no_header(name: str) -> str | None:
 
 
 class Call(msgspec.Struct, frozen=True):
-    """What a format may know of the call beside the response's body.
+    """What a format may know about the call besides the response's body.
 
     Attributes:
-        path: of the URL; some vendors name the model there.
+        path: the URL's path; some vendors name the model there.
         request: returns the request's body, ``b""`` when it was not kept.
         header: returns a response header by its lower-case name.
     """
@@ -84,7 +84,7 @@ class Call(msgspec.Struct, frozen=True):
     header: Callable[[str], str | None] = _no_header
 
     def model(self) -> str | None:
-        """Return the model that the request asks for, in its body or in the path."""
+        """Return the model that the request names in its body or path."""
         body = self.request()
         if body[:1] != b"{":
             found = _FORM_MODEL.search(body[:_REQUEST_BYTES_MAX])
@@ -107,22 +107,22 @@ class Call(msgspec.Struct, frozen=True):
 
 
 class ResponseFormat(Protocol):
-    """How one vendor's API says what was used. Implementations never raise on bad data."""
+    """How one vendor's API reports usage. Implementations never raise on bad data."""
 
     @property
     def provider(self) -> str:
         """The vendor's name."""
 
     def from_message(self, message: Message, call: Call) -> Usage | None:
-        """Read the usage of a whole response; None if it says nothing, ``PENDING`` if not yet.
+        """Read the usage of a whole response; None if it has none, ``PENDING`` if not yet known.
 
         Args:
-            message: the decoded body; of a very large one what ``framing.outline`` found.
+            message: the decoded body; for a very large one, the result of ``framing.outline``.
             call: the request.
         """
 
     def from_events(self, events: Events, call: Call) -> Usage | None:
-        """Read the usage of a stream of events; estimate it when the stream does not say."""
+        """Read the usage of a stream of events; estimate it when the stream does not report it."""
 
 
 def parse(data: bytes | str) -> Any:
@@ -134,7 +134,7 @@ def parse(data: bytes | str) -> Any:
 
 
 def count(value: Any) -> int:
-    """Return a token count; 0 for everything that is not a non-negative whole number."""
+    """Return a token count; 0 for anything but a non-negative whole number."""
     if type(value) is float and value.is_integer():
         value = int(value)
     return min(value, TOKENS_MAX) if type(value) is int and value >= 0 else 0
@@ -172,13 +172,13 @@ _TEXT_FIELDS: Final = frozenset({
     "refusal", "response", "input", "prompt", "outputText", "generation", "completion", "query",
     "message", "delta", "description", "name", "title", "system", "instructions",
 })  # fmt: skip
-"""Names under which vendors put text. What else is a string (ids, data, URLs) is not counted."""
+"""Names under which vendors put text. Other strings (ids, data, URLs) are not counted."""
 
 _DEPTH_MAX: Final = 64
 
 
 def text_bytes(values: Iterable[Any]) -> int:
-    """Return the length of the texts inside JSON values, in bytes of UTF-8."""
+    """Return the length of the texts inside JSON values, in UTF-8 bytes."""
     total = 0
     waiting: list[tuple[Any, int]] = [(value, 0) for value in values]
     while waiting:

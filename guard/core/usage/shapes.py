@@ -1,4 +1,4 @@
-"""For URLs of LLM hosts that no other file knows: the answer's shape tells whose format it is."""
+"""For URLs of LLM hosts that no other file covers: tells the format by the response's shape."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from guard.core.usage.response_format import Call, Message, ResponseFormat, Usag
 
 @attrs.frozen
 class AnyShape:
-    """Tries the formats one after the other; never estimates.
+    """Tries one format after another; never estimates.
 
     Attributes:
         provider: the vendor behind the host.
@@ -27,7 +27,7 @@ class AnyShape:
     provider: str
 
     def from_message(self, message: Message, call: Call) -> Usage | None:
-        """Read the usage of whatever it is."""
+        """Read the usage in whichever format matches."""
         inner = mapping(message.get("result"))
         for candidate in (message, inner) if inner else (message,):
             for known in self._formats(candidate):
@@ -37,7 +37,7 @@ class AnyShape:
         return None
 
     def from_events(self, events: Events, call: Call) -> Usage | None:
-        """Read the last message that says usage."""
+        """Read the last message that reports usage."""
         for marker in (b'"usage"', b'"usageMetadata"', b'"billed_units"'):
             for event in events.newest(marker):
                 for candidate in (event, mapping(event.get("response"))):

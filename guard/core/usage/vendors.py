@@ -1,4 +1,4 @@
-"""Which vendor's format a URL speaks: the table of hosts and paths."""
+"""Which vendor's format a URL uses: the table of hosts and paths."""
 
 from __future__ import annotations
 
@@ -77,13 +77,13 @@ _FREE_OF_CHARGE: Final = frozenset({
     "push", "create", "copy", "delete", "ps", "version", "keys", "credits", "datasets", "feedback",
     "webhooks", "agents", "libraries", "documents", "token", "oauth", "skills", "environments",
 })  # fmt: skip
-"""Path segments of LLM hosts that no answer of theirs charges tokens for."""
+"""Path segments of LLM hosts whose responses are never charged for tokens."""
 
 _METERED: Final = re.compile(
     r"^(?:api|codestral)\.mistral\.ai/v1/conversations(?:/[^/]+(?:/restart)?)?$"
     r"|^bedrock-agent-runtime.*/(?:text|retrieveAndGenerate(?:Stream)?|optimize-prompt)$"
 )
-"""Hosts and paths with such a segment that are charged all the same."""
+"""Hosts and paths with such a segment that are charged nevertheless."""
 
 _MODEL_WORK: Final = re.compile(
     r"answer|chat|classif|compact|complet|convers|edit|embed|fim|generat|image|infer|invoke|message"
@@ -96,7 +96,7 @@ _MODEL_WORK: Final = re.compile(
 _RUNS: Final = re.compile(r"/threads/(?:[^/]+/)?runs(?:/[^/]+/submit_tool_outputs)?$")
 
 _STORED: Final = re.compile(r"/(completions|responses|interactions)/.")
-"""What stands below these paths was made, and charged, earlier."""
+"""Resources below these paths were created, and charged, earlier."""
 
 _CACHE_MAX: Final = 2048
 
@@ -107,10 +107,10 @@ class Endpoint:
 
     Attributes:
         format: reads the usage.
-        certain: whether an answer without usage has to be reported. Paths such as
-            ``/v1/messages`` are also used by services that are no LLM.
+        certain: whether a response without usage has to be reported. Paths such as
+            ``/v1/messages`` are also used by services that are not LLMs.
         asks: whether a request here makes a model work (a poll does not).
-        polls: whether an answer may repeat what an earlier one has reported.
+        polls: whether a response may repeat usage that an earlier one has reported.
         injectable: whether ``stream_options.include_usage`` may be added to a request.
     """
 
@@ -125,7 +125,7 @@ _known: dict[tuple[str, str, str], Endpoint | None] = {}
 
 
 def find_endpoint(method: str, host: str, path: str) -> Endpoint | None:
-    """Return what is known of an LLM call's URL, or None when it is not one.
+    """Return the endpoint of an LLM call's URL, or None when it is not one.
 
     Args:
         method: the HTTP method, in upper case.
@@ -171,10 +171,10 @@ def _find(method: str, host: str, path: str) -> Endpoint | None:
 
 
 def _unknown(provider: str, host: str, path: str) -> Endpoint:
-    """Return the endpoint of a POST to an LLM host that nothing else knows.
+    """Return the endpoint of a POST to an LLM host that no other rule matches.
 
-    Its answer is metered if it has usage. If it has none, the host is reported only where the path
-    sounds like a model at work: vendors serve much else there.
+    Its response is metered if it has usage. If it has none, the host is reported only where the
+    path suggests model work: vendors serve much else there.
     """
     if _STORED.search(path) and not path.endswith("/compact"):
         return Endpoint(AnyShape(provider), certain=False, asks=False, polls=True)
@@ -188,7 +188,7 @@ def _unknown(provider: str, host: str, path: str) -> Endpoint:
 
 
 def _polled(provider: str | None, path: str) -> Endpoint | None:
-    """Return the endpoint of work that was started earlier: responses, batches, runs of OpenAI."""
+    """Return the endpoint of work started earlier: OpenAI's responses, batches and runs."""
     if re.search(r"/v1/(responses|batches)/[^/]+$", path) and provider in (None, "openai", "azure"):
         return Endpoint(Responses(provider or "openai"), certain=False, asks=False, polls=True)
     if re.search(r"/threads/[^/]+/runs/[^/]+$", path) and provider in ("openai", "azure"):
