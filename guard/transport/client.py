@@ -232,6 +232,9 @@ class GatewayClient:
                 self._answered()
                 raise
             except GuardTransportError as exc:
+                if exc.source == "AUTH_ERROR":  # an answer, though not to be believed
+                    self._answered()
+                    raise
                 self._failed()
                 tries += 1
                 failure = exc
