@@ -35,11 +35,11 @@ async def classify_many(
 ) -> AsyncIterator[Analysis]:
     """Classify texts in a pool of processes; results come in order while the loop stays free.
 
-    At most two chunks for each process are under way, so that an endless source is read no
-    faster than it is worked off.
+    At most two chunks per process are in flight, so an endless source is read no faster than
+    it is processed.
 
     Args:
-        texts: any iterable, also an asynchronous one.
+        texts: any iterable, synchronous or asynchronous.
         model_path: as for `Engine.load`.
         threshold: as for `Engine.load`.
         processes: how many worker processes; all usable cores by default.
@@ -59,7 +59,7 @@ async def classify_many(
     """
     if isinstance(texts, str | bytes):
         raise TypeError("classify_many takes an iterable of texts, not one: pass [text]")
-    # Imported here: it would double the time that importing the engine takes.
+    # Imported here: at the top of the module it would double the engine's import time.
     from spamdetect.engine.pool import engine_pool
 
     count = usable_cores() if processes is None else processes

@@ -1,6 +1,6 @@
-"""Reading many short texts at once: one array operation for all of them instead of one each.
+"""Reads many short texts at once, with one array operation for all instead of one for each.
 
-Every figure equals what the one-by-one path gives; the tests hold the two against each other.
+Every figure equals that of the one-by-one path; the tests compare the two.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from spamdetect.engine.normalise import Normalised
 from spamdetect.engine.results import Language
 from spamdetect.engine.words import count_in_classes
 
-MAX_LENGTH: Final = 300  # longer texts gain nothing from company
+MAX_LENGTH: Final = 300  # longer texts gain nothing from batching
 GROUP: Final = 256
 
 Counts = NDArray[np.int64]
 
 
 def statistics(texts: Sequence[str]) -> tuple[Counts, Counts, list[int]]:
-    """For each text, how many characters of each kind and script, and how many words."""
+    """Count the characters of each kind and script, and the words, of each text."""
     tables = character_tables()
     codes = code_points("\n".join([*texts, ""]))
     lengths = np.array([len(text) + 1 for text in texts])
@@ -52,7 +52,7 @@ def statistics(texts: Sequence[str]) -> tuple[Counts, Counts, list[int]]:
 
 
 def languages(detector: LanguageModel, texts: Sequence[str]) -> list[Language]:
-    """What the detector says of each text; none longer than `MAX_LENGTH`."""
+    """The detected language of each text; none may be longer than `MAX_LENGTH`."""
     tables = character_tables()
     padded = [f" {spoken(text)} " for text in texts]
     codes = code_points("".join(padded))
@@ -72,7 +72,7 @@ def languages(detector: LanguageModel, texts: Sequence[str]) -> list[Language]:
     hashes, meant = letter_hashes(letters, many=True)
     places = meant.ravel().nonzero()[0]
     hashes = hashes.ravel()[places]
-    # Up to where each text's letters go, and then its hashes.
+    # Where each text's letters end, and then where its hashes end.
     ends = np.append(0, np.cumsum(keep))[firsts]
     ends = np.searchsorted(places, ends * meant.shape[1]).tolist()
     found = [UNKNOWN] * len(texts)

@@ -1,4 +1,4 @@
-"""What each code point is: kind, script and word-break class, from tables fixed at build time.
+"""The kind, script and word-break class of each code point, from tables fixed at build time.
 
 The tables are package data rather than calls to :mod:`unicodedata`, so that features do not
 depend on the Unicode version of the interpreter, and so that a whole text is classified with
@@ -23,7 +23,7 @@ FILE_NAME = "characters.model"
 
 
 class Kind(enum.IntEnum):
-    """What a code point is to the structural features."""
+    """The kind of a code point, as the structural features count it."""
 
     OTHER = 0
     UPPER = 1
@@ -59,11 +59,11 @@ SCRIPTS = (
 
 
 class CharacterTables:
-    """One byte per code point; each table is made when it is first asked for.
+    """One byte per code point; each table is built on first use.
 
     Attributes:
         kind: a `Kind`.
-        script: an index into `SCRIPTS`; 0 is no letter.
+        script: an index into `SCRIPTS`; 0 if it is not a letter.
         word_break: an ASCII letter, see `spamdetect.engine.words`.
     """
 
@@ -97,5 +97,5 @@ def character_tables() -> CharacterTables:
 
 
 def code_points(text: str) -> NDArray[np.uint32]:
-    """The code points of a text as an array; lone surrogates pass."""
+    """The code points of a text as an array; lone surrogates are allowed."""
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)

@@ -1,8 +1,8 @@
-"""The spam classifier: hashed n-grams where the training knows them, meaning where it does not.
+"""The spam classifier: hashed n-grams where training has seen them, meaning where it has not.
 
-Two parts judge a text. Its n-grams and structure are summed with the weights of a linear
-classifier; a small network reads its traits: what it is made of, and the concepts that it names.
-How much of the text's n-grams the first part knows decides how much either is worth.
+Two parts judge a text. A linear classifier sums the weights of its n-grams and its structure; a
+small network reads its traits: its structure and the concepts that it names. The share of the
+text's n-grams that the first part knows decides how much each part counts.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ FILE_NAME = "spam.model"
 KIND = "spam"
 FORMAT = 3
 STEEPNESS = 4
-SILENT = -128  # an n-gram that the training knows and that says nothing
+SILENT = -128  # an n-gram that training has seen and that says nothing
 
 
 @attrs.frozen
 class Blend:
-    """How the two parts make a probability, by how much of a text is known.
+    """How the two parts combine into a probability, given how much of a text is known.
 
-    The log-odds of spam are the sum of ``offset``, ``grams`` times the score of the n-grams and
-    ``meaning`` times that of the network, each of the three a pair: what it is for a text of which
-    nothing is known, and what is added for one of which all is known.
+    The log-odds of spam are the sum of ``offset``, ``grams`` times the n-gram score and
+    ``meaning`` times the network's score. Each of the three is a pair: its value for a text of
+    which nothing is known, and what is added for a text of which everything is known.
     """
 
     offset: tuple[float, float]
@@ -47,7 +47,7 @@ class Blend:
     meaning: tuple[float, float]
 
     def slopes(self, known: float) -> tuple[float, float, float]:
-        """The offset, and what either score is worth, where this share of a text is known."""
+        """The offset and the factor of each score when this share of a text is known."""
         parts = (self.offset, self.grams, self.meaning)
         offset, grams, meaning = (least + more * known for least, more in parts)
         return offset, grams, meaning
@@ -65,15 +65,15 @@ class SpamModel:
 
     Attributes:
         bits: see `spamdetect.engine.features.text_buckets`.
-        weights: one weight for each bucket, int8: 0 where the training has not met it, `SILENT`
-            where it has and it says nothing.
-        scale: what one unit of ``weights`` is worth.
+        weights: one int8 weight for each bucket: 0 if training has not seen it, `SILENT` if it has
+            and the bucket says nothing.
+        scale: the value of one unit of ``weights``.
         power: a text of ``n`` different buckets divides their sum by ``n ** power``.
-        lexicon: of the concepts.
-        network: over the traits; it holds what the linear classifier thinks of them too.
-        blend: of the two scores.
-        threshold: spam from this probability on.
-        version: of the model.
+        lexicon: the lexicon of concepts.
+        network: the network over the traits; also holds their weights in the linear classifier.
+        blend: how the two scores combine.
+        threshold: a text is spam from this probability on.
+        version: the version of the model.
         profiles: named thresholds, see `spamdetect.thresholds`.
     """
 
@@ -88,7 +88,7 @@ class SpamModel:
     version: str
     profiles: Mapping[str, Profile]
     chance: float = attrs.field(init=False)
-    """How many n-grams seem known where none is: the share of buckets that are."""
+    """The share of n-grams that seem known although none is: the share of known buckets."""
 
     def __attrs_post_init__(self) -> None:
         share = float(np.count_nonzero(self.weights)) / self.weights.size
@@ -98,7 +98,7 @@ class SpamModel:
         """The traits of a text.
 
         Args:
-            structure: the structural features that are on.
+            structure: the active structural features.
             marked: the normalised text.
         """
         return traits(structure, self.lexicon.find(marked))
@@ -108,7 +108,7 @@ class SpamModel:
 
         Args:
             codes: normalised code points that begin and end with a space.
-            on: its traits.
+            on: its active traits.
         """
         held = self.weights[unique_buckets(text_buckets(codes, self.bits))]
         return self.combine(weight_sum(held), int(np.count_nonzero(held)), held.size, on)
@@ -118,9 +118,9 @@ class SpamModel:
 
         Args:
             total: that sum.
-            known: how many of them the training has met.
-            size: how many there are.
-            on: the traits of the text.
+            known: how many of the buckets training has seen.
+            size: how many buckets there are.
+            on: the active traits of the text.
         """
         return self._combined(total, known, size, *self.network.scores(self.network.sums(on)))
 
@@ -143,15 +143,15 @@ class SpamModel:
 
 
 def familiarity(known: float, size: float, chance: float) -> float:
-    """How much of a text's n-grams the training knows, in [0, 1].
+    """How familiar training is with a text's n-grams, in [0, 1].
 
-    The fourth power of the share: of a known language nearly all n-grams are known, of another that
-    is written in the same letters still three quarters.
+    The fourth power of the known share: nearly all n-grams of a known language are known, but so
+    are three quarters of those of another language written in the same letters.
 
     Args:
-        known: how many the training has met; some only seem so, as buckets are shared.
+        known: how many training has seen; some only seem known, because buckets are shared.
         size: how many there are.
-        chance: the share of all buckets that it has met.
+        chance: the share of all buckets that training has seen.
     """
     share = (known / max(1, size) - chance) / (1.0 - chance)
     return min(1.0, max(0.0, share)) ** STEEPNESS
@@ -163,7 +163,7 @@ def weight_sum(held: NDArray[np.int8]) -> int:
 
 
 def unique_buckets(buckets: Hashes) -> Hashes:
-    """The different buckets among these, ascending."""
+    """The distinct buckets, ascending."""
     buckets.sort()
     keep = np.empty(buckets.size, bool)
     keep[:1] = True
@@ -229,7 +229,7 @@ def from_container(container: Container, origin: str) -> SpamModel:
 
 
 def _is_sound(model: SpamModel) -> bool:
-    """Whether all parts are of the same model."""
+    """Whether all parts belong to the same model."""
     network, width = model.network, traits_size(len(model.lexicon.names))
     hidden = network.output.size
     blend = model.blend

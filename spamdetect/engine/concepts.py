@@ -1,8 +1,8 @@
-"""Which concepts a text names: a lexicon of words and phrases of many languages.
+"""Finds the concepts that a text names, with a lexicon of words and phrases in many languages.
 
-A pattern is one word or several with spaces between. A word may begin or end with ``*`` and then
-matches with anything before or after. Patterns in scripts that are written without spaces match
-anywhere. Matching takes time linear in the length of the text.
+A pattern is one or more words separated by spaces. ``*`` at the start or end of a word matches
+any prefix or suffix. Patterns in scripts that are written without spaces match anywhere.
+Matching takes time linear in the length of the text.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 
 import attrs
 
-# All but white space, signs, emoji and the markers of the normalised text.
+# Everything but white space, signs, emoji and the markers of the normalised text.
 _WORD: Final = re.compile(
     "[^\\s\\x00-/:-@\\[-`{-\\xa9\\xab-\\xb4\\xb6-\\xb9\\xbb-\\xbf\\xd7\\xf7\u02b9-\u02df"
     "\u055a-\u055f\u0589\u058a\u05be\u05c0\u05c3\u05f3\u05f4\u0609-\u060d\u061b-\u061f\u066a-\u066d"
@@ -29,12 +29,12 @@ _DENSE_RANGES: Final = (
 _DENSE: Final = re.compile(f"[{_DENSE_RANGES}]")
 _DENSE_RUN: Final = re.compile(f"[{_DENSE_RANGES}]+(?: [{_DENSE_RANGES}]+)*")
 _REMEMBERED: Final = 1 << 14
-_LONGEST: Final = 40  # characters of a word that are looked at
+_LONGEST: Final = 40  # characters of a word that are examined
 
 
 @attrs.define
 class _Node:
-    """A place in the tree of phrases."""
+    """A node in the tree of phrases."""
 
     concepts: tuple[int, ...] = ()
     following: dict[int, _Node] = attrs.field(factory=dict)
@@ -48,7 +48,7 @@ class Lexicon:
     """Finds concepts in normalised texts.
 
     Args:
-        patterns: for each concept, its patterns, normalised as texts are.
+        patterns: the patterns of each concept, normalised like texts.
 
     Example:
         >>> Lexicon({"free": ["free", "gratis*"], "parcel": ["your package"]}).find("gratisproben")
@@ -172,7 +172,7 @@ def dump(lexicon: Lexicon) -> bytes:
 
 
 def load(data: bytes) -> Lexicon:
-    """What `dump` wrote.
+    """Read what `dump` wrote.
 
     Raises:
         ValueError: not UTF-8.

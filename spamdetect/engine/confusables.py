@@ -1,4 +1,4 @@
-"""Letters that look like others, and the scripts that they pass for."""
+"""Look-alike letters, and the scripts that they pass for."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ CYRILLIC_TO_LATIN: Final = str.maketrans(
 GREEK_TO_LATIN: Final = str.maketrans("αβγεικνορτυχωηςσμ", "abyeikvoptuxwncou")
 # Latin letters that a reader of Cyrillic takes for Cyrillic ones.
 LATIN_TO_CYRILLIC: Final = str.maketrans("abcehikmoptyxbrnuj3", "авсенікмортухьгпиј3")
-# Greek capitals whose small letter looks like another Latin letter than they do.
+# Greek capitals that look like one Latin letter while their small letter looks like another.
 GREEK_CAPITALS: Final = str.maketrans("ΝΥΗΜ", "NYHM")
 
-# Letters of no other script, which tell what a text is really written in.
+# Letters without look-alikes in other scripts tell which script a text is really written in.
 LATIN_ALIKE: Final = frozenset("abcehikmoptyx")
 ONLY_LATIN: Final = re.compile("[dfglqrsvwz]")
 ONLY_CYRILLIC: Final = re.compile("[джзйлфцчшщъыэюя]")
 ONLY_GREEK: Final = re.compile("[δζθλξπφψ]")
 
-# Look-alikes that NFKD leaves as they are, whatever the script around them.
+# Look-alikes that NFKD leaves unchanged; they apply whatever the surrounding script.
 _SMALL_CAPITALS = dict(zip("ᴀʙᴄᴅᴇꜰɢʜɪᴊᴋʟᴍɴᴏᴘꞯʀꜱᴛᴜᴠᴡʏᴢ", "abcdefghijklmnopqrstuvwyz", strict=True))
 _OTHERS = {
     "ɑ": "a", "ɡ": "g", "ɩ": "i", "ı": "i", "ʏ": "y", "ø": "o", "ł": "l", "đ": "d",
@@ -37,7 +37,7 @@ _ENCLOSED = {
     for base in (0x1F130, 0x1F150, 0x1F170, 0x1F1E6)
     for offset in range(26)
 }
-# U+1F1E6.. pairs are flags; a flag becomes two letters, which the training sees as such.
+# U+1F1E6.. pairs are flags; a flag becomes two letters, in training too.
 LOOKALIKES = {ord(alike): plain for alike, plain in (_SMALL_CAPITALS | _OTHERS | _ENCLOSED).items()}
 
 LEET = {

@@ -106,7 +106,7 @@ def _array(entry: Mapping[str, Any], body: memoryview, offset: int) -> NDArray[A
 
 
 def _inflated(packed: memoryview, expected: int) -> NDArray[np.uint8]:
-    """What is packed, in memory that is never more than is expected."""
+    """Decompress, using no more memory than the expected size."""
     raw = np.empty(expected, np.uint8)
     unpacker, place = zlib.decompressobj(), 0
     for start in range(0, len(packed), PIECE_BYTES):

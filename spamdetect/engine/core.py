@@ -1,4 +1,4 @@
-"""The engine: everything about a text, from the text alone."""
+"""The engine: all results about a text, computed from the text alone."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class _Reading:
 
 
 class Engine:
-    """Classifies texts: pure functions of the text and the model, safe to share by threads.
+    """Classifies texts: pure functions of the text and the model, safe to share between threads.
 
     Example:
         >>> engine = Engine.load()
@@ -78,12 +78,12 @@ class Engine:
         Args:
             path: a spam model file, or a folder with ``spam.model`` and, if there is one,
                 ``language.model``; the shipped files by default.
-            threshold: spam from this probability on, or one of `profiles`; the model's own by
-                default.
+            threshold: the probability from which a text is spam, or one of `profiles`; the model's
+                own by default.
 
         Raises:
             ModelError: a file is missing, damaged or of another format.
-            ValueError: the threshold is outside [0, 1] and no profile.
+            ValueError: the threshold is neither in [0, 1] nor a profile.
         """
         if path is None:
             return cls(classifier.load(), language.load(), threshold=threshold)
@@ -101,14 +101,14 @@ class Engine:
 
     @property
     def profiles(self) -> Mapping[str, Profile]:
-        """The named thresholds ``strict``, ``balanced`` and ``quiet``, as they were measured."""
+        """The named thresholds ``strict``, ``balanced`` and ``quiet``, with their figures."""
         return self._model.profiles
 
     def threshold_of(self, threshold: Threshold) -> float:
         """The number that a threshold stands for.
 
         Raises:
-            ValueError: it is outside [0, 1] and no profile.
+            ValueError: it is neither in [0, 1] nor a profile.
         """
         return resolve(threshold, self._model.profiles)
 
@@ -120,7 +120,7 @@ class Engine:
         )
 
     def predict(self, text: str) -> Analysis:
-        """Everything about one text, with its verdict."""
+        """Analyse one text: everything `preprocess` gives, and the verdict."""
         reading = self._read(text)
         marked = reading.normalised.marked
         if not marked:
@@ -172,7 +172,7 @@ class Engine:
 
         Args:
             text: the text.
-            top: how many at most.
+            top: the maximum number of features.
         """
         reading = self._read(text)
         if not reading.normalised.marked:

@@ -30,8 +30,8 @@ def explain(model: SpamModel, normalised: Normalised, on: list[int], *, top: int
     Args:
         model: the classifier.
         normalised: the text.
-        on: its traits.
-        top: how many reasons at most.
+        on: its active traits.
+        top: the maximum number of reasons.
     """
     buckets = unique_buckets(text_buckets(normalised.readable_codes, model.bits))
     known = int(np.count_nonzero(model.weights[buckets]))

@@ -1,7 +1,7 @@
 """Hashed n-grams: from code points to bucket numbers, a whole text or many texts at once.
 
-Character n-grams (2 to 5) roll through the text with spaces at both ends; word n-grams (1 and
-2) come from prefix sums of a polynomial, so that no loop over words is needed. All arithmetic
+Character n-grams (2 to 5) are rolling hashes over the text with a space at each end; word n-grams
+(1 and 2) come from prefix sums of a polynomial, so no loop over words is needed. All arithmetic
 is modulo 2^32; the top bits of a multiplicative mix are the bucket.
 """
 
@@ -34,9 +34,9 @@ _FEW: Final = 300
 _FEWEST: Final = 8
 _PADDING: Final = np.zeros(CHAR_NGRAMS[-1], np.uint32)
 _GRAM_SALTS: Final = np.array([_SALTS[size] for size in CHAR_NGRAMS], np.uint32)
-# At the last four positions of a text, which n-grams still end within it.
+# Which n-grams that start at the last four positions of a text still end within it.
 _COMPLETE: Final = np.arange(4)[:, None] + np.array(CHAR_NGRAMS) <= 4
-# A window of code points times this is the hashes of its beginnings.
+# A window of code points times this gives the hashes of its prefixes.
 _POWERS_OF_WINDOW: Final = np.array(
     [
         [0 if at > size else pow(int(_BASE), size - at + (at == 0), 2**32) for size in range(5)]
@@ -75,7 +75,7 @@ def ngram_table(codes: Hashes, table: Hashes) -> None:
     """Write the polynomial hashes of the n-grams of each position into a row of a table.
 
     Args:
-        codes: code points; at least as many more than rows as there are columns.
+        codes: code points; at least as many as there are rows and columns together.
         table: one row for each position, one column for each length from 1.
     """
     rows, longest = table.shape
@@ -92,7 +92,7 @@ def ngram_table(codes: Hashes, table: Hashes) -> None:
 
 
 def folded(codes: Hashes) -> Hashes:
-    """The code points with ``l`` as ``i``: written ``I`` or ``1``, either may be meant."""
+    """The code points with ``l`` as ``i``: ``I`` or ``1`` may stand for either."""
     return np.where(codes == _L, _I, codes)
 
 
@@ -116,7 +116,7 @@ def scatter(hashes: Hashes) -> None:
 
 
 class PowerTable:
-    """Powers of the base and of its inverse modulo 2^32, grown when a longer text comes."""
+    """Powers of the base and of its inverse modulo 2^32, grown when a longer text needs them."""
 
     __slots__ = ("_forward", "_inverse")
 
@@ -173,7 +173,7 @@ def pair_hashes(words: Hashes) -> Hashes:
 
 
 def _few_hashes(codes: Hashes) -> list[Hashes]:
-    """`ngram_hashes` of a short text in another order, with fewer calls."""
+    """`ngram_hashes` for a short text: another order, fewer calls."""
     table = np.empty((codes.size, CHAR_NGRAMS[-1]), np.uint32)
     ngram_table(np.concatenate((codes, _PADDING)), table)
     grams = table[:, 1:] + _GRAM_SALTS
@@ -190,7 +190,7 @@ def text_buckets(codes: Hashes, bits: int) -> Hashes:
 
     Args:
         codes: code points that begin and end with a space.
-        bits: logarithm of the number of buckets for characters; words have their own, behind.
+        bits: logarithm of the number of buckets for characters; those for words follow.
     """
     codes = folded(codes)
     words, _ = word_hashes(codes)

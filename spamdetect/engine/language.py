@@ -40,7 +40,7 @@ JOIN = np.zeros((len(SCRIPTS), len(SCRIPTS)))
 for _index, _group in enumerate(_GROUP_OF):
     JOIN[_index, SCRIPTS.index(_group)] = _WORTH[_index]
 
-# What is no letter becomes a space.
+# Anything but a letter becomes a space.
 _ASCII_LETTERS: Final = bytes(c if chr(c).isalpha() else 32 for c in range(128)) + b" " * 128
 _ONES: Final = np.ones(1024, np.float32)
 _NO_LETTERS: Final = np.array([], np.uint32)
@@ -51,7 +51,7 @@ _SALTS: Final = np.array(
 )
 SPACE: Final = np.uint32(32)
 MAX_NGRAM: Final = 5
-# An n-gram reaches its length less one; words are told by where they start.
+# An n-gram reaches its length minus one further; words are recognised by where they start.
 _REACHES: Final = np.array([0, 1, 2, 3, 4, 2**62])
 
 
@@ -63,10 +63,10 @@ class ScriptModel:
         languages: ISO codes.
         bits: logarithm of the number of buckets.
         weights: int8, one row for each bucket, one column for each language.
-        scale: what one unit of ``weights`` is worth.
+        scale: the value of one unit of ``weights``.
         bias: one constant for each language.
         power: a text of ``n`` n-grams divides their sum by ``n ** power``.
-        temperature: (slope, intercept) of the sharpness by the logarithm of the n-gram count.
+        temperature: (slope, intercept) of the sharpness over the logarithm of the n-gram count.
     """
 
     languages: tuple[str, ...]
@@ -78,7 +78,7 @@ class ScriptModel:
     temperature: tuple[float, float]
 
     def best(self, letters: NDArray[np.uint32]) -> tuple[int, float]:
-        """The number of the likeliest language of a text, and its probability."""
+        """The index of a text's likeliest language, and its probability."""
         hashes, meant = letter_hashes(letters)
         buckets = hashes[meant] >> np.uint32(32 - self.bits)
         # As float32 the sum is exact, and many times faster than over int8.
@@ -91,12 +91,12 @@ class ScriptModel:
         return first, 1.0 / float(np.exp(logits).sum())
 
     def sharpness(self, size: int) -> float:
-        """What the sum of the weights of ``size`` n-grams is multiplied with."""
+        """The factor for the sum of the weights of ``size`` n-grams."""
         slope, intercept = self.temperature
         return float(self.scale * size**-self.power * math.exp(slope * math.log(size) + intercept))
 
     def best_of_each(self, texts: Sequence[NDArray[np.uint32]]) -> list[tuple[int, float]]:
-        """The same for the buckets of many texts."""
+        """`best` for many texts, given the buckets of each."""
         logits = np.empty((len(texts), len(self.languages)))
         for row, buckets in enumerate(texts):
             totals = _ones(buckets.size) @ self.weights.take(buckets, axis=0)
@@ -110,11 +110,11 @@ class ScriptModel:
 
 @attrs.frozen
 class LanguageModel:
-    """A detector for every script that it was trained on.
+    """A language detector for the scripts that it was trained on.
 
     Attributes:
         scripts: the model of each script by its name.
-        single: for scripts of one language, that language and its probability.
+        single: for scripts with a single language, that language and its probability.
         reliable_from: the probability from which an answer is reliable.
         min_letters: fewer letters than this are never reliable.
         version: of the model.
@@ -137,12 +137,12 @@ class LanguageModel:
         return self.answer(model, *model.best(letters), size)
 
     def alone(self, group: str, size: int) -> Language:
-        """The answer for a script that is not modelled: its only language, or unknown."""
+        """The answer for a script without a model: its only language, or unknown."""
         found = self.single.get(group)
         return UNKNOWN if found is None else self._language(*found, size)
 
     def answer(self, model: ScriptModel, best: int, probability: float, size: int) -> Language:
-        """The answer for a modelled script from its likeliest language."""
+        """The answer for a script with a model, given its likeliest language."""
         return self._language(model.languages[best], probability, size)
 
     def _language(self, name: str, probability: float, size: int) -> Language:
@@ -155,11 +155,11 @@ def _ones(size: int) -> NDArray[np.float32]:
 
 
 def read_letters(text: str) -> tuple[NDArray[np.uint32], str, int]:
-    """The letters of a text with single spaces between words, its script, and their worth.
+    """The letters of a text with single spaces between words, its script, and its size.
 
     Returns:
-        The code points (a space at both ends), the name of the main script, and how much text
-        there is in letters of an alphabet; 0 when there is none.
+        The code points (a space at both ends), the name of the main script, and the amount of
+        text counted in letters of an alphabet; 0 when there is none.
     """
     tables = character_tables()
     if len(text) > WINDOW:
@@ -210,7 +210,7 @@ def letter_buckets(letters: NDArray[np.uint32], bits: int) -> NDArray[np.uint32]
         bits: logarithm of the number of buckets.
 
     Returns:
-        One after the other: n-grams of one letter, of two, and so on, then the words.
+        The buckets of the n-grams of one letter, then of two, and so on, then of the words.
     """
     hashes, meant = letter_hashes(letters)
     return hashes.T[meant.T] >> np.uint32(32 - bits)
@@ -219,13 +219,13 @@ def letter_buckets(letters: NDArray[np.uint32], bits: int) -> NDArray[np.uint32]
 def letter_hashes(
     letters: NDArray[np.uint32], *, many: bool = False
 ) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
-    """For each position the hashes of what starts there, and which of them are meant.
+    """The hashes of what starts at each position, and which of them are valid.
 
     The columns are n-grams of 1 to 5 letters, then the whole word; a bucket is the upper bits.
 
     Args:
-        letters: a text as `letter_buckets` takes it, or several one after the other.
-        many: whether there may be several: nothing of two spaces is meant.
+        letters: a text as `letter_buckets` takes it, or several concatenated.
+        many: whether there may be several texts; an n-gram of two spaces is then not valid.
     """
     size = letters.size
     padded = np.full(size + MAX_NGRAM, SPACE)

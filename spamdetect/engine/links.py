@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-# Top-level domains that make a bare name an address. Others count when a path follows.
+# Top-level domains that make a bare name an address. Others count only if a path follows.
 BARE_TLDS = (
     "com|net|org|info|biz|io|co|me|ru|cn|uk|de|fr|in|us|eu|ly|tk|ml|ga|cf|gq|xyz|top|club|site|"
     "online|shop|live|app|dev|link|click|win|bid|vip|pro|cc|tv|ws|gg|gl|gd|to|be|am|fm|la|su|ua|"
@@ -58,7 +58,7 @@ RISKY_TLDS = frozenset(_RISKY_TLDS.split())
 
 
 def replace_links(text: str, replace: Callable[[re.Match[str]], str]) -> str:
-    """Replace the matches of `LINK`, looking only at words that can hold one."""
+    """Replace the matches of `LINK`, looking only at words that can contain one."""
     words = text.split(" ")
     for index, word in enumerate(words):
         if "." in word[:-1] or "@" in word or "//" in word:
@@ -74,7 +74,7 @@ def host_of(url: str) -> str:
 
 
 def host_kind(url: str) -> str:
-    """What sort of place an address leads to, as one word.
+    """The kind of host an address leads to, as one word.
 
     One of ``empty``, ``address`` (digits), ``shortener``, ``messenger``, ``familiar``,
     ``risky``, ``ordinary`` or ``other``.

@@ -6,7 +6,7 @@ The steps, in order; each is linear in the length of the text:
 2. HTML entities are resolved;
 3. zero-width, format and variation characters and the accents U+0300-036F go (before and after
    NFKD; marks of Thai, Indic and other scripts stay), runs of marks are cut at 30;
-4. NFKC, lower case, look-alikes that NFKC does not know (small capitals, squared letters);
+4. NFKC, lower case, look-alikes that NFKC does not map (small capitals, squared letters);
 5. web addresses, mail addresses and mentions become ``<url>``, ``<mail>``, ``<mention>``;
 6. letters written apart ("f r e e") are joined;
 7. words that mix Latin with Cyrillic or Greek are folded to one script;
@@ -62,11 +62,11 @@ _INVISIBLE: Final = re.compile(
     "\U0001d173-\U0001d17a\U000e0000-\U000e0fff\U000f0000-\U0010ffff]+"
 )
 _ACCENTS: Final = re.compile("[\u0300-\u036f]+")
-# One class is searched several times faster than three alternatives.
+# One character class is searched several times faster than three alternatives.
 _TO_CLEAN: Final = re.compile(
     "[" + "".join(p.pattern.strip("[]+") for p in (_UNWANTED, _INVISIBLE, _ACCENTS)) + "]"
 )
-# All beyond the BMP, for in a class each such character is compared by itself.
+# The whole range beyond the BMP: listed in a class, its characters are compared one by one.
 _ALIKE: Final = re.compile(
     "[" + "".join(chr(code) for code in LOOKALIKES if code < 0x10000) + "\U00010000-\U0010ffff]"
 )
@@ -82,12 +82,12 @@ _MARKS: Final = re.compile(
 )
 _ENTITY: Final = re.compile(r"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z]{2,31});")
 _SPACED: Final = re.compile(r"(?<![^\W_])[^\W\d_]([ ._*|·~-])[^\W\d_](?:\1[^\W\d_]){2,}(?![^\W_])")
-# Every match of it has this inside, which is faster to look for.
+# Every match of `_SPACED` contains this, which is faster to search for.
 _APART: Final = re.compile(r"([ ._*|·~-])[^\W\d_]\1[^\W\d_]\1")
 _LEET_SIGN: Final = re.compile("[0134578@$!|€]")
 _LEET_BESIDE: Final = re.compile(r"[0134578@$!|€](?:(?=[^\W\d_])|(?<=[^\W\d_].))")
-# Both begin with a sign, which is fast to look for, and find a little too much: `_undo_leet`
-# looks closer.
+# Both begin with a sign, which is fast to search for, and match a little too much: `_undo_leet`
+# checks further.
 _LEET: Final = re.compile(
     r"[0134578@$!|€](?:(?<=[^\W\d_].)[0134578@$!|€]{0,2}(?=[^\W\d_])"
     r"|(?<=[013457])(?<![^\W_].)(?<![@$!|€].)(?=[^\W\d_]{3}))"
@@ -127,7 +127,7 @@ HOSTS_READ: Final = 8
 
 @attrs.define
 class Normalised:
-    """A normalised text and what was met on the way.
+    """A normalised text and what normalisation found in it.
 
     Attributes:
         codes: the code points of the text, a space at both ends, with one private-use
@@ -173,7 +173,7 @@ class Normalised:
 
 
 def normalise(text: str) -> Normalised:
-    """Normalise a text for the classifier; see the module for the steps.
+    """Normalise a text for the classifier; the module's docstring lists the steps.
 
     Args:
         text: any string, lone surrogates and NUL included.
@@ -187,7 +187,7 @@ def normalise(text: str) -> Normalised:
 
 
 def normalise_many(texts: Sequence[str]) -> list[Normalised]:
-    """`normalise` for each text, in order; the last step is taken for all of them at once."""
+    """`normalise` for each text, in order; the last step runs once for all of them."""
     if not texts:
         return []
     read = [_read(text) for text in texts]
@@ -212,12 +212,12 @@ def _read(text: str) -> tuple[str, Normalised]:
 
 
 def _finish(text: str, found: Normalised) -> None:
-    """Digits, white space and repetitions of a short text."""
+    """Normalise the digits, white space and repetitions of a short text."""
     shaped = text.translate(_shape())
     codes = code_points(f" {shaped} ")
     if "0" in shaped:
         found.numbers = _NUMBER.findall(text)[:NUMBERS_READ]
-    # The pattern is the faster way to see that nothing is to be cut.
+    # The pattern is the faster way to see that nothing needs cutting.
     if _RUN.search(text) or codes[0] == codes[1]:
         drop, stretched = _excess(codes, codes[1:] == codes[:-1])
         if drop.size:
@@ -229,7 +229,7 @@ def _finish(text: str, found: Normalised) -> None:
 
 
 def _finish_many(texts: Sequence[str], found: Sequence[Normalised]) -> None:
-    """Digits, white space and repetitions."""
+    """Normalise the digits, white space and repetitions of many texts."""
     kind = character_tables().kind
     sizes = np.array([len(text) + 2 for text in texts])
     codes = code_points("".join([f" {text} " for text in texts])).copy()
@@ -260,7 +260,7 @@ def _excess(codes: Codes, same: NDArray[np.bool_]) -> tuple[Positions, Positions
 
     Args:
         codes: code points.
-        same: for each but the last, whether the next one is equal.
+        same: for each code point but the last, whether the next one is equal.
     """
     again = np.flatnonzero(same) + 1
     if not again.size:
@@ -334,7 +334,7 @@ def _undo_leet(text: str, found: Normalised) -> str:
         signs, start, whole = match.group(), match.start(), match.string
         before = whole[start - 1] if start else " "
         if not before.isalpha():
-            # "5ale" is read, "5pm", "1st" and "150ppm" are not.
+            # "5ale" is undone; "5pm", "1st" and "150ppm" are not.
             after = whole[start + 1 : start + 4]
             lone = signs in _LEADING and not before.isalnum()
             if not (lone and len(after) == 3 and after.isalpha()):
@@ -368,7 +368,7 @@ def _fold_scripts(text: str, found: Normalised) -> str:
             return text
     elif not (_CYRILLIC.search(text) or _GREEK.search(text)):
         return text
-    # A disguise does not touch the letters that have no look-alike.
+    # A disguise leaves letters without look-alikes alone.
     latin = len(ONLY_LATIN.findall(text))
     cyrillic = len(ONLY_CYRILLIC.findall(text))
     greek = len(ONLY_GREEK.findall(text))
@@ -383,11 +383,11 @@ def _fold_scripts(text: str, found: Normalised) -> str:
 
 
 def _fold_word(word: str, latin: int, cyrillic: int, greek: int) -> str:
-    """One script for a word that mixes them, or that disguises as another than the text's.
+    """Fold a word to one script if it mixes scripts or poses as another script than the text's.
 
     Args:
         word: letters, lower case.
-        latin: how many letters of the text can be nothing but Latin.
+        latin: how many letters of the text can only be Latin.
         cyrillic: the same for Cyrillic.
         greek: the same for Greek.
     """
@@ -408,7 +408,7 @@ def _fold_word(word: str, latin: int, cyrillic: int, greek: int) -> str:
     else:
         here = latin > 3 * cyrillic
     if not here:
-        # "B" is the capital of another letter than "b" looks like, and none begins with that.
+        # "B" and "b" look like different letters, and no word begins with the one like "b".
         word = "в" + word[1:] if word[0] == "b" else word
         return word.translate(LATIN_TO_CYRILLIC)
     folded = word.translate(CYRILLIC_TO_LATIN)

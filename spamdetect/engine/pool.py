@@ -1,4 +1,4 @@
-"""The engine in worker processes: for many texts, whole files, a service with cores to spare.
+"""The engine in worker processes, for many texts, whole files or services with spare cores.
 
 A worker outlives neither its pool nor a parent that was killed, and leaves Ctrl-C to its parent.
 """
@@ -26,8 +26,8 @@ def engine_pool(
     """Make a pool whose workers have the engine loaded.
 
     Args:
-        processes: How many.
-        model_path: Model file; None takes the one of the package.
+        processes: The number of workers.
+        model_path: Model file; None takes the packaged one.
         threshold: Spam from this score on; None takes the model's.
     """
     return ProcessPoolExecutor(
@@ -46,11 +46,11 @@ def loaded_engine() -> Engine:
 
 def _start(model_path: str | os.PathLike[str] | None, threshold: Threshold | None) -> None:
     global _engine
-    # Both may reach the whole group; the parent decides, and ends its workers itself.
+    # Both may reach the whole process group; the parent decides and ends its workers itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    # A worker waits for work on a pipe that it holds open itself, so the end of a killed parent
-    # does not reach it that way.
+    # A worker waits for work on a pipe that it also holds open itself, so the pipe does not tell
+    # it when its parent is killed.
     threading.Thread(target=_end_with_parent, name="spamdetect-parent", daemon=True).start()
     _engine = Engine.load(model_path, threshold=threshold)
 

@@ -17,9 +17,9 @@ class Profile:
 
     Attributes:
         threshold: spam from this probability on.
-        false_alarms: share of ordinary messages taken for spam, in cross-validation; None when it
-            was not measured.
-        recall: share of spam found in the same texts; None when it was not measured.
+        false_alarms: share of ordinary messages taken for spam, in cross-validation; None if not
+            measured.
+        recall: share of spam found in the same texts; None if not measured.
     """
 
     threshold: float
@@ -31,8 +31,8 @@ def read_profiles(meta: Any) -> dict[str, Profile]:
     """The profiles of a model file's header.
 
     Raises:
-        TypeError: not profiles.
-        ValueError: a threshold is no probability.
+        TypeError: the value does not describe profiles.
+        ValueError: a threshold is not a probability.
     """
     profiles: dict[str, Profile] = {name: Profile(**meta[name]) for name in PROFILE_NAMES}
     if not all(0.0 <= profile.threshold <= 1.0 for profile in profiles.values()):

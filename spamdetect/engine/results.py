@@ -1,4 +1,4 @@
-"""What the engine answers, as frozen values."""
+"""The engine's results, as frozen values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Language:
     Attributes:
         language: ISO 639-1 code, ISO 639-3 where there is none, ``und`` when unknown.
         probability: calibrated confidence in [0, 1]; 0 for ``und``.
-        is_reliable: whether the answer may be acted upon.
+        is_reliable: whether the answer is safe to act on.
     """
 
     language: str
@@ -69,7 +69,7 @@ class Analysis:
     error_code: str
 
     def judged(self, threshold: float) -> Analysis:
-        """The same with the verdict of another threshold; a text with nothing in it stays ham."""
+        """This analysis with the verdict of another threshold; an empty text stays ham."""
         verdict = self.prediction
         is_spam = verdict.spam_score >= threshold and self.error_code != TEXT_EMPTY
         return attrs.evolve(self, prediction=attrs.evolve(verdict, is_spam=is_spam))
@@ -81,7 +81,7 @@ class Reason:
 
     Attributes:
         feature: its name, such as ``words:"free"`` or ``links:2``.
-        weight: its share of the log-odds; above zero speaks for spam.
+        weight: its share of the log-odds; a positive value speaks for spam.
         explanation: the same in words.
     """
 
@@ -91,4 +91,4 @@ class Reason:
 
 
 class ModelError(Exception):
-    """A model file is missing, damaged or of another format; the text says what to do."""
+    """A model file is missing, damaged or of another format; the message says what to do."""

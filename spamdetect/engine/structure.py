@@ -72,7 +72,7 @@ _HOSTS_READ = 8
 
 
 def bucket_groups() -> list[slice]:
-    """Where the buckets of each group stand; every text is in one bucket of each."""
+    """The range of each group's buckets; every text is in one bucket of each group."""
     groups = [slice(offset, offset + len(edges) + 1) for offset, edges in _PLAN]
     return [*groups, SCRIPT_COLUMNS]
 
@@ -80,11 +80,11 @@ def bucket_groups() -> list[slice]:
 def structure(
     normalised: Normalised, kinds: NDArray[np.int64], scripts: NDArray[np.int64], length: int
 ) -> list[int]:
-    """The structural features that are on, as indices into `STRUCTURE_NAMES`.
+    """The active structural features, as indices into `STRUCTURE_NAMES`.
 
     Args:
         normalised: the text after normalisation.
-        kinds: how many characters of each `Kind` the text as received holds.
+        kinds: how many characters of each `Kind` the text as received contains.
         scripts: how many letters of each script.
         length: code points of the text as received.
     """

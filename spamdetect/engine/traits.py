@@ -1,4 +1,4 @@
-"""What a text is made of and what it speaks of, in one list of features that are on."""
+"""The structure and the concepts of a text, as one list of active features."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAMED: Final = slice(STRUCTURE_SIZE, _CONCEPTS)
 
 
 def traits(structure: list[int], concepts: Sequence[int]) -> list[int]:
-    """The structural features of a text, how many concepts it names, and which.
+    """The structural features of a text, how many concepts it names, and which ones.
 
     Args:
         structure: see `spamdetect.engine.structure.structure`.
@@ -26,12 +26,12 @@ def traits(structure: list[int], concepts: Sequence[int]) -> list[int]:
 
 
 def traits_size(concepts: int) -> int:
-    """How many traits there are with so many concepts."""
+    """How many traits there are with this many concepts."""
     return _CONCEPTS + concepts
 
 
 def trait_groups() -> list[slice]:
-    """Where the buckets of each group stand; every text is in one bucket of each."""
+    """The range of each group's buckets; every text is in one bucket of each group."""
     return [*bucket_groups(), NAMED]
 
 

@@ -1,9 +1,9 @@
 """Counting words by the default rules of UAX #29.
 
-A word is a stretch between word boundaries that holds at least one letter or digit. As the
-rules say for text without a dictionary, each ideograph, each Hiragana and each letter of Thai,
-Lao, Khmer and Burmese with its marks is a word of its own, and a run of Katakana is one word.
-Emoji and punctuation are no words; a combining mark belongs to the letter before it.
+A word is a stretch between word boundaries that contains at least one letter or digit. As the
+rules prescribe without a dictionary, each ideograph, each Hiragana and each letter of Thai, Lao,
+Khmer and Burmese with its marks is a separate word, and a run of Katakana is one word.
+Emoji and punctuation are not words; a combining mark belongs to the letter before it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from spamdetect.engine.characters import character_tables
 
 # One byte per character: A letter, H Hebrew letter, N digit, K Katakana, S a word by itself,
-# U connector, E mark or format, M B D Q what may stand inside a word, O anything else.
-# Atomic and possessive: no text makes this backtrack.
+# U connector, E mark or format, M B D Q allowed inside a word, O anything else.
+# Atomic and possessive: no input makes this backtrack.
 _WORD: Final = re.compile(
     rb"""
     (?> (?: (?: A E*+ (?: [MB] E*+ (?=[AH]) )?+
@@ -38,7 +38,7 @@ _WORD: Final = re.compile(
 
 
 def count_words(codes: NDArray[np.uint32]) -> int:
-    """The number of words that hold a letter or a digit.
+    """The number of words that contain a letter or a digit.
 
     Args:
         codes: the code points of the text.
@@ -47,5 +47,5 @@ def count_words(codes: NDArray[np.uint32]) -> int:
 
 
 def count_in_classes(classes: bytes) -> int:
-    """The same from the word-break class of each character."""
+    """`count_words` from the word-break class of each character."""
     return len(_WORD.findall(classes))

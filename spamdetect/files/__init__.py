@@ -1,1 +1,1 @@
-"""Whole files of texts: reading them, keeping the verdicts, going on after an interruption."""
+"""Whole files of texts: reading them, storing the verdicts, resuming after an interruption."""

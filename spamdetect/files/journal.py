@@ -1,8 +1,8 @@
 """Verdicts on their way to a file: a journal that survives an interruption.
 
-Verdicts are appended to ``OUTPUT.part``, one JSON object per line, the first line telling what
-they were made from. When all are there the journal becomes the output. Started again on the
-same input, a run finds the journal and goes on behind its last complete line.
+Verdicts are appended to ``OUTPUT.part``, one JSON object per line, the first line saying what
+they were made from. When all are written, the journal becomes the output. A run started again
+on the same input finds the journal and resumes after its last complete line.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PARQUET_ROWS: Final = 10_000
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """One line of the output; None where the record held no text.
+    """One line of the output; fields are None if the record held no text.
 
     Attributes:
         index: Position of the text in the input, from 0.
@@ -39,7 +39,7 @@ class Verdict(msgspec.Struct, frozen=True):
         word_count: Words.
         error_code: "" or as in the API, and ``INVALID_RECORD`` with the reason in ``note``.
         note: What is wrong with the record.
-        text: The text itself, where it was asked for.
+        text: The text itself, if requested.
     """
 
     index: int
@@ -57,7 +57,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """What a journal was made from; another origin is another journal."""
+    """What a journal was made from; a different origin needs a different journal."""
 
     input_name: str
     input_bytes: int
@@ -73,12 +73,12 @@ class Journal:
     """The growing output of one run.
 
     Args:
-        output: The file to make; its ending tells the format.
+        output: The file to make; its extension gives the format.
         origin: What the verdicts are made from.
-        restart: Whether to throw an earlier journal away.
+        restart: Whether to discard an earlier journal.
 
     Raises:
-        SpamConfigError: An earlier journal is of another input or other settings.
+        SpamConfigError: An earlier journal belongs to another input or other settings.
     """
 
     def __init__(self, output: Path, origin: Origin, *, restart: bool = False) -> None:
@@ -108,10 +108,10 @@ class Journal:
     ) -> None:
         self._stream.close()
         if exc is not None and not self.done and not self._added:
-            self._part.unlink(missing_ok=True)  # there is nothing to go on from
+            self._part.unlink(missing_ok=True)  # there is nothing to resume from
 
     def earlier(self) -> Iterator[Verdict]:
-        """The verdicts of the runs that this one goes on from."""
+        """The verdicts of the runs that this one resumes."""
         return itertools.islice(_verdicts(self._part), self.done) if self.done else iter(())
 
     def add(self, verdict: Verdict) -> None:
@@ -155,7 +155,7 @@ class Journal:
                 lines += 1
             stream.truncate(whole)
         if lines < 2:
-            # Without a verdict it is worth nothing, whatever it was made from.
+            # A journal without verdicts is worthless, whatever it was made from.
             self._part.unlink()
             return 0
         try:

@@ -17,13 +17,13 @@ _BREAKS: Final = frozenset({"br", "p", "div", "tr", "li", "table", "h1", "h2", "
 
 
 def mail_text(raw: bytes) -> str:
-    """Give the subject, an empty line and the body of a mail.
+    """Return the subject, an empty line and the body of a mail.
 
-    The plain part is taken where there is one, else the text of the HTML part; attachments are
-    left out. A mail that is broken gives as much as can be read.
+    Takes the plain part if there is one, otherwise the text of the HTML part; leaves attachments
+    out. A broken mail yields as much as can be read.
 
     Args:
-        raw: The mail as it came (RFC 5322, MIME).
+        raw: The mail as received (RFC 5322, MIME).
     """
     message = _PARSER.parsebytes(raw)
     assert isinstance(message, EmailMessage)
@@ -39,7 +39,7 @@ def split_mbox(lines: Iterable[bytes]) -> Iterator[bytes]:
     """Split an mbox into its mails, holding one at a time (RFC 4155, mboxrd quoting undone).
 
     Args:
-        lines: The lines of the file with their ends.
+        lines: The lines of the file with their line endings.
     """
     current: list[bytes] | None = None
     after_blank = True

@@ -1,4 +1,4 @@
-"""Texts out of files: plain lines, CSV, JSONL, mbox, .eml, or a folder of .eml files."""
+"""Reads texts from files: plain lines, CSV, JSONL, mbox, .eml, or a folder of .eml files."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _BY_SUFFIX: Final = {
     ".eml": "eml",
 }
 _SNIFFED_BYTES: Final = 1 << 16
-# Of characters; Western European text in Latin-1 stays below it.
+# Share of characters; Western European text in Latin-1 stays below it.
 _STRANGE_SHARE: Final = 0.3
 _CONTROLS: Final = [chr(code) for code in range(32) if chr(code) not in "\t\n\v\f\r\x1b"]
-# A header field, or the line that a mail from an mbox still has.
+# A header field, or the "From " line that a mail from an mbox still has.
 _MAIL: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:From |>?[!-9;-~]+[ \t]*:)")
 _USUAL_COLUMNS: Final = ("text", "message", "body", "content", "sms", "email", "comment")
 
@@ -52,7 +52,7 @@ class Record:
 
 
 def detect_format(path: Path) -> str:
-    """Tell the format from a name's ending; what is unknown is read as plain lines."""
+    """Tell the format from the file's extension; unknown ones are read as plain lines."""
     if path.is_dir():
         return "eml"
     return _BY_SUFFIX.get(path.suffix.lower(), "lines")
@@ -71,10 +71,10 @@ def read_records(path: Path, file_format: str, column: str | None) -> Iterator[R
     Args:
         path: The file, or a folder of .eml files.
         file_format: One of ``FORMATS``.
-        column: Column of a CSV, field of JSONL objects; None finds the usual ones.
+        column: Column of a CSV, field of JSONL objects; None looks for the usual ones.
 
     Raises:
-        SpamConfigError: The file cannot be read or is no text, or no column of texts is found.
+        SpamConfigError: The file cannot be read or is not text, or no column of texts is found.
     """
     try:
         if file_format == "eml":
@@ -93,7 +93,7 @@ def read_records(path: Path, file_format: str, column: str | None) -> Iterator[R
 
 
 def check_is_text(sample: bytes, name: str) -> None:
-    """Refuse bytes that would be read as noise: binary data, UTF-16, an alphabet of one byte.
+    """Refuse bytes that would be read as noise: binary data, UTF-16, a single-byte encoding.
 
     A stray byte of another encoding is let through and becomes U+FFFD.
 
@@ -128,7 +128,7 @@ class _CountedLines:
             yield line
 
     def decoded(self) -> Iterator[str]:
-        """The lines as text; what is no UTF-8 becomes U+FFFD, a byte order mark goes."""
+        """The lines as text; invalid UTF-8 becomes U+FFFD, a byte order mark is dropped."""
         for number, line in enumerate(self):
             text = line.decode("utf-8", "replace")
             yield text.removeprefix("\ufeff") if number == 0 else text
@@ -143,7 +143,7 @@ def _read_lines(lines: _CountedLines, column: str | None) -> _Texts:
 
 
 def _read_csv(lines: _CountedLines, column: str | None) -> _Texts:
-    # Fields longer than the module's default of 128 KiB are no error here.
+    # Fields longer than the module's default of 128 KiB are not an error here.
     csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
     rows = lines.decoded()
     first = next(rows, "")

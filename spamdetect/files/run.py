@@ -32,9 +32,9 @@ class Job:
     """What to classify and how.
 
     Attributes:
-        model_path: Model file; None takes the one of the package.
+        model_path: Model file; None takes the packaged one.
         threshold: Spam from this score on; None takes the model's.
-        processes: Processes; None takes all cores, or this process alone for a small input.
+        processes: How many; None takes all cores, or only this process for a small input.
         input_bytes: Size of the input.
         with_text: Whether verdicts carry their text.
     """
@@ -53,8 +53,8 @@ async def classify_records(
 
     Args:
         records: The records.
-        job: How.
-        stop: When set, no further record is begun; those under way still come out.
+        job: How to classify them.
+        stop: When set, no further record is started; those in progress still come out.
 
     Yields:
         A verdict, and the bytes of the input read for it.

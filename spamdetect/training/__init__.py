@@ -1,4 +1,4 @@
-"""Training and measuring the engine; needs numpy alone, and is not needed to classify.
+"""Training and evaluation of the engine; needs only numpy, and is not needed to classify.
 
 Example:
     >>> from spamdetect.training import train

@@ -1,4 +1,4 @@
-"""The recipe without each of its ingredients."""
+"""Evaluates the recipe without each of its ingredients."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def ablation(
 
     Args:
         rows: labelled texts.
-        seed: of the training and of the disguises.
+        seed: seeds the training and the disguises.
         sources: left out one at a time.
-        progress: told how far it is.
-        known: variants that have been evaluated already.
+        progress: receives the progress.
+        known: variants that are already evaluated.
         jobs: how many processes share the work, where the system can fork.
     """
     data = corpus(rows, seed, DEFAULTS, DEFAULT_PLAN, progress)
@@ -75,7 +75,7 @@ def ablation(
 
 
 def forked(work: Callable[[str], Evaluation], names: Sequence[str], jobs: int) -> list[Evaluation]:
-    """The results of some work in order, by processes that share what is in memory."""
+    """Do the work in forked processes, which share memory; results come in order."""
     if jobs < 2 or "fork" not in multiprocessing.get_all_start_methods():
         return [work(name) for name in names]
     _shared.append(work)

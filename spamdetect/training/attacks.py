@@ -68,7 +68,7 @@ def leet(text: str, random: Random) -> str:
 
 
 def spaced(text: str, random: Random) -> str:
-    """Some words letter by letter."""
+    """Some words spelled letter by letter."""
     mark = random.choice([" ", " ", ".", "-", "_", "*"])
 
     def spread(match: re.Match[str]) -> str:
@@ -156,7 +156,7 @@ def url_tricks(text: str, random: Random) -> str:
 
 
 def invisible_text(text: str, random: Random) -> str:
-    """Tag characters, fillers and blanks that show nothing."""
+    """Invisible tag characters, fillers and blanks."""
     blanks = "".join(chr(0xE0000 + ord(c)) for c in "see you at the meeting tomorrow")
     middle = random.randint(0, len(text))
     return text[:middle] + blanks + "\u3164\u2800" * random.randint(1, 5) + text[middle:]

@@ -1,4 +1,4 @@
-"""What is added to the training texts: disguised copies of both classes, ordinary additions."""
+"""Additions to the training texts: disguised copies of both classes, ordinary additions."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from spamdetect.training.dataset import SpamRow
 from spamdetect.training.mirror import COPIES, MIRROR
 
 MAX_COPY: Final = 1500  # characters; the rest of a long text would add nothing but time
-LONG: Final = 400  # characters from which on fragments are offered
+LONG: Final = 400  # characters; longer texts offer fragments
 FRAGMENT: Final = 300  # characters, at most
-LEAST_WORDS, MOST_WORDS = 2, 8  # of a phrase
+LEAST_WORDS, MOST_WORDS = 2, 8  # in a phrase
 SHORTEST: Final = 12  # characters
 _END: Final = re.compile(r"(?<=[.!?\u2026\u3002\uff01\uff1f])\s+|\n[ \t]*\n")
 
@@ -29,12 +29,12 @@ class Plan:
         disguised: share of all texts that get a disguised copy.
         ordinary: share of ham that gets a copy with something harmless added.
         copied: share of all texts that get a forwarded, quoted, trimmed or doubled copy.
-        weight: of a copy, where an original has 1.
+        weight: the weight of a copy; an original has 1.
         fragments: how many groups of sentences of each long text are offered; the fit chooses.
         phrases: how many runs of a few words of each long text are offered.
-        fragment_weight: of a chosen group of sentences.
-        phrase_weight: of a chosen run of words.
-        fragmented: what part of the mean the fit with fragments and phrases has, from 0 to 1.
+        fragment_weight: the weight of a chosen group of sentences.
+        phrase_weight: the weight of a chosen run of words.
+        fragmented: the share of the fit with fragments and phrases in the mean, from 0 to 1.
         mixture: how often each harmless addition is chosen.
     """
 
@@ -58,9 +58,9 @@ class Plan:
 
 
 def copies(rows: Sequence[SpamRow], plan: Plan, seed: int) -> tuple[list[str], list[int]]:
-    """The copies of some texts, and the number of the text that each is a copy of.
+    """The copies of some texts, and the number of each copy's original.
 
-    Each text draws from a generator of its own, so that leaving one out changes no other.
+    Each text has its own random generator, so leaving one out changes no other.
     """
     texts: list[str] = []
     owners: list[int] = []
@@ -82,9 +82,9 @@ def copies(rows: Sequence[SpamRow], plan: Plan, seed: int) -> tuple[list[str], l
 
 
 def fragments(rows: Sequence[SpamRow], plan: Plan, seed: int) -> tuple[list[str], list[int]]:
-    """Runs of one to three sentences of each long text, and the number of the text that each is of.
+    """Runs of one to three sentences of each long text, and the number of each run's text.
 
-    Short messages of a kind that the data show in long ones only are learnt from them.
+    They teach kinds of short messages that the data contain only inside long ones.
     """
     texts: list[str] = []
     owners: list[int] = []
@@ -105,7 +105,7 @@ def fragments(rows: Sequence[SpamRow], plan: Plan, seed: int) -> tuple[list[str]
 
 
 def phrases(rows: Sequence[SpamRow], plan: Plan, seed: int) -> tuple[list[str], list[int]]:
-    """Runs of a few words of each long text, and the number of the text that each is of."""
+    """Runs of a few words of each long text, and the number of each run's text."""
     texts: list[str] = []
     owners: list[int] = []
     for number, row in enumerate(rows):
@@ -124,5 +124,5 @@ def phrases(rows: Sequence[SpamRow], plan: Plan, seed: int) -> tuple[list[str], 
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences and headings of a text that hold at least two words."""
+    """The sentences and headings of a text that contain at least two words."""
     return [part for part in _END.split(text[: 4 * MAX_COPY]) if part and " " in part.strip()]

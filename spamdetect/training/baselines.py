@@ -1,6 +1,6 @@
 """Other people's classifiers, fitted in the same run on the same parts of the data.
 
-They need packages that neither the engine nor its training needs; what is not installed is
+They need packages that neither the engine nor its training needs; those not installed are
 left out of the report.
 """
 
@@ -36,8 +36,8 @@ class Trained:
 
     Attributes:
         predict: the probability of spam of each text.
-        alone: makes the same as it would be deployed, without the counts that fits share, and
-            says how many MB it takes as a file.
+        alone: builds the same classifier as it would be deployed, without the counts that fits
+            share, and gives its size as a file in MB.
     """
 
     predict: Predict
@@ -51,7 +51,7 @@ def available(texts: Sequence[str]) -> dict[str, Baseline]:
     """The baselines whose packages are installed.
 
     Args:
-        texts: all that they will be fitted to, so that n-grams are counted only once.
+        texts: all texts that they will be fitted to, so that n-grams are counted only once.
     """
     found: dict[str, Baseline] = {}
     if importlib.util.find_spec("sklearn"):
@@ -59,7 +59,7 @@ def available(texts: Sequence[str]) -> dict[str, Baseline]:
         found["word counts + naive Bayes"] = naive_bayes
         found["TF-IDF char+word, logistic"] = functools.partial(tfidf_logistic, grams)
         found["TF-IDF char+word, SVC calibrated"] = functools.partial(tfidf_svc, grams)
-    # A package of the same name, for prediction only, comes with other tools.
+    # Other tools bring a package of the same name that only predicts.
     if importlib.util.find_spec("fasttext") and hasattr(
         importlib.import_module("fasttext"), "train_supervised"
     ):
@@ -83,8 +83,8 @@ def naive_bayes(rows: Sequence[SpamRow], seed: int) -> Trained:
 class Grams:
     """Counts of character 2-5-grams and word 1-2-grams, and TF-IDF for parts of the texts.
 
-    The counting takes most of the time of a fit, and is the same for every part. Which n-grams
-    are used and how they are weighted is decided anew for each part.
+    Counting takes most of the time of a fit and is the same for every part. Which n-grams are
+    used and how they are weighted is decided separately for each part.
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
@@ -115,7 +115,7 @@ class Grams:
         return self._seen[1]
 
     def tfidf(self, texts: Sequence[str]) -> TfIdf:
-        """TF-IDF with what it needs taken from these texts."""
+        """TF-IDF fitted to these texts."""
         text = _sklearn("feature_extraction.text")
         parts = []
         for matrix, least, most in zip(self.counts(texts), (3, 2), (300_000, 200_000), strict=True):
@@ -127,7 +127,7 @@ class Grams:
         return TfIdf(self, parts)
 
     def vectorizer(self, number: int, chosen: NDArray[np.intp], idf: Floats) -> Any:
-        """One that counts and weighs the chosen n-grams alone, for texts not seen before."""
+        """A vectorizer for the chosen n-grams alone, for texts not seen before."""
         names = self._vectorizers[number].get_feature_names_out()[chosen]
         settings = self._vectorizers[number].get_params() | {
             "dtype": np.float32,
@@ -140,14 +140,14 @@ class Grams:
 
 
 class TfIdf:
-    """From texts to their TF-IDF: by the shared counts, or as it would be deployed."""
+    """Turns texts into TF-IDF, from the shared counts or as it would be deployed."""
 
     def __init__(self, grams: Grams, parts: list[tuple[NDArray[np.intp], Any]]) -> None:
         self._grams = grams
         self._parts = parts
 
     def __call__(self, texts: Sequence[str]) -> Any:
-        """The matrix, by the shared counts."""
+        """The matrix, from the shared counts."""
         return _beside(
             weigher.transform(matrix[:, chosen].astype(np.float32))
             for matrix, (chosen, weigher) in zip(
@@ -228,7 +228,7 @@ def fasttext_model(rows: Sequence[SpamRow], seed: int) -> Trained:
     def predict(texts: Sequence[str]) -> Floats:
         out = []
         for text in texts:
-            # The end of the line is a token of the training, and so must be here.
+            # The end of the line is a token in training, so it must be one here.
             line = " ".join(text.lower().encode("utf-8", "replace").decode().split()) + "\n"
             found = {name: chance for chance, name in model.f.predict(line, 2, 0.0, "strict")}
             out.append(found.get("__label__spam", 0.0))

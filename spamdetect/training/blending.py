@@ -1,4 +1,4 @@
-"""How the two parts of the classifier are put together: fitted to scores of unseen texts."""
+"""Fits the blend of the classifier's two parts to scores of unseen texts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PENALTY = 1e-5
 
 @attrs.frozen
 class Signals:
-    """What a fit says of texts.
+    """The scores that a fit gives some texts.
 
     Attributes:
         grams: the scores of n-grams and structure.
@@ -28,7 +28,7 @@ class Signals:
     known: Floats
 
     def select(self, chosen: Flags | NDArray[np.intp]) -> Signals:
-        """Those of some texts."""
+        """The signals of some of the texts."""
         return Signals(self.grams[chosen], self.meaning[chosen], self.known[chosen])
 
     def probabilities(self, blend: Blend) -> Floats:
@@ -41,7 +41,7 @@ class Signals:
 
 
 def joined(parts: list[Signals]) -> Signals:
-    """Signals one after the other."""
+    """Concatenate signals."""
     return Signals(
         *(np.concatenate([getattr(part, name) for part in parts])
           for name in ("grams", "meaning", "known"))
@@ -52,7 +52,7 @@ def fit(signals: Signals, labels: Flags, weights: Floats) -> Blend:
     """The blend whose probabilities fit the labels best, by Newton's method.
 
     Args:
-        signals: of texts that the fits behind them have not seen.
+        signals: the signals of texts that the fits behind them have not seen.
         labels: which of them are spam.
         weights: how much each of them counts.
     """

@@ -14,7 +14,7 @@ from spamdetect.engine.language import LanguageModel
 from spamdetect.training.dataset import SpamRow
 from spamdetect.training.spam_fit import NOTICES
 
-# Where the known sources come from and what their licence is, as their publishers state it.
+# Where the known sources come from, and their licences as their publishers state them.
 SOURCES: Final[Mapping[str, tuple[str, str, str]]] = {
     "uci_sms": ("SMS, English", "CC BY 4.0", "SMS Spam Collection, Almeida and Gomez Hidalgo 2011"),
     "uci_sms_mt": (
@@ -107,7 +107,7 @@ sentences and phrases of long texts were added with little weight.
 """
 
 
-# What the reader of each table needs to know; the tables come in this order.
+# What the reader of each table needs to know; the tables appear in this order.
 REMARKS: Final[Mapping[str, str]] = {
     "Targets": """\
 The targets were set for other data than what is at hand here, so a figure says where the engine

@@ -14,7 +14,7 @@ from spamdetect.engine.characters import CODE_POINTS, SCRIPTS, Kind
 from spamdetect.engine.container import pack
 
 BIDI = {0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)}
-# Letters of no width or meaning that are not of category Cf.
+# Letters without width or meaning that are not in category Cf.
 BLANKS = {0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2800, 0x3164, 0xFFA0}
 VARIATION = {*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0), 0x180B, 0x180C, 0x180D, 0x180F}
 EMOJI = (
@@ -82,7 +82,7 @@ def script_of(code: int) -> int:
         return 0
     name = unicodedata.name(character, "")
     if not name:
-        # Ideographs that a newer Unicode assigns lie in these planes.
+        # Ideographs assigned by newer Unicode versions lie in these planes.
         return NAMES["CJK"] if 0x20000 <= code < 0x3FFFE else 0
     first = name.split()[0].split("-")[0]
     if first in {"COMBINING", "VARIATION", "MODIFIER"}:
@@ -125,7 +125,7 @@ def word_break_of(code: int, script: int) -> int:
 
 
 def runs(values: NDArray[np.uint8]) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
-    """Run-length code: where each run starts, and its value."""
+    """Run-length encoding: where each run starts, and its value."""
     start = np.flatnonzero(np.append(True, values[1:] != values[:-1]))
     return start.astype(np.uint32), values[start]
 

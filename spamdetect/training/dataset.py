@@ -23,7 +23,7 @@ MAX_TEXT = 100_000
 
 
 class DataError(ValueError):
-    """Training data that cannot be used; the text names the file, the line and the remedy."""
+    """Training data that cannot be used; the message names the file, the line and the remedy."""
 
 
 @attrs.frozen
@@ -33,10 +33,10 @@ class SpamRow:
     Attributes:
         text: as received.
         is_spam: its label.
-        source: where it is from; one part of the data for leave-one-source-out.
-        fold: 0 to 4, for cross-validation; equal for texts that must not be parted.
-        language: its code, empty where unknown.
-        kind: what sort of message it is, where the source says so.
+        source: where it comes from; leave-one-source-out leaves out one source at a time.
+        fold: 0 to 4, for cross-validation; equal for texts that must stay together.
+        language: its code, empty if unknown.
+        kind: the kind of message, if the source states it.
     """
 
     text: str

@@ -1,4 +1,4 @@
-"""How good a classifier is where it has seen nothing alike: whole parts left out, disguise."""
+"""How good a classifier is on texts unlike any it has seen: left-out parts, disguised texts."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ SENT, MADE = "sent", "notices"
 
 @attrs.frozen
 class Evaluation:
-    """What one evaluation found.
+    """The results of one evaluation.
 
     Attributes:
-        in_domain: cross-validation over the folds, of texts that were really sent.
+        in_domain: cross-validation over the folds, on texts that were really sent.
         by_fold: the same for each fold alone.
         by_source: leave-one-source-out, for each source.
-        left_out: for each way of leaving parts out, and for texts that were sent and made notices
-            apart, the figures of each part.
+        left_out: for each way of leaving parts out, and separately for texts that were sent and
+            for made notices, the figures of each part.
         attacks: for each disguise, the figures on disguised texts of a held-out fold.
         clean: the figures on the same texts undisguised.
         mirror: for each harmless addition, the share of ham taken for spam.
-        mirror_clean: the same share without addition.
+        mirror_clean: the same share without additions.
         copies: for each kind of copy, the share of texts whose verdict changes.
     """
 
@@ -72,12 +72,12 @@ class Evaluation:
         return mean(list(self.attacks.values()))
 
     def without(self, way: str, of: str = SENT) -> Scores:
-        """The mean over the parts that were left out in some way."""
+        """The mean over the parts that were left out in one way."""
         return mean(list(self.left_out.get((way, of), {}).values()))
 
 
 def mean(parts: Sequence[Scores]) -> Scores:
-    """The unweighted mean of each figure, NaN of none; the texts are added up."""
+    """The unweighted mean of each figure, NaN if there are no parts; text counts are summed."""
     names = [field.name for field in attrs.fields(Scores) if field.name != "texts"]
     values = {
         name: float(np.nanmean([getattr(part, name) for part in parts])) if parts else float("nan")
@@ -88,7 +88,7 @@ def mean(parts: Sequence[Scores]) -> Scores:
 
 @attrs.frozen
 class Suite:
-    """Texts of a held-out fold, as they are and changed in many ways, as features.
+    """The features of a held-out fold's texts, unchanged and changed in many ways.
 
     Attributes:
         labels: which of them are spam.
@@ -112,13 +112,13 @@ def suite(
 
     Args:
         rows: labelled texts.
-        seed: of the choice of texts and of the changes.
-        bits: of the features.
-        progress: told how far it is.
-        lexicon: of concepts.
+        seed: seeds the choice of texts and the changes.
+        bits: the logarithm of the number of n-gram buckets.
+        progress: receives the progress.
+        lexicon: the lexicon of concepts.
 
     Raises:
-        DataError: no text is in that fold.
+        DataError: that fold has no texts.
     """
     sample = suite_rows(rows, seed)
     texts = [row.text[:SUITE_LENGTH] for row in sample]
@@ -136,7 +136,7 @@ def suite(
 
 
 def suite_rows(rows: Sequence[SpamRow], seed: int) -> list[SpamRow]:
-    """The held-out texts that disguises are tried on."""
+    """The held-out texts to try disguises on."""
     sample = [
         row for row in rows
         if row.fold == SUITE_FOLD and not row.source.startswith(spam_fit.NOTICES)
@@ -148,7 +148,7 @@ def suite_rows(rows: Sequence[SpamRow], seed: int) -> list[SpamRow]:
 
 
 def changed_texts(texts: Sequence[str], change: Disguise, seed: int) -> list[str]:
-    """Each text changed, by a generator of its own."""
+    """Change each text with its own random generator."""
     return [change(text, Random(f"{seed}:{number}")) for number, text in enumerate(texts)]
 
 
@@ -161,15 +161,15 @@ def cross_check(
     plan: Plan = spam_fit.DEFAULT_PLAN,
     sources: Sequence[str] | None = None,
 ) -> Evaluation:
-    """Evaluate the training recipe on data that each fit has not seen.
+    """Evaluate the training recipe, testing each fit on data that it has not seen.
 
     Args:
         rows: labelled texts.
-        seed: of the training and of the disguises.
-        settings: of the fits.
-        progress: told how far it is.
+        seed: seeds the training and the disguises.
+        settings: the settings of the fits.
+        progress: receives the progress.
         plan: the copies to add.
-        sources: left out one at a time; all where this is not given.
+        sources: left out one at a time; all by default.
     """
     data = spam_fit.corpus(rows, seed, settings, plan, progress)
     tests = suite(rows, seed, settings.bits, progress, data.lexicon)
@@ -190,11 +190,11 @@ def check(
     Args:
         data: the texts and their copies.
         tests: changed texts.
-        settings: of the fits.
-        progress: told how far it is.
-        sources: left out one at a time; all where this is not given.
-        most_folds: cross-validate over no more than the first ones.
-        ways: of leaving parts out.
+        settings: the settings of the fits.
+        progress: receives the progress.
+        sources: left out one at a time; all by default.
+        most_folds: cross-validate over at most this many folds.
+        ways: the ways of leaving parts out.
     """
     found = held_out(data, settings, progress, ways, most_folds)
     chances, left_out = judged(data, found)
@@ -220,15 +220,15 @@ def check(
 def judged(
     data: Corpus, found: Sequence[HeldOut]
 ) -> tuple[Floats, dict[tuple[str, str], dict[str, Scores]]]:
-    """What is said of the texts of each part, by fits and a blend that do not know them.
+    """Judge the texts of each part by fits and a blend that have not seen them.
 
     Args:
         data: the texts.
-        found: what fits say of texts that they have not seen.
+        found: the signals of fits for texts that they have not seen.
 
     Returns:
-        The probability of each text by the folds, NaN where its fold was not tried; and figures by
-        way of leaving out, by whether the texts were sent or made, and by part.
+        The probability of each text from the folds, NaN if its fold was not tried; and the figures
+        by way of leaving out, by whether the texts were sent or made, and by part.
     """
     chances = np.full(len(data.rows), np.nan)
     made = np.isin(data.sources, sorted(data.made))
@@ -249,7 +249,7 @@ def judged(
 
 @attrs.frozen
 class Changes:
-    """Figures on texts that were changed; see `Evaluation`."""
+    """Figures on changed texts; see `Evaluation`."""
 
     attacks: dict[str, Scores]
     clean: Scores
@@ -261,7 +261,7 @@ class Changes:
     def of(
         cls, tests: Suite, judge: Judge, data: Corpus, found: Sequence[HeldOut], unseen: Flags
     ) -> Changes:
-        """Try a fit that has not seen the texts."""
+        """Test a fit that has not seen the texts."""
         mixed, labels = blend(data, found, unseen), tests.labels
         clean = judge.signals(tests.clean).probabilities(mixed)
         said = {
@@ -290,7 +290,7 @@ class Changes:
 
 
 def related(source: str, sources: Iterable[str]) -> set[str]:
-    """The sources that share texts with one: its translations and what it translates."""
+    """The sources that share texts with this one: its translations and its originals."""
     return {other for other in sources if other.startswith(source) or source.startswith(other)}
 
 
@@ -305,10 +305,10 @@ def leave_one_source_out(
 
     Args:
         data: the texts and their copies.
-        settings: of the fits.
-        found: for the calibration, from which the source is left out too.
+        settings: the settings of the fits.
+        found: signals for the calibration, which leaves the source out too.
         left_out: the names.
-        progress: told how far it is.
+        progress: receives the progress.
     """
     sources = data.sources
     names = sorted(set(sources.tolist()))
@@ -339,7 +339,7 @@ def evaluate(
     Args:
         paths: JSONL or CSV files, or folders with such; see `read_spam`.
         engine: the shipped one by default.
-        progress: told how far it is.
+        progress: receives the progress.
 
     Raises:
         DataError: the data cannot be used.

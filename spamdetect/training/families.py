@@ -1,4 +1,4 @@
-"""Languages by family, and sources by domain: what an evaluation leaves out whole."""
+"""Language families and source domains, which an evaluation leaves out as a whole."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ DOMAIN: Final[Mapping[str, str]] = {
 def families(rows: Sequence[SpamRow]) -> list[str]:
     """The family of each text's language.
 
-    Where the data do not name the language the detector is asked; where it does not know, the
-    text is taken to be of the family that is most usual in its source.
+    If the data do not name the language, the detector decides; if it does not know, the text
+    is assigned the most common family in its source.
     """
     detector = language.load()
     found = []
@@ -81,5 +81,5 @@ def families(rows: Sequence[SpamRow]) -> list[str]:
 
 
 def domain(row: SpamRow) -> str:
-    """The domain of a text; a source that is not known here is a domain of its own."""
+    """The domain of a text; an unknown source is a separate domain."""
     return DOMAIN.get(row.source, row.source)

@@ -14,7 +14,7 @@ import attrs
 SHORT: Final = 160
 LONG: Final = 1000
 
-# The peak that getrusage gives is inherited from the parent process, that of /proc is not.
+# The peak from getrusage is inherited from the parent process; the one from /proc is not.
 _PEAK: Final = """
 def peak_kb():
     try:
@@ -104,11 +104,11 @@ def measure(texts: Sequence[str], most: int = 2000) -> Footprint:
 
 
 def samples(texts: Sequence[str], most: int = 2000) -> dict[str, list[str]]:
-    """The short and the long ones among some texts, where there are any.
+    """The short and the long texts among these, if there are any.
 
     Args:
         texts: real messages.
-        most: at most this many short ones, and a quarter of it long ones.
+        most: at most this many short ones, and a quarter as many long ones.
     """
     parts = {
         "short": [text for text in texts if 0 < len(text) <= SHORT][:most],

@@ -22,7 +22,7 @@ from spamdetect.training.network import NetworkSettings
 from spamdetect.training.spam_fit import DEFAULTS, Corpus, fit_grams, whole_rows
 
 Flags = NDArray[np.bool_]
-MIN_CLASS: Final = 20  # a part with fewer texts of a class says nothing of that class
+MIN_CLASS: Final = 20  # a part with fewer texts of a class says nothing about that class
 KIND_GROUPS: Final = 3
 FAMILY_GROUPS: Final = 3
 NETWORK: Final = NetworkSettings()
@@ -33,9 +33,9 @@ class Judge:
     """A fit of both parts.
 
     Attributes:
-        grams: of the n-grams.
-        network: of the traits.
-        met: for each bucket, whether the texts or their copies hold it more than once.
+        grams: the fit of the n-grams.
+        network: the fit of the traits.
+        met: for each bucket, whether it occurs more than once in the texts or their copies.
     """
 
     grams: Fitted
@@ -43,7 +43,7 @@ class Judge:
     met: Flags
 
     def signals(self, matrix: Matrix) -> Signals:
-        """What it says of texts."""
+        """The signals of some texts."""
         return Signals(
             self.grams.scores(matrix),
             network.scores(self.network, dense(matrix)),
@@ -56,7 +56,7 @@ def familiarities(matrix: Matrix, met: Flags) -> NDArray[np.float64]:
 
     Args:
         matrix: the features.
-        met: for each bucket, whether the training knows it.
+        met: for each bucket, whether training has seen it.
     """
     chance = min(float(met.mean()), 0.999)
     sizes = np.maximum(np.diff(matrix.starts), 1)
@@ -65,7 +65,7 @@ def familiarities(matrix: Matrix, met: Flags) -> NDArray[np.float64]:
 
 
 def met_buckets(matrix: Matrix, fitted: Fitted, least: int) -> Flags:
-    """The buckets that at least so many rows hold, or that have a weight."""
+    """The buckets that occur in at least this many rows or have a weight."""
     counts = np.bincount(matrix.columns, minlength=fitted.weights.size)
     return np.asarray((counts >= least) | (fitted.weights != 0))
 
@@ -101,7 +101,7 @@ class Part:
     """Texts that are left out together.
 
     Attributes:
-        way: by ``fold``, ``family`` of languages, ``kind`` of message or ``domain``.
+        way: what it is: a ``fold``, ``family`` of languages, ``kind`` of message or ``domain``.
         groups: which texts belong to each fold, family, kind or domain among them.
     """
 
@@ -116,15 +116,15 @@ class Part:
 
 
 def parts(data: Corpus, ways: Sequence[str], most_folds: int = FOLDS) -> list[Part]:
-    """All that is left out in turn.
+    """The parts that are left out in turn.
 
-    Kinds are left out several at a time, and so are the families that the data show in notices
-    alone: fewer fits, and a harder test than one by one.
+    Kinds are left out several at a time, and so are families that the data contain only in
+    notices: this takes fewer fits and is a harder test than one by one.
 
     Args:
         data: the texts.
         ways: see `Part`.
-        most_folds: no more than the first ones.
+        most_folds: leave out at most this many folds.
 
     Raises:
         DataError: there are not two folds, which calibration needs.
@@ -165,7 +165,7 @@ def _dealt(way: str, masks: dict[str, Flags], names: list[str], groups: int) -> 
 
 
 def tells(labels: Flags) -> bool:
-    """Whether there are enough texts of both classes to say something of each."""
+    """Whether there are enough texts of both classes to say something about each."""
     return min(int(labels.sum()), int((~labels).sum())) >= MIN_CLASS
 
 

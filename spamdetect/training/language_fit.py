@@ -36,7 +36,7 @@ BITS: Final = {"LATIN": 16, "CYRILLIC": 14, "CJK": 14, "ARABIC": 13, "DEVANAGARI
 OTHER_BITS: Final = 11
 SPANS: Final = 4  # single words and pairs cut from each longer text
 LEVELS: Final = 40  # steps of a weight on each side of zero; more only make the file larger
-HELD_OUT: Final = 20  # one text in so many sets the temperature
+HELD_OUT: Final = 20  # one text in this many sets the temperature
 RELIABLE_FROM: Final = 0.67
 MIN_LETTERS: Final = 5
 SETTINGS: Final = softmax.SoftmaxSettings(epochs=4, rate=0.5)
@@ -62,8 +62,8 @@ def train_language(
     Args:
         paths: files, or folders that hold ``lang_train`` files; see `read_language`.
         out: the file to write.
-        seed: of everything that is drawn.
-        progress: told how far it is.
+        seed: seeds everything random.
+        progress: receives the progress.
 
     Raises:
         DataError: the data cannot be used.
@@ -148,7 +148,7 @@ def spans(samples: Sequence[Sample], random: Random) -> list[Sample]:
 
 
 def _weight(name: str, counts: Counter[str]) -> float:
-    """Less for rare languages, more for languages with few texts."""
+    """The weight of a text: less for rare languages, more for languages with few texts."""
     return (1.0 if name in COMMON else RARE_WEIGHT) * min(
         3.0, float((10_000 / counts[name]) ** 0.3)
     )
@@ -157,7 +157,7 @@ def _weight(name: str, counts: Counter[str]) -> float:
 def _temperature(
     model: ScriptModel, held: Sequence[Sample], index: dict[str, int]
 ) -> tuple[float, float]:
-    """Slope and intercept of the sharpness that suit held-out texts best, by search.
+    """Search for the slope and intercept of the sharpness that best suit held-out texts.
 
     Common languages count fully, rare ones as in the fit.
     """

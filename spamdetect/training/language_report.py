@@ -1,4 +1,4 @@
-"""How good language detectors are on the development texts: ours and those installed."""
+"""Measures language detectors on the development texts: ours and those installed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from spamdetect.training.dataset import LanguageRow
 from spamdetect.training.language_fit import COMMON
 
 Detect = Callable[[str], tuple[str, float, bool]]
-"""From a text to language, probability and whether it is reliable."""
+"""Maps a text to its language, the probability and whether the answer is reliable."""
 KINDS: Final = ("word", "word_pair", "sentence")
 ALIASES: Final = {"no": "nb", "iw": "he", "fil": "tl", "zh-Hant": "zh", "zh-hant": "zh", "jw": "jv"}
 
@@ -31,8 +31,8 @@ class LanguageScores:
         by_kind: macro accuracy over languages for each kind of text.
         average: the mean over words, pairs of words and sentences.
         chat: macro accuracy on chat.
-        reliable: accuracy where the detector says that it is sure.
-        coverage: share of texts where it says so.
+        reliable: accuracy where the detector calls its answer reliable.
+        coverage: share of texts where it does so.
         ece: expected calibration error.
         per_second: texts of all kinds per second of processor time, one by one.
     """

@@ -22,7 +22,7 @@ def read(lines: Iterable[str]) -> Lexicon:
     """A lexicon from its lines; empty ones and those that begin with ``#`` are comments.
 
     Raises:
-        DataError: a line has not three columns; the text says which.
+        DataError: a line does not have three columns; the message says which.
     """
     patterns: dict[str, dict[str, None]] = {}
     for number, line in enumerate(lines, 1):
@@ -40,7 +40,7 @@ def read(lines: Iterable[str]) -> Lexicon:
 
 
 def normalised_pattern(pattern: str) -> str:
-    """A pattern as it stands in normalised texts; empty where no letter is left of it."""
+    """A pattern as it appears in normalised texts; empty if no letter of it is left."""
     out: list[str] = []
     for word in pattern.split():
         core = word.strip("*")

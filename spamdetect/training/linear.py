@@ -2,7 +2,7 @@
 
 The loss is the squared hinge; each n-gram is scaled by its log-count ratio or by its rarity, and
 the weights are drawn towards a small multiple of that ratio instead of towards zero (Wang and
-Manning 2012, Hsieh and others 2008). It needs numpy alone.
+Manning 2012, Hsieh and others 2008). It needs only numpy.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class Settings:
         word_value: the same for words and pairs of words, beside 1 for character n-grams.
         ratio_power: exponent of the log-count ratio that scales each n-gram; 0 for none.
         rarity: in a fit by rarity, an n-gram is scaled by its inverse document frequency times
-            this instead of by its ratio; 0 for the ratio there too.
+            this instead of by its ratio; 0 keeps the ratio there too.
         rarity_l2: the penalty in such a fit.
-        smoothing: added to the counts that the ratio is taken of.
+        smoothing: added to the counts before the ratio is taken.
         prior: what the weights are drawn towards, as a multiple of the ratio.
-        prior_smoothing: added to the counts for that ratio, so that rare n-grams have little.
-        min_count: n-grams of fewer texts than this are left out.
-        epochs: how often the rows are gone through.
-        notices: how much a made notice counts, beside 1 for a text that was really sent.
+        prior_smoothing: added to the counts for that ratio, so that it is small for rare n-grams.
+        min_count: n-grams in fewer texts than this are left out.
+        epochs: the number of passes over the rows.
+        notices: how much a made notice counts; a text that was really sent counts 1.
     """
 
     bits: int = 21
@@ -66,7 +66,7 @@ class Fitted:
         structure: one for each trait.
         bias: the constant term.
         power: a row of ``n`` n-grams is divided by ``n ** power``.
-        scale: the weights are whole multiples of it, of at most 127, once they are rounded.
+        scale: once rounded, the weights are multiples of it by integers of at most 127.
     """
 
     weights: Floats
@@ -85,7 +85,7 @@ class Fitted:
 
 
 def rounded(fitted: Fitted) -> Fitted:
-    """A fit as a model file holds it: n-grams of eight bits, the smallest of no weight at all."""
+    """A fit as a model file stores it: eight-bit n-gram weights, the smallest rounded to zero."""
     used = np.abs(fitted.weights[fitted.weights != 0])
     scale = float(np.quantile(used, CLIP)) / 127.0 if used.size else 1.0
     weights = np.clip(np.rint(fitted.weights / scale), -127, 127) * scale
@@ -96,8 +96,8 @@ def between(one: Fitted, other: Fitted, share: float) -> Fitted:
     """The weighted mean of two fits, whose scores are that mean of their scores.
 
     Args:
-        one: has the rest.
-        other: has ``share`` of the mean.
+        one: the fit with the rest of the mean.
+        other: the fit with ``share`` of the mean.
         share: from 0 to 1.
     """
 
@@ -117,13 +117,13 @@ def row_sums(values: Floats, starts: NDArray[np.int64]) -> Floats:
 
 
 def row_scale(matrix: Matrix, power: float) -> Floats:
-    """What each row's n-grams are multiplied with."""
+    """The factor of each row's n-grams."""
     return np.maximum(np.diff(matrix.starts), 1.0) ** -power
 
 
 def log_ratio(matrix: Matrix, labels: NDArray[np.bool_], weights: Floats, size: int,
               smoothing: float) -> Floats:  # fmt: skip
-    """For each column, the logarithm of how much more frequent it is in spam than in ham.
+    """The logarithm of how much more frequent each column is in spam than in ham.
 
     Args:
         matrix: the features.
@@ -157,9 +157,9 @@ def fit(
         matrix: the features; no row has a column twice.
         labels: which rows are spam.
         weights: how much each row counts; only their ratios matter.
-        settings: see there.
-        seed: of the order in which rows are visited.
-        progress: told how far it is.
+        settings: see `Settings`.
+        seed: seeds the order in which rows are visited.
+        progress: receives the progress.
         by_rarity: scale n-grams by how rare they are rather than by their ratio.
     """
     size, words = table_size(settings.bits), 1 << settings.bits
@@ -186,10 +186,9 @@ def fit(
 
 
 class _Descent:
-    """Dual coordinate descent: one row at a time is brought to its best multiplier.
+    """Dual coordinate descent: finds the best multiplier of one row at a time.
 
-    The primal weights are kept in the scale of the features as they are, so that a score is a
-    plain sum.
+    The primal weights are kept in the scale of the raw features, so that a score is a plain sum.
     """
 
     def __init__(
@@ -220,7 +219,7 @@ class _Descent:
         self._multipliers = np.zeros(matrix.rows)
 
     def run(self, epochs: int, seed: int, progress: Progress) -> None:
-        """Go through the rows; those without influence are visited every fourth time."""
+        """Run the epochs; rows without influence are visited in every fourth one."""
         random = np.random.Generator(np.random.PCG64(seed))
         for epoch in range(epochs):
             progress("fitting", epoch / epochs)

@@ -1,4 +1,4 @@
-"""The notices of this project as training texts."""
+"""This project's notices as training texts."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ PER_TEMPLATE: Final = 2
 
 
 def made_rows(seed: int, per_template: int = PER_TEMPLATE) -> list[SpamRow]:
-    """Made notices, each language a source of its own.
+    """Made notices; each language is a separate source.
 
-    The fold is that of the template in all languages, so that no fit has seen the pattern of a
+    A template has the same fold in all languages, so that no fit has seen the pattern of a
     held-out text.
 
     Args:
-        seed: of what the slots of the templates hold.
-        per_template: how many texts of each template.
+        seed: seeds the values in the templates' slots.
+        per_template: how many texts to make from each template.
     """
     rows = []
     for notice in generate(seed, per_template):

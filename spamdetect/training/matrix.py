@@ -29,9 +29,9 @@ class Matrix:
     """Binary features of many texts, row by row.
 
     Attributes:
-        columns: the columns that are on, row after row.
+        columns: the active columns, row after row.
         starts: where each row starts in ``columns``, and the end.
-        structure: the traits that are on, row after row.
+        structure: the active traits, row after row.
         structure_starts: the same for ``structure``.
         width: how many traits there are.
     """
@@ -72,8 +72,8 @@ def build(
     Args:
         texts: as received.
         bits: logarithm of the number of n-gram buckets.
-        progress: told how far it is.
-        lexicon: of concepts; none by default.
+        progress: receives the progress.
+        lexicon: the lexicon of concepts; none by default.
     """
     tables = character_tables()
     lexicon = lexicon or Lexicon({})
@@ -94,7 +94,7 @@ def build(
 
 
 def join(matrices: Sequence[Matrix]) -> Matrix:
-    """Matrices one below the other."""
+    """Stack matrices vertically."""
 
     def starts(arrays: list[NDArray[np.int64]]) -> NDArray[np.int64]:
         lengths = np.concatenate([np.diff(array) for array in arrays])
@@ -116,7 +116,7 @@ def _stack(rows: list[NDArray[np.int32]]) -> tuple[NDArray[np.int32], NDArray[np
 
 
 def dense(matrix: Matrix) -> NDArray[np.float32]:
-    """1 where a trait is on, row by row."""
+    """The traits as a dense matrix: 1 where a trait is active."""
     rows = np.zeros((matrix.rows, matrix.width), np.float32)
     rows[np.repeat(np.arange(matrix.rows), np.diff(matrix.structure_starts)), matrix.structure] = 1
     return rows

@@ -70,7 +70,7 @@ def recall_at_fpr(labels: Flags, values: Floats, fpr: float) -> float:
 
 
 def ece(labels: Flags, probabilities: Floats, bins: int = 15) -> float:
-    """Mean distance of stated probability and observed frequency, over equal-width bins."""
+    """Mean distance between stated probability and observed frequency, over equal-width bins."""
     place = np.minimum((probabilities * bins).astype(int), bins - 1)
     size = np.bincount(place, minlength=bins)
     stated = np.bincount(place, probabilities, minlength=bins)

@@ -1,4 +1,4 @@
-"""Ordinary things that ordinary messages hold: the mirror of the attacks.
+"""Ordinary things that ordinary messages contain: the mirror of the attacks.
 
 A detector that learns to see through disguise must not begin to suspect every link, number or
 capital. Each function adds something harmless to a ham text, or forwards, quotes or trims it.
@@ -33,7 +33,7 @@ _ALPHABET: Final = "abcdefghijkmnpqrstuvwxyzABCDEFGHJKLMNPQRSTUVWXYZ23456789_-"
 
 
 def ordinary_link(random: Random) -> str:
-    """An address that nobody owns for certain, of an ordinary shape."""
+    """An ordinary-looking address that is not known to belong to anybody."""
     stems = random.sample(STEMS, 3)
     return random.choice(SITES).format(
         a=stems[0], b=stems[1], c=stems[2], A=stems[0].capitalize(),
@@ -44,7 +44,7 @@ def ordinary_link(random: Random) -> str:
 
 
 def with_link(text: str, random: Random) -> str:
-    """An ordinary link before, after or within."""
+    """An ordinary link before, after or within the text."""
     link = ordinary_link(random)
     words = text.split(" ")
     place = random.choice([0, len(words), len(words), random.randint(0, len(words))])
@@ -70,7 +70,7 @@ def with_price(text: str, random: Random) -> str:
 
 
 def in_capitals(text: str, random: Random) -> str:
-    """All of it in capitals."""
+    """The whole text in capitals."""
     return text.upper()
 
 
@@ -91,7 +91,7 @@ def with_emoji(text: str, random: Random) -> str:
 
 
 def forwarded(text: str, random: Random) -> str:
-    """Forwarded with a word about it."""
+    """Forwarded with a short remark."""
     head = random.choice(["Fwd: ", "FYI: ", "---------- Forwarded message ----------\n", "Fw: "])
     return head + text
 

@@ -19,16 +19,16 @@ class NetworkSettings:
     """What a fit depends on besides the data.
 
     Attributes:
-        hidden: how many units.
-        epochs: how often the rows are gone through.
+        hidden: the number of hidden units.
+        epochs: the number of passes over the rows.
         batch: rows for each step.
-        rate: of learning, at the start; it falls to zero.
-        decay: share of the weights that each step takes away, as a multiple of the rate.
-        dropped: share of the structural features that a step does not see, so that none alone
-            decides.
-        forgotten: the same of the concepts, as no lexicon knows all words.
-        silenced: share of the texts of which a step sees no concept, as no lexicon knows all
-            languages.
+        rate: the initial learning rate; it falls to zero.
+        decay: share of the weights that each step removes, as a multiple of the rate.
+        dropped: share of the structural features that a step does not see, so that no single
+            one decides.
+        forgotten: the same for concepts, since no lexicon knows all words.
+        silenced: share of the texts whose concepts a step does not see at all, since no lexicon
+            knows all languages.
     """
 
     hidden: int = 96
@@ -52,16 +52,16 @@ def fit(
     """Fit a network.
 
     Args:
-        rows: 1 where a trait is on, for each text.
+        rows: for each text, 1 where a trait is active.
         labels: which texts are spam.
         weights: how much each text counts; only their ratios matter.
         concepts: the columns of concepts.
-        settings: see there.
-        seed: of the start, the order of the rows and what is dropped.
+        settings: see `NetworkSettings`.
+        seed: seeds the initial weights, the order of the rows and what is dropped.
     """
     random = np.random.Generator(np.random.PCG64(seed))
     size, width = rows.shape
-    rows[:, SCRIPT_COLUMNS] = 0.0  # the network is to judge scripts that it has not seen
+    rows[:, SCRIPT_COLUMNS] = 0.0  # the network must judge scripts that it has not seen
     usual_share = weights @ rows / weights.sum()
     usual = max(1.0, float(rows.sum(axis=1).mean()))
     first = random.standard_normal((width, settings.hidden)) * np.sqrt(0.5 / usual)
@@ -111,7 +111,7 @@ def _gradients(values: list[Floats], rows: Floats, target: Floats, share: Floats
 
 
 class _Adam:
-    """The values, and running means of their gradients and of the squares of these."""
+    """The values, and running means of their gradients and of the squared gradients."""
 
     def __init__(self, values: list[Floats], settings: NetworkSettings) -> None:
         self.values = values
@@ -135,7 +135,7 @@ class _Adam:
 
 
 def _rounded(values: list[Floats], usual: NDArray[np.float64]) -> Network:
-    """The network as a model file holds it; of the linear classifier nothing yet."""
+    """The network as a model file stores it, still without the linear classifier."""
     first, bias, output, direct, constant = values
     columns = np.column_stack([first, direct]).astype(np.float64)
     columns[SCRIPT_COLUMNS] = 0.0
@@ -147,15 +147,15 @@ def _rounded(values: list[Floats], usual: NDArray[np.float64]) -> Network:
 def centred(
     columns: NDArray[np.float64], bias: NDArray[np.float64], usual: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The weights of traits less what the usual text has, and the bias with it.
+    """Centre the weights of traits on the usual text, and adjust the bias to match.
 
-    Each text is in exactly one bucket of each group, so that scores stay the same, while the
-    weight of a bucket says how far it is from the ordinary; explanations need that.
+    Each text is in exactly one bucket of each group, so scores stay the same, while the weight
+    of a bucket says how far it is from the ordinary; explanations need that.
 
     Args:
         columns: the weights, one row for each trait.
-        bias: of each column.
-        usual: how often each trait is on.
+        bias: the bias of each column.
+        usual: how often each trait is active.
     """
     moved, shift = columns.copy(), bias
     for part in trait_groups():
@@ -171,13 +171,13 @@ def with_linear(
     bias: float,
     usual: NDArray[np.float64],
 ) -> Network:
-    """The network with what the linear classifier thinks of the traits.
+    """The network with the linear classifier's weights of the traits.
 
     Args:
-        network: without it.
+        network: the network without them.
         structure: the weights of the traits.
         bias: the constant term.
-        usual: how often each trait is on.
+        usual: how often each trait is active.
     """
     column, shift = centred(structure[:, None], np.array([bias]), usual)
     rounded, scale = _eight_bits(column)

@@ -1,4 +1,4 @@
-"""Notices of today, both kinds: current fraud and its ordinary mirror, made from templates.
+"""Present-day notices made from templates: current fraud and its ordinary mirror.
 
 Each file ``notices/LANGUAGE.txt`` holds, for every kind of message in ``KINDS``, templates of
 ordinary texts and of fraud of that kind. A real parcel notice and a false one share carrier,
@@ -45,7 +45,7 @@ SLOTS: Final = (
     "tld", "name", "full", "bank", "carrier", "shop", "company", "telco", "city", "phone", "small",
     "amount", "big", "date", "hi", "bye", "tail",
 )  # fmt: skip
-TRIES: Final = 12  # to make a text that was not made before
+TRIES: Final = 12  # at making a text that was not made before
 TELLING: Final = 60  # characters; shorter fraud may say too little without its link
 _LABELS: Final[Mapping[str, Label]] = {"-": "ham", "!": "spam"}
 _CHOICE: Final = re.compile(r"\{([^{}]*)\}")
@@ -56,7 +56,7 @@ _SPACES: Final = re.compile(r" {2,}| (?=[.,،。](?:\s|$))")
 _EXCLAMATION: Final = re.compile(r" ?[!！]+")
 _FULL_STOP: Final = re.compile(r"(?<=[^\W\d_]{3})\.(?=\s|$)|。")
 
-# Hosts are put together from syllables and are nobody's for certain.
+# Hosts are composed of syllables and not known to belong to anybody.
 _STEMS: Final = (
     "ba ben bri cal cor dal dor el fen gar hol jor kas lan lor mar mel mon nor ol per quin ral "
     "ros sal sel tam tor ul val ver vil wen yor zan"
@@ -105,7 +105,7 @@ class Notice:
 
 @attrs.frozen
 class Template:
-    """A pattern of texts: of a kind and a label."""
+    """A pattern for texts of one kind and label."""
 
     name: str
     kind: str
@@ -132,7 +132,7 @@ def collection(language: str) -> Collection:
     """The templates of a language.
 
     Raises:
-        DataError: no such file, or a line that cannot be read; names file and line.
+        DataError: no such file, or a line that cannot be read; the message names file and line.
     """
     path = FOLDER / f"{language}.txt"
     if not path.is_file():
@@ -163,12 +163,12 @@ def collection(language: str) -> Collection:
 def generate(seed: int, per_template: int) -> Iterator[Notice]:
     """Texts of all templates of all languages, without duplicates.
 
-    Each template draws from a generator of its own, so that a new template changes no other's
-    texts. One with few choices may make fewer texts than asked for.
+    Each template has its own random generator, so a new template changes no other's texts. One
+    with few choices may give fewer texts than asked for.
 
     Args:
         seed: the same seed gives the same texts.
-        per_template: how many texts of each template, at most.
+        per_template: the maximum number of texts from each template.
     """
     made: set[str] = set()
     for language in languages():
@@ -186,7 +186,7 @@ def generate(seed: int, per_template: int) -> Iterator[Notice]:
 
 
 def write(template: Template, slots: Mapping[str, tuple[str, ...]], random: Random) -> str:
-    """One text of a template.
+    """Write one text from a template.
 
     Raises:
         DataError: the template names a slot that its language does not have.
@@ -210,8 +210,8 @@ def write(template: Template, slots: Mapping[str, tuple[str, ...]], random: Rand
 def _compose(template: Template, random: Random) -> str:
     """The pattern with what surrounds it: subject, greeting, a further sentence, closing.
 
-    What fraud has and an ordinary notice may lack (length, a link) is evened out here, so that it
-    tells nothing.
+    Evens out what fraud has and an ordinary notice may lack (length, a link), so that it reveals
+    nothing.
     """
     subject, is_mail, body = template.pattern.rpartition(" :: ")
     body = _prolonged(body, random) if template.label == "ham" else _without_link(body, random)
@@ -227,7 +227,7 @@ def _compose(template: Template, random: Random) -> str:
 
 
 def _prolonged(body: str, random: Random) -> str:
-    """Two different choices from a pattern that is a choice of whole sentences, now and then."""
+    """Now and then, two different choices from a pattern that offers whole sentences."""
     first = _choose(body, random)
     if not body.startswith("{") or random.random() > 0.6:
         return first
@@ -236,7 +236,7 @@ def _prolonged(body: str, random: Random) -> str:
 
 
 def _without_link(body: str, random: Random) -> str:
-    """Fraud that asks for a call or an answer instead of a click, now and then."""
+    """Now and then, fraud that asks for a call or a reply instead of a click."""
     body = _choose(body, random)
     shape = random.random()
     if shape < 0.12:
@@ -246,7 +246,7 @@ def _without_link(body: str, random: Random) -> str:
 
 
 def _space(found: re.Match[str]) -> str:
-    """One space for many; none before a full stop, where an option was left out."""
+    """One space for several; none before a full stop, where an option was left out."""
     return " " if len(found[0]) > 1 else ""
 
 
@@ -294,7 +294,7 @@ def _slot(
 
 
 def _link(label: Label, tlds: tuple[str, ...], random: Random) -> str:
-    """An address: of an ordinary shape, or in most frauds one that was registered for it."""
+    """An ordinary-looking address, or in most frauds one registered for the purpose."""
     shape = random.random()
     if shape < 0.1:
         return f"{_invented(random)[:4]}.{random.choice(['ly', 'to', 'me', 'link'])}/" + "".join(
@@ -324,7 +324,7 @@ def _invented(random: Random) -> str:
 
 
 def _tone(text: str, label: Label, random: Random) -> str:
-    """A calm fraud or a glad ordinary text, now and then: exclamation marks decide nothing."""
+    """Now and then, calm fraud or a cheerful ordinary text: exclamation marks decide nothing."""
     if label == "spam" and random.random() < 0.4:
         return _EXCLAMATION.sub(lambda found: "。" if "！" in found[0] else ".", text)
     if label == "ham" and random.random() < 0.25:
@@ -333,7 +333,7 @@ def _tone(text: str, label: Label, random: Random) -> str:
 
 
 def _register(text: str, random: Random) -> str:
-    """Now and then as people type on telephones: without accents, or in small letters."""
+    """Now and then, text as people type it on phones: without accents, or in lower case."""
     shape = random.random()
     if shape < 0.05:
         return text.lower()

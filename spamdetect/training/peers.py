@@ -39,14 +39,14 @@ class Row:
     """One classifier's figures.
 
     Attributes:
-        name: of the classifier.
-        folds: how many folds ``in_domain`` is over.
+        name: the name of the classifier.
+        folds: how many folds ``in_domain`` covers.
         in_domain: cross-validation.
         by_source: leave-one-source-out, for each source.
         attacked: the mean over the disguises.
         link_fpr: share of ham with a link that is taken for spam.
         per_second: short and long texts per second of processor time, one by one.
-        size_mb: of the model as a file.
+        size_mb: size of the model as a file.
     """
 
     name: str
@@ -61,9 +61,9 @@ class Row:
 
 @attrs.define
 class Peers:
-    """What others have scored, by name; saved by one run for another.
+    """The scores of others, by name; one run saves them for another.
 
-    Packages that cannot be installed side by side are measured in environments of their own.
+    Packages that cannot be installed side by side are measured in separate environments.
     """
 
     detectors: dict[str, LanguageScores] = attrs.field(factory=dict)
@@ -77,7 +77,7 @@ class Peers:
         """Add what another run has saved.
 
         Raises:
-            DataError: not such a file.
+            DataError: the file was not written by `save`.
         """
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
@@ -104,15 +104,15 @@ def measure(
 ) -> Peers:
     """Fit and measure the other detectors and classifiers that are installed.
 
-    What fails is left out, since what another package does must not cost the report.
+    A package that fails is left out: it must not cost the report.
 
     Args:
         data: the folder that holds ``spam/`` and ``lang/``.
-        seed: of the fits.
-        only: names to be measured hold this.
-        progress: told what is being done.
-        keep: save what has been measured in this file after each of them.
-        known: of these classifiers only speed and size are measured anew.
+        seed: seeds the fits.
+        only: measure only those whose name contains this.
+        progress: receives the progress.
+        keep: save the results so far to this file after each measurement.
+        known: measure only the speed and size of these classifiers again.
         quick: fewer folds and sources.
     """
     peers = Peers()
@@ -154,7 +154,7 @@ def baseline_row(
     *,
     quick: bool,
 ) -> Row:
-    """A baseline under the same tests as ours, but for speed and size; see `timed`."""
+    """A baseline under the same tests as ours, except speed and size; see `timed`."""
     labels = np.array([row.is_spam for row in rows])
     folds = np.array([row.fold for row in rows])
     sources = np.array([row.source for row in rows])
@@ -195,20 +195,20 @@ def baseline_row(
 
 
 def timed(found: Row, baseline: baselines.Baseline, rows: Sequence[SpamRow], seed: int) -> Row:
-    """A baseline's row with speed and size as measured now, of a fit to all folds but one."""
+    """A baseline's row with speed and size measured now, on a fit to all folds but one."""
     alone, size = baseline([row for row in rows if row.fold != SUITE_FOLD], seed).alone()
     samples = footprint.samples([row.text for row in rows])
     return attrs.evolve(found, per_second=speeds(alone, samples), size_mb=size)
 
 
 def largest_sources(rows: Sequence[SpamRow], most: int | None) -> list[str]:
-    """The sources with the most texts, by name; all where there is no limit."""
+    """The sources with the most texts, by name; all if there is no limit."""
     sizes = Counter(row.source for row in rows)
     return sorted(sorted(sizes, key=lambda name: (-sizes[name], name))[:most])
 
 
 def speeds(predict: baselines.Predict, samples: Mapping[str, Sequence[str]]) -> dict[str, float]:
-    """Texts per second of processor time, one text by one, the best of some runs."""
+    """Texts per second of processor time, one text at a time, the best of several runs."""
     found = {}
     for kind, texts in samples.items():
         best = float("inf")

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from spamdetect.engine.profiles import Profile
 
-# How many ordinary messages may be taken for spam. ``balanced`` is the model's own threshold.
+# Share of ordinary messages that may be taken for spam. ``balanced`` is the model's own threshold.
 FALSE_ALARMS: Final = {"strict": 0.05, "quiet": 0.002}
 
 
@@ -24,7 +24,7 @@ def measured_profiles(
         threshold: the model's own.
     """
     known = ~np.isnan(chances)
-    # As verdicts are: from probabilities of six digits.
+    # Like verdicts: from probabilities rounded to six digits.
     rounded = np.round(chances[known], 6)
     spam, ham = rounded[labels[known]], rounded[~labels[known]]
     thresholds = {

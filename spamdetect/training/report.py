@@ -44,7 +44,7 @@ class Log:
         self._said = 0.0
 
     def __call__(self, stage: str, share: float) -> None:
-        """Told the stage, and how much of it is done."""
+        """Log the stage and how much of it is done."""
         now = time.monotonic() - self._started
         if stage == self._stage and now - self._said < QUIET_S:
             return

@@ -1,4 +1,4 @@
-"""Softmax regression over hashed n-grams for many classes, in numpy alone."""
+"""Softmax regression over hashed n-grams for many classes, with numpy alone."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def fit(
         labels: the class of each text.
         weights: how much each text counts.
         shape: how many buckets and classes.
-        settings: see there.
-        seed: of the order of the texts.
-        progress: told how far it is.
+        settings: see `SoftmaxSettings`.
+        seed: seeds the order of the texts.
+        progress: receives the progress.
     """
     table = np.zeros(shape, np.float32)
     squares = np.full(shape, 1e-4, np.float32)

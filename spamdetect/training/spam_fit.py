@@ -22,7 +22,7 @@ from spamdetect.training.matrix import Matrix, Progress, build, join, silent
 DEFAULTS: Final = Settings()
 DEFAULT_PLAN: Final = Plan()
 TEMPER: Final = 0.7
-NOTICES: Final = "notices"  # how the names of made sources begin
+NOTICES: Final = "notices"  # prefix of the names of made sources
 KEPT_SPAM: Final = 2
 KEPT_HAM: Final = 1
 THRESHOLD: Final = 0.5
@@ -37,12 +37,12 @@ class Corpus:
     Attributes:
         rows: the texts.
         matrix: the features of the texts, then of the copies, of the fragments, of the phrases.
-        owner: for each row of the matrix, the number of the text it is of.
+        owner: for each row of the matrix, the number of the text it belongs to.
         labels: which texts are spam.
         ends: where the copies, the fragments and the phrases end.
         plan: what was added.
-        seed: of what was drawn, and of the fits.
-        lexicon: of the concepts.
+        seed: the seed of the additions and of the fits.
+        lexicon: the lexicon of concepts.
     """
 
     rows: Sequence[SpamRow]
@@ -94,7 +94,7 @@ def corpus(
 
 
 def text_weights(data: Corpus, chosen: NDArray[np.bool_], settings: Settings) -> Floats:
-    """How much each text counts where some are fitted to.
+    """How much each text counts in a fit to the chosen ones.
 
     A source with ``n`` texts weighs ``n ** 0.7``, so that a large one does not decide alone.
     """
@@ -127,14 +127,14 @@ def fit_grams(
 
     Two fits are averaged: one to the texts and their copies, with n-grams scaled by their log-count
     ratios, and one also to the fragments, with n-grams scaled by their rarity. The second knows
-    plain short spam and errs elsewhere than the first; their mean is better than either, and costs
-    nothing more at run time.
+    plain short spam and makes other errors than the first; their mean is better than either and
+    costs nothing extra at run time.
 
     Args:
         data: all texts.
         chosen: which of them to fit to.
-        settings: of the fit.
-        progress: told how far it is.
+        settings: the settings of the fit.
+        progress: receives the progress.
 
     Raises:
         DataError: the chosen texts are of one class.
@@ -169,7 +169,7 @@ def with_fragments(
     weights: Floats,
     settings: Settings,
 ) -> tuple[Matrix, NDArray[np.intp], Floats]:
-    """The features of the texts with those of the telling fragments, whose they are, weights.
+    """Add the telling fragments: all features, the text each row belongs to, and the weights.
 
     Args:
         data: all texts.
@@ -177,7 +177,7 @@ def with_fragments(
         matrix: the features of these texts and their copies.
         rows: their rows in ``data``.
         weights: how much each of them counts.
-        settings: of the fit.
+        settings: the settings of the fit.
     """
     by_text = text_weights(data, chosen, settings)
     matrices, owners, shares = [matrix], [data.owner[rows]], [weights]
@@ -202,10 +202,10 @@ def telling(
     offered: NDArray[np.intp],
     settings: Settings,
 ) -> NDArray[np.intp]:
-    """The fragments to learn from: of spam the two that tell most, of ham the first.
+    """The fragments to learn from: the two most telling of each spam text, the first of each ham.
 
-    Not every sentence of an advertisement advertises. What tells is judged by the log-count
-    ratios of the texts to be fitted to, so that nothing is known of held-out ones.
+    Not every sentence of an advertisement advertises. The log-count ratios of the texts being
+    fitted decide which fragments are telling, so that nothing leaks from held-out texts.
 
     Args:
         data: all texts.
@@ -213,7 +213,7 @@ def telling(
         rows: their rows in ``data``.
         weights: how much each of them counts.
         offered: the rows of the fragments.
-        settings: of the fit.
+        settings: the settings of the fit.
     """
     size = table_size(settings.bits)
     labels = data.labels[data.owner[rows]]

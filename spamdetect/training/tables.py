@@ -21,7 +21,7 @@ LEFT_OUT: Final = {
 
 
 def our_row(evaluation: Evaluation, cost: Footprint) -> Row:
-    """The engine's own line; its speed is that of a whole answer, with the language."""
+    """The engine's own line; its speed is for a whole answer, including the language."""
     files = ("spam.model", "characters.model")
     return Row(
         OURS,
@@ -37,7 +37,7 @@ def our_row(evaluation: Evaluation, cost: Footprint) -> Row:
 
 
 def classifier_table(rows: Sequence[Row]) -> str:
-    """The classifiers side by side, over the left-out sources that all were tested on."""
+    """The classifiers side by side, over the left-out sources on which all were tested."""
     common = sorted(set.intersection(*(set(row.by_source) for row in rows)))
     unseen = f"unseen source (mean of {len(common)})"
     inside = "F1 / AUC / recall at 1 % FPR / ECE"
@@ -140,8 +140,8 @@ def ablation_table(variants: Mapping[str, Evaluation], sources: Sequence[str]) -
     """The recipe without each of its ingredients.
 
     Args:
-        variants: by name.
-        sources: the left-out ones that the mean is over.
+        variants: the evaluations by name.
+        sources: the left-out sources that the mean covers.
     """
     unseen = f"unseen source (mean of {len(sources)})"
     lines = [

@@ -1,4 +1,4 @@
-"""What the engine is meant to reach, beside what it reaches, also where it falls short."""
+"""The engine's targets beside what it reaches, including where it falls short."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ def targets_table(evaluation: Evaluation, cost: Footprint, detector: LanguageSco
     """Each figure with its target and whether it is met.
 
     Args:
-        evaluation: of the recipe.
-        cost: of the engine.
+        evaluation: the evaluation of the recipe.
+        cost: what the engine costs.
         detector: how good the language detector is.
     """
     inside, unseen, clean = evaluation.in_domain, evaluation.unseen, evaluation.clean

@@ -31,8 +31,8 @@ WAYS_OF_BLEND: Final = ("fold", "family", "kind")
 SHARES: Final = {"fold": 1.0, "family": 1.0, "kind": 1.0, "domain": 0.0}
 MOST_FOLDS: Final = 3  # fewer would do: a blend has six numbers
 PRIOR: Final = 0.3
-# In texts of the folds: what a family or domain of sent texts counts, what one of notices counts,
-# and what all notices of a fold count.
+# The weight, in texts of the folds, of a family or domain of sent texts, of one of notices, and
+# of all notices of a fold.
 SENT_SHARE: Final = 500.0
 NOTICE_SHARE: Final = 100.0
 NOTICES_OF_FOLD: Final = 500.0
@@ -43,7 +43,7 @@ Floats = NDArray[np.float64]
 
 @attrs.frozen
 class HeldOut:
-    """What fits say of the texts of a part, which they have not seen."""
+    """The signals of a fit for the texts of a part that it has not seen."""
 
     part: Part
     texts: NDArray[np.intp]
@@ -57,9 +57,9 @@ def held_out(
     ways: Sequence[str] = WAYS,
     most_folds: int = FOLDS,
 ) -> list[HeldOut]:
-    """For each part of the data, what a fit without it says of its texts.
+    """For each part of the data, the signals for its texts of a fit without that part.
 
-    These fits leave fragments out: they take a third of the time and score alike.
+    These fits leave fragments out: they take a third of the time and score about the same.
 
     Raises:
         DataError: there are not two folds, which calibration needs.
@@ -78,15 +78,15 @@ def held_out(
 
 
 def blend(data: Corpus, found: Sequence[HeldOut], without: Flags | None = None) -> Blend:
-    """How the two parts of the classifier are best put together.
+    """Fit the best blend of the classifier's two parts.
 
-    Texts of a held-out fold count as often as they come. A family, kind or domain counts as much as
-    any other, whatever its size, and its spam as `PRIOR` of it, whatever its share: what is to be
-    learnt is what scores mean there, not how much spam somebody collected.
+    Each text of a held-out fold counts once. A family, kind or domain counts as much as any other,
+    whatever its size, and spam as `PRIOR` of it, whatever its share: the blend must learn what
+    scores mean there, not how much spam somebody collected.
 
     Args:
         data: the texts.
-        found: what fits say of texts that they have not seen.
+        found: the signals of fits for texts that they have not seen.
         without: texts to leave out here too.
     """
     made = np.isin(data.sources, sorted(data.made))
@@ -137,13 +137,13 @@ def train(
     Args:
         paths: JSONL or CSV files, or folders with such; see `read_spam`.
         out: the file to write.
-        seed: of everything that is drawn.
-        progress: told the stage and the share of it that is done.
+        seed: seeds everything random.
+        progress: receives the stage and the share of it that is done.
         notices: how many notices to add from each template of this package; the shipped model
             has `spamdetect.training.made.PER_TEMPLATE`.
 
     Raises:
-        DataError: the data cannot be used; the text says which file and line.
+        DataError: the data cannot be used; the message says which file and line.
 
     Example:
         >>> train(["data/spam"], "spam.model", seed=0)  # doctest: +SKIP
@@ -162,7 +162,7 @@ def train(
 def chances_by_fold(data: Corpus, found: Sequence[HeldOut]) -> Floats:
     """The probability of each text that was really sent, from fits and a blend without its fold.
 
-    NaN where no fold was tried, and for made notices: what they hold is not usual.
+    NaN where no fold was tried, and for made notices: their content is not typical.
     """
     chances = np.full(len(data.rows), np.nan)
     for held in found:
@@ -174,13 +174,13 @@ def chances_by_fold(data: Corpus, found: Sequence[HeldOut]) -> Floats:
 
 
 def finish(data: Corpus, mixed: Blend, judge: Judge, chances: Floats) -> SpamModel:
-    """The model of a fit.
+    """Build the model from a fit.
 
     Args:
         data: the texts.
-        mixed: how its parts are put together.
-        judge: fitted to all texts.
-        chances: of texts that other fits have not seen, to measure the profiles by.
+        mixed: the blend of its parts.
+        judge: the fit to all texts.
+        chances: probabilities of texts from fits that have not seen them, for the profiles.
     """
     fitted = judge.grams
     last = int(data.matrix.structure_starts[len(data.rows)])
