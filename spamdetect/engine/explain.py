@@ -24,8 +24,8 @@ _EDGES: Final = {**dict(GROUPS), "concepts named": NAMED_EDGES}
 def explain(model: SpamModel, normalised: Normalised, on: list[int], *, top: int) -> list[Reason]:
     """The strongest reasons first.
 
-    The weight of a word is what the score loses when the word's own n-grams go; n-grams that
-    reach over two words are shared between them by what they add as a pair.
+    The weight of a word is what the score loses without the word's own n-grams; n-grams that span
+    two words count for neither.
 
     Args:
         model: the classifier.

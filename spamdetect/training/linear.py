@@ -219,7 +219,7 @@ class _Descent:
         self._multipliers = np.zeros(matrix.rows)
 
     def run(self, epochs: int, seed: int, progress: Progress) -> None:
-        """Run the epochs; rows without influence are visited in every fourth one."""
+        """Run the epochs; every fourth one, and the first three, visit rows without influence."""
         random = np.random.Generator(np.random.PCG64(seed))
         for epoch in range(epochs):
             progress("fitting", epoch / epochs)

@@ -80,9 +80,9 @@ def held_out(
 def blend(data: Corpus, found: Sequence[HeldOut], without: Flags | None = None) -> Blend:
     """Fit the best blend of the classifier's two parts.
 
-    Each text of a held-out fold counts once. A family, kind or domain counts as much as any other,
-    whatever its size, and spam as `PRIOR` of it, whatever its share: the blend must learn what
-    scores mean there, not how much spam somebody collected.
+    Each text of a held-out fold counts once, made notices together as a fixed share. A family, kind
+    or domain counts as much as any other, whatever its size, and spam as `PRIOR` of it, whatever
+    its share: the blend must learn what scores mean there, not how much spam somebody collected.
 
     Args:
         data: the texts.
