@@ -18,6 +18,7 @@ import msgspec
 from guard.instrumentation import patching
 from guard.instrumentation.interruptible import llm_request_async, other_request_async
 from guard.instrumentation.observed_call import ObservedCall
+from guard.instrumentation.realtime import SESSION_ATTRIBUTE
 
 _observed: Final[dict[int, ObservedCall]] = {}
 """Calls by the identity of their reader, which cannot take another attribute."""
@@ -63,7 +64,7 @@ def _ws_connect(original: Any) -> Any:
         if session is None:
             return await original(self, url, **options)
         socket = await llm_request_async(original, self, url, **options)
-        socket._guard_session = session
+        setattr(socket, SESSION_ATTRIBUTE, session)
         weakref.finalize(socket, session.ended).atexit = False
         return socket
 
@@ -73,7 +74,7 @@ def _ws_connect(original: Any) -> Any:
 def _receive(original: Any) -> Any:
     @functools.wraps(original)
     async def receive(self: Any, *args: Any, **options: Any) -> Any:
-        session = getattr(self, "_guard_session", None)
+        session = getattr(self, SESSION_ATTRIBUTE, None)
         if session is None:
             return await original(self, *args, **options)
         message = await llm_request_async(original, self, *args, **options)
@@ -88,7 +89,7 @@ def _receive(original: Any) -> Any:
 def _send(original: Any) -> Any:
     @functools.wraps(original)
     async def send(self: Any, data: Any, *args: Any, **options: Any) -> Any:
-        session = getattr(self, "_guard_session", None)
+        session = getattr(self, SESSION_ATTRIBUTE, None)
         if session is not None:
             session.sending(data)
         return await original(self, data, *args, **options)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from guard.core.events import InstrumentedCall
 from guard.core.usage import Usage
 from guard.core.usage.realtime import RealtimeUsage
 from guard.scope.scope import current_scope
+
+SESSION_ATTRIBUTE: Final = "_guard_session"
+"""Where a client's connection keeps its :class:`RealtimeSession`."""
 
 
 class SessionObserver(Protocol):

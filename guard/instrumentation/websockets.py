@@ -7,13 +7,11 @@ import functools
 import importlib
 import weakref
 from types import ModuleType
-from typing import Any, Final
+from typing import Any
 
 from guard.instrumentation import patching
 from guard.instrumentation.interruptible import llm_request, llm_request_async
-from guard.instrumentation.realtime import RealtimeSession
-
-_SESSION: Final = "_guard_session"
+from guard.instrumentation.realtime import SESSION_ATTRIBUTE, RealtimeSession
 
 
 def patch(module: ModuleType) -> None:
@@ -38,7 +36,7 @@ def _begin(connection: Any) -> RealtimeSession | None:
     uri = connection.protocol.uri
     session = observer.begin_session(uri.host, uri.path, uri.query)
     if session is not None:
-        setattr(connection, _SESSION, session)
+        setattr(connection, SESSION_ATTRIBUTE, session)
         weakref.finalize(connection, session.ended).atexit = False
     return session
 
@@ -79,7 +77,7 @@ def _handshake_async(original: Any) -> Any:
 def _send(original: Any) -> Any:
     @functools.wraps(original)
     def send(self: Any, message: Any, *args: Any, **options: Any) -> Any:
-        session = getattr(self, _SESSION, None)
+        session = getattr(self, SESSION_ATTRIBUTE, None)
         if session is not None:
             session.sending(message)
         return original(self, message, *args, **options)
@@ -90,7 +88,7 @@ def _send(original: Any) -> Any:
 def _send_async(original: Any) -> Any:
     @functools.wraps(original)
     async def send(self: Any, message: Any, *args: Any, **options: Any) -> Any:
-        session = getattr(self, _SESSION, None)
+        session = getattr(self, SESSION_ATTRIBUTE, None)
         if session is not None:
             session.sending(message)
         return await original(self, message, *args, **options)
@@ -101,7 +99,7 @@ def _send_async(original: Any) -> Any:
 def _recv(original: Any, closed: type[Exception]) -> Any:
     @functools.wraps(original)
     def recv(self: Any, *args: Any, **options: Any) -> Any:
-        session = getattr(self, _SESSION, None)
+        session = getattr(self, SESSION_ATTRIBUTE, None)
         if session is None:
             return original(self, *args, **options)
         try:
@@ -118,7 +116,7 @@ def _recv(original: Any, closed: type[Exception]) -> Any:
 def _recv_async(original: Any, closed: type[Exception]) -> Any:
     @functools.wraps(original)
     async def recv(self: Any, *args: Any, **options: Any) -> Any:
-        session = getattr(self, _SESSION, None)
+        session = getattr(self, SESSION_ATTRIBUTE, None)
         if session is None:
             return await original(self, *args, **options)
         try:
