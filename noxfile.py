@@ -81,6 +81,17 @@ def oldest_clients(session: nox.Session) -> None:
 
 
 @nox.session
+def frameworks(session: nox.Session) -> None:
+    """Run the tool policy in frameworks that have no adapter, with their current releases."""
+    session.install(
+        "--quiet", "-e", ".[gateway]", "pytest", "pytest-asyncio", "pytest-timeout", "hypothesis",
+        "pydantic-ai-slim[openai]", "crewai>=1.15", "llama-index-core>=0.14",
+        "llama-index-llms-openai>=0.8",
+    )  # fmt: skip
+    session.run("pytest", "tests/guard/integrations/test_frameworks.py", *session.posargs)
+
+
+@nox.session
 def proofs(session: nox.Session) -> None:
     """Run the long proofs at full size, on a quiet machine: the ledger's, and delivery's."""
     install(session)

@@ -1,13 +1,16 @@
-"""What a protected call costs: ``@guard.protect`` beside the bare HTTP request that it makes.
+"""What a protected call costs: covered by a lease, asked over the socket, asked over HTTP.
 
 Run: ``python -m benchmarks.gate [--rounds 9] [--calls 300] [--peers PYTHON] [--results FOLDER]``
 
-The limit is one POST of the same size by a bare ``httpx.AsyncClient`` through the same hop: on a
-loop in a background thread. A protected call does more: its end is reported with the next one.
-All talk to one server that answers at once, so that only the SDK is measured; the gateway's part is
-in ``benchmarks/gateway.py``. ``PYTHON`` is an interpreter that has ``nullrun``.
-Every case is a process of its own; they take turns, round after round, so that the machine's other
-load affects every one alike. Compare the ratios.
+Beside them stand the limits: one exchange of the same size on a bare WebSocket and one POST by a
+bare ``httpx.AsyncClient``, through the same hop to a loop in a background thread where the caller
+blocks; and the peers: ``nullrun``'s decorator, which also asks a server, and LaunchDarkly's
+``variation``, which decides in memory. ``PYTHON`` is an interpreter that has
+``nullrun launchdarkly-server-sdk``.
+All talk to a server that answers at once (``_null_gateway.py``), so that only the SDK is measured;
+the gateway's part is in ``benchmarks/gateway.py``. Every case is a process of its own; they take
+turns, round after round, so that the machine's other load affects every one alike. Compare the
+ratios.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.events import Sink
+from benchmarks import _null_gateway
 
 CONCURRENCY = 32
 KEY = "k" * 24
@@ -89,6 +92,79 @@ def _httpx(url: str, key: str) -> tuple[Call, AsyncCall]:
     return work, work_async
 
 
+def _websocket(url: str, key: str) -> tuple[Call, AsyncCall]:
+    """One exchange of the same size on a bare WebSocket."""
+    from websockets import Subprotocol
+    from websockets.asyncio.client import ClientConnection, connect
+
+    address = url.replace("http", "ws", 1) + "/api/v1/control/ws"
+    body = {"call_id": "", "kind": "call", "function": "bench.work", "workflow_id": "bench",
+            "run_id": "0194a5c8-0000-7000-8000-000000000002"}  # fmt: skip
+    numbers = itertools.count()
+
+    class Exchange:
+        """Many exchanges in flight on one socket."""
+
+        waiting: dict[str, asyncio.Future[Any]]
+        socket: ClientConnection
+
+        async def open(self) -> None:
+            self.waiting = {}
+            self.socket = await connect(
+                address, compression=None, subprotocols=[Subprotocol("guard.v3")]
+            )
+            await self.socket.recv()
+            self.reading = asyncio.create_task(self.read())
+
+        async def read(self) -> None:
+            async for frame in self.socket:
+                for answer in json.loads(frame)["answers"]:
+                    self.waiting.pop(answer["id"]).set_result(answer["body"])
+
+        async def ask(self) -> None:
+            number = f"k-{next(numbers)}"
+            ask = {"id": number, "op": "gate", "body": {**body, "call_id": number}}
+            answer = self.waiting[number] = asyncio.get_running_loop().create_future()
+            await self.socket.send(json.dumps({"type": "asks", "asks": [ask]}))
+            assert (await answer)["decision"] == "allow"
+
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    behind, own = Exchange(), Exchange()
+    asyncio.run_coroutine_threadsafe(behind.open(), loop).result()
+
+    def work() -> None:
+        asyncio.run_coroutine_threadsafe(behind.ask(), loop).result()
+
+    async def work_async() -> None:
+        if not hasattr(own, "socket"):
+            await own.open()
+        await own.ask()
+
+    return work, work_async
+
+
+def _launchdarkly(url: str, key: str) -> tuple[Call, AsyncCall]:
+    """A decision in memory: ``variation`` of a flag with a rule."""
+    import ldclient
+    from ldclient.integrations.test_data import TestData
+
+    data = TestData.data_source()
+    data.update(data.flag("calls").variation_for_user("bench", True).fallthrough_variation(False))
+    client = ldclient.LDClient(
+        ldclient.Config("sdk-key", update_processor_class=data, send_events=False)
+    )
+    context = ldclient.Context.builder("bench").build()
+
+    def work() -> None:
+        assert client.variation("calls", context, False)
+
+    async def work_async() -> None:
+        work()
+
+    return work, work_async
+
+
 def _nullrun(url: str, key: str) -> tuple[Call, AsyncCall]:
     import nullrun
 
@@ -105,11 +181,26 @@ def _nullrun(url: str, key: str) -> tuple[Call, AsyncCall]:
     return work, work_async
 
 
-CASES: dict[str, Callable[[str, str], tuple[Call, AsyncCall]]] = {
-    "bare httpx": _httpx,
-    "guard": _guard,
-    "nullrun": _nullrun,
+CASES: dict[str, tuple[str, Callable[[str, str], tuple[Call, AsyncCall]]]] = {
+    "bare httpx": ("http", _httpx),
+    "guard, HTTP": ("http", _guard),
+    "bare WebSocket": ("socket", _websocket),
+    "guard, socket": ("socket", _guard),
+    "guard, leased": ("lease", _guard),
+    "nullrun": ("http", _nullrun),
+    "LaunchDarkly": ("http", _launchdarkly),
 }
+"""By name: what the server offers, and how the calls are made."""
+
+PEERS = ("nullrun", "LaunchDarkly")
+RATIOS = (
+    ("guard, leased", "LaunchDarkly", 0.5, 1.0, None),
+    ("guard, socket", "nullrun", 0.2, None, None),
+    ("guard, socket", "bare WebSocket", 1.3, 1.5, None),
+    ("guard, socket", "bare httpx", None, None, 10.0),
+    ("guard, HTTP", "bare httpx", 1.15, None, None),
+)
+"""Compared pairs with their targets: at most for sync and async, at least for many at once."""
 
 
 def _round(work: Call, work_async: AsyncCall, runner: asyncio.Runner, calls: int) -> dict[str, Any]:
@@ -150,7 +241,7 @@ def _work(name: str, url: str, calls: int) -> None:
 
     logging.disable(logging.CRITICAL)
     out, sys.stdout = sys.stdout, sys.stderr  # peers print
-    work, work_async = CASES[name](url, KEY)
+    work, work_async = CASES[name][1](url, KEY)
     with asyncio.Runner() as runner:
         _round(work, work_async, runner, calls)
         print("ready", file=out, flush=True)
@@ -187,7 +278,10 @@ class Case:
         assert self._process.stdin is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
-        found = json.loads(self._line())
+        line = self._line()
+        if not line:
+            raise SystemExit(f"{self.name} has ended in the middle of a round")
+        found = json.loads(line)
         self.sync.append(statistics.median(found["sync"]))
         self.asynchronous.append(statistics.median(found["async"]))
         self.p99.append(sorted(found["sync"])[len(found["sync"]) * 99 // 100])
@@ -198,77 +292,78 @@ class Case:
         self._process.communicate()
 
 
-def _serve() -> None:
-    server: Any = Sink()
-    print(f"http://127.0.0.1:{server.port}", flush=True)
-    sys.stdin.read()
-
-
 def main() -> None:
     """Run the comparison and print it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--calls", type=int, default=300)
-    parser.add_argument("--peers", help="an interpreter that has the peer")
+    parser.add_argument("--peers", help="an interpreter that has the peers")
     parser.add_argument("--results", type=Path, help="folder for a JSON file of the results")
     for hidden in ("--work", "--url"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.serve:
-        _serve()
-        return
     if given.work:
         _work(given.work, given.url, given.calls)
         return
-    server = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.gate", "--serve"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=_ROOT,
-    )  # fmt: skip
-    assert server.stdout is not None
-    url = server.stdout.readline().strip()
-    cases = [Case(sys.executable, name, url, given.calls) for name in ("bare httpx", "guard")]
-    if given.peers:
-        cases.append(Case(given.peers, "nullrun", url, given.calls))
-    for case in [case for case in cases if not case.ready]:
-        print(f"{case.name} does not start here; left out", file=sys.stderr)
-        cases.remove(case)
+    servers = {kind: _null_gateway.serve(kind) for kind in ("http", "socket", "lease")}
+    cases: dict[str, Case] = {}
     try:
+        for name, (kind, _) in CASES.items():
+            python = given.peers if name in PEERS else sys.executable
+            if python is None:
+                continue
+            case = Case(python, name, servers[kind][0], given.calls)
+            if case.ready:
+                cases[name] = case
+            else:
+                print(f"{name} does not start here; left out", file=sys.stderr)
+                case.stop()
         for _ in range(given.rounds):
-            for case in cases:
+            for case in cases.values():
                 case.round()
     finally:
-        for case in cases:
+        for case in cases.values():
             case.stop()
-        server.kill()
-        server.communicate()
+        for _, server in servers.values():
+            server.kill()
+            server.communicate()
     _report(cases, given.results)
 
 
-def _report(cases: list[Case], folder: Path | None) -> None:
-    bare = cases[0]
+def _ratio(own: list[float], other: list[float]) -> float:
+    """Return the median of the ratios of neighbours in time: the machine's drift cancels out."""
+    return statistics.median(a / b for a, b in zip(own, other, strict=True))
 
-    def ratio(own: list[float], other: list[float]) -> float:
-        # Ratios of neighbours in time, so that the machine's drift cancels out.
-        return statistics.median(a / b for a, b in zip(own, other, strict=True))
 
+def _report(cases: dict[str, Case], folder: Path | None) -> None:
     print(f"Python {platform.python_version()}, {os.cpu_count()} CPUs; microseconds, medians")
-    print(f"{'':12}{'sync':>8}{'p99':>8}{'ratio':>8}{'async':>8}{'ratio':>8}"
-          f"{f'{CONCURRENCY} at once':>14}{'ratio':>8}")  # fmt: skip
-    found = {}
-    for case in cases:
+    print(f"{'':16}{'sync':>8}{'p99':>8}{'async':>8}{f'{CONCURRENCY} at once':>15}")
+    found: dict[str, Any] = {}
+    for case in cases.values():
         median = statistics.median
         row = {
             "sync_us": median(case.sync), "sync_p99_us": median(case.p99),
-            "sync_ratio": ratio(case.sync, bare.sync),
-            "async_us": median(case.asynchronous),
-            "async_ratio": ratio(case.asynchronous, bare.asynchronous),
-            "per_s": median(case.per_s), "per_s_ratio": ratio(case.per_s, bare.per_s),
+            "async_us": median(case.asynchronous), "per_s": median(case.per_s),
         }  # fmt: skip
         found[case.name] = row
-        print(f"{case.name:12}{row['sync_us']:8.0f}{row['sync_p99_us']:8.0f}"
-              f"{row['sync_ratio']:8.2f}{row['async_us']:8.0f}{row['async_ratio']:8.2f}"
-              f"{row['per_s']:12.0f}/s{row['per_s_ratio']:8.2f}")  # fmt: skip
+        print(f"{case.name:16}{row['sync_us']:8.1f}{row['sync_p99_us']:8.1f}"
+              f"{row['async_us']:8.1f}{row['per_s']:13.0f}/s")  # fmt: skip
+    print("\nratios (and targets)")
+    for own, other, sync, asynchronous, at_once in RATIOS:
+        if own not in cases or other not in cases:
+            continue
+        a, b = cases[own], cases[other]
+        ratios = {
+            "sync": (_ratio(a.sync, b.sync), sync, "<="),
+            "async": (_ratio(a.asynchronous, b.asynchronous), asynchronous, "<="),
+            "per_s": (_ratio(a.per_s, b.per_s), at_once, ">="),
+        }
+        texts = [
+            f"{kind} {value:.2f}" + (f" ({sign} {target:g})" if target is not None else "")
+            for kind, (value, target, sign) in ratios.items()
+        ]
+        print(f"{own} / {other}: {', '.join(texts)}")
+        found[f"{own} / {other}"] = {kind: value for kind, (value, *_) in ratios.items()}
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         day = time.strftime("%F")

@@ -4,7 +4,8 @@ Run: ``python -m benchmarks.gateway [--seconds 3] [--rounds 3] [--concurrency 1 
 
 Each case is served by a process of its own; one client process, a raw asyncio protocol that keeps
 one request in flight on each connection, drives all of them in turn, round after round, so that
-the machine's other load affects every case alike. Compare the ratios.
+the machine's other load affects every case alike. Over the control socket there is one connection,
+and as many requests are in flight on it. Compare the ratios.
 """
 
 from __future__ import annotations
@@ -26,10 +27,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 
+from guard.core import wire
 from guard.core.ids import IdFactory
 
+_ANSWERS = msgspec.json.Decoder(wire.Answers)
 _IDS = IdFactory()
 _BODY = {
     "call_id": "0194a5c8-0000-7000-8000-000000000001",
@@ -176,8 +180,83 @@ class _Caller(asyncio.Protocol):
             self.done.set_result(None)
 
 
+class _Asker(asyncio.Protocol):
+    """Keeps many requests in flight on one control socket and records how long each took."""
+
+    def __init__(self, handshake: bytes, body: bytes, in_flight: int, until: float) -> None:
+        self._handshake, self._in_flight, self._until = handshake, in_flight, until
+        self._body = b'","op":"gate","body":' + body + b"}"
+        self._buffer = b""
+        self._is_open = False
+        self._sent_at: dict[str, float] = {}
+        self.took: list[float] = []
+        self.failures = 0
+        self.done = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport: Any = transport
+        self._transport.write(self._handshake)
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        if not self._is_open:
+            head, found, rest = self._buffer.partition(b"\r\n\r\n")
+            if not found:
+                return
+            if b" 101 " not in head:
+                raise RuntimeError(head.decode())
+            self._is_open, self._buffer = True, rest
+            self._ask(self._in_flight)
+        answered = 0
+        while (payload := self._frame()) is not None:
+            if payload.startswith(b'{"type":"answers"'):
+                answered += self._note(payload)
+        if not answered:
+            return
+        if time.perf_counter() < self._until:
+            self._ask(answered)
+        elif not self._sent_at:
+            self._transport.close()
+
+    def _ask(self, count: int) -> None:
+        now = time.perf_counter()
+        asks = []
+        for _ in range(count):
+            key = _IDS.uuid7(time.time_ns() // 1_000_000)
+            self._sent_at[key] = now
+            asks.append(b'{"id":"' + key.encode() + self._body)
+        frame = b'{"type":"asks","asks":[' + b",".join(asks) + b"]}"
+        # The mask is four zeros, which is as good as any other to the server.
+        self._transport.write(b"\x81\xff" + len(frame).to_bytes(8, "big") + bytes(4) + frame)
+
+    def _frame(self) -> bytes | None:
+        buffer = self._buffer
+        if len(buffer) < 2:
+            return None
+        size, at = buffer[1], 2
+        if size >= 126:
+            at = 4 if size == 126 else 10
+            size = int.from_bytes(buffer[2:at], "big")
+        if len(buffer) < max(at, 2) + size:
+            return None
+        self._buffer = buffer[at + size :]
+        return buffer[at : at + size] if buffer[0] == 0x81 else b""
+
+    def _note(self, payload: bytes) -> int:
+        now = time.perf_counter()
+        answers = _ANSWERS.decode(payload).answers
+        for told in answers:
+            self.took.append(now - self._sent_at.pop(told.id))
+            self.failures += told.status != 200
+        return len(answers)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.done.done():
+            self.done.set_result(None)
+
+
 async def _drive(
-    port: int, api_key: str, pid: int, concurrency: int, seconds: float
+    port: int, api_key: str, pid: int, over_socket: bool, concurrency: int, seconds: float
 ) -> dict[str, float]:
     body = json.dumps(_BODY).encode()
     head = (
@@ -190,9 +269,16 @@ async def _drive(
     cpu_before = sum(server.cpu_times()[:2])
     start = time.perf_counter()
     callers = []
-    for _ in range(concurrency):
+    for _ in range(1 if over_socket else concurrency):
         _, caller = await loop.create_connection(
-            lambda: _Caller(head, body, start + seconds), "127.0.0.1", port, family=socket.AF_INET
+            lambda: (
+                _Asker(_handshake(port, api_key), body, concurrency, start + seconds)
+                if over_socket
+                else _Caller(head, body, start + seconds)
+            ),
+            "127.0.0.1",
+            port,
+            family=socket.AF_INET,
         )
         callers.append(caller)
     async with asyncio.timeout(seconds + 30):
@@ -210,6 +296,15 @@ async def _drive(
     }
 
 
+def _handshake(port: int, api_key: str) -> bytes:
+    return (
+        f"GET /api/v1/control/ws?after=0 HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
+        f"X-API-Key: {api_key}\r\nX-Guard-Protocol: 3\r\nUpgrade: websocket\r\n"
+        "Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    ).encode()
+
+
 def main() -> None:
     """Run all cases and print a table and ratios."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -219,14 +314,18 @@ def main() -> None:
     parser.add_argument("--results", type=Path, help="folder for a JSON file of the results")
     options = parser.parse_args()
     cases = {
-        "null ASGI app": (_serve_null,),
-        "gateway, SQLite": (_serve_gateway, False),
-        "gateway, SQLite durable": (_serve_gateway, True),
+        "null ASGI app": (False, _serve_null),
+        "gateway, SQLite": (False, _serve_gateway, False),
+        "gateway, SQLite, socket": (True, _serve_gateway, False),
+        "gateway, SQLite durable": (False, _serve_gateway, True),
     }
     loop_factory = _fast_loop()
     found: dict[int, dict[str, list[dict[str, float]]]] = {}
     with contextlib.ExitStack() as stack:
-        servers = {name: stack.enter_context(_server(*case)) for name, case in cases.items()}
+        servers = {
+            name: (*stack.enter_context(_server(*case)), over_socket)
+            for name, (over_socket, *case) in cases.items()
+        }
         for concurrency in options.concurrency:
             results = found[concurrency] = {name: [] for name in cases}
             for _ in range(options.rounds):

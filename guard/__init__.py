@@ -15,6 +15,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from guard import aio as aio
+    from guard import context as context
+    from guard import hooks as hooks
+    from guard import serverless as serverless
+    from guard import testing as testing
     from guard.breaker.exceptions import (
         GuardAuthenticationError as GuardAuthenticationError,
     )
@@ -38,6 +43,12 @@ if TYPE_CHECKING:
     )
     from guard.breaker.exceptions import (
         GuardToolBlockedError as GuardToolBlockedError,
+    )
+    from guard.breaker.exceptions import (
+        GuardTransportError as GuardTransportError,
+    )
+    from guard.breaker.exceptions import (
+        RateLimitError as RateLimitError,
     )
     from guard.breaker.exceptions import (
         WorkflowKilledException as WorkflowKilledException,
@@ -145,6 +156,8 @@ _UNLISTED = {
     "GuardBlockedException": "guard.breaker.exceptions",
     "GuardRuntime": "guard.runtime.runtime",
     "GuardStatus": "guard.state",
+    "GuardTransportError": "guard.breaker.exceptions",
+    "RateLimitError": "guard.breaker.exceptions",
     "SDK_MIN_VERSION_FOR_V3": "guard.core.wire",
     "WorkflowKilledException": "guard.breaker.exceptions",
     "WorkflowPausedException": "guard.breaker.exceptions",
@@ -152,6 +165,8 @@ _UNLISTED = {
     "instrument": "guard.facade",
     "uninstrument": "guard.facade",
 }
+_MODULES = frozenset({"aio", "context", "hooks", "serverless", "testing"})
+"""What the documentation uses as ``guard.context``, after no more than ``import guard``."""
 
 __all__ = sorted(_LISTED)  # type checkers read the imports above
 
@@ -159,11 +174,13 @@ __all__ = sorted(_LISTED)  # type checkers read the imports above
 if not TYPE_CHECKING:  # a type checker takes a module with __getattr__ to have every name
 
     def __getattr__(name: str) -> Any:
+        from importlib import import_module
+
+        if name in _MODULES:
+            return import_module(f"guard.{name}")
         home = _LISTED.get(name) or _UNLISTED.get(name)
         if home is None:
             raise AttributeError(f"module 'guard' has no attribute {name!r}")
-        from importlib import import_module
-
         value = globals()[name] = getattr(import_module(home), name)
         return value
 

@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, ParamSpec, Self, TypeVar
 
 from guard.breaker.refusals import error_at_edge
 from guard.control.pools import carry_kills_out
-from guard.control.threads import ThreadBody
+from guard.control.threads import ThreadBody, this_thread
 from guard.core.ids import IdFactory
 from guard.core.wire import NAME_LENGTH_MAX, SpanData
 from guard.facade import enforcing_runtime, enforcing_runtime_async
@@ -85,7 +85,7 @@ class _CarriedCall(Edge):
         scope, runtime = self.scope, active_runtime()
         if runtime is None or (scope.workflow_id is None and scope.call is None):
             return
-        body = self._body = ThreadBody(scope, sys._getframe(1))
+        body = self._body = ThreadBody(scope, sys._getframe(1), this_thread())
         self._runtime = runtime
         runtime.enforcement.bodies.enter(body)
         runtime.enforcement.check_killed(scope)
@@ -179,6 +179,8 @@ class _Boundary:
         if token is None or entry is None:
             raise RuntimeError(f"this {self.kind} is not open")
         self._token = None
+        if exc is None:
+            entry.pass_on_refusal()
         _restore(entry, token, exc)
         error = None if exc is None else error_at_edge(exc, entry.refused)
         self._end(error)

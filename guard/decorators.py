@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar, cast, overload
 
 from guard.protected_call import ProtectedCall, Target
 from guard.scope.wrapping import run_inside
@@ -15,14 +15,19 @@ _SENSITIVE: Final = "__guard_sensitive__"
 _TARGET: Final = "__guard_target__"
 
 
-def protect(function: F) -> F:
+@overload
+def protect(function: F) -> F: ...
+@overload
+def protect(function: None = None) -> Callable[[F], F]: ...
+def protect(function: Any = None) -> Any:
     """Check every call of a function at the gate before its body runs.
 
     Each call is checked against kill, pause, budget and tool policy; an operator's kill also stops
     a running body. Works on functions, coroutine functions, generators and asynchronous generators
     (the gate is asked when iteration begins), methods, classmethods, staticmethods, partials and
     callables, and keeps their signature and type. Before ``guard.init()`` the runtime is made from
-    the environment. Coroutines have to run in asyncio tasks, not under trio.
+    the environment. Coroutines have to run in asyncio tasks, not under trio. ``@protect()`` is the
+    same as ``@protect``.
 
     Raises (from the wrapped call):
         GuardBudgetError: the budget is exhausted.
@@ -36,11 +41,13 @@ def protect(function: F) -> F:
         ... async def answer(question: str) -> str: ...
     """
     if isinstance(function, staticmethod | classmethod):
-        return cast("F", type(function)(protect(function.__func__)))
+        return type(function)(protect(function.__func__))
+    if function is None:
+        return protect
     if not callable(function):
         raise TypeError(f"@protect takes a callable, not {type(function).__name__}")
     target = Target.of(function, sensitive=getattr(function, _SENSITIVE, False))
-    wrapper = run_inside(function, lambda: ProtectedCall(target))
+    wrapper = run_inside(function, functools.partial(ProtectedCall.of, target))
     setattr(wrapper, _TARGET, target)
     return wrapper
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import numbers
 import os
 import sys
 import threading
@@ -19,8 +20,10 @@ from guard.breaker.exceptions import (
     GuardError,
 )
 from guard.control.bodies import require_task
+from guard.control.observations import OBSERVED_EVENT
 from guard.core.buffer import Record
 from guard.core.ids import TAILS
+from guard.core.tool_definitions import names_in_definition
 from guard.core.wire import NAME_LENGTH_MAX, TOKENS_MAX, ToolData
 from guard.hooks import ErrorContext, fire
 from guard.loop.threads import in_thread
@@ -29,11 +32,12 @@ from guard.runtime import active as _active
 from guard.runtime.active import active_runtime
 from guard.runtime.runtime import GuardRuntime
 from guard.scope.scope import Scope, current_scope
+from guard.settings import LOCAL
 from guard.state import GuardStatus
 
 logger = logging.getLogger("guard")
 
-_RESERVED_TYPES: Final = frozenset({"llm", "tool", "span", "chain", "sdk.loss"})
+_RESERVED_TYPES: Final = frozenset({"llm", "tool", "span", "chain", "sdk.loss", OBSERVED_EVENT})
 _PAYLOAD_BYTES_MAX: Final = 60_000
 
 _init_lock = threading.RLock()
@@ -56,12 +60,16 @@ def init(
 
     Args:
         api_key: key of the gateway; ``GUARD_API_KEY`` when None.
-        api_url: address of the gateway; ``GUARD_API_URL``, else the local gateway, when None.
-        debug: log to standard error at debug level.
+        api_url: address of the gateway, or ``"local"`` for a gateway of this user, which is
+            started when nobody runs it and needs no key; ``GUARD_API_URL``, else
+            ``http://127.0.0.1:8787``, when None.
+        debug: log to standard error at debug level: each decision, and its reason. Also switches
+            it on in a runtime that is running.
 
     Raises:
         GuardAuthenticationError: no key anywhere (GD-C001), or the gateway refuses it (GD-A003).
-        GuardConfigError: a bad setting (GD-C003), or initialised with other settings (GD-C004).
+        GuardConfigError: a bad setting (GD-C003), initialised with other settings (GD-C004), or
+            the local gateway cannot be started (GD-C000).
         GuardProtocolError: the gateway needs another SDK version.
         InsecureTransportError: plain HTTP to anything but a loopback address.
 
@@ -71,9 +79,11 @@ def init(
     """
     with _init_lock:
         try:
-            runtime = active_runtime()
+            runtime = active_runtime() or _active.switched_off_runtime()
             if runtime is not None and not runtime.is_shut_down:
-                runtime.require_same(api_key=api_key, api_url=api_url, debug=debug or None)
+                runtime.require_same(api_key=api_key, api_url=api_url)
+                if debug:
+                    runtime.start_debugging()
             else:
                 runtime = GuardRuntime(api_key, api_url, debug or None)
             return runtime.open()
@@ -141,7 +151,13 @@ async def enforcing_runtime_async() -> GuardRuntime | None:
 
 def _is_configured() -> bool:
     global _warned_of_no_key
-    if active_runtime() is not None or os.environ.get("GUARD_API_KEY", "").strip():
+    if _active.is_off():
+        return False
+    if (
+        active_runtime() is not None
+        or os.environ.get("GUARD_API_KEY", "").strip()
+        or os.environ.get("GUARD_API_URL", "").strip().lower() == LOCAL
+    ):
         return True
     if not _warned_of_no_key:
         _warned_of_no_key = True
@@ -174,7 +190,7 @@ def shutdown(timeout: float = 2.0, flush: bool = True) -> None:
     Raises:
         BreakerTransportError: events could not be delivered in time.
     """
-    runtime = active_runtime()
+    runtime = active_runtime() or _active.switched_off_runtime()
     if runtime is None:
         return
     try:
@@ -191,7 +207,7 @@ def status() -> GuardStatus:
     Raises:
         GuardConfigError: the runtime is not initialised (GD-C002).
     """
-    runtime = active_runtime()
+    runtime = active_runtime() or _active.switched_off_runtime()
     if runtime is None:
         error = GuardConfigError(
             "guard is not initialised; call guard.init() first", error_code="GD-C002"
@@ -209,7 +225,8 @@ def instrument() -> None:
     Raises:
         GuardAuthenticationError: no runtime, and no key in the environment (GD-C001).
     """
-    _recording_runtime().instrumentation.install()
+    if not _active.is_off():
+        _recording_runtime().instrumentation.install()
 
 
 def uninstrument() -> None:
@@ -269,6 +286,8 @@ def track_llm(
     encoded = _payload("metadata", metadata) if metadata else None
     runtime = _active.current
     if runtime is None:
+        if _active.is_off():
+            return _nothing_decided()
         runtime = _recording_runtime()
     scope = _scope()
     fields = scope._event_fields or scope.event_fields
@@ -282,6 +301,12 @@ def track_llm(
             "llm", at_ns, serial, fields, model, input_tokens, output_tokens, latency_ms, encoded
         )
     )
+    # After the event is in the buffer: the call that clears this mark takes it along.
+    metered = runtime.leases.metered
+    if scope.workflow_id not in metered:
+        metered.add(scope.workflow_id)
+    if scope.call is not None:
+        scope.call.metered = True
     if len(lane) >= lane.high_watermark:
         events.buffer.on_high_watermark()
     # The same as ids.uuid7(at_ms, serial), without the call.
@@ -295,6 +320,18 @@ def track_llm(
     decision = cached.copy() if cached_scope is scope else _newest_decision(runtime, scope)
     decision["event_id"] = event_id
     return decision
+
+
+def _nothing_decided() -> dict[str, Any]:
+    """Return the decision while guard is switched off."""
+    return {
+        "decision": "allow",
+        "workflow_id": _scope().workflow_id,
+        "budget": None,
+        "warnings": (),
+        "event_id": "",
+        "buffered": False,
+    }
 
 
 def _newest_decision(runtime: GuardRuntime, scope: Scope) -> dict[str, Any]:
@@ -330,7 +367,8 @@ def track_tool(
         is_retry=bool(is_retry),
         metadata=_payload("metadata", metadata),
     )
-    _recording_runtime().events.record("tool", data)
+    if not _active.is_off():
+        _recording_runtime().events.record("tool", data)
 
 
 def track_event(event_type: str, **kwargs: Any) -> None:
@@ -346,10 +384,14 @@ def track_event(event_type: str, **kwargs: Any) -> None:
     """
     if _name("event_type", event_type) in _RESERVED_TYPES:
         raise ValueError(f"event type {event_type!r} is one of the SDK's own")
-    _recording_runtime().events.record(event_type, _payload("the payload", kwargs))
+    payload = _payload("the payload", kwargs)
+    if not _active.is_off():
+        _recording_runtime().events.record(event_type, payload)
 
 
-def set_call_context(model: str | None = None, tools: list[str] | None = None) -> None:
+def set_call_context(
+    model: str | None = None, tools: list[str] | list[dict[str, Any]] | None = None
+) -> None:
     """Tell the gate which model and tools the next calls of this context use.
 
     Holds until it is set again, or until the enclosing ``workflow``, ``chain``, ``span`` or
@@ -357,17 +399,21 @@ def set_call_context(model: str | None = None, tools: list[str] | None = None) -
 
     Args:
         model: name of the model.
-        tools: names of the tools offered to it.
+        tools: names of the tools offered to it, or their definitions as the vendors take them.
 
     Raises:
         TypeError, ValueError: not strings, or too long.
+
+    Example:
+        >>> set_call_context("gpt-4o", [{"type": "function", "function": {"name": "search"}}])
     """
     if isinstance(tools, str):
         raise TypeError("tools is a list of names, not one string")
+    names = [name for tool in tools or () for name in names_in_definition(tool)]
     current_scope.set(
         current_scope.get().evolve(
             model=None if model is None else _name("model", model),
-            tools=tuple(_name("tools", tool) for tool in tools or ()),
+            tools=tuple(_name("tools", name) for name in names),
         )
     )
 
@@ -381,21 +427,24 @@ def _name(argument: str, value: object) -> str:
 
 
 def _tokens(argument: str, value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
+    # numpy's integers are no ``int``; a bool is one.
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{argument} must be a whole number, not {type(value).__name__}")
-    if not 0 <= value <= TOKENS_MAX:
+    number = int(value)
+    if not 0 <= number <= TOKENS_MAX:
         raise ValueError(f"{argument} must be from 0 to {TOKENS_MAX}")
-    return value
+    return number
 
 
 def _milliseconds(argument: str, value: object) -> float | None:
     if value is None:
         return None
-    if not isinstance(value, int | float) or isinstance(value, bool):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{argument} must be a number, not {type(value).__name__}")
-    if not 0 <= value < float("inf"):
+    number = float(value)
+    if not 0 <= number < float("inf"):
         raise ValueError(f"{argument} must not be negative or infinite")
-    return float(value)
+    return number
 
 
 def _payload(argument: str, value: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -405,12 +454,21 @@ def _payload(argument: str, value: Mapping[str, Any] | None) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise TypeError(f"{argument} must be a mapping, not {type(value).__name__}")
     try:
-        encoded = msgspec.json.encode(dict(value))
+        encoded = msgspec.json.encode(dict(value), enc_hook=_plain_number)
     except (TypeError, ValueError, RecursionError) as exc:
         raise ValueError(f"{argument} cannot be encoded as JSON: {exc}") from None
     if len(encoded) > _PAYLOAD_BYTES_MAX:
         raise ValueError(f"{argument} must be at most {_PAYLOAD_BYTES_MAX} bytes of JSON")
     return cast("dict[str, Any]", msgspec.Raw(encoded))  # encodes as what it holds
+
+
+def _plain_number(value: object) -> int | float:
+    """Return a number of another library, such as numpy, as JSON has it."""
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return float(value)
+    raise TypeError(f"objects of type {type(value).__name__} are not supported")
 
 
 def _after_fork() -> None:

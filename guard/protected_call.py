@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import sys
 import time
+from collections.abc import Awaitable
 from typing import Any, Final
 
 import attrs
@@ -18,12 +20,15 @@ from guard.breaker.exceptions import (
 from guard.breaker.refusals import error_at_edge
 from guard.control.bodies import Body, TaskBody, require_task
 from guard.control.pools import carry_kills_out
-from guard.control.threads import ThreadBody
+from guard.control.threads import ThreadBody, this_thread
 from guard.core import wire
+from guard.core.leases import LaneKey, Subject
 from guard.facade import ready_runtime, ready_runtime_async
+from guard.runtime import active, decision_log
+from guard.runtime.questions import Asking, Grant
 from guard.runtime.runtime import GuardRuntime
 from guard.scope.scope import CallRecord, Entry, Scope, current_scope
-from guard.scope.span_ids import child_span
+from guard.scope.span_ids import call_scope
 from guard.scope.wrapping import Edge
 
 _FUNCTION_LENGTH_MAX: Final = 512
@@ -63,30 +68,35 @@ class ProtectedCall(Edge):
 
     __slots__ = (
         "_admitted",
+        "_began_s",
         "_body",
         "_call_scope",
         "_entry",
         "_record",
-        "_request",
         "_runtime",
         "_started",
-        "_started_s",
         "_target",
+        "_task",
     )
 
     _runtime: GuardRuntime
     _record: CallRecord
-    _request: wire.GateRequest
     _entry: Entry
     _call_scope: Scope
 
     def __init__(self, target: Target) -> None:
-        super().__init__()
+        self.scope = None
+        self._outside = None
         self._target = target
-        self._started_s = time.monotonic()
         self._body: Body | None = None
+        self._task: asyncio.Task[object] | None = None
         self._admitted = False
         self._started = False
+
+    @classmethod
+    def of(cls, target: Target) -> Edge:
+        """Return the edge of a new call; one without effect while guard is switched off."""
+        return Edge() if active.current is None and active.is_off() else cls(target)
 
     # -- the gate -----------------------------------------------------------------------------
 
@@ -99,54 +109,123 @@ class ProtectedCall(Edge):
             GuardError: refused, or the gateway cannot be asked and there is no fallback.
             WorkflowKilledInterrupt: the workflow is killed.
         """
-        self._begin(ready_runtime())
+        runtime = active.current
+        if runtime is None or not runtime.opened:
+            runtime = ready_runtime()
         try:
-            self._check()
-            reply = self._runtime.gate.ask(self._request)
+            if self._is_covered(runtime):
+                return
+            grant = runtime.gate.ask(self._asking())
         except (GuardError, WorkflowKilledInterrupt) as exc:
-            self._runtime.report_error(exc, "gate", self._call_scope, self._target.tool_name)
+            runtime.report_error(exc, "gate", self._call_scope, self._target.tool_name)
             if not self._falls_back(exc):
                 raise
         else:
-            self._accept(reply)
+            self._accept(grant)
 
-    async def admit_async(self) -> None:
+    def admit_async(self) -> Awaitable[None] | None:
         """Like :meth:`admit`; the caller's loop goes on meanwhile."""
-        require_task()
-        self._begin(await ready_runtime_async())
+        task = require_task()
+        runtime = active.current
+        if runtime is None or not runtime.opened:
+            return self._ready_and_ask()
         try:
-            self._check()
-            reply = await self._runtime.gate.ask_async(self._request)
+            if not self._is_covered(runtime):
+                return self._ask(runtime)
         except (GuardError, WorkflowKilledInterrupt) as exc:
-            scope, tool_name = self._call_scope, self._target.tool_name
-            await self._runtime.report_error_async(exc, "gate", scope, tool_name)
-            if not self._falls_back(exc):
-                raise
-        else:
-            self._accept(reply)
+            return self._refused(runtime, exc)
+        self._task = task
+        return None
 
-    def _begin(self, runtime: GuardRuntime) -> None:
+    async def _ready_and_ask(self) -> None:
+        runtime = await ready_runtime_async()
+        try:
+            if self._is_covered(runtime):
+                return
+        except (GuardError, WorkflowKilledInterrupt) as exc:
+            await self._refused(runtime, exc)
+            return
+        await self._ask(runtime)
+
+    async def _ask(self, runtime: GuardRuntime) -> None:
+        try:
+            grant = await runtime.gate.ask_async(self._asking())
+        except (GuardError, WorkflowKilledInterrupt) as exc:
+            await self._refused(runtime, exc)
+        else:
+            self._accept(grant)
+
+    async def _refused(self, runtime: GuardRuntime, exc: BaseException) -> None:
+        try:
+            await runtime.report_error_async(exc, "gate", self._call_scope, self._target.tool_name)
+            if not self._falls_back(exc):
+                raise exc
+        finally:
+            del exc  # its traceback refers to this frame
+
+    def _is_covered(self, runtime: GuardRuntime) -> bool:
+        """Open the call's scope, check it, and cover the call without a round trip, if that can be.
+
+        By what the gateway has said when a model named this tool, else by the lane's lease.
+
+        Raises:
+            WorkflowKilledInterrupt: the workflow is killed.
+            WorkflowPausedException: it is paused.
+        """
         outer = current_scope.get()
         ids = runtime.events.ids
+        target = self._target
         self._runtime = runtime
-        self._record = CallRecord(ids.uuid7(time.time_ns() // 1_000_000))
-        self._entry = Entry(outer)
-        self._call_scope = self.scope = outer.evolve(
-            call=self._record, entry=self._entry, **child_span(outer, ids)
-        )
-        self._request = _gate_request(self._target, self._record.call_id, self._call_scope)
-
-    def _check(self) -> None:
-        self._runtime.enforcement.check(self._call_scope)
-
-    def _accept(self, reply: wire.GateReply) -> None:
-        self._record.reservation_id = reply.reservation_id
+        self._began_s = now_s = time.monotonic()
+        self._record = record = CallRecord(ids.uuid7(time.time_ns() // 1_000_000))
+        self._entry = entry = Entry(outer)
+        self._call_scope = self.scope = scope = call_scope(outer, ids, record, entry)
+        if runtime.enforcement.halts:
+            runtime.enforcement.check(scope)
+        if runtime.tools.allowed:
+            said = runtime.tools.take(scope, target.tool_name, sensitive=target.sensitive)
+            if said is not None:
+                record.call_id = said.call_id
+                self._accept(Grant(said))
+                return True
+        if target.sensitive:
+            return False
+        hold = runtime.leases.take(lane_of(scope), subject_of(target, scope), now_s)
+        if hold is None:
+            return False
+        if decision_log.is_on():
+            what = f"call {target.tool_name}"
+            decision_log.covered(what, scope.workflow_id, hold.lease.lease_id)
+        record.hold = hold
+        record.reservation_id = hold.lease.lease_id
         self._admitted = True
-        if reply.warnings:
+        return True
+
+    def _asking(self) -> Asking:
+        target, scope, runtime = self._target, self._call_scope, self._runtime
+        request = _gate_request(target, self._record.call_id, scope)
+        request.gates_requests = runtime.gates_requests
+        if target.sensitive:
+            return Asking(request)
+        return Asking(request, lane_of(scope), subject_of(target, scope))
+
+    def _accept(self, grant: Grant) -> None:
+        self._admitted = True
+        hold, reply, record = grant.hold, grant.reply, self._record
+        if hold is not None:
+            record.hold = hold
+            record.reservation_id = hold.lease.lease_id
+        elif reply is not None:
+            record.reservation_id = reply.reservation_id
+        if reply is not None and reply.warnings:
             self._runtime.warnings.report(reply.warnings, self._call_scope, self._target.tool_name)
 
     def _falls_back(self, exc: BaseException) -> bool:
-        """Return whether the call goes on although the gateway could not be asked."""
+        """Return whether the call goes on although it was refused, or could not be decided."""
+        if not self._runtime.enforces and isinstance(exc, GuardError | WorkflowKilledInterrupt):
+            self._runtime.observed(exc, self._call_scope, self._target.tool_name)
+            self._admitted = True
+            return True
         self._admitted = (
             isinstance(exc, GuardTransportError)
             and not isinstance(exc, RateLimitError)  # a cap is a decision of the gateway
@@ -154,6 +233,9 @@ class ProtectedCall(Edge):
             and not self._target.sensitive
             and not self._runtime.is_shut_down
         )
+        if self._admitted:
+            what = f"call {self._target.tool_name}"
+            decision_log.fell_back(what, self._call_scope.workflow_id)
         return self._admitted
 
     # -- the body -----------------------------------------------------------------------------
@@ -168,18 +250,25 @@ class ProtectedCall(Edge):
             WorkflowKilledInterrupt: killed since the gate's answer, or since the last step.
             WorkflowPausedException: paused since the gate's answer.
         """
-        self.resume()
-        scope = current_scope.get()
-        body: Body = TaskBody(scope) if in_task else ThreadBody(scope, sys._getframe(1))
+        scope = self.scope
+        assert scope is not None, "the call has been admitted"
+        self._outside = current_scope.get()
+        current_scope.set(scope)
+        if in_task:
+            task, self._task = self._task, None
+            body: Body = TaskBody(scope, task)
+        else:
+            body = ThreadBody(scope, sys._getframe(1), this_thread())
         self._body = body
         enforcement = self._runtime.enforcement
         enforcement.bodies.enter(body)
         # A kill that was applied before the body was known to `bodies` is seen here. A pause does
         # not interrupt a body that runs, and a generator runs from its first step on.
         if not self._started:
-            enforcement.check(scope)
+            if enforcement.halts and enforcement.enforces:
+                enforcement.check(scope)
             self._started = True
-        else:
+        elif enforcement.halts:
             enforcement.check_killed(scope)
 
     def leave(self, exc: BaseException | None = None) -> BaseException | None:
@@ -205,18 +294,25 @@ class ProtectedCall(Edge):
         if self._record_end(exc) and exc is not None:
             self._runtime.report_error(exc, "call", self._call_scope, self._target.tool_name)
 
-    async def finish_async(self, exc: BaseException | None) -> None:
+    def finish_async(self, exc: BaseException | None) -> Awaitable[None] | None:
         """Like :meth:`finish`; the hooks do not block the caller's loop."""
         if self._record_end(exc) and exc is not None:
             scope, tool_name = self._call_scope, self._target.tool_name
-            await self._runtime.report_error_async(exc, "call", scope, tool_name)
+            return self._runtime.report_error_async(exc, "call", scope, tool_name)
+        return None
 
     def _record_end(self, exc: BaseException | None) -> bool:
         if not self._admitted:
             return False
         self._admitted = False
-        duration_ms = (time.monotonic() - self._started_s) * 1000
-        outcome = _outcome(exc)
+        hold = self._record.hold
+        if hold is not None:
+            if self._record.metered:
+                hold.keep()
+            else:
+                hold.give_back()
+        duration_ms = (time.monotonic() - self._began_s) * 1000
+        outcome = "ok" if exc is None else _outcome(exc)
         record = self._runtime.events.record
         scope = self._call_scope  # whatever the body of a generator has made of its own
         if self._target.sensitive:
@@ -224,11 +320,11 @@ class ProtectedCall(Edge):
             record("tool", tool, scope)
         span = wire.SpanData(
             self._target.function,
-            kind="call",
-            duration_ms=duration_ms,
-            outcome=outcome,
-            error_code=getattr(exc, "error_code", None) if outcome != "ok" else None,
-            final=True,
+            "call",
+            duration_ms,
+            outcome,
+            None if exc is None else getattr(exc, "error_code", None),
+            True,  # final; by position, because that is twice as fast
         )
         record("span", span, scope)
         return True
@@ -257,9 +353,17 @@ def _gate_request(target: Target, call_id: str, scope: Scope) -> wire.GateReques
     )
 
 
-def _outcome(exc: BaseException | None) -> str:
-    if exc is None:
-        return "ok"
+def lane_of(scope: Scope) -> LaneKey:
+    """Return the lane of a protected call."""
+    return scope.workflow_id, scope.agent, scope.chain_id, scope.model or wire.UNKNOWN_MODEL
+
+
+def subject_of(target: Target, scope: Scope) -> Subject:
+    """Return what the gateway is asked to allow, apart from the lane."""
+    return "call", target.function, target.tool_name, scope.tools
+
+
+def _outcome(exc: BaseException) -> str:
     if isinstance(exc, WorkflowKilledInterrupt):
         return "killed"
     if isinstance(exc, GuardError):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import ipaddress
 import os
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 from urllib.parse import urlsplit
@@ -16,13 +18,27 @@ from guard.breaker.exceptions import (
     GuardConfigError,
     InsecureTransportError,
 )
+from guard.core.wire import NAME_LENGTH_MAX
+from guard.tls import read_fingerprint
 
 DEFAULT_API_URL: Final = "http://127.0.0.1:8787"
+MODE_VARIABLE: Final = "GUARD_MODE"
+LOCAL: Final = "local"
+"""The ``api_url`` that means this user's local gateway."""
+
 TransportMode = Literal["auto", "http", "websocket"]
 FallbackMode = Literal["closed", "open"]
+Mode = Literal["enforce", "observe", "off"]
 _PREFIX_LENGTH: Final = 8
+_HOST: Final = re.compile(r"[a-z0-9._-]+|[0-9a-f:]*:[0-9a-f:.]*")
 GATE_CONCURRENCY: Final = 32
 """Maximum gate requests that one process sends at once; other callers wait their turn."""
+
+_READ_ELSEWHERE: Final = frozenset({"GUARD_ADMIN_KEY", "GUARD_LOCAL_DIR"})
+_NO_LONGER_READ: Final = {"GUARD_GATEWAY_URL": "set GUARD_API_URL"}
+_OF_OTHERS: Final = ("GUARD_GATEWAY_", "GUARD_TEST_")
+"""The gateway names its own misspelled variables."""
+_RESEMBLES: Final = 0.8
 
 
 @attrs.frozen
@@ -31,7 +47,7 @@ class Settings:
 
     Attributes:
         api_key: key of an organisation at the gateway.
-        api_url: base URL of the gateway.
+        api_url: base URL of the gateway, or ``local`` for this user's own, which needs no key.
         hmac_secret: signs every request when set.
         batch_size: how many events are sent at once, without waiting for the interval; also the
             size of one batch, unless the buffer backs up and the gateway accepts more.
@@ -46,7 +62,15 @@ class Settings:
         inject_stream_usage: whether streams are asked for their usage (httpx and httpx2, where
             the vendor is known to accept ``stream_options.include_usage``); the chunk that this
             adds to the stream is removed again.
+        gate_requests: whether every LLM request is covered by a reservation before it is sent.
+        workflow: the workflow of everything outside of one.
+        max_output_tokens: put into LLM requests that have no limit, where the vendor takes it.
+        mode: ``observe`` decides and reports everything and refuses nothing; ``off`` does nothing.
         debug: log at debug level to standard error.
+        tls_fingerprint: SHA-256 of the only certificate that the gateway may show; without it the
+            certificate has to come from a trusted authority.
+        allow_plaintext_hosts: names to which plain HTTP is allowed, although they are not loopback:
+            those of a network that nobody else can read, such as inside a pod.
     """
 
     api_key: str = attrs.field(repr=False)
@@ -62,7 +86,13 @@ class Settings:
     spool_max_bytes: int = 256 * 1024 * 1024
     auto_instrument: bool = True
     inject_stream_usage: bool = False
+    gate_requests: bool = True
+    workflow: str | None = None
+    max_output_tokens: int | None = None
+    mode: Mode = "enforce"
     debug: bool = False
+    tls_fingerprint: str | None = None
+    allow_plaintext_hosts: tuple[str, ...] = ()
 
     @property
     def api_key_prefix(self) -> str:
@@ -78,6 +108,9 @@ class Settings:
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None, **arguments: Any) -> Settings:
         """Merge arguments, the environment and the defaults.
+
+        With ``local`` as its address, a key or secret of the environment belongs to another
+        gateway and is ignored.
 
         Args:
             environ: the environment; ``os.environ`` when None.
@@ -109,40 +142,83 @@ class Settings:
                 raise GuardConfigError(
                     f"{source} takes {exc}", error_code="GD-C003"
                 ) from None  # the cause would carry the value, which may be a secret
+        if values.get("mode") == "off":
+            return cls(**{"api_key": "", **values})
+        if values.get("api_url") == LOCAL:
+            for name in ("api_key", "hmac_secret"):
+                if arguments.get(name) is None:
+                    values.pop(name, None)
+            return cls(**{"api_key": "", **values})
         if "api_key" not in values:
             raise GuardAuthenticationError(
                 "no API key: pass api_key to guard.init() or set GUARD_API_KEY",
                 error_code="GD-C001",
             )
         settings = cls(**values)
-        require_secure(settings.api_url)
+        require_secure(settings.api_url, settings.allow_plaintext_hosts)
+        if settings.tls_fingerprint is not None and settings.api_url.startswith("http:"):
+            raise GuardConfigError(
+                "GUARD_TLS_FINGERPRINT is set, but the gateway's address is plain http: use https",
+                error_code="GD-C003",
+            )
         return settings
 
-    def different(self, **arguments: Any) -> str | None:
+    def different(self, *, is_local: bool = False, **arguments: Any) -> str | None:
         """Return the name of a given argument whose value differs from these settings, or None.
+
+        Args:
+            is_local: whether ``local`` is another name of the address in these settings.
+            arguments: fields of this class; None means "not given".
 
         Raises:
             GuardConfigError: a value is not what its variable takes (GD-C003).
         """
-        wanted = Settings.load({"GUARD_API_KEY": self.api_key}, **arguments)
+        wanted = Settings.load(
+            {"GUARD_API_KEY": self.api_key, MODE_VARIABLE: self.mode}, **arguments
+        )
         for name, given in arguments.items():
+            if name == "api_url" and is_local and wanted.api_url == LOCAL:
+                continue
             if given is not None and getattr(wanted, name) != getattr(self, name):
                 return name
         return None
 
 
-def require_secure(url: str) -> None:
+def misspelled_variables(environ: Mapping[str, str]) -> list[str]:
+    """Return a sentence for each ``GUARD_*`` variable that nothing reads but that resembles one.
+
+    Variables that resemble none may belong to another program.
+    """
+    known = {variable for variable, _ in _READERS.values()} | _READ_ELSEWHERE
+    found = []
+    for name in sorted(environ):
+        if name in _NO_LONGER_READ:
+            found.append(f"{name} is not read any more: {_NO_LONGER_READ[name]}")
+        elif name.startswith("GUARD_") and name not in known and not name.startswith(_OF_OTHERS):
+            near = difflib.get_close_matches(name, known, 1, _RESEMBLES)
+            if near:
+                found.append(f"{name} is not a setting: did you mean {near[0]}?")
+    return found
+
+
+def require_secure(url: str, allowed: Collection[str] = ()) -> None:
     """Refuse plain ``http``/``ws`` to anything but ``localhost`` or a canonical loopback address.
+
+    Args:
+        url: where a request would go.
+        allowed: names to which it is allowed nevertheless.
 
     Raises:
         InsecureTransportError: before a byte is sent.
     """
     parts = urlsplit(url)
-    if parts.scheme in ("https", "wss") or is_loopback(parts.hostname or ""):
+    host = parts.hostname or ""
+    if parts.scheme in ("https", "wss") or is_loopback(host) or host in allowed:
         return
     raise InsecureTransportError(
-        f"plain {parts.scheme} is allowed to a loopback address only; use https for "
-        f"{parts.hostname}"
+        f"plain {parts.scheme} is allowed to a loopback address only; use https for {host}. Inside "
+        "a network that nobody else can read (compose, a pod) name the host in "
+        "GUARD_ALLOW_PLAINTEXT_HOSTS"
     )
 
 
@@ -174,7 +250,11 @@ def _text(value: Any) -> str:
 
 def _url(value: Any) -> str:
     text = _text(value).rstrip("/")
-    wanted = "an address such as https://guard.example.com or http://127.0.0.1:8787"
+    if text.lower() == LOCAL:
+        return LOCAL
+    wanted = (
+        "an address such as https://guard.example.com or http://127.0.0.1:8787, or the word local"
+    )
     try:
         parts = urlsplit(text)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -185,6 +265,22 @@ def _url(value: Any) -> str:
     if not usable or " " in text or parts.query or parts.fragment or parts.username is not None:
         raise ValueError(wanted)
     return text
+
+
+def _fingerprint(value: Any) -> str:
+    return read_fingerprint(_text(value))
+
+
+def _hosts(value: Any) -> tuple[str, ...]:
+    wanted = "host names without a port or a wildcard, separated by commas"
+    if isinstance(value, str):
+        value = value.replace(",", " ").split()
+    if not isinstance(value, list | tuple | set | frozenset):
+        raise ValueError(wanted)
+    names = tuple(sorted(_text(each).lower() for each in value))
+    if not all(_HOST.fullmatch(name) for name in names):
+        raise ValueError(wanted)
+    return names
 
 
 def _whole(low: int, high: int) -> Callable[[Any], int]:
@@ -208,6 +304,13 @@ def _choice(*options: str) -> Callable[[Any], str]:
         return text
 
     return read
+
+
+def _workflow(value: Any) -> str:
+    text = str(value).strip()
+    if not isinstance(value, str) or not 1 <= len(text) <= NAME_LENGTH_MAX:
+        raise ValueError(f"a name of 1 to {NAME_LENGTH_MAX} characters")
+    return text
 
 
 def _flag(value: Any) -> bool:
@@ -242,5 +345,11 @@ _READERS: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
     "spool_max_bytes": ("GUARD_SPOOL_MAX_BYTES", _whole(65_536, 2**40)),
     "auto_instrument": ("GUARD_AUTO_INSTRUMENT", _flag),
     "inject_stream_usage": ("GUARD_INJECT_STREAM_USAGE", _flag),
+    "gate_requests": ("GUARD_GATE_REQUESTS", _flag),
+    "workflow": ("GUARD_WORKFLOW", _workflow),
+    "max_output_tokens": ("GUARD_MAX_OUTPUT_TOKENS", _whole(1, 2**31)),
+    "mode": (MODE_VARIABLE, _choice("enforce", "observe", "off")),
     "debug": ("GUARD_DEBUG", _flag),
+    "tls_fingerprint": ("GUARD_TLS_FINGERPRINT", _fingerprint),
+    "allow_plaintext_hosts": ("GUARD_ALLOW_PLAINTEXT_HOSTS", _hosts),
 }

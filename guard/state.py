@@ -10,6 +10,8 @@ import attrs
 from guard.breaker.circuit import CircuitState
 
 State = Literal["ok", "degraded", "offline", "misconfigured"]
+Mode = Literal["enforce", "observe", "off"]
+Decisions = Literal["socket", "http", "none"]
 
 _SILENCE_POLLS_MAX: Final = 3
 
@@ -81,6 +83,11 @@ class GuardStatus:
         unseen_hosts: LLM hosts whose answers held no usage.
         sdk_version: version of this package.
         pid: process that the numbers belong to.
+        decisions: how the gateway is asked: ``socket``, ``http`` or ``none`` (it cannot be).
+        leases: reservations that this process may spend without asking.
+        leased_nanousd: the money set aside in them, in nano-dollars.
+        leased_calls: calls and requests that they cover right now.
+        mode: ``enforce``, ``observe`` (nothing is refused) or ``off``.
     """
 
     state: State
@@ -97,3 +104,8 @@ class GuardStatus:
     unseen_hosts: tuple[str, ...]
     sdk_version: str
     pid: int
+    decisions: Decisions = "none"
+    leases: int = 0
+    leased_nanousd: int = 0
+    leased_calls: int = 0
+    mode: Mode = "enforce"

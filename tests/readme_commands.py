@@ -103,7 +103,7 @@ def follow(command: str, cwd: Path, env: dict[str, str], servers: list[Server]) 
         servers.append(server)
         url = server.printed(_URL, 1)[0]
         if command.startswith("guard"):
-            env["GUARD_API_URL"] = env["GUARD_GATEWAY_URL"] = url
+            env["GUARD_API_URL"] = url
         else:
             env["SPAMDETECT_BASE_URL"] = url
     else:

@@ -399,5 +399,8 @@ class InsecureTransportError(BreakerTransportError):
     """Plain HTTP was asked for where HTTPS is required: anywhere but a loopback address."""
 
     error_code = "GD-C005"
-    user_action = "Use an https:// address, or a loopback address for a local gateway."
+    user_action = (
+        "Use an https:// address, or a loopback address for a local gateway; inside a private "
+        "network, name the host in GUARD_ALLOW_PLAINTEXT_HOSTS."
+    )
     retryable = False

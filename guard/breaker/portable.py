@@ -10,6 +10,10 @@ from typing import Any, Self
 class _Portable(BaseException):
     """Pickles and copies completely: attributes, notes and, if it survives pickling, the cause."""
 
+    def _render_traceback_(self) -> list[str]:
+        """Return what a notebook shows in place of a traceback; IPython calls it, by this name."""
+        return notebook_lines(self)
+
     def __reduce__(self) -> tuple[Any, ...]:
         state = dict(self.__dict__)
         cause = self.__cause__
@@ -28,6 +32,19 @@ class _Portable(BaseException):
         clone.__suppress_context__ = self.__suppress_context__
         clone.__traceback__ = self.__traceback__
         return clone
+
+
+def notebook_lines(exc: BaseException) -> list[str]:
+    """Return three lines: what happened, what to do, and where to read more."""
+    code = str(getattr(exc, "error_code", ""))
+    more = [f"guard explain {code}"] if code else []
+    page = str(getattr(exc, "docs_url", ""))
+    lines = (
+        f"{type(exc).__name__}: {exc}",
+        str(getattr(exc, "user_action", "")),
+        " or ".join([*more, page] if page else more),
+    )
+    return [" ".join(line.split()) for line in lines if line]
 
 
 def _rebuild(cls: type[Any], args: tuple[Any, ...], state: dict[str, Any]) -> Any:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from typing import Final, Protocol
 
@@ -36,6 +35,7 @@ class Body(Protocol):
         outer: the body around it in the same task or thread; set by :class:`ActiveBodies`.
         ended: whether it has ended.
         stopped: whether it ended with the kill's exception, which unwinds the bodies around it.
+        carrier: the task or thread that runs it.
     """
 
     scope: Scope
@@ -45,8 +45,7 @@ class Body(Protocol):
     stopped: bool
 
     @property
-    def carrier(self) -> object:
-        """The task or thread that runs the body."""
+    def carrier(self) -> object: ...
 
     def mark(self, killed_by: Mark) -> None:
         """Mark the body as killed, so that it returns no result."""
@@ -64,6 +63,10 @@ class Body(Protocol):
 class TaskBody:
     """A coroutine body inside an asyncio task.
 
+    Args:
+        scope: the scope that it runs in.
+        task: the running task, where that is known.
+
     Raises:
         GuardConfigError: there is no running asyncio task (GD-C003).
     """
@@ -71,8 +74,7 @@ class TaskBody:
     __slots__ = (
         "_cancelled",
         "_cancelling",
-        "_loop",
-        "_task",
+        "carrier",
         "ended",
         "killed_by",
         "outer",
@@ -80,22 +82,16 @@ class TaskBody:
         "stopped",
     )
 
-    def __init__(self, scope: Scope) -> None:
-        task = require_task()
+    def __init__(self, scope: Scope, task: asyncio.Task[object] | None = None) -> None:
         self.scope = scope
         self.killed_by: Mark | None = None
-        self._task = task
-        self._loop = asyncio.get_running_loop()
+        # The task itself, not its id, which could be used again.
+        self.carrier = task = task or require_task()
         self._cancelling = task.cancelling()
         self._cancelled = False
         self.outer: Body | None = None
         self.ended = False
         self.stopped = False
-
-    @property
-    def carrier(self) -> object:
-        """The task itself, not its id, which could be used again."""
-        return self._task
 
     def mark(self, killed_by: Mark) -> None:
         """Mark the body as killed, so that it returns no result."""
@@ -105,7 +101,7 @@ class TaskBody:
     def deliver(self) -> bool:
         """Cancel the task on its own loop."""
         with contextlib.suppress(RuntimeError):  # that loop has closed, so the body has ended
-            self._loop.call_soon_threadsafe(self._cancel)
+            self.carrier.get_loop().call_soon_threadsafe(self._cancel)
         return True
 
     def _cancel(self) -> None:
@@ -113,7 +109,7 @@ class TaskBody:
         body = _still_running(self)
         if isinstance(body, TaskBody) and body.killed_by is not None and not body._cancelled:
             body._cancelled = True
-            body._task.cancel()
+            body.carrier.cancel()
 
     def end(self, exc: BaseException | None) -> BaseException | None:
         """End the body; return what is to be raised instead of ``exc``, or None.
@@ -122,7 +118,7 @@ class TaskBody:
         cancellation at the same moment stays one.
         """
         self.ended = True
-        left = self._task.uncancel() if self._cancelled else self._task.cancelling()
+        left = self.carrier.uncancel() if self._cancelled else self.carrier.cancelling()
         if self.killed_by is None or (
             isinstance(exc, asyncio.CancelledError) and left > self._cancelling
         ):
@@ -159,21 +155,16 @@ class GateWait:
         cancel: ends the wait.
     """
 
-    __slots__ = ("_cancel", "_thread", "ended", "killed_by", "outer", "scope", "stopped")
+    __slots__ = ("_cancel", "carrier", "ended", "killed_by", "outer", "scope", "stopped")
 
     def __init__(self, scope: Scope, cancel: Callable[[], object]) -> None:
         self.scope = scope
         self.killed_by: Mark | None = None
         self._cancel = cancel
-        self._thread = this_thread()
+        self.carrier = this_thread()
         self.outer: Body | None = None
         self.ended = False
         self.stopped = False
-
-    @property
-    def carrier(self) -> object:
-        """The thread."""
-        return self._thread
 
     def mark(self, killed_by: Mark) -> None:
         """Mark the wait as ended by a kill."""
@@ -232,25 +223,25 @@ class ActiveBodies:
 
     Each stack has its innermost body last; an interrupt stops the innermost body that a kill
     concerns and unwinds the others as it propagates.
+
+    No lock: a stack is changed only by the thread that runs its bodies (signal handlers nest in
+    it), in single operations that are atomic; others copy it.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._stacks: dict[object, list[Body]] = {}
 
     def __len__(self) -> int:
-        return sum(len(stack) for stack in self._stacks.values())
+        return sum(len(stack) for stack in self._stacks.copy().values())
 
     def enter(self, body: Body) -> None:
         """Add a body that starts."""
-        key = body.carrier
-        with self._lock:
-            stack = self._stacks.get(key)
-            if stack is None:
-                self._stacks[key] = [body]
-            else:
-                body.outer = stack[-1]
-                stack.append(body)
+        stack = self._stacks.get(body.carrier)
+        if stack:
+            body.outer = stack[-1]
+            stack.append(body)
+        else:
+            self._stacks[body.carrier] = [body]
 
     def reach(self, carrier: object, scope: Scope) -> bool:
         """Return whether a kill of ``scope`` already stops the body of this task or thread."""
@@ -262,21 +253,23 @@ class ActiveBodies:
 
     def leave(self, body: Body) -> None:
         """Remove a body that has ended."""
-        key = body.carrier
-        with self._lock:
-            stack = self._stacks.get(key)
-            if stack == [body]:
-                del self._stacks[key]
-            elif stack is not None and body in stack:
-                stack.remove(body)
+        stack = self._stacks.get(body.carrier)
+        if not stack:
+            return
+        if stack[-1] is body:
+            if len(stack) > 1:
+                stack.pop()
+            else:  # one operation: no moment with an empty stack, into which a handler could enter
+                self._stacks.pop(body.carrier, None)
+        elif body in stack:
+            stack.remove(body)
 
     def interrupt(self, concerned: Concerned) -> None:
         """Stop the innermost body of each task and thread that ``concerned`` returns a mark for.
 
         Called on the background loop, which retries while a thread is at an unsafe point.
         """
-        with self._lock:
-            stacks = {key: list(stack) for key, stack in self._stacks.items()}
+        stacks = {key: list(stack) for key, stack in self._stacks.copy().items()}
         for key, stack in stacks.items():
             target: Body | None = None
             for body in reversed(stack):
@@ -292,8 +285,7 @@ class ActiveBodies:
         running = _still_running(target)
         if running is None or running.killed_by is None:
             return
-        with self._lock:
-            stack = list(self._stacks.get(key, ()))
+        stack = list(self._stacks.get(key, ()))
         inside = stack[stack.index(running) + 1 :] if running in stack else []
         for body in inside:
             if isinstance(body, GateWait):

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import websockets
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.frames import Frame, Opcode
+from websockets.protocol import State
 
 from guard.core import wire
 from guard.settings import is_loopback
@@ -26,7 +27,8 @@ PING_INTERVAL_S: Final = 5.0
 PING_TIMEOUT_S: Final = 5.0
 _OPEN_TIMEOUT_S: Final = 5.0
 _CLOSE_TIMEOUT_S: Final = 0.5
-_FRAME_BYTES_MAX: Final = 256 * 1024
+_FRAME_BYTES_MAX: Final = 1024 * 1024
+_UNSENT_BYTES_MAX: Final = 4 * 1024 * 1024
 
 # At debug level the library logs the handshake's headers, and one of them is the key.
 _quiet = logging.getLogger("guard.control.websocket")
@@ -42,7 +44,11 @@ class Connect(connect):
 
 
 def open_socket(
-    url: str, headers: Mapping[str, str], apply_eagerly: Callable[[list[bytes]], None]
+    url: str,
+    headers: Mapping[str, str],
+    apply_eagerly: Callable[[list[bytes]], None],
+    answered: Callable[[bytes], None],
+    tls: ssl.SSLContext | None,
 ) -> Connect:
     """Return an async context manager of the control socket.
 
@@ -50,14 +56,17 @@ def open_socket(
         url: of the socket.
         headers: of the handshake.
         apply_eagerly: called with text frames as soon as their bytes have been read.
+        answered: called with frames of answers, likewise; they are not received again.
+        tls: what the gateway's certificate is checked against; None for a plain socket.
     """
     parts = urlsplit(url)
     return Connect(
         url,
         additional_headers=headers,
         subprotocols=[websockets.Subprotocol(wire.CONTROL_SUBPROTOCOL)],
-        ssl=ssl.create_default_context() if parts.scheme == "wss" else None,
-        proxy=None if is_loopback(parts.hostname or "") else True,
+        ssl=tls,
+        # A proxy from the environment must not see traffic that is not encrypted.
+        proxy=None if tls is None or is_loopback(parts.hostname or "") else True,
         open_timeout=_OPEN_TIMEOUT_S,
         ping_interval=PING_INTERVAL_S,
         ping_timeout=PING_TIMEOUT_S,
@@ -65,11 +74,15 @@ def open_socket(
         max_size=_FRAME_BYTES_MAX,
         compression=None,
         logger=_quiet,
-        create_connection=functools.partial(_EagerConnection, apply_eagerly),  # type: ignore[arg-type]  # called like the class
+        create_connection=functools.partial(ControlConnection, apply_eagerly, answered),  # type: ignore[arg-type]  # called like the class
     )
 
 
-class _EagerConnection(ClientConnection):
+_ANSWERS: Final = (b'{"type":"answers"', b'{"payload":"{\\"type\\":\\"answers\\"')
+"""How a frame of answers begins, plain and signed."""
+
+
+class ControlConnection(ClientConnection):
     """Shows text frames to ``apply_eagerly`` while their bytes are being read.
 
     The usual way, through a future and another turn of the loop, costs up to three more waits for
@@ -77,21 +90,46 @@ class _EagerConnection(ClientConnection):
     """
 
     def __init__(
-        self, apply_eagerly: Callable[[list[bytes]], None], *args: Any, **kwargs: Any
+        self,
+        apply_eagerly: Callable[[list[bytes]], None],
+        answered: Callable[[bytes], None],
+        *args: Any,
+        **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self._apply_eagerly = apply_eagerly
+        self._answered = answered
         self._came: list[bytes] = []
+        self._answers: list[bytes] = []
 
     def data_received(self, data: bytes) -> None:
-        """Process what has come over the network."""
+        """Process what has come over the network: directives before answers."""
         super().data_received(data)
         if self._came:
             frames, self._came = self._came, []
             self._apply_eagerly(frames)
+        if self._answers:
+            frames, self._answers = self._answers, []
+            for frame in frames:
+                self._answered(frame)
 
     def process_event(self, event: Any) -> None:
         """Process one incoming event."""
-        super().process_event(event)
         if isinstance(event, Frame) and event.opcode is Opcode.TEXT and event.fin:
-            self._came.append(bytes(event.data))
+            data = bytes(event.data)
+            if data.startswith(_ANSWERS):
+                self._answers.append(data)
+                return
+            self._came.append(data)
+        super().process_event(event)
+
+    def send_now(self, frame: bytes) -> bool:
+        """Send a text frame without waiting; False when the socket is closing or congested."""
+        if (
+            self.protocol.state is not State.OPEN
+            or self.transport.get_write_buffer_size() > _UNSENT_BYTES_MAX
+        ):
+            return False
+        self.protocol.send_text(frame)
+        self.send_data()
+        return True

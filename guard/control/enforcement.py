@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
-from guard.breaker.exceptions import WorkflowKilledInterrupt
+from guard.breaker.exceptions import GuardError, WorkflowKilledInterrupt
 from guard.breaker.refusals import Refusal, exception_for_halt, interrupt_for
 from guard.control.bodies import ActiveBodies, Body, TaskRequest, running_task
 from guard.control.threads import ThreadRequest, this_thread
 from guard.core import wire
-from guard.core.control import ControlState, Mark
+from guard.core.control import ControlState, Halt, Mark
 from guard.scope.scope import Scope, current_scope
 
 
@@ -21,16 +21,26 @@ class Enforcement:
     Args:
         own_thread: whether the calling thread is guard's own, whose requests no kill stops.
         changed: called after each new snapshot, before any body is stopped by it.
+        observed: takes what an LLM request would have been refused with, and nothing is stopped
+            or refused; None enforces.
 
     Attributes:
         control: the snapshot; replaced as a whole.
+        halts: whether anything at all is killed or paused: without that no scope need be checked.
         bodies: the protected bodies and requests that run now.
     """
 
-    def __init__(self, own_thread: Callable[[], bool], changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        own_thread: Callable[[], bool],
+        changed: Callable[[], None],
+        observed: Callable[[GuardError | WorkflowKilledInterrupt, Scope], None] | None = None,
+    ) -> None:
+        self._observed = observed
         self._own_thread = own_thread
         self._changed = changed
         self.control = ControlState()
+        self.halts = False
         self.bodies = ActiveBodies()
 
     def forget_bodies(self) -> None:
@@ -40,10 +50,18 @@ class Enforcement:
     def apply(self, *messages: wire.ControlMessage) -> None:
         """Apply control messages, on one thread; a kill stops the bodies that it concerns."""
         before = self.control.kills
-        self.control = self.control.apply(*messages)
+        control = self.control = self.control.apply(*messages)
+        self.halts = bool(control.kills or control.pauses or control.timed_pauses)
         self._changed()
-        if self.control.kills is not before:  # also by a replay, a pattern, an older revive
+        if (
+            self.control.kills is not before and self.enforces
+        ):  # also by a replay, a pattern, an older revive
             self.bodies.interrupt(self.killed)
+
+    @property
+    def enforces(self) -> bool:
+        """Whether what is killed is stopped, not just reported."""
+        return self._observed is None
 
     def check(self, scope: Scope) -> None:
         """Refuse if the scope's workflow is killed or paused; reads a local snapshot only.
@@ -52,6 +70,8 @@ class Enforcement:
             WorkflowKilledInterrupt: killed.
             WorkflowPausedException: paused.
         """
+        if not self.halts:
+            return
         halt = self.control.halt(scope.workflow_id, scope.run_id, time.time_ns() // 1_000_000)
         if halt is not None:
             raise exception_for_halt(halt, scope.workflow_id)
@@ -63,7 +83,7 @@ class Enforcement:
             WorkflowKilledInterrupt: killed.
         """
         kills = self.control.kills
-        if kills and (mark := self.killed(scope)):
+        if kills and self.enforces and (mark := self.killed(scope)):
             raise interrupt_for(mark, scope.workflow_id)
 
     def killed(self, scope: Scope) -> Mark | None:
@@ -71,28 +91,38 @@ class Enforcement:
         now_ms = time.time_ns() // 1_000_000
         return self.control.kills.find(scope.workflow_id, scope.run_id, now_ms)
 
-    def check_request(self, scope: Scope) -> None:
+    def check_request(self, scope: Scope) -> bool:
         """Refuse the next LLM request of a killed, paused or exhausted scope, without a round trip.
 
         Outside of a ``workflow`` or ``@protect`` scope nothing is refused.
 
+        Returns:
+            Whether it would have been refused, and was reported instead.
+
         Raises:
             WorkflowKilledInterrupt: killed.
             Refusal: paused or exhausted; the scope's boundary makes it a public exception.
+            GuardError: the same in a process's own workflow, which has no boundary.
         """
+        halt = self._halt_of_request(scope)
+        if halt is None:
+            return False
+        error = exception_for_halt(halt, scope.workflow_id)
+        if self._observed is None:
+            raise refusal_in(scope, error)
+        self._observed(error, scope)
+        return True
+
+    def _halt_of_request(self, scope: Scope) -> Halt | None:
+        """Return what stands against the next LLM request of a scope, as far as is known here."""
         if scope.workflow_id is None and scope.call is None:
-            return
-        halt = self.control.halt(
+            return None
+        return self.control.halt(
             scope.workflow_id,
             scope.run_id,
             time.time_ns() // 1_000_000,
             budgets=scope.chain_id is None,  # inside a chain a budget is soft: the gate decides
         )
-        if halt is None:
-            return
-        error = exception_for_halt(halt, scope.workflow_id)
-        scope.refuse(error)
-        raise error if isinstance(error, WorkflowKilledInterrupt) else Refusal(error)
 
     def enter_request(
         self, frame: FrameType | None, llm: bool
@@ -108,7 +138,7 @@ class Enforcement:
             WorkflowKilledInterrupt: the workflow has been killed already.
         """
         scope = current_scope.get()
-        if scope.call is None and not (llm and scope.workflow_id is not None):
+        if not self.enforces or (scope.call is None and not (llm and scope.workflow_id)):
             return None
         carrier = running_task() if frame is None else this_thread()
         bodies, kills = self.bodies, self.control.kills
@@ -133,3 +163,14 @@ class Enforcement:
     def leave_request(self, request: Body) -> None:
         """Report that a request which :meth:`enter_request` returned has ended."""
         self.bodies.leave(request)
+
+
+def refusal_in(scope: Scope, error: GuardError | WorkflowKilledInterrupt) -> BaseException:
+    """Return what carries a refusal out of third-party code to the edge of its scope.
+
+    In a process's own workflow (``GUARD_WORKFLOW``) there is no edge: there it is the error itself.
+    """
+    scope.refuse(error)
+    if scope.entry is None or isinstance(error, WorkflowKilledInterrupt):
+        return error
+    return Refusal(error)

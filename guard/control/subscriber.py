@@ -9,20 +9,22 @@ import logging
 import random
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 from urllib.parse import urlsplit
 
 import msgspec
 
 from guard.breaker.exceptions import GuardError
+from guard.control.ask_channel import AskChannel
 from guard.core import wire
 from guard.core.retry import Backoff
 from guard.core.signing import verify_frame
+from guard.loop import held_forks
 from guard.settings import Settings
 from guard.transport.client import GatewayClient
 
 if TYPE_CHECKING:  # loaded when a socket is opened; `init` does not wait for that
-    from websockets.asyncio.client import ClientConnection
+    from guard.control.control_socket import ControlConnection
 
 logger = logging.getLogger("guard.control")
 
@@ -34,15 +36,13 @@ RECONNECT_WITHOUT_POLL: Final = Backoff(base_s=0.2, cap_s=2.0)
 _FIRST_POLL_S: Final = 1.0
 """How long the socket is not opened while the poller reads what stands."""
 
+_FIRST_PAUSE_S: Final = 0.05
+"""How long the first socket waits for ``init`` to return; the poller listens meanwhile."""
+
 _POLL_WAIT_MS: Final = 10_000
 _STABLE_S: Final = 5.0
 _CLOCK_TOLERANCE_MS: Final = 2_000
 _BATCH_MAX: Final = 500
-
-
-class _SignedFrame(msgspec.Struct):
-    payload: str
-    signature: str
 
 
 class ChannelError(Exception):
@@ -56,8 +56,11 @@ class Subscriber:
         settings: address, key, secret and transport mode.
         client: signs the handshake and does the long polls.
         position: returns the number and the epoch of the newest message that was applied.
+        tools: returns the version of the tool rules that are applied.
         apply: takes control messages, a batch at a time.
         switched: told which channel is in use.
+        asks: requests that go over the socket while it is open.
+        recalled: told the leases whose unused money the gateway wants back at once.
     """
 
     def __init__(
@@ -66,20 +69,27 @@ class Subscriber:
         client: GatewayClient,
         *,
         position: Callable[[], tuple[int, str]],
+        tools: Callable[[], str],
         apply: Callable[..., None],
         switched: Callable[[Channel], None],
+        asks: AskChannel,
+        recalled: Callable[[list[str]], None],
     ) -> None:
         self._settings = settings
         self._client = client
         self._position = position
+        self._tools = tools
         self._apply = apply
         self._switched = switched
+        self._asks = asks
+        self._recalled = recalled
         self._channel: Channel = "none"
-        self._socket: ClientConnection | None = None
+        self._socket: ControlConnection | None = None
         self._task: asyncio.Task[Any] | None = None
         self._poller: asyncio.Task[None] | None = None
         self._up_since_s: float | None = None
         self._greeted_here = False
+        self._asks_open = False
         self._behind_ms = 0
         self._caught_up = asyncio.Event()
 
@@ -98,6 +108,8 @@ class Subscriber:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_FIRST_POLL_S):
                         await self._caught_up.wait()
+                # Whoever waited for that goes on: loading the socket's library would stop it.
+                await asyncio.sleep(_FIRST_PAUSE_S)
             while True:
                 if mode == "auto":
                     self._start_fallback_poll()  # at once: it listens during the pause as well
@@ -144,12 +156,13 @@ class Subscriber:
             await asyncio.gather(task, return_exceptions=True)
 
     async def _listen(self) -> None:
-        from guard.control import control_socket
+        with held_forks():  # a child would keep the half of it that is loaded
+            from guard.control import control_socket
 
         settings = self._settings
         parts = urlsplit(settings.api_url)
         position = self._position()
-        path = f"{parts.path}{wire.CONTROL_WS_PATH}?after={position[0]}"
+        path = f"{parts.path}{wire.CONTROL_WS_PATH}?after={position[0]}&tools={self._tools()}"
         url = f"{'wss' if parts.scheme == 'https' else 'ws'}://{parts.netloc}{path}"
         # The URI is signed as the gateway checks it.
         signature, nonce = self._client.signer.headers("GET", url, b"")
@@ -160,25 +173,32 @@ class Subscriber:
         }
         eagerly = functools.partial(self._apply_eagerly, nonce)
         try:
-            async with control_socket.open_socket(url, headers, eagerly) as socket:
-                await self._listen_on(socket, nonce, position)
+            answered = functools.partial(self._answered, nonce)
+            opening = control_socket.open_socket(url, headers, eagerly, answered, self._client.tls)
+            async with opening as socket:
+                await self._listen_on(cast("ControlConnection", socket), nonce, position)
         except control_socket.Closed:
             raise ChannelError("the gateway closed the control socket") from None
         except control_socket.Failure as exc:
             raise ChannelError(f"{type(exc).__name__}: {exc}") from None
 
     async def _listen_on(
-        self, socket: ClientConnection, nonce: str, position: tuple[int, str]
+        self, socket: ControlConnection, nonce: str, position: tuple[int, str]
     ) -> None:
         self._socket = socket
+        self._asks_open = False
         try:
             hello = self._open_frame(await socket.recv(), nonce)
             self._greeted(hello, position)
             self._note_position(hello.seq)
+            self._open_asks(socket, nonce, hello.seq)
             while True:
                 await self._take_what_came(socket, nonce)
                 self._note_position(hello.seq)
+                self._open_asks(socket, nonce, hello.seq)
         finally:
+            self._asks_open = False
+            self._asks.closed()
             self._socket = None
             self._greeted_here = False
 
@@ -198,7 +218,13 @@ class Subscriber:
         if self._position()[0] >= newest:
             self._caught_up.set()
 
-    async def _take_what_came(self, socket: ClientConnection, nonce: str) -> None:
+    def _open_asks(self, socket: ControlConnection, nonce: str, newest: int) -> None:
+        """Let requests go over the socket once all that was said meanwhile is applied."""
+        if not self._asks_open and self._position()[0] >= newest:
+            self._asks_open = True
+            self._asks.opened(socket.send_now, nonce)
+
+    async def _take_what_came(self, socket: ControlConnection, nonce: str) -> None:
         """Wait for messages, apply all that are there at once, and acknowledge the newest."""
         messages = [self._open_frame(await socket.recv(), nonce)]
         try:
@@ -236,25 +262,46 @@ class Subscriber:
         if not self._greeted_here:
             return  # whether this is the record that was followed is told by the hello
         kills = []
+        recalled: list[str] = []
         with contextlib.suppress(ChannelError):
             for frame in frames:
                 message = self._open_frame(frame, nonce)
                 if message.type == "kill":
                     kills.append(message)
+                elif message.type == "recall":
+                    recalled += message.leases
         if kills:
             self._take(*kills)
+        if recalled:
+            self._recalled(recalled)
+
+    def _answered(self, nonce: str, frame: bytes) -> None:
+        """Hand on the answers in a frame; one that is not to be believed ends the connection."""
+        try:
+            payload = self._verified(frame, nonce)
+            answers = wire.decode(payload, wire.Answers)
+        except (ChannelError, wire.WireError) as exc:
+            logger.warning("control: a frame of answers cannot be used: %s", exc)
+            if self._socket is not None:
+                self._socket.transport.abort()
+            return
+        self._asks.answers(answers.answers)
 
     def _open_frame(self, frame: str | bytes, nonce: str) -> wire.ControlMessage:
-        secret = self._settings.hmac_secret
         try:
-            if secret is None:
-                return wire.decode(frame, wire.ControlMessage)
-            signed = wire.decode(frame, _SignedFrame)
-            if not verify_frame(secret, nonce, signed.payload.encode(), signed.signature):
-                raise ChannelError("a control frame has a wrong signature")
-            return wire.decode(signed.payload, wire.ControlMessage)
+            return wire.decode(self._verified(frame, nonce), wire.ControlMessage)
         except wire.WireError as exc:
             raise ChannelError(f"a control frame cannot be read: {exc}") from None
+
+    def _verified(self, frame: str | bytes, nonce: str) -> str | bytes:
+        """Return the payload of a frame, once its signature has been checked where there is one."""
+        secret = self._settings.hmac_secret
+        if secret is None:
+            return frame
+        signed = wire.decode(frame, wire.SignedFrame)
+        if not verify_frame(secret, nonce, signed.payload.encode(), signed.signature):
+            raise ChannelError("a control frame has a wrong signature")
+        return signed.payload
 
     async def _poll_forever(self) -> None:
         attempt = 0
@@ -265,7 +312,7 @@ class Subscriber:
                 # contact.
                 wait_ms = _POLL_WAIT_MS if current and self._channel == "poller" else 0
                 position = self._position()
-                reply = await self._client.poll(position[0], wait_ms)
+                reply = await self._client.poll(position[0], wait_ms, self._tools())
             except GuardError as exc:
                 logger.debug("control poll: %s", exc)
                 current = False

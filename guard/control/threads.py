@@ -14,6 +14,8 @@ import time
 from types import FrameType
 from typing import Any, Final
 
+from msgspec import Struct
+
 from guard.breaker.exceptions import WorkflowKilledInterrupt
 from guard.breaker.refusals import interrupt_for
 from guard.control.safepoints import inspect
@@ -59,7 +61,7 @@ class _Posted(WorkflowKilledInterrupt):
         else:
             super().__init__(workflow_id=body.scope.workflow_id, reason=body.killed_by.reason)
             body.raised = True
-            body.thread.pending = None
+            body.carrier.pending = None
 
     def __reduce__(self) -> tuple[object, ...]:
         killed = WorkflowKilledInterrupt(workflow_id=self.workflow_id, reason=self.reason)
@@ -69,50 +71,29 @@ class _Posted(WorkflowKilledInterrupt):
 _Posted.__name__ = _Posted.__qualname__ = "WorkflowKilledInterrupt"
 
 
-class ThreadBody:
-    """A plain function's body, in the thread that makes this object.
-
-    Args:
-        scope: the scope that the body runs in.
-        frame: frame of the SDK's function that is about to call the user's.
+class ThreadBody(Struct, eq=False):
+    """A plain function's body.
 
     Attributes:
+        scope: the scope that the body runs in.
+        _frame: frame of the SDK's function that is about to call the user's.
+        carrier: the thread, which makes this object.
         killed_by: the mark that killed it, if one did.
         raised: whether the exception has been raised in the thread.
         sockets_shut_down: for tests and diagnosis.
     """
 
-    __slots__ = (
-        "_frame",
-        "_loop_cancelled",
-        "_since_s",
-        "ended",
-        "killed_by",
-        "outer",
-        "raised",
-        "scope",
-        "sockets_shut_down",
-        "stopped",
-        "thread",
-    )
-
-    def __init__(self, scope: Scope, frame: FrameType) -> None:
-        self.scope = scope
-        self.thread = this_thread()
-        self.killed_by: Mark | None = None
-        self.raised = False
-        self.sockets_shut_down = 0
-        self._frame: FrameType | None = frame
-        self._since_s = 0.0
-        self._loop_cancelled = False
-        self.outer: Any = None
-        self.ended = False
-        self.stopped = False
-
-    @property
-    def carrier(self) -> object:
-        """The thread."""
-        return self.thread
+    scope: Scope
+    _frame: FrameType | None
+    carrier: Thread
+    killed_by: Mark | None = None
+    raised: bool = False
+    sockets_shut_down: int = 0
+    _since_s: float = 0.0
+    _loop_cancelled: bool = False
+    outer: Any = None
+    ended: bool = False
+    stopped: bool = False
 
     def mark(self, killed_by: Mark) -> None:
         """Mark the body as killed, so that it returns no result."""
@@ -126,24 +107,24 @@ class ThreadBody:
         Returns:
             False when that has to be retried soon.
         """
-        with self.thread.lock:
-            if self.ended or self.raised or self.thread.pending is self:
+        with self.carrier.lock:
+            if self.ended or self.raised or self.carrier.pending is self:
                 return True
-            if self.thread.pending is not None:
+            if self.carrier.pending is not None:
                 return False  # the body of another workflow in the same thread is being stopped
             return self._post()
 
     def _post(self) -> bool:
         patient = time.monotonic() - self._since_s < _TIMED_ACQUIRE_WAIT_S
         assert self._frame is not None, "the body has not ended"
-        ident = self.thread.ident
+        ident = self.carrier.ident
         point = inspect(ident, self._frame, patient=patient)
         if point.kind == "loop":
             self._cancel_in_loop(point.loop, point.task)
             return False
         if point.kind != "interruptible":
             return False
-        self.thread.pending = _pending[ident] = self
+        self.carrier.pending = _pending[ident] = self
         _raise_in(ident, _Posted)
         # The other thread may have gone on between the inspection and the post.
         then = inspect(ident, self._frame, patient=patient)
@@ -161,22 +142,25 @@ class ThreadBody:
 
     def _withdraw(self) -> bool:
         """Withdraw the exception; False when it has been raised already."""
-        _raise_in(self.thread.ident, None)
-        self.thread.pending = None
-        return _pending.pop(self.thread.ident, None) is not None
+        _raise_in(self.carrier.ident, None)
+        self.carrier.pending = None
+        return _pending.pop(self.carrier.ident, None) is not None
 
     def end(self, exc: BaseException | None) -> BaseException | None:
         """End the body; return what is to be raised instead of ``exc``, or None.
 
         An exception that is raised in here was meant for the body: end it again with that one.
         """
-        with self.thread.lock:
-            self.ended = True
-            self._frame = None
-            if self.thread.pending is self:
-                self._withdraw()
+        # A body is marked before anything is posted to it, and nothing is posted after its end:
+        # who marks it from here on finds it ended. Without a mark there is nothing to withdraw.
+        self.ended = True
         if self.killed_by is None:
+            self._frame = None
             return exc
+        with self.carrier.lock:
+            self._frame = None
+            if self.carrier.pending is self:
+                self._withdraw()
         self.stopped = True
         return interrupt_for(self.killed_by, self.scope.workflow_id)
 
@@ -192,21 +176,16 @@ class ThreadRequest:
         frame: frame of the SDK's function that is about to call the client's, in this thread.
     """
 
-    __slots__ = ("_frame", "ended", "killed_by", "outer", "scope", "stopped", "thread")
+    __slots__ = ("_frame", "carrier", "ended", "killed_by", "outer", "scope", "stopped")
 
     def __init__(self, scope: Scope, frame: FrameType) -> None:
         self.scope = scope
-        self.thread = this_thread()
+        self.carrier = this_thread()
         self.killed_by: Mark | None = None
         self._frame: FrameType | None = frame
         self.outer: Any = None
         self.ended = False
         self.stopped = False
-
-    @property
-    def carrier(self) -> object:
-        """The thread."""
-        return self.thread
 
     def mark(self, killed_by: Mark) -> None:
         """Mark the request as ended by a kill."""
@@ -222,7 +201,7 @@ class ThreadRequest:
         frame = self._frame
         if self.ended or frame is None:
             return True
-        sock = inspect(self.thread.ident, frame).socket
+        sock = inspect(self.carrier.ident, frame).socket
         if sock is not None:
             shut_down(sock)
         return False

@@ -55,6 +55,9 @@ _LANES: Final[dict[str, Priority]] = {
 }
 
 
+_DROPPABLE: Final = Priority.DROPPABLE  # an attribute of an enumeration costs more than the append
+
+
 def priority_of(kind: str) -> Priority:
     """Return the lane of an event type; types other than the SDK's own are droppable."""
     return _LANES.get(kind, Priority.DROPPABLE)
@@ -118,7 +121,7 @@ class EventBuffer:
 
     def append(self, record: Record) -> None:
         """Add a record."""
-        lane = self._lanes[_LANES.get(record.kind, Priority.DROPPABLE)]
+        lane = self._lanes[_LANES.get(record.kind, _DROPPABLE)]
         lane.append(record)
         if len(lane) >= lane.high_watermark:
             self.on_high_watermark()

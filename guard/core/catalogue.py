@@ -66,7 +66,8 @@ CATALOGUE: Final[dict[str, Entry]] = {
         "Insecure address",
         "This application is not set up securely. Please contact its operator.",
         "Plain http is allowed to a loopback address only: anything else would send the key in "
-        "the clear. Use https.",
+        "the clear. Use https; inside a network that nobody else can read (compose, a pod), name "
+        "the host in GUARD_ALLOW_PLAINTEXT_HOSTS.",
     ),
     "GD-A001": Entry(
         "Authentication failed",

@@ -15,7 +15,9 @@ from typing import Any, Final, Literal
 
 import attrs
 
-from guard.core.wire import Budget, ControlMessage
+from guard.core.tool_rules import ToolRules
+from guard.core.wire import NO_TOOL_RULES, Budget, ControlMessage
+from guard.core.wire import ToolRules as ToolRulesMessage
 
 EVERYTHING: Final = "*"
 
@@ -192,6 +194,7 @@ class ControlState:
         timed_pauses: pauses that lift themselves.
         epoch: of that message: together they identify one message, even if a gateway that was
             restored from a copy has assigned the number a second time.
+        tools: the tool rules of this key; None when it has none, or the gateway sends none.
     """
 
     seq: int = 0
@@ -200,6 +203,12 @@ class ControlState:
     budgets: Lane = Lane()
     epoch: str = ""
     timed_pauses: Lane = Lane()
+    tools: ToolRules | None = None
+
+    @property
+    def tools_version(self) -> str:
+        """The version of the tool rules."""
+        return NO_TOOL_RULES if self.tools is None else self.tools.version
 
     def pause(self, workflow_id: str | None, run_id: str | None, now_ms: int) -> Mark | None:
         """Return the mark that pauses this run of this workflow, if any."""
@@ -238,8 +247,7 @@ class ControlState:
         for message in messages:
             if message.type == "hello" and message.seq < draft.seq:
                 draft = _StateDraft(draft.state()._restarted())
-            else:
-                draft.take(message)
+            draft.take(message)
         return draft.state()
 
     def _restarted(self) -> ControlState:
@@ -251,6 +259,7 @@ class ControlState:
             self.pauses.restarted(self.seq),
             self.budgets.restarted(self.seq),
             timed_pauses=self.timed_pauses.restarted(self.seq),
+            tools=self.tools,
         )
 
 
@@ -296,7 +305,9 @@ def messages_of_decision(
 class _StateDraft:
     """A state while a batch of messages is folded into it."""
 
-    __slots__ = ("_before", "_budgets", "_kills", "_pauses", "_timed_pauses", "epoch", "seq")
+    __slots__ = (
+        "_before", "_budgets", "_kills", "_pauses", "_timed_pauses", "_tools", "epoch", "seq",
+    )  # fmt: skip
 
     def __init__(self, state: ControlState) -> None:
         self._before = state
@@ -306,9 +317,12 @@ class _StateDraft:
         self._pauses = _LaneDraft(state.pauses)
         self._timed_pauses = _LaneDraft(state.timed_pauses)
         self._budgets = _LaneDraft(state.budgets)
+        self._tools = state.tools
 
     def take(self, message: ControlMessage) -> None:
         """Fold one message in."""
+        if message.tools is not None:
+            self._tools = _compiled(message.tools, self._tools)
         if message.type in ("hello", "ping"):
             return  # they carry the newest number; its message is still to come
         if message.seq >= self.seq:
@@ -345,6 +359,16 @@ class _StateDraft:
             and pauses is before.pauses
             and timed is before.timed_pauses
             and budgets is before.budgets
+            and self._tools is before.tools
         ):
             return before
-        return ControlState(seq, kills, pauses, budgets, epoch, timed)
+        return ControlState(seq, kills, pauses, budgets, epoch, timed, self._tools)
+
+
+def _compiled(message: ToolRulesMessage, before: ToolRules | None) -> ToolRules | None:
+    """Return the rules of a message; the same object when they are those of before."""
+    if not message.rules:
+        return None
+    if before is not None and before.version == message.version:
+        return before
+    return ToolRules(message)

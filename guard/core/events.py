@@ -35,6 +35,7 @@ class InstrumentedCall(Struct, gc=False):
         usage: what was used; None when the response does not say, or was reported before.
         streamed: whether the response was a stream of messages.
         polled: whether it repeats the result of an earlier request (a poll).
+        reservation_id: the lease or reservation that pays for it; None means that of its scope.
     """
 
     provider: str
@@ -43,6 +44,7 @@ class InstrumentedCall(Struct, gc=False):
     usage: Usage | None = None
     streamed: bool = False
     polled: bool = False
+    reservation_id: str | None = None
 
 
 def event_of(record: Record, ids: IdFactory) -> wire.Event | None:
@@ -50,6 +52,9 @@ def event_of(record: Record, ids: IdFactory) -> wire.Event | None:
 
     None for an LLM call whose answer turns out to hold nothing to report.
     """
+    workflow_id, run_id, chain_id, agent, trace_id, span_id, parent_id, call_id, held = (
+        record.event_fields
+    )
     if record.input_tokens >= 0:
         data: Any = wire.LlmData(
             model=record.payload or wire.UNKNOWN_MODEL,
@@ -63,12 +68,10 @@ def event_of(record: Record, ids: IdFactory) -> wire.Event | None:
         data = llm_data(record.payload, event_id(record, ids))
         if data is None:
             return None
+        held = record.payload.reservation_id or held
     else:
         data = record.payload
     at_ms = record.at_ns // 1_000_000
-    workflow_id, run_id, chain_id, agent, trace_id, span_id, parent_id, call_id, held = (
-        record.event_fields
-    )
     return wire.Event(
         event_id(record, ids),
         record.kind,

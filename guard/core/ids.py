@@ -14,6 +14,11 @@ _COUNTER_BITS: Final = 34
 _VERSION_7: Final = 0x7 << 76
 _VARIANT: Final = 0b10 << 62
 _TAIL_BITS: Final = 8
+_DRAWN_BYTES: Final = 10
+_TRACE_BYTES: Final = 16
+_DRAWN_AHEAD: Final = 100
+"""Ids that one call of the system's random generator is enough for."""
+_VARIANTS: Final = {digit: "89ab"[number & 3] for number, digit in enumerate("0123456789abcdef")}
 TAILS: Final = tuple(f"{number:02x}" for number in range(1 << _TAIL_BITS))
 
 
@@ -25,11 +30,15 @@ class IdFactory:
     True
     """
 
-    __slots__ = ("_process_bits", "count", "head")
+    __slots__ = ("_drawn", "_prefix", "_process_bits", "_spans", "_traces", "count", "head")
 
     def __init__(self, process_bits: int | None = None) -> None:
         bits = int.from_bytes(os.urandom(5), "big") if process_bits is None else process_bits
         self._process_bits = bits & ((1 << 40) - 1)
+        self._prefix = (-1, "")
+        self._spans = (-1, "")
+        self._drawn: list[str] = []
+        self._traces: list[str] = []
         self.count = itertools.count(1)
         """The numbers of this process; ``next(ids.count)`` is :meth:`serial` without the call."""
         self.head = (-1, -1, "")
@@ -62,16 +71,43 @@ class IdFactory:
 
     def unguessable(self, at_ms: int) -> str:
         """Return a UUIDv7 whose other 74 bits are random: one says nothing about the next."""
-        value = (at_ms & ((1 << 48) - 1)) << 80 | _VERSION_7 | _VARIANT
-        random = int.from_bytes(os.urandom(10), "big")
-        value |= (random >> 62 & 0xFFF) << 64 | random & ((1 << 62) - 1)
-        text = f"{value:032x}"
-        return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+        known_ms, prefix = self._prefix
+        if known_ms != at_ms:
+            text = f"{at_ms & ((1 << 48) - 1):012x}"
+            prefix = f"{text[:8]}-{text[8:]}-7"
+            self._prefix = (at_ms, prefix)
+        try:
+            drawn = self._drawn.pop()
+        except IndexError:
+            digits = os.urandom(_DRAWN_BYTES * _DRAWN_AHEAD).hex()
+            ends = range(0, len(digits), 2 * _DRAWN_BYTES)
+            self._drawn = [digits[at : at + 2 * _DRAWN_BYTES] for at in ends]
+            drawn = self._drawn.pop()
+        return f"{prefix}{drawn[:3]}-{_VARIANTS[drawn[3]]}{drawn[4:7]}-{drawn[7:19]}"
 
     def trace_id(self) -> str:
-        """Return a W3C trace id: 32 lower-case hex digits, never all zero."""
-        return os.urandom(16).hex()
+        """Return a W3C trace id: 32 lower-case hex digits, never all zero.
+
+        Drawn ahead: a call of the system's generator lets go of the interpreter lock, and beside
+        a busy thread the caller waits to get it back.
+        """
+        try:
+            return self._traces.pop()
+        except IndexError:
+            digits = os.urandom(_TRACE_BYTES * _DRAWN_AHEAD).hex()
+            ends = range(0, len(digits), 2 * _TRACE_BYTES)
+            traces = [digits[at : at + 2 * _TRACE_BYTES] for at in ends]
+            drawn = traces.pop()
+            self._traces = traces
+            return drawn
 
     def span_id(self) -> str:
         """Return a W3C span id: 16 lower-case hex digits, never all zero."""
-        return f"{((self._process_bits << 24) | (next(self.count) & 0xFFFFFF)) or 1:016x}"
+        serial = next(self.count)
+        block = serial >> _TAIL_BITS
+        # As in `uuid7`: neighbours share all but the last two digits.
+        known, head = self._spans
+        if known != block:
+            head = f"{((self._process_bits or 1) << 16) | (block & 0xFFFF):014x}"
+            self._spans = (block, head)
+        return head + TAILS[serial & 0xFF]

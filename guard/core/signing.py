@@ -26,6 +26,7 @@ _INPUT = re.compile(
 _ESCAPED = re.compile(r'\\(["\\])')
 _SIGNATURE = re.compile(r"guard=:(?P<value>[A-Za-z0-9+/]{43}=):")
 _FRAME_CONTEXT: Final = b"guard.v3 control frame\n"
+_ASKS_CONTEXT: Final = b"guard.v3 request frame\n"
 
 
 class SignatureError(ValueError):
@@ -128,6 +129,27 @@ def verify_frame(secret: str, nonce: str, payload: bytes, signature: str) -> boo
     """Tell, in constant time, whether a control message was signed for this connection."""
     return hmac.compare_digest(
         sign_frame(secret, nonce, payload).encode(), signature.encode("utf-8", "replace")
+    )
+
+
+def sign_asks(secret: str, nonce: str, number: int, payload: bytes) -> str:
+    """Return the signature of one frame of requests from a client, bound to its place.
+
+    Args:
+        secret: the shared HMAC secret.
+        nonce: of the signature of the handshake, as in :func:`sign_frame`.
+        number: 1 for the first such frame of the connection, one more for each that follows; so a
+            frame cannot be repeated, left out or moved.
+        payload: the frame's JSON.
+    """
+    place = f"{nonce}\n{number}\n".encode()
+    return _mac(secret, _ASKS_CONTEXT + place + payload)
+
+
+def verify_asks(secret: str, nonce: str, number: int, payload: bytes, signature: str) -> bool:
+    """Tell, in constant time, whether a frame of requests was signed for this place."""
+    return hmac.compare_digest(
+        sign_asks(secret, nonce, number, payload).encode(), signature.encode("utf-8", "replace")
     )
 
 

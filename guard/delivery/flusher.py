@@ -32,7 +32,8 @@ from guard.delivery.loss_report import Losses
 from guard.delivery.spool import Spool
 from guard.delivery.spooler import Spooler
 from guard.settings import Settings
-from guard.transport.client import BodyRefusedError, GatewayClient
+from guard.transport.client import GatewayClient
+from guard.transport.replies import BodyRefusedError
 
 logger = logging.getLogger("guard.runtime.event_pipeline")
 

@@ -18,6 +18,7 @@ from guard.breaker.exceptions import (
     RateLimitError,
 )
 from guard.core import wire
+from guard.core.leases import Totals
 from guard.state import Facts, GuardStatus, derive_state
 from guard.transport.replies import NotAGatewayError
 from guard.version import __version__
@@ -108,6 +109,8 @@ class Health:
         spooled: int,
         unseen_hosts: tuple[str, ...],
         shut_down: bool,
+        leases: Totals,
+        over_socket: bool,
     ) -> GuardStatus:
         """Return the status that follows from these facts; changes nothing."""
         facts = Facts(
@@ -122,8 +125,10 @@ class Health:
             unseen_hosts=bool(unseen_hosts),
             gate_unavailable=self.gate_unavailable,
         )
+        state = derive_state(facts)
+        reachable = state in ("ok", "degraded")
         return GuardStatus(
-            state=derive_state(facts),
+            state=state,
             api_url=api_url,
             protocol=self.protocol,
             control_channel=self.channel,
@@ -137,4 +142,8 @@ class Health:
             unseen_hosts=unseen_hosts,
             sdk_version=__version__,
             pid=os.getpid(),
+            decisions=("socket" if over_socket else "http") if reachable else "none",
+            leases=leases.leases,
+            leased_nanousd=leases.nanousd,
+            leased_calls=leases.under_way,
         )

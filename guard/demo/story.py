@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import time
 from typing import Any, Final
 
@@ -28,6 +29,11 @@ DIGEST: Final = "inbox-digest"
 _BUDGET_SHARE: Final = 0.35
 _PROMPT_TOKENS: Final = 10
 _ANSWER_TOKENS: Final = 10
+_REQUEST_BYTES: Final = 160
+"""Of a request beside the message: the instruction, and the JSON around it."""
+
+_CALLS_MIN: Final = 2
+"""The budget takes as many of the dearest requests, also for an inbox of one line."""
 _PASSES_MAX: Final = 50
 _KILL_AFTER_S: Final = 1.0
 
@@ -48,6 +54,12 @@ def price_nanousd(tokens_in: int, tokens_out: int) -> int:
     usage = Usage(input_tokens=tokens_in, output_tokens=tokens_out)
     total = calc_price(usage, MODEL, provider_id="openai").total_price
     return round(total * NANOUSD_PER_DOLLAR)
+
+
+def admitted_nanousd(text: str) -> int:
+    """Price what has to be left for a request about a text: a token for three bytes, and 32."""
+    size = _REQUEST_BYTES + len(json.dumps(text, ensure_ascii=False).encode())
+    return price_nanousd(size // 3 + 33, 1)
 
 
 def cents_text(nanousd: int) -> str:
@@ -108,7 +120,8 @@ class _Story:
             price_nanousd(count_tokens(m.text) + _PROMPT_TOKENS, _ANSWER_TOKENS)
             for m in self._messages
         )
-        budget = max(1, round(whole * _BUDGET_SHARE))
+        dearest = max(admitted_nanousd(m.text) for m in self._messages)
+        budget = max(_CALLS_MIN * dearest, round(whole * _BUDGET_SHARE))
         await asyncio.to_thread(
             admin.set_budget, limit_nanousd=budget, scope_kind="workflow", scope_id=TRIAGE
         )

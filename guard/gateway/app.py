@@ -16,6 +16,8 @@ from guard.gateway.api.admin.operators import OperatorHandlers
 from guard.gateway.api.admin.table import operations
 from guard.gateway.api.auth import Authenticator
 from guard.gateway.api.control import ControlRoutes
+from guard.gateway.api.control_socket import ControlSocketRoute
+from guard.gateway.api.decisions import Decisions
 from guard.gateway.api.document import DocumentRoutes
 from guard.gateway.api.health import HealthRoutes
 from guard.gateway.api.hot import HotRoutes
@@ -42,6 +44,8 @@ from guard.gateway.services.load import Load
 from guard.gateway.services.metrics import Counts, GatewayCollector
 from guard.gateway.services.operators import OperatorService
 from guard.gateway.services.pricing import load_published
+from guard.gateway.services.recalls import Recalls
+from guard.gateway.services.tool_rules import ToolRulesOf
 from guard.gateway.services.webhooks import WebhookSender
 from guard.gateway.settings import GatewaySettings
 from guard.gateway.storage.memory_rates import MemoryRates
@@ -104,14 +108,20 @@ class GatewayApp:
             self.storage,
             self.catalogue,
             MemoryRates(passed_ms),
+            Recalls(self.hub.recall),
             max_event_bytes=settings.max_event_bytes,
             clock_ms=clock_ms,
         )
         authenticator = Authenticator(self.keys, self.storage, clock_ms, settings.public_url)
-        self._control = ControlRoutes(self.storage, self.hub, authenticator, settings, clock_ms)
+        decisions = Decisions(gatekeeper, self.counts, settings.max_batch_events)
+        tools = ToolRulesOf(self.catalogue)
+        control = ControlRoutes(self.storage, self.hub, authenticator, tools, settings, clock_ms)
+        self.control_socket = ControlSocketRoute(
+            self.storage, self.hub, authenticator, tools, decisions, self.load, settings, clock_ms
+        )
         self._hot: dict[str, AsgiApp] = {
-            **HotRoutes(gatekeeper, authenticator, settings, self.counts, self.load).paths,
-            wire.CONTROL_PATH: self._control.poll,
+            **HotRoutes(decisions, authenticator, settings, self.load).paths,
+            wire.CONTROL_PATH: control.poll,
         }
         health = HealthRoutes(
             self.storage, authenticator, settings, clock_ms, lambda: self.draining
@@ -167,6 +177,7 @@ class GatewayApp:
         # Off the loop, and before the first request, which would have to wait for it.
         await asyncio.to_thread(load_published)
         await self.storage.open(self._committed)
+        await self.storage.resume()
         self._tasks = [
             asyncio.create_task(self._sweep(), name="guard-gateway-sweeper"),
             asyncio.create_task(self._webhooks.run(), name="guard-gateway-webhooks"),
@@ -211,23 +222,18 @@ class GatewayApp:
     # -- ASGI ----------------------------------------------------------------------------------
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection's request or WebSocket."""
-        if scope["type"] == "http":
-            hot = self._hot.get(scope["path"])
-            if hot is None:
-                await self._cold(scope, receive, send)
-                return
-            try:
-                await hot(scope, receive, send)
-            except ProblemError as exc:
-                self.counts.answered(scope["path"], exc.answer.status)
-                await send_answer(scope, send, exc.answer, exc.headers)
-            except StoreError:
-                unavailable = fail(503, "GD-B002", "Store not available", "try again")
-                await send_answer(scope, send, unavailable.answer)
-        elif scope["type"] == "websocket":
-            if scope["path"] == wire.CONTROL_WS_PATH:
-                await self._control.websocket(scope, receive, send)
-            else:
-                await receive()
-                await send({"type": "websocket.close", "code": 4404})
+        """Serve one HTTP request; WebSockets are served below ASGI, by ``control_socket``."""
+        if scope["type"] != "http":
+            return
+        hot = self._hot.get(scope["path"])
+        if hot is None:
+            await self._cold(scope, receive, send)
+            return
+        try:
+            await hot(scope, receive, send)
+        except ProblemError as exc:
+            self.counts.answered(scope["path"], exc.answer.status)
+            await send_answer(scope, send, exc.answer, exc.headers)
+        except StoreError:
+            unavailable = fail(503, "GD-B002", "Store not available", "try again")
+            await send_answer(scope, send, unavailable.answer)

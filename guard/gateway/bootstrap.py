@@ -36,6 +36,36 @@ async def first_run(storage: Storage, now_ms: int) -> FirstRun | None:
     return FirstRun(own, sdk.api_key, await new_admin_key(storage, now_ms, "first admin key"))
 
 
+class LocalKeys(Struct):
+    """The keys of a local gateway, which its user's programs read from a file."""
+
+    api_key: str
+    hmac_secret: str
+    admin_key: str
+
+    def __repr__(self) -> str:
+        return "LocalKeys()"
+
+
+async def local_keys(storage: Storage, now_ms: int) -> LocalKeys:
+    """Make the keys of a local gateway, and its organisation when the store is empty."""
+    actor = Actor("first run")
+    there = await storage.organisations()
+    organisation = there[0] if there else await storage.create_organisation(actor, "local")
+    sdk = make_key(
+        IdFactory(),
+        now_ms,
+        role="sdk",
+        organisation_id=organisation.organisation_id,
+        name="local",
+        signed=True,
+    )
+    secret = sdk.hmac_secret
+    assert secret is not None
+    await storage.create_key(actor, sdk.key, sdk.key_hash, secret)
+    return LocalKeys(sdk.api_key, secret, await new_admin_key(storage, now_ms, "local"))
+
+
 async def new_admin_key(storage: Storage, now_ms: int, name: str) -> str:
     """Make an admin key for the whole gateway and return it."""
     admin = make_key(IdFactory(), now_ms, role="admin", organisation_id=None, name=name)

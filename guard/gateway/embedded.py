@@ -16,6 +16,7 @@ from guard.gateway.bootstrap import first_run, new_admin_key
 from guard.gateway.cli.admin_client import AdminClient
 from guard.gateway.server import GatewayServer, bind, new_event_loop
 from guard.gateway.settings import GatewaySettings
+from guard.gateway.tls import files_of, fingerprint
 
 _START_TIMEOUT_S = 30.0
 
@@ -32,6 +33,7 @@ class Gateway:
     """
 
     def __init__(self, settings: GatewaySettings, **app_options: Any) -> None:
+        self._tls = files_of(settings)
         self._listening = bind(settings.host, settings.port)
         self._settings = settings
         self._app_options = app_options
@@ -48,7 +50,8 @@ class Gateway:
         if not self._started.wait(_START_TIMEOUT_S):
             raise TimeoutError("the gateway did not start in time")
         self._raise_failure()
-        self.admin = AdminClient(self.base_url, self.admin_key)
+        pinned = fingerprint(self._tls[0]) if self._tls is not None else None
+        self.admin = AdminClient(self.base_url, self.admin_key, tls_fingerprint=pinned)
 
     def stop(self) -> None:
         """Finish the requests in flight, then close the store. Idempotent."""
@@ -78,7 +81,7 @@ class Gateway:
 
     async def _main(self) -> None:
         app = GatewayApp(self._settings, **self._app_options)
-        server = self._server = GatewayServer(app, self._listening)
+        server = self._server = GatewayServer(app, self._listening, self._tls)
         try:
             await app.open()
             made = await first_run(app.storage, app.clock_ms())

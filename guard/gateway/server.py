@@ -8,8 +8,10 @@ import functools
 import gc
 import logging
 import socket
+import ssl
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import uvicorn
@@ -18,13 +20,15 @@ from uvicorn.protocols.http.httptools_impl import (
     HttpToolsProtocol,
     RequestResponseCycle,
 )
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from guard.core import wire
 from guard.gateway.api.http import IDENTIFIED, ONE_WRITE
 from guard.gateway.app import GatewayApp
 from guard.gateway.domain import render
 from guard.gateway.settings import GatewaySettings
+from guard.gateway.websocket import SocketProtocol
+
+logger = logging.getLogger(__name__)
 
 _SCAN_INTERVAL_S: Final = 0.25
 _HEAD_MAX: Final = 32_768
@@ -59,10 +63,10 @@ def bind(host: str, port: int) -> socket.socket:
     return listening
 
 
-def base_url(listening: socket.socket) -> str:
+def base_url(listening: socket.socket, scheme: str = "http") -> str:
     """Return the URL of a listening socket."""
     host, port = listening.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 class _Watch:
@@ -269,48 +273,40 @@ class GuardedHttpProtocol(HttpToolsProtocol):
 class _Server(uvicorn.Server):
     """uvicorn without its own signal handling, which would replace the caller's."""
 
+    handshake_deadline_s: float = 60.0
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen; over TLS with a deadline for handshakes, which uvicorn does not set."""
+        config = self.config
+        if config.ssl is None:
+            await super().startup(sockets)
+            return
+        await super().startup([])
+
+        make: Any = config.http_protocol_class
+
+        def protocol() -> asyncio.Protocol:
+            made: asyncio.Protocol = make(
+                config=config, server_state=self.server_state, app_state=self.lifespan.state
+            )
+            return made
+
+        loop = asyncio.get_running_loop()
+        self.servers = [
+            await loop.create_server(
+                protocol,
+                sock=each,
+                ssl=config.ssl,
+                backlog=config.backlog,
+                ssl_handshake_timeout=self.handshake_deadline_s,
+            )
+            for each in sockets or []
+        ]
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Leave signals alone."""
         yield
-
-
-class _NoDebug(logging.Filter):
-    """Drops the server's debug lines: those of a WebSocket handshake hold the caller's key."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Tell whether a line may be logged."""
-        return record.levelno > logging.DEBUG
-
-
-_no_debug: Final = _NoDebug()
-
-
-class GuardedSocketProtocol(WebSocketsSansIOProtocol):
-    """Fixes two problems of uvicorn's WebSockets.
-
-    A handshake refused by ``websocket.http.response.body``, the only way to give a reason, is
-    complete; uvicorn logs an error for it.
-
-    A connection that is given up is aborted soon after: a plain close waits until the peer has read
-    everything that was written.
-    """
-
-    def keepalive_timeout(self) -> None:
-        """Abort the connection of a peer that does not answer pings."""
-        super().keepalive_timeout()
-        self.loop.call_later(_LINGER_S, self.transport.abort)
-
-    def shutdown(self) -> None:
-        """End the connection because the server ends."""
-        super().shutdown()
-        self.loop.call_later(_LINGER_S / 2, self.transport.abort)
-
-    async def send(self, message: Any) -> None:
-        """Send one message of the application."""
-        await super().send(message)
-        if message["type"] == "websocket.http.response.body" and self.close_sent:
-            self.handshake_complete = True
 
 
 class GatewayServer:
@@ -319,22 +315,33 @@ class GatewayServer:
     Args:
         app: the application, not yet opened.
         listening: the socket to serve.
+        tls: files of the certificate chain and of its key; None serves plain HTTP.
     """
 
-    def __init__(self, app: GatewayApp, listening: socket.socket) -> None:
-        logging.getLogger("uvicorn.error").addFilter(_no_debug)
+    def __init__(
+        self, app: GatewayApp, listening: socket.socket, tls: tuple[Path, Path] | None = None
+    ) -> None:
         self.app = app
-        self.base_url = base_url(listening)
+        self.base_url = base_url(listening, "http" if tls is None else "https")
+        self._tls = tls
         self._listening = listening
         self._watch = _Watch(app.settings)
         protocol = type("BoundHttpProtocol", (GuardedHttpProtocol,), {"watch": self._watch})
+        sockets = type(
+            "BoundSocketProtocol",
+            (SocketProtocol,),
+            {
+                "endpoint": staticmethod(app.control_socket.serve),
+                "bytes_max": app.settings.max_batch_bytes,
+            },
+        )
         self._server = _Server(
             uvicorn.Config(
                 app,
                 http=protocol,
-                ws=GuardedSocketProtocol,
-                ws_max_size=app.settings.max_batch_bytes,
-                ws_per_message_deflate=False,
+                ws=sockets,
+                ssl_certfile=None if tls is None else tls[0],
+                ssl_keyfile=None if tls is None else tls[1],
                 lifespan="off",
                 log_config=None,
                 access_log=False,
@@ -345,6 +352,7 @@ class GatewayServer:
                 backlog=2048,
             )
         )
+        self._server.handshake_deadline_s = app.settings.request_deadline_ms / 1000
 
     async def serve(self) -> None:
         """Serve until :meth:`stop`; the application has to be open. Closes it at the end."""
@@ -355,6 +363,19 @@ class GatewayServer:
             watching.cancel()
             self.app.drain()
             await self.app.close()
+
+    def reload_certificate(self) -> None:
+        """Read the certificate and its key anew, for connections from now on."""
+        context = self._server.config.ssl
+        if self._tls is None or context is None:
+            return
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*self._tls)  # both fit?
+            context.load_cert_chain(*self._tls)
+        except OSError as exc:
+            logger.error("the certificate cannot be read anew: %s", exc)
+        else:
+            logger.warning("the certificate was read anew")
 
     def stop(self) -> None:
         """End serving, letting open requests finish. Call on the server's loop.

@@ -1,87 +1,174 @@
-"""Settings of one gateway process."""
+"""Settings of one gateway process: the one table behind options, environment, file and docs.
+
+Each field of :class:`GatewaySettings` is a setting: ``--retention-days``,
+``GUARD_GATEWAY_RETENTION_DAYS`` and ``retention_days = 90`` in a file are the same one.
+"""
 
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
 from guard.core import wire
 
+Check = Callable[[Any], Any]
+_DAY_MAX: Final = 36_500
 
-def _networks(_: Any, attribute: attrs.Attribute[Any], value: tuple[str, ...]) -> None:
+
+class SettingError(ValueError):
+    """A value that a setting does not take.
+
+    Attributes:
+        name: of the setting, as in a file.
+        takes: what it takes.
+    """
+
+    def __init__(self, name: str, takes: str) -> None:
+        super().__init__(f"{name} takes {takes}")
+        self.name = name
+        self.takes = takes
+
+
+def _whole(low: int, high: int = 2**53) -> Check:
+    def check(value: Any) -> None:
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise ValueError(
+                f"a whole number from {low} to {high}" if high < 2**53 else
+                f"a whole number, at least {low}"
+            )  # fmt: skip
+
+    return check
+
+
+def _networks(value: tuple[str, ...]) -> None:
     for each in value:
         try:
             ipaddress.ip_network(each)
         except ValueError:
             raise ValueError(
-                f"{attribute.name}: {each!r} is not an address or network, such as 10.0.0.0/8"
+                f"addresses or networks such as 10.0.0.0/8; {each!r} is not an address or network"
             ) from None
 
 
-def _positive(_: Any, attribute: attrs.Attribute[Any], value: float) -> None:
-    if value <= 0:
-        raise ValueError(f"{attribute.name} must be positive")
+def _level(value: str) -> None:
+    if value not in ("critical", "error", "warning", "info", "debug"):
+        raise ValueError("critical, error, warning, info or debug")
+
+
+def _validate(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    check: Check | None = attribute.metadata.get("check")
+    if check is not None and value is not None:
+        try:
+            check(value)
+        except (TypeError, ValueError) as exc:
+            raise SettingError(attribute.name, str(exc)) from None
+
+
+def _setting(
+    text: str, default: Any, check: Check | None = None, *, served: Any = None, option: str = ""
+) -> Any:
+    """Define a setting.
+
+    Args:
+        text: says what it is for; one or two sentences.
+        default: its value when nobody sets it.
+        check: raises ValueError with what the setting takes.
+        served: the default of ``guard gateway serve``, where it is another one.
+        option: of the command line, where it is not the field's name.
+    """
+    metadata = {"text": text, "check": check, "served": served, "option": option}
+    return attrs.field(default=default, validator=_validate, metadata=metadata)
 
 
 @attrs.frozen(kw_only=True)
 class GatewaySettings:
     """How a gateway listens, stores and defends itself.
 
-    Args:
-        database: the SQLite file.
-        host: address to listen on; loopback by default, put a TLS proxy in front for others.
-        port: 0 picks a free one.
-        durable: sync each commit to the disk, so that power loss loses nothing.
-        public_url: the URL that clients use, when a proxy stands in front; needed for signed
-            requests, whose signature covers the URI.
-        request_deadline_ms: how long a request's head and body may take to arrive.
-        connections_max: connections at once; more are refused with 503.
-        control_ping_interval_ms: how often the control channel sends a ping.
-        sweep_interval_ms: how often reservations are expired when nothing else happens.
-        retention_days: how long events, closed reservations, runs and the like are kept, and the
-            current month at least; 0 keeps everything. Totals that the ledger needs stay.
-        audit_retention_days: how long the audit log is kept; 0 keeps all of it.
-        drain_timeout_ms: how long open requests may take to finish at shutdown.
-        max_batch_events, max_batch_bytes, max_event_bytes: limits of one request.
-        max_pending_bytes: maximum bytes of in-flight requests; more are refused with 429. Event
-            batches may use half of it.
-        poll_wait_max_ms: longest wait of one control long poll.
-        fallback_price: nano-dollars per million input and output tokens charged, and flagged,
-            for models that nothing prices; never zero.
-        trusted_proxies: addresses and networks of the proxies in front; from them alone the
-            ``X-Forwarded-For`` header is trusted.
-        private_webhooks: whether webhooks may go to loopback and private addresses.
-        log_level: of the server's own logger.
+    Raises:
+        SettingError: a value is not what its setting takes.
     """
 
-    database: Path
-    host: str = "127.0.0.1"
-    port: int = attrs.field(default=0, validator=attrs.validators.in_(range(65536)))
-    durable: bool = False
-    public_url: str | None = None
-    request_deadline_ms: int = attrs.field(default=10_000, validator=_positive)
-    connections_max: int = attrs.field(default=2000, validator=_positive)
-    control_ping_interval_ms: int = attrs.field(default=15_000, validator=_positive)
-    sweep_interval_ms: int = attrs.field(default=500, validator=_positive)
-    retention_days: int = attrs.field(default=90, validator=attrs.validators.in_(range(36_501)))
-    audit_retention_days: int = attrs.field(
-        default=0, validator=attrs.validators.in_(range(36_501))
+    host: str = _setting("Address to listen on.", "127.0.0.1")
+    port: int = _setting("Port to listen on; 0 picks a free one.", 0, _whole(0, 65535), served=8787)
+    database: Path = _setting(  # noqa: RUF009  # it makes a field
+        "The SQLite file; made on the first run.", Path("guard-gateway.sqlite3")
     )
-    drain_timeout_ms: int = attrs.field(default=5000, validator=_positive)
-    max_batch_events: int = attrs.field(default=1000, validator=_positive)
-    max_batch_bytes: int = attrs.field(default=1_048_576, validator=_positive)
-    max_event_bytes: int = attrs.field(default=65_536, validator=_positive)
-    max_pending_bytes: int = attrs.field(default=33_554_432, validator=_positive)
-    poll_interval_ms: int = attrs.field(default=1000, validator=_positive)
-    poll_wait_max_ms: int = attrs.field(default=30_000, validator=_positive)
-    fallback_input_per_mtok: int = attrs.field(default=15_000_000_000, validator=_positive)
-    fallback_output_per_mtok: int = attrs.field(default=75_000_000_000, validator=_positive)
-    trusted_proxies: tuple[str, ...] = attrs.field(default=(), validator=_networks)
-    private_webhooks: bool = False
-    log_level: str = "warning"
+    durable: bool = _setting("Sync each commit to the disk (survives power loss).", False)
+    tls_cert: Path | None = _setting(  # noqa: RUF009
+        "Certificate chain (PEM) to serve TLS with; read anew on SIGHUP.", None
+    )
+    tls_key: Path | None = _setting(  # noqa: RUF009
+        "Private key (PEM) of the certificate; by default in the same file.", None
+    )
+    tls_self_signed: bool = _setting(
+        "Serve TLS with a certificate that the gateway makes for itself and keeps beside the "
+        "database; clients pin its fingerprint (GUARD_TLS_FINGERPRINT).", False
+    )  # fmt: skip
+    public_url: str | None = _setting(
+        "The URL that clients use, when a proxy stands in front; signatures cover it.", None
+    )
+    trusted_proxies: tuple[str, ...] = _setting(
+        "Proxies in front, or their networks, whose X-Forwarded-For is trusted.",
+        (), _networks, option="trusted-proxy",
+    )  # fmt: skip
+    private_webhooks: bool = _setting("Let webhooks go to loopback and private addresses.", False)
+    retention_days: int = _setting(
+        "How long events and calls are kept (the current month at least); 0 keeps everything. "
+        "Totals that the ledger needs stay.", 90, _whole(0, _DAY_MAX),
+    )  # fmt: skip
+    audit_retention_days: int = _setting(
+        "How long the audit log is kept; 0 keeps all of it.", 0, _whole(0, _DAY_MAX)
+    )
+    connections_max: int = _setting(
+        "Connections at once; more are refused with 503.", 2000, _whole(1)
+    )
+    request_deadline_ms: int = _setting(
+        "How long a request's head and body may take to arrive.", 10_000, _whole(1)
+    )
+    drain_timeout_ms: int = _setting(
+        "How long open requests may take to finish at shutdown.", 5000, _whole(1)
+    )
+    max_pending_bytes: int = _setting(
+        "Maximum bytes of in-flight requests; more are refused with 429. Event batches may use "
+        "half of it.", 33_554_432, _whole(1),
+    )  # fmt: skip
+    max_batch_bytes: int = _setting("Largest body of a request.", 1_048_576, _whole(1))
+    max_batch_events: int = _setting("Most events in one request.", 1000, _whole(1))
+    max_event_bytes: int = _setting("Largest event.", 65_536, _whole(1))
+    control_ping_interval_ms: int = _setting(
+        "How often the control channel sends a ping.", 15_000, _whole(1)
+    )
+    poll_interval_ms: int = _setting(
+        "How often a client that cannot use the control channel is asked to poll.", 1000, _whole(1)
+    )
+    poll_wait_max_ms: int = _setting("Longest wait of one long poll.", 30_000, _whole(1))
+    sweep_interval_ms: int = _setting(
+        "How often reservations are expired when nothing else happens.", 500, _whole(1)
+    )
+    fallback_input_per_mtok: int = _setting(
+        "Nano-dollars per million input tokens charged, and flagged, for models that nothing "
+        "prices.", 15_000_000_000, _whole(1),
+    )  # fmt: skip
+    fallback_output_per_mtok: int = _setting(
+        "The same for output tokens.", 75_000_000_000, _whole(1)
+    )
+    log_level: str = _setting("critical, error, warning, info or debug.", "warning", _level)
+
+    def __attrs_post_init__(self) -> None:
+        """Check the settings that belong together."""
+        if self.tls_self_signed and self.tls_cert is not None:
+            raise SettingError("tls_self_signed", "no effect beside tls_cert: give one of them")
+        if self.tls_key is not None and self.tls_cert is None:
+            raise SettingError("tls_key", "the key of tls_cert, which is missing")
+
+    @property
+    def has_tls(self) -> bool:
+        """Whether the gateway itself serves TLS."""
+        return self.tls_self_signed or self.tls_cert is not None
 
     def limits(self) -> wire.Limits:
         """Return the limits that the capabilities report."""

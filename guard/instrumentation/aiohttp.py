@@ -11,17 +11,23 @@ import functools
 import weakref
 from collections.abc import Awaitable
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from guard.instrumentation import patching
 from guard.instrumentation.interruptible import llm_request_async, other_request_async
-from guard.instrumentation.observed_call import ObservedCall
+from guard.instrumentation.observed_call import ObservedCall, is_signed
 from guard.instrumentation.realtime import SESSION_ATTRIBUTE
+from guard.instrumentation.tool_watch import ToolWatch, check_answer_async
+
+T = TypeVar("T")
 
 _observed: Final[dict[int, ObservedCall]] = {}
 """Calls by the identity of their reader, which cannot take another attribute."""
+
+_watched: Final[dict[int, ToolWatch]] = {}
+"""What checks the tools that a reader's data asks for, likewise."""
 
 
 def patch(module: ModuleType) -> None:
@@ -41,9 +47,12 @@ def _request(original: Any, reader: Any) -> Any:
         call = _begin(self, method, str_or_url, options)
         if call is None:
             return await other_request_async(original, self, method, str_or_url, **options)
+        if call.uncovered:
+            await call.ask_async()
         with call.sending():
             response = await llm_request_async(original, self, method, str_or_url, **options)
         _observe(call, response, reader)
+        await check_answer_async(call)
         return response
 
     return request
@@ -108,7 +117,20 @@ def _begin(
         host, path = url.host or "", url.path
     except Exception:  # noqa: BLE001  # aiohttp will say what is wrong with it
         return None
-    return observer.begin(method.upper(), host, path, lambda: _body(options))
+    return observer.begin(
+        method.upper(), host, path, lambda: _body(options), lambda body: _replace(options, body)
+    )
+
+
+def _replace(options: dict[str, Any], body: bytes) -> bool:
+    """Send another body; the options are this call's own."""
+    if is_signed(options.get("headers") or {}):
+        return False
+    if options.get("json") is not None:
+        options["json"] = msgspec.json.decode(body)
+    else:
+        options["data"] = body
+    return True
 
 
 def _body(options: dict[str, Any]) -> bytes:
@@ -120,6 +142,7 @@ def _body(options: dict[str, Any]) -> bytes:
             return b""
     if isinstance(data, str):
         return data.encode()
+    data = getattr(data, "_value", data)  # aiohttp's payload around bytes
     return data if isinstance(data, bytes) else b""
 
 
@@ -133,6 +156,8 @@ def _observe(call: ObservedCall, response: Any, reader: Any) -> None:
         call.dropped()  # the reader of a response without a body
     elif call.streaming(response.status, header, _encoding(response)):
         _observed[id(content)] = call
+        if call.tool_watch is not None:
+            _watched[id(content)] = call.tool_watch
         content.__class__ = reader
         content.settle()
 
@@ -155,7 +180,32 @@ def _observed_reader(base: type[Any]) -> type[Any]:
             if call is not None:
                 call.feed(chunk)
                 self.settle()
+            watch = _watched.get(id(self))
+            if watch is not None:
+                watch.take(chunk)
             return chunk
+
+        async def readuntil(self, *args: Any, **options: Any) -> bytes:
+            return await self._checked(await super().readuntil(*args, **options))
+
+        async def read(self, n: int = -1) -> bytes:
+            return await self._checked(await super().read(n))
+
+        async def readany(self) -> bytes:
+            return await self._checked(await super().readany())
+
+        async def readchunk(self) -> tuple[bytes, bool]:
+            return await self._checked(await super().readchunk())
+
+        async def readexactly(self, n: int) -> bytes:
+            return await self._checked(await super().readexactly(n))
+
+        async def _checked(self, data: T) -> T:
+            """Return data once the gateway has decided about the tools that it asks for."""
+            watch = _watched.get(id(self))
+            if watch is not None:
+                await watch.check_async(b"", last=self.at_eof())
+            return data
 
         def _wait(self, func_name: str) -> Awaitable[None]:
             return llm_request_async(super()._wait, func_name)
@@ -177,5 +227,6 @@ def _observed_reader(base: type[Any]) -> type[Any]:
 
         def __del__(self) -> None:  # dropped without being closed
             self.settle(ended=True)
+            _watched.pop(id(self), None)
 
     return ObservedReader

@@ -9,6 +9,7 @@ from typing import Any
 from guard.instrumentation import patching
 from guard.instrumentation.interruptible import llm_request, other_request
 from guard.instrumentation.requests import begin
+from guard.instrumentation.tool_watch import check_answer
 from guard.instrumentation.urllib3 import observe
 
 
@@ -23,11 +24,14 @@ def _send(original: Any) -> Any:
         call = begin(request)
         if call is None:
             return other_request(original, self, request)
+        if call.uncovered:
+            call.ask()
         with call.sending():
             response = llm_request(original, self, request)
         header = response.headers.get
         if not request.stream_output:
             call.whole(response.status_code, header, response.content)
+            check_answer(call)
         elif call.streaming(response.status_code, header):
             observe(call, response.raw)
         return response

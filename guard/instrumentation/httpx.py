@@ -25,8 +25,14 @@ from guard.instrumentation.interruptible import (
     other_request,
     other_request_async,
 )
-from guard.instrumentation.observed_call import ObservedCall
+from guard.instrumentation.observed_call import ObservedCall, is_signed
 from guard.instrumentation.observer import Observer
+from guard.instrumentation.tool_watch import (
+    check_answer,
+    check_answer_async,
+    checked,
+    checked_async,
+)
 from guard.scope.scope import OWN_TRAFFIC
 
 
@@ -44,9 +50,13 @@ def _sync_send(original: Any, tee: Any, byte_stream: Any) -> Any:
         call = _begin(request, byte_stream)
         if call is None:
             return other_request(original, self, request, **options)
+        if call.uncovered:
+            call.ask()
         with call.sending():
             response = llm_request(original, self, request, **options)
-        return _observe(call, response, tee, options)
+        _observe(call, response, tee, options)
+        check_answer(call)
+        return response
 
     return send
 
@@ -57,9 +67,13 @@ def _async_send(original: Any, tee: Any, byte_stream: Any) -> Any:
         call = _begin(request, byte_stream)
         if call is None:
             return await other_request_async(original, self, request, **options)
+        if call.uncovered:
+            await call.ask_async()
         with call.sending():
             response = await llm_request_async(original, self, request, **options)
-        return _observe(call, response, tee, options)
+        _observe(call, response, tee, options)
+        await check_answer_async(call)
+        return response
 
     return send
 
@@ -69,7 +83,13 @@ def _begin(request: Any, byte_stream: Any) -> ObservedCall | None:
     if observer is None or request.extensions.get(OWN_TRAFFIC):
         return None
     url = request.url
-    call = observer.begin(request.method, url.host, url.path, lambda: _body(request))
+    call = observer.begin(
+        request.method,
+        url.host,
+        url.path,
+        lambda: _body(request),
+        (lambda body: _replace(request, body, byte_stream)) if observer.limits_output else None,
+    )
     if call is not None and call.endpoint.injectable:
         _ask_for_usage(observer, call, request, byte_stream)
     return call
@@ -80,12 +100,19 @@ def _ask_for_usage(observer: Observer, call: ObservedCall, request: Any, byte_st
         return
     body = asking_for_usage(_body(request))
     if body is not None:
-        request._content = body
-        request.stream = byte_stream(body)
-        request.headers["content-length"] = str(len(body))
+        _replace(request, body, byte_stream)
         # The added chunk must be removed again, so the stream must not be compressed.
         request.headers["accept-encoding"] = "identity"
         call.filter = UsageChunkFilter()
+
+
+def _replace(request: Any, body: bytes, byte_stream: Any) -> bool:
+    if is_signed(request.headers):
+        return False
+    request._content = body
+    request.stream = byte_stream(body)
+    request.headers["content-length"] = str(len(body))
+    return True
 
 
 def _body(request: Any) -> bytes:
@@ -106,7 +133,7 @@ def _form(request: Any) -> bytes:
     return msgspec.json.encode(fields) if fields else b""
 
 
-def _observe(call: ObservedCall, response: Any, tee: Any, options: dict[str, Any]) -> Any:
+def _observe(call: ObservedCall, response: Any, tee: Any, options: dict[str, Any]) -> None:
     headers, status = response.headers, response.status_code
     if not options.get("stream"):
         call.whole(status, headers.get, response.content)
@@ -116,7 +143,6 @@ def _observe(call: ObservedCall, response: Any, tee: Any, options: dict[str, Any
             call.whole(status, headers.get, content)
     elif call.streaming(status, headers.get):
         response.stream = tee(response.stream, call, call.recording)
-    return response
 
 
 def _tees(module: ModuleType) -> tuple[type[Any], type[Any]]:
@@ -131,11 +157,12 @@ def _tees(module: ModuleType) -> tuple[type[Any], type[Any]]:
             self._recording = recording
 
         def __iter__(self) -> Iterator[bytes]:
-            recording, hide = self._recording, self._call.filter
-            chunks = chunks_of(self._stream)
+            call, recording = self._call, self._recording
+            hide = call.filter
+            chunks = checked(chunks_of(self._stream), call)
             pend, room = recording.pending.append, PENDING_BYTES
             try:
-                if hide is None:
+                if hide is None and call.watch is None:
                     for chunk in chunks:
                         pend(chunk)
                         room -= len(chunk)
@@ -143,13 +170,13 @@ def _tees(module: ModuleType) -> tuple[type[Any], type[Any]]:
                             recording.settle()
                             room = PENDING_BYTES
                         yield chunk
-                    self._call.finish(complete=True)
+                    call.finish(complete=True)
                     return
                 for chunk in chunks:
-                    recording.feed(chunk)
-                    if shown := hide.feed(chunk):
+                    call.feed(chunk)
+                    if shown := chunk if hide is None else hide.feed(chunk):
                         yield shown
-                if shown := hide.rest():
+                if hide is not None and (shown := hide.rest()):
                     yield shown
                 self._call.finish(complete=True)
             finally:
@@ -171,11 +198,12 @@ def _tees(module: ModuleType) -> tuple[type[Any], type[Any]]:
             self._recording = recording
 
         async def __aiter__(self) -> AsyncIterator[bytes]:
-            recording, hide = self._recording, self._call.filter
-            chunks = chunks_of_async(self._stream)
+            call, recording = self._call, self._recording
+            hide = call.filter
+            chunks = checked_async(chunks_of_async(self._stream), call)
             pend, room = recording.pending.append, PENDING_BYTES
             try:
-                if hide is None:
+                if hide is None and call.watch is None:
                     async for chunk in chunks:
                         pend(chunk)
                         room -= len(chunk)
@@ -183,13 +211,13 @@ def _tees(module: ModuleType) -> tuple[type[Any], type[Any]]:
                             recording.settle()
                             room = PENDING_BYTES
                         yield chunk
-                    self._call.finish(complete=True)
+                    call.finish(complete=True)
                     return
                 async for chunk in chunks:
-                    recording.feed(chunk)
-                    if shown := hide.feed(chunk):
+                    call.feed(chunk)
+                    if shown := chunk if hide is None else hide.feed(chunk):
                         yield shown
-                if shown := hide.rest():
+                if hide is not None and (shown := hide.rest()):
                     yield shown
                 self._call.finish(complete=True)
             finally:

@@ -12,14 +12,18 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Final, Protocol
 
+from guard.core.bounds import InputRatios, bound_of, with_output_limit
 from guard.core.events import InstrumentedCall, usage_of
 from guard.core.usage import PENDING, Usage, find_endpoint
 from guard.core.usage.realtime import find_realtime
 from guard.core.usage.response_format import replaced
 from guard.core.wire import NAME_LENGTH_MAX, RESPONSE_ID_LENGTH_MAX
 from guard.instrumentation import patching
+from guard.instrumentation.cover import Cover
 from guard.instrumentation.observed_call import ObservedCall, call_being_sent
 from guard.instrumentation.realtime import RealtimeSession
+from guard.instrumentation.request_gate import RequestGate
+from guard.instrumentation.tool_watch import ToolGate
 from guard.scope.scope import Scope, current_scope
 
 logger = logging.getLogger("guard.instrumentation")
@@ -46,29 +50,43 @@ class Instrumentation:
 
     Args:
         record: takes an ``llm`` event.
-        check: raises when the scope's next LLM request must not go out.
+        check: raises when the scope's next LLM request must not go out; true when it goes out
+            although it must not, and needs no cover.
         enter: registers a request, in the thread of a frame or, without one, in the calling
             task, so that a kill can stop it; returns None where that is not needed. The second
             argument tells whether it is an LLM request.
         leave: forgets what ``enter`` returned.
+        tools: decides about the tools that answers ask for; None checks none.
         inject_stream_usage: whether streams are asked for their usage where the host is known to
             accept that.
+        request_gate: covers each LLM request inside a workflow or a protected call before it is
+            sent; None lets them go out as they are.
+        max_output_tokens: is put into gated requests that have no limit, where the vendor takes
+            one; None leaves requests alone.
     """
 
     def __init__(
         self,
         record: Record,
-        check: Callable[[Scope], None],
+        check: Callable[[Scope], object],
         *,
         enter: Callable[[FrameType | None, bool], Any] = _nothing,
         leave: Callable[[Any], None] = _nothing,
+        tools: ToolGate | None = None,
         inject_stream_usage: bool = False,
+        request_gate: RequestGate | None = None,
+        max_output_tokens: int | None = None,
     ) -> None:
         self._record = record
         self._check = check
         self.enter = enter
         self.leave = leave
+        self.tools = tools
         self.inject_stream_usage = inject_stream_usage
+        self._gate = request_gate
+        self._max_output_tokens = max_output_tokens
+        self.limits_output = max_output_tokens is not None
+        self._ratios = InputRatios()
         self.failures = 0
         self._unread: deque[InstrumentedCall] = deque()
         self._open: set[ObservedCall] = set()
@@ -77,6 +95,10 @@ class Instrumentation:
         self._sessions: weakref.WeakSet[RealtimeSession] = weakref.WeakSet()
         self._unseen: dict[str, None] = {}
         self._responses: OrderedDict[tuple[str, str], None] = OrderedDict()
+
+    def prepare(self) -> None:
+        """Load what :meth:`install` needs, while the caller has to wait for something else."""
+        patching.prepare()
 
     def install(self) -> None:
         """Instrument the supported transports, now or when they are imported. Idempotent."""
@@ -109,14 +131,22 @@ class Instrumentation:
         return tuple(self._unseen)
 
     def begin(
-        self, method: str, host: str, path: str, body: Callable[[], bytes]
+        self,
+        method: str,
+        host: str,
+        path: str,
+        body: Callable[[], bytes],
+        replace: Callable[[bytes], bool] | None = None,
     ) -> ObservedCall | None:
         """Check a request and start observing it; None when it is not an LLM call.
+
+        The caller must ask the gateway about a call that is ``uncovered``.
 
         Args:
             method: the HTTP method, in upper case.
             host, path: of the URL.
             body: returns the request's body; called only when needed.
+            replace: gives the request another body; tells whether that was possible.
 
         Raises:
             WorkflowKilledInterrupt: the workflow is killed.
@@ -129,11 +159,46 @@ class Instrumentation:
         if outer is not None and outer.is_sent_by(path, body):
             return None
         scope = current_scope.get()
-        if endpoint.asks:
-            self._check(scope)
+        observed = endpoint.asks and self._check(scope)
         call = ObservedCall(self, endpoint, scope, host, path, body)
+        if (
+            self._gate is not None
+            and endpoint.asks
+            and not observed
+            and (scope.workflow_id is not None or scope.call is not None)
+        ):
+            self._cover(self._gate, call, path, body, replace)
         self._open.add(call)
         return call
+
+    def _cover(
+        self,
+        gate: RequestGate,
+        call: ObservedCall,
+        path: str,
+        body: Callable[[], bytes],
+        replace: Callable[[bytes], bool] | None,
+    ) -> None:
+        """Set money aside for a request, or find that the gateway must be asked.
+
+        Raises:
+            Refusal: refused.
+        """
+        endpoint, content, tokens = call.endpoint, body(), self._max_output_tokens
+        bound = bound_of(endpoint.format, path, content, self._ratios)
+        if bound.model is None and not endpoint.certain:
+            return  # a path such as /v1/messages of something else
+        if tokens is not None and replace is not None and bound.output_tokens is None:
+            limited = with_output_limit(endpoint.format, path, content, tokens)
+            if limited is not None and replace(limited):
+                bound = bound_of(endpoint.format, path, limited, self._ratios)
+        call.cover = Cover(gate, call.scope, bound, self._ratios)
+        if not call.cover.take():
+            # Unread answers may hold more than they cost.
+            call.uncovered = True
+            if self._unread:
+                self._read_all()
+                call.uncovered = not call.cover.take()
 
     def begin_session(self, host: str, path: str, query: str) -> RealtimeSession | None:
         """Check a WebSocket and start observing it; None when it does not lead to an LLM.
@@ -178,9 +243,14 @@ class Instrumentation:
             latency_ms = (time.monotonic() - call.started_s) * 1000
             endpoint = call.endpoint
             payload = InstrumentedCall(
-                endpoint.format.provider, latency_ms, call, polled=endpoint.polls
+                endpoint.format.provider,
+                latency_ms,
+                call,
+                polled=endpoint.polls,
+                reservation_id=None if call.cover is None else call.cover.reservation_id,
             )
-            if endpoint.asks and call.is_small:
+            # An answer of several models becomes several events, so it is read at once.
+            if endpoint.asks and call.is_small and endpoint.condense is None:
                 self._record("llm", payload, call.scope)
                 self._unread.append(payload)
                 if len(self._unread) >= _UNREAD_MAX:
@@ -189,6 +259,8 @@ class Instrumentation:
                 self._record("llm", payload, call.scope)
         except Exception as exc:  # noqa: BLE001  # counted and logged: it never hurts the user
             self.failed(exc)
+            if call.cover is not None:
+                call.cover.keep_pending()
 
     def forget(self, call: ObservedCall) -> None:
         """Forget a call that ends without anything to record."""
@@ -213,7 +285,20 @@ class Instrumentation:
             known = self._remember((call.endpoint.format.provider, usage.response_id))
             if known and again:
                 return None
+        for other in usage.others:
+            more = InstrumentedCall(
+                call.endpoint.format.provider,
+                0.0,
+                usage=other,
+                streamed=True,
+                reservation_id=None if call.cover is None else call.cover.reservation_id,
+            )
+            self.session_used(more, call.scope)
         return usage
+
+    def read_answers(self) -> None:
+        """Read the answers that are unread, so that what was set aside for them is settled."""
+        self._read_all()
 
     def _read_all(self) -> None:
         unread = self._unread

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar, Token
 from types import TracebackType
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from guard.core.events import InstrumentedCall
-from guard.core.usage import Call, Endpoint, Recording, Usage, read_body, read_recorded
+from guard.core.usage import (
+    PENDING,
+    Call,
+    Endpoint,
+    Recording,
+    Usage,
+    read_body,
+    read_recorded,
+)
 from guard.core.usage.reading import is_stream
+from guard.core.usage.tool_scan import ToolScanner
+from guard.instrumentation.cover import Cover, StreamWatch
 from guard.instrumentation.include_usage import UsageChunkFilter
+from guard.instrumentation.tool_watch import ToolGate, ToolWatch
 from guard.scope.scope import Scope
 
 _SMALL_BYTES: Final = 64 * 1024
@@ -26,6 +37,9 @@ class CallReports(Protocol):
 
     reading: threading.RLock
     """Held while an answer is read, so that two threads do not read it at once."""
+
+    tools: ToolGate | None
+    """Decides about the tools that answers ask for."""
 
     def ended(self, call: ObservedCall) -> None:
         """Record a call that has ended; never raises."""
@@ -66,11 +80,16 @@ class ObservedCall:
         recording: the recorded part of the stream that is being read.
         filter: removes the usage chunk from a stream whose caller did not ask for it.
         sent: whether the request was handed to the client.
+        cover: the money set aside for it; None where requests are not gated.
+        uncovered: whether the gateway must be asked first, by :meth:`ask` or :meth:`ask_async`.
+        watch: counts a stream that may outgrow its cover.
+        tool_watch: checks the tools that the answer asks for; None where no rule applies.
     """
 
     __slots__ = (
-        "_body", "_complete", "_content", "_done", "_header", "_path", "_reports", "endpoint",
-        "filter", "host", "recording", "scope", "sent", "started_s",
+        "_body", "_complete", "_content", "_done", "_header", "_path", "_reports", "cover",
+        "endpoint", "filter", "host", "recording", "scope", "sent", "started_s", "tool_watch",
+        "uncovered", "watch",
     )  # fmt: skip
 
     def __init__(
@@ -89,6 +108,10 @@ class ObservedCall:
         self.started_s = time.monotonic()
         self.filter: UsageChunkFilter | None = None
         self.sent = False
+        self.cover: Cover | None = None
+        self.uncovered = False
+        self.watch: StreamWatch | None = None
+        self.tool_watch: ToolWatch | None = None
         self._path = path
         self._body = body
         self._header: Callable[[str], str | None] = _no_header
@@ -98,6 +121,29 @@ class ObservedCall:
         self._done = False
 
     # -- the request --------------------------------------------------------------------------
+
+    def ask(self) -> None:
+        """Ask the gateway about an uncovered request; blocks the calling thread.
+
+        Raises:
+            WorkflowKilledInterrupt: the workflow is killed.
+            Refusal: the request is refused.
+        """
+        try:
+            if self.cover is not None:
+                self.cover.ask()
+        except BaseException:
+            self.dropped()
+            raise
+
+    async def ask_async(self) -> None:
+        """Like :meth:`ask`; the caller's loop goes on meanwhile."""
+        try:
+            if self.cover is not None:
+                await self.cover.ask_async()
+        except BaseException:
+            self.dropped()
+            raise
 
     def sending(self) -> Sending:
         """Return the context manager around the client's own sending."""
@@ -121,7 +167,7 @@ class ObservedCall:
         if self.sent and _ends_a_wait(exc):
             self._reports.ended(self)
         else:
-            self._reports.forget(self)
+            self._forget()
 
     # -- the response -------------------------------------------------------------------------
 
@@ -142,7 +188,26 @@ class ObservedCall:
         self._header = header
         self._content = body
         self._complete = True
+        self.tool_watch = self._tool_watch("")
         self._reports.ended(self)
+
+    @property
+    def body(self) -> bytes | None:
+        """The whole response, if it was read whole."""
+        content = self._content
+        return content if isinstance(content, bytes) else None
+
+    def _tool_watch(self, encoding: str | Callable[[], str]) -> ToolWatch | None:
+        gate = self._reports.tools
+        if gate is None or not gate.applies(self.scope) or not self.endpoint.names_tools:
+            return None
+        if not isinstance(encoding, str):
+            encoding = encoding()
+        reader = self.endpoint.format.tool_calls
+        return ToolWatch(gate, self.scope, ToolScanner(reader, self._content_type, encoding))
+
+    def _content_type(self) -> str:
+        return self._header("content-type") or ""
 
     def streaming(
         self, status: int, header: Callable[[str], str | None], encoding: str | None = None
@@ -159,13 +224,27 @@ class ObservedCall:
             self.dropped()
             return False
         self._header = header
-        self.recording = Recording(self._encoding if encoding is None else encoding)
+        chosen = self._encoding if encoding is None else encoding
+        self.recording = Recording(chosen, self.endpoint.condense)
+        if self.cover is not None:
+            self.watch = self.cover.watch(chosen if isinstance(chosen, str) else chosen())
+        self.tool_watch = self._tool_watch(chosen)
         return True
 
     def feed(self, chunk: bytes) -> None:
-        """Record a chunk; never raises."""
+        """Record a chunk.
+
+        Raises:
+            Refusal: the stream has outgrown its cover, and may not go on.
+        """
         if self.recording is not None:
             self.recording.feed(chunk)
+        if self.watch is not None:
+            try:
+                self.watch.feed(chunk)
+            except BaseException:
+                self.finish()
+                raise
 
     def finish(self, *, complete: bool = False) -> None:
         """The stream is over.
@@ -184,7 +263,12 @@ class ObservedCall:
         """There is nothing to record."""
         if not self._done:
             self._done = True
-            self._reports.forget(self)
+            self._forget()
+
+    def _forget(self) -> None:
+        self._reports.forget(self)
+        if self.cover is not None:
+            self.cover.give_back()
 
     def abandon(self) -> None:
         """The process is ending: record what is known so far."""
@@ -213,13 +297,35 @@ class ObservedCall:
                 return
             try:
                 usage, call.streamed = self._usage()
-                if usage is None and not self._complete:
+                unknown = usage is None
+                if unknown and not self._complete:
                     usage = self._of_request()
                 call.polled = call.polled or self._is_cached()
                 call.usage = self._reports.reported(self, usage, again=call.polled)
+                if self.cover is not None:
+                    self._pay(self.cover, call, usage, unknown)
             except Exception as exc:  # noqa: BLE001  # counted and logged: it never hurts the user
                 self._reports.failed(exc)
+                if self.cover is not None:
+                    self.cover.keep_pending()
             call.answer = None
+
+    def _pay(
+        self, cover: Cover, call: InstrumentedCall, usage: Usage | None, unknown: bool
+    ) -> None:
+        """End the hold by what was used; without that knowledge, record what was set aside."""
+        if usage is PENDING:
+            cover.keep_pending()
+        elif usage is not None and not unknown:
+            if call.usage is None:  # an earlier answer over again
+                cover.give_back()
+            else:
+                cover.settle(usage)
+        elif self._complete and not self.endpoint.certain:
+            cover.give_back()  # no LLM, by all that can be told
+        else:
+            known = call.usage.input_tokens if call.usage else self._call().prompt_tokens()
+            call.usage = cover.keep(known) or call.usage
 
     def _usage(self) -> tuple[Usage | None, bool]:
         """Read what the call used, and tell whether it came as a stream of messages."""
@@ -302,6 +408,12 @@ def _ends_a_wait(exc: BaseException) -> bool:
         return True  # cancelled, killed or interrupted
     name = type(exc).__name__
     return "Timeout" in name and not any(part in name for part in _NOT_SENT)
+
+
+def is_signed(headers: Mapping[str, Any]) -> bool:
+    """Tell whether a request's signature covers its body, as AWS's does."""
+    found = headers.get("Authorization") or headers.get("authorization") or b""
+    return str(found).lstrip("b'").startswith("AWS4-")
 
 
 def _no_header(name: str) -> str | None:

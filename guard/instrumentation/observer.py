@@ -16,12 +16,19 @@ class Observer(Protocol):
     Attributes:
         inject_stream_usage: whether streams are asked for their usage where the host is known to
             accept that.
+        limits_output: whether requests may have to be given a limit.
     """
 
     inject_stream_usage: bool
+    limits_output: bool
 
     def begin(
-        self, method: str, host: str, path: str, body: Callable[[], bytes]
+        self,
+        method: str,
+        host: str,
+        path: str,
+        body: Callable[[], bytes],
+        replace: Callable[[bytes], bool] | None = None,
     ) -> ObservedCall | None:
         """Check a request and start observing it; None when it is not an LLM call."""
 

@@ -7,6 +7,7 @@ does nothing while no observer is active.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import os
@@ -34,6 +35,7 @@ _HOOKS: Final[dict[str, str]] = {
 _active: Observer | None = None
 _awaited: set[str] = set()
 _patches: dict[tuple[type[Any], str], tuple[Any, Any]] = {}
+_seams: dict[str, bool] = {}
 _lock = threading.RLock()
 
 
@@ -42,11 +44,23 @@ def active() -> Observer | None:
     return _active
 
 
+def seams() -> dict[str, bool]:
+    """Return the modules that were hooked; False for those whose version could not be."""
+    return dict(_seams)
+
+
+def prepare() -> None:
+    """Load what :func:`install` needs in nearly every process: the SDK itself loads httpx."""
+    importlib.import_module("wrapt")
+    importlib.import_module(_HOOKS["httpx"])
+
+
 def install(observer: Observer) -> None:
     """Observe the clients, including existing ones. Idempotent."""
     global _active
-    import wrapt  # takes as long as a probe of the gateway, which runs concurrently
+    import wrapt
 
+    _wait_for_imports()
     with _lock:
         _active = observer
         for name in _HOOKS:
@@ -88,6 +102,18 @@ def _imported(module: ModuleType) -> None:
             _patch(module.__name__, module)
 
 
+def _wait_for_imports() -> None:
+    """Wait for clients that another thread is importing: a half of a module cannot be patched.
+
+    Call it without the lock, which the other thread needs at the end of its import.
+    """
+    for name in _HOOKS:
+        module = sys.modules.get(name)
+        if module is not None and not _loaded(module):
+            with contextlib.suppress(Exception):  # whoever imports it hears of it
+                importlib.import_module(name)
+
+
 def _loaded(module: ModuleType) -> set[str]:
     """Return the module's name once its import has ended."""
     initialising = getattr(module.__spec__, "_initializing", False)
@@ -97,7 +123,9 @@ def _loaded(module: ModuleType) -> set[str]:
 def _patch(name: str, module: ModuleType) -> None:
     try:
         importlib.import_module(_HOOKS[name]).patch(module)
+        _seams[name] = True
     except Exception:
+        _seams[name] = False
         logger.warning("this version of %s cannot be instrumented", name, exc_info=True)
 
 

@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 from guard.instrumentation import patching
 from guard.instrumentation.interruptible import llm_request, other_request
-from guard.instrumentation.observed_call import ObservedCall
+from guard.instrumentation.observed_call import ObservedCall, is_signed
 from guard.instrumentation.urllib3 import observe
 
 
@@ -24,6 +24,8 @@ def _send(original: Any) -> Any:
         call = begin(request)
         if call is None:
             return other_request(original, self, request, *args, **options)
+        if call.uncovered:
+            call.ask()
         with call.sending():
             response = llm_request(original, self, request, *args, **options)
         if call.streaming(response.status_code, response.headers.get):
@@ -43,7 +45,17 @@ def begin(request: Any) -> ObservedCall | None:
         method, host, path = request.method.upper(), parts.hostname or "", unquote(parts.path)
     except (AttributeError, TypeError, ValueError):
         return None
-    return observer.begin(method, host, path, lambda: _body(request))
+    return observer.begin(
+        method, host, path, lambda: _body(request), lambda body: _replace(request, body)
+    )
+
+
+def _replace(request: Any, body: bytes) -> bool:
+    if is_signed(request.headers):
+        return False
+    request.body = body
+    request.headers["Content-Length"] = str(len(body))
+    return True
 
 
 def _body(request: Any) -> bytes:

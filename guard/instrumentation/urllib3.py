@@ -59,9 +59,11 @@ class _Body:
                     if chunk is None:
                         if outermost:
                             self._call.finish(complete=True)
+                            self._check(b"", last=True)
                         return
                     if outermost:
                         self._feed(chunk, args, options)
+                        self._check(chunk)
                     yield chunk
             finally:
                 if outermost:
@@ -84,8 +86,10 @@ class _Body:
             if data:
                 self._feed(data, args, options)
             asked = args[0] if args else options.get("amt")
-            if asked is None or (not data and asked) or self._ended():
+            last = bool(asked is None or (not data and asked) or self._ended())
+            if last:
                 self._call.finish(complete=True)
+            self._check(data, last=last)
             return data
 
         return read
@@ -109,6 +113,16 @@ class _Body:
             headers = self._raw.headers
             self._call.streaming(self._raw.status, headers.get, "" if decoded else None)
         self._call.feed(data)
+
+    def _check(self, data: bytes, *, last: bool = False) -> None:
+        """Check the tools that the body asks for before its reader gets ``data``."""
+        watch = self._call.tool_watch
+        if watch is not None:
+            try:
+                watch.check(data, last=last)
+            except BaseException:
+                self._call.finish()
+                raise
 
     def _ended(self) -> bool:
         raw = self._raw

@@ -6,6 +6,7 @@ and closes within a deadline.
 
 from guard.loop.admission import Admission, AdmissionError, Concurrency, Ticket
 from guard.loop.background import BackgroundLoop, LoopClosedError
+from guard.loop.forks import held_forks
 from guard.loop.threads import in_thread
 
 __all__ = [
@@ -15,5 +16,6 @@ __all__ = [
     "Concurrency",
     "LoopClosedError",
     "Ticket",
+    "held_forks",
     "in_thread",
 ]

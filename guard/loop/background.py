@@ -69,7 +69,8 @@ class BackgroundLoop:
     @property
     def is_own_thread(self) -> bool:
         """Whether the calling thread is the loop's own, where waiting would deadlock."""
-        return threading.get_ident() == self.thread_ident
+        thread = self._thread  # once it has ended, another thread can have its identifier
+        return thread is not None and thread.ident == threading.get_ident() and thread.is_alive()
 
     @property
     def thread_ident(self) -> int | None:
@@ -172,11 +173,17 @@ class BackgroundLoop:
         function: Callable[..., Coroutine[Any, Any, T]],
         *args: Any,
         timeout_s: float | None = None,
+        meanwhile: Callable[[], object] | None = None,
     ) -> T:
         """Run a coroutine on the loop and wait for it in this thread.
 
         Anything that ends the wait early (``KeyboardInterrupt``, the timeout) cancels the coroutine
         before it propagates.
+
+        Args:
+            function, args: creates the coroutine.
+            timeout_s: how long to wait; None waits to the end.
+            meanwhile: called in this thread before it waits.
 
         Raises:
             TimeoutError: ``timeout_s`` seconds passed.
@@ -184,6 +191,8 @@ class BackgroundLoop:
         future: Future[T] = Future()
         try:
             self.submit(function, *args, future=future)
+            if meanwhile is not None:
+                meanwhile()
             return future.result(timeout_s)
         except BaseException:
             future.cancel()
@@ -267,12 +276,17 @@ class BackgroundLoop:
 
     async def _wind_up(self, timeout_s: float) -> None:
         loop = asyncio.get_running_loop()
-        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks, timeout=timeout_s)
-        for task in tasks:
+        ends_s = loop.time() + timeout_s
+        seen: set[asyncio.Task[Any]] = set()
+        while tasks := asyncio.all_tasks() - seen - {asyncio.current_task()}:
+            # All of them begin first: anyio's wrapper of a task that is cancelled before that
+            # leaves the task's own coroutine behind, never awaited.
+            await asyncio.sleep(0)
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks, timeout=max(0.0, ends_s - loop.time()))
+            seen |= tasks
+        for task in seen:
             if not task.done():
                 # It swallowed its cancellation. The loop ends without it and without a warning.
                 task._log_destroy_pending = False  # type: ignore[attr-defined]

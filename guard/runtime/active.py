@@ -7,6 +7,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from guard.breaker.exceptions import GuardConfigError
+from guard.settings import MODE_VARIABLE
 
 if TYPE_CHECKING:  # constructing a runtime installs it, so this module is below it
     from guard.runtime.runtime import GuardRuntime
@@ -15,10 +16,25 @@ _lock = threading.Lock()
 current: GuardRuntime | None = None
 """The process's runtime; hot paths read it here; everything else calls :func:`active_runtime`."""
 
+_switched_off: GuardRuntime | None = None
+"""The runtime that ``mode="off"`` made; it is never the active one."""
+
 
 def active_runtime() -> GuardRuntime | None:
     """Return the process's runtime, or None."""
     return current
+
+
+def is_off() -> bool:
+    """Tell whether guard is switched off: by a runtime's ``mode``, else by ``GUARD_MODE``."""
+    if current is not None:
+        return False
+    return _switched_off is not None or os.environ.get(MODE_VARIABLE, "").strip().lower() == "off"
+
+
+def switched_off_runtime() -> GuardRuntime | None:
+    """Return the runtime that stands for guard's being off, or None."""
+    return _switched_off
 
 
 def refuse_second() -> None:
@@ -27,7 +43,8 @@ def refuse_second() -> None:
     Raises:
         GuardConfigError: GD-C004.
     """
-    if current is not None and not current.is_shut_down:
+    known = current or _switched_off
+    if known is not None and not known.is_shut_down:
         raise GuardConfigError(
             "guard is already initialised in this process; call guard.shutdown() first",
             error_code="GD-C004",
@@ -36,18 +53,23 @@ def refuse_second() -> None:
 
 def install(runtime: GuardRuntime) -> None:
     """Make a runtime the process's own."""
-    global current
+    global current, _switched_off
     with _lock:
         refuse_second()
-        current = runtime
+        if runtime.settings.mode == "off":
+            current, _switched_off = None, runtime
+        else:
+            current, _switched_off = runtime, None
 
 
 def uninstall(runtime: GuardRuntime) -> None:
     """Forget a runtime, if it is the process's own."""
-    global current
+    global current, _switched_off
     with _lock:
         if current is runtime:
             current = None
+        if _switched_off is runtime:
+            _switched_off = None
 
 
 def _after_fork() -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from guard.breaker.exceptions import BreakerTransportError, GuardError, GuardTransportError
 from guard.core.buffer import EventBuffer, Record
 from guard.core.ids import IdFactory
+from guard.core.leases import LeaseBook
 from guard.delivery.health import Health
 from guard.loop import BackgroundLoop, LoopClosedError
 from guard.loop.threads import ServiceLoop
@@ -41,6 +42,7 @@ class EventPipeline:
         background: the loop that runs everything slow.
         make_session: creates the session with the gateway.
         exits: hooks the end of the process once there is something to deliver.
+        leases: told of what is spent without a hold.
     """
 
     def __init__(
@@ -49,7 +51,9 @@ class EventPipeline:
         background: BackgroundLoop,
         make_session: Callable[[], Session],
         exits: ExitHooks,
+        leases: LeaseBook,
     ) -> None:
+        self._leases = leases
         self._settings = settings
         self._background = background
         self._make_session = make_session
@@ -85,6 +89,10 @@ class EventPipeline:
         self.buffer.append(
             Record(kind, at_ns or time.time_ns(), serial, scope.event_fields, payload)
         )
+        if kind == "llm" and getattr(payload, "reservation_id", None) is None:
+            self._leases.metered.add(scope.workflow_id)
+            if scope.call is not None:
+                scope.call.metered = True
         return serial
 
     def _wake(self) -> bool:

@@ -3,32 +3,41 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import logging
 import os
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
+import attrs
+
 from guard import hooks
-from guard.breaker.exceptions import GuardConfigError, GuardError, docs_at
+from guard.breaker.exceptions import GuardConfigError, GuardError, WorkflowKilledInterrupt, docs_at
 from guard.control.enforcement import Enforcement
 from guard.control.last_decision import Decisions
+from guard.control.observations import OBSERVED_EVENT, ObservationLog
 from guard.control.warnings import WarningLog
 from guard.core import wire
 from guard.core.control import messages_of_decision
+from guard.core.leases import LeaseBook
 from guard.hooks import ErrorContext
 from guard.instrumentation import Instrumentation
 from guard.loop import BackgroundLoop
-from guard.runtime import active, debug_log
+from guard.runtime import active, debug_log, decision_log, local
 from guard.runtime.event_pipeline import EventPipeline
 from guard.runtime.exit_hooks import ExitHooks
 from guard.runtime.gate import Gate, was_shut_down
-from guard.scope.scope import Scope
-from guard.settings import Settings
+from guard.runtime.llm_requests import LlmRequests
+from guard.runtime.tool_policy import ToolPolicy
+from guard.scope.scope import Scope, set_process_scope
+from guard.settings import Settings, misspelled_variables
 from guard.state import GuardStatus
 
 if TYPE_CHECKING:  # the session imports httpx and websockets, which `import guard` must not
+    from guard.local_gateway import LocalGateway
     from guard.runtime.session import Session
 
 logger = logging.getLogger("guard")
@@ -58,15 +67,26 @@ class GuardRuntime:
         spool_max_bytes: size of the spool at which the least important events are dropped.
         auto_instrument: whether HTTP clients are instrumented.
         inject_stream_usage: whether streams are asked for their usage where the vendor accepts it.
+        gate_requests: whether every LLM request is covered by a reservation before it is sent.
+        workflow: the workflow of everything outside of one.
+        max_output_tokens: put into LLM requests that have no limit, where the vendor takes it.
+        mode: ``enforce``, ``observe`` or ``off``.
+        tls_fingerprint: SHA-256 of the only certificate that the gateway may show.
+        allow_plaintext_hosts: names to which plain HTTP is allowed, although not loopback.
 
     Attributes:
         settings: the settings from arguments and environment.
+        enforces: whether refusals are raised and kills stop what runs, or are just reported.
         is_shut_down: whether :meth:`shutdown` was called.
+        opened: whether :meth:`open` has succeeded in this process.
         enforcement: the control state, and the running bodies that a kill stops.
         events: records events and delivers them.
+        leases: what this process may spend without asking.
         gate: asks the gateway for decisions.
+        requests: covers LLM requests before they are sent.
         decisions: the newest known decision of each workflow.
         warnings: reports the gateway's warnings.
+        tools: checks the tools that answers ask for.
         instrumentation: observes the LLM calls of HTTP clients.
 
     Raises:
@@ -96,7 +116,14 @@ class GuardRuntime:
         spool_max_bytes: int | None = None,
         auto_instrument: bool | None = None,
         inject_stream_usage: bool | None = None,
+        gate_requests: bool | None = None,
+        workflow: str | None = None,
+        max_output_tokens: int | None = None,
+        mode: str | None = None,
+        tls_fingerprint: str | None = None,
+        allow_plaintext_hosts: Sequence[str] | None = None,
     ) -> None:
+        self._local_gateway: LocalGateway | None = None
         try:
             self.settings = Settings.load(
                 api_key=api_key,
@@ -113,25 +140,40 @@ class GuardRuntime:
                 spool_max_bytes=spool_max_bytes,
                 auto_instrument=auto_instrument,
                 inject_stream_usage=inject_stream_usage,
+                gate_requests=gate_requests,
+                workflow=workflow,
+                max_output_tokens=max_output_tokens,
+                mode=mode,
+                tls_fingerprint=tls_fingerprint,
+                allow_plaintext_hosts=allow_plaintext_hosts,
             )
             active.refuse_second()
+            if self.settings.mode != "off":
+                self.settings, self._local_gateway = local.resolve(self.settings)
         except GuardError as exc:
             hooks.fire(exc, ErrorContext("init"))
             raise
         docs_at(self.settings.api_url)
+        for sentence in misspelled_variables(os.environ):
+            logger.warning("%s", sentence)
         if self.settings.debug:
             debug_log.start()
         self.is_shut_down = False
+        self.enforces = self.settings.mode != "observe"
+        self._observations = ObservationLog(self._record_observation)
         self._open_error: GuardError | None = None
         self._background = BackgroundLoop()
         self._exits = ExitHooks(self._flush_at_signal, self.shutdown)
         self.decisions = Decisions()
         self.warnings = WarningLog()
         self.enforcement = Enforcement(
-            own_thread=lambda: self._background.is_own_thread, changed=self.decisions.changed
+            own_thread=lambda: self._background.is_own_thread,
+            changed=self.decisions.changed,
+            observed=None if self.enforces else self.observed,
         )
+        self.leases = LeaseBook()
         self.events = EventPipeline(
-            self.settings, self._background, self._make_session, self._exits
+            self.settings, self._background, self._make_session, self._exits, self.leases
         )
         self.gate = Gate(
             self._background,
@@ -139,20 +181,48 @@ class GuardRuntime:
             self.enforcement,
             self.decisions,
             self.settings.timeout_s,
+            leases=self.leases,
+            read_answers=self._read_answers,
+            waits_for_people=self.enforces,
+        )
+        self.requests = LlmRequests(
+            self.settings,
+            self.events,
+            self.gate,
+            self.leases,
+            report=self.report_error,
+            report_async=self.report_error_async,
+            observed=None if self.enforces else self.observed,
+        )
+        self.tools = ToolPolicy(
+            self.enforcement,
+            self.gate,
+            self._background,
+            self.events.ids,
+            gates_requests=lambda: self.gates_requests,
+            warnings=lambda: self.warnings,
+            report=self.report_error,
+            report_async=self.report_error_async,
+            observed=None if self.enforces else self.observed,
         )
         self.instrumentation = Instrumentation(
             record=self.events.record,
             check=self.enforcement.check_request,
             enter=self.enforcement.enter_request,
             leave=self.enforcement.leave_request,
+            tools=self.tools,
             inject_stream_usage=self.settings.inject_stream_usage,
+            request_gate=self.requests if self.settings.gate_requests else None,
+            max_output_tokens=self.settings.max_output_tokens,
         )
         self._fresh_process()
         active.install(self)
+        if self.settings.mode != "off":
+            self._name_outside()
 
     def _fresh_process(self) -> None:
         """Set the per-process state; a forked child sets it afresh."""
-        self._opened = False
+        self.opened = False
         # Re-entrant: a signal handler may shut down while its thread is already doing so.
         self._ending = threading.RLock()
         self._ender: int | None = None
@@ -163,10 +233,22 @@ class GuardRuntime:
         self.events.after_fork()
         self.instrumentation.after_fork()
         self.enforcement.forget_bodies()
+        self.leases.after_fork()
         self.gate.after_fork()
+        self._name_outside()
+        self.tools.after_fork()
         self.decisions.changed()
         self.warnings = WarningLog()
         self._fresh_process()
+
+    def _name_outside(self) -> None:
+        """Make ``GUARD_WORKFLOW`` the workflow of everything outside of one; a process is a run."""
+        if self.settings.workflow is not None:
+            run_id = self.events.ids.uuid7(time.time_ns() // 1_000_000)
+            set_process_scope(self.settings.workflow, run_id)
+
+    def _read_answers(self) -> None:
+        self.instrumentation.read_answers()
 
     def _make_session(self) -> Session:
         from guard.runtime.session import Session
@@ -177,15 +259,24 @@ class GuardRuntime:
             self.events.buffer,
             self.events.health,
             control_position=self._control_position,
+            tools_version=lambda: self.enforcement.control.tools_version,
             controlled=self._apply_control,
             on_error=lambda exc: self.report_error(exc, "flush"),
             on_decision=self._apply_decision,
+            leases=self.leases,
+            read_answers=self._read_answers,
+            local_gateway=self._local_gateway,
         )
 
     @property
     def is_open(self) -> bool:
         """Whether :meth:`open` has succeeded in this process, or the runtime was shut down."""
-        return self._opened or (self.is_shut_down and self._open_error is None)
+        return self.opened or (self.is_shut_down and self._open_error is None)
+
+    @property
+    def gates_requests(self) -> bool:
+        """Whether the LLM requests of instrumented clients are covered one by one."""
+        return self.requests.is_on and self.settings.auto_instrument
 
     def __repr__(self) -> str:
         return f"<GuardRuntime {self.settings.api_url} pid={os.getpid()}>"
@@ -202,13 +293,16 @@ class GuardRuntime:
             GuardAuthenticationError: the key or signature is refused.
             GuardProtocolError: SDK and gateway are incompatible.
         """
-        if self._opened:
+        if self.settings.mode == "off":
+            return self
+        if self.opened:
             self._exits.install()  # another thread than the main one may have opened it
             return self
         if self._open_error is not None:
             raise self._opening_error()
         try:
-            self._background.run(self.events.connect)
+            prepare = self.instrumentation.prepare if self.settings.auto_instrument else None
+            self._background.run(self.events.connect, meanwhile=prepare)
         except BaseException as exc:
             self._failed_to_open(exc)
             raise
@@ -227,13 +321,21 @@ class GuardRuntime:
             api_key, api_url: as for ``guard.init``.
             settings: any other arguments of the constructor.
         """
-        current = active.active_runtime()
+        current = active.active_runtime() or active.switched_off_runtime()
         if isinstance(current, cls) and not current.is_shut_down:
+            debug = settings.pop("debug", None)
             current.require_same(api_key=api_key, api_url=api_url, **settings)
+            if debug:
+                current.start_debugging()
             runtime = current
         else:
-            runtime = cls(api_key, api_url, **settings)
-        if runtime._opened:
+            early = None if active.is_off() else await local.start_early(api_url)
+            try:
+                runtime = cls(api_key, api_url, **settings)
+            finally:
+                if early is not None:
+                    early.leave()
+        if runtime.opened or runtime.settings.mode == "off":
             return runtime
         try:
             await runtime._background.run_async(runtime.events.connect)
@@ -244,7 +346,7 @@ class GuardRuntime:
         return runtime
 
     def _ready(self) -> None:
-        self._opened = True
+        self.opened = True
         if self.settings.auto_instrument:
             self.instrumentation.install()
         self._exits.install()
@@ -261,6 +363,8 @@ class GuardRuntime:
         self.report_error(exc, "init")
         self._exits.uninstall()
         self.events.finish(time.monotonic() + _DISCARD_S, flush=False)
+        set_process_scope(None, None)
+        self._leave_local_gateway()
         self._ended.set()
         debug_log.stop()
         active.uninstall(self)
@@ -269,13 +373,18 @@ class GuardRuntime:
         """Return the error to raise once the runtime has ended: why it could not start, if so."""
         return was_shut_down() if self._open_error is None else copy.copy(self._open_error)
 
+    def start_debugging(self) -> None:
+        """Log to standard error at debug level from now on. Idempotent."""
+        self.settings = attrs.evolve(self.settings, debug=True)
+        debug_log.start()
+
     def require_same(self, **arguments: Any) -> None:
         """Check that arguments (None: not given) are the settings of this runtime.
 
         Raises:
             GuardConfigError: one of them is not (GD-C004), or is not valid (GD-C003).
         """
-        name = self.settings.different(**arguments)
+        name = self.settings.different(is_local=self._local_gateway is not None, **arguments)
         if name is None:
             return
         error = GuardConfigError(
@@ -316,12 +425,20 @@ class GuardRuntime:
             self.instrumentation.close()
             failure = self.events.finish(ends_s, flush=flush)
         finally:
+            self._leave_local_gateway()
             self.decisions.close()
+            set_process_scope(None, None)
             self._ended.set()
+            if self.settings.mode == "off":
+                active.uninstall(self)
             hooks.wait(min(_HOOKS_WAIT_S, max(0.0, ends_s - time.monotonic())))
             debug_log.stop()
         if failure is not None:
             raise failure
+
+    def _leave_local_gateway(self) -> None:
+        if self._local_gateway is not None:
+            self._local_gateway.leave()
 
     def flush(self, timeout: float | None = None) -> None:
         """Deliver everything that is buffered now and wait for it.
@@ -351,6 +468,8 @@ class GuardRuntime:
 
         The hooks run in the calling thread; if that is the background loop's, in the hook thread.
         """
+        if stage == "gate":
+            decision_log.refused(exc, scope, tool)
         context = self._error_context(exc, stage, scope, tool)
         if context is None:
             return
@@ -363,6 +482,8 @@ class GuardRuntime:
         self, exc: BaseException, stage: str, scope: Scope | None = None, tool: str | None = None
     ) -> None:
         """Like :meth:`report_error`; the hooks run in a thread while the caller awaits them."""
+        if stage == "gate":
+            decision_log.refused(exc, scope, tool)
         context = self._error_context(exc, stage, scope, tool)
         if context is not None:
             await hooks.fire_async(exc, context)
@@ -375,6 +496,27 @@ class GuardRuntime:
         self.events.health.last_error_code = exc.error_code
         workflow_id = scope.workflow_id if scope is not None else None
         return ErrorContext(stage, workflow_id, tool, self.settings.api_key_prefix)
+
+    def observed(
+        self,
+        exc: GuardError | WorkflowKilledInterrupt,
+        scope: Scope,
+        tool: str | None = None,
+    ) -> None:
+        """Report what would have been refused, were it not for ``GUARD_MODE=observe``.
+
+        Args:
+            exc: the refusal.
+            scope, tool: where it would have been raised.
+        """
+        decision_log.refused(exc, scope, tool, "would refuse")
+        context = self._error_context(exc, "gate", scope, tool)
+        if context is not None:
+            hooks.fire_in_background(exc, context)
+        self._observations.add(exc, scope, tool)
+
+    def _record_observation(self, data: dict[str, Any], scope: Scope) -> None:
+        self.events.record(OBSERVED_EVENT, data, scope)
 
     def _control_position(self) -> tuple[int, str]:
         control = self.enforcement.control
@@ -400,11 +542,14 @@ class GuardRuntime:
     def status(self) -> GuardStatus:
         """Return a snapshot; thread-safe and without side effects."""
         session = self.events.session
-        return self.events.health.snapshot(
+        snapshot = self.events.health.snapshot(
             api_url=self.settings.api_url,
             breaker=session.client.circuit.state if session is not None else "closed",
             buffered=0 if self.is_shut_down and self._ended.is_set() else self.events.waiting,
             spooled=session.flusher.spooled if session is not None else 0,
             unseen_hosts=self.instrumentation.unseen_hosts(),
             shut_down=self.is_shut_down,
+            leases=self.leases.totals(),
+            over_socket=session is not None and session.asks.is_open,
         )
+        return dataclasses.replace(snapshot, mode=self.settings.mode)

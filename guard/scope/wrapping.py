@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from types import CodeType
 from typing import Any, Final, TypeVar, cast
 
@@ -52,9 +52,10 @@ class Edge:
     def admit(self) -> None:
         """Decide whether the body may run; raises if it may not."""
 
-    async def admit_async(self) -> None:
-        """Like :meth:`admit`, without blocking the caller's loop."""
+    def admit_async(self) -> Awaitable[None] | None:
+        """Like :meth:`admit`, without blocking the caller's loop; None when there is no wait."""
         self.admit()
+        return None
 
     def resume(self) -> None:
         """Put the body's scope in place."""
@@ -85,9 +86,10 @@ class Edge:
     def finish(self, exc: BaseException | None) -> None:
         """The call is over: at its end, abandoned (both None), or with an error. Idempotent."""
 
-    async def finish_async(self, exc: BaseException | None) -> None:
-        """Like :meth:`finish`, without blocking the caller's loop."""
+    def finish_async(self, exc: BaseException | None) -> Awaitable[None] | None:
+        """Like :meth:`finish`, without blocking the caller's loop; None when there is no wait."""
         self.finish(exc)
+        return None
 
 
 def run_inside(function: F, make: Callable[[], Edge]) -> F:
@@ -170,17 +172,20 @@ def _wrap_coroutine(function: Any, make: Callable[[], Edge]) -> Any:
         error: BaseException | None = None
         try:
             try:
-                await edge.admit_async()
+                if (wait := edge.admit_async()) is not None:
+                    await wait
                 edge.enter(in_task=True)
                 result = await function(*args, **kwargs)
                 error = edge.leave()
             except BaseException as exc:
                 error = edge.leave(exc)
-                await edge.finish_async(error)
+                if (wait := edge.finish_async(error)) is not None:
+                    await wait
                 if error is None or error is exc:
                     raise
                 raise error from error.__cause__
-            await edge.finish_async(error)
+            if (wait := edge.finish_async(error)) is not None:
+                await wait
             if error is not None:
                 raise error from error.__cause__
             return result
@@ -243,7 +248,8 @@ def _wrap_async_generator(function: Any, make: Callable[[], Edge]) -> Any:
         value: Any = None
         error: BaseException | None = None
         try:
-            await edge.admit_async()
+            if (wait := edge.admit_async()) is not None:
+                await wait
             while True:
                 try:
                     edge.enter(in_task=True)
@@ -252,16 +258,23 @@ def _wrap_async_generator(function: Any, make: Callable[[], Edge]) -> Any:
                 except BaseException as exc:
                     error = edge.leave(exc)
                     if isinstance(error, StopAsyncIteration):
-                        await edge.finish_async(None)
+                        if (wait := edge.finish_async(None)) is not None:
+                            await wait
                         return
                     await _aclose(edge, generator)
-                    await edge.finish_async(None if isinstance(error, GeneratorExit) else error)
+                    if (
+                        wait := edge.finish_async(
+                            None if isinstance(error, GeneratorExit) else error
+                        )
+                    ) is not None:
+                        await wait
                     if error is None or error is exc:
                         raise
                     raise error from error.__cause__
                 if error is not None:
                     await _aclose(edge, generator)
-                    await edge.finish_async(error)
+                    if (wait := edge.finish_async(error)) is not None:
+                        await wait
                     raise error from error.__cause__
                 try:
                     value, step = (yield item), generator.asend

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import ssl
 import time
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
@@ -15,7 +16,7 @@ from guard.core import wire
 from guard.core.retry import Backoff, RetryAfter, RetryQuota, retry_after_s
 from guard.settings import Settings
 from guard.transport.http import GatewayHttp, Request
-from guard.transport.replies import Reply, exception_for, not_a_gateway
+from guard.transport.replies import BodyRefusedError, Reply, exception_for, not_a_gateway
 from guard.transport.signer import Signer
 
 T = TypeVar("T")
@@ -30,10 +31,6 @@ _LATE_SHARE: Final = 1.25
 """A timeout noticed later than this is the loop's own fault: it did not run in time."""
 
 
-class BodyRefusedError(GuardTransportError):
-    """The gateway will never accept this body: it is too large or partly unreadable."""
-
-
 class GatewayClient:
     """The gateway over HTTP; made and used on the background loop.
 
@@ -41,6 +38,7 @@ class GatewayClient:
         settings: address, key, secret and deadline.
         heard: called with None after each usable answer and with the exception otherwise.
         recovered: called when the gateway answers again after the circuit was open.
+        grants_are_signed: whether a grant without a signature is refused.
     """
 
     def __init__(
@@ -48,12 +46,17 @@ class GatewayClient:
         settings: Settings,
         heard: Callable[[BaseException | None], None],
         recovered: Callable[[], None] = lambda: None,
+        *,
+        grants_are_signed: bool = False,
     ) -> None:
         self._settings = settings
         self._heard = heard
         self._recovered = recovered
         self._http = GatewayHttp(settings)
         self.circuit = CircuitBreaker()
+        self._grants_are_signed = grants_are_signed
+        self._unreached: str | None = None
+        self._told_unreached = False
         self._quota = RetryQuota()
         self._retry_after = RetryAfter()
         self._backoff = Backoff(base_s=0.05, cap_s=1.0)
@@ -62,6 +65,11 @@ class GatewayClient:
     def signer(self) -> Signer:
         """Signs requests by the gateway's clock, including those that another client sends."""
         return self._http.signer
+
+    @property
+    def tls(self) -> ssl.SSLContext | None:
+        """What the gateway's certificate is checked against; also for the control socket."""
+        return self._http.tls
 
     async def close(self) -> None:
         """Close the connections."""
@@ -97,6 +105,7 @@ class GatewayClient:
             Request.of("POST", wire.GATE_PATH, wire.encode(request), key),
             wire.GateReply,
             deadline_s=deadline_s,
+            signed_reply=self._grants_are_signed,
         )
         if reply.call_id != request.call_id:
             raise GuardTransportError(
@@ -114,6 +123,42 @@ class GatewayClient:
         await self._call(
             Request.of("POST", wire.RELEASE_PATH, body, f"{reservation_id}-release"), dict
         )
+
+    async def update_lease(self, update: wire.LeaseUpdate, key: str) -> wire.LeaseState:
+        """Renew a lease, or give back what is unused in it (``POST /gate/lease``).
+
+        Raises:
+            GuardError: refused, or no usable answer within the deadline.
+        """
+        request = Request.of("POST", wire.LEASE_PATH, wire.encode(update), key)
+        _, state = await self._call(request, wire.LeaseState, signed_reply=self._grants_are_signed)
+        return state
+
+    def left_alone(self, endpoint: str) -> RateLimitError | None:
+        """Return the error for a request to an endpoint that asked not to be called for a while."""
+        wait_s = self._retry_after.left_s(endpoint, now_s=time.monotonic())
+        if wait_s <= 0:
+            return None
+        return RateLimitError(
+            f"{endpoint} asked to be left alone for another {wait_s:.1f} s",
+            retry_after=wait_s,
+            endpoint=endpoint,
+        )
+
+    def read(self, reply: Reply, kind: type[T]) -> T:
+        """Return what a reply that came over the control socket says.
+
+        Raises:
+            GuardError, WorkflowKilledInterrupt: as over HTTP.
+        """
+        try:
+            _, value = self._value_of(reply, kind, 200, signed_reply=False)
+        except BaseException as exc:
+            self._heard(exc)
+            raise
+        self._heard(None)
+        self._answered()
+        return value
 
     async def send(self, batch_id: str, body: bytes) -> tuple[int, wire.EventsReply]:
         """Deliver a batch of events (``POST /api/v1/events``).
@@ -134,10 +179,19 @@ class GatewayClient:
             Request.of("POST", wire.EVENTS_PATH, body, batch_id), wire.EventsReply, also_ok=422
         )
 
-    async def poll(self, after: int, wait_ms: int) -> wire.ControlReply:
-        """Wait for control messages after a sequence number (``GET /api/v1/control``)."""
+    async def poll(
+        self, after: int, wait_ms: int, tools: str = wire.NO_TOOL_RULES
+    ) -> wire.ControlReply:
+        """Wait for control messages after a sequence number (``GET /api/v1/control``).
+
+        Args:
+            after: the number.
+            wait_ms: how long the gateway may wait for a message, in milliseconds.
+            tools: version of the tool rules that are known here; the gateway sends other ones.
+        """
+        query = f"after={after}&wait_ms={wait_ms}&tools={tools}"
         _, reply = await self._call(
-            Request.of("GET", f"{wire.CONTROL_PATH}?after={after}&wait_ms={wait_ms}"),
+            Request.of("GET", f"{wire.CONTROL_PATH}?{query}"),
             wire.ControlReply,
             deadline_s=self._settings.timeout_s + wait_ms / 1000,
             attempts=1,
@@ -159,13 +213,9 @@ class GatewayClient:
     ) -> tuple[int, T]:
         """Send one request, within the total deadline, with retries where they are safe."""
         endpoint = request.endpoint
-        wait_s = self._retry_after.left_s(endpoint, now_s=time.monotonic())
-        if wait_s > 0:
-            raise RateLimitError(
-                f"{endpoint} asked to be left alone for another {wait_s:.1f} s",
-                retry_after=wait_s,
-                endpoint=endpoint,
-            )
+        unwanted = self.left_alone(endpoint)
+        if unwanted is not None:
+            raise unwanted
         if deadline_s is None:
             deadline_s = self._settings.timeout_s
 
@@ -221,11 +271,7 @@ class GatewayClient:
         failure: GuardTransportError | None = None
         while True:
             if not self.circuit.allows(now_s=time.monotonic()):
-                raise failure or GuardTransportError(
-                    "the gateway has been failing; not asked again yet",
-                    source="BREAKER_OPEN",
-                    endpoint=endpoint,
-                )
+                raise failure or self._not_asked(endpoint)
             try:
                 answer = await attempt()
             except (RateLimitError, BodyRefusedError):
@@ -236,6 +282,8 @@ class GatewayClient:
                     self._answered()
                     raise
                 self._failed()
+                if exc.source == "NETWORK_ERROR":
+                    self._unreached = str(exc.args[0])
                 tries += 1
                 failure = exc
                 now_s = time.monotonic()
@@ -257,7 +305,24 @@ class GatewayClient:
                 self._answered()
                 return answer
 
+    def _not_asked(self, endpoint: str) -> GuardTransportError:
+        """Return the error for a request that is not sent, because the circuit is open.
+
+        The first gate request of an outage is told of the failure itself: the requests that opened
+        the circuit may have been the SDK's own.
+        """
+        why = self._unreached
+        if why is not None and endpoint == wire.GATE_PATH and not self._told_unreached:
+            self._told_unreached = True
+            return GuardTransportError(why, source="NETWORK_ERROR", endpoint=endpoint)
+        text = "the gateway has been failing; not asked again yet"
+        return GuardTransportError(
+            text if why is None else f"{text}: {why}", source="BREAKER_OPEN", endpoint=endpoint
+        )
+
     def _answered(self) -> None:
+        self._unreached = None
+        self._told_unreached = False
         was = self.circuit.state
         self.circuit.succeeded()
         if was != "closed":

@@ -14,7 +14,9 @@ from guard.breaker.exceptions import GuardTransportError
 from guard.core import wire
 from guard.scope.scope import OWN_TRAFFIC
 from guard.settings import Settings, is_loopback, require_secure
+from guard.tls import client_context
 from guard.transport.lean_httpx import httpx
+from guard.transport.quiet import unlogged
 from guard.transport.replies import Reply
 from guard.transport.signer import Signer
 from guard.version import __version__
@@ -69,17 +71,25 @@ class GatewayHttp:
 
     Args:
         settings: address, key and secret.
+
+    Attributes:
+        signer: signs the requests.
+        tls: what the gateway's certificate is checked against; None for plain HTTP.
     """
 
     def __init__(self, settings: Settings) -> None:
-        require_secure(settings.api_url)
+        require_secure(settings.api_url, settings.allow_plaintext_hosts)
+        self._address = settings.api_url
         self.signer = Signer(settings)
-        host = urlsplit(settings.api_url).hostname or ""
+        parts = urlsplit(settings.api_url)
+        host = parts.hostname or ""
+        # Loading the trust store costs about 20 ms; plain http needs none.
+        self.tls = client_context(settings.tls_fingerprint) if parts.scheme == "https" else None
         self._client = httpx.AsyncClient(
             base_url=settings.api_url,
-            verify=_verifies(settings.api_url),
-            # A proxy from the environment must not see traffic for this machine.
-            trust_env=not is_loopback(host),
+            verify=False if self.tls is None else self.tls,
+            # A proxy from the environment must not see traffic that is not encrypted.
+            trust_env=self.tls is not None and not is_loopback(host),
             follow_redirects=False,
             timeout=None,  # the caller's total deadline, instead of one per read
             limits=httpx.Limits(
@@ -131,13 +141,15 @@ class GatewayHttp:
             signature, nonce = self.signer.headers(request.method, str(outgoing.url), request.body)
             outgoing.headers.update(signature)
         try:
-            response = await self._client.send(outgoing, stream=True)
-            body = await _read(response, endpoint)
+            with unlogged():
+                response = await self._client.send(outgoing, stream=True)
+                body = await _read(response, endpoint)
         except (httpx.HTTPError, httpx.StreamError, ssl.SSLError, OSError) as exc:
             # `from None`: the cause holds the request, which holds the key.
-            raise GuardTransportError(
-                f"{endpoint}: {_why(exc)}", source="NETWORK_ERROR", endpoint=endpoint
-            ) from None
+            text = f"{endpoint}: {_why(exc)}"
+            if isinstance(exc, httpx.ConnectError | httpx.ConnectTimeout):
+                text = unreachable(self._address, _why(exc))
+            raise GuardTransportError(text, source="NETWORK_ERROR", endpoint=endpoint) from None
         return Reply(
             endpoint=endpoint,
             status=response.status_code,
@@ -147,6 +159,19 @@ class GatewayHttp:
             nonce=nonce,
             signature=response.headers.get("X-Guard-Signature", ""),
         )
+
+
+def unreachable(address: str, why: str) -> str:
+    """Say that nobody could be connected to, and what to do about it."""
+    text = f"no gateway can be reached at {address} ({why})"
+    if "CERTIFICATE" in why:
+        return f"{text}: pin a self-signed certificate with GUARD_TLS_FINGERPRINT"
+    if is_loopback(urlsplit(address).hostname or ""):
+        return (
+            f"{text}: start one with `guard gateway serve`, or set GUARD_API_URL=local for a "
+            "gateway of your own that needs no key"
+        )
+    return f"{text}: check GUARD_API_URL, and that the gateway runs there"
 
 
 async def _read(response: httpx.Response, endpoint: str) -> bytes:
@@ -168,11 +193,6 @@ async def _read(response: httpx.Response, endpoint: str) -> bytes:
         await response.aclose()
         del response.stream  # breaks a reference cycle with the response
     return bytes(body)
-
-
-def _verifies(url: str) -> bool:
-    # Loading the trust store costs about 20 ms; plain http (loopback only, checked) needs none.
-    return urlsplit(url).scheme == "https"
 
 
 def _why(exc: BaseException) -> str:

@@ -31,6 +31,10 @@ from guard.core.retry import RETRY_AFTER_MAX_S, retry_after_s
 from guard.core.wire import CAPABILITIES_PATH, CONTROL_PATH, EVENTS_PATH, Problem, salvage
 
 
+class BodyRefusedError(GuardTransportError):
+    """The gateway will never accept this body: it is too large or partly unreadable."""
+
+
 @attrs.frozen
 class Reply:
     """One complete reply of the gateway.

@@ -100,20 +100,23 @@ def probabilities(
 ) -> list[float]:
     """The probability of spam of each text."""
     codes = [text.readable_codes for text in texts]
-    owner = np.repeat(np.arange(len(texts)), [code.size for code in codes])
-    buckets, owners = corpus_buckets(np.concatenate(codes), owner, model.bits)
     width = model.weights.size.bit_length()
     small = len(texts) << width <= 1 << 32  # narrow keys are sorted twice as fast
-    keys: NDArray[Any] = owners.astype(np.uint32 if small else np.uint64)
+    numbers: NDArray[Any] = np.arange(len(texts)).astype(np.uint32 if small else np.uint64)
+    owner = np.repeat(numbers, [code.size for code in codes])
+    buckets, keys = corpus_buckets(np.concatenate(codes), owner, model.bits)
     keys <<= width
     keys |= buckets
     keys.sort()
-    keep = np.append(True, keys[1:] != keys[:-1])
+    keep = np.empty(keys.size, bool)
+    keep[0] = True
+    np.not_equal(keys[1:], keys[:-1], out=keep[1:])
     keys = keys[keep]
-    owners = (keys >> width).astype(np.intp)
-    weights = model.weights[keys & ((1 << width) - 1)]
-    spoken = np.where(weights == SILENT, 0, weights)
-    totals = np.bincount(owners, spoken, minlength=len(texts)).tolist()
-    known = np.bincount(owners, weights != 0, minlength=len(texts)).tolist()
-    sizes = np.bincount(owners, minlength=len(texts)).tolist()
-    return model.combine_many(totals, known, sizes, traits)
+    starts = np.searchsorted(keys, numbers << width)
+    keys &= (1 << width) - 1
+    weights = model.weights.take(keys)
+    known = np.add.reduceat(weights != 0, starts, dtype=np.int32)
+    weights[weights == SILENT] = 0
+    totals = np.add.reduceat(weights, starts, dtype=np.int32)
+    sizes = np.diff(starts, append=keys.size)
+    return model.combine_many(totals.tolist(), known.tolist(), sizes.tolist(), traits)

@@ -8,7 +8,8 @@ Matching takes time linear in the length of the text.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import add
 from typing import Final
 
 import attrs
@@ -40,8 +41,28 @@ class _Node:
     following: dict[int, _Node] = attrs.field(factory=dict)
 
 
+# The concepts that a word names, and the parts of phrases that it may be.
 _Entry = tuple[tuple[int, ...], tuple[int, ...]]
 _NOTHING: Final[_Entry] = ((), ())
+# The same of a word in a text, and the nodes that its parts lead to from the root.
+_Found = tuple[tuple[int, ...], tuple[int, ...], tuple[_Node, ...]]
+_NO_WORD: Final[_Found] = ((), (), ())
+
+
+class _Memory(dict[str, _Found]):
+    """What was found for words seen before; forgets all of them when there are too many."""
+
+    __slots__ = ("_look_up",)
+
+    def __init__(self, look_up: Callable[[str], _Found]) -> None:
+        self._look_up = look_up
+
+    def __missing__(self, word: str) -> _Found:
+        entry = self._look_up(word)
+        if len(self) >= _REMEMBERED:
+            self.clear()
+        self[word] = entry
+        return entry
 
 
 class Lexicon:
@@ -56,8 +77,8 @@ class Lexicon:
     """
 
     __slots__ = (
-        "_dense", "_exact", "_known", "_longest", "_parts", "_prefixes", "_root", "_suffixes",
-        "names", "patterns",
+        "_dense", "_ends", "_exact", "_known", "_parts", "_prefixes", "_root", "_starts",
+        "_suffixes", "names", "patterns",
     )  # fmt: skip
 
     def __init__(self, patterns: Mapping[str, Sequence[str]]) -> None:
@@ -69,13 +90,13 @@ class Lexicon:
         self._dense: dict[str, list[tuple[str, int]]] = {}
         self._parts: dict[str, int] = {}
         self._root = _Node()
-        self._known: dict[str, _Entry] = {}
+        self._known = _Memory(self._look_up)
         for concept, found in enumerate(patterns.values()):
             alone: _Entry = ((concept,), ())
             for pattern in found:
                 self._add(pattern, concept, alone)
-        tables = (self._prefixes, self._suffixes)
-        self._longest = [max(map(len, table), default=0) for table in tables]
+        self._starts = _lengths((key, key[:3]) for key in self._prefixes)
+        self._ends = _lengths((key, key[-3:]) for key in self._suffixes)
 
     def find(self, text: str) -> list[int]:
         """The numbers of the concepts that a text names, ascending.
@@ -84,24 +105,24 @@ class Lexicon:
             text: normalised, see `spamdetect.engine.normalise.Normalised.marked`.
         """
         found: set[int] = set()
-        known, active = self._known, [self._root]
-        for word in _WORD.findall(text):
-            entry = known.get(word)
-            if entry is None:
-                entry = self._look_up(word)
-            concepts, parts = entry
+        reached: Sequence[_Node] = ()
+        for entry in map(self._known.__getitem__, _WORD.findall(text)):
+            if entry is _NO_WORD:
+                reached = ()
+                continue
+            concepts, parts, first = entry
             if concepts:
                 found.update(concepts)
-            if parts:
-                reached = [
-                    node for place in active for part in parts
-                    if (node := place.following.get(part)) is not None
-                ]  # fmt: skip
-                for node in reached:
-                    found.update(node.concepts)
-                active = [self._root, *reached]
-            elif len(active) > 1:
-                active = [self._root]
+            if not reached:
+                reached = first
+                continue
+            reached = [
+                node for place in reached for part in parts
+                if (node := place.following.get(part)) is not None
+            ]  # fmt: skip
+            for node in reached:
+                found.update(node.concepts)
+            reached += first
         if self._dense and not text.isascii() and _DENSE.search(text):
             self._find_dense(text, found)
         return sorted(found)
@@ -109,27 +130,30 @@ class Lexicon:
     def _find_dense(self, text: str, found: set[int]) -> None:
         heads = self._dense
         for run in _DENSE_RUN.findall(text):
-            for start in range(len(run) - 1):
-                for pattern, concept in heads.get(run[start : start + 2], ()):
-                    if run.startswith(pattern, start):
-                        found.add(concept)
+            for head in heads.keys() & set(map(add, run, run[1:])):
+                found.update(concept for pattern, concept in heads[head] if pattern in run)
 
-    def _look_up(self, word: str) -> _Entry:
-        prefix, suffix = self._longest
-        starts = [word[:size] for size in range(1, min(len(word), prefix, _LONGEST) + 1)]
-        ends = [word[-size:] for size in range(1, min(len(word), suffix, _LONGEST) + 1)]
+    def _look_up(self, word: str) -> _Found:
+        size = min(len(word), _LONGEST)
         entries = [
-            self._exact.get(word, _NOTHING),
-            *(self._prefixes[key] for key in starts if key in self._prefixes),
-            *(self._suffixes[key] for key in ends if key in self._suffixes),
-        ]
-        concepts = tuple(sorted({number for entry in entries for number in entry[0]}))
+            entry for head in (word[:1], word[:2], word[:3])
+            for length in self._starts.get(head, ())
+            if length <= size and (entry := self._prefixes.get(word[:length]))
+        ]  # fmt: skip
+        entries += [
+            entry for tail in (word[-1:], word[-2:], word[-3:])
+            for length in self._ends.get(tail, ())
+            if length <= size and (entry := self._suffixes.get(word[-length:]))
+        ]  # fmt: skip
+        if exact := self._exact.get(word):
+            entries.append(exact)
+        if not entries:
+            return _NO_WORD
         parts = tuple(sorted({number for entry in entries for number in entry[1]}))
-        entry = (concepts, parts) if concepts or parts else _NOTHING
-        if len(self._known) >= _REMEMBERED:
-            self._known = {}
-        self._known[word] = entry
-        return entry
+        first = tuple(self._root.following[part] for part in parts if part in self._root.following)
+        alone = [node.concepts for node in first] + [entry[0] for entry in entries]
+        concepts = tuple(sorted({number for numbers in alone for number in numbers}))
+        return (concepts, parts, first) if concepts or parts else _NO_WORD
 
     def _add(self, pattern: str, concept: int, alone: _Entry) -> None:
         if not pattern.isascii() and _DENSE.search(pattern):
@@ -159,6 +183,14 @@ class Lexicon:
         if word[0] == "*":
             return self._suffixes, word[1:]
         return self._exact, word
+
+
+def _lengths(keys: Iterable[tuple[str, str]]) -> dict[str, set[int]]:
+    """For the first or last three characters of keys, how long the keys are that have them."""
+    found: dict[str, set[int]] = {}
+    for key, end in keys:
+        found.setdefault(end, set()).add(len(key))
+    return found
 
 
 def words_of(text: str) -> list[str]:

@@ -25,7 +25,7 @@ from spamdetect.engine.results import (
     Reason,
     Verdict,
 )
-from spamdetect.engine.structure import structure
+from spamdetect.engine.structure import structure, structure_many
 from spamdetect.engine.words import count_words
 from spamdetect.thresholds import Threshold
 
@@ -122,12 +122,12 @@ class Engine:
     def predict(self, text: str) -> Analysis:
         """Analyse one text: everything `preprocess` gives, and the verdict."""
         reading = self._read(text)
-        marked = reading.normalised.marked
-        if not marked:
-            return self._analysis(reading, None)
-        on = self._traits(reading)
+        found = reading.normalised
+        chance = None
+        if found.marked:
+            chance = self._model.probability(found.readable_codes, self._traits(reading))
         return self._analysis(
-            reading, self._model.probability(reading.normalised.readable_codes, on)
+            text, found, reading.word_count, reading.language, chance, reading.truncated
         )
 
     def predict_many(self, texts: Sequence[str]) -> list[Analysis]:
@@ -153,19 +153,16 @@ class Engine:
     def _predict_short(self, texts: list[str]) -> list[Analysis]:
         kinds, scripts, words = bulk.statistics(texts)
         languages = bulk.languages(self._detector, texts)
-        readings = [
-            _Reading(text, normalised, kinds[n], scripts[n], words[n], languages[n], False)
-            for n, (text, normalised) in enumerate(zip(texts, normalise_many(texts), strict=True))
-        ]
-        full = [reading for reading in readings if reading.normalised.marked]
-        on = [self._traits(reading) for reading in full]
-        chances = iter(
-            bulk.probabilities(self._model, [r.normalised for r in full], on) if full else []
-        )
-        return [
-            self._analysis(reading, next(chances) if reading.normalised.marked else None)
-            for reading in readings
-        ]
+        normalised = normalise_many(texts)
+        structures = structure_many(normalised, kinds, scripts, [len(text) for text in texts])
+        full = [number for number, found in enumerate(normalised) if found.marked]
+        on = [self._model.traits(structures[n], normalised[n].marked) for n in full]
+        chances: list[float | None] = [None] * len(texts)
+        if full:
+            said = bulk.probabilities(self._model, [normalised[n] for n in full], on)
+            for number, chance in zip(full, said, strict=True):
+                chances[number] = chance
+        return list(map(self._analysis, texts, normalised, words, languages, chances))
 
     def explain(self, text: str, *, top: int = 10) -> list[Reason]:
         """The features that moved the verdict most, strongest first.
@@ -200,27 +197,23 @@ class Engine:
             truncated,
         )
 
-    def _analysis(self, reading: _Reading, spam_score: float | None) -> Analysis:
-        if spam_score is None:
+    def _analysis(
+        self,
+        text: str,
+        normalised: Normalised,
+        word_count: int,
+        detected: Language,
+        chance: float | None,
+        truncated: bool = False,
+    ) -> Analysis:
+        if chance is None:
             verdict, error_code = _EMPTY, TEXT_EMPTY
         else:
-            spam_score = round(spam_score, 6)
-            verdict = Verdict(
-                is_spam=spam_score >= self.threshold,
-                ham_score=round(1.0 - spam_score, 6),
-                spam_score=spam_score,
-            )
+            spam_score = round(chance, 6)
+            verdict = Verdict(spam_score >= self.threshold, round(1.0 - spam_score, 6), spam_score)
             error_code = ""
-            if reading.truncated:
+            if truncated:
                 error_code = TEXT_TRUNCATED
-            elif reading.language.language == "und":
+            elif detected.language == "und":
                 error_code = LANGUAGE_UNKNOWN
-        return Analysis(
-            reading.text,
-            reading.normalised.text,
-            len(reading.text),
-            reading.word_count,
-            reading.language,
-            verdict,
-            error_code,
-        )
+        return Analysis(text, normalised.text, len(text), word_count, detected, verdict, error_code)

@@ -7,7 +7,7 @@ is modulo 2^32; the top bits of a multiplicative mix are the bucket.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -204,9 +204,7 @@ def text_buckets(codes: Hashes, bits: int) -> Hashes:
     return hashes
 
 
-def corpus_buckets(
-    codes: Hashes, text_of: NDArray[np.int64], bits: int
-) -> tuple[Hashes, NDArray[np.int64]]:
+def corpus_buckets(codes: Hashes, text_of: NDArray[Any], bits: int) -> tuple[Hashes, NDArray[Any]]:
     """The buckets of all n-grams of many texts, and the text that each belongs to.
 
     Args:
@@ -216,7 +214,7 @@ def corpus_buckets(
     """
     codes = folded(codes)
     parts: list[Hashes] = []
-    owners: list[NDArray[np.int64]] = []
+    owners: list[NDArray[Any]] = []
     for size, hashes in zip(CHAR_NGRAMS, ngram_hashes(codes), strict=True):
         first = text_of[: hashes.size]
         inside = first == text_of[size - 1 :]

@@ -97,10 +97,11 @@ class ScriptModel:
 
     def best_of_each(self, texts: Sequence[NDArray[np.uint32]]) -> list[tuple[int, float]]:
         """`best` for many texts, given the buckets of each."""
-        logits = np.empty((len(texts), len(self.languages)))
+        totals = np.empty((len(texts), len(self.languages)), np.float32)
         for row, buckets in enumerate(texts):
-            totals = _ones(buckets.size) @ self.weights.take(buckets, axis=0)
-            np.multiply(totals.astype(np.float64), self.sharpness(buckets.size), out=logits[row])
+            np.matmul(_ones(buckets.size), self.weights.take(buckets, axis=0), out=totals[row])
+        sharpness = np.array([self.sharpness(buckets.size) for buckets in texts])
+        logits = totals * sharpness[:, None]
         logits += self.bias
         first = logits.argmax(axis=1)
         logits -= logits.max(axis=1, keepdims=True)

@@ -25,6 +25,8 @@ LINK = re.compile(
     r"|(?P<mail>(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63})+)"
     r"|(?P<mention>(?<![\w@])@[\w.]{2,64})"
 )
+# A word that `replace_links` looks at: begins with a sign, which is fast to search for.
+MAY_LINK = re.compile(r"[.@/](?:(?<=\.)[^ ]|(?<=@)|(?<=/)/)", re.DOTALL)
 DOT = re.compile(r"(?<=\w) ?(?:\[\.\]|\(\.\)|\{\.\}|\[dot\]|\(dot\)) ?(?=\w)")
 HOST = re.compile(r"(?:[a-z]+\s?:\s?//)?(?:[^/@\s]*@)?([^/:?#\s]*)")
 
@@ -59,11 +61,18 @@ RISKY_TLDS = frozenset(_RISKY_TLDS.split())
 
 def replace_links(text: str, replace: Callable[[re.Match[str]], str]) -> str:
     """Replace the matches of `LINK`, looking only at words that can contain one."""
-    words = text.split(" ")
-    for index, word in enumerate(words):
-        if "." in word[:-1] or "@" in word or "//" in word:
-            words[index] = LINK.sub(replace, word)
-    return " ".join(words)
+    parts: list[str] = []
+    done = 0
+    for sign in MAY_LINK.finditer(text):
+        place = sign.start()
+        if place < done:
+            continue
+        start = text.rfind(" ", done, place) + 1 or done
+        end = text.find(" ", place)
+        end = len(text) if end < 0 else end
+        parts += (text[done:start], LINK.sub(replace, text[start:end]))
+        done = end
+    return "".join((*parts, text[done:])) if parts else text
 
 
 def host_of(url: str) -> str:

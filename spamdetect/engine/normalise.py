@@ -67,8 +67,10 @@ _TO_CLEAN: Final = re.compile(
     "[" + "".join(p.pattern.strip("[]+") for p in (_UNWANTED, _INVISIBLE, _ACCENTS)) + "]"
 )
 # The whole range beyond the BMP: listed in a class, its characters are compared one by one.
-_ALIKE: Final = re.compile(
-    "[" + "".join(chr(code) for code in LOOKALIKES if code < 0x10000) + "\U00010000-\U0010ffff]"
+_TO_FINISH: Final = re.compile(
+    _TO_CLEAN.pattern[:-1]
+    + "".join(chr(code) for code in LOOKALIKES if code < 0x10000)
+    + "\U00010000-\U0010ffff]"
 )
 _MARKS: Final = re.compile(
     "([\u0483-\u0489\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06ed\u0711-\u074a"
@@ -106,6 +108,7 @@ _NUMBER: Final = re.compile(r"\d{2,12}")
 _WORD: Final = re.compile(r"[^\W\d_]+")
 _CYRILLIC: Final = re.compile("[\u0400-\u052f]")
 _GREEK: Final = re.compile("[\u0370-\u03ff]")
+_GREEK_OR_CYRILLIC: Final = re.compile("[\u0370-\u052f]")
 _LATIN: Final = re.compile("[a-z]")
 _ANY_LATIN: Final = re.compile("[A-Za-z]")
 _SEPARATORS: Final = str.maketrans("", "", " ._*|·~-")
@@ -299,9 +302,9 @@ def plain(text: str) -> str:
     if _CAPITALS.search(text):
         text = _WORD.sub(_plain_capitals, text)
     text = unicodedata.normalize("NFKC", text).lower()
-    if _TO_CLEAN.search(text):
-        text = _INVISIBLE.sub("", _ACCENTS.sub("", text))
-    return text.translate(LOOKALIKES) if _ALIKE.search(text) else text
+    if _TO_FINISH.search(text):
+        text = _INVISIBLE.sub("", _ACCENTS.sub("", text)).translate(LOOKALIKES)
+    return text
 
 
 def _plain_capitals(match: re.Match[str]) -> str:
@@ -330,6 +333,10 @@ def _join(match: re.Match[str]) -> str:
 
 
 def _undo_leet(text: str, found: Normalised) -> str:
+    first = _LEET_SIGN.search(text)
+    if first is None or not _LEET_BESIDE.search(text, first.start()):
+        return text
+
     def undo(match: re.Match[str]) -> str:
         signs, start, whole = match.group(), match.start(), match.string
         before = whole[start - 1] if start else " "
@@ -353,9 +360,6 @@ def _undo_leet(text: str, found: Normalised) -> str:
         found.leet += 1
         return match.group().translate(LEET_TABLE)
 
-    first = _LEET_SIGN.search(text)
-    if first is None or not _LEET_BESIDE.search(text, first.start()):
-        return text
     undone = _LEET_TAIL.sub(undo_tail, _LEET.sub(undo, text))
     if found.leet > 1 and found.leet * _WORDS_PER_LEET > undone.count(" "):
         undone = _LEET_NEAR.sub(undo_any, undone)
@@ -366,7 +370,7 @@ def _fold_scripts(text: str, found: Normalised) -> str:
     if not _LATIN.search(text):
         if not (_GREEK.search(text) and _CYRILLIC.search(text)):
             return text
-    elif not (_CYRILLIC.search(text) or _GREEK.search(text)):
+    elif not _GREEK_OR_CYRILLIC.search(text):
         return text
     # A disguise leaves letters without look-alikes alone.
     latin = len(ONLY_LATIN.findall(text))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -59,6 +60,15 @@ _NAMES.extend(f"script:{script}" for script in SCRIPT_GROUP)
 STRUCTURE_NAMES: Final = tuple(_NAMES)
 STRUCTURE_SIZE: Final = len(_NAMES)
 SCRIPT_COLUMNS: Final = slice(_SCRIPT_OFFSET, STRUCTURE_SIZE)
+# Every edge, shifted by its group's number times more than any edge: one search finds the buckets
+# of all quantities. `structure_many` shifts the quantities alike.
+_APART: Final = 2.0**20
+_LARGEST: Final = 2.0**19
+_SHIFTS: Final = np.arange(len(GROUPS)) * _APART
+_ALL_EDGES: Final = np.array(
+    [shift + edge for shift, (_, edges) in zip(_SHIFTS, GROUPS, strict=True) for edge in edges]
+)
+_GROUP_NUMBERS: Final = np.arange(len(GROUPS))
 _PLAN: Final = tuple((offset, edges) for offset, (_, edges) in zip(_OFFSETS, GROUPS, strict=True))
 _HOST_INDEX: Final = {kind: _HOST_OFFSET + i for i, kind in enumerate(HOST_KINDS)}
 
@@ -69,6 +79,15 @@ _MONEY_WORD: Final = re.compile(r"0 ?(?:[€£₹₽¥฿₴₫]|usd|eur|gbp|rs\
 _RUPEES: Final = re.compile(r"rs\.? ?0")
 _TAG: Final = re.compile(r"#\w")
 _HOSTS_READ = 8
+
+# The columns of `GROUPS` by where a quantity comes from.
+_FOUND: Final = [1, 2, 3, 4, 5, 6, 7, 8, 20, 21, 22, 23, 24]
+_SHARES: Final = [9, 10, 14]
+_COUNTED: Final = [11, 12, 13, 15, 16, 17, 18, 19]
+_COUNTED_KINDS: Final = [
+    Kind.EXCLAMATION, Kind.QUESTION, Kind.EMOJI, Kind.NEWLINE, Kind.INVISIBLE, Kind.BIDI,
+    Kind.ACCENT, Kind.STYLED,
+]  # fmt: skip
 
 
 def bucket_groups() -> list[slice]:
@@ -92,17 +111,7 @@ def structure(
     size = max(1, length)
     cased = count[Kind.UPPER] + count[Kind.LOWER]
     marked = normalised.marked
-    longest = phones = money = percent = 0
-    if count[Kind.DIGIT] or "0" in marked:
-        longest = max(map(len, _NUMBER.findall(marked)), default=0)
-        if count[Kind.DIGIT] >= 7:
-            phones = len(_PHONE.findall(marked))
-        money = (
-            len(_MONEY_SIGN.findall(marked))
-            + len(_MONEY_WORD.findall(marked))
-            + len(_RUPEES.findall(marked))
-        )
-        percent = marked.count("0%")
+    phones, longest, money, percent = _of_digits(marked, count[Kind.DIGIT])
     signs = count[Kind.PUNCTUATION] + count[Kind.SYMBOL] + count[Kind.STAR]
     values = (
         length,
@@ -136,7 +145,71 @@ def structure(
         for (offset, edges), value in zip(_PLAN, values, strict=True)
     ]
     if normalised.urls:
-        on += {_HOST_INDEX[host_kind(url)] for url in normalised.urls[:_HOSTS_READ]}
+        on += _hosts(normalised.urls)
     main = int(scripts[1:].argmax()) + 1
     on.append(_SCRIPT_OFFSET + main if scripts[main] else _SCRIPT_OFFSET)
     return on
+
+
+def structure_many(
+    texts: Sequence[Normalised],
+    kinds: NDArray[np.int64],
+    scripts: NDArray[np.int64],
+    lengths: Sequence[int],
+) -> list[list[int]]:
+    """`structure` of each text; ``kinds`` and ``scripts`` have a row for each."""
+    size = np.maximum(lengths, 1)
+    cased = kinds[:, Kind.UPPER] + kinds[:, Kind.LOWER]
+    signs = kinds[:, Kind.PUNCTUATION] + kinds[:, Kind.SYMBOL] + kinds[:, Kind.STAR]
+    found = [
+        (
+            len(text.urls),
+            text.mails,
+            text.mentions,
+            len(_TAG.findall(text.marked)) if "#" in text.marked else 0,
+            *_of_digits(text.marked, digits),
+            text.mixed,
+            text.spaced,
+            text.leet,
+            text.repeats,
+            text.entities,
+        )
+        for text, digits in zip(texts, kinds[:, Kind.DIGIT].tolist(), strict=True)
+    ]
+    values = np.empty((len(texts), len(GROUPS)))
+    values[:, 0] = lengths
+    values[:, _FOUND] = found
+    values[:, _COUNTED] = kinds[:, _COUNTED_KINDS]
+    values[:, _SHARES] = np.stack(
+        (kinds[:, Kind.DIGIT] / size, kinds[:, Kind.UPPER] / np.maximum(cased, 1), signs / size), 1
+    )
+    np.minimum(values, _LARGEST, out=values)
+    values += _SHIFTS
+    on = np.searchsorted(_ALL_EDGES, values.ravel(), "right").reshape(values.shape)
+    on += _GROUP_NUMBERS
+    main = scripts[:, 1:].argmax(axis=1) + 1
+    main[scripts[np.arange(len(texts)), main] == 0] = 0
+    rows: list[list[int]] = np.column_stack((on, main + _SCRIPT_OFFSET)).tolist()
+    for row, text in zip(rows, texts, strict=True):
+        if text.urls:
+            row[-1:-1] = _hosts(text.urls)
+    return rows
+
+
+def _of_digits(marked: str, digits: int) -> tuple[int, int, int, int]:
+    """The phone numbers, the longest number, the amounts of money and the percentages."""
+    if not digits and "0" not in marked:
+        return 0, 0, 0, 0
+    return (
+        len(_PHONE.findall(marked)) if digits >= 7 else 0,
+        max(map(len, _NUMBER.findall(marked)), default=0),
+        len(_MONEY_SIGN.findall(marked))
+        + len(_MONEY_WORD.findall(marked))
+        + len(_RUPEES.findall(marked)),
+        marked.count("0%"),
+    )
+
+
+def _hosts(urls: Sequence[str]) -> set[int]:
+    """The features of what the first links lead to."""
+    return {_HOST_INDEX[host_kind(url)] for url in urls[:_HOSTS_READ]}

@@ -63,6 +63,7 @@ class SqliteKeyStore:
         self._writer_lock = threading.Lock()
         self._found: dict[str, KeyRecord] = {}
         self._found_version = -1
+        self._checked = False
 
     @classmethod
     async def open(cls, path: Path) -> Self:
@@ -88,17 +89,27 @@ class SqliteKeyStore:
 
     async def find(self, key_id: str) -> KeyRecord | None:
         """See :class:`~spamdetect.service.keys.KeyStore`."""
-        # The version counts other connections' changes; this connection only reads.
-        ((version,),) = self._read("PRAGMA data_version", ())
-        if version != self._found_version or len(self._found) >= _MAX_FOUND:
-            self._found.clear()
-            self._found_version = version
+        if not self._checked:
+            self._forget_changed()
+            # Requests of the same turn of the loop share the check.
+            self._checked = True
+            asyncio.get_running_loop().call_soon(self._check_again)
         record = self._found.get(key_id)
         if record is None:
             rows = self._read(f"SELECT {_COLUMNS} FROM api_keys WHERE key_id = ?", (key_id,))  # noqa: S608 - constant
             if rows:
                 record = self._found[key_id] = KeyRecord(*rows[0])
         return record
+
+    def _forget_changed(self) -> None:
+        # The version counts other connections' changes; this connection only reads.
+        ((version,),) = self._read("PRAGMA data_version", ())
+        if version != self._found_version or len(self._found) >= _MAX_FOUND:
+            self._found.clear()
+            self._found_version = version
+
+    def _check_again(self) -> None:
+        self._checked = False
 
     async def create(self, spec: KeySpec) -> NewKey:
         """See :class:`~spamdetect.service.keys.KeyStore`."""

@@ -12,6 +12,7 @@ import numpy as np
 from spamdetect.engine.classifier import SpamModel
 from spamdetect.engine.language import LanguageModel
 from spamdetect.training.dataset import SpamRow
+from spamdetect.training.letters import LETTER
 from spamdetect.training.spam_fit import NOTICES
 
 # Where the known sources come from, and their licences as their publishers state them.
@@ -71,7 +72,8 @@ lingua-py, Apache-2.0), Tatoeba (CC BY 2.0 FR), xSID (CC BY-SA 4.0) and the Univ
 Human Rights.
 
 {notices} notices of the kinds that these sources lack, spam and ham alike, were made from templates
-of this project in {languages_of_notices} languages (`spamdetect.training.notices`).
+of this project in {languages_of_notices} languages (`spamdetect.training.notices`), and from these
+{composed} long letters with quotes, several subjects and signatures.
 
 Copies were added: disguised ones of both classes, ham with ordinary links, prices, numbers,
 capitals, code and emoji, and forwarded, quoted, trimmed and doubled ones. To one of the two fits,
@@ -172,7 +174,8 @@ def card(
         structural=model.network.weights.shape[0],
         hidden=model.network.output.size,
         concepts=len(model.lexicon.names),
-        notices=f"{len(made):,}",
+        notices=f"{sum(row.kind != LETTER for row in made):,}",
+        composed=f"{sum(row.kind == LETTER for row in made):,}",
         languages_of_notices=len({row.language for row in made}),
         threshold=f"{model.threshold:g}",
         detector=detector.version,

@@ -16,6 +16,7 @@ from spamdetect.training import linear, network
 from spamdetect.training.blending import Signals
 from spamdetect.training.dataset import FOLDS, DataError
 from spamdetect.training.families import domain, families
+from spamdetect.training.letters import LETTER
 from spamdetect.training.linear import Fitted, Settings
 from spamdetect.training.matrix import Matrix, Progress, dense, silent
 from spamdetect.training.network import NetworkSettings
@@ -23,7 +24,7 @@ from spamdetect.training.spam_fit import DEFAULTS, Corpus, fit_grams, whole_rows
 
 Flags = NDArray[np.bool_]
 MIN_CLASS: Final = 20  # a part with fewer texts of a class says nothing about that class
-KIND_GROUPS: Final = 3
+KIND_GROUPS: Final = 11
 FAMILY_GROUPS: Final = 3
 NETWORK: Final = NetworkSettings()
 
@@ -103,16 +104,24 @@ class Part:
     Attributes:
         way: what it is: a ``fold``, ``family`` of languages, ``kind`` of message or ``domain``.
         groups: which texts belong to each fold, family, kind or domain among them.
+        aside: letters, which are left out too because they are composed of such texts; they are
+            not judged.
     """
 
     way: str
     groups: dict[str, Flags]
+    aside: Flags
 
     @property
     def inside(self) -> Flags:
-        """Which texts are left out."""
+        """Which texts are left out and judged."""
         found: Flags = np.any(list(self.groups.values()), axis=0)
         return found
+
+    @property
+    def fitted(self) -> Flags:
+        """Which texts are not left out."""
+        return ~(self.inside | self.aside)
 
 
 def parts(data: Corpus, ways: Sequence[str], most_folds: int = FOLDS) -> list[Part]:
@@ -130,28 +139,32 @@ def parts(data: Corpus, ways: Sequence[str], most_folds: int = FOLDS) -> list[Pa
         DataError: there are not two folds, which calibration needs.
     """
     found: list[Part] = []
+    letter = np.array([row.kind == LETTER for row in data.rows])
     if "fold" in ways:
         folds = data.folds
         present = sorted(set(folds.tolist()))[:most_folds]
         if len(present) < 2:
             raise DataError("the texts lie in one fold; at least two are needed for calibration")
-        found += [Part("fold", {str(fold): folds == fold}) for fold in present]
+        found += [_part("fold", {str(fold): folds == fold}, letter) for fold in present]
     made = np.isin(data.sources, sorted(data.made))
     if "family" in ways:
         masks = _masks(families(data.rows))
         sent = [name for name, mask in masks.items() if _tells(data, mask & ~made)]
-        found += [Part("family", {name: masks[name]}) for name in sent]
+        found += [_part("family", {name: masks[name]}, letter) for name in sent]
         rest = [name for name, mask in masks.items() if name not in sent and _tells(data, mask)]
-        found += _dealt("family", masks, rest, FAMILY_GROUPS)
+        found += _dealt("family", masks, rest, FAMILY_GROUPS, letter)
     if "kind" in ways:
         masks = _masks([row.kind for row in data.rows])
-        kinds = [name for name, mask in masks.items() if name and _tells(data, mask)]
-        found += _dealt("kind", masks, kinds, KIND_GROUPS)
+        kinds = [
+            name for name, mask in masks.items() if name not in ("", LETTER) and _tells(data, mask)
+        ]
+        hands = _dealt("kind", masks, kinds, KIND_GROUPS, letter)
+        found += [attrs.evolve(hand, aside=letter) for hand in hands]  # of all kinds
     if "domain" in ways:
         masks = _masks([domain(row) for row in data.rows])
         domains = [name for name, mask in masks.items() if _tells(data, mask & ~made)]
-        found += [Part("domain", {name: masks[name]}) for name in domains]
-    return [part for part in found if part.way == "fold" or _leaves_both(data, part.inside)]
+        found += [_part("domain", {name: masks[name]}, letter) for name in domains]
+    return [part for part in found if part.way == "fold" or _leaves_both(data, part.fitted)]
 
 
 def _masks(names: Sequence[str]) -> dict[str, Flags]:
@@ -159,9 +172,17 @@ def _masks(names: Sequence[str]) -> dict[str, Flags]:
     return {name: array == name for name in sorted(set(names))}
 
 
-def _dealt(way: str, masks: dict[str, Flags], names: list[str], groups: int) -> list[Part]:
+def _part(way: str, masks: dict[str, Flags], letter: Flags) -> Part:
+    """A part that judges all texts but letters."""
+    groups = {name: mask & ~letter for name, mask in masks.items()}
+    return Part(way, groups, np.any(list(masks.values()), axis=0) & letter)
+
+
+def _dealt(
+    way: str, masks: dict[str, Flags], names: list[str], groups: int, letter: Flags
+) -> list[Part]:
     dealt = [names[start::groups] for start in range(groups)]
-    return [Part(way, {name: masks[name] for name in hand}) for hand in dealt if hand]
+    return [_part(way, {name: masks[name] for name in hand}, letter) for hand in dealt if hand]
 
 
 def tells(labels: Flags) -> bool:
@@ -173,6 +194,6 @@ def _tells(data: Corpus, mask: Flags) -> bool:
     return tells(data.labels[mask])
 
 
-def _leaves_both(data: Corpus, inside: Flags) -> bool:
-    rest = data.labels[~inside]
+def _leaves_both(data: Corpus, fitted: Flags) -> bool:
+    rest = data.labels[fitted]
     return bool(rest.any() and not rest.all())

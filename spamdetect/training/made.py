@@ -1,4 +1,4 @@
-"""This project's notices as training texts."""
+"""This project's notices, and letters composed of them, as training texts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import zlib
 from typing import Final
 
 from spamdetect.training.dataset import FOLDS, SpamRow
+from spamdetect.training.letters import letters
 from spamdetect.training.notices import generate
 from spamdetect.training.spam_fit import NOTICES
 
@@ -13,7 +14,7 @@ PER_TEMPLATE: Final = 2
 
 
 def made_rows(seed: int, per_template: int = PER_TEMPLATE) -> list[SpamRow]:
-    """Made notices; each language is a separate source.
+    """Made notices and letters; each language is a separate source.
 
     A template has the same fold in all languages, so that no fit has seen the pattern of a
     held-out text.
@@ -35,4 +36,4 @@ def made_rows(seed: int, per_template: int = PER_TEMPLATE) -> list[SpamRow]:
                 notice.kind,
             )
         )
-    return rows
+    return rows + letters(rows, seed)

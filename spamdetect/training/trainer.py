@@ -24,7 +24,7 @@ from spamdetect.training.matrix import Progress, silent
 from spamdetect.training.profiles import measured_profiles
 from spamdetect.training.spam_fit import DEFAULTS, Corpus, corpus, table_bits
 
-VERSION: Final = "2.0.0"
+VERSION: Final = "2.1.0"
 THRESHOLD: Final = 0.5
 WAYS: Final = ("fold", "family", "kind", "domain")
 WAYS_OF_BLEND: Final = ("fold", "family", "kind")
@@ -71,7 +71,7 @@ def held_out(
     for number, part in enumerate(left_out):
         progress("cross-validating", number / len(left_out))
         texts = np.flatnonzero(part.inside)
-        judge = fit_judge(data, ~part.inside, settings)
+        judge = fit_judge(data, part.fitted, settings)
         found.append(HeldOut(part, texts, judge.signals(data.matrix.select(texts))))
     progress("cross-validating", 1.0)
     return found

@@ -130,6 +130,7 @@ def test_a_preview_of_each_workflow_keeps_them_apart() -> None:
     own = {"scope_kind": "workflow", "scope_id": "*"}
     assert preview(budget(5, **own), charges).stopped_calls == 1
     assert preview(budget(5, **own | {"scope_id": "b"}), charges).charges == 1
+    assert preview(budget(5, **own | {"scope_id": "b*"}), charges).charges == 1
 
 
 def test_an_older_database_gets_its_figures(tmp_path: Path) -> None:
@@ -157,3 +158,15 @@ def test_an_older_database_gets_its_figures(tmp_path: Path) -> None:
     ).fetchall()
     connection.close()
     assert rows == [("w", "gpt", 700, 1, 10, NOW_MS - NOW_MS % HOUR_MS)]
+
+
+@pytest.mark.parametrize("path", ["/", "/budgets", "/workflow"])
+def test_money_that_is_set_aside_stands_beside_what_is_spent(
+    visitor: Any, tenant: Any, path: str
+) -> None:
+    tenant.admin.set_budget(5000, scope_kind="workflow", scope_id="w")
+    tenant.spend("w", 10**9)
+    assert "set aside" not in visitor.get(path, id="w").text
+    held = {"kind": "llm", "function": "openai", "model": "gpt-4o", "max_input_tokens": 0}
+    assert tenant.gate("w", max_output_tokens=200_000, **held).status_code == 200
+    assert "+ $2.00 set aside" in visitor.get(path, id="w").text

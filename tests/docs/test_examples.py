@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextvars
 import doctest
 import importlib
 import pkgutil
@@ -102,4 +103,5 @@ def test_docstring_examples(name: str) -> None:
         module = importlib.import_module(name)
     except ModuleNotFoundError as exc:
         pytest.skip(f"needs {exc.name}")
-    assert doctest.testmod(module).failed == 0
+    # In a context of its own: an example may set what would last for the tests after it.
+    assert contextvars.copy_context().run(doctest.testmod, module).failed == 0

@@ -68,7 +68,7 @@ async def _flood(base_url: str, api_key: str, bodies: list[bytes]) -> list[httpx
 
 @pytest.mark.fault
 def test_a_stalled_store_refuses_events_before_memory_grows(serve: Any, tmp_path: Path) -> None:
-    served = serve("--max-pending-mb", "16")
+    served = serve("--max-pending-bytes", "16MiB")
     process = psutil.Process(served.process.pid)
     headers = {"X-API-Key": served.api_key, "X-Guard-Protocol": "3"}
     bodies = [batch(number, 900, 800) for number in range(120)]  # 100 MB

@@ -22,7 +22,7 @@ Invoke = Callable[..., Result]
 @pytest.fixture
 def invoke(tenant: Any) -> Invoke:
     env = {
-        "GUARD_GATEWAY_URL": tenant.gateway.base_url,
+        "GUARD_API_URL": tenant.gateway.base_url,
         "GUARD_ADMIN_KEY": tenant.gateway.admin_key,
         "COLUMNS": "200",
     }

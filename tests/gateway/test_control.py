@@ -98,7 +98,6 @@ def test_socket_begins_with_a_snapshot_then_pushes(tenant: Any) -> None:
         assert pushed["resume_after_ms"] == 60_000
         assert next_message(channel, "ping")["seq"] == 3
         channel.send(json.dumps({"type": "ack", "seq": 3}))
-        channel.send("no JSON at all")
         tenant.admin.resume("b")
         assert next_message(channel)["type"] == "resume"
     with open_channel(tenant, after=3) as channel:
@@ -168,7 +167,7 @@ def test_socket_refuses_and_ends_with_its_key(tenant: Any) -> None:
 def test_exhausted_budget_is_pushed_and_lifted(tenant: Any) -> None:
     tenant.admin.set_budget(10, scope_kind="workflow", scope_id="w")
     with open_channel(tenant) as channel:
-        next_message(channel)
+        assert [next_message(channel)["type"] for _ in range(2)] == ["hello", "policy"]
         tenant.send(tenant.llm(10 * CENT, workflow_id="w"))
         message = next_message(channel)
         assert (message["type"], message["exhausted"], message["workflow_id"]) == (
@@ -177,6 +176,23 @@ def test_exhausted_budget_is_pushed_and_lifted(tenant: Any) -> None:
         tenant.admin.set_budget(20, scope_kind="workflow", scope_id="w")
         lifted = next_message(channel)
         assert (lifted["type"], lifted.get("exhausted", False)) == ("budget", False)
+        assert next_message(channel)["type"] == "policy"
+
+
+def test_every_change_of_the_rules_is_pushed(tenant: Any) -> None:
+    admin = tenant.admin
+    with open_channel(tenant) as channel:
+        next_message(channel)
+        for change, reason in (
+            (lambda: admin.set_budget(10), "budget changed"),
+            (lambda: admin.set_policy(tools_block=["x"]), "policy default version 1"),
+            (lambda: admin.update_settings(strict=True), "settings changed"),
+            (lambda: admin.set_price("own", input_per_mtok=1, output_per_mtok=1), "price changed"),
+        ):
+            change()
+            message = next_message(channel)
+            assert (message["type"], message["workflow_id"]) == ("policy", "*")
+            assert message["reason"] == reason
 
 
 def test_key_budget_reaches_only_that_key(tenant: Any) -> None:
@@ -185,8 +201,8 @@ def test_key_budget_reaches_only_that_key(tenant: Any) -> None:
     other = tenant.admin.create_key("other")
     tenant.send(tenant.llm(CENT))
     assert tenant.http.get("/api/v1/control").json()["messages"][0]["workflow_id"] == "*"
-    elsewhere = tenant.http.get("/api/v1/control", headers={"X-API-Key": other})
-    assert elsewhere.json() == {"messages": [], "seq": 1}
+    elsewhere = tenant.http.get("/api/v1/control", headers={"X-API-Key": other}).json()
+    assert ([m["type"] for m in elsewhere["messages"]], elsewhere["seq"]) == (["policy"], 1)
 
 
 def test_window_reset_lifts_exhaustion() -> None:

@@ -146,6 +146,43 @@ def test_template_budget_and_exact_one_in_its_place(tenant: Any) -> None:
     assert tenant.allowed(workflow_id="rich")["budget"]["limit_cents"] == 5
 
 
+def test_a_glob_is_a_budget_for_each_id_that_matches(tenant: Any) -> None:
+    tenant.admin.set_budget(1, scope_kind="workflow", scope_id="user-*")
+    tenant.send(tenant.llm(CENT, workflow_id="user-1"))
+    spent = tenant.refused(402, "GD-B004", workflow_id="user-1")["budget"]
+    assert (spent["limit_cents"], spent["spent_cents"]) == (1, 1)
+    assert tenant.allowed(workflow_id="user-2")["budget"]["spent_cents"] == 0
+    assert tenant.allowed(workflow_id="other").get("budget") is None
+
+
+def test_the_narrower_budget_of_a_window_applies(tenant: Any) -> None:
+    tenant.admin.set_budget(9, scope_kind="workflow", scope_id="*")
+    tenant.admin.set_budget(3, scope_kind="workflow", scope_id="user-*")
+    tenant.admin.set_budget(2, scope_kind="workflow", scope_id="*-1?")
+    tenant.admin.set_budget(5, scope_kind="workflow", scope_id="user-rich")
+    tenant.admin.set_budget(7, scope_kind="workflow", scope_id="user-*", window="day")
+
+    def limits(workflow_id: str) -> list[int]:
+        before = {b["balance_id"] for b in tenant.admin.ledger()}
+        tenant.allowed(workflow_id=workflow_id)
+        new = [b for b in tenant.admin.ledger() if b["balance_id"] not in before]
+        assert {b["scope_id"] for b in new} == {workflow_id}
+        return sorted(b["limit_nanousd"] // CENT for b in new)
+
+    assert limits("other") == [9]
+    assert limits("user-7") == [3, 7]
+    assert limits("user-12") == [2, 3, 7]
+    assert limits("user-rich") == [5, 7]
+
+
+def test_a_glob_over_models_counts_by_family(tenant: Any) -> None:
+    tenant.admin.set_budget(1, scope_kind="model", scope_id="gpt-*")
+    tenant.send(tenant.llm(CENT, model="gpt-4o-2024-08-06"))
+    tenant.refused(402, "GD-B004", model="gpt-4o")
+    tenant.allowed(model="gpt-4")
+    assert tenant.allowed(model="o1").get("budget") is None
+
+
 def test_budget_set_later_counts_what_was_spent(tenant: Any) -> None:
     tenant.send(tenant.llm(7 * CENT, workflow_id="w"))
     tenant.admin.set_budget(5, scope_kind="workflow", scope_id="w", window="day")
@@ -282,4 +319,5 @@ def test_tenants_are_isolated(make_tenant: Any) -> None:
     one.allowed(workflow_id="w")
     assert one.admin.events() == []
     assert two.admin.events()[0]["flags"] == ["unknown_reservation"]
-    assert one.http.get("/api/v1/control").json()["messages"] == []
+    told = one.http.get("/api/v1/control").json()["messages"]
+    assert [message["type"] for message in told] == ["policy"], "of its own budget, not the kill"

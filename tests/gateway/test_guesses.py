@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from guard.core import wire
 from guard.gateway.domain import models
+from guard.gateway.domain.commands import IngestCommand, PricedEvent
+from guard.gateway.storage.port import Storage
 from tests.gateway.conftest import Tenant
+from tests.support.store import ACTOR, Clock, Store
 
 CENT = 10_000_000
 _numbers = itertools.count(1)
@@ -100,6 +106,55 @@ def test_one_balance_for_a_family_under_a_budget_of_every_model(tenant: Tenant) 
     tenant.refused(402, "GD-B004", model="gpt-4o")
     tenant.refused(402, "GD-B004", model="gpt-4o-2024-11-20")
     tenant.allowed(model="gpt-4o-mini")
+
+
+def test_a_call_that_names_no_model_is_held_to_the_one_it_used_last(tenant: Tenant) -> None:
+    tenant.admin.set_budget(5, scope_kind="model", scope_id="gpt-4o")
+    for workflow_id in ("w", None):
+        for _ in range(2):  # the second passes the limit: what is not named is not known before
+            held = tenant.allowed(function="agent", workflow_id=workflow_id)["reservation_id"]
+            event = tenant.llm(CENT, reservation_id=held, data={"model": "gpt-4o-2024-08-06"})
+            tenant.send(event, tenant.final(held))
+    tenant.allowed(function="agent")  # one cent is left: a guess does not refuse
+    tenant.send(tenant.llm(CENT, data={"model": "gpt-4o"}))
+    for fields in ({"workflow_id": "w"}, {"workflow_id": "fresh"}, {}):
+        problem = tenant.refused(402, "GD-B004", function="agent", **fields)
+        assert "model gpt-4o" in problem["reason"]
+    tenant.allowed(function="other")
+    tenant.allowed(function="agent", model="gpt-4o-mini")
+    tenant.refused(402, "GD-B004", function="agent", model="gpt-4o")
+
+
+def test_the_last_model_changes_and_is_forgotten(tenant: Tenant) -> None:
+    tenant.admin.set_budget(1, scope_kind="model", scope_id="gpt-4o")
+    held = tenant.allowed(function="agent")["reservation_id"]
+    first = tenant.llm(0, reservation_id=held, data={"model": "gpt-4o"})
+    tenant.send(first, tenant.llm(0, reservation_id=held, data={"model": "gpt-4o-mini"}),
+                tenant.final(held))  # fmt: skip
+    tenant.send(tenant.llm(CENT, data={"model": "gpt-4o"}))
+    tenant.allowed(function="agent")
+
+
+@pytest.mark.asyncio
+async def test_the_last_model_is_known_for_an_hour(
+    storage_factory: Callable[..., Storage], tmp_path: Path
+) -> None:
+    """A refused call cannot show that its model has changed."""
+    clock = Clock()
+    storage = storage_factory(tmp_path, clock_ms=clock)
+    await storage.open(lambda _: None)
+    org = (await storage.create_organisation(ACTOR, "o")).organisation_id
+    store = Store(storage, clock, org, lambda: None, [])
+    await store.budget(10, scope_kind="model", scope_id="m")
+    reply = wire.decode((await store.gate(1)).body, wire.GateReply)
+    event = wire.Event(event_id="e", type="llm", at_ms=1, reservation_id=reply.reservation_id)
+    priced = PricedEvent(event, b"{}", cost=10, model="m", final=True)
+    await storage.ingest(IngestCommand(request=store.request(), events=[priced]))
+    clock.now += 3_599_000
+    assert (await store.gate(1)).status == 402
+    clock.now += 1000
+    assert (await store.gate(1)).status == 200
+    await storage.close()
 
 
 @pytest.mark.parametrize(

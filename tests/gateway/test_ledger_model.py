@@ -157,7 +157,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def gate(self, workflow: str, amount: int) -> Any:
         number = next(self.serial)
         call = wire.GateRequest(
-            call_id=f"c{number}", kind="llm", function="f", workflow_id=workflow
+            call_id=f"c{number}", kind="call", function="f", workflow_id=workflow
         )
         command = GateCommand(request=self.request(), call=call, declared_nanousd=amount)
         answer = self.run(self.storage.gate(command))

@@ -147,7 +147,8 @@ async def test_a_limit_that_comes_down_to_what_was_spent_exhausts(
     await store.charge("e", 50)
     store.post_commit_events.clear()
     await store.budget(limit)
-    assert [event.message.exhausted for event in store.post_commit_events] == [True] * exhausted
+    told = [event.message for event in store.post_commit_events if event.message.type == "budget"]
+    assert [message.exhausted for message in told] == [True] * exhausted
     assert (await store.storage.balances(store.org, current_only=True))[0].exhausted == exhausted
 
 

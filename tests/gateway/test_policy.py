@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guard.core import wire
+from guard.core import globs, wire
 from guard.gateway.cli.admin_client import AdminError
-from guard.gateway.domain import globs, policy
+from guard.gateway.domain import policy
 from guard.gateway.domain.preview import TOTAL_BYTES_MAX, RecentCall, RecentCalls
 from guard.gateway.domain.records import Policy, PolicyDocument
 from tests.support.waiting import until

@@ -101,6 +101,8 @@ async def test_old_rows_leave_and_the_sums_stay(store: Store, tmp_path: Path) ->
         await release(store, held)
         store.clock.now += DAY
     await prune(store)
+    await store.storage.write(lambda unit: unit.scope_days.step())  # type: ignore[attr-defined]
+    assert counts(tmp_path, "scope_days") == [100]  # day by day in five kinds of scope
     tables = ("events", "reservations", "runs", "workflows", "estimates")
     assert counts(tmp_path, *tables) == [20, 20, 20, 2, 4]
     before = await committed(store)
@@ -115,6 +117,7 @@ async def test_old_rows_leave_and_the_sums_stay(store: Store, tmp_path: Path) ->
     store.clock.now += 100 * DAY
     await prune(store)
     assert counts(tmp_path, *tables) == [1, 0, 0, 0, 2]  # the newest event stays
+    assert counts(tmp_path, "scope_days") == [0]
     assert await committed(store) == before
     await store.reopen()
     assert (await store.storage.verify_ledger()).problems == []
@@ -387,6 +390,23 @@ async def test_a_step_is_small_and_a_long_backlog_keeps_no_table_out(
     assert max(begun) < 12, "each table has its turn while the others have a backlog"
     assert seen[-1][0] == 1
     assert seen[-1][2] == 0
+
+
+@pytest.mark.asyncio
+async def test_rows_that_stay_hardly_delay_those_that_go(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A walk through live workflows, runs and totals costs little: the old events go meanwhile."""
+    monkeypatch.setattr(sqlite_retention, "STEP_ROWS", 40)
+    monkeypatch.setattr(sqlite_engine, "STEPS_MAX", 1)
+    for number in range(300):
+        await store.charge(f"old{number}", 1)
+    store.clock.now += 100 * DAY
+    for number in range(300):
+        await store.charge(f"new{number}", 1, workflow_id=f"w{number}", run_id=f"r{number}")
+    for _ in range(10):
+        await store.storage.sweep()
+    assert counts(tmp_path, "events")[0] < 300 + 100
 
 
 @pytest.mark.asyncio

@@ -62,7 +62,7 @@ async def test_a_hold_takes_the_last_nano_dollar_and_none_beyond(store: Store, m
     await store.budget(100)
 
     async def ask(amount: int) -> int | None:
-        call = wire.GateRequest(call_id="c", kind="llm", function="f")
+        call = wire.GateRequest(call_id="c", kind="call", function="f")
         declared = amount if mode == "declared" else None
         command = GateCommand(request=store.request(), call=call, declared_nanousd=declared)
         answer = await store.storage.gate(command)

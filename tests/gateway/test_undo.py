@@ -81,7 +81,7 @@ class Machine:
         held = self.held[size % len(self.held)] if self.held and size % 3 else None
         if name == "gate":
             call = wire.GateRequest(
-                call_id=f"c{number}", kind="llm", function="f", workflow_id=workflow, run_id="r",
+                call_id=f"c{number}", kind="call", function="f", workflow_id=workflow, run_id="r",
                 chain=wire.Chain(id=workflow, op="continue"),
             )  # fmt: skip
             asked = GateCommand(request=self.request(), call=call)
@@ -235,3 +235,22 @@ async def test_failing_requests_of_one_tenant_read_nothing_again(tmp_path: Path)
     assert [sql for sql in statements if sql.startswith("ROLLBACK")] == []
     assert (await storage.verify_ledger()).problems == []
     await storage.close()
+
+
+def test_a_run_is_written_when_it_has_spent_or_was_not_seen_for_a_second(tmp_path: Path) -> None:
+    machine = Machine(str(tmp_path))
+    unit = machine.unit
+    statements: list[str] = []
+    unit.connection.set_trace_callback(statements.append)
+
+    def writes(spent: int = 0, ending: str = "commit") -> int:
+        statements.clear()
+        machine.run([lambda unit: unit.count_run("o", "r", None, spent=spent)], ending)
+        return sum(each.startswith("INSERT INTO runs") for each in statements)
+
+    assert writes(ending="flush") == 1  # and rolled back
+    assert [writes(), writes(), writes(spent=3), writes()] == [1, 0, 1, 0]
+    machine.clock.now += 1000
+    assert writes() == 1
+    found = unit.row("SELECT last_seen_ms - first_seen_ms, spent_nanousd FROM runs")
+    assert found == (1000, 3)

@@ -29,7 +29,7 @@ INIT = [("api_key", POSITIONAL, None), ("api_url", POSITIONAL, None), ("debug", 
 SURFACE: dict[str, list[tuple[str, Any, Any]]] = {
     "init": INIT,
     "init_or_die": INIT,
-    "protect": [("function", POSITIONAL, NONE)],
+    "protect": [("function", POSITIONAL, None)],
     "sensitive": [("function", POSITIONAL, NONE)],
     "guarded": [("function", POSITIONAL, NONE)],
     "handle": [("exit_code", KEYWORD, 1)],
@@ -61,6 +61,7 @@ EXCEPTIONS = [
 UNLISTED = [
     "WorkflowPausedException", "WorkflowKilledException", "GuardAuthenticationError",
     "GuardBlockedException", "GuardRuntime", "GuardStatus", "ErrorContext",
+    "GuardTransportError", "RateLimitError",
     "SDK_MIN_VERSION_FOR_V3", "__version__",
 ]  # fmt: skip
 
@@ -156,6 +157,11 @@ def test_a_handler_of_errors_needs_no_http_client() -> None:
     assert not loaded & {"httpx", "websockets", "msgspec", "asyncio"}
 
 
+def test_a_protected_function_loads_no_http_client_before_its_first_call() -> None:
+    loaded = loaded_by("import guard, guard.runtime.runtime\nguard.protect(print)")
+    assert not loaded & {"httpx", "httpcore", "websockets"}
+
+
 def test_a_session_with_the_gateway_loads_no_command_line() -> None:
     """httpx loads rich, click and pygments where they are installed; that takes longer than it."""
     loaded = loaded_by(
@@ -244,7 +250,7 @@ def component(module: str, depth: int = 1) -> str:
 
 
 GUARD_LEVELS: Final = {
-    "version": 0, "core": 0, "loop": 0,
+    "version": 0, "core": 0, "loop": 0, "local_gateway": 0, "tls": 0,
     "breaker": 1, "scope": 1, "messages": 1,
     "settings": 2, "hooks": 2, "state": 2,
     "transport": 3,
@@ -252,13 +258,13 @@ GUARD_LEVELS: Final = {
     "instrumentation": 5, "control": 5,
     "runtime": 9,
     "facade": 10, "handling": 10, "serverless": 10,
-    "context": 11, "protected_call": 11,
+    "aio": 11, "context": 11, "protected_call": 11,
     "decorators": 12,
     "(root)": 13,
     "integrations": 14,
     "gateway": 15,  # beside the SDK; its own rules are below
-    "demo": 16, "testing": 16,
-    "cli": 17, "doctor": 17,
+    "demo": 16, "doctor": 16, "running": 16, "testing": 16,
+    "cli": 17,
     "__main__": 18,
 }  # fmt: skip
 SPAM_LEVELS: Final = {
@@ -369,12 +375,16 @@ def test_only_the_command_line_loads_the_demo_and_only_when_it_is_run() -> None:
 
 
 def test_the_gateway_knows_of_the_sdk_only_the_core() -> None:
-    """It speaks the protocol; it never sees the SDK's runtime, its errors or its settings."""
+    """It speaks the protocol; it never sees the SDK's runtime, its errors or its settings.
+
+    Both sides know the files by which programs find the local gateway, and how a certificate is
+    checked.
+    """
     wrong = [
         str(arrow)
         for arrow in inner("guard")
         if component(arrow.source) == "gateway"
-        and component(arrow.target) not in ("gateway", "core", "version")
+        and component(arrow.target) not in ("gateway", "core", "version", "local_gateway", "tls")
     ]
     assert not wrong
 
@@ -384,7 +394,8 @@ def test_the_sdk_does_not_know_the_gateway() -> None:
         str(arrow)
         for arrow in inner("guard")
         if component(arrow.target) == "gateway"
-        and component(arrow.source) not in ("gateway", "cli", "doctor", "demo", "testing")
+        and component(arrow.source)
+        not in ("gateway", "cli", "doctor", "demo", "running", "testing")
     ]
     assert not wrong
 
@@ -519,7 +530,16 @@ def test_the_sdk_imports_its_own_dependencies_only() -> None:
         for arrow in ARROWS
         if arrow.source.partition(".")[0] == "guard"
         and component(arrow.source)
-        not in ("gateway", "demo", "cli", "doctor", "integrations", "testing", "__main__")
+        not in (
+            "gateway",
+            "demo",
+            "cli",
+            "doctor",
+            "integrations",
+            "running",
+            "testing",
+            "__main__",
+        )
         and not arrow.lazy
         and not arrow.typing_only
         and arrow.target.partition(".")[0] not in SDK_LIBRARIES | sys.stdlib_module_names

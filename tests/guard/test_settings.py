@@ -36,6 +36,10 @@ TABLE: list[tuple[str, str, Any, str, Any, Any]] = [
     ("GUARD_SPOOL_DIR", "spool_dir", None, "/var/spool/g", Path("/var/spool/g"), Path("/tmp/x")),
     ("GUARD_AUTO_INSTRUMENT", "auto_instrument", True, "0", False, True),
     ("GUARD_DEBUG", "debug", False, "1", True, False),
+    (
+        "GUARD_ALLOW_PLAINTEXT_HOSTS", "allow_plaintext_hosts", (),
+        "Gateway, gw.ns.svc", ("gateway", "gw.ns.svc"), ("other",),
+    ),
 ]  # fmt: skip
 
 
@@ -103,6 +107,11 @@ BAD: list[tuple[str, str, str]] = [
     ("GUARD_AUTO_INSTRUMENT", CANARY, "1 or 0"),
     ("GUARD_DEBUG", "2", "1 or 0"),
     ("GUARD_SPOOL_DIR", f"~no-such-user-{CANARY}/x", "directory"),
+    ("GUARD_TLS_FINGERPRINT", CANARY, "SHA-256"),
+    ("GUARD_TLS_FINGERPRINT", "ab" * 20, "64 hexadecimal digits"),
+    ("GUARD_ALLOW_PLAINTEXT_HOSTS", f"*.{CANARY}", "wildcard"),
+    ("GUARD_ALLOW_PLAINTEXT_HOSTS", f"http://{CANARY}", "host names"),
+    ("GUARD_ALLOW_PLAINTEXT_HOSTS", f"{CANARY}:8787", "without a port"),
 ]
 
 
@@ -241,3 +250,32 @@ def test_insecure_beats_nothing_else() -> None:
 def test_any_host_is_loopback_or_not(host: str) -> None:
     if is_loopback(host):
         assert host == "localhost" or host.startswith(("127.", "::", "0:", "0"))
+
+
+def test_plain_http_to_a_named_host() -> None:
+    environ = KEY | {"GUARD_API_URL": "http://gateway:8787"}
+    with pytest.raises(InsecureTransportError, match="GUARD_ALLOW_PLAINTEXT_HOSTS"):
+        Settings.load(environ)
+    allowed = Settings.load(environ | {"GUARD_ALLOW_PLAINTEXT_HOSTS": "gateway"})
+    assert allowed.api_url == "http://gateway:8787"
+    for url in ("http://gateway.example:8787", "http://other:8787", "http://gateway@other"):
+        with pytest.raises((InsecureTransportError, GuardConfigError)):
+            Settings.load(
+                environ | {"GUARD_API_URL": url, "GUARD_ALLOW_PLAINTEXT_HOSTS": "gateway"}
+            )
+
+
+def test_a_pin_needs_tls() -> None:
+    pinned = KEY | {"GUARD_TLS_FINGERPRINT": "SHA256:" + "AB:" * 31 + "AB"}
+    with pytest.raises(GuardConfigError, match="plain http"):
+        Settings.load(pinned)
+    loaded = Settings.load(pinned, api_url="https://g.example")
+    assert loaded.tls_fingerprint == "ab" * 32
+
+
+def test_local_needs_no_key_and_takes_none_of_the_environment() -> None:
+    environ = KEY | {"GUARD_HMAC_SECRET": "s", "GUARD_API_URL": "Local"}
+    loaded = Settings.load(environ)
+    assert (loaded.api_url, loaded.api_key, loaded.hmac_secret) == ("local", "", None)
+    assert Settings.load(environ, api_key="given").api_key == "given"
+    assert Settings.load({}, api_url="local").api_url == "local"

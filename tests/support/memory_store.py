@@ -12,7 +12,7 @@ import copy
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import attrs
 import msgspec
@@ -26,7 +26,7 @@ from guard.gateway.domain.errors import StoreError
 from guard.gateway.domain.estimates import Estimate
 from guard.gateway.domain.ledger import Account, Balance, Reservation
 from guard.gateway.domain.windows import DAY_MS
-from guard.gateway.ledger import audit
+from guard.gateway.ledger import audit, estimates
 from guard.gateway.ledger.state import (
     AuditRow,
     Chain,
@@ -35,6 +35,7 @@ from guard.gateway.ledger.state import (
     Scopes,
     StoredAnswer,
 )
+from guard.gateway.ledger.unit_of_work import UnitOfWork
 from guard.gateway.storage.commands import CommandStorage
 from guard.gateway.storage.group_writer import ANYTHING, GroupWriter
 
@@ -120,17 +121,22 @@ class MemoryUnitOfWork:
 
     # -- balances ------------------------------------------------------------------------------
 
+    def _last_model(self, own: str, function: str, workflow_id: str | None) -> str | None:
+        unit = cast("UnitOfWork", self)
+        return estimates.last_model(unit, own, function, workflow_id)
+
     def _check(self, balance: Balance) -> None:
         """Tell whether a group that has only ledger commands may touch a balance."""
         if any(scopes.command is None for scopes in self._scopes):
             return
         budget = self.data.budgets.get(balance.budget_id)
         kind = "organisation" if budget is None else budget.scope_kind
-        kinds = ("workflow", "agent", "chain", "key", "model")
+        kinds = ("workflow", "agent", "chain", "key")
         named: set[tuple[str, str | None]] = {("organisation", "")}
         for scopes in self._scopes:
-            for keys in scopes.scope_keys(self.data.reservations.get):
-                named.update(zip(kinds, keys, strict=True))
+            for keys in scopes.scope_keys(self.data.reservations.get, self._last_model):
+                named.update(zip(kinds, keys[:-1], strict=True))
+                named.update(("model", name) for name in keys[-1])
         held = {
             balance_id
             for scopes in self._scopes
@@ -217,6 +223,21 @@ class MemoryUnitOfWork:
 
     def change_reservation(self, reservation: Reservation) -> None:
         assert self.data.reservations[reservation.reservation_id] is reservation
+
+    def expire_sooner(self, reservation: Reservation, expires_at_ms: int) -> None:
+        self.change_reservation(reservation)
+        reservation.expires_at_ms = expires_at_ms
+
+    def open_leases(self, balance_ids: Sequence[int]) -> list[Reservation]:
+        return [
+            r
+            for r in self.data.reservations.values()
+            if r.is_lease and r.state == "open" and r.held and set(balance_ids) & set(r.balance_ids)
+        ]
+
+    def all_open_leases(self) -> list[Reservation]:
+        found = self.data.reservations.values()
+        return [r for r in found if r.is_lease and r.state == "open"]
 
     def expired_reservations(self, limit: int) -> list[Reservation]:
         found = []
@@ -488,6 +509,9 @@ class MemoryStorage(CommandStorage):
             held = sum(r.held for r in data.reservations.values() if number in r.balance_ids)
             if (b.committed, b.reserved) != (b.opening + charged, held):
                 problems.append(f"balance {number} is not the sum of its entries")
+            entries = [r for r in data.reservations.values() if number in r.balance_ids]
+            if b.leases != sum(r.is_lease and r.state == "open" for r in entries):
+                problems.append(f"balance {number}: leases is not the count of open leases")
             if b.committed + b.reserved > b.authorized_max + b.overspend:
                 problems.append(f"balance {number}: granted more than was authorized")
         return records.LedgerReport(

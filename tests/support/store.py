@@ -37,7 +37,7 @@ class Store:
                        fingerprint=fingerprint)  # fmt: skip
 
     async def gate(self, amount: int = 10, key: str | None = None, **fields: Any) -> Any:
-        call = wire.GateRequest(call_id="c", kind="llm", function="f", **fields)
+        call = wire.GateRequest(call_id="c", kind="call", function="f", **fields)
         command = GateCommand(request=self.request(key), call=call, declared_nanousd=amount)
         return await self.storage.gate(command)
 

@@ -17,6 +17,11 @@ def plain(a: int, *, b: str = "") -> list[str]:
     return [b] * a
 
 
+@guard.protect()
+def with_parentheses(a: int) -> set[int]:
+    return {a}
+
+
 @guard.protect
 async def coroutine(a: int) -> bytes:
     return b"" * a
@@ -50,6 +55,8 @@ def main() -> None: ...
 
 
 assert_type(plain(1, b="x"), list[str])
+assert_type(with_parentheses(1), set[int])
+with_parentheses("1")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 assert_type(generator(1), Generator[int, str, bool])
 assert_type(async_generator(1), AsyncIterator[int])
 assert_type(marked(1), int)

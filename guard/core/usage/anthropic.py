@@ -7,7 +7,7 @@ each field the last value that is not null counts; a zero is not missing.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import ClassVar, Final
 
 import attrs
 
@@ -15,6 +15,7 @@ from guard.core.usage.framing import Events
 from guard.core.usage.response_format import (
     Call,
     Message,
+    ToolCallReader,
     Usage,
     count,
     items,
@@ -24,6 +25,7 @@ from guard.core.usage.response_format import (
     text_or_none,
     tokens_of,
 )
+from guard.core.usage.tool_calls import ANTHROPIC
 
 _COUNTS: Final = (
     "input_tokens",
@@ -42,6 +44,7 @@ class AnthropicMessages:
     """
 
     provider: str = "anthropic"
+    tool_calls: ClassVar[ToolCallReader] = ANTHROPIC
 
     def from_message(self, message: Message, call: Call) -> Usage | None:
         """Read ``usage`` of a message."""

@@ -7,7 +7,7 @@ model's own format; its counts are in response headers, or in the stream's last 
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import ClassVar, Final
 from urllib.parse import unquote
 
 import attrs
@@ -17,6 +17,7 @@ from guard.core.usage.framing import Events
 from guard.core.usage.response_format import (
     Call,
     Message,
+    ToolCallReader,
     Usage,
     count,
     mapping,
@@ -26,6 +27,7 @@ from guard.core.usage.response_format import (
     text_or_none,
     tokens_of,
 )
+from guard.core.usage.tool_calls import CONVERSE, INVOKE_MODEL
 
 _MODEL: Final = re.compile(r"/model/(.+)/(?:converse|converse-stream|invoke[a-z-]*)$")
 _HEADER: Final = "x-amzn-bedrock-{}-token-count"
@@ -36,6 +38,7 @@ class Converse:
     """``POST /model/{id}/converse`` and ``/converse-stream``."""
 
     provider: str = "aws"
+    tool_calls: ClassVar[ToolCallReader] = CONVERSE
 
     def from_message(self, message: Message, call: Call) -> Usage | None:
         """Read ``usage`` of a response."""
@@ -73,6 +76,7 @@ class InvokeModel:
     """``POST /model/{id}/invoke`` and ``/invoke-with-response-stream``."""
 
     provider: str = "aws"
+    tool_calls: ClassVar[ToolCallReader] = INVOKE_MODEL
 
     def from_message(self, message: Message, call: Call) -> Usage | None:
         """Read the model's own ``usage`` where it is known, else the response headers."""

@@ -6,7 +6,7 @@ here, the tokens only where there are none. Reranking is billed by search units.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import ClassVar, Final
 
 import attrs
 
@@ -14,6 +14,7 @@ from guard.core.usage.framing import Events
 from guard.core.usage.response_format import (
     Call,
     Message,
+    ToolCallReader,
     Usage,
     count,
     mapping,
@@ -21,6 +22,7 @@ from guard.core.usage.response_format import (
     text_or_none,
     tokens_of,
 )
+from guard.core.usage.tool_calls import COHERE
 
 _UNITS: Final = ("search_units", "classifications", "images", "pages")
 
@@ -30,6 +32,7 @@ class Cohere:
     """``POST /v2/chat``, ``/v2/embed``, ``/v2/rerank`` and their version 1."""
 
     provider: str = "cohere"
+    tool_calls: ClassVar[ToolCallReader] = COHERE
 
     def from_message(self, message: Message, call: Call) -> Usage | None:
         """Read ``usage`` (version 2 chat) or ``meta`` (everything else)."""

@@ -192,12 +192,43 @@ def _aws(data: bytes, resumed: bool) -> Pieces:
             continue
         if total > _FRAME_BYTES_MAX or position + total > len(data):
             break
-        payloads.append(_unpacked(data[position + 12 + headers : position + total - 4]))
+        payloads.append(unpacked(data[position + 12 + headers : position + total - 4]))
         position += total
     return Pieces(payloads)
 
 
-def _unpacked(payload: bytes) -> bytes:
+def take_frames(data: bytearray) -> list[bytes]:
+    """Remove the whole frames at the start of an AWS event stream, and return their payloads.
+
+    Raises:
+        ValueError: this is no such stream.
+    """
+    payloads: list[bytes] = []
+    position = 0
+    while position + _FRAME_BYTES_MIN <= len(data):
+        total, headers, checksum = _PRELUDE.unpack_from(data, position)
+        if zlib.crc32(data[position : position + 8]) != checksum or total > _FRAME_BYTES_MAX:
+            raise ValueError("not an AWS event stream")
+        if position + total > len(data):
+            break
+        payloads.append(bytes(data[position + 12 + headers : position + total - 4]))
+        position += total
+    del data[:position]
+    return payloads
+
+
+def aws_frame(payload: bytes) -> bytes:
+    """Return a frame of an AWS event stream, without headers.
+
+    >>> take_frames(bytearray(aws_frame(b"{}") + b"more"))
+    [b'{}']
+    """
+    lengths = struct.pack(">II", len(payload) + _FRAME_BYTES_MIN, 0)
+    frame = lengths + struct.pack(">I", zlib.crc32(lengths)) + payload
+    return frame + struct.pack(">I", zlib.crc32(frame))
+
+
+def unpacked(payload: bytes) -> bytes:
     """Return a frame's payload; Bedrock wraps model output in base64."""
     if payload[:10] == b'{"bytes":"' or (b'"bytes"' in payload and b'"chunk"' in payload):
         message = mapping(parse(payload))

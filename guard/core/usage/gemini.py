@@ -7,7 +7,7 @@ thoughts are not among the candidates. In a stream every chunk repeats the count
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import attrs
 
@@ -15,6 +15,7 @@ from guard.core.usage.framing import Events
 from guard.core.usage.response_format import (
     Call,
     Message,
+    ToolCallReader,
     Usage,
     count,
     items,
@@ -24,6 +25,7 @@ from guard.core.usage.response_format import (
     text_or_none,
     tokens_of,
 )
+from guard.core.usage.tool_calls import GEMINI, INTERACTIONS
 
 _MODEL: Final = re.compile(r"(?:models|tunedModels|endpoints)/([^/:]+)")
 
@@ -40,6 +42,7 @@ class Gemini:
 
     provider: str = "google"
     embeds: bool = False
+    tool_calls: ClassVar[ToolCallReader] = GEMINI
 
     def from_message(self, message: Message, call: Call) -> Usage | None:
         """Read ``usageMetadata``; for embeddings without it, estimate from the request."""
@@ -138,6 +141,7 @@ class Interactions:
     """``/v1beta/interactions`` of the Gemini API."""
 
     provider: str = "google"
+    tool_calls: ClassVar[ToolCallReader] = INTERACTIONS
 
     def from_message(self, message: Message, call: Call) -> Usage | None:
         """Read ``usage`` of an interaction."""

@@ -5,18 +5,22 @@ The prompt's count is absent when the prompt was in the cache: that is a zero, n
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import attrs
 
 from guard.core.usage.framing import Events
 from guard.core.usage.response_format import (
     Call,
     Message,
+    ToolCallReader,
     Usage,
     count,
     text_bytes,
     text_or_none,
     tokens_of,
 )
+from guard.core.usage.tool_calls import OLLAMA
 
 
 @attrs.frozen
@@ -24,6 +28,7 @@ class Ollama:
     """``POST /api/chat``, ``/api/generate``, ``/api/embed``."""
 
     provider: str = "ollama"
+    tool_calls: ClassVar[ToolCallReader] = OLLAMA
 
     def from_message(self, message: Message, call: Call) -> Usage | None:
         """Read the counts of a finished response."""

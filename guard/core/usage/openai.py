@@ -11,7 +11,7 @@ the reasoning tokens in addition to the completion.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import ClassVar, Final
 
 import attrs
 
@@ -19,6 +19,7 @@ from guard.core.usage.framing import Events
 from guard.core.usage.response_format import (
     Call,
     Message,
+    ToolCallReader,
     Usage,
     count,
     items,
@@ -29,6 +30,7 @@ from guard.core.usage.response_format import (
     text_or_none,
     tokens_of,
 )
+from guard.core.usage.tool_calls import CHAT
 
 _REASONING_ON_TOP: Final = frozenset({"x-ai", "perplexity"})
 _SAYS_COST: Final = frozenset({"openrouter"})
@@ -43,6 +45,7 @@ class ChatCompletions:
     """
 
     provider: str
+    tool_calls: ClassVar[ToolCallReader] = CHAT
 
     def from_message(self, message: Message, call: Call) -> Usage | None:
         """Read ``usage`` of a completion or of embeddings."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import ClassVar, Final
 
 import attrs
 
@@ -11,6 +11,7 @@ from guard.core.usage.response_format import (
     PENDING,
     Call,
     Message,
+    ToolCallReader,
     Usage,
     count,
     mapping,
@@ -19,6 +20,7 @@ from guard.core.usage.response_format import (
     text_or_none,
     tokens_of,
 )
+from guard.core.usage.tool_calls import RESPONSES
 
 _NOT_YET: Final = frozenset({
     "queued", "in_progress", "validating", "finalizing", "cancelling",
@@ -35,6 +37,7 @@ class Responses:
     """
 
     provider: str
+    tool_calls: ClassVar[ToolCallReader] = RESPONSES
 
     def from_message(self, message: Message, call: Call) -> Usage | None:
         """Read ``usage`` of a response, image, transcript or batch."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import ClassVar, Final
 
 import attrs
 
 from guard.core.usage.framing import Events
 from guard.core.usage.openai import ChatCompletions
-from guard.core.usage.response_format import PENDING, Call, Message, Usage
+from guard.core.usage.response_format import PENDING, Call, Message, ToolCallReader, Usage
+from guard.core.usage.tool_calls import RUNS
 
 _NOT_YET: Final = frozenset({"queued", "in_progress", "requires_action", "cancelling"})
 
@@ -22,6 +23,7 @@ class ThreadRuns:
     """
 
     provider: str
+    tool_calls: ClassVar[ToolCallReader] = RUNS
 
     def from_message(self, message: Message, call: Call) -> Usage | None:
         """Read ``usage`` of a run; it has none before it ends."""

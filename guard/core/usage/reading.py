@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Final, TypedDict
 
 import msgspec
@@ -58,7 +59,13 @@ class _Members(TypedDict, total=False):
     eval_count: Any
 
 
-_members: Final = msgspec.json.Decoder(_Members)
+@functools.cache
+def _members() -> msgspec.json.Decoder[_Members]:
+    """Return the decoder, made when the first body is read: on a thread without signals, mostly.
+
+    A ``KeyboardInterrupt`` while msgspec inspects a ``TypedDict`` ends the process (SIGSEGV).
+    """
+    return msgspec.json.Decoder(_Members)
 
 
 def read_body(response_format: ResponseFormat, body: bytes, call: Call) -> Usage | None:
@@ -133,6 +140,6 @@ def _of_body(response_format: ResponseFormat, recorded: Recorded, call: Call) ->
 def _object(data: bytes) -> Message | None:
     """Return the members of a JSON object that formats read; None for anything else."""
     try:
-        return _members.decode(data)  # type: ignore[return-value]  # a TypedDict is a dict
+        return _members().decode(data)  # type: ignore[return-value]  # a TypedDict is a dict
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None

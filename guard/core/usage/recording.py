@@ -6,12 +6,14 @@ from collections.abc import Callable
 from typing import Final
 
 from guard.core.usage.decoding import Decoder, decoder_for
-from guard.core.usage.framing import Recorded
+from guard.core.usage.framing import Recorded, aws_frame, take_frames
 
 HEAD_BYTES: Final = 64 * 1024
 TAIL_BYTES: Final = 64 * 1024
 DECODED_BYTES_MAX: Final = 16 * 1024 * 1024
 """Maximum number of decoded bytes: the rest of a compressed body is not observed."""
+
+Condense = Callable[[bytes], bytes | None]
 
 PENDING_BYTES: Final = HEAD_BYTES + TAIL_BYTES
 """How many bytes of raw chunks are held before decoding: most streams end before that."""
@@ -29,6 +31,8 @@ class Recording:
     Args:
         content_encoding: value of the header, empty for identity; or a callable, called when
             the chunks are decoded, that returns it.
+        condense: for AWS event streams, returns what to keep of a frame's payload, None for
+            nothing.
 
     Example:
         >>> recording = Recording("")
@@ -37,11 +41,14 @@ class Recording:
         b'data: {}'
     """
 
-    __slots__ = ("_encoding", "_ends", "_room", "pending")
+    __slots__ = ("_condense", "_encoding", "_ends", "_room", "pending")
 
-    def __init__(self, content_encoding: str | Callable[[], str]) -> None:
+    def __init__(
+        self, content_encoding: str | Callable[[], str], condense: Condense | None = None
+    ) -> None:
         self.pending: list[bytes] = []
         self._encoding = content_encoding
+        self._condense = condense
         self._ends: _Ends | None = None
         self._room = PENDING_BYTES
 
@@ -72,7 +79,10 @@ class Recording:
 
     def _started(self) -> _Ends:
         if self._ends is None:
-            self._ends = _Ends(self._encoding)
+            if self._condense is None:
+                self._ends = _Ends(self._encoding)
+            else:
+                self._ends = _Frames(self._encoding, self._condense)
         return self._ends
 
 
@@ -137,3 +147,26 @@ class _Ends:
         self._tail += data
         if len(self._tail) > 2 * TAIL_BYTES:
             del self._tail[:-TAIL_BYTES]
+
+
+class _Frames(_Ends):
+    """What was condensed of the frames of an AWS event stream."""
+
+    __slots__ = ("_condense", "_rest")
+
+    def __init__(self, content_encoding: str | Callable[[], str], condense: Condense) -> None:
+        super().__init__(content_encoding)
+        self._condense = condense
+        self._rest = bytearray()
+
+    @property
+    def untouched(self) -> bool:
+        """Never: what arrives is not what is kept."""
+        return False
+
+    def _keep(self, data: bytes) -> None:
+        self._rest += data
+        for payload in take_frames(self._rest):
+            kept = self._condense(payload)
+            if kept is not None:
+                super()._keep(aws_frame(kept))

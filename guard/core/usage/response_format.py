@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 import msgspec
 
@@ -40,6 +40,7 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
         response_id: the vendor's id of the response, if it has one.
         estimated: whether the tokens were estimated from the text: the vendor gave none.
         units: what is billed by something other than tokens, such as ``audio_seconds``.
+        others: what other models used for the same answer; each is a call of its own.
     """
 
     model: str | None = None
@@ -53,6 +54,7 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
     response_id: str | None = None
     estimated: bool = False
     units: Mapping[str, float] = _NO_UNITS
+    others: tuple[Usage, ...] = ()
 
 
 replaced: Final = msgspec.structs.replace
@@ -106,8 +108,39 @@ class Call(msgspec.Struct, frozen=True):
         return tokens_of(text_bytes(asked.get(name) for name in _PROMPT_FIELDS))
 
 
+class ToolCall(msgspec.Struct, frozen=True):
+    """A tool that an answer asks its caller to run; what it is to be run with is never kept.
+
+    Attributes:
+        name: of the tool.
+        key: the same for every mention of this call in one answer; None where it has no identity,
+            then each mention is a call.
+    """
+
+    name: str
+    key: str | None = None
+
+
+class ToolCallReader(msgspec.Struct, frozen=True):
+    """How one vendor's format names tools.
+
+    Attributes:
+        markers: one of them is in every message that names a tool.
+        read: yields the calls that a message names; never raises on bad data.
+    """
+
+    markers: tuple[bytes, ...]
+    read: Callable[[Message], Iterable[ToolCall]]
+
+
 class ResponseFormat(Protocol):
-    """How one vendor's API reports usage. Implementations never raise on bad data."""
+    """How one vendor's API reports usage. Implementations never raise on bad data.
+
+    Attributes:
+        tool_calls: reads which tools a whole answer, or a message of a stream, asks for.
+    """
+
+    tool_calls: ClassVar[ToolCallReader]
 
     @property
     def provider(self) -> str:

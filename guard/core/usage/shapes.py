@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import attrs
 
@@ -13,7 +14,15 @@ from guard.core.usage.framing import Events
 from guard.core.usage.gemini import Gemini, Interactions
 from guard.core.usage.openai import ChatCompletions
 from guard.core.usage.openai_responses import Responses
-from guard.core.usage.response_format import Call, Message, ResponseFormat, Usage, mapping
+from guard.core.usage.response_format import (
+    Call,
+    Message,
+    ResponseFormat,
+    ToolCallReader,
+    Usage,
+    mapping,
+)
+from guard.core.usage.tool_calls import ANY
 
 
 @attrs.frozen
@@ -25,6 +34,7 @@ class AnyShape:
     """
 
     provider: str
+    tool_calls: ClassVar[ToolCallReader] = ANY
 
     def from_message(self, message: Message, call: Call) -> Usage | None:
         """Read the usage in whichever format matches."""

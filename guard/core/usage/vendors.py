@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Final
 
 import attrs
 
 from guard.core.usage.anthropic import AnthropicMessages
 from guard.core.usage.bedrock import Converse, InvokeModel
+from guard.core.usage.bedrock_agents import AgentTrace, condensed
 from guard.core.usage.cohere import Cohere
 from guard.core.usage.gemini import Gemini, Interactions
 from guard.core.usage.ollama import Ollama
@@ -81,7 +83,7 @@ _FREE_OF_CHARGE: Final = frozenset({
 
 _METERED: Final = re.compile(
     r"^(?:api|codestral)\.mistral\.ai/v1/conversations(?:/[^/]+(?:/restart)?)?$"
-    r"|^bedrock-agent-runtime.*/(?:text|retrieveAndGenerate(?:Stream)?|optimize-prompt)$"
+    r"|^bedrock-agent-runtime.*/(?:retrieveAndGenerate(?:Stream)?|optimize-prompt)$"
 )
 """Hosts and paths with such a segment that are charged nevertheless."""
 
@@ -92,6 +94,9 @@ _MODEL_WORK: Final = re.compile(
     re.IGNORECASE,
 )
 """Words in the paths of model calls."""
+
+_AGENT: Final = re.compile(r"/agents/[^/]+/agentAliases/[^/]+/sessions/[^/]+/text$")
+_INLINE_AGENT: Final = re.compile(r"^bedrock-agent-runtime[^/]*/agents/[^/]+$")
 
 _RUNS: Final = re.compile(r"/threads/(?:[^/]+/)?runs(?:/[^/]+/submit_tool_outputs)?$")
 
@@ -112,6 +117,9 @@ class Endpoint:
         asks: whether a request here makes a model work (a poll does not).
         polls: whether a response may repeat usage that an earlier one has reported.
         injectable: whether ``stream_options.include_usage`` may be added to a request.
+        condense: returns what to keep of each frame of an AWS event stream that is too long to
+            keep; None keeps the beginning and the end of every stream.
+        repeats: whether its answers contain items of earlier ones.
     """
 
     format: ResponseFormat
@@ -119,6 +127,13 @@ class Endpoint:
     asks: bool = True
     polls: bool = False
     injectable: bool = False
+    condense: Callable[[bytes], bytes | None] | None = None
+    repeats: bool = False
+
+    @property
+    def names_tools(self) -> bool:
+        """Whether its answers ask for tools, instead of repeating what was stored or asked for."""
+        return not self.repeats and (self.asks or not isinstance(self.format, AnyShape))
 
 
 _known: dict[tuple[str, str, str], Endpoint | None] = {}
@@ -164,6 +179,8 @@ def _find(method: str, host: str, path: str) -> Endpoint | None:
         return _polled(provider, path)
     if method != "POST":
         return None
+    if _AGENT.search(path) or (provider == "aws" and _INLINE_AGENT.search(f"{host}{path}")):
+        return Endpoint(AgentTrace(), condense=condensed)
     found = _by_path(provider, path)
     if found is not None or provider is None:
         return found
@@ -209,7 +226,8 @@ def _by_path(provider: str | None, path: str) -> Endpoint | None:
     if provider in ("openai", "azure") and _RUNS.search(path):
         return Endpoint(ThreadRuns(provider), certain=known)
     if last == "responses" or path.endswith("/responses/compact"):
-        return Endpoint(Responses(provider or "openai"), certain=known)
+        compacts = last == "compact"
+        return Endpoint(Responses(provider or "openai"), certain=known, repeats=compacts)
     if re.search(
         r"/(images/(generations|edits|variations)|audio/(transcriptions|translations))$", path
     ):

@@ -47,6 +47,11 @@ class Authenticator:
         self._clock_ms = clock_ms
         self._public_url = None if public_url is None else public_url.rstrip("/")
 
+    @property
+    def generation(self) -> int:
+        """A number that rises whenever some key may have changed."""
+        return self._keys.generation
+
     def check_protocol(self, headers: dict[bytes, bytes]) -> None:
         """Refuse an SDK that does not speak protocol v3.
 

@@ -16,7 +16,16 @@ from guard.gateway.api.http import fail, headers_of, read_body
 from guard.gateway.settings import GatewaySettings
 from guard.gateway.storage.port import Storage
 
-FEATURES: Final = ("approvals", "control_poll", "control_ws", "events_gzip", "signing")
+FEATURES: Final = (
+    "approvals",
+    "control_poll",
+    "control_ws",
+    "events_gzip",
+    wire.FEATURE_GATE_WS,
+    wire.FEATURE_LEASES,
+    wire.FEATURE_REQUEST_GATE,
+    "signing",
+)
 
 
 class HealthRoutes:

@@ -68,8 +68,9 @@ class Released(msgspec.Struct):
 def document(operations: Sequence[Operation]) -> dict[str, Any]:
     """Return the document as plain data."""
     kinds: list[Any] = [wire.Problem, wire.Capabilities, wire.GateRequest, wire.GateReply,
-                        wire.ReleaseRequest, wire.EventBatch, wire.EventsReply,
-                        wire.ControlReply, Status, Released]  # fmt: skip
+                        wire.ReleaseRequest, wire.LeaseUpdate, wire.LeaseState,
+                        wire.EventBatch, wire.EventsReply, wire.ControlReply, Status,
+                        Released]  # fmt: skip
     for operation in operations:
         kinds += [k for k in (operation.body, operation.reply, operation.query) if k is not None]
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_REF)
@@ -117,6 +118,12 @@ def _sdk_paths(by_kind: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
     after = {"name": "after", "in": "query", "schema": _NUMBER}
     wait = {"name": "wait_ms", "in": "query", "schema": _NUMBER}
+    tools = {
+        "name": "tools",
+        "in": "query",
+        "schema": {"type": "string", "maxLength": wire.NAME_LENGTH_MAX},
+        "description": "Version of the tool rules that the client has, `none` without any.",
+    }
 
     def sdk(
         name: str,
@@ -154,13 +161,18 @@ def _sdk_paths(by_kind: dict[str, Any]) -> dict[str, Any]:
             "post": sdk("release", "Release a reservation", {200: Released}, (404, 409, 415),
                         (idempotency,), wire.ReleaseRequest),
         },
+        wire.LEASE_PATH: {
+            "post": sdk("lease", "Renew a lease, give back a part of it, or close it",
+                        {200: wire.LeaseState}, (404, 409, 415), (idempotency,),
+                        wire.LeaseUpdate),
+        },
         wire.EVENTS_PATH: {
             "post": sdk("events", "Record and charge events", {202: wire.EventsReply},
                         (409, 415, 422), (idempotency,), wire.EventBatch),
         },
         wire.CONTROL_PATH: {
             "get": sdk("control", "Control messages by long poll", {200: wire.ControlReply}, (),
-                       (after, wait)),
+                       (after, wait, tools)),
         },
         "/healthz": {"get": plain("healthz", "Whether the process is alive",
                                   {"200": _content("Alive", _JSON, status)})},

@@ -7,6 +7,8 @@ from urllib.parse import quote
 
 import httpx
 
+from guard.tls import client_context
+
 _Json = dict[str, Any]
 _PAGE = 1000
 
@@ -37,6 +39,7 @@ class AdminClient:
         admin_key: a key that starts with ``gda_``.
         organisation: id or name; needed when the gateway has several.
         timeout_s: total for each request.
+        tls_fingerprint: of the only certificate that is accepted.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class AdminClient:
         *,
         organisation: str | None = None,
         timeout_s: float = 30.0,
+        tls_fingerprint: str | None = None,
     ) -> None:
         self._http = httpx.Client(
             base_url=f"{base_url.rstrip('/')}/api/v1/admin",
@@ -53,6 +57,7 @@ class AdminClient:
             params={} if organisation is None else {"organisation": organisation},
             timeout=timeout_s,
             trust_env=False,
+            verify=client_context(tls_fingerprint) if base_url.startswith("https:") else False,
         )
 
     def close(self) -> None:

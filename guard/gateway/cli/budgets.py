@@ -52,7 +52,7 @@ def budgets_list(**options: Any) -> None:
     type=click.Choice(["organisation", "workflow", "agent", "chain", "key", "model"]),
 )
 @click.option(
-    "--id", "scope_id", default="", help="An exact id, or '*' for a separate budget for each."
+    "--id", "scope_id", default="", help="An id; '*' or a glob ('user-*'): a budget for each match."
 )
 @click.option(
     "--window", default="total", show_default=True,

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import signal
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from guard.gateway.cli.apply import apply
 from guard.gateway.cli.approvals import approvals
 from guard.gateway.cli.budgets import budgets
+from guard.gateway.cli.local import local
 from guard.gateway.cli.output import (
     admin_options,
     client_of,
@@ -21,26 +17,11 @@ from guard.gateway.cli.output import (
     note,
     show,
 )
-from guard.gateway.cli.password import greet, password
+from guard.gateway.cli.password import password
 from guard.gateway.cli.policies import policies
 from guard.gateway.cli.prices import prices
 from guard.gateway.cli.reports import audit, backup, usage
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-DEFAULT_PORT = 8787
-
-
-def _days(name: str, default: int, text: str) -> Callable[[F], F]:
-    return click.option(
-        f"--{name}",
-        envvar=f"GUARD_GATEWAY_{name.upper().replace('-', '_')}",
-        type=click.IntRange(0, 36_500),
-        default=default,
-        show_default=True,
-        show_envvar=True,
-        help=text,
-    )
+from guard.gateway.cli.serve import serve
 
 
 @click.group()
@@ -54,111 +35,9 @@ def gateway() -> None:
     """
 
 
-@gateway.command()
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", default=DEFAULT_PORT, show_default=True, help="0 picks a free port.")
-@click.option(
-    "--database",
-    type=click.Path(dir_okay=False, path_type=Path),
-    default=Path("guard-gateway.sqlite3"),
-    show_default=True,
-    help="The SQLite file; made on the first run.",
-)
-@click.option("--durable", is_flag=True, help="Sync each commit to the disk (survives power loss).")
-@_days(
-    "retention-days", 90,
-    "How long events and calls are kept (the current month at least); 0 keeps everything.",
-)  # fmt: skip
-@click.option(
-    "--max-pending-mb",
-    "max_pending_bytes",
-    type=click.FloatRange(min=1),
-    default=32,
-    show_default=True,
-    callback=lambda _context, _option, megabytes: round(megabytes * 2**20),
-    help="Maximum bytes of in-flight requests; more are refused with 429.",
-)
-@_days("audit-retention-days", 0, "How long the audit log is kept; 0 keeps all of it.")
-@click.option("--public-url", help="The URL that clients use, when a proxy stands in front.")
-@click.option(
-    "--private-webhooks", is_flag=True,
-    help="Let webhooks go to loopback and private addresses.",
-)  # fmt: skip
-@click.option(
-    "--trusted-proxy", "trusted_proxies", multiple=True, metavar="ADDRESS",
-    help="A proxy in front, or its network, whose X-Forwarded-For is trusted. Repeatable.",
-)  # fmt: skip
-@click.option("--log-level", default="warning", show_default=True)
-def serve(**options: Any) -> None:
-    """Serve until interrupted.
-
-    The first run makes an organisation, an API key and an admin key, and prints the keys once.
-
-    \b
-    Examples:
-      guard gateway serve
-      guard gateway serve --port 0 --database /var/lib/guard/gateway.sqlite3 --durable
-    """
-    from guard.gateway.domain.errors import StoreError
-    from guard.gateway.server import bind
-    from guard.gateway.settings import GatewaySettings
-
-    try:
-        settings = GatewaySettings(**options)
-    except ValueError as exc:
-        raise click.UsageError(str(exc)) from None
-    try:
-        listening = bind(settings.host, settings.port)
-    except OSError as exc:
-        raise click.ClickException(exc.strerror or str(exc)) from None
-    try:
-        with contextlib.closing(listening):
-            _run(settings, listening)
-    except StoreError as exc:
-        raise click.ClickException(str(exc)) from None
-
-
-def _run(settings: Any, listening: Any) -> None:
-    import logging
-
-    from guard.gateway.app import GatewayApp
-    from guard.gateway.bootstrap import first_run
-    from guard.gateway.server import GatewayServer, new_event_loop, tune_process
-
-    logging.basicConfig(
-        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
-    )
-
-    async def main() -> None:
-        app = GatewayApp(settings)
-        server = GatewayServer(app, listening)
-        await app.open()
-        try:
-            made = await first_run(app.storage, app.clock_ms())
-        except BaseException:
-            await app.close()
-            raise
-        click.echo(f"guard gateway on {server.base_url}")
-        if made is not None:
-            click.echo("First run. These keys are shown once:")
-            click.echo(f"  GUARD_API_KEY={made.api_key}")
-            click.echo(f"  GUARD_ADMIN_KEY={made.admin_key}")
-        try:
-            await greet(app, server.base_url)
-        except BaseException:
-            await app.close()
-            raise
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, server.stop)
-        tune_process()
-        await server.serve()
-
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        runner.run(main())
-
-
+gateway.add_command(serve)
 gateway.add_command(password)
+gateway.add_command(local)
 
 
 # -- control -----------------------------------------------------------------------------------

@@ -5,17 +5,29 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import json
+import os
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
 from guard.gateway.cli.admin_client import AdminClient, AdminError
+from guard.tls import read_fingerprint
+
+if TYPE_CHECKING:
+    from guard.local_gateway import LocalGateway
 
 _PIPE_WIDTH: Final = 1000
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _fingerprint(_context: click.Context, _option: click.Parameter, text: str | None) -> str | None:
+    try:
+        return read_fingerprint(text) if text else None
+    except ValueError as exc:
+        raise click.BadParameter(f"it takes {exc}") from None
 
 
 def admin_options(command: F) -> F:
@@ -28,10 +40,23 @@ def admin_options(command: F) -> F:
         ),
         click.option(
             "--url",
-            envvar="GUARD_GATEWAY_URL",
+            envvar="GUARD_API_URL",
             default="http://127.0.0.1:8787",
             show_default=True,
             show_envvar=True,
+            help="Of the gateway; 'local' is the same as --local.",
+        ),
+        click.option(
+            "--tls-fingerprint",
+            envvar="GUARD_TLS_FINGERPRINT",
+            show_envvar=True,
+            callback=_fingerprint,
+            help="Of the gateway's certificate, when it made that itself.",
+        ),
+        click.option(
+            "--local",
+            is_flag=True,
+            help="This user's local gateway, started if need be; no key is needed.",
         ),
     ):
         command = option(command)
@@ -47,15 +72,50 @@ def examples_of(*commands: str) -> str:
 @contextlib.contextmanager
 def client_of(options: dict[str, Any]) -> Iterator[AdminClient]:
     """Open the admin client that the options describe; errors become one line."""
+    with _gateway_of(options) as (url, admin_key):
+        client = AdminClient(
+            url,
+            admin_key,
+            organisation=options["organisation"],
+            tls_fingerprint=options["tls_fingerprint"],
+        )
+        try:
+            yield client
+        except AdminError as exc:
+            raise click.ClickException(safe(str(exc))) from None
+        finally:
+            client.close()
+
+
+@contextlib.contextmanager
+def _gateway_of(options: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the address and the admin key of the gateway that the options name."""
+    if options["local"] or options["url"].strip().lower() == "local":
+        with local_gateway() as gateway:
+            yield gateway.url, gateway.identity.admin_key
+        return
+    if "GUARD_GATEWAY_URL" in os.environ and "GUARD_API_URL" not in os.environ:
+        raise click.ClickException("GUARD_GATEWAY_URL is not read any more: set GUARD_API_URL")
     if not options["admin_key"]:
-        raise click.ClickException("an admin key is required: --admin-key or GUARD_ADMIN_KEY")
-    client = AdminClient(options["url"], options["admin_key"], organisation=options["organisation"])
+        raise click.ClickException(
+            "an admin key is required: --admin-key or GUARD_ADMIN_KEY (with --local none is)"
+        )
+    yield options["url"], options["admin_key"]
+
+
+@contextlib.contextmanager
+def local_gateway() -> Iterator[LocalGateway]:
+    """Use this user's local gateway in the block; errors become one line."""
+    from guard.local_gateway import LocalGatewayError, join
+
     try:
-        yield client
-    except AdminError as exc:
-        raise click.ClickException(safe(str(exc))) from None
+        gateway = join()
+    except LocalGatewayError as exc:
+        raise click.ClickException(str(exc)) from None
+    try:
+        yield gateway
     finally:
-        client.close()
+        gateway.leave()
 
 
 def safe(value: Any) -> str:

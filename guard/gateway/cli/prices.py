@@ -84,10 +84,7 @@ def _in_usd(rates: dict[str, Any]) -> dict[str, str | None]:
 @_rate("reasoning", "Written while reasoning.")
 @_rate("audio", "Of audio.")
 @admin_options
-def prices_set(
-    model: str, provider: str, as_json: bool, url: str, admin_key: str | None,
-    organisation: str | None, **rates: int | None,
-) -> None:  # fmt: skip
+def prices_set(model: str, provider: str, **options: Any) -> None:
     """Set the price of the models that match MODEL, in US dollars per million tokens.
 
     The price of '*' is the default for models that nothing else prices. Rates that are left out
@@ -98,9 +95,12 @@ def prices_set(
       guard gateway prices set 'our-model-*' --input 0.50 --output 1.50
       guard gateway prices set gpt-4o --provider azure --input 2.75 --output 11 --cache-read 1.375
     """
-    options = {"as_json": as_json, "url": url, "admin_key": admin_key, "organisation": organisation}
+    given = {
+        name: rate
+        for name, rate in options.items()
+        if name.endswith("_per_mtok") and rate is not None
+    }
     with client_of(options) as client:
-        given = {name: rate for name, rate in rates.items() if rate is not None}
         made = client.set_price(model, provider=provider, **given)
         text = f"price {made['provider']}/{made['model']} version {made['version']}"
         note(options, text, made)

@@ -58,7 +58,7 @@ class OriginChecks:
 
     def __init__(self, settings: GatewaySettings) -> None:
         public = urllib.parse.urlsplit(settings.public_url or "")
-        self.is_https = public.scheme == "https"
+        self.is_https = public.scheme == "https" or (settings.has_tls and not public.netloc)
         self._public_origin = f"{public.scheme}://{public.netloc}" if public.netloc else None
         self._hosts: frozenset[str] | None = None
         if public.hostname:

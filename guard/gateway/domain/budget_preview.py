@@ -7,6 +7,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from guard.core import globs
 from guard.gateway.domain.records import Budget
 from guard.gateway.domain.usage import ChargedEvent
 from guard.gateway.domain.windows import period_of
@@ -45,6 +46,12 @@ class _Window(Struct):
     stopped: int = 0
 
 
+def _applies(target: str, scope_id: str) -> bool:
+    if target in ("", scope_id):
+        return True
+    return globs.is_pattern(target) and globs.matches(target, scope_id)
+
+
 def preview(budget: Budget, newest_first: Sequence[ChargedEvent]) -> BudgetPreview:
     """Replay charges against a budget.
 
@@ -54,7 +61,7 @@ def preview(budget: Budget, newest_first: Sequence[ChargedEvent]) -> BudgetPrevi
     windows: dict[tuple[str, int], _Window] = {}
     charges, since_ms = 0, None
     for charge in reversed(newest_first):
-        if budget.scope_id not in ("", "*", charge.scope_id):
+        if not _applies(budget.scope_id, charge.scope_id):
             continue
         if budget.scope_kind != "organisation" and not charge.scope_id:
             continue

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 from msgspec import Struct
 
 from guard.core import wire
+from guard.gateway.domain import models
 
 
 class Refusal(Struct, kw_only=True):
-    """Why a call is refused, with the protocol's status and code."""
+    """Why a call is refused, with the protocol's status and code.
+
+    ``recall`` names leases, by the key that holds them, which hold the room that the call lacks.
+    """
 
     status: int
     error_code: str
@@ -23,6 +28,7 @@ class Refusal(Struct, kw_only=True):
     resume_after_ms: int | None = None
     budget: wire.Budget | None = None
     details: dict[str, Any] = {}
+    recall: dict[str, list[str]] = {}
 
 
 class ApprovalNeed(Struct, kw_only=True):
@@ -47,6 +53,7 @@ class PricedEvent(Struct):
     output_tokens: int = 0
     flags: str = ""
     final: bool = False
+    observed: bool = False
 
 
 class Request(Struct, kw_only=True):
@@ -60,7 +67,19 @@ class Request(Struct, kw_only=True):
 
 
 class GateCommand(Struct, kw_only=True):
-    """Ingest the piggybacked events, then decide one call."""
+    """Ingest the piggybacked events, then decide one call.
+
+    Args:
+        rates: prices of the model of an LLM request, or of a lease's lane.
+        output_max: the most tokens that the model can answer, for a request without a limit.
+        grants_lease: a lease may be granted.
+        lease_calls: how many calls the lease's share of rate caps allows; ``None``: no cap.
+        policy_version: identifies the policies, prices and settings that the decision rests on.
+        recalls: instead of a refusal, ask for a recall of the leases that hold the room.
+        is_again: it is decided once more, after a recall.
+        judges_model: refuses a model by its name; for the one that is expected to answer.
+        answered_by: the model that is expected to answer, if another than the one asked for.
+    """
 
     request: Request
     call: wire.GateRequest
@@ -70,6 +89,23 @@ class GateCommand(Struct, kw_only=True):
     approval: ApprovalNeed | None = None
     declared_nanousd: int | None = None
     worst_case: bool = False
+    rates: wire.ModelRates | None = None
+    output_max: int | None = None
+    grants_lease: bool = False
+    lease_calls: int | None = None
+    policy_version: str = ""
+    recalls: bool = False
+    is_again: bool = False
+    judges_model: Callable[[str], Refusal | None] | None = None
+    answered_by: str | None = None
+
+    @property
+    def answers_function(self) -> str | None:
+        """Under which the model is learned that answers requests for the one asked for."""
+        call = self.call
+        if call.model == wire.UNKNOWN_MODEL or not (call.kind == "llm" or call.gates_requests):
+            return None
+        return models.answers(call.model)
 
 
 class IngestCommand(Struct, kw_only=True):
@@ -88,14 +124,28 @@ class ReleaseCommand(Struct, kw_only=True):
     reservation_id: str
 
 
+class LeaseCommand(Struct, kw_only=True):
+    """Renew a lease, give back a part of it, or close it."""
+
+    request: Request
+    update: wire.LeaseUpdate
+
+
 class Answer(Struct):
-    """A finished reply. ``replay`` marks a repeat of an earlier one."""
+    """A finished reply. ``replay`` marks a repeat of an earlier one.
+
+    With ``recall`` (as in a refusal) it is not finished: the same command decides once more, after
+    the holders of these leases have given back what they do not use. ``lease_id`` names the lease
+    that was granted.
+    """
 
     status: int
     body: bytes
     retry_after_ms: int | None = None
     replay: bool = False
     kept: bool = True
+    recall: dict[str, list[str]] = {}
+    lease_id: str | None = None
 
 
 class Actor(Struct):

@@ -13,8 +13,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from guard.core import globs
 from guard.core.wire import ControlMessage
-from guard.gateway.domain import globs
 
 State = Literal["active", "paused", "killed"]
 

@@ -9,14 +9,24 @@ from msgspec import Struct
 
 _WEIGHT: Final = 0.2
 _SPREAD: Final = 2.0
+_DECAY: Final = 256
 
 
 class Estimate(Struct):
-    """What calls of one kind have cost so far, in nano-dollars."""
+    """What calls of one kind have cost so far, in nano-dollars, and the model they used last.
+
+    Attributes:
+        count: finished calls.
+        mean, variance: of their cost.
+        model: the model that answered last, if any has.
+        model_at_ms: when that was noted.
+    """
 
     count: int = 0
     mean: float = 0.0
     variance: float = 0.0
+    model: str | None = None
+    model_at_ms: int = 0
 
     def learn(self, cost: int) -> None:
         """Add the cost of one finished call."""
@@ -31,3 +41,14 @@ class Estimate(Struct):
     def amount(self) -> int:
         """Return what to reserve for the next call: the mean and two deviations, at least 1."""
         return max(1, round(self.mean + _SPREAD * math.sqrt(self.variance)))
+
+
+def learn_peak(estimate: Estimate, value: int) -> None:
+    """Follow the largest of the newest values: up at once, down by a 256th of the distance.
+
+    The peak is in ``mean``. It is a high quantile: of values that come in no particular order,
+    few are above it, and a large one is remembered for some hundred values.
+    """
+    distance = value - estimate.mean
+    estimate.mean += distance if distance > 0 else distance / _DECAY
+    estimate.count += 1

@@ -23,12 +23,18 @@ EVENT_NANOUSD_MAX: Final = 10**15
 EVENT_TOKENS_MAX: Final = 10**9
 """Maximum tokens of one kind in one event."""
 
+LEASE_NANOUSD_MAX: Final = 10**12
+"""Maximum of one grant of a lease (a thousand dollars)."""
+
 ReservationState = Literal["open", "settled", "released", "expired"]
-Basis = Literal["declared", "worst_case", "learned", "default"]
+Basis = Literal["declared", "worst_case", "learned", "default", "lease"]
 
 
 class Balance(Struct, gc=False):
-    """One budget's account for one concrete scope id and period."""
+    """One budget's account for one concrete scope id and period.
+
+    ``leases`` counts the open leases that hold money on it.
+    """
 
     balance_id: int
     budget_id: str
@@ -42,6 +48,7 @@ class Balance(Struct, gc=False):
     authorized_max: int = 0
     level: int = 0
     exhausted: bool = False
+    leases: int = 0
 
 
 class Account(Struct):
@@ -79,7 +86,7 @@ class Account(Struct):
 
 
 class Reservation(Struct, gc=False):
-    """An amount reserved on a set of balances for one protected call."""
+    """An amount reserved on a set of balances for a protected call, an LLM request or a lease."""
 
     reservation_id: str
     organisation_id: str
@@ -99,6 +106,18 @@ class Reservation(Struct, gc=False):
     agent: str | None = None
     model: str | None = None
     function: str = ""
+    answered_by: str | None = None
+    """The model that was reported last; not stored."""
+
+    @property
+    def is_lease(self) -> bool:
+        """Whether a process holds it in advance and spends it by itself."""
+        return self.basis == "lease"
+
+    @property
+    def is_request(self) -> bool:
+        """Whether it is for one LLM request, which its event settles."""
+        return self.basis != "lease" and self.function.startswith("llm:")
 
 
 class Judgement(Struct):
@@ -120,7 +139,12 @@ class Charge(Struct):
 
 
 def judge(
-    accounts: Sequence[Account], amount: int, *, guess: bool, chain_over_permille: int | None = None
+    accounts: Sequence[Account],
+    amount: int,
+    *,
+    guess: bool,
+    least: int = 1,
+    chain_over_permille: int | None = None,
 ) -> Judgement:
     """Decide, without changing anything, whether ``amount`` may be reserved on every balance.
 
@@ -128,6 +152,7 @@ def judge(
         accounts: every balance that applies to the call.
         amount: what to reserve, in nano-dollars.
         guess: the amount is only an estimate, so it may shrink to what is left.
+        least: what a guess must not shrink below.
         chain_over_permille: the allowance of an open chain, or ``None`` outside of one.
     """
     warnings: list[str] = []
@@ -137,10 +162,11 @@ def judge(
         used = balance.committed + balance.reserved
         is_hard = rule.mode == "hard"
         room = (account.ceiling(chain_over_permille) if is_hard else NANOUSD_MAX) - used
-        if room < 1 or (room < amount and not guess):
+        if room < least or (room < amount and not guess):
             in_chain = is_hard and chain_over_permille is not None
             return Judgement(amount, account, in_chain, warnings)
-        amount = min(amount, room)
+        if room < amount:
+            amount = room
         if used + amount > limit:
             why = "chain allowance" if rule.mode == "hard" else "soft budget"
             warnings.append(f"over budget: {account.label()}, {why} in use")
@@ -158,13 +184,13 @@ def reserve(
         balance = account.balance
         balance.reserved += amount
         total = balance.committed + balance.reserved
-        ceiling = account.ceiling(chain_over_permille)
-        if account.rule.mode == "soft":
-            ceiling = max(ceiling, total)
-        if total > account.rule.limit_nanousd:
-            balance.authorized_max = max(balance.authorized_max, ceiling)
-        else:
-            balance.authorized_max = max(balance.authorized_max, account.rule.limit_nanousd)
+        authorized = account.rule.limit_nanousd
+        if total > authorized:
+            authorized = account.ceiling(chain_over_permille)
+            if account.rule.mode == "soft":
+                authorized = max(authorized, total)
+        if authorized > balance.authorized_max:
+            balance.authorized_max = authorized
 
 
 def release(reservation: Reservation, balances: Iterable[Balance], state: ReservationState) -> int:
@@ -174,9 +200,18 @@ def release(reservation: Reservation, balances: Iterable[Balance], state: Reserv
     left = reservation.held
     for balance in balances:
         balance.reserved -= left
+        balance.leases -= reservation.is_lease
     reservation.held = 0
     reservation.state = state
     return left
+
+
+def give_back(reservation: Reservation, balances: Iterable[Balance], amount: int) -> None:
+    """Return a part of what an open reservation still holds; it stays open."""
+    reservation.amount -= amount
+    reservation.held -= amount
+    for balance in balances:
+        balance.reserved -= amount
 
 
 def charge(
@@ -239,4 +274,11 @@ def _note_levels(account: Account, outcome: Charge) -> None:
 
 def tightest(accounts: Iterable[Account]) -> Account | None:
     """Return the account with the least room, hard ones before soft ones."""
-    return min(accounts, key=lambda a: (a.rule.mode == "soft", a.room()), default=None)
+    found, least = None, (True, 0)
+    for account in accounts:
+        rule, balance = account.rule, account.balance
+        room = rule.limit_nanousd - balance.committed - balance.reserved
+        order = (rule.mode == "soft", room)
+        if found is None or order < least:
+            found, least = account, order
+    return found

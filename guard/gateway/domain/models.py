@@ -47,3 +47,12 @@ def family(model: str) -> str:
     while (found := _RELEASE.search(model)) is not None and found.start():
         model = model[: found.start()]
     return model
+
+
+def answers(model: str) -> str:
+    """Return the name under which the model is learned that answers requests for another.
+
+    >>> answers("gpt-4o")
+    'answers for gpt-4o'
+    """
+    return f"answers for {model}"

@@ -7,8 +7,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from guard.core import wire
-from guard.gateway.domain import globs
+from guard.core import globs, wire
+from guard.gateway.domain import models
 from guard.gateway.domain.commands import ApprovalNeed, Refusal
 from guard.gateway.domain.records import Policy, RateCap
 
@@ -66,12 +66,18 @@ def _rules(policy: Policy) -> Rules:
 
 
 class Verdict(Struct):
-    """What the policies say about a call, before budgets are checked."""
+    """What the policies say about a call, before budgets are checked.
+
+    ``lane_caps`` are the caps that count every call of the same workflow, agent and key alike; they
+    can be shared out in advance. A call that another cap counts is asked about each time.
+    """
 
     refusal: Refusal | None = None
     approval: ApprovalNeed | None = None
     sensitive: bool = False
     caps: list[CapUse] = []
+    lane_caps: list[CapUse] = []
+    is_capped_by_tool: bool = False
 
 
 def evaluate(rules: Sequence[Rules], call: wire.GateRequest, key_id: str) -> Verdict:
@@ -79,9 +85,12 @@ def evaluate(rules: Sequence[Rules], call: wire.GateRequest, key_id: str) -> Ver
 
     ``tool_name`` and every name in ``tools`` count: a call that could reach a blocked tool is
     refused as a whole. So is one with so many tools that comparing them would delay every other
-    call (:data:`WORK_MAX`).
+    call (:data:`WORK_MAX`). Of an LLM request only the model counts, and the rates of those that
+    belong to no protected call.
     """
-    verdict = Verdict(sensitive=call.sensitive, caps=[])
+    if call.kind == "llm":
+        return _evaluate_request(rules, call, key_id)
+    verdict = Verdict(sensitive=call.sensitive, caps=[], lane_caps=[])
     named = [call.tool_name] if call.tool_name is not None else []
     tools = [*named, *call.tools]
     applying = [each for each in rules if _applies(each.policy, call, key_id)]
@@ -109,7 +118,19 @@ def evaluate(rules: Sequence[Rules], call: wire.GateRequest, key_id: str) -> Ver
             verdict.approval = ApprovalNeed(
                 tool_name=own_tool, timeout_ms=document.approval_timeout_ms
             )
-        verdict.caps += _caps(each, call, key_id, tools)
+        _add_caps(verdict, each, call, key_id, tools)
+    return verdict
+
+
+def _evaluate_request(rules: Sequence[Rules], call: wire.GateRequest, key_id: str) -> Verdict:
+    verdict = Verdict(caps=[], lane_caps=[])
+    for each in rules:
+        if not _applies(each.policy, call, key_id):
+            continue
+        verdict.refusal = verdict.refusal or _blocked_model(each, call, call.model)
+        _add_caps(verdict, each, call, key_id, ())
+    if call.within is not None:  # counted with its call
+        verdict.caps = []
     return verdict
 
 
@@ -148,12 +169,31 @@ def _blocked(rules: Rules, call: wire.GateRequest, tools: Iterable[str]) -> Refu
         if allowed is not None and allowed.find(tool) is None:
             reason = "the tool is not on the allow list"
             return _refuse(policy, call, "GD-T001", reason, "block", tool)
+    return _blocked_model(rules, call, call.model)
+
+
+def refuse_model(
+    rules: Sequence[Rules], call: wire.GateRequest, key_id: str, model: str
+) -> Refusal | None:
+    """Refuse a request because of the model that is expected to answer it."""
+    for each in rules:
+        if _applies(each.policy, call, key_id):
+            refusal = _blocked_model(each, call, model, call.model)
+            if refusal is not None:
+                return refusal
+    return None
+
+
+def _blocked_model(rules: Rules, call: wire.GateRequest, *named: str) -> Refusal | None:
+    """Refuse a model by its own name or its family's; either may be on the allow list."""
+    policy = rules.policy
     if call.model == wire.UNKNOWN_MODEL:
         return None
-    if rules.models_block.find(call.model) is not None:
+    names = models.names(*named)
+    if any(rules.models_block.find(name) is not None for name in names):
         return _refuse(policy, call, "GD-X001", "the model is blocked", "model", call.tool_name)
-    models = rules.models_allow
-    if models is not None and models.find(call.model) is None:
+    allowed = rules.models_allow
+    if allowed is not None and all(allowed.find(name) is None for name in names):
         reason = "the model is not on the allow list"
         return _refuse(policy, call, "GD-X001", reason, "model", call.tool_name)
     return None
@@ -179,16 +219,23 @@ def _refuse(
     )
 
 
-def _caps(rules: Rules, call: wire.GateRequest, key_id: str, tools: Sequence[str]) -> list[CapUse]:
+def _add_caps(
+    verdict: Verdict, rules: Rules, call: wire.GateRequest, key_id: str, tools: Sequence[str]
+) -> None:
     policy = rules.policy
-    uses = []
     for number, cap in enumerate(policy.document.rate_caps):
         matcher = rules.cap_tools[number]
         if matcher and all(matcher.find(tool) is None for tool in tools):
             continue
+        if call.kind == "llm" and cap.by == "tool":
+            continue  # a request is no tool
         bucket = f"{policy.policy_id}/{number}/{_counted(cap, call, key_id)}"
-        uses.append(CapUse(bucket, cap.calls, cap.per_ms))
-    return uses
+        use = CapUse(bucket, cap.calls, cap.per_ms)
+        verdict.caps.append(use)
+        if matcher or cap.by == "tool":
+            verdict.is_capped_by_tool = True
+        else:
+            verdict.lane_caps.append(use)
 
 
 def _counted(cap: RateCap, call: wire.GateRequest, key_id: str) -> str:

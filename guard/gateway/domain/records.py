@@ -30,6 +30,10 @@ class OrganisationSettings(Struct, kw_only=True):
         chain_ttl_ms: how long a chain stays open without activity.
         reservation_ttl_ms: how long a reservation lasts without activity.
         default_hold_nanousd: held for a call about which nothing is known.
+        unbounded_output: what to assume of an LLM request without a limit on its output:
+            ``learned``, what its model's answers have been like; ``model_max``, the most that the
+            model can answer; ``refuse`` such requests.
+        lease_ttl_ms: how long a lease lasts unless it is renewed.
     """
 
     strict: bool = False
@@ -37,6 +41,8 @@ class OrganisationSettings(Struct, kw_only=True):
     chain_ttl_ms: DurationMs = 3_600_000
     reservation_ttl_ms: DurationMs = 900_000
     default_hold_nanousd: Annotated[int, Meta(ge=1, le=NANOUSD_MAX)] = 1_000_000
+    unbounded_output: Literal["learned", "model_max", "refuse"] = "learned"
+    lease_ttl_ms: Annotated[int, Meta(ge=1000, le=3_600_000)] = 30_000
 
 
 class Organisation(Struct, kw_only=True):
@@ -66,8 +72,9 @@ class Key(Struct, kw_only=True):
 class Budget(Struct, kw_only=True):
     """A limit on one scope and window.
 
-    ``scope_id`` is an exact id; ``"*"`` gives every id of that kind a balance of its own, and an
-    exact budget with the same kind and window takes its place for that id. It is empty for the
+    ``scope_id`` is an exact id; a glob gives each matching id a balance of its own, and ``"*"``
+    each id. Of the budgets with the same kind and window an exact one takes the place of globs for
+    its id, and matching globs that of ``"*"``; all globs that match apply. It is empty for the
     organisation.
     """
 

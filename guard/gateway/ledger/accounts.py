@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from guard.core import globs
 from guard.gateway.domain import models, records, windows
 from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.ledger import Account, Balance
-from guard.gateway.ledger.state import BudgetIndex, OrganisationState, ScopeKeys
+from guard.gateway.ledger.state import BudgetIndex, BudgetsOfKind, OrganisationState, ScopeKeys
 from guard.gateway.ledger.unit_of_work import UnitOfWork
 
 _KINDS: Final = ("workflow", "agent", "chain", "key")
@@ -49,40 +50,57 @@ def accounts_of(unit: UnitOfWork, org: OrganisationState, keys: ScopeKeys) -> li
 def _index(budgets: Iterable[records.Budget]) -> BudgetIndex:
     index: BudgetIndex = {}
     for budget in budgets:
-        index.setdefault(budget.scope_kind, {}).setdefault(budget.scope_id, []).append(budget)
+        of_kind = index.setdefault(budget.scope_kind, BudgetsOfKind())
+        if budget.scope_id == "*":
+            of_kind.each.append(budget)
+        elif globs.is_pattern(budget.scope_id):
+            of_kind.globs.append(budget)
+        else:
+            of_kind.exact.setdefault(budget.scope_id, []).append(budget)
     return index
 
 
 def _applying(index: BudgetIndex, keys: ScopeKeys) -> Iterator[tuple[records.Budget, str]]:
-    for budget in index.get("organisation", {}).get("", ()):
-        yield budget, ""
+    if "organisation" in index:
+        for budget in index["organisation"].exact.get("", ()):
+            yield budget, ""
     for kind, scope_id in zip(_KINDS, keys[:-1], strict=True):
-        of_kind = index.get(kind)
-        if of_kind is None or scope_id is None:
-            continue
-        exact = of_kind.get(scope_id, [])
-        taken = {budget.window for budget in exact}
-        for budget in exact:
-            yield budget, scope_id
-        for budget in of_kind.get("*", ()):
-            if budget.window not in taken:
-                yield budget, scope_id
+        if kind in index and scope_id is not None:
+            yield from _applying_to_one(index[kind], (scope_id,), scope_id)
     if keys[-1] and "model" in index:
-        yield from _applying_to_models(index["model"], keys[-1])
+        # A budget for any of a model's names applies; one for several has a balance per family.
+        yield from _applying_to_one(index["model"], keys[-1], models.family(keys[-1][0]))
 
 
-def _applying_to_models(
-    of_kind: dict[str, list[records.Budget]], names: tuple[str, ...]
+def _applying_to_one(
+    of_kind: BudgetsOfKind, names: tuple[str, ...], own: str
 ) -> Iterator[tuple[records.Budget, str]]:
-    """A budget for any of a model's names applies; one for all models has a balance per family."""
+    """Yield the exact budgets; for other windows those whose glob matches; then those for each.
+
+    Args:
+        of_kind: the budgets.
+        names: what an exact budget may be of.
+        own: the id that has a balance of its own where a budget is for several.
+    """
     taken = set()
     for name in names:
-        for budget in of_kind.get(name, ()):
+        for budget in of_kind.exact.get(name, ()):
             taken.add(budget.window)
             yield budget, name
-    for budget in of_kind.get("*", ()):
+    matched = set()
+    for budget in of_kind.globs:
         if budget.window not in taken:
-            yield budget, models.family(names[0])
+            target = _matching(budget.scope_id, (own, *names))
+            if target is not None:
+                matched.add(budget.window)
+                yield budget, target
+    for budget in of_kind.each:
+        if budget.window not in taken | matched:
+            yield budget, own
+
+
+def _matching(pattern: str, names: tuple[str, ...]) -> str | None:
+    return next((name for name in names if globs.matches(pattern, name)), None)
 
 
 def _balance(

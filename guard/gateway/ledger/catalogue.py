@@ -6,9 +6,8 @@ from typing import Any
 
 import msgspec
 
-from guard.core import wire
 from guard.gateway.domain import records
-from guard.gateway.domain.commands import Actor, PostCommitEvent
+from guard.gateway.domain.commands import Actor
 from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.rulesets import Change, RuleSet, Step, plan
 from guard.gateway.ledger import audit, control
@@ -38,6 +37,7 @@ def put_budget(unit: UnitOfWork, actor: Actor, wanted: records.Budget) -> record
     audit.record(
         unit, actor, "budget.put", new.budget_id, msgspec.to_builtins(new), new.organisation_id
     )
+    control.announce_rules(unit, new.organisation_id, "budget changed")
     return new
 
 
@@ -58,6 +58,7 @@ def delete_budget(unit: UnitOfWork, actor: Actor, organisation_id: str, budget_i
     unit.delete_budget(old)
     control.budget_changed(unit, organisation(unit, organisation_id), old, None)
     audit.record(unit, actor, "budget.delete", budget_id, {}, organisation_id)
+    control.announce_rules(unit, organisation_id, "budget changed")
 
 
 def put_policy(unit: UnitOfWork, actor: Actor, wanted: records.Policy) -> records.Policy:
@@ -80,7 +81,9 @@ def put_policy(unit: UnitOfWork, actor: Actor, wanted: records.Policy) -> record
     unit.add_policy_version(new)
     details = {"version": new.version, "document": msgspec.to_builtins(new.document)}
     audit.record(unit, actor, "policy.put", new.name, details, new.organisation_id)
-    _policy_changed(unit, new.organisation_id, f"policy {new.name} version {new.version}")
+    control.announce_catalogue(
+        unit, new.organisation_id, f"policy {new.name} version {new.version}"
+    )
     return new
 
 
@@ -95,13 +98,7 @@ def delete_policy(unit: UnitOfWork, actor: Actor, organisation_id: str, name: st
         raise NotFoundError("no such policy")
     unit.retire_policy(old)
     audit.record(unit, actor, "policy.delete", name, {}, organisation_id)
-    _policy_changed(unit, organisation_id, f"policy {name} removed")
-
-
-def _policy_changed(unit: UnitOfWork, organisation_id: str, reason: str) -> None:
-    unit.announce(PostCommitEvent("catalogue", organisation_id))
-    draft = wire.ControlMessage(seq=0, type="policy", workflow_id="*", reason=reason)
-    control.publish(unit, organisation(unit, organisation_id), draft)
+    control.announce_catalogue(unit, organisation_id, f"policy {name} removed")
 
 
 def put_price(unit: UnitOfWork, actor: Actor, wanted: records.Price) -> records.Price:
@@ -124,7 +121,7 @@ def put_price(unit: UnitOfWork, actor: Actor, wanted: records.Price) -> records.
     audit.record(
         unit, actor, "price.put", new.price_id, msgspec.to_builtins(new), new.organisation_id
     )
-    unit.announce(PostCommitEvent("catalogue", new.organisation_id))
+    control.announce_catalogue(unit, new.organisation_id, "price changed")
     return new
 
 
@@ -137,7 +134,7 @@ def delete_price(unit: UnitOfWork, actor: Actor, organisation_id: str, price_id:
     if not unit.delete_price(organisation_id, price_id):
         raise NotFoundError("no such price")
     audit.record(unit, actor, "price.delete", price_id, {}, organisation_id)
-    unit.announce(PostCommitEvent("catalogue", organisation_id))
+    control.announce_catalogue(unit, organisation_id, "price changed")
 
 
 def apply(

@@ -6,7 +6,7 @@ from guard.core import wire
 from guard.gateway.domain import ledger, models, render
 from guard.gateway.domain.commands import Answer, IngestCommand, PricedEvent, Request
 from guard.gateway.domain.ledger import Account, Reservation
-from guard.gateway.ledger import chains, control, expiry, idempotency
+from guard.gateway.ledger import chains, control, expiry, idempotency, requests
 from guard.gateway.ledger.accounts import accounts_of, organisation
 from guard.gateway.ledger.state import OrganisationState, ScopeKeys
 from guard.gateway.ledger.unit_of_work import UnitOfWork
@@ -122,7 +122,7 @@ def _record(
     keys = (event.workflow_id, event.agent, event.chain_id, request.key_id, named)
     if cost:
         accounts = _charged_accounts(unit, org, keys, reservation)
-    charged_at_ms = unit.now_ms if reservation is None else reservation.created_at_ms
+    charged_at_ms = _charged_at(unit, reservation)
     balance_ids = [account.balance.balance_id for account in accounts]
     if not unit.add_event(own, request.key_id, priced, charged_at_ms, flags, balance_ids):
         return None
@@ -133,6 +133,7 @@ def _record(
     unit.count_usage(own, keys, charged_at_ms, priced)
     if reservation is not None:
         unit.change_reservation(reservation)
+        reservation.answered_by = priced.model or reservation.answered_by
     charged = ledger.Charge()
     if cost:
         charged = _commit_cost(unit, org, event, cost, accounts, reservation)
@@ -140,11 +141,38 @@ def _record(
         data = event.data
         chains.step(unit, org, wire.Chain(id=str(data["id"]), op=data.get("op", "continue")))
     if reservation is not None:
-        if reservation.state == "open":
-            reservation.expires_at_ms = unit.now_ms + org.settings.reservation_ttl_ms
-        if priced.final:
-            expiry.close(unit, reservation, "settled")
+        _settle(unit, org, priced, reservation)
     return charged
+
+
+def _settle(
+    unit: UnitOfWork, org: OrganisationState, priced: PricedEvent, reservation: Reservation
+) -> None:
+    """Close what the event ends: a call by its final span, a request by its own event.
+
+    A lease ends with its holder, never with an event.
+    """
+    if priced.event.type == "llm" and (reservation.is_lease or reservation.is_request):
+        requests.learn(unit, org.organisation_id, priced, reservation)
+    if reservation.is_lease:
+        return
+    if reservation.state == "open":
+        reservation.expires_at_ms = unit.now_ms + org.settings.reservation_ttl_ms
+    if priced.final or (reservation.is_request and priced.event.type == "llm"):
+        expiry.close(unit, reservation, "settled")
+
+
+def _charged_at(unit: UnitOfWork, reservation: Reservation | None) -> int:
+    """Return the time that an event counts in: its call's, so that both are in one period.
+
+    A lease lives on while events come; its own period is the one that its balances are of.
+    """
+    if reservation is None:
+        return unit.now_ms
+    if not reservation.is_lease:
+        return reservation.created_at_ms
+    ends = [unit.balance(balance_id).ends_ms for balance_id in reservation.balance_ids]
+    return min([unit.now_ms, *(end - 1 for end in ends if end is not None)])
 
 
 def _commit_cost(

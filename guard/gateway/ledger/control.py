@@ -82,6 +82,21 @@ def compact(unit: UnitOfWork) -> None:
             unit.drop_control(org, org.control_seq - CONTROL_KEEP)
 
 
+def announce_catalogue(unit: UnitOfWork, organisation_id: str, reason: str) -> None:
+    """Tell gateways and SDKs that a policy, a price or the settings changed."""
+    unit.announce(PostCommitEvent("catalogue", organisation_id))
+    announce_rules(unit, organisation_id, reason)
+
+
+def announce_rules(unit: UnitOfWork, organisation_id: str, reason: str) -> None:
+    """Tell SDKs that a policy, a price, a budget or the settings changed.
+
+    What an SDK was allowed before, it asks for again.
+    """
+    draft = wire.ControlMessage(seq=0, type="policy", workflow_id="*", reason=reason)
+    publish(unit, organisation(unit, organisation_id), draft)
+
+
 # -- budgets -----------------------------------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ from guard.gateway.domain import records
 from guard.gateway.domain.commands import Actor, PostCommitEvent
 from guard.gateway.domain.errors import ConflictError, NotFoundError
 from guard.gateway.domain.operators import Operator
-from guard.gateway.ledger import audit
+from guard.gateway.ledger import audit, control
 from guard.gateway.ledger.accounts import organisation
 from guard.gateway.ledger.unit_of_work import UnitOfWork
 
@@ -45,7 +45,7 @@ def update_organisation(
         raise NotFoundError("no such organisation")
     details = msgspec.to_builtins(settings)
     audit.record(unit, actor, "organisation.update", organisation_id, details, organisation_id)
-    unit.announce(PostCommitEvent("catalogue", organisation_id))
+    control.announce_catalogue(unit, organisation_id, "settings changed")
     return changed
 
 

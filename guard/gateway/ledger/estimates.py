@@ -2,29 +2,77 @@
 
 from __future__ import annotations
 
+import functools
 import json
+from typing import Final
 
 import msgspec
 
 from guard.core import wire
 from guard.gateway.domain.estimates import Estimate
+from guard.gateway.domain.windows import HOUR_MS
 from guard.gateway.ledger.unit_of_work import UnitOfWork
 
+MODEL_KNOWN_MS: Final = HOUR_MS
+"""How long the model that calls of one kind used last is taken for the next one's.
 
-def subjects(function: str, workflow_id: str | None, model: str | None) -> list[str]:
+A call that is refused cannot show that its model has changed, so this knowledge ends by itself.
+"""
+
+GATED: Final = "gated "
+"""Prefix of calls whose LLM requests are gated one by one: these pay for the requests."""
+
+
+def function_of(call: wire.GateRequest) -> str:
+    """Return the name under which the cost of such calls is learned."""
+    return f"{GATED if call.gates_requests else ''}{call.kind}:{call.function}"
+
+
+@functools.lru_cache(maxsize=4096)
+def subjects(function: str, workflow_id: str | None, model: str | None) -> tuple[str, ...]:
     """Return the names under which the cost of such a call is learned, most specific first."""
     known = model if model and model != wire.UNKNOWN_MODEL else ""
+    is_gated = function.startswith(GATED)
     found = [json.dumps(["", function, known])]
     if workflow_id:  # a name made for one run never recurs, but its function does
         found.insert(0, json.dumps([workflow_id, function, known]))
-    if known:
+    if known and not is_gated:
         found.append(json.dumps(["", "", known]))
-    return found
+    return tuple(found)
 
 
-def learn(unit: UnitOfWork, organisation_id: str, subject: str, cost: int) -> None:
-    """Add the cost of a finished call to its estimate."""
+def last_model(
+    unit: UnitOfWork, organisation_id: str, function: str, workflow_id: str | None
+) -> str | None:
+    """Return the model that such calls, which did not name one, have used within the last hour."""
+    for subject in subjects(function, workflow_id, None):
+        known = unit.estimate(organisation_id, subject)
+        if known is not None and unit.now_ms - known.model_at_ms < MODEL_KNOWN_MS:
+            return known.model
+    return None
+
+
+def learn_model(unit: UnitOfWork, organisation_id: str, function: str, model: str) -> None:
+    """Note the model that answers calls of a function; written when it is news."""
+    (subject,) = subjects(function, None, None)
+    known = unit.estimate(organisation_id, subject)
+    if (
+        known is None
+        or known.model != model
+        or unit.now_ms - known.model_at_ms >= MODEL_KNOWN_MS // 2
+    ):
+        changed = Estimate() if known is None else msgspec.structs.replace(known)
+        changed.model, changed.model_at_ms = model, unit.now_ms
+        unit.save_estimate(organisation_id, subject, changed)
+
+
+def learn(
+    unit: UnitOfWork, organisation_id: str, subject: str, cost: int, model: str | None = None
+) -> None:
+    """Add the cost of a finished call, and the model that answered, to its estimate."""
     known = unit.estimate(organisation_id, subject)
     changed = Estimate() if known is None else msgspec.structs.replace(known)
     changed.learn(cost)
+    if model is not None:
+        changed.model, changed.model_at_ms = model, unit.now_ms
     unit.save_estimate(organisation_id, subject, changed)

@@ -22,12 +22,25 @@ def close(unit: UnitOfWork, reservation: Reservation, state: ledger.ReservationS
     unit.change_balances(balances)
     unit.change_reservation(reservation)
     left = ledger.release(reservation, balances, state)
+    if reservation.is_lease or reservation.is_request:
+        return left  # not one call, or with a bound of its own
     if reservation.spent or state == "settled":  # a call without cost counts too
-        for subject in estimates.subjects(
-            reservation.function, reservation.workflow_id, reservation.model
-        ):
-            estimates.learn(unit, reservation.organisation_id, subject, reservation.spent)
+        own, spent, asked = reservation.organisation_id, reservation.spent, reservation.model
+        answered_by = reservation.answered_by if asked is None else None
+        for subject in estimates.subjects(reservation.function, reservation.workflow_id, asked):
+            estimates.learn(unit, own, subject, spent, answered_by)
     return left
+
+
+def give_back(unit: UnitOfWork, reservation: Reservation, amount: int) -> None:
+    """Return a part of what an open reservation holds, at most all of it."""
+    amount = min(amount, reservation.held)
+    if not amount:
+        return
+    balances = [unit.balance(balance_id) for balance_id in reservation.balance_ids]
+    unit.change_balances(balances)
+    unit.change_reservation(reservation)
+    ledger.give_back(reservation, balances, amount)
 
 
 def own_reservation(unit: UnitOfWork, request: Request, reservation_id: str) -> Reservation | None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+from guard.core import wire
+from guard.gateway.domain import stored_reply
 from guard.gateway.domain.commands import Answer, Request
 from guard.gateway.domain.render import conflict
 from guard.gateway.ledger.state import StoredAnswer
@@ -15,6 +19,10 @@ def lookup_key(request: Request) -> str | None:
     return f"{request.key_id}/{request.idempotency_key}"
 
 
+UNDECIDED: Final = 0
+"""Status of a stored answer whose request was taken in and is going to be decided once more."""
+
+
 def replay(unit: UnitOfWork, request: Request) -> Answer | None:
     """Return the stored answer to a repeated request, a conflict, or ``None`` for a new one."""
     if request.idempotency_key is None:
@@ -24,13 +32,29 @@ def replay(unit: UnitOfWork, request: Request) -> Answer | None:
         return None
     if kept.fingerprint != request.fingerprint:
         return conflict()
-    return Answer(kept.status, kept.body, replay=True)
+    return Answer(kept.status, stored_reply.unpacked(kept.body), replay=True)
 
 
-def keep(unit: UnitOfWork, request: Request, answer: Answer) -> None:
-    """Store an answer for repeats."""
-    if request.idempotency_key is not None and answer.kept:
-        unit.store_answer(
-            f"{request.key_id}/{request.idempotency_key}",
-            StoredAnswer(request.fingerprint, answer.status, answer.body),
-        )
+def keep_undecided(unit: UnitOfWork, request: Request) -> None:
+    """Note that a request was taken in, so that no repeat of it gives back twice."""
+    keep(unit, request, Answer(UNDECIDED, b""))
+
+
+def keep(
+    unit: UnitOfWork, request: Request, answer: Answer, reply: wire.GateReply | None = None
+) -> None:
+    """Store an answer for repeats.
+
+    Args:
+        unit: of the request's effects.
+        request: what was asked.
+        answer: the answer.
+        reply: its body, if that is a reply of the gate; stored in a shorter form.
+    """
+    if request.idempotency_key is None or not answer.kept:
+        return
+    body = None if reply is None else stored_reply.packed(reply)
+    unit.store_answer(
+        f"{request.key_id}/{request.idempotency_key}",
+        StoredAnswer(request.fingerprint, answer.status, answer.body if body is None else body),
+    )

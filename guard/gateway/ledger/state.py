@@ -9,15 +9,35 @@ from msgspec import Struct
 
 from guard.core import wire
 from guard.gateway.domain import models, records
-from guard.gateway.domain.commands import GateCommand, IngestCommand, ReleaseCommand
+from guard.gateway.domain.commands import (
+    GateCommand,
+    IngestCommand,
+    LeaseCommand,
+    ReleaseCommand,
+)
 from guard.gateway.domain.control import Directives
 from guard.gateway.domain.ledger import Account, Reservation
 
 ScopeKeys = tuple[str | None, str | None, str | None, str | None, tuple[str, ...]]
 """Workflow, agent, chain and key of a call or an event, and every name of its models."""
 
-BudgetIndex = dict[str, dict[str, list[records.Budget]]]
-"""Budgets by kind of scope and scope id."""
+
+class BudgetsOfKind(Struct):
+    """The budgets of one kind of scope.
+
+    Attributes:
+        exact: by the id that they are of.
+        globs: for each matching id by itself.
+        each: for each id by itself.
+    """
+
+    exact: dict[str, list[records.Budget]] = {}
+    globs: list[records.Budget] = []
+    each: list[records.Budget] = []
+
+
+BudgetIndex = dict[str, BudgetsOfKind]
+"""Budgets by kind of scope."""
 
 
 class Scopes(Struct):
@@ -29,27 +49,42 @@ class Scopes(Struct):
     """
 
     lookup_key: str | None = None
-    command: GateCommand | IngestCommand | ReleaseCommand | None = None
+    command: GateCommand | IngestCommand | LeaseCommand | ReleaseCommand | None = None
 
     def reservation_ids(self) -> set[str]:
         """Return the reservations that the command names."""
-        if isinstance(self.command, ReleaseCommand):
-            return {self.command.reservation_id}
-        events = [] if self.command is None else self.command.events
-        return {
+        command = self.command
+        if command is None:
+            return set()
+        if isinstance(command, ReleaseCommand):
+            return {command.reservation_id}
+        if isinstance(command, LeaseCommand):
+            return {command.update.lease_id}
+        found = {
             priced.event.reservation_id
-            for priced in events
+            for priced in command.events
             if priced.event.reservation_id is not None
         }
+        if isinstance(command, GateCommand):
+            lease = command.call.lease
+            named = (command.call.held, None if lease is None else lease.lease_id)
+            found.update(each for each in named if each is not None)
+        return found
 
-    def scope_keys(self, find: Callable[[str], Reservation | None]) -> set[ScopeKeys]:
+    def scope_keys(
+        self,
+        find: Callable[[str], Reservation | None],
+        last_model: Callable[[str, str, str | None], str | None],
+    ) -> set[ScopeKeys]:
         """Return the scopes whose balances the command may read or change.
 
         Args:
             find: returns a reservation by its id; an event inherits what it leaves out.
+            last_model: returns the model that calls of an organisation, function and workflow
+                have used last; a gate that names none reads its balances.
         """
         command = self.command
-        if command is None or isinstance(command, ReleaseCommand):
+        if command is None or isinstance(command, (LeaseCommand, ReleaseCommand)):
             return set()
         key_id = command.request.key_id
         found: set[ScopeKeys] = set()
@@ -69,6 +104,16 @@ class Scopes(Struct):
             chain = None if call.chain is None else call.chain.id
             asked = None if call.model == wire.UNKNOWN_MODEL else call.model
             found.add((call.workflow_id, call.agent, chain, key_id, models.names(asked)))
+            answers = command.answers_function
+            if answers is not None:
+                answered = last_model(command.request.organisation_id, answers, None)
+                named = models.names(answered, asked)
+                found.add((call.workflow_id, call.agent, chain, key_id, named))
+            if asked is None:
+                function = f"{call.kind}:{call.function}"
+                own = command.request.organisation_id
+                guessed = models.names(last_model(own, function, call.workflow_id))
+                found.add((None, None, None, None, guessed))
         return found
 
 

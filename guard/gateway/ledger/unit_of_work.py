@@ -110,6 +110,15 @@ class MoneyStore(Protocol):
     def change_reservation(self, reservation: Reservation) -> None:
         """Announce that a reservation is going to change."""
 
+    def expire_sooner(self, reservation: Reservation, expires_at_ms: int) -> None:
+        """Change a reservation's expiry to an earlier one."""
+
+    def open_leases(self, balance_ids: Sequence[int]) -> list[Reservation]:
+        """Return the open leases that hold money on any of these balances; for reading only."""
+
+    def all_open_leases(self) -> list[Reservation]:
+        """Return every open lease."""
+
     def expired_reservations(self, limit: int) -> list[Reservation]:
         """Return open reservations past their expiry that this unit may change."""
 

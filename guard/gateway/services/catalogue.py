@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+
 from msgspec import Struct
 
+from guard.core import wire
 from guard.gateway.domain import policy
 from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.records import OrganisationSettings, Rates
@@ -12,11 +15,16 @@ from guard.gateway.storage.port import Storage
 
 
 class OrgView(Struct):
-    """One organisation's settings, policies and prices."""
+    """One organisation's settings, policies and prices; ``version`` changes with each of them.
+
+    ``tool_rules`` caches those of each key.
+    """
 
     settings: OrganisationSettings
     rules: list[policy.Rules]
     prices: PriceBook
+    version: str = ""
+    tool_rules: dict[tuple[str, str | None], wire.ToolRules] = {}
 
 
 class CatalogueCache:
@@ -55,7 +63,13 @@ class CatalogueCache:
     async def _read(self, organisation_id: str) -> OrgView:
         for organisation in await self._storage.organisations():
             if organisation.organisation_id == organisation_id:
-                rules = policy.compiled(await self._storage.policies(organisation_id))
+                policies = await self._storage.policies(organisation_id)
                 prices = await self._storage.prices(organisation_id)
-                return OrgView(organisation.settings, rules, PriceBook(prices, self._fallback))
+                content = wire.encode([organisation.settings, policies, prices])
+                return OrgView(
+                    organisation.settings,
+                    policy.compiled(policies),
+                    PriceBook(prices, self._fallback),
+                    hashlib.blake2b(content, digest_size=8).hexdigest(),
+                )
         raise NotFoundError("no such organisation")

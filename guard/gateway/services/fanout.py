@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from guard.core import wire
@@ -16,8 +16,9 @@ QUEUE_MAX: Final = 1000
 class Subscription:
     """One channel's view of the messages; iterate with :meth:`next`."""
 
-    def __init__(self, key_id: str) -> None:
+    def __init__(self, key_id: str, *, pushes: bool = True) -> None:
         self.key_id = key_id
+        self.pushes = pushes
         self.overrun = False
         self._queue: asyncio.Queue[wire.ControlMessage | None] = asyncio.Queue()
 
@@ -27,6 +28,13 @@ class Subscription:
             self.overrun = True
         else:
             self._queue.put_nowait(message)
+
+    def offer_recall(self, message: wire.ControlMessage) -> bool:
+        """Queue a message that is worth nothing later; ``False`` when the channel is behind."""
+        if not self.pushes or self._queue.qsize() >= QUEUE_MAX:
+            return False
+        self._queue.put_nowait(message)
+        return True
 
     async def next(self, timeout_s: float) -> wire.ControlMessage | None:
         """Return the next message; ``None`` asks the channel to check its key.
@@ -45,9 +53,15 @@ class Hub:
         self._subscriptions: dict[str, set[Subscription]] = {}
         self.closing = False
 
-    def subscribe(self, organisation_id: str, key_id: str) -> Subscription:
-        """Open a subscription; everything committed from now on reaches it."""
-        subscription = Subscription(key_id)
+    def subscribe(self, organisation_id: str, key_id: str, *, pushes: bool = True) -> Subscription:
+        """Open a subscription; everything committed from now on reaches it.
+
+        Args:
+            organisation_id: whose messages.
+            key_id: of the client.
+            pushes: whether messages are pushed to the client; else it polls for stored ones.
+        """
+        subscription = Subscription(key_id, pushes=pushes)
         self._subscriptions.setdefault(organisation_id, set()).add(subscription)
         return subscription
 
@@ -71,6 +85,25 @@ class Hub:
                 for each in groups:
                     for subscription in self._subscriptions.get(each, ()):
                         subscription.offer(None)
+
+    def recall(self, organisation_id: str, leases: Mapping[str, Sequence[str]]) -> int:
+        """Ask holders for what they do not use, over every socket of their keys.
+
+        Args:
+            organisation_id: of the leases.
+            leases: lease ids by the key that holds them.
+
+        Returns:
+            How many sockets the question is on its way to. It is never stored: a channel that is
+            away or far behind does not get it.
+        """
+        asked = 0
+        for subscription in self._subscriptions.get(organisation_id, ()):
+            held = leases.get(subscription.key_id)
+            if held:
+                message = wire.ControlMessage(seq=0, type="recall", leases=list(held))
+                asked += subscription.offer_recall(message)
+        return asked
 
     def close(self) -> None:
         """Wake every channel so that it can end."""

@@ -90,6 +90,7 @@ def _price(
         if priced.cost > EVENT_NANOUSD_MAX:
             raise _RejectedError("GD-E001", f"cost above {EVENT_NANOUSD_MAX} nano-dollars")
         priced.provider, priced.model = data.provider, data.model
+        priced.observed = data.source == "auto"
         priced.response_id = data.response_id or None
         priced.request_id = data.request_id or None
         if priced.response_id is not None and priced.provider is None:

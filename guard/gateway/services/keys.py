@@ -68,22 +68,26 @@ def make_key(
 
 
 class KeyRing:
-    """Looks keys up by hash, with a cache that a revocation empties at once."""
+    """Looks keys up by hash, with a cache that a revocation empties at once.
+
+    Attributes:
+        generation: rises whenever some key may have changed.
+    """
 
     def __init__(self, directory: Directory, clock_ms: Callable[[], int]) -> None:
         self._directory = directory
         self._clock_ms = clock_ms
         self._cache: dict[bytes, KeySecret | None] = {}
-        self._generation = 0
+        self.generation = 0
 
     async def find(self, api_key: str, role: str) -> KeySecret | None:
         """Return a valid key of this role, or ``None``."""
         hashed = hash_key(api_key)
         found = self._cache.get(hashed)
         if found is None and hashed not in self._cache:
-            generation = self._generation
+            generation = self.generation
             found = await self._directory.find_key(hashed)
-            if generation == self._generation:
+            if generation == self.generation:
                 if len(self._cache) >= _CACHE_MAX:
                     self._cache.clear()
                 self._cache[hashed] = found
@@ -96,5 +100,5 @@ class KeyRing:
 
     def forget(self) -> None:
         """Empty the cache, because some key has changed."""
-        self._generation += 1
+        self.generation += 1
         self._cache.clear()

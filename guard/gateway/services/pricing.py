@@ -7,18 +7,20 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
-from guard.core.wire import UNKNOWN_MODEL, LlmData
-from guard.gateway.domain import globs
+from guard.core import globs
+from guard.core.wire import UNKNOWN_MODEL, LlmData, ModelRates
 from guard.gateway.domain.records import Price, Rates
+from guard.gateway.domain.request_cost import (
+    ASSUMED_INPUT_TOKENS,
+    WORST_INPUT_TOKENS,
+    WORST_OUTPUT_TOKENS,
+)
 from guard.gateway.domain.tariffs import Tariff
 
 if TYPE_CHECKING:
     from genai_prices.types import ModelInfo
 
 NANOUSD_PER_USD: Final = 1_000_000_000
-ASSUMED_INPUT_TOKENS: Final = 4096
-WORST_INPUT_TOKENS: Final = 200_000
-WORST_OUTPUT_TOKENS: Final = 128_000
 _CACHE_MAX: Final = 10_000
 
 
@@ -35,6 +37,7 @@ class PriceBook:
         self._own = sorted(prices, key=lambda p: (-len(p.model), -len(p.provider)))
         self._fallback = Tariff(fallback, "fallback")
         self._known: dict[tuple[str | None, str], Tariff | None] = {}
+        self._rates: dict[tuple[str | None, str], ModelRates] = {}
         self._declared: dict[tuple[str, int | None, int | None, bool], int | None] = {}
 
     def tariff(self, provider: str | None, model: str) -> Tariff | None:
@@ -55,6 +58,15 @@ class PriceBook:
             return usage.cost_nanousd, "vendor"
         tariff = self.tariff(usage.provider, usage.model) or self._fallback
         return tariff.cost(usage), tariff.source
+
+    def model_rates(self, provider: str | None, model: str) -> ModelRates:
+        """Return a model's rates as the protocol shows them; unknown ones are the fallback's."""
+        key = (provider, model)
+        if key not in self._rates:
+            if len(self._rates) >= _CACHE_MAX:
+                self._rates.clear()
+            self._rates[key] = (self.tariff(provider, model) or self._fallback).dearest()
+        return self._rates[key]
 
     def declared(
         self, model: str, max_input: int | None, max_output: int | None, *, strict: bool

@@ -13,6 +13,7 @@ from guard.gateway.domain.commands import (
     Answer,
     GateCommand,
     IngestCommand,
+    LeaseCommand,
     ReleaseCommand,
 )
 from guard.gateway.domain.operators import Operator
@@ -25,6 +26,7 @@ from guard.gateway.ledger import (
     directory,
     expiry,
     gate,
+    leases,
     webhooks,
 )
 from guard.gateway.ledger.idempotency import lookup_key
@@ -55,9 +57,9 @@ class CommandStorage(abc.ABC):
 
     # -- ledger --------------------------------------------------------------------------------
 
-    async def gate(self, command: GateCommand) -> Answer:
+    def gate(self, command: GateCommand) -> Awaitable[Answer]:
         """Decide one call."""
-        return await self.write(
+        return self.write(
             lambda unit: gate.gate(unit, command),
             Scopes(lookup_key(command.request), command),
             weight=1 + len(command.events),
@@ -78,9 +80,20 @@ class CommandStorage(abc.ABC):
             Scopes(lookup_key(command.request), command),
         )
 
+    async def lease(self, command: LeaseCommand) -> Answer:
+        """Renew a lease, give back a part of it, or close it."""
+        return await self.write(
+            lambda unit: leases.update(unit, command),
+            Scopes(lookup_key(command.request), command),
+        )
+
     async def sweep(self) -> int:
         """Run the periodic work; return how many reservations have expired."""
         return await self.write(expiry.sweep)
+
+    async def resume(self) -> int:
+        """Renew open leases after a time without a gateway; return how many there are."""
+        return await self.write(leases.resume)
 
     # -- control -------------------------------------------------------------------------------
 

@@ -13,22 +13,65 @@ BUCKETS_MAX: Final = 10_000
 _FULL_WAIT_MS: Final = 1000
 
 
+class _Bucket:
+    """One counter: when its newest calls were made, and how many more are lent."""
+
+    __slots__ = ("lent", "per_ms", "window")
+
+    def __init__(self, per_ms: int) -> None:
+        self.window: collections.deque[int] = collections.deque()
+        self.per_ms = per_ms
+        self.lent = 0
+
+    def drop_old(self, now_ms: int) -> None:
+        while self.window and self.window[0] <= now_ms - self.per_ms:
+            self.window.popleft()
+
+
+class _Loan:
+    """Calls that a lease may make without asking: counted until they are certain to be over."""
+
+    __slots__ = ("buckets", "calls", "first_name", "until_ms")
+
+    def __init__(self, first_name: str, buckets: list[_Bucket], calls: int, until_ms: int) -> None:
+        self.first_name = first_name
+        self.buckets = buckets
+        self.calls = calls
+        self.until_ms = until_ms
+
+
 class _Windows:
     """The counters of one organisation."""
 
     def __init__(self) -> None:
-        self.buckets: dict[str, tuple[collections.deque[int], int]] = {}
+        self.buckets: dict[str, _Bucket] = {}
+        self.loans: dict[str, _Loan] = {}
         self.cleaned_ms = 0
 
     def clean(self, now_ms: int) -> None:
-        """Drop expired counters, at most once a second."""
+        """Drop expired counters and loans, at most once a second."""
         if not 0 <= now_ms - self.cleaned_ms < _FULL_WAIT_MS:
             self.cleaned_ms = now_ms
+            self.end_loans(now_ms)
             self.buckets = {
-                name: (window, per_ms)
-                for name, (window, per_ms) in self.buckets.items()
-                if window and window[-1] > now_ms - per_ms
+                name: bucket
+                for name, bucket in self.buckets.items()
+                if bucket.lent or (bucket.window and bucket.window[-1] > now_ms - bucket.per_ms)
             }
+
+    def end_loans(self, now_ms: int) -> None:
+        """Drop loans whose calls, made at the last moment, count no longer."""
+        for name, loan in list(self.loans.items()):
+            if loan.until_ms + max(bucket.per_ms for bucket in loan.buckets) <= now_ms:
+                self.end_loan(name)
+
+    def end_loan(self, name: str) -> _Loan | None:
+        """Take a loan out of its counters, and return it."""
+        loan = self.loans.pop(name, None)
+        if loan is not None:
+            for bucket in loan.buckets:
+                bucket.lent -= loan.calls
+        return loan
 
 
 class MemoryRates:
@@ -52,25 +95,107 @@ class MemoryRates:
             ``None`` if the call may proceed, else the milliseconds until it may be tried again.
         """
         now = self._clock_ms()
-        own = self._organisations.setdefault(organisation_id, _Windows())
-        if len(own.buckets) + len(uses) > BUCKETS_MAX:
-            own.clean(now)
+        own = self._windows(organisation_id, uses, now)
         wait_ms = 0
-        windows = []
+        buckets = []
         for use in uses:
-            found = own.buckets.get(use.bucket)
-            if found is None:
-                if len(own.buckets) >= BUCKETS_MAX:
-                    return _FULL_WAIT_MS
-                found = own.buckets[use.bucket] = (collections.deque(), use.per_ms)
-            window = found[0]
-            while window and window[0] <= now - use.per_ms:
-                window.popleft()
-            if len(window) >= use.calls:
-                wait_ms = max(wait_ms, window[len(window) - use.calls] + use.per_ms - now)
-            windows.append(window)
+            bucket = self._bucket(own, use, now)
+            if bucket is None:
+                return _FULL_WAIT_MS
+            count = len(bucket.window)
+            if bucket.lent and count + bucket.lent >= use.calls:
+                own.end_loans(now)
+            over = count + bucket.lent - use.calls
+            if over >= count:  # what is lent may come back at any time
+                wait_ms = max(wait_ms, min(use.per_ms, _FULL_WAIT_MS))
+            elif over >= 0:
+                wait_ms = max(wait_ms, bucket.window[over] + use.per_ms - now)
+            buckets.append(bucket)
         if wait_ms:
             return wait_ms
-        for window in windows:
-            window.append(now)
+        for bucket in buckets:
+            bucket.window.append(now)
         return None
+
+    async def lend(
+        self, organisation_id: str, uses: Sequence[CapUse], name: str, wanted: int, ttl_ms: int
+    ) -> int:
+        """Count calls in advance, which the holder of a lease is going to make within a time.
+
+        Args:
+            organisation_id: whose caps.
+            uses: the caps.
+            name: names the loan.
+            wanted: how many calls at most; fewer where that leaves too little to other holders.
+            ttl_ms: how long the calls may be made.
+
+        Returns:
+            How many calls are lent.
+        """
+        now = self._clock_ms()
+        own = self._windows(organisation_id, uses, now)
+        buckets = [self._bucket(own, use, now) for use in uses]
+        known = [bucket for bucket in buckets if bucket is not None]
+        if not uses or len(known) < len(uses) or len(own.loans) >= BUCKETS_MAX:
+            return 0
+        rooms = [
+            use.calls - len(bucket.window) - bucket.lent
+            for use, bucket in zip(uses, known, strict=True)
+        ]
+        calls = min(wanted, min(rooms) // (len(own.loans) + 2))
+        if calls < 1:
+            return 0
+        own.end_loan(name)
+        own.loans[name] = _Loan(name, known, calls, now + ttl_ms)
+        for bucket in known:
+            bucket.lent += calls
+        return calls
+
+    async def settle(
+        self, organisation_id: str, name: str, unused: int, *, unless: str | None = None
+    ) -> None:
+        """End a loan: what is unused is free again, the rest counts as made now, if not before.
+
+        Args:
+            organisation_id: whose caps.
+            name: of the loan.
+            unused: how many of its calls were not made.
+            unless: the loan stays if this was its first name.
+        """
+        own = self._organisations.get(organisation_id)
+        found = None if own is None else own.loans.get(name)
+        if own is None or found is None or found.first_name == unless:
+            return
+        loan = own.end_loan(name)
+        assert loan is not None
+        now = self._clock_ms()
+        used = loan.calls - min(unused, loan.calls)
+        for bucket in loan.buckets:
+            bucket.window.extend([min(now, loan.until_ms)] * used)
+
+    async def extend(
+        self, organisation_id: str, name: str, ttl_ms: int, new_name: str | None = None
+    ) -> None:
+        """Give the holder of a loan more time, and the loan another name."""
+        own = self._organisations.get(organisation_id)
+        loan = None if own is None else own.loans.pop(name, None)
+        if own is not None and loan is not None:
+            loan.until_ms = self._clock_ms() + ttl_ms
+            own.loans[new_name or name] = loan
+
+    def _windows(self, organisation_id: str, uses: Sequence[CapUse], now_ms: int) -> _Windows:
+        own = self._organisations.setdefault(organisation_id, _Windows())
+        if len(own.buckets) + len(uses) > BUCKETS_MAX:
+            own.clean(now_ms)
+        return own
+
+    @staticmethod
+    def _bucket(own: _Windows, use: CapUse, now_ms: int) -> _Bucket | None:
+        """Return the counter of a cap; ``None`` when the organisation has too many."""
+        found = own.buckets.get(use.bucket)
+        if found is None:
+            if len(own.buckets) >= BUCKETS_MAX:
+                return None
+            found = own.buckets[use.bucket] = _Bucket(use.per_ms)
+        found.drop_old(now_ms)
+        return found

@@ -7,7 +7,7 @@ interleaving, crash and retry. One conformance suite runs against every implemen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from guard.core import wire
@@ -17,6 +17,7 @@ from guard.gateway.domain.commands import (
     Answer,
     GateCommand,
     IngestCommand,
+    LeaseCommand,
     PostCommitEvent,
     ReleaseCommand,
 )
@@ -26,12 +27,18 @@ from guard.gateway.domain.rulesets import Change, RuleSet
 
 
 class Ledger(Protocol):
-    """Budgets at work: decisions and charges."""
+    """Budgets at work: decisions and charges.
 
-    async def gate(self, command: GateCommand) -> Answer: ...
+    What ``gate`` returns is awaited without a task (:mod:`guard.gateway.api.stepping`): a store
+    whose decision needs one, such as for ``asyncio.timeout``, returns the task.
+    """
+
+    def gate(self, command: GateCommand) -> Awaitable[Answer]: ...
     async def ingest(self, command: IngestCommand) -> Answer: ...
     async def release(self, command: ReleaseCommand) -> Answer: ...
+    async def lease(self, command: LeaseCommand) -> Answer: ...
     async def sweep(self) -> int: ...
+    async def resume(self) -> int: ...
     async def verify_ledger(self) -> records.LedgerReport: ...
 
 

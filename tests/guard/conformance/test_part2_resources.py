@@ -387,6 +387,11 @@ class TestStatusSnapshot:
             "unseen_hosts",
             "sdk_version",
             "pid",
+            "decisions",
+            "leases",
+            "leased_nanousd",
+            "leased_calls",
+            "mode",
         ]
 
 

@@ -240,7 +240,8 @@ class TestChainOperations:
 
         @guard.protect
         def body() -> int:
-            return httpx.post(url, json={"model": "m", "messages": []}).status_code
+            asked = {"model": "cheap", "messages": [], "max_tokens": 10}
+            return httpx.post(url, json=asked).status_code
 
         with guard.chain(name):
             self._spend(110)

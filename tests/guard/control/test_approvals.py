@@ -150,3 +150,34 @@ async def test_cancelled_between_the_question_and_the_wait(
     with pytest.raises(asyncio.CancelledError):
         await task
     await until_async(lambda: statuses(tenant) == ["withdrawn"], WAIT_S)
+
+
+@pytest.mark.long
+@pytest.mark.asyncio
+async def test_a_thousand_and_more_wait_at_once(runtime: Any, tenant: Any) -> None:
+    """None is forgotten for another: the first yes comes when 1,100 are waiting."""
+    await asyncio.to_thread(tenant.admin.set_policy, "p", approval_tools=["act_async"])
+    wanted, at_once = 1100, 50
+    session = runtime.events.session
+    tasks: list[asyncio.Task[str]] = []
+    approval_ids: list[str] = []
+
+    def all_wait() -> bool:
+        return len(session._approvals) == len(tasks)
+
+    for _ in range(wanted // at_once):
+        tasks.extend(asyncio.create_task(act_async()) for _ in range(at_once))
+        await until_async(all_wait, WAIT_S)
+        query = {"status": "pending", "limit": at_once}  # the newest ones
+        page = await asyncio.to_thread(tenant.admin.request, "GET", "/approvals", **query)
+        approval_ids += [each["approval_id"] for each in page]
+    assert len(set(approval_ids)) == wanted
+
+    def approve() -> None:
+        for approval_id in approval_ids:
+            tenant.admin.answer_approval(approval_id, approved=True)
+
+    await asyncio.to_thread(approve)
+    assert await asyncio.gather(*tasks) == ["done"] * wanted
+    assert not session._approvals
+    assert not session._early_answers

@@ -42,9 +42,11 @@ def elsewhere() -> Iterator[GatewayProcess]:
 
 @pytest.fixture
 def crowded(elsewhere: GatewayProcess) -> GuardRuntime:
-    """A runtime that hears this gateway's kills at once."""
+    """A runtime that hears this gateway's kills at once, and asks it over HTTP."""
     runtime = GuardRuntime(elsewhere.key, elsewhere.url, timeout_ms=5000).open()
     until(lambda: runtime.status().control_channel == "websocket", WAIT_S)
+    assert runtime.events.session is not None
+    runtime.events.session.asks.is_supported = False
     return runtime
 
 

@@ -14,8 +14,8 @@ import pytest
 from guard.core import wire
 from guard.gateway.domain.commands import PostCommitEvent
 from guard.gateway.embedded import run_gateway
-from guard.gateway.server import GuardedSocketProtocol
 from guard.gateway.services.fanout import QUEUE_MAX, Hub
+from guard.gateway.websocket import SocketProtocol
 from tests.support.waiting import until, until_async
 
 WAIT_S = 30.0
@@ -155,7 +155,7 @@ async def test_a_kill_reaches_thousands_past_several_that_do_not_read() -> None:
             await until_async(lambda: hub.count() == SLOW, WAIT_S)
             # One is given up as after pings without an answer; the others by the gateway's end.
             connections = gateway._server._server.server_state.connections
-            given_up = next(each for each in connections if isinstance(each, GuardedSocketProtocol))
+            given_up = next(each for each in connections if isinstance(each, SocketProtocol))
             gateway._loop.call_soon_threadsafe(given_up.keepalive_timeout)  # type: ignore[union-attr]
             await until_async(lambda: hub.count() == SLOW - 1, WAIT_S)
         assert hub.count() == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import textwrap
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -86,6 +88,21 @@ def test_trace_ids_follow_w3c_trace_context() -> None:
     assert all(re.fullmatch(r"[0-9a-f]{16}", span) and int(span, 16) for span in spans)
     assert all(re.fullmatch(r"[0-9a-f]{32}", trace) and int(trace, 16) for trace in traces)
     assert len({*spans, *traces}) == 198
+
+
+def test_trace_ids_are_drawn_many_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each draw lets go of the interpreter lock, which another thread may take."""
+    factory = IdFactory()
+    draws: list[int] = []
+    draw = os.urandom
+
+    def counted(size: int) -> bytes:
+        draws.append(size)
+        return draw(size)
+
+    monkeypatch.setattr(os, "urandom", counted)
+    assert len({factory.trace_id() for _ in range(200)}) == 200
+    assert len(draws) == 2
 
 
 def test_unique_across_forks() -> None:

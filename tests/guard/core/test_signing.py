@@ -24,8 +24,10 @@ from guard.core.signing import (
     SignatureParameters,
     content_digest,
     sign,
+    sign_asks,
     sign_frame,
     verify,
+    verify_asks,
     verify_frame,
 )
 
@@ -333,3 +335,31 @@ class TestFrames:
         request = good()
         value = request["signature"][len("guard=:") : -1]
         assert not verify_frame(SECRET, NONCE, request["body"], value)
+
+
+class TestRequestFrames:
+    """A client's frames of requests: bound to the connection and to their place in it."""
+
+    FRAME = b'{"type":"asks","asks":[]}'
+
+    def test_round_trip(self) -> None:
+        assert verify_asks(SECRET, NONCE, 3, self.FRAME, sign_asks(SECRET, NONCE, 3, self.FRAME))
+
+    @pytest.mark.parametrize(
+        ("secret", "nonce", "number", "payload"),
+        [
+            ("other", NONCE, 3, FRAME),
+            (SECRET, "another-nonce", 3, FRAME),
+            (SECRET, NONCE, 4, FRAME),
+            (SECRET, NONCE, 3, FRAME + b" "),
+        ],
+    )
+    def test_everything_is_covered(
+        self, secret: str, nonce: str, number: int, payload: bytes
+    ) -> None:
+        signature = sign_asks(SECRET, NONCE, 3, self.FRAME)
+        assert not verify_asks(secret, nonce, number, payload, signature)
+
+    def test_a_frame_of_the_gateway_cannot_be_sent_back(self) -> None:
+        payload = b"x"
+        assert sign_frame(SECRET, f"{NONCE}\n1", payload) != sign_asks(SECRET, NONCE, 1, payload)

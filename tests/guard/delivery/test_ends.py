@@ -141,7 +141,9 @@ class TestSignals:
             HEAD + "stop = []\nsignal.signal(signal.SIGTERM, lambda *_: stop.append(1))\n"
             "guard.init(); track(0, 50); print('ready', flush=True)\n"
             "while not stop: time.sleep(0.01)\n"
-            "track(50, 50); print(guard.status().state)",
+            "track(50, 50); ends = time.monotonic() + 20\n"
+            "while guard.status().state != 'ok' and time.monotonic() < ends: time.sleep(0.01)\n"
+            "print(guard.status().state)",
             env=env(tenant, GUARD_FLUSH_INTERVAL_MS="3600000"),
         )
         assert process.stdout is not None
@@ -186,6 +188,41 @@ class TestSignals:
         process.send_signal(signal.SIGINT)
         code, out, err = ended(process)
         assert (code, out.split(), err) == (0, ["50", "50"], "")
+
+    def test_ctrl_c_while_it_connects(self, tenant: Any, spawn: Spawn, black_hole: str) -> None:
+        """The tasks that open connections have not begun when all of them are cancelled."""
+        process = spawn(
+            "import os, signal, sys, threading, time\n"
+            "import guard\n"
+            "class Slow:\n"
+            "    def find_spec(self, name, path=None, target=None):\n"
+            "        if name == 'guard.runtime.session' and not done.is_set():\n"
+            "            assert threading.current_thread() is not threading.main_thread()\n"
+            "            done.set(); os.kill(os.getpid(), signal.SIGINT); time.sleep(0.3)\n"
+            "done = threading.Event(); sys.meta_path.insert(0, Slow())\n"
+            "try:\n"
+            "    guard.init()\n"
+            "except KeyboardInterrupt:\n"
+            "    print(done.is_set())\n",
+            # A coroutine that nobody awaits is a RuntimeWarning. The interpreter's own importer may
+            # leave a file open where the signal stops it (a ResourceWarning).
+            env=env(tenant, GUARD_API_URL=black_hole, PYTHONWARNINGS="always::RuntimeWarning"),
+        )
+        assert ended(process) == (0, "True\n", "")
+
+    def test_ctrl_c_while_it_is_imported(self, tenant: Any, spawn: Spawn) -> None:
+        """An exception while msgspec inspects a ``TypedDict`` would end the process (SIGSEGV)."""
+        process = spawn(
+            "import sys\n"
+            "def interrupt(frame, event, argument):\n"
+            "    if event == 'call' and frame.f_code.co_name == 'get_typeddict_info':\n"
+            "        raise KeyboardInterrupt\n"
+            "sys.setprofile(interrupt)\n"
+            "import guard\n"
+            "guard.init(); print('ready'); guard.shutdown()\n",
+            env=env(tenant),
+        )
+        assert ended(process) == (0, "ready\n", "")
 
 
 class TestSpool:
@@ -359,8 +396,8 @@ from guard.instrumentation import patching
 from guard.runtime import active
 runtime = guard.init()
 held = [facade._init_lock, active._lock, runtime._background._lock, runtime.events.buffer._lock,
-        runtime._ending, runtime.events.health._lock, runtime.enforcement.bodies._lock,
-        patching._lock, runtime.instrumentation.reading, runtime.gate._admission._lock]
+        runtime._ending, runtime.events.health._lock, patching._lock,
+        runtime.instrumentation.reading, runtime.gate._admission._lock]
 grabbed, done = threading.Event(), threading.Event()
 def grab():
     for lock in held: lock.acquire()

@@ -11,7 +11,9 @@ import pytest
 from guard.core.events import InstrumentedCall, llm_data
 from guard.core.wire import LlmData
 from guard.instrumentation import Instrumentation
-from guard.scope.scope import Scope
+from guard.scope.scope import Scope, current_scope
+from tests.guard.instrumentation.fake_gate import FakeGate
+from tests.guard.instrumentation.gated_clients import INSIDE
 from tests.guard.instrumentation.standin.server import StandIn
 
 
@@ -70,4 +72,19 @@ def observed() -> Iterator[Observed]:
     """An instrumentation that keeps what it reports."""
     observing = start_observing()
     yield observing
+    observing.instrumentation.uninstall()
+
+
+@pytest.fixture
+def gate() -> FakeGate:
+    return FakeGate()
+
+
+@pytest.fixture
+def gated(gate: FakeGate) -> Iterator[Observed]:
+    """A gated instrumentation, and the code inside a workflow."""
+    observing = start_observing(request_gate=gate)
+    token = current_scope.set(INSIDE)
+    yield observing
+    current_scope.reset(token)
     observing.instrumentation.uninstall()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import subprocess
 import sys
@@ -442,3 +443,33 @@ def test_a_dead_server_is_the_clients_error(observed: Any) -> None:
             client.post(f"http://127.0.0.1:{port}{CHAT}", json=ASK, timeout=10)
     assert observed.events == []
     assert isinstance(observed.instrumentation, Instrumentation)
+
+
+HALF_IMPORTED = """
+import sys, threading, time
+import guard
+
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if name == "websockets.asyncio.connection":
+            time.sleep(2)
+
+runtime = guard.GuardRuntime()
+sys.meta_path.insert(0, Slow())
+importing = threading.Thread(target=lambda: __import__("websockets.asyncio.client"))
+importing.start()
+while "websockets.asyncio.client" not in sys.modules:
+    time.sleep(0.001)
+runtime.instrumentation.install()
+importing.join()
+"""
+
+
+def test_a_client_that_another_thread_is_importing() -> None:
+    """A half of its module is there already; it is patched when the whole is."""
+    done = subprocess.run(
+        [sys.executable, "-c", HALF_IMPORTED],
+        env={**os.environ, "GUARD_API_KEY": "key"},
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert "cannot be instrumented" not in done.stderr

@@ -17,7 +17,8 @@ from guard.core.wire import GateRequest
 from guard.settings import Settings
 from guard.transport import client as client_module
 from guard.transport import http as http_module
-from guard.transport.client import BodyRefusedError, GatewayClient
+from guard.transport.client import GatewayClient
+from guard.transport.replies import BodyRefusedError
 
 pytestmark = pytest.mark.asyncio
 

@@ -11,6 +11,7 @@ from spamdetect.engine.concepts import Lexicon
 from spamdetect.engine.normalise import normalise
 from spamdetect.training import lexicon
 from spamdetect.training.dataset import DataError
+from spamdetect.training.notices import generate
 
 WORDS = Lexicon(
     {
@@ -62,6 +63,56 @@ def test_phrases_overlap() -> None:
 def test_what_was_seen_before_changes_nothing(text: str) -> None:
     fresh = Lexicon(WORDS.patterns)
     assert WORDS.find(text) == fresh.find(text) == sorted(set(WORDS.find(text)))
+
+
+def matches(word: str, pattern: str) -> bool:
+    if pattern.endswith("*"):
+        return word.startswith(pattern.strip("*"))
+    return word.endswith(pattern[1:]) if pattern[0] == "*" else word == pattern
+
+
+def plainly(text: str, words: Lexicon) -> list[int]:
+    """Each pattern is tried everywhere, one after the other."""
+    tokens = concepts.words_of(text)
+    runs = concepts._DENSE_RUN.findall(text)
+    named = set()
+    for number, name in enumerate(words.names):
+        for pattern in words.patterns[name]:
+            parts = pattern.split()
+            if concepts._DENSE.search(pattern):
+                if any(pattern.replace("*", "") in run for run in runs):
+                    named.add(number)
+            elif any(
+                all(map(matches, tokens[start:], parts))
+                for start in range(len(tokens) - len(parts) + 1)
+            ):
+                named.add(number)
+    return sorted(named)
+
+
+TANGLED = Lexicon(
+    {
+        "a": ["a*", "ab a*", "*b", "ab b ab", "免 费"],
+        "b": ["b", "b b", "abab*", "费免"],
+        "c": ["a b*", "b* a", "ba", "a ab b* ba"],
+    }
+)
+
+
+@given(st.text("ab ab 免费", max_size=40))
+@settings(deadline=None)
+def test_the_same_is_found_as_by_trying_every_pattern(text: str) -> None:
+    assert TANGLED.find(text) == plainly(text, TANGLED)
+    assert WORDS.find(text) == plainly(text, WORDS)
+
+
+@pytest.mark.parametrize("language", ["en", "ru", "th", "zh", "tr"])
+def test_the_same_is_found_in_notices_as_by_trying_every_pattern(language: str) -> None:
+    shipped = lexicon.shipped()
+    texts = [notice.text for notice in generate(0, 1) if notice.language == language]
+    for text in texts[::12]:
+        marked = normalise(text).marked
+        assert shipped.find(marked) == plainly(marked, shipped)
 
 
 def test_memory_of_words_is_bounded() -> None:

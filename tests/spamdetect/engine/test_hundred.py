@@ -15,7 +15,7 @@ from spamdetect.engine import Analysis, Engine
 from tests.spamdetect.engine.hundred import ORDINARY, SCAMS
 
 AIM: Final = {"ordinary": 47, "scams": 42}
-REACHED: Final = {"ordinary": 48, "scams": 45}
+REACHED: Final = {"ordinary": 49, "scams": 44}
 MESSAGES: Final = {"ordinary": ORDINARY, "scams": SCAMS}
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from spamdetect.engine import links
 from spamdetect.engine import normalise as module
 from spamdetect.engine.normalise import Normalised, normalise, normalise_many
 
@@ -104,6 +105,17 @@ def test_linear_time(unit: str) -> None:
     small = min(seconds(4_000) for _ in range(3))
     # Of the processor, which other work on the machine does not add to.
     assert seconds(200_000) < 50 * small * 12 + 2.0
+
+
+@example("h//a")
+@given(st.text("ab.@/: hwx[]\n", max_size=30))
+@settings(deadline=None)
+def test_only_words_without_a_sign_of_links_are_left_out(text: str) -> None:
+    text = text.replace("h", "http:").replace("w", "www.").replace("x", ".com")
+    everywhere = " ".join(
+        links.LINK.sub(lambda match: f"<{match.group()}>", word) for word in text.split(" ")
+    )
+    assert links.replace_links(text, lambda match: f"<{match.group()}>") == everywhere
 
 
 def parts(found: Normalised) -> tuple[object, ...]:

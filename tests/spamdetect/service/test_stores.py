@@ -18,6 +18,7 @@ import pytest_asyncio
 from spamdetect.errors import SpamConfigError
 from spamdetect.service.app import open_store
 from spamdetect.service.keys import KeySpec, KeyStore, StoreError, parse_key, secret_matches
+from spamdetect.service.sqlite_store import SqliteKeyStore
 
 pytestmark = pytest.mark.asyncio
 
@@ -202,6 +203,22 @@ async def test_a_revocation_by_another_process_is_seen_at_once(tmp_path: Path) -
     assert record.revoked_s is not None
     await one.close()
     await other.close()
+
+
+async def test_requests_of_one_turn_share_the_look_at_the_file(tmp_path: Path) -> None:
+    store = await open_store(f"sqlite:///{tmp_path / 'keys.sqlite3'}")
+    assert isinstance(store, SqliteKeyStore)
+    new = await store.create(KeySpec())
+    await store.find(new.key_id)
+    asked: list[str] = []
+    store._reader.set_trace_callback(asked.append)
+    await asyncio.sleep(0)
+    await asyncio.gather(*(store.find(new.key_id) for _ in range(5)))
+    assert len(asked) == 1
+    await asyncio.sleep(0)
+    await store.find(new.key_id)
+    assert len(asked) == 2
+    await store.close()
 
 
 async def test_a_locked_file_is_waited_for(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from random import Random
 
 import numpy as np
@@ -14,6 +15,7 @@ from spamdetect.training.augment import Plan
 from spamdetect.training.blending import Signals
 from spamdetect.training.dataset import SpamRow
 from spamdetect.training.families import families
+from spamdetect.training.letters import LETTER, PER_FOLD, letters
 from spamdetect.training.linear import Settings
 from spamdetect.training.made import made_rows
 from spamdetect.training.matrix import dense
@@ -46,14 +48,54 @@ def test_parts_are_whole(data: spam_fit.Corpus) -> None:
     ways = {
         way: [part for part in parts if part.way == way] for way in ("fold", "family", "domain")
     }
-    assert np.sum([part.inside for part in ways["fold"]], axis=0).tolist() == [1] * len(data.rows)
+    letter = np.array([row.kind == LETTER for row in data.rows])
+    assert letter.any()
+    assert np.sum([part.inside for part in ways["fold"]], axis=0).tolist() == (~letter).tolist()
     assert {"Germanic"} in [set(part.groups) for part in ways["family"]]
     assert {"Slavic"} in [set(part.groups) for part in ways["family"]]
     assert {name for part in ways["domain"] for name in part.groups} == {"SMS", "chat"}
     by_family = families(data.rows)
     for part in ways["family"]:
         for name, mask in part.groups.items():
-            assert mask.tolist() == [family == name for family in by_family]
+            same = [family == name for family in by_family]
+            assert mask.tolist() == (~letter & same).tolist()
+
+
+def test_letters_are_left_out_with_what_they_may_quote(data: spam_fit.Corpus) -> None:
+    letter = np.array([row.kind == LETTER for row in data.rows])
+    parts = judge.parts(data, ["fold", "family", "kind", "domain"])
+    by_family = np.array(families(data.rows))
+    for part in parts:
+        names = list(part.groups)
+        if part.way == "fold":
+            related = data.folds == int(names[0])
+        elif part.way == "family":
+            related = np.isin(by_family, names)
+        else:
+            related = np.full(len(data.rows), part.way == "kind")
+        assert part.aside.tolist() == (letter & related).tolist()
+        assert not (part.inside & letter).any()
+        assert part.fitted.tolist() == (~part.inside & ~part.aside).tolist()
+
+
+def test_letters_are_long_and_composed_of_notices_of_one_label_language_and_fold() -> None:
+    made = made_rows(0, 1)
+    notices = [row for row in made if row.kind != LETTER]
+    found = letters(notices, 0)
+    assert made == notices + found
+    assert found == letters(notices, 0)
+    assert {row.source for row in found} == {row.source for row in notices}
+    groups = Counter((row.source, row.is_spam, row.fold) for row in found)
+    assert set(groups.values()) == set(PER_FOLD.values())
+    lengths = sorted(len(row.text) for row in found)
+    assert lengths[len(lengths) // 2] > 3 * sum(len(row.text) for row in notices) / len(notices)
+    for row in found[::50]:
+        said = {
+            word for notice in notices for word in notice.text.split()
+            if (notice.source, notice.is_spam, notice.fold) == (row.source, row.is_spam, row.fold)
+        }  # fmt: skip
+        quoted = [word for word in row.text.split() if word in said]
+        assert sum(map(len, quoted)) > 0.5 * len(row.text)
 
 
 def test_all_texts_of_a_template_lie_in_one_fold() -> None:
@@ -65,7 +107,8 @@ def test_all_texts_of_a_template_lie_in_one_fold() -> None:
     by_pattern: dict[str, set[int]] = {}
     from spamdetect.training.notices import generate
 
-    for row, notice in zip(made, generate(3, 2), strict=True):
+    notices = [row for row in made if row.kind != LETTER]
+    for row, notice in zip(notices, generate(3, 2), strict=True):
         by_pattern.setdefault(notice.template.partition("/")[2], set()).add(row.fold)
     assert all(len(folds) == 1 for folds in by_pattern.values())
 

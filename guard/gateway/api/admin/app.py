@@ -14,7 +14,7 @@ from starlette.routing import BaseRoute, Route
 
 from guard.core import wire
 from guard.gateway.api.admin.operations import Call, Caller, Operation
-from guard.gateway.api.hot import parse
+from guard.gateway.api.decisions import parse
 from guard.gateway.api.http import ProblemError, decoded, fail, headers_of, read_body
 from guard.gateway.domain.commands import Actor
 from guard.gateway.domain.errors import ConflictError, NotFoundError, StoreError

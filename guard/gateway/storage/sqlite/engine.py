@@ -29,6 +29,9 @@ LOG_BYTES_MAX: Final = 64 * 1024 * 1024
 
 REPORT_CONNECTIONS: Final = 2
 
+SUM_STEPS_MAX: Final = 8
+"""Steps of one sweep that sum events by scope and day: at most a fifth of the writer's time."""
+
 
 class SqliteEngine:
     """Opens and closes the file, and runs work on its writer and its readers.
@@ -137,6 +140,14 @@ class SqliteEngine:
             if not self._retention.is_due(self.clock_ms()):
                 break
             await self.write(self._retention.step, weight=INLINE_WEIGHT_MAX + 1)
+
+    async def sum_days(self) -> None:
+        """Sum events by scope and day, on the writer's thread and in short steps like retention."""
+        unit = self._unit
+        for _ in range(SUM_STEPS_MAX):
+            if unit is None or not unit.scope_days.is_due:
+                break
+            await self.write(lambda unit: unit.scope_days.step(), weight=INLINE_WEIGHT_MAX + 1)
 
     async def ready(self) -> bool:
         """Tell whether the store answers and its last commit succeeded."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import sqlite3
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Any
 
 from guard.core import wire
 from guard.gateway.domain import records
@@ -17,6 +17,7 @@ from guard.gateway.domain.commands import PricedEvent, Refusal, Request
 from guard.gateway.domain.estimates import Estimate
 from guard.gateway.domain.ledger import Account, Balance, Reservation
 from guard.gateway.ledger.state import Chain, OrganisationState, ScopeKeys, StoredAnswer
+from guard.gateway.storage.sqlite.event_table import add_event
 from guard.gateway.storage.sqlite.replay import ReplayTable
 from guard.gateway.storage.sqlite.rows import (
     balance_from_row,
@@ -24,20 +25,9 @@ from guard.gateway.storage.sqlite.rows import (
     reservation_from_row,
 )
 from guard.gateway.storage.sqlite.scope_totals import ScopeTotals
-from guard.gateway.storage.sqlite.tables import CACHE_MAX, Tables, make_room, restore_list
+from guard.gateway.storage.sqlite.seen_totals import SeenTotals
+from guard.gateway.storage.sqlite.tables import CACHE_MAX, Tables, make_room
 from guard.gateway.storage.sqlite.usage_rollups import UsageRollups
-
-_EVENT_SQL: Final = (
-    "INSERT OR IGNORE INTO events (organisation_id, event_id, type, at_ms, received_at_ms,"
-    " charged_at_ms, key_id, workflow_id, run_id, chain_id, agent, call_id, reservation_id,"
-    " provider, model, response_id, input_tokens, output_tokens, cost_nanousd, price_source,"
-    " flags, balance_ids, data, trace_id, span_id, parent_span_id, request_id)"
-    " VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
-)
-_RESPONSE_SQL: Final = (
-    "SELECT event_seq FROM events INDEXED BY events_response WHERE organisation_id = ?"
-    " AND provider = ? AND response_id = ?"
-)
 
 
 class MoneyTables(Tables):
@@ -47,6 +37,7 @@ class MoneyTables(Tables):
         super().__init__(connection)
         self.balances: dict[int, Balance] = {}
         self.reservations: dict[str, Reservation] = {}
+        self.leases: dict[str, Reservation] = {}
         self.exhausted: dict[int, str] = {}
         self.chains: dict[tuple[str, str], Chain | None] = {}
         self.estimates: dict[tuple[str, str], Estimate | None] = {}
@@ -56,11 +47,10 @@ class MoneyTables(Tables):
         self._dirty_reservations: dict[str, Reservation] = {}
         self._dirty_chains: dict[tuple[str, str], None] = {}
         self._dirty_estimates: dict[tuple[str, str], None] = {}
-        self._workflow_deltas: dict[tuple[str, str], list[int]] = {}
-        self._run_deltas: dict[tuple[str, str], list[Any]] = {}
         self._answers = ReplayTable(self)
         self.rollups = UsageRollups(self)
         self.totals = ScopeTotals(self)
+        self.seen = SeenTotals(self)
         for row in self.rows(
             "SELECT * FROM reservations WHERE reservation_id >= coalesce((SELECT value FROM facts"
             " WHERE name = 'oldest_open'), '') AND state = 'open'"
@@ -134,7 +124,7 @@ class MoneyTables(Tables):
         log, dirty = self.undo_log, self._dirty_balances
         for b in balances:
             log.append((_restore_balance, b, b.committed, b.reserved, b.overspend,
-                        b.authorized_max, b.level, b.exhausted, b.opening))  # fmt: skip
+                        b.authorized_max, b.level, b.exhausted, b.opening, b.leases))  # fmt: skip
             dirty[b.balance_id] = b
 
     def note_exhausted(self, balance_id: int, organisation_id: str) -> None:
@@ -184,18 +174,42 @@ class MoneyTables(Tables):
 
     def _adopt(self, reservation: Reservation) -> None:
         self.reservations[reservation.reservation_id] = reservation
+        if reservation.is_lease:
+            self.leases[reservation.reservation_id] = reservation
         heapq.heappush(self._expiries, (reservation.expires_at_ms, reservation.reservation_id))
 
     def _drop_reservation(self, key: str) -> None:
         self._new_reservations.pop(key, None)
         self.reservations.pop(key, None)
+        self.leases.pop(key, None)
 
     def change_reservation(self, reservation: Reservation) -> None:
         """Note a reservation to write back, and its values to restore."""
         r, key = reservation, reservation.reservation_id
-        self.undo_log.append((_restore_reservation, r, r.held, r.expires_at_ms, r.spent, r.state))
+        self.undo_log.append(
+            (_restore_reservation, r, r.amount, r.held, r.expires_at_ms, r.spent, r.state)
+        )
         if key not in self._new_reservations:
             self._dirty_reservations[key] = r
+
+    def expire_sooner(self, reservation: Reservation, expires_at_ms: int) -> None:
+        """Change a reservation's expiry to an earlier one, and queue it anew."""
+        self.change_reservation(reservation)
+        reservation.expires_at_ms = expires_at_ms
+        heapq.heappush(self._expiries, (expires_at_ms, reservation.reservation_id))
+
+    def open_leases(self, balance_ids: Sequence[int]) -> list[Reservation]:
+        """Return the open leases that hold money on any of these balances."""
+        wanted = set(balance_ids)
+        return [
+            lease
+            for lease in self.leases.values()
+            if lease.state == "open" and lease.held and not wanted.isdisjoint(lease.balance_ids)
+        ]
+
+    def all_open_leases(self) -> list[Reservation]:
+        """Return every open lease."""
+        return [lease for lease in self.leases.values() if lease.state == "open"]
 
     def expired_reservations(self, limit: int) -> list[Reservation]:
         """Return open reservations past their expiry, and remove them from the expiry queue."""
@@ -220,66 +234,20 @@ class MoneyTables(Tables):
         flags: Sequence[str], balance_ids: Sequence[int],
     ) -> bool:  # fmt: skip
         """Record an event; ``False`` when its id or its response was recorded before."""
-        event = priced.event
-        if priced.response_id is not None and self._is_repeated(organisation_id, priced):
-            return False
-        cursor = self.write(
-            _EVENT_SQL,
-            (organisation_id, event.event_id, event.type, event.at_ms, self.now_ms,
-             charged_at_ms, key_id, event.workflow_id, event.run_id, event.chain_id, event.agent,
-             event.call_id, event.reservation_id, priced.provider, priced.model,
-             priced.response_id, priced.input_tokens, priced.output_tokens, priced.cost,
-             priced.price_source, " ".join(flags), ids_text(tuple(balance_ids)),
-             priced.data_json.decode(), event.trace_id, event.span_id, event.parent_span_id,
-             priced.request_id),
-        )  # fmt: skip
-        return cursor.rowcount == 1
-
-    def _is_repeated(self, organisation_id: str, priced: PricedEvent) -> bool:
-        """Tell whether the answer to the same request is stored already.
-
-        A report that names no request is of any one, and the first request that is reported after
-        it is that one.
-        """
-        response = (organisation_id, priced.provider, priced.response_id)
-        request_id = priced.request_id
-        if request_id is None:
-            return self.row(f"{_RESPONSE_SQL} LIMIT 1", *response) is not None
-        if self.row(f"{_RESPONSE_SQL} AND request_id = ? LIMIT 1", *response, request_id):
-            return True
-        unnamed = self.row(f"{_RESPONSE_SQL} AND request_id IS NULL LIMIT 1", *response)
-        if unnamed is None:
-            return False
-        self.write("UPDATE events SET request_id = ? WHERE event_seq = ?", (request_id, *unnamed))
-        return True
+        own, numbers = organisation_id, tuple(balance_ids)
+        return add_event(self, own, key_id, priced, charged_at_ms, " ".join(flags), numbers)
 
     def count_workflow(
         self, organisation_id: str, workflow_id: str, *, spent: int, calls: int, events: int
     ) -> None:
         """Add to the totals of a workflow."""
-        key = (organisation_id, workflow_id)
-        delta = self._workflow_deltas.get(key)
-        if delta is None:
-            self._workflow_deltas[key] = [self.now_ms, self.now_ms, spent, calls, events]
-            self.undo_log.append((self._workflow_deltas.pop, key, None))
-            return
-        self.undo_log.append((restore_list, delta, delta[:]))
-        delta[2] += spent
-        delta[3] += calls
-        delta[4] += events
+        self.seen.count_workflow(organisation_id, workflow_id, spent, calls, events)
 
     def count_run(
         self, organisation_id: str, run_id: str, workflow_id: str | None, *, spent: int
     ) -> None:
         """Add to the totals of a run."""
-        key = (organisation_id, run_id)
-        delta = self._run_deltas.get(key)
-        if delta is None:
-            self._run_deltas[key] = [workflow_id, self.now_ms, self.now_ms, spent]
-            self.undo_log.append((self._run_deltas.pop, key, None))
-        elif spent:
-            self.undo_log.append((delta.__setitem__, 3, delta[3]))
-            delta[3] += spent
+        self.seen.count_run(organisation_id, run_id, workflow_id, spent)
 
     def count_usage(
         self, organisation_id: str, keys: ScopeKeys, at_ms: int, priced: PricedEvent
@@ -326,7 +294,7 @@ class MoneyTables(Tables):
         key = (organisation_id, subject)
         if key not in self.estimates:
             row = self.row(
-                "SELECT count, mean, variance FROM estimates"
+                "SELECT count, mean, variance, model, model_at_ms FROM estimates"
                 " WHERE organisation_id = ? AND subject = ?",
                 *key,
             )
@@ -349,9 +317,9 @@ class MoneyTables(Tables):
         if self._dirty_balances:
             many(
                 "UPDATE balances SET committed = ?, reserved = ?, overspend = ?,"
-                " authorized_max = ?, level = ?, exhausted = ? WHERE balance_id = ?",
+                " authorized_max = ?, level = ?, exhausted = ?, leases = ? WHERE balance_id = ?",
                 [(b.committed, b.reserved, b.overspend, b.authorized_max, b.level, b.exhausted,
-                  b.balance_id) for b in self._dirty_balances.values()],
+                  b.leases, b.balance_id) for b in self._dirty_balances.values()],
             )  # fmt: skip
         if self._new_reservations:
             many(
@@ -363,12 +331,12 @@ class MoneyTables(Tables):
             )  # fmt: skip
         if self._dirty_reservations:
             many(
-                "UPDATE reservations SET held = ?, expires_at_ms = ?, spent = ?, state = ?"
-                " WHERE reservation_id = ?",
-                [(r.held, r.expires_at_ms, r.spent, r.state, r.reservation_id)
+                "UPDATE reservations SET amount = ?, held = ?, expires_at_ms = ?, spent = ?,"
+                " state = ? WHERE reservation_id = ?",
+                [(r.amount, r.held, r.expires_at_ms, r.spent, r.state, r.reservation_id)
                  for r in self._dirty_reservations.values()],
             )  # fmt: skip
-        self._flush_totals()
+        self.seen.flush()
         self._answers.flush()
         self.rollups.flush()
         self.totals.flush()
@@ -380,55 +348,39 @@ class MoneyTables(Tables):
             )  # fmt: skip
         if self._dirty_estimates:
             many(
-                "INSERT OR REPLACE INTO estimates VALUES (?,?,?,?,?)",
-                [(*key, e.count, e.mean, e.variance)
+                "INSERT OR REPLACE INTO estimates VALUES (?,?,?,?,?,?,?)",
+                [(*key, e.count, e.mean, e.variance, e.model, e.model_at_ms)
                  for key in self._dirty_estimates if (e := self.estimates.get(key)) is not None],
             )  # fmt: skip
         self._forget_changes()
-
-    def _flush_totals(self) -> None:
-        many = self.connection.executemany
-        if self._workflow_deltas:
-            many(
-                "INSERT INTO workflows VALUES (?,?,?,?,?,?,?) ON CONFLICT DO UPDATE SET"
-                " last_seen_ms = excluded.last_seen_ms,"
-                " spent_nanousd = spent_nanousd + excluded.spent_nanousd,"
-                " calls = calls + excluded.calls, events = events + excluded.events",
-                [(*key, *delta) for key, delta in self._workflow_deltas.items()],
-            )
-        if self._run_deltas:
-            many(
-                "INSERT INTO runs VALUES (?,?,?,?,?,?) ON CONFLICT DO UPDATE SET"
-                " last_seen_ms = excluded.last_seen_ms,"
-                " spent_nanousd = spent_nanousd + excluded.spent_nanousd",
-                [(*key, *delta) for key, delta in self._run_deltas.items()],
-            )
 
     def _forget_changes(self) -> None:
         """Clear the change marks; closed reservations leave the cache."""
         for changed in (self._new_reservations, self._dirty_reservations):
             for key, reservation in changed.items():
-                if reservation.state != "open" and self.reservations.pop(key, None) is not None:
-                    self.on_undo(self.reservations.__setitem__, key, reservation)
+                if reservation.state == "open":
+                    continue
+                for cache in (self.reservations, self.leases):
+                    if cache.pop(key, None) is not None:
+                        self.on_undo(cache.__setitem__, key, reservation)
             changed.clear()
         self._dirty_balances.clear()
         self._dirty_chains.clear()
         self._dirty_estimates.clear()
-        self._workflow_deltas.clear()
-        self._run_deltas.clear()
 
 
 def _restore_balance(
     balance: Balance, committed: int, reserved: int, overspend: int, authorized_max: int,
-    level: int, exhausted: bool, opening: int,
+    level: int, exhausted: bool, opening: int, leases: int,
 ) -> None:  # fmt: skip
     balance.committed, balance.reserved, balance.overspend = committed, reserved, overspend
     balance.authorized_max, balance.level, balance.exhausted = authorized_max, level, exhausted
-    balance.opening = opening
+    balance.opening, balance.leases = opening, leases
 
 
 def _restore_reservation(
-    reservation: Reservation, held: int, expires_at_ms: int, spent: int, state: Any
+    reservation: Reservation, amount: int, held: int, expires_at_ms: int, spent: int, state: Any
 ) -> None:
+    reservation.amount = amount
     reservation.held, reservation.expires_at_ms = held, expires_at_ms
     reservation.spent, reservation.state = spent, state

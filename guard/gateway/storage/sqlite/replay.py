@@ -6,9 +6,9 @@ lives for one period at least, and no row needs an expiry index.
 
 from __future__ import annotations
 
-import json
 from typing import Final
 
+from guard.core import wire
 from guard.gateway.domain.windows import HOUR_MS
 from guard.gateway.ledger.state import StoredAnswer
 from guard.gateway.storage.sqlite.tables import Tables
@@ -56,9 +56,10 @@ class ReplayTable:
         if len(lookup_keys) == 1:
             found = execute(_FIND_ONE, lookup_keys * 2)
         else:
-            found = execute(_FIND, {"names": json.dumps(lookup_keys)})
+            found = execute(_FIND, {"names": wire.encode(lookup_keys).decode()})
         for name, fingerprint, status, body in found:
-            self._found[name] = StoredAnswer(fingerprint, status, body)
+            if status or name not in self._found:  # the same name may be in both tables
+                self._found[name] = StoredAnswer(fingerprint, status, body)
 
     def _rotate(self, period: int) -> None:
         execute = self._tables.connection.execute

@@ -19,9 +19,12 @@ from guard.gateway.ledger import audit
 from guard.gateway.storage.sqlite.unit_of_work import SqliteUnitOfWork
 
 STEP_ROWS: Final = 500
-"""Rows that one step reads, in all tables together. A step is one transaction."""
+"""Rows that one step changes, in all tables together. A step is one transaction."""
 
-STEPS_MAX: Final = 40
+READS_PER_CHANGE: Final = 8
+"""Rows that are looked at, and stay, for what one deleted row costs."""
+
+STEPS_MAX: Final = 100
 """Steps of one sweep; waiting requests run between them."""
 
 _PACE_MS: Final = 60_000
@@ -70,6 +73,7 @@ class Retention:
             _Part(_estimates, _ROUND_PACE_MS),
             _Part(_directives, _ROUND_PACE_MS),
             _Part(_totals, _ROUND_PACE_MS),
+            _Part(_scope_days, DAY_MS),
             _Part(_balances, _ROUND_PACE_MS),
         ]
         self._keep_ms = keep_days * DAY_MS
@@ -96,10 +100,12 @@ class Retention:
         for part in [part for part in self._parts if part.next_ms <= now]:
             if left <= 0:
                 break
+            before = unit.connection.total_changes
             looked_at = part.work(unit, cutoff, left, part)
+            changed = unit.connection.total_changes - before
             if looked_at < left:
                 part.cursor, part.next_ms = (), now + part.pace_ms
-            left -= looked_at
+            left -= max(changed, looked_at // READS_PER_CHANGE)
             self._parts.remove(part)
             self._parts.append(part)
 
@@ -290,6 +296,23 @@ def _totals(unit: SqliteUnitOfWork, _: int, limit: int, part: _Part) -> int:
     unit.write_many(_FORGET_TOTALS, [row[:3] for row in rows if row[3]])
     if rows:
         part.cursor = rows[-1][:3]
+    return len(rows)
+
+
+def _scope_days(unit: SqliteUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
+    """Delete the days of scopes whose events are deleted."""
+    key = "organisation_id, scope_kind, scope_id, day_ms"
+    own, kind, scope_id, day_ms = part.cursor or ("", "", "", "0")
+    rows = unit.connection.execute(
+        f"SELECT {key} FROM scope_days WHERE ({key}) > (?, ?, ?, ?) ORDER BY {key} LIMIT ?",  # noqa: S608 (constants of this module)
+        (own, kind, scope_id, int(day_ms), limit),
+    ).fetchall()
+    unit.write_many(
+        f"DELETE FROM scope_days WHERE ({key}) = (?, ?, ?, ?)",  # noqa: S608 (constants of this module)
+        [row for row in rows if row[3] + DAY_MS <= cutoff],
+    )
+    if rows:
+        part.cursor = (*rows[-1][:3], str(rows[-1][3]))
     return len(rows)
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 import json
 import time
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from guard.gateway.domain import records
 from guard.gateway.domain.ledger import Balance, Reservation
 from guard.gateway.domain.operators import Operator, Session
+
+BALANCE_COLUMNS: Final = 13
 
 
 def budget_from_row(row: tuple[Any, ...]) -> records.Budget:
@@ -30,6 +32,7 @@ def balance_from_row(row: tuple[Any, ...]) -> Balance:
         balance_id=row[0], budget_id=row[1], scope_id=row[2], period_start_ms=row[3],
         ends_ms=row[4], opening=row[5], committed=row[6], reserved=row[7], overspend=row[8],
         authorized_max=row[9], level=row[10], exhausted=bool(row[11]),
+        leases=row[12],
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import sqlite3
 from typing import Final
 
 from guard.gateway.domain import models
-from guard.gateway.storage.sqlite import scope_totals_migration
+from guard.gateway.storage.sqlite import scope_days, scope_totals_migration
 
 _V1: Final = """
 CREATE TABLE organisations (
@@ -200,7 +200,17 @@ CREATE INDEX events_response ON events (organisation_id, provider, response_id, 
 """
 """Vendors re-use the ids of responses: only the same request's answer is a repeat."""
 
-MIGRATIONS: Final = (_V1, _V2, _V3, _V4, scope_totals_migration.SCRIPT, _V6)
+_V8: Final = """
+ALTER TABLE estimates ADD COLUMN model TEXT;
+ALTER TABLE estimates ADD COLUMN model_at_ms INTEGER NOT NULL DEFAULT 0;
+"""
+
+_V9: Final = "ALTER TABLE balances ADD COLUMN leases INTEGER NOT NULL DEFAULT 0;"
+"""How many open leases hold money on a balance."""
+
+MIGRATIONS: Final = (
+    _V1, _V2, _V3, _V4, scope_totals_migration.SCRIPT, _V6, scope_days.TABLE, _V8, _V9,
+)  # fmt: skip
 
 
 def _family(model: str | None) -> str | None:

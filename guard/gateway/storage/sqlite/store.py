@@ -22,6 +22,7 @@ class SqliteStorage(SqliteQueries, SqliteReports, SqliteDashboard, CommandStorag
     async def sweep(self) -> int:
         """Run the periodic work, delete a few old rows, and copy the log at intervals."""
         expired = await super().sweep()
+        await self.sum_days()
         await self.retain()
         await self.checkpoint()
         return expired

@@ -13,6 +13,7 @@ from guard.gateway.ledger.state import Scopes
 from guard.gateway.storage.sqlite.catalogue_tables import CatalogueTables
 from guard.gateway.storage.sqlite.directory_tables import DirectoryTables
 from guard.gateway.storage.sqlite.money import MoneyTables
+from guard.gateway.storage.sqlite.scope_days import ScopeDays
 
 
 class SqliteUnitOfWork(CatalogueTables, DirectoryTables, MoneyTables):
@@ -34,6 +35,7 @@ class SqliteUnitOfWork(CatalogueTables, DirectoryTables, MoneyTables):
         self.incarnation = secrets.token_hex(8)
         self._clock_ms = clock_ms
         self._events: list[PostCommitEvent] = []
+        self.scope_days = ScopeDays(self)
         row = self.row("SELECT value FROM facts WHERE name = 'clock_ms'")
         last_ms = 0 if row is None else int(row[0])
         self._monotonic_ms = monotonic_ms
@@ -70,6 +72,7 @@ class SqliteUnitOfWork(CatalogueTables, DirectoryTables, MoneyTables):
         self._answers.forget()
         self.rollups.forget()
         self.totals.forget()
+        self.seen.forget()
         self._events.clear()
         if self.connection.in_transaction:
             self.connection.execute("ROLLBACK")
@@ -97,6 +100,7 @@ class SqliteUnitOfWork(CatalogueTables, DirectoryTables, MoneyTables):
     def housekeep(self) -> None:
         """Drop old nonces and rollups; store the clock and the oldest open reservation."""
         self.rollups.prune(list(self.orgs))
+        self.scope_days.look()
         self.write("DELETE FROM nonces WHERE expires_at_ms < ?", (self.now_ms,))
         # Ids of one millisecond have no order across processes, so only the time is stored.
         oldest = next(iter(self.reservations), None) or self.ids.uuid7(self.now_ms)

@@ -8,7 +8,7 @@ from guard.core import wire
 from guard.gateway.domain import records
 from guard.gateway.domain.usage import DAY_MS, HOUR_MS, pieces
 from guard.gateway.storage.sqlite.read_pool import Connection
-from guard.gateway.storage.sqlite.scope_totals import COLUMNS
+from guard.gateway.storage.sqlite.scope_days import usage_between
 
 _BY_TIME: Final = {
     "model": "nullif(model, '')",
@@ -51,20 +51,15 @@ def usage(
 
     Time, type, model and provider come from the organisation's rollups, plus the events of the
     partial hours at both ends. Workflows, runs, agents, chains and keys come from their running
-    totals where the whole history is asked for, else from the events of the requested time.
+    totals where the whole history is asked for, else from their days, plus the events of the
+    partial days at both ends.
     """
     if group_by in _BY_TIME:
         rows = _by_time(reading, organisation_id, group_by, since_ms, until_ms, limit)
     elif since_ms == 0 and until_ms >= 2**53:
         rows = _in_all(reading, organisation_id, group_by, limit)
     else:
-        rows = reading.rows(
-            f"SELECT {COLUMNS[group_by]} AS grp, {_SUMS} FROM (SELECT *, 1 AS events,"  # noqa: S608 (constant text)
-            " flags LIKE '%unpriced%' AS unpriced FROM events INDEXED BY events_charged"
-            " WHERE organisation_id = ? AND charged_at_ms >= ? AND charged_at_ms < ?)"
-            " GROUP BY grp ORDER BY cost DESC, grp LIMIT ?",
-            organisation_id, since_ms, until_ms, limit,
-        )  # fmt: skip
+        rows = usage_between(reading, organisation_id, group_by, since_ms, until_ms, limit)
     return [
         records.UsageRow(
             group=row[0], events=row[1], llm_calls=row[2], tool_calls=row[3],

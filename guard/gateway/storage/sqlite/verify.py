@@ -35,11 +35,19 @@ def verify_ledger(connection: sqlite3.Connection) -> LedgerReport:
                 " WHERE r.state = 'open' GROUP BY j.value"
             ).fetchall()
         )
+        leased = dict(
+            execute(
+                "SELECT j.value, count(*) FROM reservations r, json_each(r.balance_ids) j"
+                " WHERE r.state = 'open' AND r.basis = 'lease' GROUP BY j.value"
+            ).fetchall()
+        )
         balances = execute(
-            "SELECT balance_id, opening, committed, reserved, overspend, authorized_max"
+            "SELECT balance_id, opening, committed, reserved, overspend, authorized_max, leases"
             " FROM balances"
         ).fetchall()
-        for balance_id, opening, committed, reserved, overspend, authorized_max in balances:
+        for balance_id, opening, committed, reserved, overspend, authorized_max, leases in balances:
+            if leases != leased.get(balance_id, 0):
+                problems.append(f"balance {balance_id}: leases is not the count of open leases")
             if committed != opening + charged.get(balance_id, 0):
                 problems.append(f"balance {balance_id}: committed is not the sum of its events")
             if reserved != held.get(balance_id, 0):

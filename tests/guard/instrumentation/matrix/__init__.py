@@ -1,1 +1,10 @@
-"""Every way to make an LLM call with every client: one small function each."""
+"""The ways to make an LLM call, by client; imported here so that they always have one order."""
+
+from tests.guard.instrumentation.matrix import (
+    anthropic_cases,
+    openai_cases,
+    other_cases,
+    plain_cases,
+)
+
+__all__ = ["anthropic_cases", "openai_cases", "other_cases", "plain_cases"]

@@ -1,0 +1,425 @@
+"""What a budget stops: requests that ran, money that was spent, against the limit.
+
+Run: ``python -m benchmarks.hard_stop [--requests 100] [--peers PYTHON] [--only NAME ...]
+[--results FOLDER]``
+
+Real vendor clients talk to a stand-in of the vendor on loopback, which counts what it answers: the
+money column is what the vendor would bill. Guard runs against its own gateway, in a process of its
+own, with a budget for ten requests; ``requests not gated`` is the same with
+``GUARD_GATE_REQUESTS=0``. The peer is LiteLLM's ``max_budget`` (``PYTHON`` has ``litellm``), which
+also decides in the process. ``ran`` should be at least 8, ``spent`` at most the limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextvars
+import json
+import os
+import platform
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+_ROOT = Path(__file__).parents[1]
+MODEL: Final = "bench-model"
+INPUT_NANOUSD: Final = 1_000
+OUTPUT_NANOUSD: Final = 4_000
+PROMPT: Final = "word " * 80
+MAX_TOKENS: Final = 100
+INPUT_TOKENS: Final = 110
+COST: Final = INPUT_TOKENS * INPUT_NANOUSD + MAX_TOKENS * OUTPUT_NANOUSD
+"""Of one request, in nano-dollars."""
+LIMIT: Final = 10 * COST + 10 * 40 * INPUT_NANOUSD
+"""Ten requests, each with a bound that is 40 tokens above what its prompt has."""
+MESSAGES: Final = [{"role": "user", "content": PROMPT}]
+
+# -- the vendor -------------------------------------------------------------------------------
+
+
+class Vendor(asyncio.Protocol):
+    """Answers OpenAI's and Anthropic's formats after ``delay_s``; counts requests."""
+
+    delay_s = 0.02
+    requests = 0
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+        self._waiting = b""
+
+    def data_received(self, data: bytes) -> None:
+        self._waiting += data
+        while b"\r\n\r\n" in self._waiting:
+            head, _, rest = self._waiting.partition(b"\r\n\r\n")
+            length = head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0]
+            size = int(length or 0)
+            if len(rest) < size:
+                return
+            self._waiting = rest[size:]
+            self._answer(head.split(b" ", 2)[1], rest[:size])
+
+    def _answer(self, path: bytes, raw: bytes) -> None:
+        if path == b"/stats":
+            self._write(json.dumps({"requests": Vendor.requests}).encode())
+            return
+        if path.startswith(b"/delay/"):
+            Vendor.delay_s = float(path.rpartition(b"/")[2])
+            self._write(b"{}")
+            return
+        Vendor.requests += 1
+        body = json.loads(raw)
+        if path.endswith(b"/messages"):
+            answer, kind = self._anthropic(), b"application/json"
+        elif body.get("stream"):
+            answer, kind = self._stream(), b"text/event-stream"
+        else:
+            answer, kind = json.dumps(self._openai("chat.completion")).encode(), b"application/json"
+        asyncio.get_running_loop().call_later(Vendor.delay_s, self._write, answer, kind)
+
+    def _openai(self, kind: str) -> dict[str, Any]:
+        message = {"role": "assistant", "content": "ok"}
+        return {"id": f"c-{Vendor.requests}", "object": kind, "created": 1, "model": MODEL,
+                "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+                "usage": {"prompt_tokens": INPUT_TOKENS, "completion_tokens": MAX_TOKENS,
+                          "total_tokens": INPUT_TOKENS + MAX_TOKENS}}  # fmt: skip
+
+    def _stream(self) -> bytes:
+        chunk = self._openai("chat.completion.chunk")
+        usage = chunk.pop("usage")
+        chunks = [{**chunk, "choices": [{"index": 0, "delta": {"content": "word "}}]}] * MAX_TOKENS
+        last = {**chunk, "choices": [], "usage": usage}
+        events = b"".join(b"data: %b\n\n" % json.dumps(each).encode() for each in [*chunks, last])
+        return events + b"data: [DONE]\n\n"
+
+    def _anthropic(self) -> bytes:
+        body = {"id": f"m-{Vendor.requests}", "type": "message", "role": "assistant",
+                "model": MODEL, "content": [{"type": "text", "text": "ok"}],
+                "stop_reason": "end_turn", "stop_sequence": None,
+                "usage": {"input_tokens": INPUT_TOKENS,
+                          "output_tokens": MAX_TOKENS}}  # fmt: skip
+        return json.dumps(body).encode()
+
+    def _write(self, body: bytes, kind: bytes = b"application/json") -> None:
+        self._transport.write(
+            b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n%b"
+            % (kind, len(body), body)
+        )
+
+
+async def _serve_vendor() -> None:
+    server = await asyncio.get_running_loop().create_server(Vendor, "127.0.0.1", 0, backlog=1024)
+    print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
+    threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
+    await server.serve_forever()
+
+
+def _serve_gateway() -> None:
+    from guard.gateway.embedded import run_gateway
+
+    with run_gateway() as gateway:
+        print(gateway.base_url, gateway.api_key, gateway.admin_key, flush=True)
+        sys.stdin.read()
+
+
+# -- the programs -----------------------------------------------------------------------------
+
+Send = Callable[[str, bool], Callable[[], Any]]
+
+
+def _openai(url: str, asynchronous: bool) -> Callable[[], Any]:
+    import openai
+
+    kind = openai.AsyncOpenAI if asynchronous else openai.OpenAI
+    client: Any = kind(base_url=f"{url}/v1", api_key="k")
+    create = client.chat.completions.create
+    return lambda: create(model=MODEL, messages=MESSAGES, max_tokens=MAX_TOKENS)
+
+
+def _anthropic(url: str, asynchronous: bool) -> Callable[[], Any]:
+    import anthropic
+
+    kind = anthropic.AsyncAnthropic if asynchronous else anthropic.Anthropic
+    client: Any = kind(base_url=url, api_key="k")
+    create = client.messages.create
+    return lambda: create(model=MODEL, messages=MESSAGES, max_tokens=MAX_TOKENS)
+
+
+def _httpx(url: str, asynchronous: bool) -> Callable[[], Any]:
+    import httpx
+
+    limits = httpx.Limits(max_connections=100)
+    client: Any = (
+        httpx.AsyncClient(limits=limits, timeout=30)
+        if asynchronous
+        else httpx.Client(limits=limits, timeout=30)
+    )
+    body = {"model": MODEL, "messages": MESSAGES, "max_tokens": MAX_TOKENS}
+    return lambda: client.post(f"{url}/v1/chat/completions", json=body)
+
+
+def _streaming(url: str, asynchronous: bool) -> Callable[[], Any]:
+    """A stream without ``max_tokens``."""
+    import openai
+
+    client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="k")
+
+    async def send() -> None:
+        async for _ in await client.chat.completions.create(
+            model=MODEL, messages=MESSAGES, stream=True, stream_options={"include_usage": True}
+        ):
+            pass
+
+    return send
+
+
+CLIENTS: dict[str, Send] = {"openai": _openai, "anthropic": _anthropic, "httpx": _httpx}
+
+
+def _gathered(send: Callable[[], Awaitable[Any]], count: int) -> list[Any]:
+    async def main() -> list[Any]:
+        return await asyncio.gather(*(send() for _ in range(count)), return_exceptions=True)
+
+    return asyncio.run(main())
+
+
+def _threads(send: Callable[[], Any], count: int) -> list[Any]:
+    def one() -> Any:
+        try:
+            return send()
+        except BaseException as exc:  # counted
+            return exc
+
+    with ThreadPoolExecutor(32) as pool:  # a thread has its own context: give it the caller's
+        contexts = [contextvars.copy_context() for _ in range(count)]
+        futures = [pool.submit(context.run, one) for context in contexts]
+        return [future.result() for future in futures]
+
+
+def _loop(send: Callable[[], Any], count: int) -> list[Any]:
+    found = []
+    for _ in range(count):
+        try:
+            found.append(send())
+        except BaseException as exc:  # counted
+            found.append(exc)
+    return found
+
+
+def _guarded(program: str, url: str, count: int) -> None:
+    """Run one program under guard; print what became of its requests."""
+    import guard
+
+    guard.init()
+    try:
+        with guard.workflow(os.environ["BENCH_WORKFLOW"]):
+            results = _results(program, url, count)
+    except guard.GuardBudgetError as exc:  # the first call of a process that came late
+        results = [exc]
+    print(json.dumps(Counter(map(_outcome, results))), flush=True)
+    guard.shutdown()
+
+
+def _results(program: str, url: str, count: int) -> list[Any]:
+    """Run a program in the current scope; return what each of its requests came to."""
+    import guard
+
+    client, _, how = program.partition(", ")
+    if program == "streams without a limit":
+        return guard.protect(_gathered)(_streaming(url, True), count)
+    if how == "async":
+        return guard.protect(_gathered)(CLIENTS[client](url, True), count)
+    if how == "threads":
+        return guard.protect(_threads)(CLIENTS[client](url, False), count)
+    if program == "a loop of 1 ms requests":
+        return guard.protect(_loop)(_httpx(url, False), count)
+    if program == "a forbidden model":
+        return guard.protect(_loop)(_openai(url, False), 5)
+    return guard.protect(_gathered)(_httpx(url, True), count)  # one of several processes
+
+
+def _outcome(result: Any) -> str:
+    if not isinstance(result, BaseException):
+        return "ran"
+    return type(getattr(result, "error", result)).__name__
+
+
+def _litellm(url: str, count: int) -> None:
+    """The peer: a budget of the process, checked before each call."""
+    import litellm
+
+    litellm.register_model({f"openai/{MODEL}": {
+        "input_cost_per_token": INPUT_NANOUSD / 1e9, "output_cost_per_token": OUTPUT_NANOUSD / 1e9,
+        "litellm_provider": "openai", "mode": "chat",
+    }})  # fmt: skip
+    litellm.max_budget = LIMIT / 1e9
+
+    async def send() -> None:
+        await litellm.acompletion(
+            f"openai/{MODEL}", messages=MESSAGES, max_tokens=MAX_TOKENS, api_base=f"{url}/v1",
+            api_key="k",
+        )  # fmt: skip
+
+    results = _gathered(send, count)
+    print(json.dumps(Counter(map(_outcome, results))), flush=True)
+    os._exit(0)
+
+
+# -- the comparison ---------------------------------------------------------------------------
+
+PROGRAMS: Final = [
+    *(f"{client}, {how}" for client in CLIENTS for how in ("async", "threads")),
+    "streams without a limit",
+    "a loop of 1 ms requests",
+    "4 processes, one budget",
+    "a forbidden model",
+]
+
+
+class Bench:
+    """A gateway, a vendor, and programs run against them."""
+
+    def __init__(self) -> None:
+        (self.vendor,) = self._start("--vendor")
+        self.gateway, self.key, self.admin_key = self._start("--gateway")
+        from guard.gateway.cli.admin_client import AdminClient
+
+        self.admin = AdminClient(self.gateway, self.admin_key)
+        self.admin.set_price(
+            MODEL, input_per_mtok=INPUT_NANOUSD * 10**6, output_per_mtok=OUTPUT_NANOUSD * 10**6
+        )
+        self.number = 0
+
+    def _start(self, what: str) -> list[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.hard_stop", what],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=_ROOT,
+        )  # fmt: skip
+        self.processes = [*getattr(self, "processes", []), process]
+        assert process.stdout is not None
+        return process.stdout.readline().split()
+
+    def vendor_says(self, path: str) -> Any:
+        import httpx
+
+        return httpx.get(f"{self.vendor}{path}").json()
+
+    def run(self, program: str, count: int, gated: bool) -> dict[str, Any]:
+        self.number += 1
+        workflow = f"bench-{self.number}"
+        self.admin.set_budget(scope_kind="workflow", scope_id=workflow, limit_nanousd=LIMIT)
+        if program == "a forbidden model":
+            self._forbid(workflow)
+        self.vendor_says("/delay/0.001" if "1 ms" in program else "/delay/0.02")
+        before = self.vendor_says("/stats")["requests"]
+        outcomes = self._processes(
+            sys.executable, program, count, 4 if program.startswith("4") else 1,
+            GUARD_API_URL=self.gateway, GUARD_API_KEY=self.key, BENCH_WORKFLOW=workflow,
+            GUARD_GATE_REQUESTS="1" if gated else "0",
+        )  # fmt: skip
+        ran = self.vendor_says("/stats")["requests"] - before
+        ledger = [row for row in self.admin.ledger() if row["scope_id"] == workflow]
+        booked = ledger[0] if ledger else {}
+        return {"ran": ran, "spent_nanousd": ran * COST, "outcomes": outcomes, "ledger": booked}
+
+    def _forbid(self, workflow: str) -> None:
+        self.admin.set_policy(
+            workflow, models_block=[MODEL], scope_kind="workflow", scope_id=workflow
+        )
+
+    def peer(self, python: str, count: int) -> dict[str, Any]:
+        before = self.vendor_says("/stats")["requests"]
+        outcomes = self._processes(python, "litellm", count, 1)
+        ran = self.vendor_says("/stats")["requests"] - before
+        return {"ran": ran, "spent_nanousd": ran * COST, "outcomes": outcomes}
+
+    def _processes(
+        self, python: str, program: str, count: int, processes: int, **environ: str
+    ) -> dict[str, int]:
+        started = [
+            subprocess.Popen(
+                [python, "-m", "benchmarks.hard_stop", "--work", program, "--url", self.vendor,
+                 "--requests", str(count)],
+                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=_ROOT,
+                env={**os.environ, **environ},
+            )
+            for _ in range(processes)
+        ]  # fmt: skip
+        found: Counter[str] = Counter()
+        for process in started:
+            out, _ = process.communicate(timeout=300)
+            lines = [line for line in out.splitlines() if line.startswith("{")]
+            found.update(json.loads(lines[-1]) if lines else {f"exit {process.returncode}": 1})
+        return dict(found)
+
+    def stop(self) -> None:
+        self.admin.close()
+        for process in self.processes:
+            process.kill()
+            process.communicate()
+
+
+def main() -> None:
+    """Run the comparison and print it."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--requests", type=int, default=100)
+    parser.add_argument("--peers", help="an interpreter that has the peer")
+    parser.add_argument("--only", nargs="*", help="programs to run")
+    parser.add_argument("--results", type=Path, help="folder for a JSON file of the results")
+    for hidden in ("--work", "--url"):
+        parser.add_argument(hidden, help=argparse.SUPPRESS)
+    for hidden in ("--vendor", "--gateway"):
+        parser.add_argument(hidden, action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.vendor:
+        asyncio.run(_serve_vendor())
+    elif given.gateway:
+        _serve_gateway()
+    elif given.work == "litellm":
+        _litellm(given.url, given.requests)
+    elif given.work:
+        _guarded(given.work, given.url, given.requests)
+    else:
+        _compare(given)
+
+
+def _compare(given: argparse.Namespace) -> None:
+    bench = Bench()
+    found: dict[str, Any] = {}
+    print(f"Python {platform.python_version()}, {os.cpu_count()} CPUs; limit {LIMIT / 1e9:.6f} USD,"
+          f" {given.requests} requests of {COST / 1e9:.6f} USD each")  # fmt: skip
+    print(f"{'':42}{'ran':>5}{'spent/limit':>13}  outcomes")
+    try:
+        for program in given.only or PROGRAMS:
+            found[program] = _show(program, bench.run(program, given.requests, True))
+        if not given.only:
+            name = "requests not gated: httpx, async"
+            found[name] = _show(name, bench.run("httpx, async", given.requests, False))
+            if given.peers:
+                name = "LiteLLM max_budget, async"
+                found[name] = _show(name, bench.peer(given.peers, given.requests))
+    finally:
+        bench.stop()
+    if given.results is not None:
+        given.results.mkdir(parents=True, exist_ok=True)
+        day = time.strftime("%F")
+        machine = f"{os.cpu_count()} cores, {platform.machine()}, {platform.python_version()}"
+        text = json.dumps({"date": day, "machine": machine, "limit_nanousd": LIMIT,
+                           "results": found}, indent=1)  # fmt: skip
+        (given.results / f"hard-stop-{day}.json").write_text(text)
+
+
+def _show(name: str, row: dict[str, Any]) -> dict[str, Any]:
+    share = row["spent_nanousd"] / LIMIT
+    print(f"{name:42}{row['ran']:5}{share:12.2f}x  {row['outcomes']}", flush=True)
+    return row
+
+
+if __name__ == "__main__":
+    main()

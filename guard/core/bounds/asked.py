@@ -1,0 +1,99 @@
+"""What a vendor's request says of its model and its limits, and helpers to read it."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+from msgspec import Raw, Struct
+
+from guard.core.wire import TOKENS_MAX
+
+
+class Asked(Struct, gc=False):
+    """One request, read.
+
+    Attributes:
+        model: as the body or the path names it.
+        output_tokens: most tokens that all of its answers can have; None without a limit.
+        streams: whether the answer is asked for as a stream.
+        open_ended: whether the prompt holds more than the body: an earlier conversation, a stored
+            prompt, what a tool of the vendor finds.
+        looks: whether the body may hold images, audio or files, or name some.
+        extra_tokens: of the prompt beside the body's text.
+    """
+
+    model: str | None = None
+    output_tokens: int | None = None
+    streams: bool = False
+    open_ended: bool = False
+    looks: bool = True
+    extra_tokens: int = 0
+
+
+NOTHING: Final = Raw(b"")
+"""Stands for a member that the request does not have."""
+
+
+def given(raw: Raw) -> bool:
+    """Tell whether a member is there, not null and not empty."""
+    return raw is not NOTHING and bytes(raw) not in (b"null", b"[]", b"{}", b'""')
+
+
+def name(value: Any) -> str | None:
+    """Return a model's name; None for anything else."""
+    return value if type(value) is str and value else None
+
+
+def limit(*values: Any) -> int | None:
+    """Return the first limit that is given.
+
+    >>> limit(None, 100), limit(None, -1)
+    (100, None)
+    """
+    for value in values:
+        if type(value) is float and value.is_integer():
+            value = int(value)
+        if type(value) is int and value >= 0:
+            return min(value, TOKENS_MAX)
+    return None
+
+
+def times(tokens: int | None, *counts: Any) -> int | None:
+    """Return a limit for as many answers as the largest of ``counts`` says.
+
+    >>> times(100, None, 3), times(None, 3)
+    (300, None)
+    """
+    if tokens is None:
+        return None
+    for count in counts:
+        if count is not None and count != 1:
+            most = max((c for c in counts if type(c) is int), default=1)
+            return min(tokens * max(1, most), TOKENS_MAX)
+    return tokens
+
+
+class _Tool(Struct, gc=False):
+    type: Any = None
+
+
+_tools: Final = msgspec.json.Decoder(list[_Tool])
+
+
+def run_by_vendor(tools: Raw, own: tuple[str, ...]) -> bool:
+    """Tell whether the vendor runs one of the tools itself, so that its results join the prompt.
+
+    Args:
+        tools: the request's list of tools.
+        own: beginnings of the types of tools that the caller runs.
+    """
+    if not given(tools):
+        return False
+    try:
+        return any(
+            tool.type is not None and not (type(tool.type) is str and tool.type.startswith(own))
+            for tool in _tools.decode(tools)
+        )
+    except msgspec.DecodeError:
+        return True

@@ -1,0 +1,416 @@
+"""All leases of a process: what is taken, asked for, granted, renewed, recalled and returned.
+
+Time is an argument, by a monotonic clock. Safe from any thread: the lock is held for microseconds,
+never while anything waits.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Collection, Iterable
+from typing import Final
+
+import attrs
+
+from guard.core.control import matches
+from guard.core.leases.lease import Hold, LaneKey, Lease, Subject, worst_case
+from guard.core.request_bound import RequestBound
+from guard.core.wire import NANOUSD_MAX, LeaseAsk, LeaseState, LeaseUpdate, ModelRates
+from guard.core.wire import Lease as Granted
+
+IDLE_S: Final = 2.0
+"""After so long without a call, what is unused goes back."""
+HORIZON_S: Final = 2.0
+"""Spending of how many seconds is asked for in advance."""
+_AGE_MAX_S: Final = 60.0
+"""An older lease is replaced, so that small differences in price between here and the gateway do
+not add up."""
+_WINDOW_S: Final = 4.0
+_RENEW_SHARE: Final = 1 / 3
+_CALLS_MAX: Final = 1_000_000
+
+
+@attrs.frozen
+class Asked:
+    """A lease that has been asked for.
+
+    Attributes:
+        lane: the lane.
+        sent_s: when; the lease lasts from then on.
+        voided: how often coverage had been voided by then: an answer that was decided earlier
+            covers nothing later.
+        ask: what the request says of it.
+    """
+
+    lane: LaneKey
+    sent_s: float
+    voided: int
+    ask: LeaseAsk
+
+
+@attrs.frozen
+class Update:
+    """A renewal, or money that goes back; ``closes`` when nothing more is taken from the lease."""
+
+    lease: Lease
+    body: LeaseUpdate
+
+    @property
+    def closes(self) -> bool:
+        """Whether it is the lease's last one."""
+        return self.body.close
+
+
+@attrs.frozen
+class Totals:
+    """All leases together: how many, their money, and how many calls and requests are under way."""
+
+    leases: int = 0
+    nanousd: int = 0
+    under_way: int = 0
+
+
+class _Lane:
+    """What is known of a lane: its lease, and how fast it has spent lately."""
+
+    __slots__ = ("began_s", "calls", "earlier", "lease", "spent")
+
+    def __init__(self, now_s: float) -> None:
+        self.lease: Lease | None = None
+        self.began_s = now_s
+        self.spent = 0
+        self.calls = 0
+        self.earlier = (0, 0, 0.0)
+
+    def recent(self, now_s: float) -> tuple[int, int]:
+        """Return the money and the calls of ``HORIZON_S`` at the present rate."""
+        passed_s = now_s - self.began_s
+        spent, calls, earlier_s = self.earlier
+        over_s = max(1.0, passed_s + earlier_s)
+        horizon_ms, over_ms = int(HORIZON_S * 1000), int(over_s * 1000)
+        found = (
+            (spent + self.spent) * horizon_ms // over_ms,
+            (calls + self.calls) * horizon_ms // over_ms,
+        )
+        if passed_s >= _WINDOW_S:
+            stale = passed_s >= 2 * _WINDOW_S
+            self.earlier = (0, 0, 0.0) if stale else (self.spent, self.calls, passed_s)
+            self.began_s, self.spent, self.calls = now_s, 0, 0
+        return found
+
+
+class LeaseBook:
+    """The leases of one process.
+
+    Attributes:
+        lock: held while the book, a lease or a hold changes.
+        metered: workflows in which something was spent that no hold covers: their next call asks,
+            and what was spent is reported with it.
+        overshoots, overshot_nanousd: how often, and by how much, a call cost more than its hold.
+    """
+
+    def __init__(self) -> None:
+        self.overshoots = 0
+        self.overshot_nanousd = 0
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """Start without leases in a forked child: they are the parent's."""
+        self.lock = threading.RLock()  # re-entrant: a signal handler may make a call
+        self._lanes: dict[LaneKey, _Lane] = {}
+        self._leases: dict[str, Lease] = {}
+        self.metered: set[str | None] = set()
+        self._voided = 0
+        self._usable_until_s = -math.inf
+
+    # -- taking -------------------------------------------------------------------------------
+
+    def take(self, key: LaneKey, subject: Subject, now_s: float, calls: int = 1) -> Hold | None:
+        """Cover a call by its lane's lease; None when the gateway must be asked.
+
+        Args:
+            key: the lane.
+            subject: the call.
+            now_s: the time.
+            calls: how many calls of the share of rate caps it is.
+        """
+        lane = self._lanes.get(key)
+        if lane is None or now_s >= self._usable_until_s or key[0] in self.metered:
+            return None
+        with self.lock:
+            lease = lane.lease
+            if lease is None or now_s >= lease.expires_s:
+                return None
+            amount = lease.covered.get(subject)
+            if type(amount) is not int or lease.free < amount:
+                return None
+            if lease.calls is not None:
+                if lease.calls < calls:
+                    return None
+                lease.calls -= calls
+            lane.calls += calls
+            lease.free -= amount
+            lease.held += amount
+            lease.under_way += 1
+            lease.used_s = now_s
+        return Hold(self, lease, amount)
+
+    def take_request(
+        self, key: LaneKey, subject: Subject, bound: RequestBound, now_s: float, calls: int = 1
+    ) -> tuple[Hold, ModelRates, int] | None:
+        """Cover an LLM request by its worst case; None when the gateway must be asked.
+
+        Returns:
+            The hold, the rates of the model, and how many output tokens the hold pays for.
+        """
+        lane = self._lanes.get(key)
+        if lane is None or now_s >= self._usable_until_s or key[0] in self.metered:
+            return None
+        with self.lock:
+            lease = lane.lease
+            if lease is None or now_s >= lease.expires_s:
+                return None
+            rates = lease.covered.get(subject)
+            if type(rates) is not ModelRates:
+                return None
+            worst = worst_case(rates, bound)
+            if worst is None or lease.free < worst[0]:
+                return None
+            if lease.calls is not None:
+                if lease.calls < calls:
+                    return None
+                lease.calls -= calls
+            lane.calls += calls
+            lease.take(worst[0], now_s)
+        return Hold(self, lease, worst[0]), rates, worst[1]
+
+    def needs(self, key: LaneKey, subject: Subject, bound: RequestBound | None) -> int:
+        """Return what a call is expected to take; 0 when that is not known yet."""
+        lane = self._lanes.get(key)
+        lease = None if lane is None else lane.lease
+        hold = None if lease is None else lease.covered.get(subject)
+        if isinstance(hold, ModelRates):
+            worst = None if bound is None else worst_case(hold, bound)
+            return 0 if worst is None else worst[0]
+        return hold or 0
+
+    def rates(self, key: LaneKey, subject: Subject) -> ModelRates | None:
+        """Return what the lane's model costs at a vendor, if a lease of the lane has said so."""
+        lane = self._lanes.get(key)
+        lease = None if lane is None else lane.lease
+        found = None if lease is None else lease.covered.get(subject)
+        return found if isinstance(found, ModelRates) else None
+
+    def spent(self, lease: Lease, cost: int, over: int) -> None:
+        """Count what a hold has cost; called with the lock held."""
+        lane = self._lanes.get(lease.lane)
+        if lane is not None:
+            lane.spent += cost
+        if over:
+            self.overshoots += 1
+            self.overshot_nanousd += over
+
+    # -- asking -------------------------------------------------------------------------------
+
+    def ask(self, key: LaneKey, now_s: float, needed: int = 0, calls: int = 1) -> Asked:
+        """Return what to ask for a lane; what is free in its lease is given back by asking.
+
+        Args:
+            key: the lane.
+            now_s: the time.
+            needed: what the calls that wait are known to take.
+            calls: how many wait.
+        """
+        self.metered.discard(key[0])
+        with self.lock:
+            lane = self._lanes.get(key)
+            if lane is None:
+                lane = self._lanes[key] = _Lane(now_s)
+            spent, made = lane.recent(now_s)
+            lease = lane.lease
+            if lease is not None and now_s >= lease.expires_s:
+                self._retire(lease)
+                lease = None
+            debt = 0 if lease is None else max(0, -lease.free)
+            ask = LeaseAsk(
+                demand_nanousd=min(needed + spent + debt, NANOUSD_MAX),
+                demand_calls=min(calls + made, _CALLS_MAX),
+            )
+            if lease is not None:
+                ask.lease_id = lease.lease_id
+                ask.unused_nanousd, ask.calls_left = self._drain(lease)
+                lease.used_s = lease.renewed_s = now_s
+            return Asked(key, now_s, self._voided, ask)
+
+    def granted(
+        self, asked: Asked, granted: Granted, subject: Subject, amount: int, calls: int = 1
+    ) -> Hold:
+        """Take in a grant, and from it the hold of the call that asked.
+
+        Args:
+            asked: what was asked.
+            granted: the answer.
+            subject: the call.
+            amount: its hold, by the answer.
+            calls: how many calls of the share of rate caps it is.
+        """
+        with self.lock:
+            lane = self._lanes.get(asked.lane)
+            if lane is None:
+                lane = self._lanes[asked.lane] = _Lane(asked.sent_s)
+            lease = self._leases.get(granted.lease_id)
+            if lease is None:
+                lease = self._leases[granted.lease_id] = Lease(
+                    granted.lease_id, asked.lane, asked.sent_s
+                )
+            if lane.lease is not lease:
+                if lane.lease is not None:
+                    self._retire(lane.lease)
+                lane.lease = lease
+            lease.is_current = True
+            self._renewed(lease, asked.sent_s, granted.ttl_ms)
+            lease.free += granted.granted_nanousd
+            lease.calls = None if granted.calls is None else max(0, granted.calls - calls)
+            lane.calls += calls
+            lease.take(amount, max(lease.used_s, asked.sent_s))
+            if lease.policy_version != granted.policy_version:
+                lease.covered = {}
+                lease.policy_version = granted.policy_version
+            if asked.voided == self._voided:
+                if subject[0] != "llm":
+                    lease.cover(subject, amount)
+                elif granted.rates is not None:
+                    lease.cover(subject, granted.rates)
+            return Hold(self, lease, amount)
+
+    def unanswered(self, asked: Asked) -> None:
+        """An ask had no usable answer: whether it gave back or was granted, nobody knows.
+
+        Nothing more is taken from the lease that it named. The holds under way stay in it.
+        """
+        with self.lock:
+            lease = self._leases.get(asked.ask.lease_id or "")
+            if lease is not None:
+                self._retire(lease)
+
+    def _renewed(self, lease: Lease, sent_s: float, ttl_ms: int) -> None:
+        lease.ttl_s = ttl_ms / 1000
+        lease.renewed_s = max(lease.renewed_s, sent_s)
+        lease.expires_s = max(lease.expires_s, sent_s + lease.ttl_s)
+
+    def _retire(self, lease: Lease) -> None:
+        lease.is_current = False
+        lane = self._lanes.get(lease.lane)
+        if lane is not None and lane.lease is lease:
+            lane.lease = None
+
+    def _drain(self, lease: Lease) -> tuple[int, int]:
+        """Take out what is unused: money and calls."""
+        unused = max(0, lease.free)
+        lease.free -= unused
+        calls, lease.calls = lease.calls or 0, None if lease.calls is None else 0
+        return unused, min(calls, _CALLS_MAX)
+
+    # -- what ends a permission ---------------------------------------------------------------
+
+    def void(self, workflow_id: str | None = None) -> None:
+        """Forget what is covered: policies, prices, budgets or settings have changed.
+
+        Args:
+            workflow_id: the workflow, or pattern, that the change concerns; None for all.
+        """
+        with self.lock:
+            self._voided += 1
+            for lease in self._leases.values():
+                named = lease.lane[0]
+                if workflow_id is None or (named is not None and matches(workflow_id, named)):
+                    lease.covered = {}
+
+    def usable_until(self, until_s: float) -> None:
+        """Set until when leases may be used: for ever while pushes arrive, else for a moment."""
+        self._usable_until_s = until_s
+
+    def recall(self, lease_ids: Collection[str]) -> list[Update]:
+        """Give back at once what is unused in those of these leases that are held here."""
+        with self.lock:
+            found = [self._leases[each] for each in lease_ids if each in self._leases]
+            return [self._returning(lease) for lease in found]
+
+    def _returning(self, lease: Lease, *, close: bool = False) -> Update:
+        unused, calls = self._drain(lease)
+        return Update(lease, LeaseUpdate(lease.lease_id, unused, calls, close))
+
+    # -- keeping and returning ----------------------------------------------------------------
+
+    def due(self, now_s: float) -> list[Update]:
+        """Return what is due: renewals, idle money, the end of leases that are not used any more.
+
+        A lease that has expired, or is closed, is forgotten here.
+        """
+        updates: list[Update] = []
+        with self.lock:
+            for lease in list(self._leases.values()):
+                idle = now_s - lease.used_s >= IDLE_S
+                if lease.unseen or now_s - lease.began_s >= _AGE_MAX_S:
+                    self._retire(lease)
+                if now_s >= lease.expires_s:
+                    self._forget(lease)
+                elif not lease.under_way and (idle or not lease.is_current):
+                    updates.append(self._returning(lease, close=True))
+                    self._forget(lease)
+                elif lease.free > 0 and (idle or not lease.is_current):
+                    updates.append(self._returning(lease))
+                    lease.renewed_s = now_s
+                elif now_s - lease.renewed_s >= lease.ttl_s * _RENEW_SHARE:
+                    lease.renewed_s = now_s
+                    updates.append(Update(lease, LeaseUpdate(lease.lease_id)))
+            self._forget_lanes(now_s)
+        return updates
+
+    def answered(self, update: Update, state: LeaseState | None, sent_s: float) -> None:
+        """Take in the answer to an update; None when the gateway does not know the lease."""
+        with self.lock:
+            if state is None or state.state != "open":
+                self._forget(update.lease)
+            elif not update.closes:
+                self._renewed(update.lease, sent_s, state.ttl_ms)
+
+    def close(self) -> list[Update]:
+        """End all leases; nothing is covered any more."""
+        with self.lock:
+            self._usable_until_s = -math.inf
+            updates = [self._returning(lease, close=True) for lease in self._leases.values()]
+            for update in updates:
+                self._forget(update.lease)
+            return updates
+
+    def _forget(self, lease: Lease) -> None:
+        self._retire(lease)
+        self._leases.pop(lease.lease_id, None)
+
+    def _forget_lanes(self, now_s: float) -> None:
+        unused: Iterable[LaneKey] = [
+            key
+            for key, lane in self._lanes.items()
+            if lane.lease is None and now_s - lane.began_s >= 2 * _WINDOW_S
+        ]
+        for key in unused:
+            del self._lanes[key]
+        # A workflow without a lane asks anyway.
+        self.metered.intersection_update({key[0] for key in self._lanes})
+
+    @property
+    def lanes(self) -> int:
+        """How many lanes are known."""
+        return len(self._lanes)
+
+    def totals(self) -> Totals:
+        """Return what all leases amount to."""
+        with self.lock:
+            leases = self._leases.values()
+            return Totals(
+                len(leases),
+                sum(max(0, lease.free) + lease.held for lease in leases),
+                sum(lease.under_way for lease in leases),
+            )

@@ -1,0 +1,141 @@
+"""Which tools a policy blocks, and which it lets the gateway decide about. Pure.
+
+The gateway sends the tool rules of a key; the SDK matches the tools that an answer asks for with
+them, by the same globs as the gateway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, Literal, TypeVar
+
+import attrs
+
+from guard.core import globs, wire
+
+SCOPES_KEPT: Final = 256
+NAMES_KEPT: Final = 4096
+"""How many scopes, and tool names in one, have their rules and verdicts cached."""
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+@attrs.frozen
+class ToolVerdict:
+    """What the rules say about one tool.
+
+    Attributes:
+        kind: ``block`` it, or ``ask`` the gateway.
+        reason: why, for people.
+        policy, policy_version: the policy that says so.
+    """
+
+    kind: Literal["block", "ask"]
+    reason: str
+    policy: str
+    policy_version: int
+
+
+class _Rule:
+    """One rule, its patterns compiled."""
+
+    __slots__ = ("_allow", "_ask", "_block", "rule")
+
+    def __init__(self, rule: wire.ToolRule) -> None:
+        self.rule = rule
+        self._block = globs.Matcher(rule.block)
+        self._allow = None if rule.allow is None else globs.Matcher(rule.allow)
+        self._ask = globs.Matcher(rule.ask)
+
+    def applies(self, workflow_id: str | None, agent: str | None) -> bool:
+        """Tell whether the rule applies to calls of this workflow and agent."""
+        if self.rule.scope_kind == "organisation":
+            return True
+        value = {"workflow": workflow_id, "agent": agent}.get(self.rule.scope_kind)
+        return value is not None and globs.matches(self.rule.scope_id, value)
+
+    def refusal(self, tool: str) -> ToolVerdict | None:
+        """Return why the rule refuses a tool."""
+        pattern = self._block.find(tool)
+        if pattern is not None:
+            return self._verdict("block", f"the tool is blocked by {pattern!r}")
+        if self._allow is not None and self._allow.find(tool) is None:
+            return self._verdict("block", "the tool is not on the allow list")
+        return None
+
+    def question(self, tool: str) -> ToolVerdict | None:
+        """Return why the rule has the gateway asked about a tool."""
+        pattern = self._ask.find(tool)
+        if pattern is None:
+            return None
+        return self._verdict("ask", f"the gateway decides about {pattern!r}")
+
+    def _verdict(self, kind: Literal["block", "ask"], reason: str) -> ToolVerdict:
+        return ToolVerdict(kind, reason, self.rule.policy, self.rule.policy_version)
+
+
+class ScopeToolRules:
+    """The rules that apply to one workflow and agent; verdicts are cached by name."""
+
+    __slots__ = ("_rules", "_verdicts", "blocks_sensitive")
+
+    def __init__(self, rules: list[_Rule]) -> None:
+        self._rules = rules
+        self._verdicts: dict[str, ToolVerdict | None] = {}
+        self.blocks_sensitive = any(each.rule.blocks_sensitive for each in rules)
+
+    def verdict(self, tool: str) -> ToolVerdict | None:
+        """Return the strictest verdict on a tool, None when it may run.
+
+        >>> rule = wire.ToolRule("p", 1, block=["rm"], ask=["pay*"])
+        >>> rules = ToolRules(wire.ToolRules("v", [rule])).for_scope(None, None)
+        >>> rules.verdict("RM").kind, rules.verdict("pay_out").kind, rules.verdict("search")
+        ('block', 'ask', None)
+        """
+        name = tool[: wire.NAME_LENGTH_MAX]
+        return _cached(self._verdicts, name, self._judge, NAMES_KEPT)
+
+    def _judge(self, tool: str) -> ToolVerdict | None:
+        for each in self._rules:
+            if (refusal := each.refusal(tool)) is not None:
+                return refusal
+        questions = (each.question(tool) for each in self._rules)
+        return next((question for question in questions if question is not None), None)
+
+
+class ToolRules:
+    """The tool rules of a key, compiled; never changed.
+
+    Args:
+        message: as the gateway sent them.
+
+    Attributes:
+        version: of these rules.
+    """
+
+    __slots__ = ("_rules", "_scopes", "version")
+
+    def __init__(self, message: wire.ToolRules) -> None:
+        self.version = message.version
+        self._rules = [_Rule(rule) for rule in message.rules]
+        self._scopes: dict[tuple[str | None, str | None], ScopeToolRules | None] = {}
+
+    def for_scope(self, workflow_id: str | None, agent: str | None) -> ScopeToolRules | None:
+        """Return the rules that apply to a workflow and agent; None when there are none."""
+        return _cached(self._scopes, (workflow_id, agent), self._applying, SCOPES_KEPT)
+
+    def _applying(self, scope: tuple[str | None, str | None]) -> ScopeToolRules | None:
+        rules = [each for each in self._rules if each.applies(*scope)]
+        return ScopeToolRules(rules) if rules else None
+
+
+def _cached(known: dict[K, V], key: K, find: Callable[[K], V], size_max: int) -> V:
+    """Return ``find(key)``, from the cache if it is there; safe without a lock."""
+    try:
+        return known[key]
+    except KeyError:
+        if len(known) >= size_max:
+            known.clear()
+        found = known[key] = find(key)
+        return found

@@ -1,0 +1,167 @@
+"""Finds the tools that an answer asks for while its bytes pass, chunk by chunk.
+
+A name is found in the chunk that completes the message which names it: no client can have read
+that message before. What has passed is not kept, except for a message that is not complete yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from guard.core.usage.decoding import Decoder, decoder_for
+from guard.core.usage.framing import Framing, framing_of, take_frames, unpacked
+from guard.core.usage.recording import DECODED_BYTES_MAX
+from guard.core.usage.response_format import Message, ToolCallReader, mapping, parse
+
+_CALLS_KEPT: Final = 10_000
+"""How many calls of one answer are known apart; later ones count at each mention."""
+
+
+class ToolScanner:
+    """Takes the chunks of one answer, returns the names of the tools that each one asks for.
+
+    Never raises: an answer that cannot be read names no tools.
+
+    Args:
+        reader: of the vendor's format.
+        content_type: returns the header's value; called with the first chunk.
+        content_encoding: of the chunks, empty for identity.
+
+    Example:
+        >>> from guard.core.usage.tool_calls import OLLAMA
+        >>> scanner = ToolScanner(OLLAMA, lambda: "application/x-ndjson")
+        >>> scanner.feed(b'{"message":{"tool_calls":[{"function":{"name":"rm"')
+        []
+        >>> scanner.feed(b'}}]}}' + bytes([10]))
+        ['rm']
+    """
+
+    __slots__ = (
+        "_blind", "_carry", "_content_type", "_decoder", "_framing", "_reader", "_searched",
+        "_seen", "_size",
+    )  # fmt: skip
+
+    def __init__(
+        self, reader: ToolCallReader, content_type: Callable[[], str], content_encoding: str = ""
+    ) -> None:
+        self._reader = reader
+        self._content_type = content_type
+        self._framing: Framing | None = None
+        self._carry = bytearray()
+        self._searched = 0
+        self._seen: set[tuple[str, str]] = set()
+        self._size = 0
+        self._blind = False
+        self._decoder: Decoder | None = None
+        try:
+            self._decoder = decoder_for(content_encoding) if content_encoding else None
+        except Exception:  # noqa: BLE001  # no package here can decode it, nor can the client
+            self._blind = True
+
+    def feed(self, chunk: bytes) -> list[str]:
+        """Take the next chunk; return the names of the tools that it asks for, in order."""
+        if self._blind or not chunk:
+            return []
+        try:
+            if self._decoder is None:
+                return self._found(chunk)
+            names: list[str] = []
+            for piece in self._decoder.decode(chunk):
+                self._size += len(piece)
+                if self._size > DECODED_BYTES_MAX:
+                    self._blind = True
+                    break
+                names += self._found(piece)
+            return names
+        except Exception:  # noqa: BLE001  # whatever it is, it never breaks a user's answer
+            self._blind = True
+            return []
+
+    def whole(self, body: bytes) -> list[str]:
+        """Return the names of the tools that a whole, decoded body asks for."""
+        if framing_of(self._content_type(), body) != "body":
+            return [*self.feed(body), *self.end()]
+        if not self._marked(body, 0):
+            return []
+        try:
+            decoded = parse(body)
+            return self._read(map(mapping, decoded if isinstance(decoded, list) else [decoded]))
+        except Exception:  # noqa: BLE001  # as above
+            return []
+
+    def end(self) -> list[str]:
+        """The answer is over: return what its last, unfinished message names."""
+        if self._blind or not self._carry or self._framing == "aws":
+            return []
+        rest = bytes(self._carry)
+        self._carry.clear()
+        return self._names(self._payloads(rest))
+
+    def _found(self, data: bytes) -> list[str]:
+        if self._framing is None:
+            self._framing = framing_of(self._content_type(), data)
+        if self._framing == "aws":
+            self._carry += data
+            return self._names(map(unpacked, take_frames(self._carry)))
+        if self._framing == "body":
+            return self._of_body(data)
+        end = data.rfind(b"\n") + 1
+        if not end:
+            self._keep(data)
+            return []
+        block = bytes(self._carry) + data[:end] if self._carry else data[:end]
+        self._carry[:] = data[end:]
+        return self._names(self._payloads(block))
+
+    def _of_body(self, data: bytes) -> list[str]:
+        """Read one JSON object, or the elements of an array, as soon as they are complete."""
+        self._keep(data)
+        start = max(0, self._searched - 32)
+        named = self._searched < 0 or self._marked(self._carry, start)
+        self._searched = -1 if named else len(self._carry)
+        if not named or data.rstrip()[-1:] not in (b"}", b"]"):
+            return []
+        complete = b"[" + bytes(self._carry).strip(b"[], \r\n\t") + b"]"
+        messages = parse(complete)
+        if messages is None:
+            return []
+        self._carry.clear()
+        self._searched = 0
+        return self._read(map(mapping, messages))
+
+    def _keep(self, data: bytes) -> None:
+        self._carry += data
+        if len(self._carry) > DECODED_BYTES_MAX:
+            self._carry.clear()
+            self._blind = True
+
+    def _payloads(self, block: bytes) -> Iterable[bytes]:
+        if not self._marked(block, 0):
+            return ()
+        if self._framing == "sse":
+            lines = block.replace(b"\r", b"\n").split(b"\n")
+            return (line[5:] for line in lines if line.startswith(b"data:"))
+        return block.split(b"\n") if self._framing == "lines" else (block,)
+
+    def _marked(self, data: bytes | bytearray, start: int) -> bool:
+        return any(data.find(marker, start) >= 0 for marker in self._reader.markers)
+
+    def _names(self, payloads: Iterable[bytes]) -> list[str]:
+        return self._read(
+            mapping(parse(payload)) for payload in payloads if self._marked(payload, 0)
+        )
+
+    def _read(self, messages: Iterable[Message]) -> list[str]:
+        names: list[str] = []
+        seen = self._seen
+        for message in messages:
+            for call in self._reader.read(message):
+                if call.key is not None:
+                    mention = (call.key, call.name)
+                    if mention in seen:
+                        continue
+                    if len(seen) < _CALLS_KEPT:
+                        seen.add(mention)
+                names.append(call.name)
+        return names

@@ -1,0 +1,47 @@
+"""A budget as the protocol shows it."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from guard.core.wire.fields import cents
+
+
+class Budget(Struct):
+    """The tightest budget over a call, in nano-dollars and in cents."""
+
+    limit_nanousd: int
+    spent_nanousd: int
+    reserved_nanousd: int
+    remaining_nanousd: int
+    limit_cents: float
+    spent_cents: float
+    reserved_cents: float
+    remaining_cents: float
+    resets_at_ms: int | None = None
+    scope: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        limit: int,
+        spent: int,
+        reserved: int,
+        resets_at_ms: int | None = None,
+        scope: str | None = None,
+    ) -> Budget:
+        """Build a budget from nano-dollar amounts; the cents and the remainder follow."""
+        remaining = limit - spent - reserved
+        return cls(
+            limit_nanousd=limit,
+            spent_nanousd=spent,
+            reserved_nanousd=reserved,
+            remaining_nanousd=remaining,
+            limit_cents=cents(limit),
+            spent_cents=cents(spent),
+            reserved_cents=cents(reserved),
+            remaining_cents=cents(remaining),
+            resets_at_ms=resets_at_ms,
+            scope=scope,
+        )

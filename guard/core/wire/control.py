@@ -1,0 +1,116 @@
+"""The control channel, and what a gateway says of itself."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from guard.core.wire.budget import Budget
+from guard.core.wire.fields import Name, UnixMs
+
+
+class Limits(Struct):
+    """Limits on one request to this gateway."""
+
+    max_batch_events: int = 1000
+    max_batch_bytes: int = 1_048_576
+    max_event_bytes: int = 65_536
+
+
+class ControlSettings(Struct):
+    """How clients are to use the control channel."""
+
+    poll_interval_ms: int = 1000
+
+
+class Capabilities(Struct):
+    """Reply to ``GET /api/v1/capabilities`` (spec part 4)."""
+
+    protocol: int
+    min_sdk_version: str
+    server: str
+    features: list[str] = []
+    limits: Limits = msgspec.field(default_factory=Limits)
+    control: ControlSettings = msgspec.field(default_factory=ControlSettings)
+    server_time_ms: int = 0
+
+
+class ToolRule(Struct, omit_defaults=True):
+    """The part of one policy about tools, as far as it concerns the key that reads it.
+
+    Patterns are globs (``*`` and ``?``), compared with names after folding both.
+
+    Args:
+        policy, policy_version: the policy that it comes from.
+        scope_kind, scope_id: the calls that it applies to: those of the ``organisation``, or of
+            a ``workflow`` or ``agent`` that the glob ``scope_id`` matches. Clients leave out rules
+            of kinds that they do not know.
+        block: such a tool is refused.
+        allow: when set, a tool that matches none is refused.
+        ask: the gateway decides about each call of such a tool, mostly by asking a person.
+        blocks_sensitive: calls that their caller declares as sensitive are refused.
+    """
+
+    policy: Name
+    policy_version: int
+    scope_kind: Name = "organisation"
+    scope_id: Name = "*"
+    block: list[str] = []
+    allow: list[str] | None = None
+    ask: list[str] = []
+    blocks_sensitive: bool = False
+
+
+NO_TOOL_RULES: Final = "none"
+"""The version of an empty list of tool rules."""
+
+
+class ToolRules(Struct, omit_defaults=True):
+    """All tool rules for one key; they replace the earlier ones.
+
+    Args:
+        version: a digest of the rules; :data:`NO_TOOL_RULES` without any.
+        rules: one for each policy that speaks of tools.
+    """
+
+    version: Name = NO_TOOL_RULES
+    rules: list[ToolRule] = []
+
+
+class ControlMessage(Struct, omit_defaults=True):
+    """One message of the control channel.
+
+    ``workflow_id`` is an exact id, a glob pattern (``*`` and ``?``) or ``"*"`` for everything.
+    ``seq`` rises per organisation; ``hello`` and ``ping`` repeat the newest one. ``epoch`` is a
+    random id of the process that assigned the number; in a ``hello`` it belongs to the message
+    that the client named as its newest. If it differs from the one the client knows, the gateway's
+    record is not the one that the client has followed. A ``recall`` (never stored, ``seq`` 0) asks
+    the holders of ``leases`` to give back at once what they do not use. ``tools`` is in a ``hello``
+    and in a ``policy`` with ``seq`` 0 (never stored) when the reader's tool rules are not those
+    that it named by their version.
+    """
+
+    seq: int
+    type: str
+    workflow_id: str | None = None
+    run_id: str | None = None
+    reason: str = ""
+    resume_after_ms: UnixMs | None = None
+    at_ms: UnixMs = 0
+    budget: Budget | None = None
+    exhausted: bool = False
+    approval_id: str | None = None
+    approved: bool | None = None
+    epoch: str = ""
+    leases: list[Name] = []
+    tools: ToolRules | None = None
+
+
+class ControlReply(Struct, omit_defaults=True):
+    """Reply to the control long poll; ``epoch`` is as in a ``hello``."""
+
+    messages: list[ControlMessage]
+    seq: int
+    epoch: str = ""

@@ -1,0 +1,57 @@
+"""Constants of the protocol, and the types of its fields."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from msgspec import Meta
+
+PROTOCOL_VERSION: Final = 3
+SDK_MIN_VERSION_FOR_V3: Final = "0.6.0"
+"""The oldest SDK version that speaks protocol v3 (spec part 9)."""
+
+HEADER_API_KEY: Final = "X-API-Key"
+HEADER_PROTOCOL: Final = "X-Guard-Protocol"
+HEADER_IDEMPOTENCY: Final = "Idempotency-Key"
+CONTROL_SUBPROTOCOL: Final = "guard.v3"
+
+CAPABILITIES_PATH: Final = "/api/v1/capabilities"
+GATE_PATH: Final = "/gate"
+RELEASE_PATH: Final = "/gate/release"
+LEASE_PATH: Final = "/gate/lease"
+EVENTS_PATH: Final = "/api/v1/events"
+CONTROL_PATH: Final = "/api/v1/control"
+CONTROL_WS_PATH: Final = "/api/v1/control/ws"
+
+FEATURE_GATE_WS: Final = "gate_ws"
+FEATURE_LEASES: Final = "leases"
+FEATURE_REQUEST_GATE: Final = "request_gate"
+"""Capabilities: requests over the control socket, leases, gates of kind ``llm``."""
+
+UNKNOWN_MODEL: Final = "unknown"
+"""Placeholder model of a gate request without a call context (spec part 2)."""
+
+NAME_LENGTH_MAX: Final = 256
+"""Maximum characters in a name (workflow, agent, chain, tool, model) or an id."""
+
+NANOUSD_PER_CENT: Final = 10_000_000
+NANOUSD_PER_DOLLAR: Final = 1_000_000_000
+NANOUSD_MAX: Final = 2**62
+RESPONSE_ID_LENGTH_MAX: Final = 512
+TOKENS_MAX: Final = 2**40
+
+Name = Annotated[str, Meta(max_length=NAME_LENGTH_MAX)]
+Tokens = Annotated[int, Meta(ge=0, le=TOKENS_MAX)]
+NanoUsd = Annotated[int, Meta(ge=0, le=NANOUSD_MAX)]
+UnixMs = Annotated[int, Meta(ge=0, le=2**53)]
+
+CallKind = Literal["llm", "tool", "call"]
+
+
+def cents(nanousd: int) -> float:
+    """Return nano-dollars as decimal cents, for people to read.
+
+    >>> cents(12_345_678)
+    1.2345678
+    """
+    return nanousd / NANOUSD_PER_CENT

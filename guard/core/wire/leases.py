@@ -1,0 +1,104 @@
+"""Leases: reservations granted in advance."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from guard.core.wire.fields import Name, NanoUsd
+
+
+class LeaseAsk(Struct, omit_defaults=True):
+    """The part of a gate request about a lease: the caller can hold one for this lane.
+
+    Args:
+        lease_id: the caller's lease of this lane, if it has one; it is topped up.
+        unused_nanousd: what is left in that lease. It is given back before the decision, so that
+            the grant is all that the lease holds for calls still to come.
+        demand_nanousd: what the calls that wait for this answer, and those of the next seconds at
+            the present rate, are expected to take in all; at least this call's own amount.
+        demand_calls: how many calls that is.
+        calls_left: unused calls of the lease's share of rate caps, given back likewise.
+    """
+
+    lease_id: Name | None = None
+    unused_nanousd: NanoUsd = 0
+    demand_nanousd: NanoUsd = 0
+    demand_calls: Annotated[int, Meta(ge=0, le=1_000_000)] = 1
+    calls_left: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+
+
+class ModelRates(Struct, omit_defaults=True):
+    """What a model costs, in nano-dollars per million tokens, as the gateway prices it.
+
+    Args:
+        input_per_mtok, output_per_mtok, cache_read_per_mtok, cache_write_per_mtok,
+            reasoning_per_mtok, audio_per_mtok: by bucket; no price falls with the size of the
+            prompt here, so a long prompt may be priced too high, never too low.
+        worst_input_per_mtok, worst_output_per_mtok: the dearest bucket that a token of the
+            prompt, or of the answer, can fall into.
+        assumed_output_tokens: what to assume of a request without a limit.
+        context_tokens: the model's context window, if known.
+    """
+
+    input_per_mtok: int
+    output_per_mtok: int
+    cache_read_per_mtok: int
+    cache_write_per_mtok: int
+    reasoning_per_mtok: int
+    audio_per_mtok: int
+    worst_input_per_mtok: int
+    worst_output_per_mtok: int
+    assumed_output_tokens: int | None = None
+    context_tokens: int | None = None
+
+
+class Lease(Struct, omit_defaults=True):
+    """A reservation granted in advance, which the holder spends by itself.
+
+    It belongs to one lane: key, workflow, agent, chain and model. It covers calls with the same
+    kind, function, tool name, tools and model as the one that was asked for, and those that were
+    allowed earlier with the same lease under the same ``policy_version``.
+
+    Args:
+        lease_id: of the reservation; events that the lease pays for name it.
+        granted_nanousd: added by this answer, this call's own amount included.
+        ttl_ms: how long it lasts from this answer on, unless it is renewed.
+        policy_version: changes with policies, prices and settings; others void what is covered.
+        calls: how many calls the share of rate caps allows, this one included; None: no cap.
+        rates: of the lane's model; None where the lane has none or its price is unknown.
+    """
+
+    lease_id: Name
+    granted_nanousd: NanoUsd
+    ttl_ms: int
+    policy_version: Name = ""
+    calls: int | None = None
+    rates: ModelRates | None = None
+
+
+class LeaseUpdate(Struct, omit_defaults=True):
+    """Body of ``POST /gate/lease``: renews a lease and gives back what is not used.
+
+    Args:
+        lease_id: the lease.
+        unused_nanousd: is given back.
+        calls_left: unused calls of its share of rate caps, given back.
+        close: nothing more will be taken from it; what remains pays for events on their way and
+            is released shortly afterwards.
+    """
+
+    lease_id: Name
+    unused_nanousd: NanoUsd = 0
+    calls_left: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+    close: bool = False
+
+
+class LeaseState(Struct):
+    """Reply to a lease update."""
+
+    lease_id: Name
+    state: str
+    held_nanousd: int
+    ttl_ms: int

@@ -1,0 +1,298 @@
+"""Requests over the control socket: many in flight, answered in any order."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from guard.core import signing, wire
+from guard.gateway.api.auth import Authenticator, Identity
+from guard.gateway.api.decisions import Decisions, Operation, overloaded, request_of
+from guard.gateway.api.http import ProblemError, fail
+from guard.gateway.api.socket import (
+    CLOSE_ERROR,
+    CLOSE_POLICY,
+    CLOSE_REVOKED,
+    CLOSE_UNREADABLE,
+    Socket,
+)
+from guard.gateway.api.stepping import Stepping
+from guard.gateway.domain.commands import Answer
+from guard.gateway.domain.errors import StoreError
+from guard.gateway.services.load import REQUEST_BYTES, Load
+
+ASKS_MAX: Final = 4096
+"""Requests in one frame."""
+
+_ANSWER_FRAME_BYTES: Final = 65_536
+"""A frame of answers is ended at this size; clients read frames of four times that."""
+
+logger = logging.getLogger(__name__)
+
+
+class BadFrameError(Exception):
+    """A frame that ends the connection.
+
+    Args:
+        code: of the close frame.
+        reason: what was wrong with it.
+    """
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+class SocketAsks:
+    """Decides what one client asks over its control socket.
+
+    All requests of one read are submitted in the same turn of the loop, so they are one group for
+    the store; all that a commit answers is written at once.
+
+    Args:
+        socket: the connection.
+        identity: whose key it was opened with.
+        headers: of its handshake, which hold the key.
+        authenticator: tells whether the key is still valid.
+        decisions: the operations.
+        load: counts the bytes of requests in flight, those over HTTP included.
+        clock_ms: the gateway's clock.
+    """
+
+    def __init__(
+        self,
+        socket: Socket,
+        identity: Identity,
+        headers: dict[bytes, bytes],
+        authenticator: Authenticator,
+        decisions: Decisions,
+        load: Load,
+        clock_ms: Callable[[], int],
+    ) -> None:
+        self._socket = socket
+        self._identity = identity
+        self._headers = headers
+        self._authenticator = authenticator
+        self._load = load
+        self._clock_ms = clock_ms
+        gate = functools.partial(decisions.gate, leases=True)
+        self._operations: dict[str, tuple[str, Operation]] = {
+            "gate": (wire.GATE_PATH, gate),
+            "gate/release": (wire.RELEASE_PATH, decisions.release),
+            "gate/lease": (wire.LEASE_PATH, decisions.lease),
+        }
+        self._loop = asyncio.get_running_loop()
+        self._generation = authenticator.generation
+        self._number = 0
+        self._in_flight = 0
+        self._is_reading = False
+        self._checking: asyncio.Task[None] | None = None
+        self._told: list[wire.Told] = []
+        self._told_size = 0
+        self._flush_is_due = False
+        self._ended = self._is_lost = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    # -- from the socket -----------------------------------------------------------------------
+
+    def received(self, frames: list[bytes]) -> None:
+        """Begin what the frames ask for."""
+        if self._ended:
+            return
+        expires_at_ms = self._identity.expires_at_ms
+        if expires_at_ms is not None and expires_at_ms <= self._clock_ms():
+            self._close(CLOSE_REVOKED, "the key has expired")
+        elif self._generation != self._authenticator.generation:
+            self._socket.hold_reading(True)
+            self._checking = self._loop.create_task(self._check_key(frames))
+        else:
+            self._read(frames)
+
+    def writable(self) -> None:
+        """Send the answers that waited for the client."""
+        self._flush()
+
+    def lost(self) -> None:
+        """Drop the answers: the client asks again on another connection."""
+        self._ended = self._is_lost = True
+        self._drop_answers()
+
+    async def finish(self) -> None:
+        """Take no more requests, and wait until those in flight are answered."""
+        self._ended = True
+        if self._in_flight or self._told:
+            self._idle.clear()
+            await self._idle.wait()
+
+    # -- requests ------------------------------------------------------------------------------
+
+    async def _check_key(self, frames: list[bytes]) -> None:
+        """Some key has changed since the last read; it may be this one."""
+        try:
+            generation = self._authenticator.generation
+            if not await self._authenticator.still_valid(self._identity, self._headers):
+                self._close(CLOSE_REVOKED, "the key was revoked")
+                return
+            self._generation = generation
+        except StoreError:
+            self._close(CLOSE_ERROR, "the store failed")
+            return
+        finally:
+            self._socket.hold_reading(False)
+        self.received(frames)
+
+    def _read(self, frames: list[bytes]) -> None:
+        self._is_reading = True
+        try:
+            for frame in frames:
+                for ask in self._opened(frame):
+                    self._begin(ask)
+        except BadFrameError as exc:
+            self._close(exc.code, str(exc))
+        finally:
+            self._is_reading = False
+
+    def _opened(self, frame: bytes) -> list[wire.Ask]:
+        """Return the requests in a frame; other frames of the protocol have none.
+
+        Raises:
+            BadFrameError: it is no frame of this protocol, or not signed as it must be.
+        """
+        secret = self._identity.hmac_secret
+        try:
+            if secret is not None:
+                frame = self._verified(frame, secret)
+            asks = _asks(frame)
+        except wire.WireError as exc:
+            raise BadFrameError(CLOSE_UNREADABLE, f"not a frame of guard.v3: {exc}"[:120]) from None
+        if len(asks) > ASKS_MAX:
+            raise BadFrameError(CLOSE_POLICY, f"at most {ASKS_MAX} requests in a frame")
+        return asks
+
+    def _verified(self, frame: bytes, secret: str) -> bytes:
+        try:
+            signed = wire.decode(frame, wire.SignedFrame)
+        except wire.WireError:
+            if wire.decode(frame, _Typed).type != "asks":
+                return frame
+            raise BadFrameError(CLOSE_POLICY, "a frame of requests is not signed") from None
+        payload = signed.payload.encode()
+        number = self._number + 1
+        if signed.number != number or not signing.verify_asks(
+            secret, self._identity.nonce, number, payload, signed.signature
+        ):
+            raise BadFrameError(CLOSE_POLICY, "a frame of requests has a wrong signature")
+        self._number = number
+        return payload
+
+    def _begin(self, ask: wire.Ask) -> None:
+        size = len(ask.body) + REQUEST_BYTES
+        if self._load.take(self._identity.organisation_id, size):
+            self._in_flight += 1
+            Stepping(self._decided(ask, size), self._answered)
+        else:
+            self._tell(ask.id, overloaded().answer)
+
+    async def _decided(self, ask: wire.Ask, size: int) -> tuple[str, Answer, int]:
+        try:
+            path, operation = self._operations[ask.op]
+            request = request_of(self._identity, path, ask.id, ask.body)
+            answer = await operation(request, ask.body)
+        except ProblemError as exc:
+            answer = exc.answer
+        except StoreError:
+            answer = fail(503, "GD-B002", "Store not available", "try again").answer
+        except (Exception, asyncio.CancelledError):
+            logger.exception("a request over the control socket failed")
+            answer = fail(500, "GD-B002", "Internal error").answer
+        return ask.id, answer, size
+
+    def _answered(self, decided: tuple[str, Answer, int]) -> None:
+        self._in_flight -= 1
+        self._tell(*decided)
+        if not self._in_flight and not self._is_reading:
+            self._flush()  # no other answer can come in this turn
+
+    # -- answers -------------------------------------------------------------------------------
+
+    def _tell(self, ask_id: str, answer: Answer, size: int = 0) -> None:
+        """Send an answer at the end of this turn of the loop, with all others of the turn.
+
+        Args:
+            ask_id: of the request.
+            answer: to it.
+            size: bytes counted for it; the load is relieved of them once the answer is sent.
+        """
+        self._told.append(wire.Told(ask_id, answer.status, msgspec.Raw(answer.body)))
+        self._told_size += size
+        if not self._flush_is_due:
+            self._flush_is_due = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_is_due = False
+        if self._is_lost:
+            self._drop_answers()
+        if not self._told or self._socket.is_paused:
+            return
+        frames: list[bytes] = []
+        answers: list[wire.Told] = []
+        size = 0
+        for told in self._told:
+            answers.append(told)
+            size += len(told.body)
+            if size >= _ANSWER_FRAME_BYTES:
+                frames.append(self._frame(answers))
+                answers, size = [], 0
+        if answers:
+            frames.append(self._frame(answers))
+        self._drop_answers()
+        self._socket.send(frames)
+
+    def _frame(self, answers: list[wire.Told]) -> bytes:
+        return sealed(self._identity, wire.encode(wire.Answers(answers)))
+
+    def _drop_answers(self) -> None:
+        """Forget the answers that are sent, or that nobody will read."""
+        self._told.clear()
+        if self._told_size:
+            self._load.release(self._identity.organisation_id, self._told_size)
+            self._told_size = 0
+        if not self._in_flight:
+            self._idle.set()
+
+    def _close(self, code: int, reason: str) -> None:
+        self._ended = True
+        self._socket.close(code, reason)
+
+
+def _asks(frame: bytes) -> list[wire.Ask]:
+    """Return the requests in a frame.
+
+    Raises:
+        WireError: it is no JSON object with a type, or its requests cannot be read.
+    """
+    try:
+        return wire.decode(frame, wire.Asks).asks
+    except wire.WireError:
+        if wire.decode(frame, _Typed).type != "asks":
+            return []  # an acknowledgement, or a frame of a newer SDK
+        raise
+
+
+class _Typed(msgspec.Struct):
+    type: str
+
+
+def sealed(identity: Identity, payload: bytes) -> bytes:
+    """Return a frame to the client, signed if its key has a secret."""
+    if identity.hmac_secret is None:
+        return payload
+    signature = signing.sign_frame(identity.hmac_secret, identity.nonce, payload)
+    return wire.encode(wire.SignedFrame(payload.decode(), signature))

@@ -1,0 +1,187 @@
+"""The control channel over a WebSocket: messages pushed, and requests answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from guard.core import wire
+from guard.gateway.api.asks import SocketAsks, sealed
+from guard.gateway.api.auth import Authenticator, Identity
+from guard.gateway.api.control import (
+    PAGE,
+    KnownTools,
+    epoch_of,
+    number_in,
+    seconds_left,
+    text_in,
+    tools_message,
+)
+from guard.gateway.api.decisions import Decisions
+from guard.gateway.api.http import PROBLEM_JSON, ProblemError, Scope, fail, headers_of
+from guard.gateway.api.socket import (
+    CLOSE_ERROR,
+    CLOSE_GOING_AWAY,
+    CLOSE_OVERRUN,
+    CLOSE_REVOKED,
+    Socket,
+)
+from guard.gateway.domain.errors import StoreError
+from guard.gateway.services.fanout import Hub, Subscription
+from guard.gateway.services.load import Load
+from guard.gateway.services.tool_rules import ToolRulesOf
+from guard.gateway.settings import GatewaySettings
+from guard.gateway.storage.port import ControlLog
+
+_ORGANISATION_SHARE: Final = 0.8
+"""Share of all connections that one organisation's control channels may use."""
+
+
+class ControlSocketRoute:
+    """Serves ``WS /api/v1/control/ws``."""
+
+    def __init__(
+        self,
+        log: ControlLog,
+        hub: Hub,
+        authenticator: Authenticator,
+        tools: ToolRulesOf,
+        decisions: Decisions,
+        load: Load,
+        settings: GatewaySettings,
+        clock_ms: Callable[[], int],
+    ) -> None:
+        self._log = log
+        self._hub = hub
+        self._authenticator = authenticator
+        self._tools = tools
+        self._decisions = decisions
+        self._load = load
+        self._settings = settings
+        self._clock_ms = clock_ms
+
+    async def serve(self, socket: Socket, scope: Scope) -> None:
+        """Serve one WebSocket until either side ends it."""
+        try:
+            headers, identity, after = await self._admitted(scope)
+        except ProblemError as exc:
+            problem = [(b"content-type", PROBLEM_JSON), *exc.headers]
+            socket.refuse(exc.answer.status, problem, exc.answer.body)
+            return
+        offered = scope.get("subprotocols", [])
+        chosen = wire.CONTROL_SUBPROTOCOL if wire.CONTROL_SUBPROTOCOL in offered else None
+        asks = SocketAsks(
+            socket, identity, headers, self._authenticator, self._decisions, self._load,
+            self._clock_ms,
+        )  # fmt: skip
+        subscription = self._hub.subscribe(identity.organisation_id, identity.key_id)
+        try:
+            socket.accept(chosen, asks)
+            tools = KnownTools(self._tools, text_in(scope, "tools"))
+            channel = _Channel(socket, identity, headers, subscription, tools)
+            try:
+                code = await self._push(channel, after)
+            except StoreError:
+                code = CLOSE_ERROR
+            if code == CLOSE_GOING_AWAY:
+                await asks.finish()
+            socket.close(code)
+        finally:
+            self._hub.unsubscribe(identity.organisation_id, subscription)
+
+    async def _admitted(self, scope: Scope) -> tuple[dict[bytes, bytes], Identity, int]:
+        """Return the headers, the caller, and the number of the newest message it knows.
+
+        Raises:
+            ProblemError: the handshake is refused.
+        """
+        if scope["path"] != wire.CONTROL_WS_PATH:
+            raise fail(404, "GD-N001", "Not found")
+        headers = headers_of(scope)
+        self._authenticator.check_protocol(headers)
+        after = number_in(scope, "after", 0)
+        try:
+            identity = await self._authenticator.authenticate(scope, headers, b"")
+        except StoreError:
+            raise fail(503, "GD-B002", "Store not available", "try again") from None
+        # Others need connections too; the SDK polls meanwhile.
+        most = max(1, int(self._settings.connections_max * _ORGANISATION_SHARE))
+        if self._hub.count_of(identity.organisation_id) >= most:
+            raise fail(
+                429, "GD-R001", "Too many control channels", f"at most {most} per organisation"
+            )
+        return headers, identity, after
+
+    async def _push(self, channel: _Channel, after: int) -> int:
+        """Push messages until the channel has to be closed; return the code."""
+        sent = await self._replay(channel, after)
+        identity, own = channel.identity, channel.identity.organisation_id
+        interval_s = self._settings.control_ping_interval_ms / 1000
+        while not self._hub.closing:
+            if channel.subscription.overrun:
+                return CLOSE_OVERRUN
+            left_s = seconds_left(identity, self._clock_ms())
+            try:
+                message = await channel.subscription.next(min(interval_s, left_s))
+            except TimeoutError:
+                if not seconds_left(identity, self._clock_ms()):
+                    return CLOSE_REVOKED
+                newest = await self._log.control_seq(own)
+                await channel.send(self._heartbeat("ping", newest))
+                continue
+            if message is None:
+                if not await self._authenticator.still_valid(identity, channel.headers):
+                    return CLOSE_REVOKED
+                if rules := await channel.tools.news(identity):
+                    await channel.send(tools_message(rules, self._clock_ms()))
+            elif message.seq > sent or not message.seq:  # without a number: never stored
+                sent = max(sent, message.seq)
+                await channel.send(message)
+        return CLOSE_GOING_AWAY
+
+    async def _replay(self, channel: _Channel, after: int) -> int:
+        """Send the hello, the snapshot and what came after; return the newest number."""
+        own, key_id = channel.identity.organisation_id, channel.identity.key_id
+        hello = self._heartbeat("hello", await self._log.control_seq(own))
+        hello.epoch = await epoch_of(self._log, own, after)
+        hello.tools = await channel.tools.news(channel.identity)
+        await channel.send(hello)
+        sent = after
+        if not after:
+            for known in await self._log.control_snapshot(own, key_id):
+                sent = known.seq
+                await channel.send(known)
+        while True:
+            page = await self._log.control_after(own, sent, PAGE)
+            for stored in page:
+                sent = stored.message.seq
+                if stored.key_id in (None, key_id):
+                    await channel.send(stored.message)
+            if len(page) < PAGE:
+                return sent
+
+    def _heartbeat(self, kind: str, seq: int) -> wire.ControlMessage:
+        return wire.ControlMessage(seq=seq, type=kind, at_ms=self._clock_ms())
+
+
+class _Channel:
+    """One client's view of the control messages."""
+
+    def __init__(
+        self,
+        socket: Socket,
+        identity: Identity,
+        headers: dict[bytes, bytes],
+        subscription: Subscription,
+        tools: KnownTools,
+    ) -> None:
+        self._socket = socket
+        self.tools = tools
+        self.identity = identity
+        self.headers = headers
+        self.subscription = subscription
+
+    async def send(self, message: wire.ControlMessage) -> None:
+        """Send a message, once the client has read what was sent before."""
+        await self._socket.wait_writable()
+        self._socket.send([sealed(self.identity, wire.encode(message))])

@@ -1,0 +1,155 @@
+"""The hot operations, whichever way a request comes: checked, decided, counted."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+from guard.core import wire
+from guard.gateway.api.auth import Identity
+from guard.gateway.api.http import ProblemError, fail
+from guard.gateway.domain.commands import Answer, Request
+from guard.gateway.domain.errors import StoreError
+from guard.gateway.services.gatekeeper import Gatekeeper
+from guard.gateway.services.metrics import Counts
+
+T = TypeVar("T")
+Operation = Callable[[Request, bytes], Awaitable[Answer]]
+
+_PERSON_BYTES: Final = 16
+
+
+class Decisions:
+    """Decodes a body and has the gatekeeper decide.
+
+    Args:
+        gatekeeper: the use cases.
+        counts: of this process.
+        events_max: events in one request.
+    """
+
+    def __init__(self, gatekeeper: Gatekeeper, counts: Counts, events_max: int) -> None:
+        self._gatekeeper = gatekeeper
+        self._counts = counts
+        self._events_max = events_max
+
+    async def gate(self, request: Request, body: bytes, *, leases: bool = False) -> Answer:
+        """Decide one call.
+
+        Args:
+            request: who asks.
+            body: the question.
+            leases: whether a lease may be granted: its holder can be reached.
+
+        Raises:
+            ProblemError: the body is not a gate request, or the store failed (GD-R002).
+        """
+        started = time.perf_counter()
+        call = parse(body, wire.GateRequest)
+        if len(call.events) > self._events_max:
+            raise self._too_many()
+        try:
+            answer = await self._gatekeeper.gate(request, call, leases=leases)
+        except StoreError:
+            raise fail(
+                503,
+                "GD-R002",
+                "Reservation store failed",
+                "the call cannot be decided now",
+                reason="RATE_LIMIT_STORE",
+            ) from None
+        self._counts.gated(time.perf_counter() - started)
+        self._counts.answered(wire.GATE_PATH, answer.status)
+        return answer
+
+    async def release(self, request: Request, body: bytes) -> Answer:
+        """Release a reservation.
+
+        Raises:
+            ProblemError: the body is not a release.
+            StoreError: the store failed.
+        """
+        answer = await self._gatekeeper.release(request, parse(body, wire.ReleaseRequest))
+        self._counts.answered(wire.RELEASE_PATH, answer.status)
+        return answer
+
+    async def lease(self, request: Request, body: bytes) -> Answer:
+        """Renew a lease, give back a part of it, or close it.
+
+        Raises:
+            ProblemError: the body is not an update of a lease.
+            StoreError: the store failed.
+        """
+        answer = await self._gatekeeper.lease(request, parse(body, wire.LeaseUpdate))
+        self._counts.answered(wire.LEASE_PATH, answer.status)
+        return answer
+
+    async def ingest(self, request: Request, body: bytes) -> Answer:
+        """Record and charge a batch of events.
+
+        Raises:
+            ProblemError: the body is not a batch, or holds too many events.
+            StoreError: the store failed.
+        """
+        batch = parse(body, wire.EventBatch)
+        if len(batch.events) > self._events_max:
+            raise self._too_many()
+        answer = await self._gatekeeper.ingest(request, batch)
+        self._counts.answered(wire.EVENTS_PATH, answer.status)
+        return answer
+
+    def _too_many(self) -> ProblemError:
+        return fail(413, "GD-P003", "Body too large", f"at most {self._events_max} events")
+
+
+def request_of(identity: Identity, path: str, key: str | None, body: bytes) -> Request:
+    """Return who asks, and how a repeat of the request is recognised.
+
+    Args:
+        identity: the caller.
+        path: of the operation; the same over HTTP and over the control socket.
+        key: the idempotency key, if any.
+        body: the JSON body.
+
+    Raises:
+        ProblemError: the key is empty or too long.
+    """
+    request = Request(
+        organisation_id=identity.organisation_id,
+        key_id=identity.key_id,
+        key_workflow_id=identity.workflow_id,
+    )
+    if key is not None:
+        if not 1 <= len(key) <= wire.NAME_LENGTH_MAX:
+            raise fail(400, "GD-P002", "Bad request", "Idempotency-Key: 1 to 256 characters")
+        request.idempotency_key = key
+        fingerprint = _hash_of(path).copy()
+        fingerprint.update(body)
+        request.fingerprint = fingerprint.digest()
+    return request
+
+
+@functools.lru_cache(maxsize=16)
+def _hash_of(path: str) -> hashlib.blake2b:
+    """Return the empty hash of an operation's bodies, to copy."""
+    return hashlib.blake2b(digest_size=16, person=path.encode()[:_PERSON_BYTES])
+
+
+def parse(body: bytes, kind: type[T]) -> T:
+    """Decode a body.
+
+    Raises:
+        ProblemError: 400, naming the field and what was expected.
+    """
+    try:
+        return wire.decode(body, kind)
+    except wire.WireError as exc:
+        raise fail(400, "GD-P002", "Bad request", str(exc)) from None
+
+
+def overloaded() -> ProblemError:
+    """Return the refusal of a request for which there is no room."""
+    return fail(429, "GD-R001", "Gateway overloaded", "too much is waiting; try again")

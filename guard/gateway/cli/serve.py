@@ -1,0 +1,159 @@
+"""``guard gateway serve``: runs a gateway until it is interrupted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from guard.gateway.cli.password import greet
+from guard.gateway.settings import GatewaySettings
+from guard.gateway.settings_sources import (
+    CONFIG_VARIABLE,
+    Setting,
+    SettingsError,
+    load,
+    table,
+    unknown_variables,
+)
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _option(setting: Setting) -> Callable[[F], F]:
+    default = f"; default: {setting.shown_default}" if setting.shown_default else ""
+    text = f"{setting.text}  [env: {setting.variable}{default}]"
+    if setting.kind == "flag":
+        both = f"{setting.option}/--no-{setting.option[2:]}"
+        return click.option(both, setting.name, default=None, help=text)
+    many = setting.kind == "list"
+    return click.option(
+        setting.option,
+        setting.name,
+        multiple=many,
+        metavar=setting.kind.upper() if not many else "ADDRESS",
+        help=f"{text} Repeatable." if many else text,
+    )
+
+
+def _options(command: F) -> F:
+    for setting in reversed(table()):
+        command = _option(setting)(command)
+    return command
+
+
+@click.command()
+@click.option(
+    "--config",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help=f"A TOML file of these settings.  [env: {CONFIG_VARIABLE}]",
+)
+@_options
+def serve(config: Path | None, **options: Any) -> None:
+    """Serve until interrupted.
+
+    The first run makes an organisation, an API key and an admin key, and prints the keys once.
+
+    Each setting is an option, a variable of the environment, or a line of a TOML file; an option
+    goes before the environment, and that before the file.
+
+    \b
+    Examples:
+      guard gateway serve
+      guard gateway serve --port 0 --database /var/lib/guard/gateway.sqlite3 --durable
+      guard gateway serve --config /etc/guard/gateway.toml
+      guard gateway serve --host 0.0.0.0 --tls-self-signed
+    """
+    from guard.gateway.domain.errors import StoreError
+    from guard.gateway.server import bind
+    from guard.gateway.tls import TlsError
+
+    try:
+        settings = load(options, os.environ, config)
+    except SettingsError as exc:
+        raise click.UsageError(str(exc)) from None
+    for sentence in unknown_variables(os.environ):
+        click.echo(f"warning: {sentence}", err=True)
+    try:
+        listening = bind(settings.host, settings.port)
+    except OSError as exc:
+        raise click.ClickException(exc.strerror or str(exc)) from None
+    try:
+        with contextlib.closing(listening):
+            _run(settings, listening)
+    except (StoreError, TlsError) as exc:
+        raise click.ClickException(str(exc)) from None
+
+
+def is_in_the_clear(settings: GatewaySettings) -> bool:
+    """Tell whether keys can be read on the network, as far as the settings say."""
+    if settings.has_tls or settings.trusted_proxies:
+        return False
+    if settings.public_url is not None and settings.public_url.startswith("https:"):
+        return False
+    try:
+        return not ipaddress.ip_address(settings.host).is_loopback
+    except ValueError:
+        return settings.host != "localhost"
+
+
+def _run(settings: GatewaySettings, listening: Any) -> None:
+    import logging
+
+    from guard.gateway.app import GatewayApp
+    from guard.gateway.bootstrap import first_run
+    from guard.gateway.server import GatewayServer, new_event_loop, tune_process
+    from guard.gateway.tls import files_of, fingerprint
+
+    logging.basicConfig(
+        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
+    tls = files_of(settings)
+
+    async def main() -> None:
+        app = GatewayApp(settings)
+        server = GatewayServer(app, listening, tls)
+        await app.open()
+        try:
+            made = await first_run(app.storage, app.clock_ms())
+        except BaseException:
+            await app.close()
+            raise
+        loop = asyncio.get_running_loop()
+        if tls is not None or not sys.stdin.isatty():  # a closed terminal still ends it
+            loop.add_signal_handler(signal.SIGHUP, server.reload_certificate)
+        click.echo(f"guard gateway on {server.base_url}")
+        if made is not None:
+            click.echo("First run. These keys are shown once:")
+            click.echo(f"  GUARD_API_KEY={made.api_key}")
+            click.echo(f"  GUARD_ADMIN_KEY={made.admin_key}")
+        if tls is not None and settings.tls_self_signed:
+            click.echo("Clients pin the certificate:")
+            click.echo(f"  GUARD_TLS_FINGERPRINT={fingerprint(tls[0])}")
+        if is_in_the_clear(settings):
+            click.echo(
+                f"warning: {server.base_url} is not encrypted, and keys can be read on the "
+                "network. Use --tls-self-signed or --tls-cert, or a TLS proxy in front (name it "
+                "with --trusted-proxy).",
+                err=True,
+            )
+        try:
+            await greet(app, server.base_url)
+        except BaseException:
+            await app.close()
+            raise
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, server.stop)
+        tune_process()
+        await server.serve()
+
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(main())

@@ -1,0 +1,75 @@
+"""What one LLM request may cost at most, before it is sent. Pure."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from msgspec import Struct
+
+from guard.core.wire import NANOUSD_MAX, ModelRates
+
+ASSUMED_OUTPUT_TOKENS: Final = 4096
+"""Assumed of an answer without a limit, before anything is known of its model."""
+
+ASSUMED_INPUT_TOKENS: Final = 4096
+WORST_INPUT_TOKENS: Final = 200_000
+WORST_OUTPUT_TOKENS: Final = 128_000
+_MILLION: Final = 1_000_000
+
+OutputRule = Literal["learned", "model_max", "refuse"]
+
+
+class RequestCost(Struct, frozen=True):
+    """What to reserve for a request.
+
+    Attributes:
+        amount: nano-dollars, 1 or more.
+        least: what of it is sure: the part of the bounds that the request states.
+        is_assumed: a bound was missing, so that ``amount`` may shrink down to ``least``.
+    """
+
+    amount: int
+    least: int
+    is_assumed: bool
+
+
+def request_cost(
+    rates: ModelRates,
+    max_input: int | None,
+    max_output: int | None,
+    *,
+    assumed_input: int,
+    assumed_output: int,
+    is_exact: bool,
+) -> RequestCost:
+    """Price the bounds of a request at the dearest rates that apply.
+
+    Args:
+        rates: of the model.
+        max_input, max_output: tokens that the request states; ``None``: nothing bounds them.
+        assumed_input, assumed_output: tokens to assume in their place.
+        is_exact: what is assumed is the most that the model can take and answer.
+
+    >>> rates = ModelRates(1, 2, 1, 1, 2, 2, 1_000_000, 2_000_000)
+    >>> request_cost(rates, 10, None, assumed_input=9, assumed_output=5, is_exact=False)
+    RequestCost(amount=20, least=12, is_assumed=True)
+    """
+    is_assumed = not is_exact and (max_input is None or max_output is None)
+    amount = _price(
+        rates,
+        assumed_input if max_input is None else max_input,
+        assumed_output if max_output is None else max_output,
+    )
+    if not is_assumed:
+        return RequestCost(amount, amount, False)
+    # Of what is assumed, one token is sure.
+    least = _price(rates, *(1 if most is None else most for most in (max_input, max_output)))
+    return RequestCost(amount, min(least, amount), True)
+
+
+def _price(rates: ModelRates, input_tokens: int, output_tokens: int) -> int:
+    total = input_tokens * rates.worst_input_per_mtok + output_tokens * rates.worst_output_per_mtok
+    cost = -(-total // _MILLION)
+    if cost < 1:
+        return 1
+    return min(NANOUSD_MAX, cost)

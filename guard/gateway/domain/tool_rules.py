@@ -1,0 +1,88 @@
+"""The tool rules of one key, as the SDK gets them. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from guard.core import globs, wire
+from guard.gateway.domain.records import Policy
+
+RULES_BYTES_MAX: Final = 64 * 1024
+"""Larger rules are not sent: the SDK asks the gateway about every tool instead."""
+
+_NO_RULES: Final = wire.ToolRules()
+
+
+def rules_for(
+    policies: Iterable[Policy], key_id: str, key_workflow_id: str | None
+) -> wire.ToolRules:
+    """Return the tool rules of the enabled policies that can concern a key.
+
+    Args:
+        policies: of the organisation.
+        key_id: the key.
+        key_workflow_id: the only workflow of the key, if it has one.
+    """
+    concerned = [
+        policy
+        for policy in policies
+        if policy.enabled and _concerns(policy, key_id, key_workflow_id)
+    ]
+    acts_on_sensitive = any(p.document.sensitive_action != "allow" for p in concerned)
+    rules = [
+        rule
+        for policy in concerned
+        if (rule := _rule(policy, key_workflow_id, acts_on_sensitive)) is not None
+    ]
+    if not rules:
+        return _NO_RULES
+    encoded = wire.encode(rules)
+    if len(encoded) > RULES_BYTES_MAX:
+        rules = _asking(concerned[0], rules)
+    # With the size, so that a rule set cannot be taken for another by a collision of short digests.
+    version = f"{hashlib.blake2b(encoded, digest_size=12).hexdigest()}-{len(encoded)}"
+    return wire.ToolRules(version, rules)
+
+
+def _concerns(policy: Policy, key_id: str, key_workflow_id: str | None) -> bool:
+    if policy.scope_kind == "key":
+        return globs.matches(policy.scope_id, key_id)
+    if policy.scope_kind == "workflow" and key_workflow_id is not None:
+        return globs.matches(policy.scope_id, key_workflow_id)
+    return True
+
+
+def _rule(
+    policy: Policy, key_workflow_id: str | None, acts_on_sensitive: bool
+) -> wire.ToolRule | None:
+    document = policy.document
+    ask = [*document.approval_tools, *(document.sensitive_tools if acts_on_sensitive else ())]
+    blocks_sensitive = document.sensitive_action == "block"
+    says = document.tools_block or document.tools_allow is not None or ask or blocks_sensitive
+    if not says:
+        return None
+    own = policy.scope_kind
+    # The rules are for this key alone, so what matched the key or its workflow applies throughout.
+    everywhere = own in ("organisation", "key") or (
+        own == "workflow" and key_workflow_id is not None
+    )
+    return wire.ToolRule(
+        policy=policy.name,
+        policy_version=policy.version,
+        scope_kind="organisation" if everywhere else "agent" if own == "agent" else "workflow",
+        scope_id="*" if everywhere else policy.scope_id,
+        block=document.tools_block,
+        allow=document.tools_allow,
+        ask=ask,
+        blocks_sensitive=blocks_sensitive,
+    )
+
+
+def _asking(policy: Policy, rules: Sequence[wire.ToolRule]) -> list[wire.ToolRule]:
+    """Return the one rule that stands for rules that are too many to send."""
+    blocks_sensitive = any(rule.blocks_sensitive for rule in rules)
+    return [
+        wire.ToolRule(policy.name, policy.version, ask=["*"], blocks_sensitive=blocks_sensitive)
+    ]

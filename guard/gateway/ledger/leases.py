@@ -1,0 +1,207 @@
+"""Leases: reservations that a process holds in advance and spends by itself.
+
+A lease belongs to one lane: key, workflow, agent, chain and model, which is what decides the
+budgets over a call. Every ask gives back first what is unused; then the gate decides as if the
+lease were new. A lease ends when its holder closes it or stops renewing it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from guard.core import wire
+from guard.gateway.domain import ledger, render
+from guard.gateway.domain.commands import Answer, GateCommand, LeaseCommand, Request
+from guard.gateway.domain.ledger import Account, Reservation
+from guard.gateway.ledger import expiry, idempotency
+from guard.gateway.ledger.accounts import organisation
+from guard.gateway.ledger.state import OrganisationState
+from guard.gateway.ledger.unit_of_work import UnitOfWork
+
+CLOSING_MS: Final = 5000
+"""How long a closed lease still pays for events on their way."""
+
+AGE_MAX_MS: Final = 3_600_000
+"""An older lease is replaced when it is topped up."""
+
+
+RECALL_MAX: Final = 1000
+"""Leases in one recall; those that hold most come first."""
+
+
+def take_back(unit: UnitOfWork, command: GateCommand, *, give_back: bool) -> Reservation | None:
+    """Return the caller's lease of this lane, after what is unused in it was given back.
+
+    A lease that is unknown, over, or of another key or lane counts as none.
+
+    Args:
+        command: the question.
+        give_back: ``False`` when the same question has given back before.
+    """
+    call = command.call
+    if call.lease is None or call.lease.lease_id is None:
+        return None
+    lease = _live(unit, command.request, call.lease.lease_id)
+    chain_id = None if call.chain is None else call.chain.id
+    if lease is None or (lease.workflow_id, lease.agent, lease.chain_id, lease.model) != (
+        call.workflow_id,
+        call.agent,
+        chain_id,
+        None if call.model == wire.UNKNOWN_MODEL else call.model,
+    ):
+        return None
+    if give_back:
+        expiry.give_back(unit, lease, call.lease.unused_nanousd)
+    return lease
+
+
+def _live(unit: UnitOfWork, request: Request, lease_id: str) -> Reservation | None:
+    """Return the key's own lease, unless it is over or its time has passed."""
+    found = expiry.own_reservation(unit, request, lease_id)
+    if found is None or not found.is_lease or found.state != "open":
+        return None
+    if found.expires_at_ms <= unit.now_ms:
+        expiry.close(unit, found, "expired")
+        return None
+    return found
+
+
+def grant(
+    unit: UnitOfWork,
+    org: OrganisationState,
+    draft: Reservation,
+    accounts: Sequence[Account],
+    lease: Reservation | None,
+    granted: int,
+) -> Reservation:
+    """Add an amount, which is reserved on the accounts, to the lane's lease, or open one.
+
+    Args:
+        draft: a reservation of the lane.
+        accounts: what the amount is reserved on.
+        lease: the caller's current lease of this lane.
+        granted: nano-dollars.
+    """
+    expires_at_ms = unit.now_ms + org.settings.lease_ttl_ms
+    if lease is not None:
+        unit.change_reservation(lease)
+        lease.amount += granted
+        lease.held += granted
+        lease.expires_at_ms = expires_at_ms
+        return lease
+    draft.amount = draft.held = granted
+    draft.basis = "lease"
+    draft.expires_at_ms = expires_at_ms
+    for account in accounts:
+        account.balance.leases += 1
+    unit.add_reservation(draft)
+    return draft
+
+
+def current(
+    unit: UnitOfWork, lease: Reservation | None, accounts: Sequence[Account]
+) -> Reservation | None:
+    """Return a lease that may be topped up: the same balances apply, and it is not too old."""
+    if (
+        lease is None
+        or lease.balance_ids != tuple([account.balance.balance_id for account in accounts])
+        or unit.now_ms - lease.created_at_ms >= AGE_MAX_MS
+    ):
+        return None
+    return lease
+
+
+def update(unit: UnitOfWork, command: LeaseCommand) -> Answer:
+    """Renew a lease and give back what is unused, or close it."""
+    request, change = command.request, command.update
+    kept = idempotency.replay(unit, request)
+    if kept is not None:
+        return kept
+    lease = _live(unit, request, change.lease_id)
+    if lease is None:
+        return render.not_found("no such lease")
+    expiry.give_back(unit, lease, change.unused_nanousd)
+    if change.close and not lease.held:
+        expiry.close(unit, lease, "settled" if lease.spent else "released")
+    elif change.close:
+        unit.expire_sooner(lease, min(lease.expires_at_ms, unit.now_ms + CLOSING_MS))
+    else:
+        unit.change_reservation(lease)
+        ttl_ms = organisation(unit, request.organisation_id).settings.lease_ttl_ms
+        lease.expires_at_ms = unit.now_ms + ttl_ms
+    left_ms = lease.expires_at_ms - unit.now_ms if lease.state == "open" else 0
+    state = wire.LeaseState(lease.reservation_id, lease.state, lease.held, left_ms)
+    answer = Answer(200, wire.encode(state))
+    idempotency.keep(unit, request, answer)
+    return answer
+
+
+def resume(unit: UnitOfWork) -> int:
+    """Renew every open lease after a time in which no holder could; return how many there are.
+
+    A holder that lives has spent from its lease meanwhile and reports it now; what it holds must
+    not have been given to others. The lease of one that died ends a full time later.
+    """
+    found = unit.all_open_leases()
+    for lease in found:
+        unit.change_reservation(lease)
+        ttl_ms = organisation(unit, lease.organisation_id).settings.lease_ttl_ms
+        lease.expires_at_ms = max(lease.expires_at_ms, unit.now_ms + ttl_ms)
+    return len(found)
+
+
+def holders(
+    unit: UnitOfWork,
+    accounts: Sequence[Account],
+    needed: int,
+    own: Reservation | None,
+    chain_over_permille: int | None,
+) -> dict[str, list[str]]:
+    """Return the leases, by key, that hold money where less than ``needed`` is left.
+
+    Args:
+        accounts: every balance over the call.
+        needed: nano-dollars.
+        own: the caller's lease, which has given back already.
+        chain_over_permille: the allowance of an open chain, or ``None`` outside of one.
+    """
+    own_count = int(own is not None)
+    short = [
+        account.balance.balance_id
+        for account in accounts
+        if account.balance.leases > own_count
+        and account.rule.mode == "hard"
+        and account.room(chain_over_permille) < needed
+    ]
+    held = [lease for lease in unit.open_leases(short) if lease is not own] if short else []
+    held.sort(key=lambda lease: -lease.held)
+    found: dict[str, list[str]] = {}
+    for lease in held[:RECALL_MAX]:
+        found.setdefault(lease.key_id, []).append(lease.reservation_id)
+    return found
+
+
+def size(
+    accounts: Sequence[Account],
+    amount: int,
+    demand: int,
+    lease: Reservation | None,
+    chain_over_permille: int | None,
+) -> int:
+    """Return how much to grant: the demand, within a share of the room; at least the amount.
+
+    The share leaves as much for every other holder of a lease, and for one to come. Where it is
+    smaller than the amount, exactly the amount is granted, so that the last of a budget is decided
+    call by call.
+    """
+    share = ledger.LEASE_NANOUSD_MAX
+    for account in accounts:
+        balance = account.balance
+        others = balance.leases - (lease is not None)
+        if account.rule.mode == "hard":
+            room = account.room(chain_over_permille)
+        else:
+            room = wire.NANOUSD_MAX - balance.committed - balance.reserved
+        share = min(share, room // (others + 2))
+    return max(amount, min(demand, share))

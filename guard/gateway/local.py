@@ -1,0 +1,176 @@
+"""The local gateway's process: started by the first program that needs it, ends after the last.
+
+``guard.local_gateway`` starts it as ``python -m guard.gateway.local DIRECTORY``; its first line on
+standard output says that it serves, or why not.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from guard.local_gateway import Files, Identity, is_at, read_identity, try_lock, write_json
+
+if TYPE_CHECKING:  # imported when the process has left its parent
+    from guard.gateway.app import GatewayApp
+    from guard.gateway.server import GatewayServer
+
+LINGER_S: Final = 5.0
+"""How long it waits for another user after the last one has gone."""
+
+_LOOK_S: Final = 0.25
+_LOCK_WAIT_S: Final = 15.0
+
+logger = logging.getLogger("guard.gateway.local")
+
+
+class _StartError(Exception):
+    """The gateway cannot start; the text says why."""
+
+
+def main() -> None:
+    """Serve in the background until nobody uses the gateway any more."""
+    if os.fork():  # the starter waits for this process only, and keeps no zombie of the gateway
+        os._exit(0)
+    logging.basicConfig(level="WARNING", format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    try:
+        _run(Files(Path(sys.argv[1])))
+    except ModuleNotFoundError as exc:
+        _report(f"it needs the package {exc.name!r}: install guard with its extra 'gateway'")
+        raise SystemExit(1) from None
+    except Exception as exc:  # whatever it is, the starter has to hear of it
+        logger.debug("start", exc_info=True)
+        _report(str(exc) or type(exc).__name__)
+        raise SystemExit(1) from None
+
+
+def _report(error: str | None) -> None:
+    """Tell the starter how it went, then let go of its pipe."""
+    try:
+        print(json.dumps({"error": error}), flush=True)  # noqa: T201  # the protocol
+    except OSError:
+        logger.warning("nobody waits for the start any more")
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 1)
+    os.close(nothing)
+
+
+def _run(files: Files) -> None:
+    import asyncio
+
+    from guard.gateway.server import new_event_loop
+
+    held = _hold(files)
+    try:
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            runner.run(_serve(files, held))
+    finally:
+        os.close(held)
+
+
+def _hold(files: Files) -> int:
+    """Take the gateway's lock; a predecessor that is ending still has it for a moment."""
+    ends_s = time.monotonic() + _LOCK_WAIT_S
+    while True:
+        held = try_lock(files.gateway)
+        if held is not None:
+            return held
+        if time.monotonic() >= ends_s:
+            raise _StartError("another one is running")
+        time.sleep(0.02)
+
+
+async def _serve(files: Files, held: int) -> None:
+    import asyncio
+    import signal
+
+    from guard.gateway.app import GatewayApp
+    from guard.gateway.server import GatewayServer, tune_process
+    from guard.gateway.settings import GatewaySettings
+
+    identity = read_identity(files)
+    listening = _listen(identity.port)
+    app = GatewayApp(GatewaySettings(database=files.database))
+    server = GatewayServer(app, listening)
+    await app.open()
+    try:
+        identity = await _with_keys(app, identity, listening.getsockname()[1])
+        write_json(files.identity, _fields(identity))
+        write_json(files.address, {"url": server.base_url, "pid": os.getpid()})
+    except BaseException:
+        await app.close()
+        raise
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, server.stop)
+    tune_process()
+    _report(None)  # the socket listens already: early requests wait in its backlog
+    watching = asyncio.create_task(_stop_when_unused(files, held, server))
+    try:
+        await server.serve()
+    finally:
+        watching.cancel()
+        if is_at(held, files.gateway):  # else the files are another gateway's by now
+            files.address.unlink(missing_ok=True)
+
+
+def _listen(port: int) -> Any:
+    from guard.gateway.server import bind
+
+    try:
+        return bind("127.0.0.1", port)
+    except OSError:
+        return bind("127.0.0.1", 0)
+
+
+async def _with_keys(app: GatewayApp, identity: Identity, port: int) -> Identity:
+    """Return the identity with keys that this database knows."""
+    from guard.gateway.bootstrap import local_keys
+
+    known = (
+        await app.keys.find(identity.api_key, "sdk") is not None
+        and await app.keys.find(identity.admin_key, "admin") is not None
+    )
+    if known:
+        return Identity(port, identity.api_key, identity.hmac_secret, identity.admin_key)
+    made = await local_keys(app.storage, app.clock_ms())
+    return Identity(port, made.api_key, made.hmac_secret, made.admin_key)
+
+
+def _fields(identity: Identity) -> dict[str, Any]:
+    import attrs
+
+    return attrs.asdict(identity)
+
+
+async def _stop_when_unused(files: Files, held: int, server: GatewayServer) -> None:
+    """Stop the server once nobody has used it for a while, or its files are gone."""
+    import asyncio
+
+    free_since_s: float | None = None
+    while True:
+        await asyncio.sleep(_LOOK_S)
+        if not is_at(held, files.gateway):
+            logger.warning("the directory of this gateway was removed; it ends")
+            break
+        alone = try_lock(files.users)
+        if alone is None:
+            free_since_s = None
+            continue
+        now_s = time.monotonic()
+        free_since_s = now_s if free_since_s is None else free_since_s
+        if now_s - free_since_s >= LINGER_S:
+            # Kept until this process has ended: a newcomer waits for that, and starts another.
+            files.address.unlink(missing_ok=True)
+            break
+        os.close(alone)
+    server.stop()
+
+
+if __name__ == "__main__":
+    main()

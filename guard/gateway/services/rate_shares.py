@@ -1,0 +1,88 @@
+"""Shares of rate caps: calls that the holder of a lease may make without asking."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from guard.core import wire
+from guard.gateway.domain.commands import Answer, GateCommand, Request
+from guard.gateway.domain.policy import CapUse
+
+
+class RateStore(Protocol):
+    """Counts calls against caps, all or none, and lends calls in advance."""
+
+    async def take(self, organisation_id: str, uses: Sequence[CapUse]) -> int | None:
+        """Return ``None`` for a call that may proceed, else the wait in milliseconds."""
+
+    async def lend(
+        self, organisation_id: str, uses: Sequence[CapUse], name: str, wanted: int, ttl_ms: int
+    ) -> int:
+        """Count calls that are going to be made within a time; return how many."""
+
+    async def settle(
+        self, organisation_id: str, name: str, unused: int, *, unless: str | None = None
+    ) -> None:
+        """End a loan, unless it was made under that name: what is unused is free again."""
+
+    async def extend(
+        self, organisation_id: str, name: str, ttl_ms: int, new_name: str | None = None
+    ) -> None:
+        """Give the holder of a loan more time, and the loan another name."""
+
+
+class RateShares:
+    """Lends calls with leases, and takes back what is unused.
+
+    Args:
+        rates: the counters.
+    """
+
+    def __init__(self, rates: RateStore) -> None:
+        self._rates = rates
+
+    async def lend(self, command: GateCommand, caps: Sequence[CapUse], ttl_ms: int) -> int:
+        """Take back what the caller's lease has left, and lend what it is expected to need.
+
+        Args:
+            command: the question; the call itself is counted already.
+            caps: those that count every call of the lane.
+            ttl_ms: how long a lease lasts.
+
+        Returns:
+            How many calls the lease allows, this one included if caps count it.
+        """
+        call, own = command.call, command.request.organisation_id
+        assert call.lease is not None
+        name = _name(command)
+        if call.lease.lease_id is not None:
+            unused = call.lease.calls_left
+            await self._rates.settle(own, call.lease.lease_id, unused, unless=name)
+        counted = 0 if call.within is not None and call.kind == "llm" else 1
+        wanted = call.lease.demand_calls - counted
+        if wanted < 1:
+            return counted
+        return counted + await self._rates.lend(own, caps, name, wanted, ttl_ms)
+
+    async def decided(self, command: GateCommand, answer: Answer, ttl_ms: int) -> None:
+        """Bind what was lent to the lease that was granted, or take it back."""
+        own, name = command.request.organisation_id, _name(command)
+        if answer.lease_id is None:
+            await self._rates.settle(own, name, command.call.lease.demand_calls)  # type: ignore[union-attr]  # only asks for leases borrow
+        else:
+            await self._rates.extend(own, name, ttl_ms, answer.lease_id)
+
+    async def update(self, request: Request, update: wire.LeaseUpdate, ttl_ms: int) -> None:
+        """Take back the calls of a lease that gives back, or give them more time."""
+        own = request.organisation_id
+        if update.close or update.calls_left or update.unused_nanousd:
+            await self._rates.settle(own, update.lease_id, update.calls_left)
+        else:
+            await self._rates.extend(own, update.lease_id, ttl_ms)
+
+
+def _name(command: GateCommand) -> str:
+    """Name a loan until its lease is known; a repeat of the question has the same name."""
+    request = command.request
+    return f"{request.key_id}/{request.idempotency_key or command.call.call_id}"

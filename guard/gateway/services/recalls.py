@@ -1,0 +1,78 @@
+"""Recalls: asking the holders of leases for what they do not use, before a call is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+WAIT_S: Final = 0.25
+"""How long a refusal waits for the holders."""
+
+SILENCE_S: Final = 1.0
+"""A holder that did not answer in time is not waited for again for so long."""
+
+_SILENT_MAX: Final = 10_000
+
+Push = Callable[[str, Mapping[str, Sequence[str]]], int]
+
+
+class Recalls:
+    """The recalls under way in this process. Calls that are refused at once share them.
+
+    Args:
+        push: sends a recall of leases, by the key that holds them, to the sockets of an
+            organisation; returns how many it is on its way to.
+        wait_s: how long a refusal waits for the holders.
+        silence_s: how long a holder that did not answer is left alone.
+    """
+
+    def __init__(self, push: Push, *, wait_s: float = WAIT_S, silence_s: float = SILENCE_S) -> None:
+        self._push = push
+        self._wait_s = wait_s
+        self._silence_s = silence_s
+        self._under_way: dict[str, asyncio.Future[None]] = {}
+        self._silent_until_s: dict[str, float] = {}
+
+    async def recall(self, organisation_id: str, leases: Mapping[str, Sequence[str]]) -> None:
+        """Recall leases, and wait until each has answered or the time is over.
+
+        Whatever has come back by then is in the store, also when another process has taken it in.
+        """
+        loop = asyncio.get_running_loop()
+        now_s = loop.time()
+        waiting: set[asyncio.Future[None]] = set()
+        new: dict[str, list[str]] = {}
+        for key_id, lease_ids in leases.items():
+            for lease_id in lease_ids:
+                if lease_id in self._under_way:
+                    waiting.add(self._under_way[lease_id])
+                elif self._silent_until_s.get(lease_id, 0.0) <= now_s:
+                    new.setdefault(key_id, []).append(lease_id)
+        if new and self._push(organisation_id, new):
+            for lease_id in (each for lease_ids in new.values() for each in lease_ids):
+                self._under_way[lease_id] = answer = loop.create_future()
+                waiting.add(answer)
+                loop.call_later(self._wait_s, self._give_up, lease_id, answer)
+        if waiting:
+            await asyncio.wait(waiting, timeout=self._wait_s)
+
+    def answered(self, lease_id: str) -> None:
+        """Note that a lease has given back what it does not use."""
+        self._silent_until_s.pop(lease_id, None)
+        answer = self._under_way.pop(lease_id, None)
+        if answer is not None and not answer.done():
+            answer.set_result(None)
+
+    def _give_up(self, lease_id: str, answer: asyncio.Future[None]) -> None:
+        if answer.done():
+            return
+        answer.set_result(None)
+        del self._under_way[lease_id]
+        now_s = asyncio.get_running_loop().time()
+        if len(self._silent_until_s) >= _SILENT_MAX:
+            self._silent_until_s = {
+                name: until_s for name, until_s in self._silent_until_s.items() if until_s > now_s
+            }
+        if len(self._silent_until_s) < _SILENT_MAX:
+            self._silent_until_s[lease_id] = now_s + self._silence_s

@@ -1,0 +1,222 @@
+"""Where a gateway's settings come from: options over environment over file over defaults."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import attrs
+
+from guard.gateway.settings import GatewaySettings, SettingError
+
+PREFIX: Final = "GUARD_GATEWAY_"
+CONFIG_VARIABLE: Final = "GUARD_GATEWAY_CONFIG"
+
+Kind = Literal["flag", "number", "text", "path", "list"]
+_KINDS: Final[dict[str, Kind]] = {
+    "bool": "flag",
+    "int": "number",
+    "str": "text",
+    "str | None": "text",
+    "Path": "path",
+    "Path | None": "path",
+    "tuple[str, ...]": "list",
+}
+_UNITS: Final = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
+_SIZE: Final = re.compile(r"(\d+) *([kmg]?)(i?b)?", re.IGNORECASE)
+# An orchestrator sets these for a service that is called guard-gateway.
+_OF_AN_ORCHESTRATOR: Final = re.compile(r"GUARD_GATEWAY_(SERVICE_|PORT_\d)")
+
+
+class SettingsError(ValueError):
+    """A setting cannot be read; the text names where it was given and what it takes."""
+
+
+@attrs.frozen
+class Setting:
+    """One row of the table.
+
+    Attributes:
+        name: in a file.
+        kind: what its text means.
+        text: what it is for.
+        default: of ``guard gateway serve``.
+        option: of the command line.
+    """
+
+    name: str
+    kind: Kind
+    text: str
+    default: Any
+    option: str
+
+    @property
+    def variable(self) -> str:
+        """The variable of the environment."""
+        return PREFIX + self.name.upper()
+
+    @property
+    def shown_default(self) -> str:
+        """The default as an operator would write it; empty when there is none."""
+        if self.default is None or self.default == ():
+            return ""
+        if isinstance(self.default, bool):
+            return "true" if self.default else "false"
+        return str(self.default)
+
+    def read(self, given: Any) -> Any:
+        """Return a value for :class:`GatewaySettings`.
+
+        Raises:
+            ValueError: what the setting takes.
+        """
+        match self.kind:
+            case "flag":
+                return _flag(given)
+            case "number":
+                return _size(given) if self.name.endswith("_bytes") else _number(given)
+            case "path":
+                return Path(_text(given)).expanduser()
+            case "list":
+                return _list(given)
+            case "text":
+                return _text(given)
+
+
+def table() -> list[Setting]:
+    """Return all settings, in the order of the documentation."""
+    return [
+        Setting(
+            name=field.name,
+            kind=_KINDS[str(field.type)],
+            text=field.metadata["text"],
+            default=field.default if field.metadata["served"] is None else field.metadata["served"],
+            option="--" + (field.metadata["option"] or field.name.replace("_", "-")),
+        )
+        for field in attrs.fields(GatewaySettings)
+    ]
+
+
+def load(
+    options: Mapping[str, Any], environ: Mapping[str, str], config: Path | None = None
+) -> GatewaySettings:
+    """Merge the sources.
+
+    Args:
+        options: of the command line by field; None and () mean "not given".
+        environ: the environment.
+        config: a TOML file; ``GUARD_GATEWAY_CONFIG`` when None.
+
+    Raises:
+        SettingsError: a value, or the file, cannot be read.
+    """
+    if config is None and environ.get(CONFIG_VARIABLE):
+        config = Path(environ[CONFIG_VARIABLE])
+    written = {} if config is None else _file(config)
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for setting in table():
+        value = options.get(setting.name)
+        source = setting.option
+        if value is None or value == ():
+            value, source = environ.get(setting.variable) or None, setting.variable
+        if value is None:
+            value, source = written.get(setting.name), f"{config}: {setting.name}"
+        if value is None:
+            values[setting.name] = setting.default
+            continue
+        sources[setting.name] = source
+        try:
+            values[setting.name] = setting.read(value)
+        except (TypeError, ValueError) as exc:
+            raise SettingsError(f"{source} takes {exc}{_hint(value)}") from None
+    try:
+        return GatewaySettings(**values)
+    except SettingError as exc:
+        raise SettingsError(f"{sources.get(exc.name, exc.name)} takes {exc.takes}") from None
+
+
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """Return a sentence for each ``GUARD_GATEWAY_*`` variable that is no setting."""
+    known = {setting.variable for setting in table()} | {CONFIG_VARIABLE}
+    return [
+        f"{name} is not a setting{_meant(name, known)}"
+        for name in sorted(environ)
+        if name.startswith(PREFIX) and name not in known and not _OF_AN_ORCHESTRATOR.match(name)
+    ]
+
+
+def _file(path: Path) -> dict[str, Any]:
+    try:
+        found = tomllib.loads(path.read_text("utf-8"))
+    except OSError as exc:
+        raise SettingsError(f"{path}: {exc.strerror or exc}") from None
+    except ValueError as exc:
+        raise SettingsError(f"{path}: {exc}") from None
+    written = {name.replace("-", "_"): value for name, value in found.items()}
+    known = {setting.name for setting in table()}
+    for name in written:
+        if name not in known:
+            raise SettingsError(f"{path}: {name} is not a setting{_meant(name, known)}")
+    return written
+
+
+def _meant(name: str, known: set[str]) -> str:
+    near = difflib.get_close_matches(name, known, 1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _hint(value: Any) -> str:
+    if isinstance(value, str) and value.startswith("tcp://"):
+        return (
+            ". This value is an orchestrator's, for a service called guard-gateway: set "
+            "enableServiceLinks: false in the pod, or call the service something else"
+        )
+    return ""
+
+
+def _text(given: Any) -> str:
+    if not isinstance(given, str | Path) or not str(given).strip():
+        raise ValueError("a text")
+    return str(given).strip()
+
+
+def _flag(given: Any) -> bool:
+    if isinstance(given, bool):
+        return given
+    text = str(given).strip().lower()
+    if text in ("1", "true", "yes", "on"):
+        return True
+    if text in ("0", "false", "no", "off"):
+        return False
+    raise ValueError("true or false")
+
+
+def _number(given: Any) -> int:
+    try:
+        if isinstance(given, bool | float):
+            raise ValueError
+        return int(given)
+    except (TypeError, ValueError):
+        raise ValueError("a whole number") from None
+
+
+def _size(given: Any) -> int:
+    if isinstance(given, int) and not isinstance(given, bool):
+        return given
+    found = _SIZE.fullmatch(given.strip()) if isinstance(given, str) else None
+    if found is None:
+        raise ValueError("a number of bytes, such as 33554432 or 32MiB")
+    return int(found[1]) * _UNITS[found[2].lower()]
+
+
+def _list(given: Any) -> tuple[str, ...]:
+    if isinstance(given, str):
+        given = re.split(r"[\s,]+", given)
+    if not isinstance(given, list | tuple) or not all(isinstance(each, str) for each in given):
+        raise ValueError("a list of texts")
+    return tuple(each.strip() for each in given if each.strip())

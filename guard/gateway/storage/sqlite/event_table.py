@@ -1,0 +1,65 @@
+"""The table of events: each is stored once, and so is each LLM request's answer."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from guard.gateway.domain.commands import PricedEvent
+from guard.gateway.storage.sqlite.rows import ids_text
+from guard.gateway.storage.sqlite.tables import Tables
+
+_EVENT_SQL: Final = (
+    "INSERT OR IGNORE INTO events (organisation_id, event_id, type, at_ms, received_at_ms,"
+    " charged_at_ms, key_id, workflow_id, run_id, chain_id, agent, call_id, reservation_id,"
+    " provider, model, response_id, input_tokens, output_tokens, cost_nanousd, price_source,"
+    " flags, balance_ids, data, trace_id, span_id, parent_span_id, request_id)"
+    " VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
+)
+_RESPONSE_SQL: Final = (
+    "SELECT event_seq, request_id FROM events INDEXED BY events_response"
+    " WHERE organisation_id = ?1 AND provider = ?2 AND response_id = ?3"
+)
+_REPEATED_SQL: Final = (
+    f"SELECT * FROM ({_RESPONSE_SQL} AND request_id = ?4 LIMIT 1)"  # noqa: S608 (constant text)
+    f" UNION ALL SELECT * FROM ({_RESPONSE_SQL} AND request_id IS NULL LIMIT 1)"
+)
+
+
+def add_event(
+    tables: Tables, organisation_id: str, key_id: str, priced: PricedEvent, charged_at_ms: int,
+    flags: str, balance_ids: tuple[int, ...],
+) -> bool:  # fmt: skip
+    """Record an event; ``False`` when its id or its response was recorded before."""
+    event = priced.event
+    if priced.response_id is not None and _is_repeated(tables, organisation_id, priced):
+        return False
+    cursor = tables.write(
+        _EVENT_SQL,
+        (organisation_id, event.event_id, event.type, event.at_ms, tables.now_ms,
+         charged_at_ms, key_id, event.workflow_id, event.run_id, event.chain_id, event.agent,
+         event.call_id, event.reservation_id, priced.provider, priced.model,
+         priced.response_id, priced.input_tokens, priced.output_tokens, priced.cost,
+         priced.price_source, flags, ids_text(balance_ids),
+         priced.data_json.decode(), event.trace_id, event.span_id, event.parent_span_id,
+         priced.request_id),
+    )  # fmt: skip
+    return cursor.rowcount == 1
+
+
+def _is_repeated(tables: Tables, organisation_id: str, priced: PricedEvent) -> bool:
+    """Tell whether the answer to the same request is stored already.
+
+    A report that names no request is of any one, and the first request that is reported after
+    it is that one.
+    """
+    response = (organisation_id, priced.provider, priced.response_id)
+    request_id = priced.request_id
+    if request_id is None:
+        return tables.row(f"{_RESPONSE_SQL} LIMIT 1", *response) is not None
+    found = tables.row(_REPEATED_SQL, *response, request_id)
+    if found is None:
+        return False
+    if found[1] is None:  # nothing names this request, and one report names none
+        sql = "UPDATE events SET request_id = ? WHERE event_seq = ?"
+        tables.write(sql, (request_id, found[0]))
+    return True

@@ -1,0 +1,80 @@
+"""What workflows and runs have spent, and when they were seen; written once for each commit."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from guard.gateway.storage.sqlite.tables import CACHE_MAX, Tables, restore_list
+
+FRESH_MS: Final = 1000
+"""A run that was seen so lately is not written only to be seen again."""
+
+
+class SeenTotals:
+    """Used by the unit of work, inside its transactions."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._workflows: dict[tuple[str, str], list[int]] = {}
+        self._runs: dict[tuple[str, str], list[Any]] = {}
+        self._runs_seen_ms: dict[tuple[str, str], int] = {}
+
+    def count_workflow(
+        self, organisation_id: str, workflow_id: str, spent: int, calls: int, events: int
+    ) -> None:
+        """Add to the totals of a workflow."""
+        key, now_ms = (organisation_id, workflow_id), self._tables.now_ms
+        delta = self._workflows.get(key)
+        if delta is None:
+            self._workflows[key] = [now_ms, now_ms, spent, calls, events]
+            self._tables.undo_log.append((self._workflows.pop, key, None))
+            return
+        self._tables.undo_log.append((restore_list, delta, delta[:]))
+        delta[2] += spent
+        delta[3] += calls
+        delta[4] += events
+
+    def count_run(
+        self, organisation_id: str, run_id: str, workflow_id: str | None, spent: int
+    ) -> None:
+        """Add to the totals of a run."""
+        key, now_ms = (organisation_id, run_id), self._tables.now_ms
+        delta = self._runs.get(key)
+        if delta is None:
+            if not spent and now_ms - self._runs_seen_ms.get(key, -FRESH_MS) < FRESH_MS:
+                return
+            self._runs[key] = [workflow_id, now_ms, now_ms, spent]
+            self._tables.undo_log.append((self._runs.pop, key, None))
+        elif spent:
+            self._tables.undo_log.append((delta.__setitem__, 3, delta[3]))
+            delta[3] += spent
+
+    def flush(self) -> None:
+        """Write what was collected."""
+        many = self._tables.connection.executemany
+        if self._workflows:
+            many(
+                "INSERT INTO workflows VALUES (?,?,?,?,?,?,?) ON CONFLICT DO UPDATE SET"
+                " last_seen_ms = excluded.last_seen_ms,"
+                " spent_nanousd = spent_nanousd + excluded.spent_nanousd,"
+                " calls = calls + excluded.calls, events = events + excluded.events",
+                [(*key, *delta) for key, delta in self._workflows.items()],
+            )
+            self._workflows.clear()
+        if self._runs:
+            many(
+                "INSERT INTO runs VALUES (?,?,?,?,?,?) ON CONFLICT DO UPDATE SET"
+                " last_seen_ms = excluded.last_seen_ms,"
+                " spent_nanousd = spent_nanousd + excluded.spent_nanousd",
+                [(*key, *delta) for key, delta in self._runs.items()],
+            )
+            if len(self._runs_seen_ms) + len(self._runs) > CACHE_MAX:
+                self._runs_seen_ms.clear()
+            self._runs_seen_ms.update(dict.fromkeys(self._runs, self._tables.now_ms))
+            self._runs.clear()
+
+    def forget(self) -> None:
+        """Drop what was not committed."""
+        self._workflows.clear()
+        self._runs.clear()
+        self._runs_seen_ms.clear()

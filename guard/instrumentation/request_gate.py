@@ -1,0 +1,70 @@
+"""What the transport hooks need from the gate: cover for each request before it is sent."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from guard.breaker.exceptions import GuardError
+from guard.core.request_bound import RequestBound
+from guard.scope.scope import Scope
+
+if TYPE_CHECKING:
+    from guard.core.usage import Usage
+
+
+class Hold(Protocol):
+    """Money set aside for one request. Thread-safe; only the first end counts.
+
+    Attributes:
+        reservation_id: what the request's event names: the lease, or its own reservation. None
+            when the request goes out without cover (``open`` mode, gateway away).
+        output_tokens: the largest output that it pays for; None if that is unknown.
+        refusal: why a stream that has outgrown it may not go on; None while it may.
+    """
+
+    reservation_id: str | None
+    output_tokens: int | None
+    refusal: GuardError | None
+
+    def settle(self, usage: Usage) -> None:
+        """The answer was read: pay for what it used, return the rest."""
+
+    def give_back(self) -> None:
+        """The request cost nothing: it was not sent, or refused by the vendor."""
+
+    def keep(self) -> None:
+        """What the answer cost stays unknown: the whole amount counts as spent.
+
+        The caller records an estimated event, or a poll will record the real one.
+        """
+
+    def grow(self, output_tokens: int) -> None:
+        """A stream nears what the hold pays for: ask for more in the background.
+
+        The hold's ``output_tokens`` rises, or its ``refusal`` is set.
+
+        Args:
+            output_tokens: what the stream has had so far.
+        """
+
+
+class RequestGate(Protocol):
+    """Decides whether an LLM request may go out."""
+
+    def hold(self, scope: Scope, bound: RequestBound) -> Hold | None:
+        """Cover a request from a lease, without a round trip; None when the gateway must be asked.
+
+        Raises:
+            Refusal: refused.
+        """
+
+    def ask(self, scope: Scope, bound: RequestBound) -> Hold:
+        """Ask the gateway; blocks the calling thread.
+
+        Raises:
+            Refusal: refused, or the gateway cannot be asked and there is no fallback.
+            WorkflowKilledInterrupt: the workflow is killed.
+        """
+
+    async def ask_async(self, scope: Scope, bound: RequestBound) -> Hold:
+        """Like :meth:`ask`; the caller's loop goes on meanwhile."""

@@ -1,0 +1,231 @@
+"""Checks the tools that an answer asks for before the answer reaches its caller.
+
+A refusal leaves the answer's request recorded as it is: it was made, and the vendor bills it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterable, Awaitable, Iterable
+from typing import Any, Protocol
+
+from guard.breaker.exceptions import GuardError
+from guard.breaker.refusals import Refusal
+from guard.core.usage.tool_scan import ToolScanner
+from guard.scope.scope import Scope
+
+
+class ToolGate(Protocol):
+    """Decides about the tools that answers ask for."""
+
+    def applies(self, scope: Scope) -> bool:
+        """Tell whether there are tool rules for answers in this scope; costs next to nothing."""
+
+    def check(self, scope: Scope, names: list[str]) -> list[str]:
+        """Check tools against the local rules; return those that the gateway decides about.
+
+        Raises:
+            Refusal: one of them is blocked; the public error where no edge would make it one.
+        """
+
+    def ask(self, scope: Scope, name: str) -> None:
+        """Ask the gateway about a tool, and wait for a person if need be; blocks the thread.
+
+        Raises:
+            Refusal: refused, or the gateway cannot be asked.
+            WorkflowKilledInterrupt: the workflow is killed.
+        """
+
+    async def ask_async(self, scope: Scope, name: str) -> None:
+        """Like :meth:`ask`; the caller's loop goes on meanwhile."""
+
+
+class ToolWatch:
+    """The tools of one answer.
+
+    Args:
+        gate: decides about them.
+        scope: the scope in which the request was made.
+        scanner: finds their names in the answer's bytes.
+    """
+
+    __slots__ = ("_gate", "_questions", "_refusal", "_scanner", "_scope")
+
+    def __init__(self, gate: ToolGate, scope: Scope, scanner: ToolScanner) -> None:
+        self._gate = gate
+        self._scope = scope
+        self._scanner = scanner
+        self._questions: list[str] = []
+        self._refusal: BaseException | None = None
+
+    def take_whole(self, body: bytes) -> None:
+        """Like :meth:`take`, for an answer that was read whole."""
+        self._check(self._scanner.whole(body))
+
+    def take(self, chunk: bytes, *, last: bool = False) -> None:
+        """Scan the next bytes; whatever they ask for, :meth:`settle` settles.
+
+        Args:
+            chunk: of the answer; may be empty.
+            last: whether the answer ends with it.
+
+        Raises:
+            Refusal: they ask for a blocked tool, or earlier ones did.
+        """
+        if self._refusal is not None:
+            raise self._refusal
+        names = self._scanner.feed(chunk)
+        if last:
+            names += self._scanner.end()
+        self._check(names)
+
+    def _check(self, names: list[str]) -> None:
+        if not names:
+            return
+        try:
+            self._questions += self._gate.check(self._scope, names)
+        except (Refusal, GuardError) as exc:
+            self._refusal = exc
+            raise
+
+    def settle(self) -> None:
+        """Ask about the tools that the gateway decides about; blocks the calling thread.
+
+        Raises:
+            Refusal: one of them is refused.
+            WorkflowKilledInterrupt: the workflow is killed.
+        """
+        while self._questions:
+            try:
+                self._gate.ask(self._scope, self._questions[0])
+            except (Refusal, GuardError) as exc:
+                self._refusal = exc
+                raise
+            del self._questions[0]
+
+    async def settle_async(self) -> None:
+        """Like :meth:`settle`; the caller's loop goes on meanwhile."""
+        while self._questions:
+            try:
+                await self._gate.ask_async(self._scope, self._questions[0])
+            except (Refusal, GuardError) as exc:
+                self._refusal = exc
+                raise
+            del self._questions[0]
+
+    def check(self, chunk: bytes, *, last: bool = False) -> None:
+        """Scan the next bytes and settle what they ask for."""
+        self.take(chunk, last=last)
+        self.settle()
+
+    async def check_async(self, chunk: bytes, *, last: bool = False) -> None:
+        """Like :meth:`check`; the caller's loop goes on meanwhile."""
+        self.take(chunk, last=last)
+        await self.settle_async()
+
+
+class WatchedCall(Protocol):
+    """What is needed of an observed call.
+
+    Attributes:
+        tool_watch: checks its answer; None where no rule applies.
+        body: the whole answer, if it has been read whole.
+    """
+
+    tool_watch: ToolWatch | None
+
+    @property
+    def body(self) -> bytes | None: ...
+
+    def feed(self, chunk: bytes) -> None:
+        """Record a chunk."""
+
+
+def check_answer(call: WatchedCall) -> None:
+    """Check an answer that was read whole; one that is a stream is checked as it passes.
+
+    Raises:
+        Refusal: it asks for a tool that is refused.
+        WorkflowKilledInterrupt: the workflow is killed.
+    """
+    watch, body = call.tool_watch, call.body
+    if watch is not None and body is not None:
+        watch.take_whole(body)
+        watch.settle()
+
+
+async def check_answer_async(call: WatchedCall) -> None:
+    """Like :func:`check_answer`; the caller's loop goes on meanwhile."""
+    watch, body = call.tool_watch, call.body
+    if watch is not None and body is not None:
+        watch.take_whole(body)
+        await watch.settle_async()
+
+
+def checked(chunks: Iterable[Any], call: WatchedCall) -> Iterable[Any]:
+    """Return a stream that ends before the chunk that asks for a refused tool."""
+    return chunks if call.tool_watch is None else _Checked(chunks, call, call.tool_watch)
+
+
+def checked_async(chunks: AsyncIterable[Any], call: WatchedCall) -> AsyncIterable[Any]:
+    """Like :func:`checked`; the caller's loop goes on meanwhile."""
+    return chunks if call.tool_watch is None else _CheckedAsync(chunks, call, call.tool_watch)
+
+
+class _Checked:
+    """The chunks of a blocking stream."""
+
+    __slots__ = ("_call", "_chunks", "_watch")
+
+    def __init__(self, chunks: Iterable[Any], call: WatchedCall, watch: ToolWatch) -> None:
+        self._chunks = iter(chunks)
+        self._call = call
+        self._watch = watch
+
+    def __iter__(self) -> _Checked:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            chunk = next(self._chunks)
+        except StopIteration:
+            self._watch.check(b"", last=True)
+            raise
+        try:
+            self._watch.check(chunk)
+        except BaseException:
+            with contextlib.suppress(Refusal):
+                self._call.feed(chunk)  # it has arrived, and may say what the request has cost
+            raise
+        return chunk
+
+
+class _CheckedAsync:
+    """The chunks of an asynchronous stream."""
+
+    __slots__ = ("_call", "_next", "_watch")
+
+    def __init__(self, chunks: AsyncIterable[Any], call: WatchedCall, watch: ToolWatch) -> None:
+        self._next = aiter(chunks).__anext__
+        self._call = call
+        self._watch = watch
+
+    def __aiter__(self) -> _CheckedAsync:
+        return self
+
+    def __anext__(self) -> Awaitable[Any]:
+        return self._checked()
+
+    async def _checked(self) -> Any:
+        try:
+            chunk = await self._next()
+        except StopAsyncIteration:
+            await self._watch.check_async(b"", last=True)
+            raise
+        try:
+            await self._watch.check_async(chunk)
+        except BaseException:
+            with contextlib.suppress(Refusal):
+                self._call.feed(chunk)
+            raise
+        return chunk

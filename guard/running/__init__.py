@@ -1,0 +1,1 @@
+"""``guard run``: an unmodified program under guard."""

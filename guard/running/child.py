@@ -1,0 +1,81 @@
+"""Inside a process of a run: guard starts before the program does, and its refusals end the run."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import guard
+from guard.breaker.exceptions import BreakerError, GuardError, WorkflowKilledInterrupt
+from guard.breaker.refusals import unwrap
+from guard.running import reports
+from guard.scope.scope import Entry, Scope, set_process_entry
+
+
+class RunEntry(Entry):
+    """The edge around a whole process: what is refused there ends the run."""
+
+    directory: Path = Path()
+
+    def refuse(self, error: BaseException) -> None:
+        """Tell ``guard run`` of a refusal."""
+        self.refused = error
+        _report(self.directory, error)
+
+
+def start(directory: str) -> None:
+    """Put this process under guard, or end it: a run is never unguarded."""
+    path = Path(directory)
+    _announce(path)
+    os.register_at_fork(after_in_child=lambda: _announce(path))
+    try:
+        guard.init()
+    except BreakerError as exc:
+        _report(path, exc)
+        os._exit(reports.REFUSED_CODE)
+    set_process_entry(RunEntry(Scope(), directory=path))
+    _end_quietly(path)
+
+
+_lock: int | None = None
+
+
+def _announce(directory: Path) -> None:
+    global _lock
+    if _lock is not None:  # the parent's
+        os.close(_lock)
+    try:
+        _lock = reports.announce(directory)
+    except OSError:  # the run is over, and its directory gone
+        _lock = None
+
+
+def _report(directory: Path, error: BaseException) -> None:
+    code = getattr(error, "error_code", "GD-X000")
+    reports.refuse(directory, str(code), guard.format_user_message(error), str(error))
+
+
+def _end_quietly(directory: Path) -> None:
+    """Let a refusal that nobody catches end the program with the code and without a traceback."""
+    before, thread_before = sys.excepthook, threading.excepthook
+
+    def hook(kind: type[BaseException], exc: BaseException, trace: TracebackType | None) -> None:
+        error = unwrap(exc)
+        if isinstance(error, GuardError | WorkflowKilledInterrupt):
+            _report(directory, error)
+            raise SystemExit(reports.REFUSED_CODE)
+        before(kind, exc, trace)
+
+    def thread_hook(arguments: Any) -> None:
+        exc = arguments.exc_value
+        error = None if exc is None else unwrap(exc)
+        if isinstance(error, GuardError | WorkflowKilledInterrupt):
+            _report(directory, error)
+        else:
+            thread_before(arguments)
+
+    sys.excepthook, threading.excepthook = hook, thread_hook

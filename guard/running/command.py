@@ -1,0 +1,277 @@
+"""The ``guard run`` command."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from guard.core.catalogue import CATALOGUE
+from guard.core.wire import NAME_LENGTH_MAX
+from guard.gateway.cli.admin_client import AdminClient, AdminError
+from guard.local_gateway import LocalGateway, LocalGatewayError, join
+from guard.running import plan, reports
+from guard.running.account import Account, Spend
+from guard.running.supervise import supervise
+
+_LOOK_S: Final = 0.5
+_DELIVERY_S: Final = 2.0
+
+
+def _read_by(read: Callable[[str], Any]) -> Callable[..., Any]:
+    def callback(_context: click.Context, _option: click.Parameter, text: str | None) -> Any:
+        if text is None:
+            return None
+        try:
+            return read(text)
+        except ValueError as exc:
+            raise click.BadParameter(str(exc)) from None
+
+    return callback
+
+
+@click.command(context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
+@click.option("--limit", metavar="AMOUNT", callback=_read_by(plan.read_limit),
+              help="The most that the run may spend, in dollars: '$2', 0.50.")  # fmt: skip
+@click.option("--block-tool", "block_tools", multiple=True, metavar="GLOB",
+              help="Refuse tools of this name; may be repeated.")  # fmt: skip
+@click.option("--allow-model", "allow_models", multiple=True, metavar="GLOB",
+              help="Refuse all other models; may be repeated.")  # fmt: skip
+@click.option("--rate", metavar="N/min", callback=_read_by(plan.read_rate),
+              help="The most requests in a time: 10/s, 60/min, 500/h.")  # fmt: skip
+@click.option("--max-output-tokens", type=click.IntRange(1, 2**31),
+              help="Put into requests that have no limit of their own.")  # fmt: skip
+@click.option("--workflow", metavar="NAME", help="The run's workflow; a new one by default.")
+@click.option("--json", "as_json", is_flag=True,
+              help="Report as JSON: the last line of standard output.")  # fmt: skip
+@click.option("--watch", is_flag=True, help="Show the spend while the program runs.")
+@click.option("--dry-run", is_flag=True, help="Refuse nothing; report what would be refused.")
+@click.argument("program", nargs=-1, type=click.UNPROCESSED)
+def run(
+    limit: int | None,
+    block_tools: tuple[str, ...],
+    allow_models: tuple[str, ...],
+    rate: tuple[int, int] | None,
+    max_output_tokens: int | None,
+    workflow: str | None,
+    as_json: bool,
+    watch: bool,
+    dry_run: bool,
+    program: tuple[str, ...],
+) -> None:
+    """Put a program under guard, without a server, a key or an edit.
+
+    Each LLM request of the program and of its Python child processes is covered by the limit
+    before it is sent. When one is refused, the program is ended, and the exit code is 77.
+    Otherwise the exit code, signals, standard input and the terminal are the program's own.
+
+    \b
+    Examples:
+      guard run --limit '$2' -- python agent.py
+      guard run --limit 0.50 --block-tool 'delete_*' -- python -m my_agent
+      guard run --limit '$5' --allow-model 'gpt-*-mini' --watch -- pytest tests
+      guard run --dry-run --rate 60/min -- uvicorn app:app
+    \b
+    From another terminal:
+      guard gateway kill NAME --local
+    """
+    if not program:
+        raise click.UsageError("no program; for example: guard run --limit '$2' -- python agent.py")
+    if workflow is not None and not 1 <= len(workflow.strip()) <= NAME_LENGTH_MAX:
+        raise click.BadParameter(
+            f"a name has 1 to {NAME_LENGTH_MAX} characters", param_hint="--workflow"
+        )
+    try:
+        command = plan.command_of(program)
+    except FileNotFoundError as exc:
+        raise _Failure(str(exc), 127) from None
+    name = workflow or f"{plan.name_of(program)}-{secrets.token_hex(3)}"
+    limits = plan.Limits(limit, block_tools, allow_models, rate, max_output_tokens)
+    try:
+        with _account(name, limits) as (gateway, account):
+            code = _run(command, name, limits, gateway, account, watch, dry_run, as_json)
+    except (LocalGatewayError, AdminError) as exc:
+        raise _Failure(str(exc), 1) from None
+    raise SystemExit(code)
+
+
+class _Failure(click.ClickException):
+    """One line of error, and the exit code."""
+
+    def __init__(self, text: str, code: int) -> None:
+        super().__init__(text)
+        setattr(self, "exit_code", code)  # noqa: B010  # click declares it for the class
+
+
+@contextlib.contextmanager
+def _account(workflow: str, limits: plan.Limits) -> Iterator[tuple[LocalGateway, Account]]:
+    gateway = join()
+    admin = AdminClient(gateway.url, gateway.identity.admin_key)
+    try:
+        account = Account(admin, workflow, limits)
+        try:
+            yield gateway, account
+        finally:
+            with contextlib.suppress(AdminError):
+                account.close()
+    finally:
+        admin.close()
+        gateway.leave()
+
+
+def _run(
+    command: list[str],
+    workflow: str,
+    limits: plan.Limits,
+    gateway: LocalGateway,
+    account: Account,
+    watch: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> int:
+    if not dry_run and account.halt() is not None:
+        raise _Failure(
+            f"the workflow {workflow} is killed; revive it with: guard gateway revive {workflow} "
+            "--local, or choose another --workflow",
+            reports.REFUSED_CODE,
+        )
+    directory = Path(tempfile.mkdtemp(prefix="guard-run-"))
+    try:
+        environ = plan.environment_of(
+            os.environ,
+            url=gateway.url,
+            api_key=account.api_key,
+            hmac_secret=account.hmac_secret,
+            workflow=workflow,
+            directory=directory,
+            observe=dry_run,
+            max_output_tokens=limits.max_output_tokens,
+        )
+        look = _Look(workflow, limits, gateway, account, directory, watch=watch, dry_run=dry_run)
+        if watch:
+            click.echo(f"guard run: {workflow}: started", err=True)
+        try:
+            code = supervise(command, environ, directory, look)
+        except OSError as exc:
+            raise _Failure(f"{command[0]} cannot be run: {exc.strerror}", 126) from None
+        return _report(code, workflow, limits, account, directory, dry_run, as_json)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+class _Look:
+    """Looks after a run while it lasts: is it killed, does the gateway live, what is spent."""
+
+    def __init__(
+        self,
+        workflow: str,
+        limits: plan.Limits,
+        gateway: LocalGateway,
+        account: Account,
+        directory: Path,
+        *,
+        watch: bool,
+        dry_run: bool,
+    ) -> None:
+        self._workflow = workflow
+        self._limits = limits
+        self._gateway = gateway
+        self._account = account
+        self._directory = directory
+        self._watch = watch
+        self._dry_run = dry_run
+        self._next_s = 0.0
+        self._shown = Spend()
+
+    def __call__(self) -> None:
+        now_s = time.monotonic()
+        if now_s < self._next_s:
+            return
+        self._next_s = now_s + _LOOK_S
+        with contextlib.suppress(AdminError, LocalGatewayError):
+            if not self._gateway.is_running():
+                self._gateway.restore()
+            halt = None if self._dry_run else self._account.halt()
+            if halt is not None:
+                message = CATALOGUE["GD-W002"].user_message
+                reports.refuse(self._directory, "GD-W002", message, halt[1] or halt[0])
+            if self._watch:
+                spend = self._account.spend()
+                if spend != self._shown:
+                    self._shown = spend
+                    text = _text(spend, self._limits)
+                    click.echo(f"guard run: {self._workflow}: {text}", err=True)
+
+
+def _text(spend: Spend, limits: plan.Limits) -> str:
+    plural = "" if spend.requests == 1 else "s"
+    limit = "" if limits.limit_nanousd is None else f" of {_dollars(limits.limit_nanousd)}"
+    return f"{spend.requests} LLM request{plural}, {_dollars(spend.nanousd)}{limit}"
+
+
+def _dollars(nanousd: int) -> str:
+    text = f"{nanousd / 1e9:.6f}".rstrip("0")
+    whole, _, part = text.partition(".")
+    return f"${whole}.{part:0<2}"
+
+
+def _report(
+    code: int,
+    workflow: str,
+    limits: plan.Limits,
+    account: Account,
+    directory: Path,
+    dry_run: bool,
+    as_json: bool,
+) -> int:
+    """Say how it went; return the exit code of the run."""
+    refused = reports.refusal(directory)
+    processes = reports.guarded(directory)[0]
+    spend = account.spend()
+    observed = account.observed() if dry_run else []
+    exit_code = code if refused is None else reports.REFUSED_CODE
+    if as_json:
+        facts = {
+            "workflow": workflow,
+            "exit_code": exit_code,
+            "program_exit_code": code,
+            "refused": refused,
+            "requests": spend.requests,
+            "spent_nanousd": spend.nanousd,
+            "limit_nanousd": limits.limit_nanousd,
+            "guarded_processes": processes,
+            "dry_run": dry_run,
+            "would_refuse": observed,
+        }
+        click.echo(json.dumps(facts))
+        return exit_code
+    if not processes:
+        click.echo(
+            "guard run: the program did not load guard, so nothing was guarded: is it Python, "
+            "started without -I, -E or -S, with guard installed?",
+            err=True,
+        )
+    click.echo(f"guard run: {workflow}: {_text(spend, limits)}", err=True)
+    if dry_run:
+        _report_observed(observed)
+    if refused is not None:
+        click.echo(f"guard run: stopped: {refused['message']}", err=True)
+        click.echo(f"guard run: {refused['reason']}", err=True)
+    return exit_code
+
+
+def _report_observed(observed: list[dict[str, Any]]) -> None:
+    kinds = collections.Counter((each["error_code"], each["reason"]) for each in observed)
+    click.echo(f"guard run: would have refused {len(observed)}, and refused nothing", err=True)
+    for (error_code, reason), count in kinds.most_common(10):
+        click.echo(f"guard run:   {count} x {error_code}: {reason}", err=True)

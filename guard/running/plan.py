@@ -1,0 +1,150 @@
+"""What is to be run, and under which limits; no I/O but the search for the program."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from guard.running.reports import RUN_DIR_VARIABLE
+
+HOOK: Final = Path(__file__).parent / "hook"
+_NANOUSD: Final = 1_000_000_000
+_PERIODS_MS: Final = {"s": 1000, "sec": 1000, "second": 1000, "min": 60_000, "minute": 60_000,
+                      "h": 3_600_000, "hour": 3_600_000}  # fmt: skip
+_OVERRIDDEN: Final = (
+    "GUARD_TLS_FINGERPRINT", "GUARD_GATE_REQUESTS", "GUARD_AUTO_INSTRUMENT", "GUARD_FALLBACK_MODE",
+    "GUARD_SPOOL_DIR",
+)  # fmt: skip
+
+
+@attrs.frozen
+class Limits:
+    """The limits of one run.
+
+    Attributes:
+        limit_nanousd: what it may spend; None for no limit.
+        block_tools: globs of tools that are refused.
+        allow_models: globs of the only models that may be used; empty for all.
+        rate: maximum requests and calls, and in how many milliseconds; None for no limit.
+        max_output_tokens: put into requests that have no limit.
+    """
+
+    limit_nanousd: int | None = None
+    block_tools: tuple[str, ...] = ()
+    allow_models: tuple[str, ...] = ()
+    rate: tuple[int, int] | None = None
+    max_output_tokens: int | None = None
+
+    def policy(self) -> dict[str, Any]:
+        """Return the rules as a policy document; empty where there are none."""
+        document: dict[str, Any] = {}
+        if self.block_tools:
+            document["tools_block"] = list(self.block_tools)
+        if self.allow_models:
+            document["models_allow"] = list(self.allow_models)
+        if self.rate is not None:
+            calls, per_ms = self.rate
+            document["rate_caps"] = [{"calls": calls, "per_ms": per_ms, "by": "key"}]
+        return document
+
+
+def read_limit(text: str) -> int:
+    """Return an amount such as ``$2`` or ``0.50`` in nano-dollars.
+
+    Raises:
+        ValueError: it is no amount; the text says what is.
+    """
+    bare = text.strip().upper().removesuffix("USD").strip().removeprefix("$")
+    try:
+        nanousd = Decimal(bare) * _NANOUSD
+        if not nanousd.is_finite() or not 1 <= nanousd <= 10**18:
+            raise ValueError
+    except (InvalidOperation, ValueError):
+        raise ValueError(
+            f"{text!r} is no amount of dollars above zero; write --limit '$2' or --limit 0.50 "
+            "(in single quotes, because the shell replaces $2)"
+        ) from None
+    return int(nanousd)
+
+
+def read_rate(text: str) -> tuple[int, int]:
+    """Return a rate such as ``60/min`` as a number and its period in milliseconds.
+
+    Raises:
+        ValueError: it is none; the text says what is.
+    """
+    match = re.fullmatch(r"\s*([1-9]\d{0,4})\s*/\s*([a-z]+)\s*", text.lower())
+    period_ms = None if match is None else _PERIODS_MS.get(match[2])
+    if match is None or period_ms is None:
+        raise ValueError(f"{text!r} is no rate; write 10/s, 60/min or 500/h")
+    return int(match[1]), period_ms
+
+
+def command_of(program: Sequence[str]) -> list[str]:
+    """Return the command to run; a script or ``-m module`` is run by this Python.
+
+    Raises:
+        FileNotFoundError: there is no such program; the text says what to do.
+    """
+    first = program[0]
+    if first == "-m":
+        return [sys.executable, *program]
+    if first.endswith(".py") and not os.access(first, os.X_OK):
+        if not os.path.isfile(first):
+            raise FileNotFoundError(f"there is no file {first} here")
+        return [sys.executable, *program]
+    found = shutil.which(first)
+    if found is None:
+        beside = Path(sys.executable).parent / first  # of a venv that is not activated
+        if os.sep in first or not os.access(beside, os.X_OK):
+            raise FileNotFoundError(
+                f"the program {first!r} was not found; check its name and PATH, or run a module "
+                f"with: guard run -- python -m {first}"
+            )
+        found = str(beside)
+    return [found, *program[1:]]
+
+
+def name_of(program: Sequence[str]) -> str:
+    """Return what a run is called after: its script, module or program."""
+    words = [word for word in program if word and not word.startswith("-")]
+    if len(words) > 1 and re.fullmatch(r"python[\d.]*", os.path.basename(words[0])):
+        words = words[1:]
+    stem = os.path.basename(words[0]).removesuffix(".py") if words else "python"
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", stem)[:64] or "program"
+
+
+def environment_of(
+    environ: Mapping[str, str],
+    *,
+    url: str,
+    api_key: str,
+    hmac_secret: str,
+    workflow: str,
+    directory: Path,
+    observe: bool,
+    max_output_tokens: int | None,
+) -> dict[str, str]:
+    """Return the environment of the program."""
+    kept = {name: text for name, text in environ.items() if name not in _OVERRIDDEN}
+    paths = [str(HOOK), *filter(None, kept.get("PYTHONPATH", "").split(os.pathsep))]
+    made = {
+        "GUARD_API_URL": url,
+        "GUARD_API_KEY": api_key,
+        "GUARD_HMAC_SECRET": hmac_secret,
+        "GUARD_WORKFLOW": workflow,
+        "GUARD_MODE": "observe" if observe else "enforce",
+        RUN_DIR_VARIABLE: str(directory),
+        "PYTHONPATH": os.pathsep.join(paths),
+    }
+    if max_output_tokens is not None:
+        made["GUARD_MAX_OUTPUT_TOKENS"] = str(max_output_tokens)
+    return kept | made

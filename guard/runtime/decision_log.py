@@ -1,0 +1,74 @@
+"""The debug log of decisions: each call and request, what it was told, by whom and why.
+
+It names functions, tools, models and workflows, never an argument or a prompt.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from guard.core import wire
+    from guard.runtime.questions import Grant
+    from guard.scope.scope import Scope
+
+_LOGGER: Final = logging.getLogger("guard.decisions")
+
+
+def is_on() -> bool:
+    """Tell whether anybody reads the log; cheap enough for every call."""
+    return _LOGGER.isEnabledFor(logging.DEBUG)
+
+
+def covered(what: str, workflow_id: str | None, lease_id: str) -> None:
+    """Log that a lease of this process covers a call or request, without a round trip."""
+    _LOGGER.debug("allow %s in %s: covered by lease %s", what, _named(workflow_id), lease_id)
+
+
+def granted(request: wire.GateRequest, grant: Grant, over: str, began_s: float) -> None:
+    """Log what the gateway has allowed.
+
+    Args:
+        request: what was asked.
+        grant: the answer.
+        over: how it was asked: the socket or HTTP.
+        began_s: when, by the monotonic clock.
+    """
+    took_ms = (time.monotonic() - began_s) * 1000
+    if grant.hold is not None:
+        how = f"lease {grant.hold.lease.lease_id}"
+    elif grant.reply is not None and grant.reply.reservation_id is not None:
+        how = f"reservation {grant.reply.reservation_id}"
+    else:
+        how = "without a reservation"
+    _LOGGER.debug(
+        "allow %s in %s: by the gateway over %s in %.1f ms, %s",
+        asked(request), _named(request.workflow_id), over, took_ms, how,
+    )  # fmt: skip
+
+
+def refused(
+    exc: BaseException, scope: Scope | None, tool: str | None, verb: str = "refuse"
+) -> None:
+    """Log a refusal, and its reason."""
+    what = "a request" if tool is None else f"call {tool}"
+    where = _named(None if scope is None else scope.workflow_id)
+    _LOGGER.debug("%s %s in %s: %s: %s", verb, what, where, type(exc).__name__, exc)
+
+
+def fell_back(what: str, workflow_id: str | None) -> None:
+    """Log that something goes on although the gateway could not be asked."""
+    _LOGGER.debug("allow %s in %s: GUARD_FALLBACK_MODE=open", what, _named(workflow_id))
+
+
+def asked(request: wire.GateRequest) -> str:
+    """Name what is asked for."""
+    if request.kind == "llm":
+        return f"a request to {request.function} for {request.model}"
+    return f"call {request.tool_name or request.function}"
+
+
+def _named(workflow_id: str | None) -> str:
+    return "no workflow" if workflow_id is None else f"workflow {workflow_id}"

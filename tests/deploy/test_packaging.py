@@ -1,0 +1,200 @@
+"""The image, the compose file and the systemd unit, as far as this machine can run them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from guard.gateway.embedded import run_gateway
+from guard.gateway.settings_sources import load, unknown_variables
+from guard.settings import Settings
+from tests.system.conftest import environment
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+
+
+def instructions() -> list[tuple[str, str]]:
+    """Return the Dockerfile's instructions."""
+    text = re.sub(r"^#.*\n", "", (DEPLOY / "Dockerfile").read_text(), flags=re.MULTILINE)
+    lines = re.sub(r"\\\n\s*", "", text).splitlines()
+    return [(line.split()[0], line.partition(" ")[2].strip()) for line in lines if line.strip()]
+
+
+def of(kind: str) -> list[str]:
+    return [rest for name, rest in instructions() if name == kind]
+
+
+def test_the_image_runs_as_nobody_with_settings_that_exist() -> None:
+    assert of("USER") == ["65532:65532"]
+    variables = dict(pair.partition("=")[::2] for pair in of("ENV")[0].split())
+    assert unknown_variables(variables) == []
+    settings = load({}, variables)
+    assert (settings.host, settings.port) == ("0.0.0.0", 8787)
+    assert of("VOLUME") == [str(settings.database.parent)], "the only directory that it writes to"
+    assert json.loads(of("ENTRYPOINT")[0]) + json.loads(of("CMD")[0]) == [
+        "guard", "gateway", "serve",
+    ]  # fmt: skip
+
+
+def test_the_image_gets_what_it_copies() -> None:
+    allowed = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
+    copied = [
+        word.strip("./")
+        for rest in of("COPY")
+        if not rest.startswith("--from")
+        for word in rest.split()[:-1]
+    ]
+    assert copied
+    for name in copied:
+        assert (ROOT / name).exists()
+        assert f"!{name}" in allowed
+
+
+def constrain(folder: Path) -> None:
+    """Run the build's command that makes the constraints."""
+    shutil.copy(ROOT / "requirements.lock", folder)
+    [command] = [rest for rest in of("RUN") if rest.startswith("sed ")]
+    subprocess.run(["sh", "-c", command], cwd=folder, check=True)
+
+
+def test_the_images_constraints_are_the_locks_versions(tmp_path: Path) -> None:
+    constrain(tmp_path)
+    lines = (tmp_path / "constraints.txt").read_text().splitlines()
+    pinned = re.findall(r"^[a-z0-9].*?==", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
+    assert len(lines) == len(pinned) > 100
+    for line in lines:
+        assert re.fullmatch(r"[a-z0-9._-]+==[\w.]+( ; .+)?", line), line
+
+
+@pytest.mark.long
+def test_the_images_environment_can_be_built(tmp_path: Path) -> None:
+    """The build's commands, in a directory instead of an image."""
+    for rest in of("COPY"):
+        for name in rest.split()[:-1]:
+            if rest.startswith("--from"):
+                continue
+            source = ROOT / name
+            if source.is_dir():
+                ignored = shutil.ignore_patterns("__pycache__")
+                shutil.copytree(source, tmp_path / name, ignore=ignored)
+            else:
+                shutil.copy(source, tmp_path)
+    target = tmp_path / "opt"
+    for rest in of("RUN")[:3]:
+        command = rest.replace("/opt/guard", str(target))
+        command = re.sub(r"^python ", f"{sys.executable} ", command)
+        done = subprocess.run(
+            ["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=600,
+            check=False,
+        )  # fmt: skip
+        if "NewConnectionError" in done.stderr or "No matching distribution" in done.stderr:
+            pytest.skip("no package index can be reached")
+        assert done.returncode == 0, done.stderr
+    done = subprocess.run(
+        [target / "bin" / "guard", "gateway", "serve", "--help"],
+        cwd=tmp_path, env=environment({"PYTHONPATH": ""}), capture_output=True, text=True,
+        timeout=60, check=True,
+    )  # fmt: skip
+    assert "--tls-self-signed" in done.stdout
+
+
+def test_the_images_health_check(tmp_path: Path) -> None:
+    check = json.loads(of("HEALTHCHECK")[0].partition("CMD ")[2])
+    with run_gateway(tmp_path / "g.sqlite3") as gateway:
+        code = check[2].replace("http://127.0.0.1:8787", gateway.base_url)
+        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert done.returncode != 0
+
+
+@pytest.mark.long
+def test_the_image_is_built_and_serves_on_a_read_only_root() -> None:
+    docker = shutil.which("docker")
+    if docker is None or subprocess.run([docker, "info"], capture_output=True).returncode != 0:
+        pytest.skip("no Docker daemon runs here")
+    build = [docker, "build", "-q", "-f", "deploy/Dockerfile", "-t", "guard-gateway:test", "."]
+    subprocess.run(build, cwd=ROOT, check=True, timeout=900)
+    run = [docker, "run", "--rm", "--read-only", "--cap-drop", "ALL", "-v", "/var/lib/guard",
+           "guard-gateway:test", "serve", "--tls-self-signed"]  # fmt: skip
+    with subprocess.Popen(run, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("guard gateway on https://")
+        process.terminate()
+
+
+def test_the_compose_files_agent_reaches_its_gateway_by_name() -> None:
+    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    gateway, agent = services["gateway"], services["agent"]
+    assert gateway["read_only"] is True
+    assert gateway["cap_drop"] == ["ALL"]
+    assert all(port.startswith("127.0.0.1:") for port in gateway["ports"])
+    assert (DEPLOY / gateway["build"]["context"] / gateway["build"]["dockerfile"]).exists()
+    assert set(agent["networks"]) & set(gateway["networks"])
+    settings = Settings.load({**agent["environment"], "GUARD_API_KEY": "key"})
+    assert settings.api_url == "http://gateway:8787"
+
+
+UNIT = DEPLOY / "guard-gateway.service"
+
+
+def exec_start() -> list[str]:
+    [line] = re.findall(r"^ExecStart=(.*)$", UNIT.read_text(), re.MULTILINE)
+    return shlex.split(line)
+
+
+def test_the_unit_is_one_that_systemd_takes(tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed")
+    unit = tmp_path / UNIT.name
+    unit.write_text(UNIT.read_text().replace(exec_start()[0], sys.executable))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(unit)],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, unit.name in done.stderr) == (0, False), done.stderr
+    done = subprocess.run(
+        ["systemd-analyze", "security", "--offline=yes", "--no-pager", "--threshold=20", str(unit)],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_units_command_serves_with_the_file_of_settings(tmp_path: Path) -> None:
+    """And a reload without TLS does not end it."""
+    command = exec_start()
+    config = Path(command[-1])
+    assert (DEPLOY / config.name).exists()
+    settings = load({}, {}, DEPLOY / config.name)
+    assert settings.public_url == "https://guard.example.com"
+    text = (DEPLOY / config.name).read_text()
+    text = text.replace("/var/lib/guard", str(tmp_path)).replace("port = 8787", "port = 0")
+    (tmp_path / config.name).write_text(text)
+    process: Any = subprocess.Popen(
+        [sys.executable, "-m", "guard", *command[1:-1], str(tmp_path / config.name)],
+        cwd=tmp_path, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    try:
+        lines = []
+        while not lines or not lines[-1].startswith("Dashboard"):
+            lines.append(process.stdout.readline())
+            assert lines[-1], "it ended"
+        os.kill(process.pid, signal.SIGHUP)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(1)
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+    assert process.returncode == 0

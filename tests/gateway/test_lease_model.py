@@ -1,0 +1,443 @@
+"""Leases against a model of them, through the storage port: several holders, scopes and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import msgspec
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    multiple,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from guard.core import wire
+from guard.gateway.domain.commands import (
+    Actor,
+    GateCommand,
+    IngestCommand,
+    LeaseCommand,
+    PricedEvent,
+    Request,
+)
+from guard.gateway.domain.records import Budget, OrganisationSettings
+from guard.gateway.storage.port import Storage
+
+HOUR = 3_600_000
+TTL = 30_000
+CLOSING = 5_000
+LONG = HOUR // 4
+AMOUNTS = (1, 50, 99, 100, 101, 400)
+DATED = "gpt-4o-2024-08-06"
+ACTOR = Actor("model")
+
+Key = tuple[str, str, int]
+
+
+@attrs.define
+class Account:
+    committed: int = 0
+    reserved: int = 0
+    leases: int = 0
+
+
+@attrs.frozen
+class Lane:
+    """What a lease belongs to, besides its key."""
+
+    holder: str
+    workflow: str
+    model: str | None
+    chain: str | None
+
+
+@attrs.define
+class Held:
+    """A lease or a reservation: what the gateway holds, and what the holder knows of it."""
+
+    id: str
+    lane: Lane
+    keys: list[Key]
+    held: int
+    expires: int
+    created: int
+    is_lease: bool
+    free: int = 0
+    open: bool = True
+    known: bool = True  # to its holder
+    under_way: list[int] = attrs.Factory(list)
+
+
+@attrs.define
+class Paid:
+    """An event that is on its way, or was delivered."""
+
+    id: str
+    held: Held
+    cost: int
+    answered_by: str | None
+
+
+class LeaseMachine(RuleBasedStateMachine):
+    """Holders take from their leases by themselves; the gateway hears of it by events."""
+
+    on_their_way = Bundle("on_their_way")
+
+    def __init__(self, make_storage: Callable[..., Storage]) -> None:
+        super().__init__()
+        self.make_storage = make_storage
+        self.folder = tempfile.TemporaryDirectory()
+        self.runner = asyncio.Runner()
+        self.now = 1_800_000_000_000
+        self.serial = itertools.count(1)
+        self.limits = {"organisation": 2000, "workflow": 900, "model": 700, "chain": 500}
+        self.accounts: dict[Key, Account] = {}
+        self.all_held: list[Held] = []
+        self.delivered: dict[str, int] = {}
+        self.answers: dict[str, tuple[str, int]] = {}
+        self.storage = self.new_storage()
+
+    def new_storage(self) -> Storage:
+        storage = self.make_storage(Path(self.folder.name), clock_ms=lambda: self.now)
+        self.run(storage.open(lambda _: None))
+        return storage
+
+    def run(self, coroutine: Any) -> Any:
+        async def main() -> Any:
+            return await coroutine
+
+        return self.runner.run(main())
+
+    @initialize()
+    def begin(self) -> None:
+        made = self.run(self.storage.create_organisation(ACTOR, "o"))
+        self.org: str = made.organisation_id
+        self.run(
+            self.storage.update_organisation(
+                ACTOR, self.org, OrganisationSettings(reservation_ttl_ms=LONG, lease_ttl_ms=TTL)
+            )
+        )
+        self.set_limits()
+
+    def set_limits(self) -> None:
+        for kind, scope_id, window in (
+            ("organisation", "", "total"), ("workflow", "*", "hour"), ("model", "gpt-4o", "total"),
+            ("model", DATED, "total"), ("chain", "*", "total"),
+        ):  # fmt: skip
+            budget = Budget(
+                budget_id="", organisation_id=self.org, scope_kind=kind, scope_id=scope_id,  # type: ignore[arg-type]
+                window=window, limit_nanousd=self.limits[kind],  # type: ignore[arg-type]
+            )  # fmt: skip
+            self.run(self.storage.put_budget(ACTOR, budget))
+
+    # -- what the gateway should think -----------------------------------------------------------
+
+    def keys(self, lane: Lane, answered_by: str | None = None) -> list[Key]:
+        found: list[Key] = [("organisation", "", 0),
+                            ("workflow", lane.workflow, self.now - self.now % HOUR)]  # fmt: skip
+        if lane.chain is not None:
+            found.append(("chain", lane.chain, 0))
+        names = {lane.model, answered_by}
+        if names - {None}:
+            found.append(("model", "gpt-4o", 0))
+        if DATED in names:
+            found.append(("model", DATED, 0))
+        for key in found:
+            self.accounts.setdefault(key, Account())
+        return found
+
+    def expected_to_answer(self, asked: str | None) -> str | None:
+        known = self.answers.get(asked or "")
+        return known[0] if known is not None and self.now - known[1] < HOUR else None
+
+    def room(self, key: Key, lane: Lane) -> int:
+        limit = self.limits[key[0]]
+        if lane.chain is not None and key[0] != "chain":
+            limit += limit // 5
+        return limit - self.accounts[key].committed - self.accounts[key].reserved
+
+    def move(self, held: Held, amount: int) -> None:
+        held.held += amount
+        for key in held.keys:
+            self.accounts[key].reserved += amount
+
+    def close(self, held: Held) -> None:
+        self.move(held, -held.held)
+        held.open = False
+        for key in held.keys:
+            self.accounts[key].leases -= held.is_lease
+
+    def give_back(self, held: Held) -> int:
+        """The holder gives back what is free; return how much it says that is."""
+        unused = max(0, held.free)
+        held.free -= unused
+        if held.open:
+            self.move(held, -min(unused, held.held))
+        return unused
+
+    def request(self, holder: str, key: str | None = None) -> Request:
+        return Request(organisation_id=self.org, key_id=holder, idempotency_key=key)
+
+    def lease_of(self, lane: Lane) -> Held | None:
+        known = [h for h in self.all_held if h.is_lease and h.known and h.lane == lane]
+        return known[-1] if known else None
+
+    # -- steps ---------------------------------------------------------------------------------
+
+    @rule(
+        lane=st.builds(
+            Lane, st.sampled_from("xy"), st.sampled_from("ab"),
+            st.sampled_from([None, "gpt-4o", DATED]), st.sampled_from([None, "n"]),
+        ),
+        amount=st.sampled_from(AMOUNTS),
+        demand=st.sampled_from([0, 150, 600]),
+        leased=st.sampled_from([True, True, False]),
+        repeated=st.booleans(),
+    )  # fmt: skip
+    def ask(self, lane: Lane, amount: int, demand: int, leased: bool, repeated: bool) -> None:
+        lease = self.lease_of(lane) if leased else None
+        asked = wire.LeaseAsk(demand_nanousd=demand)
+        if lease is not None:
+            asked.lease_id = lease.id
+            asked.unused_nanousd = self.give_back(lease)
+        key = f"ask-{next(self.serial)}"
+
+        def command() -> GateCommand:
+            call = wire.GateRequest(
+                call_id="c", kind="call", function=key, gates_requests=True,
+                workflow_id=lane.workflow,
+                model=lane.model or wire.UNKNOWN_MODEL,
+                chain=None if lane.chain is None else wire.Chain(lane.chain, "start"),
+                lease=msgspec.structs.replace(asked) if leased else None,
+            )  # fmt: skip
+            return GateCommand(
+                request=self.request(lane.holder, key), call=call, declared_nanousd=amount,
+                grants_lease=leased, recalls=True,
+            )  # fmt: skip
+
+        given = command()
+        answer = self.run(self.storage.gate(given))
+        if answer.recall:
+            self.recall([each for ids in answer.recall.values() for each in ids])
+            given.is_again = True
+            answer = self.run(self.storage.gate(given))
+        self.decided(lane, lease, answer, amount, demand, leased)
+        if repeated:
+            again = self.run(self.storage.gate(command()))
+            assert (again.status, again.body, again.replay) == (answer.status, answer.body, True)
+
+    def recall(self, lease_ids: list[str]) -> None:
+        """Those that live give back what they do not use."""
+        for held in self.all_held:
+            if held.id in lease_ids:
+                assert held.open
+                assert held.held
+                if held.known:
+                    self.update(held)
+
+    def decided(
+        self, lane: Lane, lease: Held | None, answer: Any, amount: int, demand: int, leased: bool
+    ) -> None:
+        keys = self.keys(lane, self.expected_to_answer(lane.model))
+        rooms = {key: self.room(key, lane) for key in keys}
+        if any(room < amount for room in rooms.values()):
+            assert answer.status == 402
+            # Justified: what is spent, under way, or in the hands of who does not answer.
+            short = {key for key, room in rooms.items() if room < amount}
+            for held in self.all_held:
+                if held.open and held.is_lease and held.known and short & set(held.keys):
+                    assert held.free <= 0
+            return
+        assert answer.status == 200, (rooms, amount)
+        reply = wire.decode(answer.body, wire.GateReply)
+        assert reply.reservation_id is not None
+        is_current = (
+            lease is not None
+            and lease.open
+            and lease.keys == keys
+            and self.now - lease.created < HOUR
+        )
+        granted = amount
+        if leased:
+            own = int(is_current)
+            share = min(
+                room // (self.accounts[key].leases - own + 2) for key, room in rooms.items()
+            )
+            granted = max(amount, min(demand, share))
+            assert reply.lease is not None
+            assert reply.lease.granted_nanousd == granted
+        if is_current:
+            assert lease is not None
+            assert reply.reservation_id == lease.id
+            held = lease
+        else:
+            ttl = TTL if leased else LONG
+            held = Held(reply.reservation_id, lane, keys, 0, self.now + ttl, self.now, leased)
+            self.all_held.append(held)
+            if lease is not None:
+                lease.known = False  # replaced
+            for key in keys:
+                self.accounts[key].leases += leased
+        self.move(held, granted)
+        held.expires = self.now + TTL if leased else held.expires
+        held.free += granted - amount
+        held.under_way.append(amount)
+
+    @precondition(lambda self: any(h.under_way for h in self.all_held))
+    @rule(
+        target=on_their_way, data=st.data(), cost=st.integers(0, 150),
+        answered_by=st.sampled_from([None, "gpt-4o", DATED]),
+    )  # fmt: skip
+    def settle(self, data: Any, cost: int, answered_by: str | None) -> Any:
+        """A call ends; its holder knows what it cost, the gateway does not yet."""
+        held = data.draw(st.sampled_from([h for h in self.all_held if h.under_way]))
+        held.free += held.under_way.pop() - cost
+        if not cost:
+            return multiple()
+        return Paid(f"e{next(self.serial)}", held, cost, answered_by)
+
+    @rule(paid=on_their_way)
+    def deliver(self, paid: Paid) -> None:
+        """An event arrives: in time, late, after its holder's end, or again."""
+        held = paid.held
+        event = wire.Event(
+            event_id=paid.id, type="llm", at_ms=1, workflow_id=held.lane.workflow,
+            reservation_id=held.id,
+        )  # fmt: skip
+        priced = PricedEvent(
+            event, b"{}", cost=paid.cost, model=paid.answered_by, final=True, observed=True
+        )
+        command = IngestCommand(request=self.request(held.lane.holder), events=[priced])
+        reply = wire.decode(self.run(self.storage.ingest(command)).body, wire.EventsReply)
+        keys = self.keys(held.lane, paid.answered_by)
+        if paid.id in self.delivered:
+            assert reply.duplicates == 1
+            return
+        assert reply.accepted == 1
+        self.delivered[paid.id] = paid.cost
+        asked = held.lane.model
+        if held.is_lease and asked is not None and paid.answered_by is not None:
+            known, at = self.answers.get(asked, ("", 0))
+            if known != paid.answered_by or self.now - at >= HOUR // 2:
+                self.answers[asked] = (paid.answered_by, self.now)
+        own = {key[:2]: key for key in held.keys}
+        taken = min(held.held, paid.cost) if held.open else 0
+        self.move(held, -taken)
+        for key in keys:
+            self.accounts[own.get(key[:2], key)].committed += paid.cost
+        if held.open and not held.is_lease:
+            self.close(held)  # by its final span; a lease goes on
+
+    def update(self, held: Held, *, close: bool = False) -> None:
+        unused = self.give_back(held)
+        change = wire.LeaseUpdate(held.id, unused_nanousd=unused, close=close)
+        answer = self.run(
+            self.storage.lease(LeaseCommand(request=self.request(held.lane.holder), update=change))
+        )
+        if not held.open:
+            assert answer.status == 404
+            held.known = False
+            return
+        state = wire.decode(answer.body, wire.LeaseState)
+        if close:
+            held.known = False
+            held.expires = min(held.expires, self.now + CLOSING)
+            if not held.held:
+                self.close(held)
+        else:
+            held.expires = self.now + TTL
+        assert state.held_nanousd == held.held
+        assert (state.state == "open") == held.open
+
+    @precondition(lambda self: any(h.known and h.is_lease for h in self.all_held))
+    @rule(data=st.data(), close=st.booleans())
+    def renew_or_close(self, data: Any, close: bool) -> None:
+        known = [h for h in self.all_held if h.known and h.is_lease]
+        self.update(data.draw(st.sampled_from(known)), close=close)
+
+    @rule(holder=st.sampled_from("xy"))
+    def crash(self, holder: str) -> None:
+        """What was under way may still arrive by the spool."""
+        for held in self.all_held:
+            if held.lane.holder == holder:
+                held.known = False
+
+    @rule(step=st.sampled_from([1000, CLOSING, TTL, HOUR]))
+    def time_passes(self, step: int) -> None:
+        self.now += step
+        self.run(self.storage.sweep())
+        for held in self.all_held:
+            if held.open and held.expires <= self.now:
+                self.close(held)
+
+    @rule(
+        organisation=st.sampled_from([300, 2000, 4000]), workflow=st.sampled_from([99, 900, 2000]),
+        model=st.sampled_from([0, 700, 1500]), chain=st.sampled_from([0, 500, 1500]),
+    )  # fmt: skip
+    def change_limits(self, **limits: int) -> None:
+        self.limits = limits
+        self.set_limits()
+
+    @rule()
+    def restart(self) -> None:
+        self.run(self.storage.close())
+        self.storage = self.new_storage()
+
+    # -- what always holds ---------------------------------------------------------------------
+
+    @invariant()
+    def the_books_agree(self) -> None:
+        report = self.run(self.storage.verify_ledger())
+        assert report.problems == []
+        if not hasattr(self, "org"):
+            return
+        views = self.run(self.storage.balances(self.org, current_only=False))
+        seen = {(v.scope_kind, v.scope_id, v.epoch_ms): v for v in views}
+        for key, account in self.accounts.items():
+            view = seen.get(key)
+            if view is None:
+                assert account == Account(), key
+                continue
+            assert (view.committed_nanousd, view.reserved_nanousd) == (
+                account.committed, account.reserved,
+            ), key  # fmt: skip
+        total = self.accounts.get(("organisation", "", 0), Account()).committed
+        assert total == sum(self.delivered.values())
+
+    def teardown(self) -> None:
+        if hasattr(self, "org"):
+            self.crash("x")
+            self.crash("y")
+            self.time_passes(HOUR)
+            views = self.run(self.storage.balances(self.org, current_only=False))
+            assert all(view.reserved_nanousd == 0 for view in views), "nothing is held for ever"
+        self.run(self.storage.close())
+        self.runner.close()
+        self.folder.cleanup()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_leases_against_their_model(
+    storage_factory: Callable[..., Storage], proof_scale: float
+) -> None:
+    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        lambda: LeaseMachine(storage_factory),
+        settings=settings(
+            max_examples=max(1, round(25 * proof_scale)), stateful_step_count=50, deadline=None
+        ),
+    )

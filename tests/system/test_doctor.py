@@ -1,0 +1,106 @@
+"""``guard doctor``, as a process, on environments that are sound and on broken ones."""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from guard.gateway.embedded import Gateway
+from tests.system.conftest import Run
+
+NOBODY = "http://127.0.0.1:1"
+
+
+def examined(run: Run, *, code: int, **env: str) -> dict[str, dict[str, Any]]:
+    """Run it; return its checks by name, the worst of those that have one."""
+    done = run("-m", "guard", "doctor", "--json", env=env)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert done.stderr == ""
+    said = json.loads(done.stdout)
+    assert said["ok"] is (code == 0)
+    rank = ("ok", "warn", "fail")
+    checks: dict[str, dict[str, Any]] = {}
+    for check in sorted(said["checks"], key=lambda check: rank.index(check["result"])):
+        checks[check["name"]] = check
+        assert check["result"] == "ok" or check["advice"], check
+    return checks
+
+
+def test_a_sound_environment(run: Run, gateway: Gateway, tmp_path: Path) -> None:
+    key = gateway.admin.create_key()
+    env = {
+        "GUARD_API_KEY": key,
+        "GUARD_API_URL": gateway.base_url,
+        "GUARD_SPOOL_DIR": f"{tmp_path}/s",
+    }
+    checks = examined(run, code=0, **env)
+    assert {check["result"] for check in checks.values()} == {"ok"}
+    assert checks.keys() >= {
+        "mode", "GUARD_API_KEY", "GUARD_API_URL", "TLS", "gateway", "protocol", "clock",
+        "control channel", "seam", "vendor client", "spool",
+    }  # fmt: skip
+    assert "websocket" in checks["control channel"]["detail"]
+    done = run("-m", "guard", "doctor", env=env)
+    assert done.returncode == 0
+    assert key not in done.stdout
+    assert f"openai {version('openai')}, seen through httpx" in done.stdout
+    assert f"httpx {version('httpx')}" in done.stdout
+
+
+def test_no_gateway(run: Run) -> None:
+    checks = examined(run, code=1, GUARD_API_KEY="some-key-0123456789", GUARD_API_URL=NOBODY)
+    assert checks["gateway"]["result"] == "fail"
+    assert "guard gateway serve" in checks["gateway"]["detail"]
+    assert checks["seam"]["result"] == "ok"
+
+
+def test_a_key_that_is_refused(run: Run, gateway: Gateway) -> None:
+    checks = examined(
+        run, code=1, GUARD_API_KEY="gdk_wrong_key_0123456789", GUARD_API_URL=gateway.base_url
+    )
+    assert "refused" in checks["GUARD_API_KEY"]["detail"]
+
+
+@pytest.mark.parametrize(
+    ("env", "name", "result"),
+    [
+        ({"GUARD_MODE": "observe"}, "mode", "warn"),
+        ({"GUARD_FALLBACK_MODE": "open"}, "mode", "warn"),
+        ({"GUARD_APIKEY": "x"}, "variables", "warn"),
+        ({"GUARD_GATEWAY_URL": "x"}, "variables", "warn"),
+        ({"GUARD_AUTO_INSTRUMENT": "0"}, "seams", "warn"),
+        ({"GUARD_TRANSPORT_MODE": "http"}, "control channel", "ok"),
+        ({"GUARD_SPOOL_DIR": "/dev/null/spool"}, "spool", "fail"),
+        ({"GUARD_TIMEOUT_MS": "soon"}, "settings", "fail"),
+        ({"GUARD_API_URL": "http://guard.example.com"}, "TLS", "fail"),
+    ],
+)
+def test_what_is_not_as_usual(
+    run: Run, gateway: Gateway, env: dict[str, str], name: str, result: str
+) -> None:
+    usual = {"GUARD_API_KEY": gateway.admin.create_key(), "GUARD_API_URL": gateway.base_url}
+    checks = examined(run, code=1 if result == "fail" else 0, **(usual | env))
+    assert checks[name]["result"] == result
+
+
+def test_switched_off_it_needs_no_key(run: Run) -> None:
+    checks = examined(run, code=0, GUARD_MODE="off")
+    assert checks["mode"]["detail"].startswith("off")
+
+
+def test_a_client_whose_version_cannot_be_instrumented(run: Run, gateway: Gateway) -> None:
+    program = (
+        "import botocore.httpsession as module\n"
+        "del module.URLLib3Session\n"
+        "from guard.cli import cli\n"
+        "cli(['doctor'])"
+    )
+    env = {"GUARD_API_KEY": gateway.admin.create_key(), "GUARD_API_URL": gateway.base_url}
+    done = run("-c", program, env=env)
+    assert done.returncode == 1
+    assert f"FAIL  seam             botocore {version('botocore')} cannot be" in done.stdout
+    assert f"FAIL  vendor client    boto3 {version('boto3')} is not seen" in done.stdout

@@ -1,0 +1,243 @@
+"""``guard run``: real programs, a real local gateway, a stand-in of the vendor."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from guard.local_gateway import Files, read_json, try_lock
+from guard.running.plan import HOOK, Limits, name_of, read_limit, read_rate
+from tests.support.llm_vendor import vendor_process
+from tests.system.conftest import environment
+
+AGENT = """
+import sys, httpx
+for number in range(int(sys.argv[2])):
+    body = {"model": "gpt-4o", "max_tokens": 50, "messages": [{"role": "user", "content": "hi"}]}
+    try:
+        reply = httpx.post(sys.argv[1] + "/v1/chat/completions", json=body)
+    except Exception:  # what careless agents do
+        continue
+    print(number, reply.status_code, flush=True)
+"""
+"""A request costs 512 500 nano-dollars."""
+
+LIMIT = "$0.002"
+
+
+@pytest.fixture(scope="module")
+def vendor() -> Iterator[str]:
+    with vendor_process() as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The directory of the local gateway, which does not outlive these tests."""
+    directory = tmp_path_factory.mktemp("run") / "local"
+    yield directory
+    files = Files(directory)
+    with contextlib.suppress(ProcessLookupError, KeyError):
+        os.kill(read_json(files.address)["pid"], signal.SIGKILL)
+    while (lock := try_lock(files.gateway)) is None:
+        time.sleep(0.02)
+    os.close(lock)
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> str:
+    path = tmp_path / "agent.py"
+    path.write_text(AGENT)
+    return str(path)
+
+
+class Runs:
+    """Starts ``guard`` commands beside the local gateway."""
+
+    def __init__(self, directory: Path) -> None:
+        self._env = environment({"GUARD_LOCAL_DIR": str(directory)})
+
+    def start(self, *arguments: str, **more: Any) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "guard", *arguments],
+            env=self._env | more.pop("env", {}),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            **more,
+        )  # fmt: skip
+
+    def __call__(
+        self, *arguments: str, stdin: str = "", **more: Any
+    ) -> subprocess.CompletedProcess[str]:
+        process = self.start(*arguments, **more)
+        out, err = process.communicate(stdin, timeout=120)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+@pytest.fixture
+def guard(directory: Path) -> Runs:
+    return Runs(directory)
+
+
+def test_a_run_is_cut_when_its_money_is_used_up(guard: Runs, vendor: str, agent: str) -> None:
+    done = guard("run", "--limit", LIMIT, "--", sys.executable, agent, vendor, "9")
+    assert done.stdout == "0 200\n1 200\n2 200\n"
+    assert done.returncode == 77
+    assert "3 LLM requests, $0.001538 of $0.002" in done.stderr
+    assert "stopped: The usage limit has been reached" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_its_child_processes_share_the_limit(
+    guard: Runs, vendor: str, agent: str, tmp_path: Path
+) -> None:
+    parent = tmp_path / "parent.py"
+    parent.write_text(
+        "import subprocess, sys, time\n"
+        "subprocess.run([sys.executable, *sys.argv[1:], '2'])\n"
+        "subprocess.run([sys.executable, *sys.argv[1:], '9'])\n"
+        "time.sleep(60)\n"
+    )
+    done = guard("run", "--limit", LIMIT, "--json", "--", str(parent), agent, vendor)
+    facts = json.loads(done.stdout.splitlines()[-1])
+    assert (facts["requests"], facts["guarded_processes"], done.returncode) == (3, 3, 77)
+    assert facts["refused"]["error_code"] in ("GD-B001", "GD-B004")
+
+
+def test_workflows_of_the_program_are_within_the_limit(
+    guard: Runs, vendor: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "own.py"
+    script.write_text(f"import guard\nwith guard.workflow('own'):\n    exec({AGENT!r})\n")
+    done = guard("run", "--limit", LIMIT, "--", str(script), vendor, "9")
+    assert (done.stdout, done.returncode) == ("0 200\n1 200\n2 200\n", 77)
+
+
+def test_a_module_and_a_console_script(guard: Runs, vendor: str, tmp_path: Path) -> None:
+    test = tmp_path / "test_agent.py"
+    test.write_text(
+        f"import sys\n\ndef test_it():\n    sys.argv = ['', {vendor!r}, '9']\n    exec({AGENT!r})\n"
+    )
+    for program in (["pytest"], ["-m", "pytest"]):
+        done = guard("run", "--limit", LIMIT, "--", *program, "-q", "-p", "no:cacheprovider",
+                     str(test), cwd=tmp_path)  # fmt: skip
+        assert done.returncode == 77, "pytest's own code is 1"
+        assert "3 LLM requests" in done.stderr
+
+
+def test_dry_run_refuses_nothing_and_reports(guard: Runs, vendor: str, agent: str) -> None:
+    done = guard("run", "--limit", LIMIT, "--dry-run", "--json", "--", agent, vendor, "6")
+    facts = json.loads(done.stdout.splitlines()[-1])
+    assert (done.returncode, facts["requests"], facts["refused"]) == (0, 6, None)
+    assert [each["error_code"] for each in facts["would_refuse"]] == ["GD-B004"] * 3
+
+
+def test_models_and_rates(guard: Runs, vendor: str, agent: str) -> None:
+    done = guard("run", "--allow-model", "claude-*", "--", agent, vendor, "2")
+    assert (done.stdout, done.returncode) == ("", 77)
+    assert "GD-X001" in done.stderr
+    done = guard("run", "--rate", "2/min", "--", agent, vendor, "9")
+    assert (done.stdout, done.returncode) == ("0 200\n1 200\n", 77)
+
+
+def test_a_kill_ends_a_program_that_sleeps(guard: Runs, tmp_path: Path) -> None:
+    script = tmp_path / "sleeper.py"
+    script.write_text("import time\nprint('up', flush=True)\ntime.sleep(120)\n")
+    process = guard.start("run", "--workflow", "doomed", "--", str(script))
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    assert guard("gateway", "kill", "doomed", "--local", "--reason", "enough").returncode == 0
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 77
+    assert "enough" in err
+    again = guard("run", "--workflow", "doomed", "--", str(script))
+    assert again.returncode == 77
+    assert "guard gateway revive doomed --local" in again.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_reach_the_program(guard: Runs, tmp_path: Path, number: int) -> None:
+    script = tmp_path / "patient.py"
+    script.write_text(
+        "import signal, sys, time\n"
+        "def told(number, frame):\n    print('told', number, flush=True)\n    sys.exit(5)\n"
+        f"signal.signal({number:d}, told)\n"
+        "print('up', flush=True)\ntime.sleep(60)\n"
+    )
+    process = guard.start("run", "--", str(script), start_new_session=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=60)
+    assert (out, process.returncode) == (f"told {number:d}\n", 5)
+
+
+def test_exit_codes_stdin_and_sitecustomize_pass_through(guard: Runs, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import builtins\nbuiltins.mine = 'kept'\n")
+    script = "import sys; print(mine, sys.stdin.read()); sys.exit(4)"
+    env = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])}
+    done = guard("run", "--", sys.executable, "-c", script, stdin="typed", env=env)
+    assert (done.stdout, done.returncode) == ("kept typed\n", 4)
+    killed = guard("run", "--", "sh", "-c", "kill -9 $$")
+    assert killed.returncode == 128 + 9
+    assert "did not load guard" in killed.stderr
+
+
+def test_watch_shows_the_spend(guard: Runs, vendor: str, tmp_path: Path) -> None:
+    script = tmp_path / "slow.py"
+    script.write_text(AGENT + "\nimport time; time.sleep(4)\n")
+    done = guard("run", "--watch", "--workflow", "shown", "--", str(script), vendor, "1")
+    assert done.stderr.count("guard run: shown: 1 LLM request, $0.000513") == 2, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        ([], 2, "no program; for example: guard run --limit '$2' -- python agent.py"),
+        (["--", "no-such-program"], 127, "guard run -- python -m no-such-program"),
+        (["--", "absent.py"], 127, "there is no file absent.py"),
+        (["--limit", "", "--", "true"], 2, "--limit '$2'"),
+        (["--rate", "often", "--", "true"], 2, "write 10/s, 60/min or 500/h"),
+    ],
+)
+def test_errors_say_what_to_do(guard: Runs, arguments: list[str], code: int, says: str) -> None:
+    done = guard("run", *arguments)
+    assert done.returncode == code
+    assert says in " ".join(done.stderr.split())
+
+
+def test_help_has_examples(guard: Runs) -> None:
+    assert "guard run --limit '$2' -- python agent.py" in guard("run", "--help").stdout
+    assert "Put a program under guard" in guard("--help").stdout
+
+
+def test_amounts_rates_and_names() -> None:
+    amounts = [read_limit(text) for text in ("$2", "0.50", "2 usd")]
+    assert amounts == [2 * 10**9, 5 * 10**8, 2 * 10**9]
+    for wrong in ("", "$", "-1", "nan", "inf", "0", "two"):
+        with pytest.raises(ValueError, match="no amount"):
+            read_limit(wrong)
+    assert [read_rate(text) for text in ("10/s", "60 / min")] == [(10, 1000), (60, 60_000)]
+    programs = (["python3", "a/agent.py"], ["python", "-m", "x.y"], ["pytest", "-q"])
+    assert [name_of(program) for program in programs] == ["agent", "x.y", "pytest"]
+    assert Limits().policy() == {}
+
+
+def test_a_process_in_which_guard_cannot_start_does_not_run(guard: Runs, tmp_path: Path) -> None:
+    broken = tmp_path / "guard"
+    broken.mkdir()
+    (broken / "__init__.py").write_text("raise ValueError('broken')\n")
+    (tmp_path / "script.py").write_text("print('ran unguarded')\n")
+    program = ["env", f"PYTHONPATH={HOOK}:{tmp_path}", sys.executable, str(tmp_path / "script.py")]
+    done = guard("run", "--", *program)
+    assert (done.stdout, done.returncode) == ("", 77)
+    assert "guard cannot start: ValueError: broken" in done.stderr
