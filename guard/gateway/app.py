@@ -93,6 +93,7 @@ class GatewayApp:
             audit_retention_days=settings.audit_retention_days,
         )
         self.draining = False
+        self.connections: Callable[[], int] = lambda: 0  # the server replaces it
         fallback = Rates(
             input_per_mtok=settings.fallback_input_per_mtok,
             output_per_mtok=settings.fallback_output_per_mtok,
@@ -139,7 +140,12 @@ class GatewayApp:
         ]
         admin = AdminApp(table, self.keys, self.storage)
         collector = GatewayCollector(
-            self.counts, self.load, self.hub.count, self.storage.statistics
+            self.counts,
+            self.load,
+            self.hub,
+            self.storage.statistics,
+            lambda: self.connections(),
+            lambda: self.draining,
         )
         document = DocumentRoutes(table, collector)
         self.change_watcher = ChangeWatcher(self.storage)

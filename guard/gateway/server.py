@@ -353,6 +353,8 @@ class GatewayServer:
             )
         )
         self._server.handshake_deadline_s = app.settings.request_deadline_ms / 1000
+        open_now = self._server.server_state.connections
+        app.connections = lambda: len(open_now)
 
     async def serve(self) -> None:
         """Serve until :meth:`stop`; the application has to be open. Closes it at the end."""

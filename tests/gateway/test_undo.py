@@ -79,12 +79,15 @@ class Machine:
         name, size = step
         number, workflow = next(self.numbers), f"w{size % 2}"
         held = self.held[size % len(self.held)] if self.held and size % 3 else None
-        if name == "gate":
+        if name in ("gate", "lease"):
             call = wire.GateRequest(
                 call_id=f"c{number}", kind="call", function="f", workflow_id=workflow, run_id="r",
                 chain=wire.Chain(id=workflow, op="continue"),
             )  # fmt: skip
             asked = GateCommand(request=self.request(), call=call)
+            if name == "lease":
+                call.lease = wire.LeaseAsk(demand_nanousd=size * 3, lease_id=held)
+                asked.grants_lease = True
             return lambda unit: gate.gate(unit, asked)
         if name == "charge":
             event = wire.Event(event_id=f"e{number % 7}", type="llm", at_ms=1,
@@ -138,6 +141,10 @@ class Machine:
             assert unit.reservations == fresh.reservations
             made = [each[: len("xxxxxxxx-xxxx")] for each in unit.reservations]
             assert made == sorted(made), "the oldest comes first"
+            counts, truth = unit.counts, fresh.counts
+            assert (counts.leases, counts.leased_nanousd) == (truth.leases, truth.leased_nanousd)
+            expired = "SELECT count(*) FROM reservations WHERE state = 'expired'"
+            assert counts.expired >= fresh.row(expired)[0], "retention may have deleted some"
             assert unit.exhausted == fresh.exhausted
             assert unit.balances == {number: fresh.balance(number) for number in unit.balances}
             assert unit.chains == {key: fresh.chain(*key) for key in unit.chains}
@@ -168,7 +175,7 @@ def new_machine() -> Iterator[Machine]:
 
 
 steps = st.tuples(
-    st.sampled_from(["gate", "gate", "charge", "charge", "release", "directive", "budget",
+    st.sampled_from(["gate", "gate", "lease", "charge", "charge", "release", "directive", "budget",
                      "organisation", "retention", "sweep"]),
     st.integers(0, 60), st.booleans(),
 )  # fmt: skip

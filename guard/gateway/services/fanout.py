@@ -51,6 +51,7 @@ class Hub:
 
     def __init__(self) -> None:
         self._subscriptions: dict[str, set[Subscription]] = {}
+        self._count = self._pushed = 0
         self.closing = False
 
     def subscribe(self, organisation_id: str, key_id: str, *, pushes: bool = True) -> Subscription:
@@ -63,12 +64,17 @@ class Hub:
         """
         subscription = Subscription(key_id, pushes=pushes)
         self._subscriptions.setdefault(organisation_id, set()).add(subscription)
+        self._count += 1
+        self._pushed += pushes
         return subscription
 
     def unsubscribe(self, organisation_id: str, subscription: Subscription) -> None:
         """Close a subscription."""
         group = self._subscriptions.get(organisation_id, set())
-        group.discard(subscription)
+        if subscription in group:
+            group.remove(subscription)
+            self._count -= 1
+            self._pushed -= subscription.pushes
         if not group:
             self._subscriptions.pop(organisation_id, None)
 
@@ -118,4 +124,8 @@ class Hub:
 
     def count(self) -> int:
         """Return how many channels are open."""
-        return sum(len(group) for group in self._subscriptions.values())
+        return self._count
+
+    def sockets(self) -> int:
+        """Return how many of them are sockets, and not polls."""
+        return self._pushed

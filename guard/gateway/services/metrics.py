@@ -1,31 +1,37 @@
-"""Metrics for Prometheus: plain counters on the hot path, collected on request."""
+"""Metrics for Prometheus: plain counters on the hot path, collected on request.
+
+A scrape reads numbers that are in memory, and asks the store for nothing. All families are listed
+in ``docs/gateway/metrics.md``.
+"""
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final
+from typing import Final
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from guard import gateway
+from guard.gateway.domain.statistics import SECONDS, Histogram, StoreStatistics
+from guard.gateway.services.fanout import Hub
 from guard.gateway.services.load import Load
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-_BOUNDS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+_NANOUSD: Final = 1e9
+_PREFIX: Final = "guard_gateway_"
 
 
 class Counts:
     """Counters of this process. Used from the loop only."""
 
-    __slots__ = ("buckets", "gate_seconds", "statuses")
+    __slots__ = ("gates", "statuses")
 
     def __init__(self) -> None:
         self.statuses: dict[tuple[str, int], int] = {}
-        self.buckets = [0] * (len(_BOUNDS_S) + 1)
-        self.gate_seconds = 0.0
+        self.gates = Histogram(SECONDS)
 
     def answered(self, route: str, status: int) -> None:
         """Count one answer."""
@@ -34,77 +40,164 @@ class Counts:
 
     def gated(self, seconds: float) -> None:
         """Count the time of a decision, from the complete body to the answer."""
-        self.buckets[bisect.bisect_left(_BOUNDS_S, seconds)] += 1
-        self.gate_seconds += seconds
+        self.gates.add(seconds)
 
 
 class GatewayCollector(Collector):
-    """Turns counts and the store's statistics into metric families."""
+    """Turns counts and the store's statistics into metric families.
+
+    Args:
+        counts: of answers and decisions.
+        load: bytes of requests in flight.
+        hub: the control channels.
+        statistics: of the store; empty before it is open.
+        connections: returns how many connections are open.
+        draining: tells whether the gateway is shutting down.
+    """
 
     def __init__(
         self,
         counts: Counts,
         load: Load,
-        channels: Callable[[], int],
-        statistics: Callable[[], dict[str, Any]],
+        hub: Hub,
+        statistics: Callable[[], StoreStatistics],
+        connections: Callable[[], int],
+        draining: Callable[[], bool],
     ) -> None:
         self._counts = counts
         self._load = load
-        self._channels = channels
+        self._hub = hub
         self._statistics = statistics
+        self._connections = connections
+        self._draining = draining
 
     def collect(self) -> Iterable[Metric]:
         """Yield every family."""
+        yield from self._process()
+        store = self._statistics()
+        if store:
+            yield from _writer(store)
+            yield from _money(store)
+            yield from _upkeep(store)
+
+    def _process(self) -> Iterator[Metric]:
+        build = GaugeMetricFamily(f"{_PREFIX}build_info", "1, by version", labels=["version"])
+        build.add_metric([gateway.__version__], 1)
+        yield build
         answers = CounterMetricFamily(
-            "guard_gateway_answers", "Answers by route and status", labels=["route", "status"]
+            f"{_PREFIX}answers", "Answers by route and status", labels=["route", "status"]
         )
         for (route, status), count in sorted(self._counts.statuses.items()):
             answers.add_metric([route, str(status)], count)
         yield answers
-        yield self._latency()
-        yield GaugeMetricFamily(
-            "guard_gateway_control_channels", "Open control channels", self._channels()
+        yield _histogram(
+            "gate_seconds", "Time to decide a call, without the network", self._counts.gates
         )
-        yield GaugeMetricFamily(
-            "guard_gateway_pending_bytes", "Bytes of requests in flight", self._load.in_flight
-        )
-        yield CounterMetricFamily(
-            "guard_gateway_overload_refusals", "Requests refused for load", self._load.refused
-        )
-        yield from self._store()
+        yield _gauge("connections", "Open connections", self._connections())
+        yield _gauge("control_channels", "Open control channels", self._hub.count())
+        yield _gauge("control_sockets", "Those of them that are sockets", self._hub.sockets())
+        yield _gauge("pending_bytes", "Bytes of requests in flight", self._load.in_flight)
+        yield _counter("overload_refusals", "Requests refused for load", self._load.refused)
+        yield _gauge("draining", "1 while the gateway is shutting down", self._draining())
 
-    def _latency(self) -> Metric:
-        total = 0
-        buckets = []
-        for bound, count in zip((*map(str, _BOUNDS_S), "+Inf"), self._counts.buckets, strict=True):
-            total += count
-            buckets.append((bound, total))
-        family = HistogramMetricFamily(
-            "guard_gateway_gate_seconds", "Time to decide a call, without the network"
-        )
-        family.add_metric([], buckets, self._counts.gate_seconds)
-        return family
 
-    def _store(self) -> Iterator[Metric]:
-        store = self._statistics()
-        if not store:
-            return
-        yield CounterMetricFamily(
-            "guard_gateway_commits", "Transactions of the store", store["groups"]
+def _writer(store: StoreStatistics) -> Iterator[Metric]:
+    if "groups" in store:
+        yield _counter("commits", "Transactions of the store", store["groups"])
+    if "items" in store:
+        yield _counter("commands", "Commands in those transactions", store["items"])
+    if "healthy" in store:
+        yield _gauge("store_healthy", "1 while the last commit succeeded", store["healthy"])
+    if "queued" in store:
+        yield _gauge("writer_queue_commands", "Commands that wait for the writer", store["queued"])
+    if "writer" in store:
+        writer = store["writer"]
+        yield _histogram("group_commands", "Commands in a transaction", writer.sizes)
+        yield _histogram(
+            "lock_wait_seconds",
+            "Time to begin a transaction: its locks, and the balances that it reads",
+            writer.lock_waits,
         )
-        yield CounterMetricFamily(
-            "guard_gateway_commands", "Commands in those transactions", store["items"]
+        yield _histogram("commit_seconds", "Time to write back and commit", writer.commits)
+    if "pools" in store:
+        pools = store["pools"].items()
+        size = GaugeMetricFamily(
+            f"{_PREFIX}pool_connections_max", "Connections that a pool may have", labels=["pool"]
         )
-        yield GaugeMetricFamily(
-            "guard_gateway_open_reservations", "Open reservations", store["open_reservations"]
+        used = GaugeMetricFamily(
+            f"{_PREFIX}pool_connections_in_use", "Connections that work now", labels=["pool"]
         )
-        yield GaugeMetricFamily(
-            "guard_gateway_store_healthy", "1 while the last commit succeeded", store["healthy"]
+        waiting = GaugeMetricFamily(
+            f"{_PREFIX}pool_waiting", "Queries that wait for a connection", labels=["pool"]
         )
+        for name, use in pools:
+            size.add_metric([name], use.size)
+            used.add_metric([name], use.in_use)
+            waiting.add_metric([name], use.waiting)
+        yield from (size, used, waiting)
+
+
+def _money(store: StoreStatistics) -> Iterator[Metric]:
+    if "open_reservations" in store:
+        yield _gauge(
+            "open_reservations", "Open reservations, leases included", store["open_reservations"]
+        )
+    if "leases" in store:
+        yield _gauge("leases", "Open leases", store["leases"])
+    if "leased_nanousd" in store:
+        yield _gauge(
+            "leased_usd", "US dollars that leases hold", store["leased_nanousd"] / _NANOUSD
+        )
+    if "expired_reservations" in store:
+        yield _counter(
+            "expired_reservations",
+            "Reservations that expired, leases included",
+            store["expired_reservations"],
+        )
+
+
+def _upkeep(store: StoreStatistics) -> Iterator[Metric]:
+    if "retention_lag_s" in store:
+        yield _gauge(
+            "retention_lag_seconds",
+            "How long the oldest event has been due for deletion",
+            store["retention_lag_s"],
+        )
+    if "webhook_backlog" in store:
+        yield _gauge(
+            "webhook_backlog",
+            "Webhook messages not delivered yet, counted up to 10000",
+            store["webhook_backlog"],
+        )
+    files = store.get("files", {})
+    if "database" in files:
+        yield _gauge("database_bytes", "Size of the database", files["database"])
+    if "log" in files:
+        yield _gauge("log_bytes", "Size of the write-ahead log", files["log"])
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(_PREFIX + name, text, value)
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(_PREFIX + name, text, value)
+
+
+def _histogram(name: str, text: str, found: Histogram) -> Metric:
+    total = 0
+    buckets = []
+    for bound, count in zip((*map(str, found.bounds), "+Inf"), found.counts, strict=True):
+        total += count
+        buckets.append((bound, total))
+    family = HistogramMetricFamily(_PREFIX + name, text)
+    family.add_metric([], buckets, found.total)
+    return family
 
 
 def exposition(collector: Collector) -> bytes:
-    """Return the metrics in Prometheus' text format."""
+    """Return the metrics in Prometheus' text format, those of the process included."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)
+    ProcessCollector(registry=registry)
     return generate_latest(registry)

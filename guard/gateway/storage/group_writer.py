@@ -25,6 +25,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from guard.gateway.domain.commands import PostCommitEvent
 from guard.gateway.domain.errors import StoreError
+from guard.gateway.domain.statistics import WriterStatistics
 from guard.gateway.ledger.state import Scopes
 from guard.gateway.ledger.unit_of_work import Transaction
 
@@ -97,6 +98,7 @@ class GroupWriter(Generic[UnitT]):
         self.groups = 0
         self.items = 0
         self.healthy = True
+        self.statistics = WriterStatistics()
         self._thread = threading.Thread(target=self._run, name="guard-gateway-writer", daemon=True)
         self._thread.start()
 
@@ -127,6 +129,11 @@ class GroupWriter(Generic[UnitT]):
         self._collected.append(item)
         self._weight += weight
         return item.future
+
+    @property
+    def queued(self) -> int:
+        """How many pieces of work wait for the group before them."""
+        return len(self._collected)
 
     async def close(self) -> None:
         """Finish queued work, then end the thread."""
@@ -232,10 +239,14 @@ class GroupWriter(Generic[UnitT]):
     def _attempt(self, group: list[_Item[UnitT]]) -> list[PostCommitEvent]:
         """Run a group in one transaction; an item's own failure is its own."""
         unit = self._unit
+        clock, found = time.perf_counter, self.statistics
+        started = clock()
         try:
             unit.begin([item.scopes for item in group])
+            begun = clock()
             for item in group:
                 self._run_item(item)
+            done = clock()
             events = unit.commit()
         except Exception as exc:
             error = self._noted(exc)
@@ -246,6 +257,9 @@ class GroupWriter(Generic[UnitT]):
             for item in group:
                 item.error = item.error or error
             raise
+        found.commits.add(clock() - done)
+        found.lock_waits.add(begun - started)
+        found.sizes.add(len(group))
         if not self.healthy:
             self.healthy = not any(isinstance(item.error, StoreError) for item in group)
         return events

@@ -8,7 +8,7 @@ interleaving, crash and retry. One conformance suite runs against every implemen
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from guard.core import wire
 from guard.gateway.domain import records, usage
@@ -24,6 +24,7 @@ from guard.gateway.domain.commands import (
 from guard.gateway.domain.operators import Operator, Session
 from guard.gateway.domain.records import DueDelivery, KeySecret, StoredControl
 from guard.gateway.domain.rulesets import Change, RuleSet
+from guard.gateway.domain.statistics import StoreStatistics
 
 
 class Ledger(Protocol):
@@ -207,4 +208,4 @@ class Storage(
     async def open(self, listener: Callable[[Sequence[PostCommitEvent]], None]) -> None: ...
     async def close(self) -> None: ...
     async def ready(self) -> bool: ...
-    def statistics(self) -> dict[str, Any]: ...
+    def statistics(self) -> StoreStatistics: ...

@@ -8,13 +8,16 @@ import os
 import sqlite3
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
+
+import msgspec
 
 from guard.gateway.domain.commands import PostCommitEvent
 from guard.gateway.domain.errors import StoreError
+from guard.gateway.domain.statistics import StoreStatistics
 from guard.gateway.ledger.state import Scopes
 from guard.gateway.storage.group_writer import ANYTHING, INLINE_WEIGHT_MAX, GroupWriter
-from guard.gateway.storage.sqlite import schema
+from guard.gateway.storage.sqlite import samples, schema
 from guard.gateway.storage.sqlite.read_pool import Connection, ReadPool
 from guard.gateway.storage.sqlite.retention import STEPS_MAX, Retention
 from guard.gateway.storage.sqlite.rows import monotonic_clock_ms, wall_clock_ms
@@ -72,6 +75,7 @@ class SqliteEngine:
         self._lookups = ReadPool(self.path, 1, "guard-gateway-lookups")
         self._reports = ReadPool(self.path, REPORT_CONNECTIONS, "guard-gateway-reports")
         self._checkpoints = ReadPool(self.path, 1, "guard-gateway-checkpoints")
+        self._samples = samples.Samples()
 
     # -- life cycle ----------------------------------------------------------------------------
 
@@ -129,10 +133,15 @@ class SqliteEngine:
             await writer.submit(lambda unit: unit.truncate_log(), outside_transaction=True)
 
     def _log_bytes(self) -> int:
-        try:
-            return os.stat(f"{self.path}-wal").st_size
-        except FileNotFoundError:
-            return 0
+        return _size_of(f"{self.path}-wal")
+
+    async def sample(self) -> None:
+        """Read the figures for metrics that need a query, every few seconds."""
+        now_ms, keep_ms = self._monotonic_ms(), self._retention.keep_ms
+        if now_ms - self._samples.at_ms >= samples.INTERVAL_MS:
+            wall_ms = self.clock_ms()
+            found = await self.look_up(lambda reading: samples.read(reading, wall_ms, keep_ms))
+            self._samples = msgspec.structs.replace(found, at_ms=now_ms)
 
     async def retain(self) -> None:
         """Remove old rows on the writer's thread, in short steps that let requests in between."""
@@ -159,8 +168,8 @@ class SqliteEngine:
             return False
         return True
 
-    def statistics(self) -> dict[str, Any]:
-        """Return counters for metrics."""
+    def statistics(self) -> StoreStatistics:
+        """Return counters for metrics; nothing before the store is open."""
         writer, unit = self._writer, self._unit
         if writer is None or unit is None:
             return {}
@@ -169,6 +178,19 @@ class SqliteEngine:
             "items": writer.items,
             "open_reservations": len(unit.reservations),
             "healthy": writer.healthy,
+            "queued": writer.queued,
+            "writer": writer.statistics,
+            "pools": {
+                "lookups": self._lookups.use(),
+                "reports": self._reports.use(),
+                "checkpoints": self._checkpoints.use(),
+            },
+            "leases": unit.counts.leases,
+            "leased_nanousd": unit.counts.leased_nanousd,
+            "expired_reservations": unit.counts.expired,
+            "retention_lag_s": self._samples.retention_lag_s,
+            "webhook_backlog": self._samples.webhook_backlog,
+            "files": {"database": _size_of(self.path), "log": self._log_bytes()},
         }
 
     # -- work ----------------------------------------------------------------------------------
@@ -200,3 +222,10 @@ class SqliteEngine:
             return await pool.run(work)
         except sqlite3.Error as exc:
             raise StoreError(f"the store failed: {type(exc).__name__}") from exc
+
+
+def _size_of(path: str | os.PathLike[str]) -> int:
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return 0

@@ -19,6 +19,7 @@ from guard.gateway.domain.ledger import Account, Balance, Reservation
 from guard.gateway.ledger.state import Chain, OrganisationState, ScopeKeys, StoredAnswer
 from guard.gateway.storage.sqlite.event_table import add_event
 from guard.gateway.storage.sqlite.replay import ReplayTable
+from guard.gateway.storage.sqlite.reservation_counts import ReservationCounts
 from guard.gateway.storage.sqlite.rows import (
     balance_from_row,
     ids_text,
@@ -38,6 +39,7 @@ class MoneyTables(Tables):
         self.balances: dict[int, Balance] = {}
         self.reservations: dict[str, Reservation] = {}
         self.leases: dict[str, Reservation] = {}
+        self.counts = ReservationCounts()
         self.exhausted: dict[int, str] = {}
         self.chains: dict[tuple[str, str], Chain | None] = {}
         self.estimates: dict[tuple[str, str], Estimate | None] = {}
@@ -56,6 +58,7 @@ class MoneyTables(Tables):
             " WHERE name = 'oldest_open'), '') AND state = 'open'"
         ):
             self._adopt(reservation_from_row(row))
+        self.counts.start(self.leases.values())
         for row in self.rows(
             "SELECT b.balance_id, u.organisation_id FROM balances b JOIN budgets u"
             " USING (budget_id) WHERE b.exhausted = 1"
@@ -336,6 +339,8 @@ class MoneyTables(Tables):
                 [(r.amount, r.held, r.expires_at_ms, r.spent, r.state, r.reservation_id)
                  for r in self._dirty_reservations.values()],
             )  # fmt: skip
+        for changed in (self._new_reservations, self._dirty_reservations):
+            self.counts.written(changed, self.reservations)
         self.seen.flush()
         self._answers.flush()
         self.rollups.flush()

@@ -10,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+from guard.gateway.domain.statistics import PoolUse
+
 T = TypeVar("T")
 
 
@@ -51,10 +53,21 @@ class ReadPool:
         self._path = path
         self._idle: queue.SimpleQueue[Connection] = queue.SimpleQueue()
         self._threads = ThreadPoolExecutor(size, thread_name_prefix=name)
+        self._size = size
+        self._asked = 0
 
     async def run(self, work: Callable[[Connection], T]) -> T:
         """Run a query on a thread of the pool."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, work)
+        self._asked += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, work)
+        finally:
+            self._asked -= 1
+
+    def use(self) -> PoolUse:
+        """Return how many connections work, and how many queries wait."""
+        in_use = min(self._asked, self._size)
+        return PoolUse(self._size, in_use, self._asked - in_use)
 
     def _run(self, work: Callable[[Connection], T]) -> T:
         try:

@@ -76,7 +76,7 @@ class Retention:
             _Part(_scope_days, DAY_MS),
             _Part(_balances, _ROUND_PACE_MS),
         ]
-        self._keep_ms = keep_days * DAY_MS
+        self.keep_ms = keep_days * DAY_MS
         self._keep_audit_ms = keep_audit_days * DAY_MS
         self._parts = tables if keep_days else []
         if keep_audit_days:
@@ -95,7 +95,7 @@ class Retention:
         unit.flush()  # so that the tables agree with the cached rows
         unit.savepoint()
         now, left = unit.now_ms, STEP_ROWS
-        cutoff = cutoff_ms(now, self._keep_ms)
+        cutoff = cutoff_ms(now, self.keep_ms)
         # A table that had its turn goes to the end, so that its backlog does not block the others.
         for part in [part for part in self._parts if part.next_ms <= now]:
             if left <= 0:

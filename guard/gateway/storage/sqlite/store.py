@@ -20,9 +20,10 @@ class SqliteStorage(SqliteQueries, SqliteReports, SqliteDashboard, CommandStorag
     """
 
     async def sweep(self) -> int:
-        """Run the periodic work, delete a few old rows, and copy the log at intervals."""
+        """Run the periodic work, delete old rows, copy the log at intervals, sample figures."""
         expired = await super().sweep()
         await self.sum_days()
         await self.retain()
         await self.checkpoint()
+        await self.sample()
         return expired

@@ -55,6 +55,7 @@ class SqliteUnitOfWork(CatalogueTables, DirectoryTables, MoneyTables):
         """Write back everything that changed, commit, and return the post-commit events."""
         self.flush()
         self.connection.execute("COMMIT")
+        self.counts.committed()
         self.undo_log.clear()
         events, self._events = self._events, []
         return events
@@ -68,6 +69,7 @@ class SqliteUnitOfWork(CatalogueTables, DirectoryTables, MoneyTables):
         in_order = sorted(self.reservations.items())
         self.reservations.clear()
         self.reservations.update(in_order)
+        self.counts.start(self.leases.values())
         self.undo_log.clear()
         self._answers.forget()
         self.rollups.forget()

@@ -1,0 +1,148 @@
+"""Metrics: each documented one is served, and says what happened."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+import attrs
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from guard.gateway.domain.records import Webhook
+from guard.gateway.embedded import Gateway, run_gateway
+from guard.gateway.ledger import webhooks
+from guard.gateway.storage.sqlite import samples
+from guard.gateway.storage.sqlite.store import SqliteStorage
+from tests.gateway.conftest import Tenant, new_tenant
+from tests.support.asker import ask, asker, call
+from tests.support.store import ACTOR, DAY, Clock, Store
+from tests.support.waiting import until
+
+PAGE = Path(__file__).parents[2] / "docs" / "gateway" / "metrics.md"
+_ROW = re.compile(r"^\| `(guard_gateway_\w+)` \| (\w+) \|([\w, ]*)\| (.+) \|$", re.MULTILINE)
+
+
+def scraped(base_url: str) -> dict[str, float]:
+    """Return every sample, by its name with its labels."""
+    text = httpx.get(f"{base_url}/metrics").text
+    pairs = (line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    return {name: float(value) for name, value in pairs}
+
+
+@attrs.frozen
+class Family:
+    """One row of the page."""
+
+    type: str
+    labels: frozenset[str]
+    text: str
+
+
+def test_the_page_lists_what_is_served(gateway: Gateway, tenant: Tenant) -> None:
+    tenant.allowed()
+    documented = {
+        name: Family(kind, frozenset(filter(None, labels.strip().split(", "))), text)
+        for name, kind, labels, text in _ROW.findall(PAGE.read_text())
+    }
+    served = {}
+    for found in text_string_to_metric_families(httpx.get(f"{gateway.base_url}/metrics").text):
+        if found.name.startswith("guard_gateway_"):
+            name = found.name + "_total" * (found.type == "counter")
+            labels = {label for sample in found.samples for label in sample.labels} - {"le"}
+            served[name] = Family(found.type, frozenset(labels), found.documentation)
+    assert served == documented
+
+
+def test_every_name_in_the_page_is_a_metric() -> None:
+    text = PAGE.read_text()
+    known = {row[0] for row in _ROW.findall(text)}
+    for name in re.findall(r"guard_gateway_\w+", text):
+        assert re.sub(r"_(sum|count|bucket)$", "", name) in known or name in known
+
+
+@pytest.mark.asyncio
+async def test_leases_and_their_money(tmp_path: Path) -> None:
+    clock = Clock()
+    with run_gateway(tmp_path / "g.sqlite3", clock_ms=clock, sweep_interval_ms=20) as gateway:
+        tenant = await asyncio.to_thread(new_tenant, gateway)
+        body = call(1, lease={"demand_nanousd": 2_000_000_000, "demand_calls": 4})
+        async with asker(gateway.base_url, tenant.api_key) as client:
+            [(_, reply)] = await client.ask(ask("a", body))
+            found = await asyncio.to_thread(scraped, gateway.base_url)
+            assert found["guard_gateway_control_sockets"] == 1
+            assert found["guard_gateway_leases"] == 1
+            held = reply["lease"]["granted_nanousd"]
+            assert found["guard_gateway_leased_usd"] == pytest.approx(held / 1e9)
+            assert found["guard_gateway_leased_usd"] >= 2
+            assert found["guard_gateway_expired_reservations_total"] == 0
+        clock.now += DAY
+        await asyncio.to_thread(
+            until, lambda: scraped(gateway.base_url)["guard_gateway_leases"] == 0
+        )
+        found = await asyncio.to_thread(scraped, gateway.base_url)
+        assert found["guard_gateway_leased_usd"] == 0
+        assert found["guard_gateway_expired_reservations_total"] == 1
+        assert found["guard_gateway_control_sockets"] == 0
+        tenant.http.close()
+        tenant.admin.close()
+
+
+def test_the_writers_figures_agree(gateway: Gateway, tenant: Tenant) -> None:
+    tenant.allowed()
+    found = scraped(gateway.base_url)
+    size, name = "guard_gateway_group_commands", "guard_gateway_commit_seconds"
+    assert found[f"{size}_count"] == found[f"{name}_count"] > 0
+    assert found[f"{size}_sum"] >= found[f"{size}_count"]
+    assert found["guard_gateway_lock_wait_seconds_sum"] > 0
+    assert found["guard_gateway_database_bytes"] > 0
+    assert found['guard_gateway_pool_connections_max{pool="reports"}'] == 2
+    assert found['guard_gateway_pool_connections_in_use{pool="lookups"}'] == 0
+    assert found['guard_gateway_build_info{version="0.7.0"}'] == 1
+
+
+@pytest.mark.asyncio
+async def test_a_slow_report_is_in_use_and_others_wait(tmp_path: Path) -> None:
+    storage = SqliteStorage(tmp_path / "g.sqlite3")
+    await storage.open(lambda _: None)
+    go_on = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def slow(_: Any) -> None:
+        asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(20)
+
+    reports = [asyncio.create_task(storage.report(slow)) for _ in range(3)]
+    await asyncio.sleep(0)
+    use = storage.statistics()["pools"]["reports"]
+    assert (use.size, use.in_use, use.waiting) == (2, 2, 1)
+    go_on.set()
+    await asyncio.gather(*reports)
+    assert storage.statistics()["pools"]["reports"].in_use == 0
+    await storage.close()
+    assert storage.statistics() == {}, "and a scrape of a closed store is no error"
+
+
+@pytest.mark.asyncio
+async def test_the_lag_of_retention_and_the_backlog(tmp_path: Path) -> None:
+    clock = Clock()
+    storage = SqliteStorage(tmp_path / "g.sqlite3", clock_ms=clock, retention_days=40)
+    await storage.open(lambda _: None)
+    org = (await storage.create_organisation(ACTOR, "o")).organisation_id
+    store = Store(storage, clock, org, lambda: None, [])
+    hook = Webhook(webhook_id="", organisation_id=org, url="https://hooks.example/")
+    await storage.put_webhook(ACTOR, hook, "secret")
+    for number in range(2):
+        await store.charge(f"e{number}", 1)
+        await storage.write(lambda unit: webhooks.enqueue(unit, org, "budget.threshold", {}))
+    clock.now += 100 * DAY
+    found = await storage.look_up(lambda reading: samples.read(reading, clock.now, 40 * DAY))
+    assert found.retention_lag_s >= 60 * 86_400, "and never a day of the current month"
+    assert found.webhook_backlog == 2
+    never = await storage.look_up(lambda reading: samples.read(reading, clock.now, 0))
+    assert never.retention_lag_s == 0
+    await storage.sweep()  # samples, and deletes
+    assert storage.statistics()["webhook_backlog"] == 2
+    await storage.close()
