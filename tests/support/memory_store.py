@@ -344,6 +344,9 @@ class MemoryUnitOfWork:
     def overdue_approvals(self, limit: int) -> list[records.Approval]:
         return []
 
+    def extend_presence(self, until_ms: int) -> None:
+        pass
+
     def approval(self, approval_id: str) -> records.Approval | None:
         return None
 

@@ -36,6 +36,7 @@ from guard.core.wire.fields import (
     CONTROL_SUBPROTOCOL,
     CONTROL_WS_PATH,
     EVENTS_PATH,
+    FEATURE_APPROVAL_NOTES,
     FEATURE_GATE_WS,
     FEATURE_LEASES,
     FEATURE_REQUEST_GATE,
@@ -48,6 +49,9 @@ from guard.core.wire.fields import (
     NANOUSD_MAX,
     NANOUSD_PER_CENT,
     NANOUSD_PER_DOLLAR,
+    NOTE_BYTES_MAX,
+    NOTE_DEPTH_MAX,
+    NOTE_MESSAGE_MAX,
     PROTOCOL_VERSION,
     RELEASE_PATH,
     RESPONSE_ID_LENGTH_MAX,
@@ -62,7 +66,7 @@ from guard.core.wire.fields import (
     cents,
 )
 from guard.core.wire.frames import Answers, Ask, Asks, SignedFrame, Told
-from guard.core.wire.gate import GateReply, GateRequest, Problem, ReleaseRequest
+from guard.core.wire.gate import ApprovalNote, GateReply, GateRequest, Problem, ReleaseRequest
 from guard.core.wire.leases import Lease, LeaseAsk, LeaseState, LeaseUpdate, ModelRates
 
 __all__ = [
@@ -71,6 +75,7 @@ __all__ = [
     "CONTROL_SUBPROTOCOL",
     "CONTROL_WS_PATH",
     "EVENTS_PATH",
+    "FEATURE_APPROVAL_NOTES",
     "FEATURE_GATE_WS",
     "FEATURE_LEASES",
     "FEATURE_REQUEST_GATE",
@@ -83,6 +88,9 @@ __all__ = [
     "NANOUSD_MAX",
     "NANOUSD_PER_CENT",
     "NANOUSD_PER_DOLLAR",
+    "NOTE_BYTES_MAX",
+    "NOTE_DEPTH_MAX",
+    "NOTE_MESSAGE_MAX",
     "NO_TOOL_RULES",
     "PROTOCOL_VERSION",
     "RELEASE_PATH",
@@ -91,6 +99,7 @@ __all__ = [
     "TOKENS_MAX",
     "UNKNOWN_MODEL",
     "Answers",
+    "ApprovalNote",
     "Ask",
     "Asks",
     "Budget",

@@ -26,7 +26,9 @@ CONTROL_WS_PATH: Final = "/api/v1/control/ws"
 FEATURE_GATE_WS: Final = "gate_ws"
 FEATURE_LEASES: Final = "leases"
 FEATURE_REQUEST_GATE: Final = "request_gate"
-"""Capabilities: requests over the control socket, leases, gates of kind ``llm``."""
+FEATURE_APPROVAL_NOTES: Final = "approval_notes"
+"""Capabilities: requests over the control socket, leases, gates of kind ``llm``, notes for the
+person who approves a call and the renewal of what waits for them."""
 
 UNKNOWN_MODEL: Final = "unknown"
 """Placeholder model of a gate request without a call context (spec part 2)."""
@@ -38,6 +40,11 @@ NANOUSD_PER_CENT: Final = 10_000_000
 NANOUSD_PER_DOLLAR: Final = 1_000_000_000
 NANOUSD_MAX: Final = 2**62
 RESPONSE_ID_LENGTH_MAX: Final = 512
+NOTE_MESSAGE_MAX: Final = 1000
+NOTE_BYTES_MAX: Final = 8192
+NOTE_DEPTH_MAX: Final = 16
+"""Of what a caller shows to the person who approves: characters of the message, and bytes and
+levels of nesting of the whole as JSON."""
 TOKENS_MAX: Final = 2**40
 
 Name = Annotated[str, Meta(max_length=NAME_LENGTH_MAX)]

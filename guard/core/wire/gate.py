@@ -9,8 +9,27 @@ from msgspec import Meta, Struct
 
 from guard.core.wire.budget import Budget
 from guard.core.wire.events import Chain, Event, EventsOutcome
-from guard.core.wire.fields import UNKNOWN_MODEL, CallKind, Name, Tokens, UnixMs
+from guard.core.wire.fields import (
+    NOTE_MESSAGE_MAX,
+    UNKNOWN_MODEL,
+    CallKind,
+    Name,
+    Tokens,
+    UnixMs,
+)
 from guard.core.wire.leases import Lease, LeaseAsk, ModelRates
+
+
+class ApprovalNote(Struct, omit_defaults=True):
+    """What a caller shows to the person who is asked to approve a call.
+
+    Args:
+        message: a sentence or two.
+        details: any JSON; together with the message at most ``NOTE_BYTES_MAX`` bytes.
+    """
+
+    message: Annotated[str, Meta(max_length=NOTE_MESSAGE_MAX)] = ""
+    details: dict[str, Any] = {}
 
 
 class GateRequest(Struct, omit_defaults=True):
@@ -21,6 +40,10 @@ class GateRequest(Struct, omit_defaults=True):
     that the answer comes as a stream, which can be given more, or be cut, while it comes. A caller
     that gates its requests says ``gates_requests`` when it asks for a call: what such a call was
     expected to cost is released as soon as its first request is asked for.
+
+    ``note`` goes to the person who is asked to approve the call, if one is. ``renews`` says that
+    the caller renews its approval while it waits (``POST /gate/lease``), and that the approval may
+    end when it no longer does.
     """
 
     call_id: Name
@@ -47,6 +70,8 @@ class GateRequest(Struct, omit_defaults=True):
     within: Name | None = None
     held: Name | None = None
     gates_requests: bool = False
+    note: ApprovalNote | None = None
+    renews: bool = False
     lease: LeaseAsk | None = None
     events: list[Event] = []
 

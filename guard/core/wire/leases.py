@@ -82,7 +82,7 @@ class LeaseUpdate(Struct, omit_defaults=True):
     """Body of ``POST /gate/lease``: renews a lease and gives back what is not used.
 
     Args:
-        lease_id: the lease.
+        lease_id: the lease; or the approval that the caller waits for, which takes no other field.
         unused_nanousd: is given back.
         calls_left: unused calls of its share of rate caps, given back.
         close: nothing more will be taken from it; what remains pays for events on their way and

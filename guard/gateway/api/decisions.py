@@ -13,6 +13,7 @@ from guard.gateway.api.auth import Identity
 from guard.gateway.api.http import ProblemError, fail
 from guard.gateway.domain.commands import Answer, Request
 from guard.gateway.domain.errors import StoreError
+from guard.gateway.domain.nesting import nested_deeper
 from guard.gateway.services.gatekeeper import Gatekeeper
 from guard.gateway.services.metrics import Counts
 
@@ -51,6 +52,8 @@ class Decisions:
         call = parse(body, wire.GateRequest)
         if len(call.events) > self._events_max:
             raise self._too_many()
+        if call.note is not None:
+            _check_note(call.note)
         try:
             answer = await self._gatekeeper.gate(request, call, leases=leases)
         except StoreError:
@@ -148,6 +151,14 @@ def parse(body: bytes, kind: type[T]) -> T:
         return wire.decode(body, kind)
     except wire.WireError as exc:
         raise fail(400, "GD-P002", "Bad request", str(exc)) from None
+
+
+def _check_note(note: wire.ApprovalNote) -> None:
+    document = wire.encode(note)
+    if len(document) > wire.NOTE_BYTES_MAX:
+        raise fail(400, "GD-P002", "Bad request", f"note: at most {wire.NOTE_BYTES_MAX} bytes")
+    if nested_deeper(document, wire.NOTE_DEPTH_MAX):
+        raise fail(400, "GD-P002", "Bad request", f"note: at most {wire.NOTE_DEPTH_MAX} levels")
 
 
 def overloaded() -> ProblemError:

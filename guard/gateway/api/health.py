@@ -17,6 +17,7 @@ from guard.gateway.settings import GatewaySettings
 from guard.gateway.storage.port import Storage
 
 FEATURES: Final = (
+    wire.FEATURE_APPROVAL_NOTES,
     "approvals",
     "control_poll",
     "control_ws",

@@ -79,6 +79,7 @@ class GateCommand(Struct, kw_only=True):
         is_again: it is decided once more, after a recall.
         judges_model: refuses a model by its name; for the one that is expected to answer.
         answered_by: the model that is expected to answer, if another than the one asked for.
+        note: for the person who approves the call, if one has to.
     """
 
     request: Request
@@ -98,6 +99,7 @@ class GateCommand(Struct, kw_only=True):
     is_again: bool = False
     judges_model: Callable[[str], Refusal | None] | None = None
     answered_by: str | None = None
+    note: wire.ApprovalNote | None = None
 
     @property
     def answers_function(self) -> str | None:

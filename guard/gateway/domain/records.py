@@ -216,7 +216,12 @@ class Run(Struct, kw_only=True):
 
 
 class Approval(Struct, kw_only=True):
-    """A call that waits for a person's answer, or has received one."""
+    """A call that waits for a person's answer, or has received one.
+
+    Args:
+        message, details: what the caller shows to that person.
+        present_until_ms: when it ends unless its caller renews it; ``None``: only at the deadline.
+    """
 
     approval_id: str
     organisation_id: str
@@ -232,6 +237,9 @@ class Approval(Struct, kw_only=True):
     answered_at_ms: int | None = None
     answered_by: str | None = None
     reason: str = ""
+    message: str = ""
+    details: dict[str, Any] = {}
+    present_until_ms: int | None = None
 
 
 class AuditEntry(Struct, kw_only=True):

@@ -9,7 +9,7 @@ import msgspec
 
 from guard.core import wire
 from guard.gateway.domain import records
-from guard.gateway.domain.commands import Actor, ApprovalNeed, GateCommand, Refusal
+from guard.gateway.domain.commands import Actor, ApprovalNeed, GateCommand, Refusal, Request
 from guard.gateway.domain.errors import ConflictError, NotFoundError
 from guard.gateway.ledger import audit, control, webhooks
 from guard.gateway.ledger.accounts import organisation
@@ -17,6 +17,10 @@ from guard.gateway.ledger.state import OrganisationState
 from guard.gateway.ledger.unit_of_work import UnitOfWork
 
 EXPIRE_MAX: Final = 500
+PRESENCE_MS: Final = 30_000
+"""How long a caller that renews its approval is taken to wait without a sign of it."""
+GONE: Final = "the program that asked is gone"
+LEFT: Final = "the call waits no longer"
 _REASONS: Final = {
     "pending": "no answer in time",
     "expired": "no answer in time",
@@ -53,6 +57,34 @@ def required(
     )
 
 
+def renew(unit: UnitOfWork, request: Request, approval_id: str) -> wire.LeaseState | None:
+    """Note that the caller still waits; ``None`` when it has asked for no such approval."""
+    asked = _own(unit, request.organisation_id, request.key_id, approval_id)
+    if asked is None:
+        return None
+    left_ms = 0
+    if asked.status == "pending":
+        left_ms = PRESENCE_MS
+        unit.save_approval(
+            msgspec.structs.replace(asked, present_until_ms=unit.now_ms + PRESENCE_MS)
+        )
+    return wire.LeaseState(approval_id, asked.status, 0, left_ms)
+
+
+def resume(unit: UnitOfWork) -> None:
+    """Let no approval end because its caller could not renew it while there was no gateway."""
+    unit.extend_presence(unit.now_ms + PRESENCE_MS)
+
+
+def _own(
+    unit: UnitOfWork, organisation_id: str, key_id: str, approval_id: str
+) -> records.Approval | None:
+    asked = unit.approval(approval_id)
+    if asked is None or asked.organisation_id != organisation_id:
+        return None
+    return asked if unit.approval_key(approval_id) == key_id else None
+
+
 def _reason(known: records.Approval) -> str:
     if known.status == "used":  # the operator's reason belongs to the call that was made
         return _REASONS["used"]
@@ -70,11 +102,13 @@ def _request(
     unit: UnitOfWork, organisation_id: str, command: GateCommand, need: ApprovalNeed, subject: str
 ) -> wire.GateReply:
     call, now_ms = command.call, unit.now_ms
+    note = command.note or wire.ApprovalNote()
     asked = records.Approval(
         approval_id=unit.ids.unguessable(now_ms), organisation_id=organisation_id,
         call_id=call.call_id, status="pending", tool_name=need.tool_name, function=call.function,
         workflow_id=call.workflow_id, run_id=call.run_id, agent=call.agent,
-        requested_at_ms=now_ms, deadline_ms=now_ms + need.timeout_ms,
+        requested_at_ms=now_ms, deadline_ms=now_ms + need.timeout_ms, message=note.message,
+        details=note.details, present_until_ms=now_ms + PRESENCE_MS if call.renews else None,
     )  # fmt: skip
     unit.add_approval(asked, command.request.key_id, subject)
     data = {"approval_id": asked.approval_id, "tool_name": need.tool_name,
@@ -122,25 +156,35 @@ def answer(
 def withdraw(unit: UnitOfWork, organisation_id: str, key_id: str, approval_id: str) -> bool:
     """Close the approval of a call that no longer waits; only the key that asked may.
 
+    One that a person has approved meanwhile, and no call has used, is withdrawn all the same.
+
     Returns:
-        Whether it was pending until now.
+        Whether there was something to withdraw.
     """
-    asked = unit.approval(approval_id)
-    if (
-        asked is None
-        or asked.status != "pending"
-        or asked.organisation_id != organisation_id
-        or unit.approval_key(approval_id) != key_id
-    ):
+    asked = _own(unit, organisation_id, key_id, approval_id)
+    if asked is None or asked.status not in ("pending", "approved"):
         return False
-    _settle(unit, asked, "withdrawn", None, "the call waits no longer")
+    _end(unit, asked, "withdrawn", LEFT)
     return True
 
 
 def expire(unit: UnitOfWork) -> None:
-    """Refuse approvals that nobody has answered in time."""
+    """Refuse approvals that nobody has answered in time, or that nobody waits for any more."""
     for asked in unit.overdue_approvals(EXPIRE_MAX):
-        _settle(unit, asked, "expired", None, "no answer in time")
+        in_time = unit.now_ms < asked.deadline_ms
+        _end(unit, asked, "expired", GONE if in_time else _REASONS["expired"])
+
+
+def _end(
+    unit: UnitOfWork, asked: records.Approval, status: records.ApprovalStatus, reason: str
+) -> None:
+    """End an approval without a person's answer, which the audit log shows as well."""
+    approver = asked.answered_by if asked.status == "approved" else None
+    _settle(unit, asked, status, approver, reason)
+    details = {"reason": reason, "call_id": asked.call_id}
+    action = "approval.withdraw" if status == "withdrawn" else "approval.expire"
+    actor = Actor("agent" if status == "withdrawn" else "gateway")
+    audit.record(unit, actor, action, asked.approval_id, details, asked.organisation_id)
 
 
 def _settle(

@@ -14,7 +14,7 @@ from guard.core import wire
 from guard.gateway.domain import ledger, render
 from guard.gateway.domain.commands import Answer, GateCommand, LeaseCommand, Request
 from guard.gateway.domain.ledger import Account, Reservation
-from guard.gateway.ledger import expiry, idempotency
+from guard.gateway.ledger import approvals, expiry, idempotency
 from guard.gateway.ledger.accounts import organisation
 from guard.gateway.ledger.state import OrganisationState
 from guard.gateway.ledger.unit_of_work import UnitOfWork
@@ -120,6 +120,9 @@ def update(unit: UnitOfWork, command: LeaseCommand) -> Answer:
         return kept
     lease = _live(unit, request, change.lease_id)
     if lease is None:
+        state = approvals.renew(unit, request, change.lease_id)
+        if state is not None:  # not kept: nothing is lost when it is done twice
+            return Answer(200, wire.encode(state))
         return render.not_found("no such lease")
     expiry.give_back(unit, lease, change.unused_nanousd)
     if change.close and not lease.held:
@@ -140,9 +143,12 @@ def update(unit: UnitOfWork, command: LeaseCommand) -> Answer:
 def resume(unit: UnitOfWork) -> int:
     """Renew every open lease after a time in which no holder could; return how many there are.
 
+    What waits for a person is renewed as well.
+
     A holder that lives has spent from its lease meanwhile and reports it now; what it holds must
     not have been given to others. The lease of one that died ends a full time later.
     """
+    approvals.resume(unit)
     found = unit.all_open_leases()
     for lease in found:
         unit.change_reservation(lease)

@@ -197,10 +197,13 @@ class ControlStore(Protocol):
         """Insert an approval."""
 
     def save_approval(self, approval: records.Approval) -> None:
-        """Write an approval's status and answer."""
+        """Write an approval's status, answer and presence."""
 
     def overdue_approvals(self, limit: int) -> list[records.Approval]:
-        """Return pending approvals past their deadline."""
+        """Return pending approvals past their deadline, or without a caller who renews them."""
+
+    def extend_presence(self, until_ms: int) -> None:
+        """Let no pending approval end sooner for want of renewal."""
 
 
 class CatalogueStore(Protocol):

@@ -65,6 +65,7 @@ class Gatekeeper:
         if call.events:
             command.events, command.rejected = self._prepare(request, view, call.events)
             call.events = []
+        command.note, call.note = call.note, None  # nobody but a person who approves sees it
         recent = RecentCall(self._clock_ms(), request.key_id, call)
         self.recent.note(request.organisation_id, recent)
         command.refusal = _confined(request, call)

@@ -134,26 +134,36 @@ class ControlTables(Tables):
     def add_approval(self, approval: records.Approval, key_id: str, subject: str) -> None:
         """Insert an approval."""
         a = approval
+        note = wire.encode(wire.ApprovalNote(a.message, a.details)).decode()
         self.write(
-            "INSERT INTO approvals VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+            "INSERT INTO approvals VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
             (a.approval_id, a.organisation_id, key_id, a.call_id, subject, a.status, a.tool_name,
              a.function, a.workflow_id, a.run_id, a.agent, a.requested_at_ms, a.deadline_ms,
-             a.answered_at_ms, a.answered_by, a.reason),
+             a.answered_at_ms, a.answered_by, a.reason, note, a.present_until_ms),
         )  # fmt: skip
 
     def save_approval(self, approval: records.Approval) -> None:
-        """Write an approval's status and answer."""
+        """Write an approval's status, answer and presence."""
         self.write(
-            "UPDATE approvals SET status = ?, answered_at_ms = ?, answered_by = ?, reason = ?"
-            " WHERE approval_id = ?",
+            "UPDATE approvals SET status = ?, answered_at_ms = ?, answered_by = ?, reason = ?,"
+            " present_until_ms = ? WHERE approval_id = ?",
             (approval.status, approval.answered_at_ms, approval.answered_by, approval.reason,
-             approval.approval_id),
+             approval.present_until_ms, approval.approval_id),
         )  # fmt: skip
 
     def overdue_approvals(self, limit: int) -> list[records.Approval]:
-        """Return pending approvals past their deadline."""
+        """Return pending approvals past their deadline, or without a caller who renews them."""
+        pending = "SELECT * FROM approvals WHERE status = 'pending' AND"
         rows = self.rows(
-            "SELECT * FROM approvals WHERE status = 'pending' AND deadline_ms <= ? LIMIT ?",
-            self.now_ms, limit,
+            f"{pending} deadline_ms <= ? UNION {pending} present_until_ms <= ? LIMIT ?",
+            self.now_ms, self.now_ms, limit,
         )  # fmt: skip
         return [approval_from_row(row) for row in rows]
+
+    def extend_presence(self, until_ms: int) -> None:
+        """Let no pending approval end sooner for want of renewal."""
+        self.write(
+            "UPDATE approvals SET present_until_ms = ? WHERE status = 'pending'"
+            " AND present_until_ms < ?",
+            (until_ms, until_ms),
+        )

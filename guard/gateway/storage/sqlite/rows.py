@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
+from guard.core import wire
 from guard.gateway.domain import records
 from guard.gateway.domain.ledger import Balance, Reservation
 from guard.gateway.domain.operators import Operator, Session
@@ -68,11 +69,13 @@ def key_from_row(row: tuple[Any, ...]) -> records.KeySecret:
 
 def approval_from_row(row: tuple[Any, ...]) -> records.Approval:
     """Build an approval from its row."""
+    note = wire.decode(row[16], wire.ApprovalNote)
     return records.Approval(
         approval_id=row[0], organisation_id=row[1], call_id=row[3], status=row[5],
         tool_name=row[6], function=row[7], workflow_id=row[8], run_id=row[9], agent=row[10],
         requested_at_ms=row[11], deadline_ms=row[12], answered_at_ms=row[13],
-        answered_by=row[14], reason=row[15],
+        answered_by=row[14], reason=row[15], message=note.message, details=note.details,
+        present_until_ms=row[17],
     )  # fmt: skip
 
 

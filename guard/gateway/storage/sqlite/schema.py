@@ -208,8 +208,15 @@ ALTER TABLE estimates ADD COLUMN model_at_ms INTEGER NOT NULL DEFAULT 0;
 _V9: Final = "ALTER TABLE balances ADD COLUMN leases INTEGER NOT NULL DEFAULT 0;"
 """How many open leases hold money on a balance."""
 
+_V10: Final = """
+ALTER TABLE approvals ADD COLUMN note TEXT NOT NULL DEFAULT '{}';
+ALTER TABLE approvals ADD COLUMN present_until_ms INTEGER;
+CREATE INDEX approvals_present ON approvals (present_until_ms) WHERE status = 'pending';
+"""
+"""What the caller of an approval shows, and until when it is known to wait."""
+
 MIGRATIONS: Final = (
-    _V1, _V2, _V3, _V4, scope_totals_migration.SCRIPT, _V6, scope_days.TABLE, _V8, _V9,
+    _V1, _V2, _V3, _V4, scope_totals_migration.SCRIPT, _V6, scope_days.TABLE, _V8, _V9, _V10,
 )  # fmt: skip
 
 
