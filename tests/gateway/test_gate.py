@@ -125,10 +125,10 @@ def test_bad_events_are_rejected_one_by_one(tenant: Any) -> None:
 
 def test_every_scope_is_charged_without_a_reservation(tenant: Any) -> None:
     for kind, scope_id in (("organisation", ""), ("workflow", "w"), ("agent", "a"),
-                           ("chain", "c"), ("model", "gpt-4o")):  # fmt: skip
+                           ("chain", "c"), ("user", "u"), ("model", "gpt-4o")):  # fmt: skip
         tenant.admin.set_budget(100, scope_kind=kind, scope_id=scope_id)
-    tenant.send(tenant.llm(CENT, workflow_id="w", agent="a", chain_id="c"))
-    assert [b["committed_nanousd"] for b in tenant.admin.ledger()] == [CENT] * 5
+    tenant.send(tenant.llm(CENT, workflow_id="w", agent="a", chain_id="c", user="u"))
+    assert [b["committed_nanousd"] for b in tenant.admin.ledger()] == [CENT] * 6
 
 
 def test_all_or_nothing_over_scopes(tenant: Any) -> None:
@@ -153,6 +153,41 @@ def test_a_glob_is_a_budget_for_each_id_that_matches(tenant: Any) -> None:
     assert (spent["limit_cents"], spent["spent_cents"]) == (1, 1)
     assert tenant.allowed(workflow_id="user-2")["budget"]["spent_cents"] == 0
     assert tenant.allowed(workflow_id="other").get("budget") is None
+
+
+def test_each_user_has_a_budget_across_workflows(tenant: Any) -> None:
+    tenant.admin.set_budget(1, scope_kind="user", scope_id="user-*")
+    tenant.send(tenant.llm(CENT, workflow_id="a", user="user-1"))
+    spent = tenant.refused(402, "GD-B004", workflow_id="b", user="user-1")
+    assert spent["budget"]["scope"] == "user user-1 (total)"
+    assert tenant.allowed(workflow_id="a", user="user-2")["budget"]["spent_cents"] == 0
+    assert tenant.allowed(workflow_id="a").get("budget") is None
+
+
+def test_an_event_belongs_to_the_user_of_its_reservation(tenant: Any) -> None:
+    held = tenant.allowed(workflow_id="w", user="u")["reservation_id"]
+    tenant.send(tenant.llm(CENT, reservation_id=held, tags={"team": "billing"}))
+    (event,) = tenant.admin.events()
+    assert (event["user"], event["tags"]) == ("u", {"team": "billing"})
+    (row,) = tenant.admin.usage("user")
+    assert (row["group"], row["cost_nanousd"]) == ("u", CENT)
+
+
+def test_usage_by_user_counts_what_was_done_for_nobody(tenant: Any) -> None:
+    tenant.send(tenant.llm(CENT, user="u"), tenant.llm(2 * CENT, user="v"), tenant.llm(4 * CENT))
+    expected = [(None, 4 * CENT), ("v", 2 * CENT), ("u", CENT)]
+    for until_ms in (None, 2**52):  # by the running totals, and by the events
+        rows = tenant.admin.usage("user", until_ms=until_ms)
+        assert [(row["group"], row["cost_nanousd"]) for row in rows] == expected
+
+
+@pytest.mark.parametrize(
+    "bad", [{"user": "u" * 257}, {"tags": {"": "x"}}, {"tags": {"t" * 65: "x"}},
+            {"tags": {"t": "x" * 257}}, {"tags": {f"t{n}": "x" for n in range(17)}}],
+)  # fmt: skip
+def test_users_and_tags_are_bounded(tenant: Any, bad: dict[str, Any]) -> None:
+    assert tenant.gate(**bad).status_code == 400
+    assert tenant.send(tenant.llm(1, **bad)).status_code == 400
 
 
 def test_the_narrower_budget_of_a_window_applies(tenant: Any) -> None:

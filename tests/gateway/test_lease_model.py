@@ -63,6 +63,7 @@ class Lane:
     workflow: str
     model: str | None
     chain: str | None
+    user: str | None
 
 
 @attrs.define
@@ -104,7 +105,8 @@ class LeaseMachine(RuleBasedStateMachine):
         self.runner = asyncio.Runner()
         self.now = 1_800_000_000_000
         self.serial = itertools.count(1)
-        self.limits = {"organisation": 2000, "workflow": 900, "model": 700, "chain": 500}
+        self.limits = {"organisation": 2000, "workflow": 900, "model": 700, "chain": 500,
+                       "user": 600}  # fmt: skip
         self.accounts: dict[Key, Account] = {}
         self.all_held: list[Held] = []
         self.delivered: dict[str, int] = {}
@@ -136,7 +138,7 @@ class LeaseMachine(RuleBasedStateMachine):
     def set_limits(self) -> None:
         for kind, scope_id, window in (
             ("organisation", "", "total"), ("workflow", "*", "hour"), ("model", "gpt-4o", "total"),
-            ("model", DATED, "total"), ("chain", "*", "total"),
+            ("model", DATED, "total"), ("chain", "*", "total"), ("user", "u*", "hour"),
         ):  # fmt: skip
             budget = Budget(
                 budget_id="", organisation_id=self.org, scope_kind=kind, scope_id=scope_id,  # type: ignore[arg-type]
@@ -151,6 +153,8 @@ class LeaseMachine(RuleBasedStateMachine):
                             ("workflow", lane.workflow, self.now - self.now % HOUR)]  # fmt: skip
         if lane.chain is not None:
             found.append(("chain", lane.chain, 0))
+        if lane.user is not None:
+            found.append(("user", lane.user, self.now - self.now % HOUR))
         names = {lane.model, answered_by}
         if names - {None}:
             found.append(("model", "gpt-4o", 0))
@@ -202,6 +206,7 @@ class LeaseMachine(RuleBasedStateMachine):
         lane=st.builds(
             Lane, st.sampled_from("xy"), st.sampled_from("ab"),
             st.sampled_from([None, "gpt-4o", DATED]), st.sampled_from([None, "n"]),
+            st.sampled_from([None, "u1", "u2"]),
         ),
         amount=st.sampled_from(AMOUNTS),
         demand=st.sampled_from([0, 150, 600]),
@@ -219,7 +224,7 @@ class LeaseMachine(RuleBasedStateMachine):
         def command() -> GateCommand:
             call = wire.GateRequest(
                 call_id="c", kind="call", function=key, gates_requests=True,
-                workflow_id=lane.workflow,
+                workflow_id=lane.workflow, user=lane.user,
                 model=lane.model or wire.UNKNOWN_MODEL,
                 chain=None if lane.chain is None else wire.Chain(lane.chain, "start"),
                 lease=msgspec.structs.replace(asked) if leased else None,
@@ -387,6 +392,7 @@ class LeaseMachine(RuleBasedStateMachine):
     @rule(
         organisation=st.sampled_from([300, 2000, 4000]), workflow=st.sampled_from([99, 900, 2000]),
         model=st.sampled_from([0, 700, 1500]), chain=st.sampled_from([0, 500, 1500]),
+        user=st.sampled_from([0, 600, 1500]),
     )  # fmt: skip
     def change_limits(self, **limits: int) -> None:
         self.limits = limits

@@ -133,7 +133,7 @@ async def test_a_repeated_ask_changes_nothing(store: Store) -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("lane", ["key", "workflow", "agent", "chain", "model", "unknown"])
+@pytest.mark.parametrize("lane", ["key", "workflow", "agent", "chain", "user", "model", "unknown"])
 async def test_a_lease_of_another_lane_counts_as_none(store: Store, lane: str) -> None:
     await store.budget(1000)
     lease = await granted(store, 10, 100, workflow_id="w")
@@ -142,6 +142,7 @@ async def test_a_lease_of_another_lane_counts_as_none(store: Store, lane: str) -
         "workflow": {"workflow_id": "x"},
         "agent": {"workflow_id": "w", "agent": "a"},
         "chain": {"workflow_id": "w", "chain": wire.Chain("n")},
+        "user": {"workflow_id": "w", "user": "u"},
         "model": {"workflow_id": "w", "model": "m"},
         "unknown": {"workflow_id": "w"},
     }[lane]

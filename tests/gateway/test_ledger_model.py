@@ -41,6 +41,7 @@ HOUR = 3_600_000
 TTL = HOUR // 2
 KEEP_DAYS = 40
 SEASON = 100 * 24 * HOUR
+USERS = (None, "user-1", "user-2", "guest")
 AMOUNTS = (1, 99, 100, 101, 200, 400)  # often just fit, or just do not
 ACTOR = Actor("model")
 
@@ -61,6 +62,7 @@ class Hold:
 
     id: str
     workflow: str
+    user: str | None
     keys: list[tuple[str, int]]
     held: int
     expires: int
@@ -69,7 +71,7 @@ class Hold:
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """Two scopes: the organisation for ever, each workflow by the hour."""
+    """Three scopes: the organisation and one kind of users for ever, each workflow by the hour."""
 
     holds = Bundle("holds")
     events = Bundle("events")
@@ -81,7 +83,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.runner = asyncio.Runner()
         self.now = 1_800_000_000_000
         self.serial = itertools.count(1)
-        self.limits = {"org": 1000, "flow": 600}
+        self.limits = {"org": 1000, "flow": 600, "user": 500}
         self.accounts: dict[tuple[str, int], Account] = {}
         self.all_holds: list[Hold] = []
         self.charged: set[str] = set()
@@ -113,22 +115,27 @@ class LedgerMachine(RuleBasedStateMachine):
         self.set_limits()
 
     def set_limits(self) -> None:
-        for kind, scope_id, window, name in (("organisation", "", "total", "org"),
-                                             ("workflow", "*", "hour", "flow")):  # fmt: skip
+        for kind, scope_id, window, name in (
+            ("organisation", "", "total", "org"), ("workflow", "*", "hour", "flow"),
+            ("user", "user-*", "total", "user"),
+        ):  # fmt: skip
             budget = Budget(
                 budget_id="", organisation_id=self.org, scope_kind=kind, scope_id=scope_id,  # type: ignore[arg-type]
                 window=window, limit_nanousd=self.limits[name],  # type: ignore[arg-type]
             )  # fmt: skip
             self.run(self.storage.put_budget(ACTOR, budget))
         for (name, epoch), account in self.accounts.items():
-            if name == "org" or epoch + HOUR > self.now:
+            if not epoch or epoch + HOUR > self.now:
                 account.authorized_max = max(account.authorized_max, self.limit((name, epoch)))
 
     def limit(self, key: tuple[str, int]) -> int:
-        return self.limits["org" if key[0] == "org" else "flow"]
+        name = key[0]
+        return self.limits["org" if name == "org" else "flow" if len(name) == 1 else "user"]
 
-    def scopes(self, workflow: str) -> list[tuple[str, int]]:
+    def scopes(self, workflow: str, user: str | None) -> list[tuple[str, int]]:
         keys = [("org", 0), (workflow, self.now - self.now % HOUR)]
+        if user is not None and user.startswith("user-"):
+            keys.append((user, 0))
         for key in keys:
             self.accounts.setdefault(key, Account(authorized_max=self.limit(key)))
         return keys
@@ -152,16 +159,17 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(
         target=holds,
         workflow=st.sampled_from("ab"),
+        user=st.sampled_from(USERS),
         amount=st.sampled_from(AMOUNTS),
     )
-    def gate(self, workflow: str, amount: int) -> Any:
+    def gate(self, workflow: str, user: str | None, amount: int) -> Any:
         number = next(self.serial)
         call = wire.GateRequest(
-            call_id=f"c{number}", kind="call", function="f", workflow_id=workflow
+            call_id=f"c{number}", kind="call", function="f", workflow_id=workflow, user=user
         )
         command = GateCommand(request=self.request(), call=call, declared_nanousd=amount)
         answer = self.run(self.storage.gate(command))
-        keys = self.scopes(workflow)
+        keys = self.scopes(workflow, user)
 
         def fits() -> bool:
             accounts = [(self.accounts[key], self.limit(key)) for key in keys]
@@ -184,36 +192,43 @@ class LedgerMachine(RuleBasedStateMachine):
             account = self.accounts[key]
             account.reserved += amount
             account.authorized_max = max(account.authorized_max, self.limit(key))
-        hold = Hold(reply.reservation_id, workflow, keys, amount, self.now + TTL)
+        hold = Hold(reply.reservation_id, workflow, user, keys, amount, self.now + TTL)
         self.all_holds.append(hold)
         return hold
 
     @rule(target=events, hold=holds, cost=st.integers(1, 500), final=st.booleans())
     def charge(self, hold: Hold, cost: int, final: bool) -> Any:
-        return self.ingest(f"e{next(self.serial)}", hold.workflow, cost, hold, final)
+        number = next(self.serial)
+        return self.ingest(f"e{number}", hold.workflow, hold.user, cost, hold, final)
 
-    @rule(target=events, workflow=st.sampled_from("ab"), cost=st.integers(1, 200))
-    def charge_without_a_hold(self, workflow: str, cost: int) -> Any:
-        return self.ingest(f"e{next(self.serial)}", workflow, cost, None, False)
+    @rule(
+        target=events, workflow=st.sampled_from("ab"), user=st.sampled_from(USERS),
+        cost=st.integers(1, 200),
+    )  # fmt: skip
+    def charge_without_a_hold(self, workflow: str, user: str | None, cost: int) -> Any:
+        return self.ingest(f"e{next(self.serial)}", workflow, user, cost, None, False)
 
     @rule(event=events)
-    def charge_again(self, event: tuple[str, str, int, Hold | None, bool]) -> None:
+    def charge_again(self, event: tuple[str, str, str | None, int, Hold | None, bool]) -> None:
         if event[0] not in self.either_way:
             self.ingest(*event)
 
     def ingest(
-        self, event_id: str, workflow: str, cost: int, hold: Hold | None, final: bool
-    ) -> Any:
-        given = (event_id, workflow, cost, hold, final)
+        self, event_id: str, workflow: str, user: str | None, cost: int, hold: Hold | None,
+        final: bool,
+    ) -> Any:  # fmt: skip
+        given = (event_id, workflow, user, cost, hold, final)
         event = wire.Event(
-            event_id=event_id, type="llm", at_ms=1, workflow_id=workflow,
+            event_id=event_id, type="llm", at_ms=1, workflow_id=workflow, user=user,
             reservation_id=None if hold is None else hold.id,
         )  # fmt: skip
         priced = PricedEvent(event, b"{}", cost=cost, price_source="vendor", final=final)
         command = IngestCommand(request=self.request(), events=[priced])
         answer = self.run(self.storage.ingest(command))
         reply = wire.decode(answer.body, wire.EventsReply)
-        current = self.scopes(workflow)  # a cost opens the present epoch, also when it is a repeat
+        current = self.scopes(
+            workflow, user
+        )  # a cost opens the present epoch, also when it is a repeat
         if event_id in self.charged:
             assert (answer.status, reply.duplicates) == (202, 1)
             return multiple()
@@ -273,9 +288,9 @@ class LedgerMachine(RuleBasedStateMachine):
         self.charged.clear()
         self.either_way.add(self.newest)
 
-    @rule(org=st.integers(0, 2000), flow=st.integers(0, 1000))
-    def change_limits(self, org: int, flow: int) -> None:
-        self.limits = {"org": org, "flow": flow}
+    @rule(org=st.integers(0, 2000), flow=st.integers(0, 1000), user=st.integers(0, 1000))
+    def change_limits(self, **limits: int) -> None:
+        self.limits = limits
         self.set_limits()
 
     @rule()

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from guard.core import wire
 from guard.gateway.domain import windows
 from guard.gateway.domain.commands import PricedEvent
+from guard.gateway.ledger.state import SCOPE_KINDS
 from guard.gateway.storage.sqlite import schema as sqlite_schema
-from guard.gateway.storage.sqlite.scope_totals import KINDS, ScopeTotals
+from guard.gateway.storage.sqlite.scope_totals import ScopeTotals
 from guard.gateway.storage.sqlite.tables import Tables
 
 NOW = 1_800_000_000_000
@@ -42,7 +43,7 @@ def insert(connection: sqlite3.Connection, number: int, row: dict[str, Any]) -> 
 
 def count(totals: ScopeTotals, row: dict[str, Any]) -> None:
     event = wire.Event(event_id="e", type="llm", at_ms=1)
-    keys = (row["workflow_id"], row["agent"], row["chain_id"], row["key_id"],
+    keys = (row["workflow_id"], row["agent"], row["chain_id"], row["user_id"], row["key_id"],
             (row["model"],) if row["model"] else ())  # fmt: skip
     totals.count(row["organisation_id"], keys, row["charged_at_ms"],
                  PricedEvent(event, b"{}", cost=row["cost_nanousd"]))  # fmt: skip
@@ -53,11 +54,12 @@ events = st.lists(
     st.fixed_dictionaries({
         "organisation_id": st.sampled_from(["o", "other"]), "key_id": ids,
         "workflow_id": ids | st.none(), "agent": ids | st.none(), "chain_id": ids | st.none(),
+        "user_id": ids | st.none(),
         "model": ids | st.none(), "cost_nanousd": st.integers(0, 9),
         "age": st.integers(-40, 70 * 24), "fate": st.sampled_from(["stays", "flushed", "undone"]),
     }), max_size=30,
 )  # fmt: skip
-kinds = st.sampled_from(["organisation", *KINDS, "model"])
+kinds = st.sampled_from(["organisation", *SCOPE_KINDS, "model"])
 every_window = st.sampled_from(["hour", "day", "month", "total"])
 
 
@@ -66,7 +68,8 @@ def test_the_sum_is_that_of_the_windows_events(
     connection: sqlite3.Connection, found: list[dict[str, Any]], kind: str, window: Any
 ) -> None:
     """In whatever order they come, written or not yet, and with a clock that was ahead."""
-    column = {"workflow": "workflow_id", "chain": "chain_id", "key": "key_id"}.get(kind, kind)
+    column = {"workflow": "workflow_id", "chain": "chain_id", "user": "user_id",
+              "key": "key_id"}.get(kind, kind)  # fmt: skip
     start_ms, end_ms = windows.period_of(window, NOW)
     scope_id = "" if kind == "organisation" else "a"
     tables = Tables(connection)

@@ -102,7 +102,7 @@ async def test_old_rows_leave_and_the_sums_stay(store: Store, tmp_path: Path) ->
         store.clock.now += DAY
     await prune(store)
     await store.storage.write(lambda unit: unit.scope_days.step())  # type: ignore[attr-defined]
-    assert counts(tmp_path, "scope_days") == [100]  # day by day in five kinds of scope
+    assert counts(tmp_path, "scope_days") == [120]  # day by day in six kinds of scope
     tables = ("events", "reservations", "runs", "workflows", "estimates")
     assert counts(tmp_path, *tables) == [20, 20, 20, 2, 4]
     before = await committed(store)
@@ -129,7 +129,7 @@ async def test_old_rows_leave_and_the_sums_stay(store: Store, tmp_path: Path) ->
 async def test_a_budget_that_is_set_later_counts_what_has_left_the_record(
     store: Store, tmp_path: Path
 ) -> None:
-    fields = {"workflow_id": "w", "agent": "a"}
+    fields = {"workflow_id": "w", "agent": "a", "user": "u"}
     await store.charge("e1", 30, **fields)
     await store.charge("e2", 12, workflow_id="other")
     store.clock.now += 100 * DAY
@@ -137,7 +137,8 @@ async def test_a_budget_that_is_set_later_counts_what_has_left_the_record(
     await prune(store)
     assert counts(tmp_path, "events") == [1]
     for kind, scope_id, spent in (
-        ("organisation", "", 43), ("workflow", "w", 31), ("agent", "*", 31), ("key", "k", 43),
+        ("organisation", "", 43), ("workflow", "w", 31), ("agent", "*", 31), ("user", "*", 31),
+        ("key", "k", 43),
     ):  # fmt: skip
         budget = await store.budget(1000, scope_kind=kind, scope_id=scope_id)
         await store.gate(1, **fields)

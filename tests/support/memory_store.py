@@ -28,6 +28,7 @@ from guard.gateway.domain.ledger import Account, Balance, Reservation
 from guard.gateway.domain.windows import DAY_MS
 from guard.gateway.ledger import audit, estimates
 from guard.gateway.ledger.state import (
+    SCOPE_KINDS,
     AuditRow,
     Chain,
     OrganisationState,
@@ -131,11 +132,10 @@ class MemoryUnitOfWork:
             return
         budget = self.data.budgets.get(balance.budget_id)
         kind = "organisation" if budget is None else budget.scope_kind
-        kinds = ("workflow", "agent", "chain", "key")
         named: set[tuple[str, str | None]] = {("organisation", "")}
         for scopes in self._scopes:
             for keys in scopes.scope_keys(self.data.reservations.get, self._last_model):
-                named.update(zip(kinds, keys[:-1], strict=True))
+                named.update(zip(SCOPE_KINDS, keys[:-1], strict=True))
                 named.update(("model", name) for name in keys[-1])
         held = {
             balance_id
@@ -202,7 +202,8 @@ class MemoryUnitOfWork:
         def scope_of(event: Event) -> str | None:
             e, priced = event.priced.event, event.priced
             scopes = {"organisation": "", "workflow": e.workflow_id, "agent": e.agent,
-                      "chain": e.chain_id, "key": event.key_id, "model": priced.model}  # fmt: skip
+                      "chain": e.chain_id, "user": e.user, "key": event.key_id,
+                      "model": priced.model}  # fmt: skip
             return scopes[kind]
 
         return sum(

@@ -12,13 +12,18 @@ from guard.core.wire.fields import (
     UNKNOWN_MODEL,
     Name,
     NanoUsd,
+    Tags,
     Tokens,
     UnixMs,
 )
 
 
 class Event(Struct, omit_defaults=True):
-    """One usage event (protocol: Calls, ``POST /api/v1/events``)."""
+    """One usage event (protocol: Calls, ``POST /api/v1/events``).
+
+    ``user`` and ``tags`` say for whom, and for what, the work was done, in the application's own
+    words.
+    """
 
     event_id: Name
     type: Name
@@ -33,6 +38,8 @@ class Event(Struct, omit_defaults=True):
     call_id: Name | None = None
     reservation_id: Name | None = None
     data: dict[str, Any] = {}
+    user: Name | None = None
+    tags: Tags = {}
 
 
 class LlmData(Struct, omit_defaults=True):

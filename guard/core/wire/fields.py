@@ -47,7 +47,17 @@ NOTE_DEPTH_MAX: Final = 16
 levels of nesting of the whole as JSON."""
 TOKENS_MAX: Final = 2**40
 
+TAGS_MAX: Final = 16
+"""Maximum tags of a call or an event."""
+
+TAG_NAME_LENGTH_MAX: Final = 64
+"""Maximum characters in the name of a tag; its value is as long as a name at most."""
+
 Name = Annotated[str, Meta(max_length=NAME_LENGTH_MAX)]
+Tags = Annotated[
+    dict[Annotated[str, Meta(min_length=1, max_length=TAG_NAME_LENGTH_MAX)], Name],
+    Meta(max_length=TAGS_MAX),
+]
 Tokens = Annotated[int, Meta(ge=0, le=TOKENS_MAX)]
 NanoUsd = Annotated[int, Meta(ge=0, le=NANOUSD_MAX)]
 UnixMs = Annotated[int, Meta(ge=0, le=2**53)]

@@ -14,6 +14,7 @@ from guard.core.wire.fields import (
     UNKNOWN_MODEL,
     CallKind,
     Name,
+    Tags,
     Tokens,
     UnixMs,
 )
@@ -39,7 +40,8 @@ class GateRequest(Struct, omit_defaults=True):
     of the protected call that it is part of, and ``held`` that call's reservation. ``streams`` says
     that the answer comes as a stream, which can be given more, or be cut, while it comes. A caller
     that gates its requests says ``gates_requests`` when it asks for a call: what such a call was
-    expected to cost is released as soon as its first request is asked for.
+    expected to cost is released as soon as its first request is asked for. ``user`` and ``tags``
+    are as in an event.
 
     ``note`` goes to the person who is asked to approve the call, if one is. ``renews`` says that
     the caller renews its approval while it waits (``POST /gate/lease``), and that the approval may
@@ -61,6 +63,8 @@ class GateRequest(Struct, omit_defaults=True):
     run_id: Name | None = None
     chain: Chain | None = None
     agent: Name | None = None
+    user: Name | None = None
+    tags: Tags = {}
     trace_id: Name | None = None
     span_id: Name | None = None
     parent_span_id: Name | None = None

@@ -57,9 +57,9 @@ class ModelRates(Struct, omit_defaults=True):
 class Lease(Struct, omit_defaults=True):
     """A reservation granted in advance, which the holder spends by itself.
 
-    It belongs to one lane: key, workflow, agent, chain and model. It covers calls with the same
-    kind, function, tool name, tools and model as the one that was asked for, and those that were
-    allowed earlier with the same lease under the same ``policy_version``.
+    It belongs to one lane: key, workflow, agent, chain, user and model. It covers calls with the
+    same kind, function, tool name, tools and model as the one that was asked for, and those that
+    were allowed earlier with the same lease under the same ``policy_version``.
 
     Args:
         lease_id: of the reservation; events that the lease pays for name it.

@@ -49,7 +49,7 @@ def budgets_list(**options: Any) -> None:
     "scope_kind",
     default="organisation",
     show_default=True,
-    type=click.Choice(["organisation", "workflow", "agent", "chain", "key", "model"]),
+    type=click.Choice(["organisation", "workflow", "agent", "chain", "user", "key", "model"]),
 )
 @click.option(
     "--id", "scope_id", default="", help="An id; '*' or a glob ('user-*'): a budget for each match."
@@ -69,6 +69,7 @@ def budgets_set(
     Examples:
       guard gateway budgets set --limit-cents 5000 --window month
       guard gateway budgets set --scope workflow --id '*' --window day --limit-cents 200
+      guard gateway budgets set --scope user --id '*' --window month --limit-cents 500
     """
     with client_of(options) as client:
         made = client.set_budget(

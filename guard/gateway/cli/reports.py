@@ -14,8 +14,8 @@ from guard.gateway.cli.output import admin_options, client_of, note, safe, show
 @click.command()
 @click.option(
     "--by", "group_by", default="workflow", show_default=True,
-    type=click.Choice(["workflow", "run", "agent", "chain", "key", "model", "provider", "type",
-                       "hour", "day", "total"]),
+    type=click.Choice(["workflow", "run", "agent", "chain", "user", "key", "model", "provider",
+                       "type", "hour", "day", "total"]),
 )  # fmt: skip
 @click.option("--since-ms", type=click.IntRange(min=0), help="Unix milliseconds.")
 @click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 1000))
@@ -26,6 +26,7 @@ def usage(group_by: str, since_ms: int | None, limit: int, **options: Any) -> No
     \b
     Examples:
       guard gateway usage --by model
+      guard gateway usage --by user --limit 20
       guard gateway usage --by day --since-ms 1767225600000 --json
     """
     with client_of(options) as client:

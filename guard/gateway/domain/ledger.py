@@ -106,6 +106,7 @@ class Reservation(Struct, gc=False):
     agent: str | None = None
     model: str | None = None
     function: str = ""
+    user: str | None = None
     answered_by: str | None = None
     """The model that was reported last; not stored."""
 

@@ -9,7 +9,7 @@ from msgspec import Meta, Struct, field
 from guard.core.wire import NANOUSD_MAX, ControlMessage, NanoUsd
 from guard.gateway.domain.windows import Window
 
-ScopeKind = Literal["organisation", "workflow", "agent", "chain", "key", "model"]
+ScopeKind = Literal["organisation", "workflow", "agent", "chain", "user", "key", "model"]
 PolicyScope = Literal["organisation", "workflow", "agent", "key"]
 BudgetMode = Literal["hard", "soft"]
 ApprovalStatus = Literal["pending", "approved", "used", "refused", "expired", "withdrawn"]
@@ -240,6 +240,7 @@ class Approval(Struct, kw_only=True):
     message: str = ""
     details: dict[str, Any] = {}
     present_until_ms: int | None = None
+    user: str | None = None
 
 
 class AuditEntry(Struct, kw_only=True):
@@ -301,6 +302,8 @@ class StoredEvent(Struct, kw_only=True):
     trace_id: str | None = None
     span_id: str | None = None
     parent_span_id: str | None = None
+    user: str | None = None
+    tags: dict[str, str] = {}
 
 
 class UsageRow(Struct, kw_only=True):

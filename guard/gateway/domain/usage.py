@@ -55,6 +55,7 @@ class Refused(Struct, kw_only=True):
     status: int
     error_code: str
     reason: str
+    user: str | None = None
 
 
 class ActiveDirective(Struct, kw_only=True):

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Final
 
 from guard.core import globs
 from guard.gateway.domain import models, records, windows
 from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.ledger import Account, Balance
-from guard.gateway.ledger.state import BudgetIndex, BudgetsOfKind, OrganisationState, ScopeKeys
+from guard.gateway.ledger.state import (
+    SCOPE_KINDS,
+    BudgetIndex,
+    BudgetsOfKind,
+    OrganisationState,
+    ScopeKeys,
+)
 from guard.gateway.ledger.unit_of_work import UnitOfWork
-
-_KINDS: Final = ("workflow", "agent", "chain", "key")
 
 
 def organisation(unit: UnitOfWork, organisation_id: str) -> OrganisationState:
@@ -64,7 +67,7 @@ def _applying(index: BudgetIndex, keys: ScopeKeys) -> Iterator[tuple[records.Bud
     if "organisation" in index:
         for budget in index["organisation"].exact.get("", ()):
             yield budget, ""
-    for kind, scope_id in zip(_KINDS, keys[:-1], strict=True):
+    for kind, scope_id in zip(SCOPE_KINDS, keys[:-1], strict=True):
         if kind in index and scope_id is not None:
             yield from _applying_to_one(index[kind], (scope_id,), scope_id)
     if keys[-1] and "model" in index:

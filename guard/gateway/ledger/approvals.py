@@ -106,7 +106,7 @@ def _request(
     asked = records.Approval(
         approval_id=unit.ids.unguessable(now_ms), organisation_id=organisation_id,
         call_id=call.call_id, status="pending", tool_name=need.tool_name, function=call.function,
-        workflow_id=call.workflow_id, run_id=call.run_id, agent=call.agent,
+        workflow_id=call.workflow_id, run_id=call.run_id, agent=call.agent, user=call.user,
         requested_at_ms=now_ms, deadline_ms=now_ms + need.timeout_ms, message=note.message,
         details=note.details, present_until_ms=now_ms + PRESENCE_MS if call.renews else None,
     )  # fmt: skip

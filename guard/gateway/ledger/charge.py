@@ -41,7 +41,7 @@ def _add_verdict(
     reply: wire.EventsReply,
 ) -> None:
     """Tell the SDK the state of its last event's workflow."""
-    keys = (last.workflow_id, last.agent, last.chain_id, request.key_id, ())
+    keys = (last.workflow_id, last.agent, last.chain_id, last.user, request.key_id, ())
     account = ledger.tightest(accounts_of(unit, org, keys))
     reply.budget = None if account is None else account.view()
     state = org.directives.state_of(last.workflow_id, last.run_id, unit.now_ms)
@@ -103,6 +103,7 @@ def _inherit(event: wire.Event, reservation: Reservation) -> None:
     event.run_id = event.run_id or reservation.run_id
     event.chain_id = event.chain_id or reservation.chain_id
     event.agent = event.agent or reservation.agent
+    event.user = event.user or reservation.user
     event.call_id = event.call_id or reservation.call_id
 
 
@@ -119,7 +120,7 @@ def _record(
     accounts: list[Account] = []
     asked = None if reservation is None else reservation.model
     named = models.names(priced.model, asked)
-    keys = (event.workflow_id, event.agent, event.chain_id, request.key_id, named)
+    keys = (event.workflow_id, event.agent, event.chain_id, event.user, request.key_id, named)
     if cost:
         accounts = _charged_accounts(unit, org, keys, reservation)
     charged_at_ms = _charged_at(unit, reservation)

@@ -120,8 +120,8 @@ def _announce_budget(
 ) -> None:
     """Push a budget's state to the workflows that it stops.
 
-    Budgets of an agent, a chain or a model stop some calls of a workflow and not others, so they
-    are left to the gate.
+    Budgets of an agent, a chain, a user or a model stop some calls of a workflow and not others,
+    so they are left to the gate.
     """
     kind, scope_id = account.rule.scope_kind, account.balance.scope_id
     if kind not in ("organisation", "workflow", "key"):

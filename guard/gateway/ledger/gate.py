@@ -20,7 +20,7 @@ from guard.gateway.ledger import (
 )
 from guard.gateway.ledger.accounts import accounts_of, organisation
 from guard.gateway.ledger.estimates import function_of, last_model, subjects
-from guard.gateway.ledger.state import OrganisationState
+from guard.gateway.ledger.state import NO_SCOPES, OrganisationState
 from guard.gateway.ledger.unit_of_work import UnitOfWork
 
 STREAMS: Final = 8
@@ -110,7 +110,7 @@ def _reserve(
     amount, basis, least = needed
     model = None if call.model == wire.UNKNOWN_MODEL else call.model
     named = models.names(command.answered_by, model)
-    keys = (call.workflow_id, call.agent, chain_id, key_id, named)
+    keys = (call.workflow_id, call.agent, chain_id, call.user, key_id, named)
     accounts = accounts_of(unit, org, keys)
     if model is None and call.kind != "llm" and not call.gates_requests:
         spent_up = _last_models_budget(unit, org, command, lease, allowance)
@@ -171,6 +171,7 @@ def _reserve(
         call.agent,
         model,
         function_of(call),
+        call.user,
     )
     granted_lease = None
     if command.grants_lease:
@@ -238,7 +239,7 @@ def _last_models_budget(
     model = last_model(unit, org.organisation_id, function, call.workflow_id)
     if model is None:
         return None
-    keys = (None, None, None, None, models.names(model))
+    keys = (*NO_SCOPES, models.names(model))
     accounts = [a for a in accounts_of(unit, org, keys) if a.rule.scope_kind == "model"]
     judgement = ledger.judge(accounts, 1, guess=True, chain_over_permille=allowance)
     if judgement.refused_by is not None and expiry.expire_reservations(unit):

@@ -1,6 +1,6 @@
 """Leases: reservations that a process holds in advance and spends by itself.
 
-A lease belongs to one lane: key, workflow, agent, chain and model, which is what decides the
+A lease belongs to one lane: key, workflow, agent, chain, user and model, which is what decides the
 budgets over a call. Every ask gives back first what is unused; then the gate decides as if the
 lease were new. A lease ends when its holder closes it or stops renewing it.
 """
@@ -44,10 +44,17 @@ def take_back(unit: UnitOfWork, command: GateCommand, *, give_back: bool) -> Res
         return None
     lease = _live(unit, command.request, call.lease.lease_id)
     chain_id = None if call.chain is None else call.chain.id
-    if lease is None or (lease.workflow_id, lease.agent, lease.chain_id, lease.model) != (
+    if lease is None or (
+        lease.workflow_id,
+        lease.agent,
+        lease.chain_id,
+        lease.user,
+        lease.model,
+    ) != (
         call.workflow_id,
         call.agent,
         chain_id,
+        call.user,
         None if call.model == wire.UNKNOWN_MODEL else call.model,
     ):
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from msgspec import Struct
 
@@ -18,8 +18,14 @@ from guard.gateway.domain.commands import (
 from guard.gateway.domain.control import Directives
 from guard.gateway.domain.ledger import Account, Reservation
 
-ScopeKeys = tuple[str | None, str | None, str | None, str | None, tuple[str, ...]]
-"""Workflow, agent, chain and key of a call or an event, and every name of its models."""
+ScopeKeys = tuple[str | None, str | None, str | None, str | None, str | None, tuple[str, ...]]
+"""Workflow, agent, chain, user and key of a call or an event, and every name of its models."""
+
+SCOPE_KINDS: Final[tuple[records.ScopeKind, ...]] = ("workflow", "agent", "chain", "user", "key")
+"""The kinds of the first parts of ``ScopeKeys``; the last one's is ``model``."""
+
+NO_SCOPES: Final = (None, None, None, None, None)
+"""The first parts of ``ScopeKeys`` where only models count."""
 
 
 class BudgetsOfKind(Struct):
@@ -92,28 +98,31 @@ class Scopes(Struct):
             event = priced.event
             held = None if event.reservation_id is None else find(event.reservation_id)
             workflow, agent, chain = event.workflow_id, event.agent, event.chain_id
+            user = event.user
             if held is not None:
                 workflow = workflow or held.workflow_id
                 agent = agent or held.agent
                 chain = chain or held.chain_id
+                user = user or held.user
             asked = None if held is None else held.model
-            found.add((workflow, agent, chain, key_id, models.names(priced.model, asked)))
-            found.add((workflow, agent, chain, key_id, ()))
+            found.add((workflow, agent, chain, user, key_id, models.names(priced.model, asked)))
+            found.add((workflow, agent, chain, user, key_id, ()))
         if isinstance(command, GateCommand):
             call = command.call
             chain = None if call.chain is None else call.chain.id
             asked = None if call.model == wire.UNKNOWN_MODEL else call.model
-            found.add((call.workflow_id, call.agent, chain, key_id, models.names(asked)))
+            own_scopes = (call.workflow_id, call.agent, chain, call.user, key_id)
+            found.add((*own_scopes, models.names(asked)))
             answers = command.answers_function
             if answers is not None:
                 answered = last_model(command.request.organisation_id, answers, None)
                 named = models.names(answered, asked)
-                found.add((call.workflow_id, call.agent, chain, key_id, named))
+                found.add((*own_scopes, named))
             if asked is None:
                 function = f"{call.kind}:{call.function}"
                 own = command.request.organisation_id
                 guessed = models.names(last_model(own, function, call.workflow_id))
-                found.add((None, None, None, None, guessed))
+                found.add((*NO_SCOPES, guessed))
         return found
 
 

@@ -190,8 +190,8 @@ class CreatedWebhook(Struct, kw_only=True):
 class UsageQuery(Struct, kw_only=True):
     """How to group usage, and over which time (default: all of it)."""
 
-    group_by: Literal["workflow", "run", "agent", "chain", "key", "model", "provider", "type",
-                      "hour", "day", "total"] = "workflow"  # fmt: skip
+    group_by: Literal["workflow", "run", "agent", "chain", "user", "key", "model", "provider",
+                      "type", "hour", "day", "total"] = "workflow"  # fmt: skip
     since_ms: Moment = 0
     until_ms: Moment = 2**53
     limit: Limit = 100

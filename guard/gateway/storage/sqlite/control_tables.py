@@ -136,10 +136,11 @@ class ControlTables(Tables):
         a = approval
         note = wire.encode(wire.ApprovalNote(a.message, a.details)).decode()
         self.write(
-            "INSERT INTO approvals VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+            "INSERT INTO approvals VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
             (a.approval_id, a.organisation_id, key_id, a.call_id, subject, a.status, a.tool_name,
              a.function, a.workflow_id, a.run_id, a.agent, a.requested_at_ms, a.deadline_ms,
-             a.answered_at_ms, a.answered_by, a.reason, note, a.present_until_ms),
+             a.answered_at_ms, a.answered_by, a.reason, note, a.present_until_ms,
+             a.user),
         )  # fmt: skip
 
     def save_approval(self, approval: records.Approval) -> None:

@@ -32,7 +32,8 @@ _SORTS: Final = {
     "name": "workflow_id",
 }
 _SCOPE_COLUMNS: Final = {"organisation": "''", "workflow": "workflow_id", "agent": "agent",
-                         "chain": "chain_id", "key": "key_id", "model": "model"}  # fmt: skip
+                         "chain": "chain_id", "user": "user_id", "key": "key_id",
+                         "model": "model"}  # fmt: skip
 _WORKFLOW_SUMS: Final = (
     "sum(cost_nanousd) AS cost, sum(llm_calls), sum(tool_calls), sum(input_tokens),"
     " sum(output_tokens)"
@@ -173,7 +174,7 @@ def refusals(
     where, arguments = equals(organisation_id=organisation_id, workflow_id=workflow_id)
     rows = reading.rows(
         "SELECT refusal_seq, at_ms, workflow_id, run_id, agent, call_id, kind, function,"  # noqa: S608 (constant text)
-        f" tool_name, model, status, error_code, reason FROM refusals WHERE {where}"
+        f" tool_name, model, status, error_code, reason, user_id FROM refusals WHERE {where}"
         " AND refusal_seq < ? ORDER BY refusal_seq DESC LIMIT ?",
         *arguments, before, limit,
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Final
 
 from guard.gateway.domain.commands import PricedEvent
@@ -12,8 +13,9 @@ _EVENT_SQL: Final = (
     "INSERT OR IGNORE INTO events (organisation_id, event_id, type, at_ms, received_at_ms,"
     " charged_at_ms, key_id, workflow_id, run_id, chain_id, agent, call_id, reservation_id,"
     " provider, model, response_id, input_tokens, output_tokens, cost_nanousd, price_source,"
-    " flags, balance_ids, data, trace_id, span_id, parent_span_id, request_id)"
-    " VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
+    " flags, balance_ids, data, trace_id, span_id, parent_span_id, request_id,"
+    " user_id, tags)"
+    " VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
 )
 _RESPONSE_SQL: Final = (
     "SELECT event_seq, request_id FROM events INDEXED BY events_response"
@@ -41,9 +43,13 @@ def add_event(
          priced.response_id, priced.input_tokens, priced.output_tokens, priced.cost,
          priced.price_source, flags, ids_text(balance_ids),
          priced.data_json.decode(), event.trace_id, event.span_id, event.parent_span_id,
-         priced.request_id),
+         priced.request_id, event.user, _tags_text(event.tags)),
     )  # fmt: skip
     return cursor.rowcount == 1
+
+
+def _tags_text(tags: dict[str, str]) -> str | None:
+    return json.dumps(tags, ensure_ascii=False) if tags else None
 
 
 def _is_repeated(tables: Tables, organisation_id: str, priced: PricedEvent) -> bool:

@@ -326,11 +326,11 @@ class MoneyTables(Tables):
             )  # fmt: skip
         if self._new_reservations:
             many(
-                "INSERT INTO reservations VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+                "INSERT INTO reservations VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
                 [(r.reservation_id, r.organisation_id, r.key_id, r.call_id,
                   ids_text(r.balance_ids), r.amount, r.held, r.created_at_ms, r.expires_at_ms,
                   r.spent, r.state, r.basis, r.workflow_id, r.run_id, r.chain_id, r.agent,
-                  r.model, r.function) for r in self._new_reservations.values()],
+                  r.model, r.function, r.user) for r in self._new_reservations.values()],
             )  # fmt: skip
         if self._dirty_reservations:
             many(

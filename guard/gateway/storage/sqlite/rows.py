@@ -44,6 +44,7 @@ def reservation_from_row(row: tuple[Any, ...]) -> Reservation:
         balance_ids=tuple(json.loads(row[4])), amount=row[5], held=row[6], created_at_ms=row[7],
         expires_at_ms=row[8], spent=row[9], state=row[10], basis=row[11], workflow_id=row[12],
         run_id=row[13], chain_id=row[14], agent=row[15], model=row[16], function=row[17],
+        user=row[18],
     )  # fmt: skip
 
 
@@ -75,7 +76,7 @@ def approval_from_row(row: tuple[Any, ...]) -> records.Approval:
         tool_name=row[6], function=row[7], workflow_id=row[8], run_id=row[9], agent=row[10],
         requested_at_ms=row[11], deadline_ms=row[12], answered_at_ms=row[13],
         answered_by=row[14], reason=row[15], message=note.message, details=note.details,
-        present_until_ms=row[17],
+        present_until_ms=row[17], user=row[18],
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import sqlite3
 from typing import Final
 
 from guard.gateway.domain import models
-from guard.gateway.storage.sqlite import scope_days, scope_totals_migration
+from guard.gateway.storage.sqlite import scope_days, scope_totals_migration, user_scope
 
 _V1: Final = """
 CREATE TABLE organisations (
@@ -217,6 +217,7 @@ CREATE INDEX approvals_present ON approvals (present_until_ms) WHERE status = 'p
 
 MIGRATIONS: Final = (
     _V1, _V2, _V3, _V4, scope_totals_migration.SCRIPT, _V6, scope_days.TABLE, _V8, _V9, _V10,
+    user_scope.SCRIPT,
 )  # fmt: skip
 
 

@@ -34,7 +34,7 @@ STEP_EVENTS: Final = 500
 WAITING_MAX: Final = 4000
 """Events that wait until it is worth summing them; a report reads them one by one."""
 
-KINDS: Final = ("workflow", "run", "agent", "chain", "key")
+KINDS: Final = ("workflow", "run", "agent", "chain", "user", "key")
 
 _NUMBERS: Final = ("cost_nanousd", "events", "llm_calls", "tool_calls", "input_tokens",
                    "output_tokens", "unpriced")  # fmt: skip

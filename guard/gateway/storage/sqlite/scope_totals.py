@@ -13,12 +13,12 @@ from typing import Any, Final
 from guard.core.wire import NANOUSD_MAX
 from guard.gateway.domain.commands import PricedEvent
 from guard.gateway.domain.windows import DAY_MS, HOUR_MS, period_of
-from guard.gateway.ledger.state import ScopeKeys
+from guard.gateway.ledger.state import SCOPE_KINDS, ScopeKeys
 from guard.gateway.storage.sqlite.tables import Tables
 
-KINDS: Final = ("workflow", "agent", "chain", "key")
 COLUMNS: Final = {"workflow": "workflow_id", "agent": "agent", "chain": "chain_id",
-                  "key": "key_id", "model": "model", "run": "run_id"}  # fmt: skip
+                  "user": "user_id", "key": "key_id", "model": "model",
+                  "run": "run_id"}  # fmt: skip
 """The column of an event that names its scope, by kind; a run is not a scope of budgets."""
 
 _PERIODS: Final = ", ".join(
@@ -56,7 +56,7 @@ class ScopeTotals:
             priced.input_tokens, priced.output_tokens, int("unpriced" in priced.flags),
         )  # fmt: skip
         scopes = [(organisation_id, "organisation", "")]
-        for kind, scope_id in (*zip(KINDS, keys[:-1], strict=True), ("run", event.run_id)):
+        for kind, scope_id in (*zip(SCOPE_KINDS, keys[:-1], strict=True), ("run", event.run_id)):
             if scope_id is None:
                 scopes.append((organisation_id, f"no {kind}", ""))
             else:

@@ -50,9 +50,9 @@ def usage(
     """Return usage summed by group, most expensive first.
 
     Time, type, model and provider come from the organisation's rollups, plus the events of the
-    partial hours at both ends. Workflows, runs, agents, chains and keys come from their running
-    totals where the whole history is asked for, else from their days, plus the events of the
-    partial days at both ends.
+    partial hours at both ends. Workflows, runs, agents, chains, users and keys come from their
+    running totals where the whole history is asked for, else from their days, plus the events of
+    the partial days at both ends.
     """
     if group_by in _BY_TIME:
         rows = _by_time(reading, organisation_id, group_by, since_ms, until_ms, limit)

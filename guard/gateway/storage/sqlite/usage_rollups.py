@@ -59,7 +59,7 @@ class UsageRollups:
             (request.organisation_id, self._tables.now_ms, call.workflow_id, call.run_id,
              call.agent, call.call_id, call.kind, call.function,
              why.tool_name or call.tool_name, model, why.status, why.error_code,
-             why.reason[:_REASON_MAX])
+             why.reason[:_REASON_MAX], call.user)
         )  # fmt: skip
         self._tables.on_undo(self._undo_refusal)
 
@@ -78,8 +78,8 @@ class UsageRollups:
         if self._refusals:
             many(
                 "INSERT INTO refusals (organisation_id, at_ms, workflow_id, run_id, agent, call_id,"
-                " kind, function, tool_name, model, status, error_code, reason)"
-                " VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)",
+                " kind, function, tool_name, model, status, error_code, reason, user_id)"
+                " VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
                 self._refusals,
             )
             self._refusals.clear()

@@ -15,7 +15,7 @@ from guard.gateway.storage.sqlite.rows import BALANCE_COLUMNS, balance_from_row,
 EVENT_COLUMNS: Final = (
     "event_seq, event_id, type, at_ms, received_at_ms, workflow_id, run_id, chain_id, agent,"
     " call_id, reservation_id, key_id, model, cost_nanousd, price_source, flags, data, trace_id,"
-    " span_id, parent_span_id"
+    " span_id, parent_span_id, user_id, tags"
 )
 """The columns of an event that operators see, in the order of :func:`event_from_row`."""
 
@@ -27,7 +27,8 @@ def event_from_row(row: tuple[Any, ...]) -> records.StoredEvent:
         workflow_id=row[5], run_id=row[6], chain_id=row[7], agent=row[8], call_id=row[9],
         reservation_id=row[10], key_id=row[11], model=row[12], cost_nanousd=row[13],
         price_source=row[14], flags=row[15].split(), data=_event_data(row[16]), trace_id=row[17],
-        span_id=row[18], parent_span_id=row[19],
+        span_id=row[18], parent_span_id=row[19], user=row[20],
+        tags={} if row[21] is None else json.loads(row[21]),
     )  # fmt: skip
 
 
