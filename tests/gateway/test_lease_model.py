@@ -80,6 +80,7 @@ class Held:
     free: int = 0
     open: bool = True
     known: bool = True  # to its holder
+    overspent: int = 0  # by the gateway's word
     under_way: list[int] = attrs.Factory(list)
 
 
@@ -110,6 +111,7 @@ class LeaseMachine(RuleBasedStateMachine):
         self.accounts: dict[Key, Account] = {}
         self.all_held: list[Held] = []
         self.delivered: dict[str, int] = {}
+        self.paid: list[Paid] = []
         self.answers: dict[str, tuple[str, int]] = {}
         self.storage = self.new_storage()
 
@@ -212,8 +214,14 @@ class LeaseMachine(RuleBasedStateMachine):
         demand=st.sampled_from([0, 150, 600]),
         leased=st.sampled_from([True, True, False]),
         repeated=st.booleans(),
+        tops_up=st.booleans(),
     )  # fmt: skip
-    def ask(self, lane: Lane, amount: int, demand: int, leased: bool, repeated: bool) -> None:
+    def ask(
+        self, lane: Lane, amount: int, demand: int, leased: bool, repeated: bool, tops_up: bool
+    ) -> None:
+        known = [held for held in self.all_held if held.is_lease and held.known]
+        if tops_up and known:
+            lane = known[-1].lane
         lease = self.lease_of(lane) if leased else None
         asked = wire.LeaseAsk(demand_nanousd=demand)
         if lease is not None:
@@ -300,7 +308,24 @@ class LeaseMachine(RuleBasedStateMachine):
         self.move(held, granted)
         held.expires = self.now + TTL if leased else held.expires
         held.free += granted - amount
+        if leased:
+            assert reply.lease is not None
+            assert reply.lease.overspent_nanousd >= held.overspent
+            held.free += reply.lease.overspent_nanousd - held.overspent
+            held.overspent = reply.lease.overspent_nanousd
         held.under_way.append(amount)
+
+    @rule(
+        amount=st.sampled_from(AMOUNTS), demand=st.sampled_from([0, 150, 600]),
+        cost=st.integers(1, 150),
+    )  # fmt: skip
+    def call(self, amount: int, demand: int, cost: int) -> None:
+        """A serial caller asks, is answered, and its event arrives."""
+        lane = Lane("x", "a", None, None)
+        self.ask(lane, amount, demand, leased=True, repeated=False, tops_up=False)
+        lease = self.lease_of(lane)
+        if lease is not None and lease.under_way:
+            self.deliver(self.pay(lease, cost, None))
 
     @precondition(lambda self: any(h.under_way for h in self.all_held))
     @rule(
@@ -310,10 +335,16 @@ class LeaseMachine(RuleBasedStateMachine):
     def settle(self, data: Any, cost: int, answered_by: str | None) -> Any:
         """A call ends; its holder knows what it cost, the gateway does not yet."""
         held = data.draw(st.sampled_from([h for h in self.all_held if h.under_way]))
-        held.free += held.under_way.pop() - cost
         if not cost:
+            held.free += held.under_way.pop()
             return multiple()
-        return Paid(f"e{next(self.serial)}", held, cost, answered_by)
+        return self.pay(held, cost, answered_by)
+
+    def pay(self, held: Held, cost: int, answered_by: str | None) -> Paid:
+        held.free += held.under_way.pop() - cost
+        paid = Paid(f"e{next(self.serial)}", held, cost, answered_by)
+        self.paid.append(paid)
+        return paid
 
     @rule(paid=on_their_way)
     def deliver(self, paid: Paid) -> None:
@@ -421,6 +452,16 @@ class LeaseMachine(RuleBasedStateMachine):
             assert (view.committed_nanousd, view.reserved_nanousd) == (
                 account.committed, account.reserved,
             ), key  # fmt: skip
+        for held in self.all_held:
+            if held.open and held.is_lease and held.known:
+                coming = sum(
+                    paid.cost
+                    for paid in self.paid
+                    if paid.held is held and paid.id not in self.delivered
+                )
+                assert held.held <= max(0, held.free) + sum(held.under_way) + coming, (
+                    "nothing is held that its holder neither uses nor gives back"
+                )
         total = self.accounts.get(("organisation", "", 0), Account()).committed
         assert total == sum(self.delivered.values())
 

@@ -264,13 +264,18 @@ class LeaseBook:
                 lease = self._leases[granted.lease_id] = Lease(
                     granted.lease_id, asked.lane, asked.sent_s
                 )
+                lease.overspent = granted.overspent_nanousd
             if lane.lease is not lease:
                 if lane.lease is not None:
                     self._retire(lane.lease)
                 lane.lease = lease
             lease.is_current = True
             self._renewed(lease, asked.sent_s, granted.ttl_ms)
-            lease.free += granted.granted_nanousd
+            # What was charged beyond the lease is no debt of it, else as much of this grant would
+            # be held at the gateway and never used here.
+            overspent = max(lease.overspent, granted.overspent_nanousd)
+            lease.free += granted.granted_nanousd + overspent - lease.overspent
+            lease.overspent = overspent
             lease.calls = None if granted.calls is None else max(0, granted.calls - calls)
             lane.calls += calls
             lease.take(amount, max(lease.used_s, asked.sent_s))

@@ -101,12 +101,14 @@ class Lease:
         began_s: when it was asked for first.
         unseen: what was counted as spent without knowing the cost. The gateway charges what it is
             told, so the difference stays with the lease until that is closed.
+        overspent: what the gateway has charged beyond what it held; nothing is owed for that.
         is_current: whether holds may still be taken from it.
     """
 
     __slots__ = (
         "began_s", "calls", "covered", "expires_s", "free", "held", "is_current", "lane",
-        "lease_id", "policy_version", "renewed_s", "ttl_s", "under_way", "unseen", "used_s",
+        "lease_id", "overspent", "policy_version", "renewed_s", "ttl_s", "under_way", "unseen",
+        "used_s",
     )  # fmt: skip
 
     def __init__(self, lease_id: str, lane: LaneKey, now_s: float) -> None:
@@ -121,6 +123,7 @@ class Lease:
         self.ttl_s = self.expires_s = 0.0
         self.began_s = self.renewed_s = self.used_s = now_s
         self.unseen = 0
+        self.overspent = 0
         self.is_current = True
 
     def cover(self, subject: Subject, hold: int | ModelRates) -> None:

@@ -68,6 +68,8 @@ class Lease(Struct, omit_defaults=True):
         policy_version: changes with policies, prices and settings; others void what is covered.
         calls: how many calls the share of rate caps allows, this one included; None: no cap.
         rates: of the lane's model; None where the lane has none or its price is unknown.
+        overspent_nanousd: what the lease's calls have cost beyond what it held, since it began. It
+            was charged to the budgets themselves, so the holder owes it no more.
     """
 
     lease_id: Name
@@ -76,6 +78,7 @@ class Lease(Struct, omit_defaults=True):
     policy_version: Name = ""
     calls: int | None = None
     rates: ModelRates | None = None
+    overspent_nanousd: NanoUsd = 0
 
 
 class LeaseUpdate(Struct, omit_defaults=True):

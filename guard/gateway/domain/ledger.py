@@ -116,6 +116,11 @@ class Reservation(Struct, gc=False):
         return self.basis == "lease"
 
     @property
+    def overspent(self) -> int:
+        """What it was charged beyond what it held, while open."""
+        return self.held + self.spent - self.amount
+
+    @property
     def is_request(self) -> bool:
         """Whether it is for one LLM request, which its event settles."""
         return self.basis != "lease" and self.function.startswith("llm:")

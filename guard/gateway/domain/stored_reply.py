@@ -53,6 +53,7 @@ def packed(reply: wire.GateReply) -> bytes | None:
                 lease.policy_version,
                 lease.calls,
                 _values(lease.rates),
+                lease.overspent_nanousd,
             ),
             _values(rates),
         )
@@ -81,8 +82,11 @@ def unpacked(stored: bytes) -> bytes:
             limit=limit, spent=spent, reserved=held, resets_at_ms=resets_at_ms, scope=scope
         )
     if lease is not None:
-        lease_id, granted, ttl_ms, version, calls, its_rates = lease
-        reply.lease = wire.Lease(lease_id, granted, ttl_ms, version, calls, _rates(its_rates))
+        # Replies that were stored before `overspent_nanousd` end with the rates.
+        lease_id, granted, ttl_ms, version, calls, its_rates, *overspent = lease
+        reply.lease = wire.Lease(
+            lease_id, granted, ttl_ms, version, calls, _rates(its_rates), *overspent
+        )
     return wire.encode(reply)
 
 

@@ -203,6 +203,7 @@ def _lease_of(
         policy_version=command.policy_version,
         calls=command.lease_calls,
         rates=command.rates,
+        overspent_nanousd=lease.overspent,
     )
 
 
