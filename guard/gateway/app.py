@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Final
 
 from guard.core import wire
 from guard.gateway.api import docs
@@ -22,6 +23,7 @@ from guard.gateway.api.document import DocumentRoutes
 from guard.gateway.api.health import HealthRoutes
 from guard.gateway.api.hot import HotRoutes
 from guard.gateway.api.http import (
+    PROBLEM_JSON,
     AsgiApp,
     ProblemError,
     Receive,
@@ -30,6 +32,7 @@ from guard.gateway.api.http import (
     fail,
     send_answer,
 )
+from guard.gateway.api.socket import Socket
 from guard.gateway.dashboard.dashboard import dashboard_routes
 from guard.gateway.dashboard.site import Parts
 from guard.gateway.domain.commands import PostCommitEvent
@@ -54,6 +57,16 @@ from guard.gateway.storage.sqlite.rows import monotonic_clock_ms, wall_clock_ms
 from guard.gateway.storage.sqlite.store import SqliteStorage
 
 logger = logging.getLogger(__name__)
+
+_PROBES: Final = frozenset({"/healthz", "/readyz", "/metrics"})
+_OPEN_WAIT_S: Final = 2.0
+"""How long requests wait for a store that is being opened, before they are told to come again."""
+
+_MOVE_S: Final = 0.001
+"""Time at shutdown in which one control socket on average is told to move."""
+
+
+_STARTING: Final = fail(503, "GD-B002", "Starting", "the store is being opened")
 
 
 def backup(database: Path, target: Path) -> int:
@@ -93,6 +106,7 @@ class GatewayApp:
             audit_retention_days=settings.audit_retention_days,
         )
         self.draining = False
+        self._opened = asyncio.Event()
         self.connections: Callable[[], int] = lambda: 0  # the server replaces it
         fallback = Rates(
             input_per_mtok=settings.fallback_input_per_mtok,
@@ -189,11 +203,17 @@ class GatewayApp:
             asyncio.create_task(self._webhooks.run(), name="guard-gateway-webhooks"),
             asyncio.create_task(self.change_watcher.run(), name="guard-gateway-change-watcher"),
         ]
+        self._opened.set()
 
     def drain(self) -> None:
-        """Report not ready and end the control channels; requests in flight continue."""
+        """Report not ready and end the control channels; requests in flight continue.
+
+        Sockets are told to move over at most half the time that draining may take, a thousand a
+        second or faster. A second call ends the rest at once.
+        """
+        most_s = self.settings.drain_timeout_ms / 2000
+        self.hub.close(0.0 if self.hub.closing else min(most_s, self.hub.sockets() * _MOVE_S))
         self.draining = True
-        self.hub.close()
         self.change_watcher.close()
 
     async def close(self) -> None:
@@ -228,8 +248,11 @@ class GatewayApp:
     # -- ASGI ----------------------------------------------------------------------------------
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one HTTP request; WebSockets are served below ASGI, by ``control_socket``."""
+        """Serve one HTTP request; WebSockets are served below ASGI, by :meth:`serve_socket`."""
         if scope["type"] != "http":
+            return
+        if not self._opened.is_set() and not await self._opens_soon(scope):
+            await send_answer(scope, send, _STARTING.answer, _STARTING.headers)
             return
         hot = self._hot.get(scope["path"])
         if hot is None:
@@ -243,3 +266,20 @@ class GatewayApp:
         except StoreError:
             unavailable = fail(503, "GD-B002", "Store not available", "try again")
             await send_answer(scope, send, unavailable.answer)
+
+    async def serve_socket(self, socket: Socket, scope: Scope) -> None:
+        """Serve one WebSocket until either side ends it."""
+        if not self._opened.is_set() and not await self._opens_soon(scope):
+            headers = [(b"content-type", PROBLEM_JSON), *_STARTING.headers]
+            socket.refuse(_STARTING.answer.status, headers, _STARTING.answer.body)
+            return
+        await self.control_socket.serve(socket, scope)
+
+    async def _opens_soon(self, scope: Scope) -> bool:
+        """Wait a moment for the store; probes do not, and say what is."""
+        if scope["path"] in _PROBES:
+            return True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_OPEN_WAIT_S):
+                await self._opened.wait()
+        return self._opened.is_set()

@@ -322,6 +322,7 @@ class GatewayServer:
         self, app: GatewayApp, listening: socket.socket, tls: tuple[Path, Path] | None = None
     ) -> None:
         self.app = app
+        self._stopping = False
         self.base_url = base_url(listening, "http" if tls is None else "https")
         self._tls = tls
         self._listening = listening
@@ -331,7 +332,7 @@ class GatewayServer:
             "BoundSocketProtocol",
             (SocketProtocol,),
             {
-                "endpoint": staticmethod(app.control_socket.serve),
+                "endpoint": staticmethod(app.serve_socket),
                 "bytes_max": app.settings.max_batch_bytes,
             },
         )
@@ -348,7 +349,7 @@ class GatewayServer:
                 server_header=False,
                 proxy_headers=False,
                 timeout_keep_alive=75,
-                timeout_graceful_shutdown=max(1, app.settings.drain_timeout_ms // 1000),
+                timeout_graceful_shutdown=-(-app.settings.drain_timeout_ms // 1000),
                 backlog=2048,
             )
         )
@@ -357,7 +358,10 @@ class GatewayServer:
         app.connections = lambda: len(open_now)
 
     async def serve(self) -> None:
-        """Serve until :meth:`stop`; the application has to be open. Closes it at the end."""
+        """Serve until :meth:`stop`, and close the application at the end.
+
+        Until that is open, probes are answered and other requests wait a moment.
+        """
         watching = asyncio.create_task(self._watch.run(), name="guard-gateway-watch")
         try:
             await self._server.serve(sockets=[self._listening])
@@ -365,6 +369,7 @@ class GatewayServer:
             watching.cancel()
             self.app.drain()
             await self.app.close()
+            logger.info("closed")
 
     def reload_certificate(self) -> None:
         """Read the certificate and its key anew, for connections from now on."""
@@ -384,9 +389,22 @@ class GatewayServer:
 
         A second call does not wait for them any longer.
         """
-        self._server.force_exit = self._server.should_exit
-        self.app.drain()
-        self._server.should_exit = True
+        if self._stopping:
+            self._server.force_exit = True
+            self._end()
+            return
+        self._stopping = self.app.draining = True
+        logger.info("draining: %d connections", self.app.connections())
+        delay_s = self.app.settings.drain_delay_ms / 1000
+        if delay_s:
+            asyncio.get_running_loop().call_later(delay_s, self._end)
+        else:
+            self._end()
+
+    def _end(self) -> None:
+        if not self._server.should_exit:
+            self.app.drain()
+            self._server.should_exit = True
 
 
 def tune_process() -> None:

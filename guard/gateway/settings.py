@@ -59,6 +59,11 @@ def _level(value: str) -> None:
         raise ValueError("critical, error, warning, info or debug")
 
 
+def _log_format(value: str) -> None:
+    if value not in ("text", "json"):
+        raise ValueError("text or json")
+
+
 def _validate(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
     check: Check | None = attribute.metadata.get("check")
     if check is not None and value is not None:
@@ -132,6 +137,10 @@ class GatewaySettings:
     drain_timeout_ms: int = _setting(
         "How long open requests may take to finish at shutdown.", 5000, _whole(1)
     )
+    drain_delay_ms: int = _setting(
+        "How long the gateway goes on taking requests at shutdown while /readyz says no, so that "
+        "a load balancer notices first.", 0, _whole(0),
+    )  # fmt: skip
     max_pending_bytes: int = _setting(
         "Maximum bytes of in-flight requests; more are refused with 429. Event batches may use "
         "half of it.", 33_554_432, _whole(1),
@@ -157,6 +166,10 @@ class GatewaySettings:
         "The same for output tokens.", 75_000_000_000, _whole(1)
     )
     log_level: str = _setting("critical, error, warning, info or debug.", "warning", _level)
+    log_format: str = _setting(
+        "How the log is written to standard error: text, or json for one object a line.",
+        "text", _log_format,
+    )  # fmt: skip
 
     def __attrs_post_init__(self) -> None:
         """Check the settings that belong together."""

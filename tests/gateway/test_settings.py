@@ -28,6 +28,8 @@ def other(setting: Setting) -> tuple[str, str, Any]:
     """Return a value that is not the default: as text, in TOML, and what it means."""
     if setting.name == "log_level":
         return "error", '"error"', "error"
+    if setting.name == "log_format":
+        return "json", '"json"', "json"
     match setting.kind:
         case "flag":
             return "true", "true", True
@@ -65,7 +67,9 @@ def test_each_setting(setting: Setting, tmp_path: Path) -> None:
     assert getattr(load({}, also, config), setting.name) == meaning
 
     # An option goes before the environment, and that before the file.
-    again = "debug" if setting.name == "log_level" else "false" if setting.kind == "flag" else "78"
+    again = {"log_level": "debug", "log_format": "text"}.get(
+        setting.name, "false" if setting.kind == "flag" else "78"
+    )
     if setting.kind == "list":
         again = "10.0.0.2"
     first = setting.read(again)

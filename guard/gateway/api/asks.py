@@ -209,7 +209,8 @@ class SocketAsks:
         except StoreError:
             answer = fail(503, "GD-B002", "Store not available", "try again").answer
         except (Exception, asyncio.CancelledError):
-            logger.exception("a request over the control socket failed")
+            known = {"organisation_id": self._identity.organisation_id, "request_id": ask.id}
+            logger.exception("a request over the control socket failed", extra=known)
             answer = fail(500, "GD-B002", "Internal error").answer
         return ask.id, answer, size
 

@@ -9,6 +9,7 @@ from msgspec import Struct
 from guard.core import signing, wire
 from guard.gateway.api.http import ProblemError, Scope, fail
 from guard.gateway.services.keys import KeyRing
+from guard.gateway.services.logs import note_request
 from guard.gateway.storage.port import Directory
 
 _NONCE_KEEP_MS = 2 * signing.SKEW_MAX_S * 1000
@@ -90,6 +91,7 @@ class Authenticator:
             )
         key = found.key
         assert key.organisation_id is not None
+        note_request(key.organisation_id, headers.get(b"x-request-id"))
         return Identity(
             key.organisation_id,
             key.key_id,

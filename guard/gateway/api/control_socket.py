@@ -117,7 +117,7 @@ class ControlSocketRoute:
         sent = await self._replay(channel, after)
         identity, own = channel.identity, channel.identity.organisation_id
         interval_s = self._settings.control_ping_interval_ms / 1000
-        while not self._hub.closing:
+        while not channel.subscription.ended:
             if channel.subscription.overrun:
                 return CLOSE_OVERRUN
             left_s = seconds_left(identity, self._clock_ms())

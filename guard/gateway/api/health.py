@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Final
 
@@ -15,6 +17,9 @@ from guard.gateway.api.auth import Authenticator
 from guard.gateway.api.http import fail, headers_of, read_body
 from guard.gateway.settings import GatewaySettings
 from guard.gateway.storage.port import Storage
+
+READY_WAIT_S: Final = 2.0
+"""A store that takes longer to answer is not ready."""
 
 FEATURES: Final = (
     wire.FEATURE_APPROVAL_NOTES,
@@ -58,8 +63,14 @@ class HealthRoutes:
         return Response(b'{"status":"ok"}', media_type="application/json")
 
     async def _readyz(self, _: Request) -> Response:
-        if self._draining() or not await self._storage.ready():
-            raise fail(503, "GD-B002", "Not ready", "draining, or the store does not answer")
+        if self._draining():
+            raise fail(503, "GD-B002", "Not ready", "draining")
+        ready = False
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(READY_WAIT_S):
+                ready = await self._storage.ready()
+        if not ready:
+            raise fail(503, "GD-B002", "Not ready", "the store is being opened, or does not answer")
         return Response(b'{"status":"ready"}', media_type="application/json")
 
     async def _capabilities(self, request: Request) -> Response:

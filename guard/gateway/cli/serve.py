@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
 from guard.gateway.cli.password import greet
+from guard.gateway.services import logs
 from guard.gateway.settings import GatewaySettings
 from guard.gateway.settings_sources import (
     CONFIG_VARIABLE,
@@ -25,6 +27,10 @@ from guard.gateway.settings_sources import (
     unknown_variables,
 )
 
+if TYPE_CHECKING:
+    from guard.gateway.server import GatewayServer
+
+logger = logging.getLogger(__name__)
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -80,17 +86,33 @@ def serve(config: Path | None, **options: Any) -> None:
         settings = load(options, os.environ, config)
     except SettingsError as exc:
         raise click.UsageError(str(exc)) from None
+    logs.configure(settings.log_level, cast("logs.Format", settings.log_format))
     for sentence in unknown_variables(os.environ):
-        click.echo(f"warning: {sentence}", err=True)
+        _warn(settings, sentence)
     try:
         listening = bind(settings.host, settings.port)
     except OSError as exc:
-        raise click.ClickException(exc.strerror or str(exc)) from None
+        raise _failed(settings, exc.strerror or str(exc)) from None
     try:
         with contextlib.closing(listening):
             _run(settings, listening)
     except (StoreError, TlsError) as exc:
-        raise click.ClickException(str(exc)) from None
+        raise _failed(settings, str(exc)) from None
+
+
+def _warn(settings: GatewaySettings, text: str) -> None:
+    if settings.log_format == "json":
+        logger.warning(text)
+    else:
+        click.echo(f"warning: {text}", err=True)
+
+
+def _failed(settings: GatewaySettings, text: str) -> Exception:
+    """Return what ends the command; in a log of JSON lines the reason is one of them."""
+    if settings.log_format == "json":
+        logger.critical(text)
+        return click.exceptions.Exit(1)
+    return click.ClickException(text)
 
 
 def is_in_the_clear(settings: GatewaySettings) -> bool:
@@ -105,29 +127,44 @@ def is_in_the_clear(settings: GatewaySettings) -> bool:
         return settings.host != "localhost"
 
 
-def _run(settings: GatewaySettings, listening: Any) -> None:
-    import logging
+@contextlib.asynccontextmanager
+async def _serving(server: GatewayServer) -> AsyncIterator[asyncio.Task[None]]:
+    """Serve meanwhile: probes are answered while the store opens. Stops at an error."""
+    task = asyncio.create_task(server.serve(), name="guard-gateway-server")
+    try:
+        yield task
+    except BaseException:
+        server.stop()
+        await asyncio.gather(task, return_exceptions=True)
+        raise
 
+
+def _stop_on_signals(loop: asyncio.AbstractEventLoop, server: GatewayServer) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, server.stop)
+
+
+def _run(settings: GatewaySettings, listening: Any) -> None:
     from guard.gateway.app import GatewayApp
     from guard.gateway.bootstrap import first_run
     from guard.gateway.server import GatewayServer, new_event_loop, tune_process
     from guard.gateway.tls import files_of, fingerprint
 
-    logging.basicConfig(
-        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
-    )
     tls = files_of(settings)
 
     async def main() -> None:
         app = GatewayApp(settings)
         server = GatewayServer(app, listening, tls)
+        async with _serving(server) as served:
+            await start(app, server)
+            await served
+
+    async def start(app: GatewayApp, server: GatewayServer) -> None:
         await app.open()
-        try:
-            made = await first_run(app.storage, app.clock_ms())
-        except BaseException:
-            await app.close()
-            raise
+        made = await first_run(app.storage, app.clock_ms())
         loop = asyncio.get_running_loop()
+        if not sys.stdin.isatty():  # else there may be a prompt, which a signal has to end
+            _stop_on_signals(loop, server)
         if tls is not None or not sys.stdin.isatty():  # a closed terminal still ends it
             loop.add_signal_handler(signal.SIGHUP, server.reload_certificate)
         click.echo(f"guard gateway on {server.base_url}")
@@ -139,21 +176,16 @@ def _run(settings: GatewaySettings, listening: Any) -> None:
             click.echo("Clients pin the certificate:")
             click.echo(f"  GUARD_TLS_FINGERPRINT={fingerprint(tls[0])}")
         if is_in_the_clear(settings):
-            click.echo(
-                f"warning: {server.base_url} is not encrypted, and keys can be read on the "
-                "network. Use --tls-self-signed or --tls-cert, or a TLS proxy in front (name it "
-                "with --trusted-proxy).",
-                err=True,
+            _warn(
+                settings,
+                f"{server.base_url} is not encrypted, and keys can be read on the network. Use "
+                "--tls-self-signed or --tls-cert, or a TLS proxy in front (name it with "
+                "--trusted-proxy).",
             )
-        try:
-            await greet(app, server.base_url)
-        except BaseException:
-            await app.close()
-            raise
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, server.stop)
+        await greet(app, server.base_url)
+        _stop_on_signals(loop, server)
         tune_process()
-        await server.serve()
+        logger.info("ready on %s", server.base_url)
 
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         runner.run(main())

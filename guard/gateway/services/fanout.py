@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -20,6 +21,7 @@ class Subscription:
         self.key_id = key_id
         self.pushes = pushes
         self.overrun = False
+        self.ended = False
         self._queue: asyncio.Queue[wire.ControlMessage | None] = asyncio.Queue()
 
     def offer(self, message: wire.ControlMessage | None) -> None:
@@ -28,6 +30,11 @@ class Subscription:
             self.overrun = True
         else:
             self._queue.put_nowait(message)
+
+    def end(self) -> None:
+        """Have the channel end."""
+        self.ended = True
+        self._queue.put_nowait(None)
 
     def offer_recall(self, message: wire.ControlMessage) -> bool:
         """Queue a message that is worth nothing later; ``False`` when the channel is behind."""
@@ -63,6 +70,7 @@ class Hub:
             pushes: whether messages are pushed to the client; else it polls for stored ones.
         """
         subscription = Subscription(key_id, pushes=pushes)
+        subscription.ended = self.closing
         self._subscriptions.setdefault(organisation_id, set()).add(subscription)
         self._count += 1
         self._pushed += pushes
@@ -111,12 +119,21 @@ class Hub:
                 asked += subscription.offer_recall(message)
         return asked
 
-    def close(self) -> None:
-        """Wake every channel so that it can end."""
+    def close(self, spread_s: float = 0.0) -> None:
+        """End every channel: polls at once, sockets within a time.
+
+        Args:
+            spread_s: sockets end at random moments of it, and serve until then, so that their
+                clients do not all come to another gateway at the same one.
+        """
         self.closing = True
+        loop = asyncio.get_running_loop()
         for group in self._subscriptions.values():
             for subscription in group:
-                subscription.offer(None)
+                if subscription.pushes and spread_s:
+                    loop.call_later(random.uniform(0, spread_s), subscription.end)
+                else:
+                    subscription.end()
 
     def count_of(self, organisation_id: str) -> int:
         """Return how many channels of one organisation are open."""

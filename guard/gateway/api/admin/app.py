@@ -19,6 +19,7 @@ from guard.gateway.api.http import ProblemError, decoded, fail, headers_of, read
 from guard.gateway.domain.commands import Actor
 from guard.gateway.domain.errors import ConflictError, NotFoundError, StoreError
 from guard.gateway.services.keys import KeyRing
+from guard.gateway.services.logs import note_request
 from guard.gateway.storage.port import Directory
 
 ADMIN_PATH: Final = "/api/v1/admin"
@@ -90,6 +91,7 @@ class AdminApp:
                 headers=[(b"www-authenticate", b'Bearer realm="guard admin"')],
             )
         bound_to = found.key.organisation_id
+        note_request(bound_to, headers.get(b"x-request-id"))
         wanted = request.query_params.get("organisation")
         if wanted is not None and bound_to is not None and wanted != bound_to:
             raise fail(403, "GD-W004", "Other tenant", "the admin key is for another organisation")

@@ -1,0 +1,275 @@
+"""Operating a gateway: its log, its probes, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from guard.gateway.api import health
+from guard.gateway.api.socket import CLOSE_GOING_AWAY
+from guard.gateway.app import GatewayApp
+from guard.gateway.cli.serve import _serving
+from guard.gateway.domain.errors import StoreError
+from guard.gateway.embedded import Gateway
+from guard.gateway.server import GatewayServer, bind
+from guard.gateway.services import logs
+from guard.gateway.settings import GatewaySettings
+from tests.gateway.conftest import SERVE, Served, Tenant
+from tests.support.asker import asker, close_code
+from tests.support.waiting import until
+
+# -- log -------------------------------------------------------------------------------------------
+
+KEY = "gdk_qYxm-k2_9vF3"
+
+
+def line_of(message: str, *arguments: Any, **fields: Any) -> dict[str, str]:
+    record = logging.LogRecord("a.b", logging.WARNING, "f.py", 1, message, arguments, None)
+    vars(record).update(fields)
+    text = logs.JsonFormatter().format(record)
+    assert "\n" not in text
+    found: dict[str, str] = json.loads(text)
+    return found
+
+
+def test_a_line_is_an_object() -> None:
+    found = line_of("%s\n%s", "one", "two", created=1_800_000_000.5)
+    assert found == {"time": "2027-01-15T08:00:00.500Z", "level": "warning", "logger": "a.b",
+                     "message": "one\ntwo"}  # fmt: skip
+
+
+def test_secrets_are_not_in_either_format() -> None:
+    try:
+        raise ValueError(f"key {KEY} at postgresql://guard:hunter2@db/guard, whsec_AbC+/d=")
+    except ValueError:
+        record = logging.LogRecord("a", 40, "f", 1, "failed with %s", (KEY,), sys.exc_info())
+    for formatter in (logs.JsonFormatter(), logs.TextFormatter()):
+        text = formatter.format(record)
+        assert "Traceback" in text
+        assert "gdk_..." in text
+        assert "postgresql://guard:...@db/guard" in text
+        for secret in (KEY, KEY.removeprefix("gdk_"), "hunter2", "AbC"):
+            assert secret not in text
+
+
+def test_a_failed_request_names_its_organisation(
+    gateway: Gateway, tenant: Tenant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[dict[str, str]] = []
+
+    class Lines(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(json.loads(logs.JsonFormatter().format(record)))
+
+    def fail(*_: Any) -> Any:
+        raise RuntimeError(f"it broke with {tenant.api_key}")
+
+    handler = Lines()
+    logging.getLogger().addHandler(handler)
+    try:
+        monkeypatch.setattr("guard.gateway.services.gatekeeper.Gatekeeper.release", fail)
+        headers = {"X-Request-Id": "r-1"}
+        reply = tenant.http.post("/gate/release", json={"reservation_id": "r"}, headers=headers)
+        assert reply.status_code == 500
+
+        async def over_the_socket() -> None:
+            async with asker(gateway.base_url, tenant.api_key) as client:
+                wrong = {"id": "a-1", "op": "gate/release", "body": {"reservation_id": "r"}}
+                [(status, _)] = await client.ask(wrong)
+                assert status == 500
+
+        asyncio.run(over_the_socket())
+    finally:
+        logging.getLogger().removeHandler(handler)
+    errors = [line for line in lines if line["level"] == "error"]
+    assert [(e["organisation_id"], e["request_id"]) for e in errors] == [
+        (tenant.organisation_id, "r-1"), (tenant.organisation_id, "a-1"),
+    ]  # fmt: skip
+    assert all("it broke with gdk_..." in each["exception"] for each in errors)
+    assert tenant.api_key not in json.dumps(lines)
+
+
+def test_everything_on_standard_error_is_json(tmp_path: Path) -> None:
+    """What is said once, before a fault ends it, and the fault."""
+    (tmp_path / "g.sqlite3").write_bytes(b"no database at all, but a long enough text" * 99)
+    done = subprocess.run(
+        [sys.executable, "-c", SERVE, "serve", "--port", "0", "--log-format", "json",
+         "--log-level", "info", "--database", str(tmp_path / "g.sqlite3")],
+        env={**os.environ, "GUARD_GATEWAY_DURABEL": "1"}, capture_output=True, text=True,
+        timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 1
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert "did you mean GUARD_GATEWAY_DURABLE?" in lines[0]["message"]
+    assert (lines[-1]["level"], lines[-1]["message"]) == (
+        "critical", "cannot open the database: file is not a database",
+    )  # fmt: skip
+
+
+# -- probes ----------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def opening(path: Path) -> AsyncIterator[tuple[GatewayApp, httpx.AsyncClient]]:
+    """Serve an application that is not open yet."""
+    app = GatewayApp(GatewaySettings(database=path))
+    with contextlib.closing(bind("127.0.0.1", 0)) as listening:
+        server = GatewayServer(app, listening)
+        async with _serving(server) as served:
+            async with httpx.AsyncClient(base_url=server.base_url, trust_env=False) as http:
+                yield app, http
+            server.stop()
+            await served
+
+
+@pytest.mark.asyncio
+async def test_not_ready_while_migrating(tmp_path: Path) -> None:
+    path = tmp_path / "g.sqlite3"
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("PRAGMA journal_mode = WAL")
+    other.execute("BEGIN IMMEDIATE")  # the migration waits for this one
+    async with opening(path) as (app, http):
+        open_it = asyncio.create_task(app.open())
+        assert (await http.get("/healthz")).status_code == 200
+        starting = await http.get("/readyz")
+        assert (starting.status_code, starting.json()["error_code"]) == (503, "GD-B002")
+        assert "guard_gateway_build_info" in (await http.get("/metrics")).text
+        early = asyncio.create_task(http.post("/gate", json={}))
+        late = await http.post("/gate", json={})
+        assert (late.status_code, late.headers["retry-after"]) == (503, "1"), "it waited in vain"
+        waiting = asyncio.create_task(http.post("/gate", json={}))
+        await asyncio.sleep(0.1)
+        other.execute("ROLLBACK")
+        other.close()
+        await open_it
+        assert (await early).status_code == 503
+        assert (await waiting).status_code == 400, "answered once it is open: no protocol is named"
+        assert (await http.get("/readyz")).status_code == 200
+
+
+@pytest.mark.asyncio
+async def test_not_ready_without_its_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "READY_WAIT_S", 0.2)
+    go_on = threading.Event()
+    async with opening(tmp_path / "g.sqlite3") as (app, http):
+        await app.open()
+        assert (await http.get("/readyz")).status_code == 200
+        stuck = app.storage.write(lambda _: go_on.wait(20), weight=10_000)  # type: ignore[attr-defined]
+        assert (await http.get("/readyz")).status_code == 503
+        assert (await http.get("/healthz")).status_code == 200
+        go_on.set()
+        await stuck
+        assert (await http.get("/readyz")).status_code == 200
+        await app.storage.close()
+        assert (await http.get("/readyz")).status_code == 503
+
+
+@pytest.mark.asyncio
+async def test_a_store_that_cannot_be_opened_ends_the_server(tmp_path: Path) -> None:
+    (tmp_path / "g.sqlite3").mkdir()
+    with pytest.raises(StoreError):
+        async with opening(tmp_path / "g.sqlite3") as (app, _):
+            await app.open()
+
+
+# -- the end ---------------------------------------------------------------------------------------
+
+
+def begin(served: Served, size: int) -> socket.socket:
+    """Send the head of a request whose body of that size does not come."""
+    host, port = served.base_url.removeprefix("http://").split(":")
+    raw = socket.create_connection((host, int(port)), timeout=20)
+    raw.sendall(
+        f"POST /gate HTTP/1.1\r\nhost: {host}\r\nx-api-key: {served.api_key}\r\n"
+        f"x-guard-protocol: 3\r\ncontent-type: application/json\r\n"
+        f"content-length: {size}\r\n\r\n".encode()
+    )
+    return raw
+
+
+def test_a_request_under_way_is_answered_and_no_other_is_taken(
+    serve: Callable[..., Served],
+) -> None:
+    served = serve("--drain-timeout-ms", "20000")
+    body = json.dumps({"call_id": "c", "kind": "call", "function": "f"}).encode()
+    raw = begin(served, len(body))
+    httpx.get(f"{served.base_url}/healthz")
+    served.process.send_signal(signal.SIGTERM)
+    until(lambda: not _accepts(served.base_url), 20)
+    raw.sendall(body)
+    answer = raw.recv(65_536)
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert b'"decision":"allow"' in answer
+    assert served.process.wait(10) == 0
+    raw.close()
+
+
+def test_a_request_that_does_not_end_does_not_hold_it(serve: Callable[..., Served]) -> None:
+    served = serve("--drain-timeout-ms", "1000", "--request-deadline-ms", "60000")
+    raw = begin(served, 100)
+    httpx.get(f"{served.base_url}/healthz")
+    started = time.monotonic()
+    served.process.send_signal(signal.SIGTERM)
+    assert served.process.wait(20) == 0
+    assert time.monotonic() - started < 10, "far below the deadline of the request"
+    raw.close()
+
+
+def test_ready_says_no_before_it_stops_accepting(serve: Callable[..., Served]) -> None:
+    served = serve("--drain-delay-ms", "60000")
+    served.process.send_signal(signal.SIGTERM)
+    until(lambda: httpx.get(f"{served.base_url}/readyz").status_code == 503, 20)
+    headers = {"X-API-Key": served.api_key, "X-Guard-Protocol": "3"}
+    body = {"call_id": "c", "kind": "call", "function": "f"}
+    reply = httpx.post(f"{served.base_url}/gate", json=body, headers=headers)
+    assert reply.status_code == 200, "requests are served in the meantime"
+    served.process.send_signal(signal.SIGTERM)  # whoever asks twice does not want to wait
+    assert served.process.wait(20) == 0
+
+
+@pytest.mark.asyncio
+async def test_sockets_are_told_to_move_one_after_another(serve: Callable[..., Served]) -> None:
+    served = await asyncio.to_thread(serve, "--drain-timeout-ms", "10000")
+    loop, count = asyncio.get_running_loop(), 200
+    async with contextlib.AsyncExitStack() as stack:
+        clients = [
+            await stack.enter_async_context(asker(served.base_url, served.api_key))
+            for _ in range(count)
+        ]
+        for client in clients:
+            await client.read()  # the hello
+
+        async def told(client: Any) -> tuple[int | None, float]:
+            return await close_code(client.channel), loop.time()
+
+        waiting = [asyncio.create_task(told(client)) for client in clients]
+        await asyncio.sleep(0.1)
+        served.process.send_signal(signal.SIGTERM)
+        ends = await asyncio.gather(*waiting)
+        assert {code for code, _ in ends} == {CLOSE_GOING_AWAY}
+        times = sorted(at for _, at in ends)
+        assert times[-1] - times[0] > count / 1000 / 2, "spread, not all at one moment"
+    assert await asyncio.to_thread(served.process.wait, 20) == 0
+
+
+def _accepts(base_url: str) -> bool:
+    try:
+        return httpx.get(f"{base_url}/healthz").status_code == 200
+    except httpx.TransportError:
+        return False
