@@ -53,7 +53,7 @@ from guard.gateway.services.webhooks import WebhookSender
 from guard.gateway.settings import GatewaySettings
 from guard.gateway.storage.memory_rates import MemoryRates
 from guard.gateway.storage.port import Storage
-from guard.gateway.storage.sqlite.rows import monotonic_clock_ms, wall_clock_ms
+from guard.gateway.storage.sql.rows import monotonic_clock_ms, wall_clock_ms
 from guard.gateway.storage.sqlite.store import SqliteStorage
 
 logger = logging.getLogger(__name__)

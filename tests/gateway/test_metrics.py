@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from guard.gateway.domain.records import Webhook
 from guard.gateway.embedded import Gateway, run_gateway
 from guard.gateway.ledger import webhooks
-from guard.gateway.storage.sqlite import samples
+from guard.gateway.storage.sql import samples
 from guard.gateway.storage.sqlite.store import SqliteStorage
 from tests.gateway.conftest import Tenant, new_tenant
 from tests.support.asker import ask, asker, call

@@ -14,9 +14,9 @@ from guard.core import wire
 from guard.gateway.domain import windows
 from guard.gateway.domain.commands import PricedEvent
 from guard.gateway.ledger.state import SCOPE_KINDS
+from guard.gateway.storage.sql.scope_totals import ScopeTotals
+from guard.gateway.storage.sql.tables import Tables
 from guard.gateway.storage.sqlite import schema as sqlite_schema
-from guard.gateway.storage.sqlite.scope_totals import ScopeTotals
-from guard.gateway.storage.sqlite.tables import Tables
 
 NOW = 1_800_000_000_000
 HOUR = windows.HOUR_MS

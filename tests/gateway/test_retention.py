@@ -19,8 +19,8 @@ from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.records import OrganisationSettings
 from guard.gateway.embedded import run_gateway
 from guard.gateway.storage.port import Storage
+from guard.gateway.storage.sql import retention as sqlite_retention
 from guard.gateway.storage.sqlite import engine as sqlite_engine
-from guard.gateway.storage.sqlite import retention as sqlite_retention
 from guard.gateway.storage.sqlite.store import SqliteStorage
 from tests.support.store import ACTOR, DAY, Clock, Store
 from tests.support.waiting import until

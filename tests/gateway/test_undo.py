@@ -26,8 +26,8 @@ from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.records import Budget, OrganisationSettings, Webhook
 from guard.gateway.ledger import catalogue, charge, control, directory, expiry, gate, webhooks
 from guard.gateway.ledger.state import Scopes
+from guard.gateway.storage.sql.retention import Retention
 from guard.gateway.storage.sqlite import schema
-from guard.gateway.storage.sqlite.retention import Retention
 from guard.gateway.storage.sqlite.store import SqliteStorage
 from guard.gateway.storage.sqlite.unit_of_work import SqliteUnitOfWork
 from tests.support.store import ACTOR, DAY, Clock, Store

@@ -13,9 +13,9 @@ import pytest_asyncio
 
 from guard.core import wire
 from guard.gateway.domain.commands import IngestCommand, PricedEvent, Request
+from guard.gateway.storage.sql.retention import STEP_ROWS, STEPS_MAX
 from guard.gateway.storage.sqlite import engine
 from guard.gateway.storage.sqlite.backup import backup
-from guard.gateway.storage.sqlite.retention import STEP_ROWS, STEPS_MAX
 from guard.gateway.storage.sqlite.store import SqliteStorage
 from tests.support import large_store
 from tests.support.store import DAY, Clock

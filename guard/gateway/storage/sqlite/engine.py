@@ -17,10 +17,11 @@ from guard.gateway.domain.errors import StoreError
 from guard.gateway.domain.statistics import StoreStatistics
 from guard.gateway.ledger.state import Scopes
 from guard.gateway.storage.group_writer import ANYTHING, INLINE_WEIGHT_MAX, GroupWriter
-from guard.gateway.storage.sqlite import samples, schema
+from guard.gateway.storage.sql import samples
+from guard.gateway.storage.sql.retention import STEPS_MAX, Retention
+from guard.gateway.storage.sql.rows import monotonic_clock_ms, wall_clock_ms
+from guard.gateway.storage.sqlite import schema
 from guard.gateway.storage.sqlite.read_pool import Connection, ReadPool
-from guard.gateway.storage.sqlite.retention import STEPS_MAX, Retention
-from guard.gateway.storage.sqlite.rows import monotonic_clock_ms, wall_clock_ms
 from guard.gateway.storage.sqlite.unit_of_work import SqliteUnitOfWork
 
 T = TypeVar("T")

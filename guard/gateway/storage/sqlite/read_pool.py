@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,21 +27,24 @@ class Connection:
         """Return all rows of a query."""
         return self.sqlite.execute(sql, arguments).fetchall()
 
+    def stream(self, sql: str) -> Iterable[Any]:
+        """Return the rows of a query one by one."""
+        return self.sqlite.execute(sql)
+
+    @contextlib.contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Have all queries of a block see the same state."""
+        self.sqlite.execute("BEGIN")
+        try:
+            yield
+        finally:
+            self.sqlite.execute("COMMIT")
+
     def checkpoint(self) -> int:
         """Copy what can be copied of the write-ahead log; return the bytes of it in use."""
         _, log_pages, _ = self.sqlite.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         (page_bytes,) = self.sqlite.execute("PRAGMA page_size").fetchone()
         return int(log_pages) * int(page_bytes)
-
-
-def equals(**values: Any) -> tuple[str, list[Any]]:
-    """Return a condition on columns and its arguments; columns that are ``None`` are left out.
-
-    >>> equals(organisation_id="o", workflow_id=None)
-    ('organisation_id = ?', ['o'])
-    """
-    asked = {name: value for name, value in values.items() if value is not None}
-    return " AND ".join(f"{name} = ?" for name in asked), list(asked.values())
 
 
 class ReadPool:

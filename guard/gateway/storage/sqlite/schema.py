@@ -6,7 +6,7 @@ import sqlite3
 from typing import Final
 
 from guard.gateway.domain import models
-from guard.gateway.storage.sqlite import scope_days, scope_totals_migration, user_scope
+from guard.gateway.storage.sqlite import scope_totals_migration, user_scope
 
 _V1: Final = """
 CREATE TABLE organisations (
@@ -200,6 +200,18 @@ CREATE INDEX events_response ON events (organisation_id, provider, response_id, 
 """
 """Vendors re-use the ids of responses: only the same request's answer is a repeat."""
 
+_V7: Final = """
+CREATE TABLE scope_days (
+  organisation_id TEXT NOT NULL, scope_kind TEXT NOT NULL, scope_id TEXT NOT NULL,
+  day_ms INTEGER NOT NULL, cost_nanousd INTEGER NOT NULL, events INTEGER NOT NULL,
+  llm_calls INTEGER NOT NULL, tool_calls INTEGER NOT NULL, input_tokens INTEGER NOT NULL,
+  output_tokens INTEGER NOT NULL, unpriced INTEGER NOT NULL,
+  PRIMARY KEY (organisation_id, scope_kind, scope_id, day_ms)
+) STRICT, WITHOUT ROWID;
+INSERT INTO facts VALUES ('summed_event_seq', '0');
+"""
+"""What is stored already is summed by the first sweeps."""
+
 _V8: Final = """
 ALTER TABLE estimates ADD COLUMN model TEXT;
 ALTER TABLE estimates ADD COLUMN model_at_ms INTEGER NOT NULL DEFAULT 0;
@@ -216,7 +228,7 @@ CREATE INDEX approvals_present ON approvals (present_until_ms) WHERE status = 'p
 """What the caller of an approval shows, and until when it is known to wait."""
 
 MIGRATIONS: Final = (
-    _V1, _V2, _V3, _V4, scope_totals_migration.SCRIPT, _V6, scope_days.TABLE, _V8, _V9, _V10,
+    _V1, _V2, _V3, _V4, scope_totals_migration.SCRIPT, _V6, _V7, _V8, _V9, _V10,
     user_scope.SCRIPT,
 )  # fmt: skip
 

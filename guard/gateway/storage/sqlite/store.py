@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from guard.gateway.storage.commands import CommandStorage
-from guard.gateway.storage.sqlite.analytics import SqliteReports
-from guard.gateway.storage.sqlite.dashboard import SqliteDashboard
-from guard.gateway.storage.sqlite.queries import SqliteQueries
+from guard.gateway.storage.sql.analytics import Reports
+from guard.gateway.storage.sql.dashboard import Dashboard
+from guard.gateway.storage.sql.queries import Queries
+from guard.gateway.storage.sqlite.engine import SqliteEngine
 
 
-class SqliteStorage(SqliteQueries, SqliteReports, SqliteDashboard, CommandStorage):
+class SqliteStorage(SqliteEngine, Queries, Reports, Dashboard, CommandStorage):
     """Implements :class:`guard.gateway.storage.port.Storage` on one file.
 
     Args:

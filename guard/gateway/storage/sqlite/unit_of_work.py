@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import secrets
 import sqlite3
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from guard.core.ids import IdFactory
 from guard.gateway.domain.clock import SteadyClock
 from guard.gateway.domain.commands import PostCommitEvent
 from guard.gateway.ledger.state import Scopes
-from guard.gateway.storage.sqlite.catalogue_tables import CatalogueTables
-from guard.gateway.storage.sqlite.directory_tables import DirectoryTables
-from guard.gateway.storage.sqlite.money import MoneyTables
-from guard.gateway.storage.sqlite.scope_days import ScopeDays
+from guard.gateway.storage.sql.unit_of_work import SqlUnitOfWork
 
 
-class SqliteUnitOfWork(CatalogueTables, DirectoryTables, MoneyTables):
+class SqliteUnitOfWork(SqlUnitOfWork):
     """Implements :class:`guard.gateway.ledger.unit_of_work.UnitOfWork`.
 
     The caches are filled once, when the file is opened, and stay valid from one unit to the next,
-    because one process owns the file. The undo log undoes a failed command or unit; nothing is read
-    again.
+    because one process owns the file.
     """
+
+    connection: sqlite3.Connection
 
     def __init__(
         self,
@@ -31,11 +28,9 @@ class SqliteUnitOfWork(CatalogueTables, DirectoryTables, MoneyTables):
         monotonic_ms: Callable[[], int],
     ) -> None:
         super().__init__(connection)
-        self.ids = IdFactory()
-        self.incarnation = secrets.token_hex(8)
+        self.load_organisations()
+        self.load_open()
         self._clock_ms = clock_ms
-        self._events: list[PostCommitEvent] = []
-        self.scope_days = ScopeDays(self)
         row = self.row("SELECT value FROM facts WHERE name = 'clock_ms'")
         last_ms = 0 if row is None else int(row[0])
         self._monotonic_ms = monotonic_ms
@@ -55,34 +50,19 @@ class SqliteUnitOfWork(CatalogueTables, DirectoryTables, MoneyTables):
         """Write back everything that changed, commit, and return the post-commit events."""
         self.flush()
         self.connection.execute("COMMIT")
-        self.counts.committed()
-        self.undo_log.clear()
-        events, self._events = self._events, []
-        return events
+        return self.committed()
 
     def rollback(self) -> None:
         """Undo everything since :meth:`begin`, in the database and in the caches."""
-        self._has_savepoint = False
-        self._restore(0)
-        self._forget_changes()
-        # The oldest reservation comes first again, as ``housekeep`` expects.
-        in_order = sorted(self.reservations.items())
-        self.reservations.clear()
-        self.reservations.update(in_order)
-        self.counts.start(self.leases.values())
-        self.undo_log.clear()
-        self._answers.forget()
-        self.rollups.forget()
-        self.totals.forget()
-        self.seen.forget()
-        self._events.clear()
+        self.undo_all()
         if self.connection.in_transaction:
             self.connection.execute("ROLLBACK")
 
-    def announce(self, event: PostCommitEvent) -> None:
-        """Deliver an event once the unit has committed."""
-        self._events.append(event)
-        self.on_undo(self._events.pop)
+    def insert_numbered(self, column: str, sql: str, arguments: tuple[Any, ...]) -> int:
+        """Insert a row whose number the database chooses, and return the number."""
+        self.write(sql, arguments)
+        (number,) = self.connection.execute("SELECT last_insert_rowid()").fetchone()
+        return int(number)
 
     # -- maintenance ---------------------------------------------------------------------------
 
@@ -106,6 +86,5 @@ class SqliteUnitOfWork(CatalogueTables, DirectoryTables, MoneyTables):
         self.write("DELETE FROM nonces WHERE expires_at_ms < ?", (self.now_ms,))
         # Ids of one millisecond have no order across processes, so only the time is stored.
         oldest = next(iter(self.reservations), None) or self.ids.uuid7(self.now_ms)
-        millisecond = oldest[: len("xxxxxxxx-xxxx")]
-        self.write("INSERT OR REPLACE INTO facts VALUES ('oldest_open', ?)", (millisecond,))
-        self.write("INSERT OR REPLACE INTO facts VALUES ('clock_ms', ?)", (str(self.now_ms),))
+        self.save_fact("oldest_open", oldest[: len("xxxxxxxx-xxxx")])
+        self.save_fact("clock_ms", str(self.now_ms))

@@ -8,7 +8,7 @@ from typing import Any, Final
 from guard.core import wire
 from guard.gateway.domain.commands import PricedEvent, Refusal, Request
 from guard.gateway.domain.usage import DAY_MS, HOUR_MS, MINUTE_MS, ROLLUP_SIZES_MS
-from guard.gateway.storage.sqlite.tables import Tables
+from guard.gateway.storage.sql.tables import Tables
 
 REFUSALS_MAX: Final = 100_000
 _KEEP_MS: Final = {MINUTE_MS: 2 * DAY_MS, HOUR_MS: 400 * DAY_MS}
@@ -17,20 +17,38 @@ _PRUNE_ROWS: Final = 5000
 _REASON_MAX: Final = 512
 
 
-def _write(table: str, keys: int, *names: str) -> str:
+def _write(table: str, keys: tuple[str, ...], *names: str) -> str:
     """Return SQL that adds numbers to a rollup; a sum ends where it would overflow."""
     sums = ", ".join(
-        f"{name} = min({name} + excluded.{name}, {wire.NANOUSD_MAX})" for name in names
+        f"{name} = min(t.{name} + excluded.{name}, {wire.NANOUSD_MAX})" for name in names
     )
-    places = ",".join("?" * (keys + len(names)))
-    return f"INSERT INTO {table} VALUES ({places}) ON CONFLICT DO UPDATE SET {sums}"  # noqa: S608 (constants of this module)
+    places = ",".join("?" * (len(keys) + len(names)))
+    return (
+        f"INSERT INTO {table} AS t VALUES ({places})"  # noqa: S608 (constants of this module)
+        f" ON CONFLICT ({', '.join(keys)}) DO UPDATE SET {sums}"
+    )
+
+
+_BUCKET: Final = ("organisation_id", "size_ms", "bucket_ms")
 
 
 _WRITE_WORKFLOW: Final = _write(
-    "usage_rollups", 5, "cost_nanousd", "llm_calls", "tool_calls", "input_tokens", "output_tokens"
+    "usage_rollups",
+    (*_BUCKET, "workflow_id", "model"),
+    "cost_nanousd",
+    "llm_calls",
+    "tool_calls",
+    "input_tokens",
+    "output_tokens",
 )
 _WRITE_ORGANISATION: Final = _write(
-    "organisation_rollups", 6, "events", "cost_nanousd", "input_tokens", "output_tokens", "unpriced"
+    "organisation_rollups",
+    (*_BUCKET, "type", "provider", "model"),
+    "events",
+    "cost_nanousd",
+    "input_tokens",
+    "output_tokens",
+    "unpriced",
 )
 
 

@@ -14,7 +14,7 @@ from guard.core.wire import NANOUSD_MAX
 from guard.gateway.domain.commands import PricedEvent
 from guard.gateway.domain.windows import DAY_MS, HOUR_MS, period_of
 from guard.gateway.ledger.state import SCOPE_KINDS, ScopeKeys
-from guard.gateway.storage.sqlite.tables import Tables
+from guard.gateway.storage.sql.tables import Tables
 
 COLUMNS: Final = {"workflow": "workflow_id", "agent": "agent", "chain": "chain_id",
                   "user": "user_id", "key": "key_id", "model": "model",
@@ -22,19 +22,19 @@ COLUMNS: Final = {"workflow": "workflow_id", "agent": "agent", "chain": "chain_i
 """The column of an event that names its scope, by kind; a run is not a scope of budgets."""
 
 _PERIODS: Final = ", ".join(
-    f"{size}_nanousd = CASE WHEN excluded.{size}_ms > {size}_ms THEN excluded.{size}_nanousd"
-    f" WHEN excluded.{size}_ms = {size}_ms THEN {size}_nanousd + excluded.{size}_nanousd"
-    f" ELSE {size}_nanousd END, {size}_ms = max({size}_ms, excluded.{size}_ms)"
+    f"{size}_nanousd = CASE WHEN excluded.{size}_ms > t.{size}_ms THEN excluded.{size}_nanousd"
+    f" WHEN excluded.{size}_ms = t.{size}_ms THEN t.{size}_nanousd + excluded.{size}_nanousd"
+    f" ELSE t.{size}_nanousd END, {size}_ms = max(t.{size}_ms, excluded.{size}_ms)"
     for size in ("hour", "day", "month")
 )
 _COUNTERS: Final = ", ".join(
-    f"{name} = min({name} + excluded.{name}, {NANOUSD_MAX})"
+    f"{name} = min(t.{name} + excluded.{name}, {NANOUSD_MAX})"
     for name in ("cost_nanousd", "events", "llm_calls", "tool_calls", "input_tokens",
                  "output_tokens", "unpriced")
 )  # fmt: skip
 _WRITE: Final = (
-    f"INSERT INTO scope_totals VALUES ({','.join('?' * 16)}) ON CONFLICT DO UPDATE SET"  # noqa: S608 (constants of this module)
-    f" {_PERIODS}, {_COUNTERS}"
+    f"INSERT INTO scope_totals AS t VALUES ({','.join('?' * 16)})"  # noqa: S608 (constants of this module)
+    f" ON CONFLICT (organisation_id, scope_kind, scope_id) DO UPDATE SET {_PERIODS}, {_COUNTERS}"
 )
 
 

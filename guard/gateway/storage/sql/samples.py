@@ -6,8 +6,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from guard.gateway.storage.sqlite.read_pool import Connection
-from guard.gateway.storage.sqlite.retention import cutoff_ms
+from guard.gateway.storage.sql.connection import Connection
+from guard.gateway.storage.sql.retention import cutoff_ms
 
 INTERVAL_MS: Final = 5000
 BACKLOG_MAX: Final = 10_000
@@ -43,7 +43,7 @@ def read(reading: Connection, now_ms: int, keep_ms: int) -> Samples:
         lag_ms = max(0, cutoff_ms(now_ms, keep_ms) - oldest[0][0])
     [(backlog,)] = reading.rows(
         "SELECT count(*) FROM (SELECT 1 FROM deliveries INDEXED BY deliveries_due"
-        " WHERE delivered_at_ms IS NULL AND failed = 0 LIMIT ?)",
+        " WHERE delivered_at_ms IS NULL AND failed = 0 LIMIT ?) due",
         BACKLOG_MAX,
     )
     return Samples(now_ms, lag_ms / 1000, backlog)

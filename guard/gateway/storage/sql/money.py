@@ -1,13 +1,12 @@
-"""Balances, reservations, events and estimates of the SQLite unit of work.
+"""Balances, reservations, events and estimates of a unit of work over SQL.
 
-One process owns the file, so cached rows stay valid from one unit to the next. Rows that many
-requests share are changed in memory and written once for each group of commands.
+Rows are cached from one unit to the next; the engine drops what another process may have changed.
+Rows that many requests share are changed in memory and written once for each group of commands.
 """
 
 from __future__ import annotations
 
 import heapq
-import sqlite3
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -17,24 +16,25 @@ from guard.gateway.domain.commands import PricedEvent, Refusal, Request
 from guard.gateway.domain.estimates import Estimate
 from guard.gateway.domain.ledger import Account, Balance, Reservation
 from guard.gateway.ledger.state import Chain, OrganisationState, ScopeKeys, StoredAnswer
-from guard.gateway.storage.sqlite.event_table import add_event
-from guard.gateway.storage.sqlite.replay import ReplayTable
-from guard.gateway.storage.sqlite.reservation_counts import ReservationCounts
-from guard.gateway.storage.sqlite.rows import (
+from guard.gateway.storage.sql.connection import Database
+from guard.gateway.storage.sql.event_table import add_event
+from guard.gateway.storage.sql.replay import ReplayTable
+from guard.gateway.storage.sql.reservation_counts import ReservationCounts
+from guard.gateway.storage.sql.rows import (
     balance_from_row,
     ids_text,
     reservation_from_row,
 )
-from guard.gateway.storage.sqlite.scope_totals import ScopeTotals
-from guard.gateway.storage.sqlite.seen_totals import SeenTotals
-from guard.gateway.storage.sqlite.tables import CACHE_MAX, Tables, make_room
-from guard.gateway.storage.sqlite.usage_rollups import UsageRollups
+from guard.gateway.storage.sql.scope_totals import ScopeTotals
+from guard.gateway.storage.sql.seen_totals import SeenTotals
+from guard.gateway.storage.sql.tables import CACHE_MAX, Tables, make_room
+from guard.gateway.storage.sql.usage_rollups import UsageRollups
 
 
 class MoneyTables(Tables):
     """Implements :class:`guard.gateway.ledger.unit_of_work.MoneyStore`."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: Database) -> None:
         super().__init__(connection)
         self.balances: dict[int, Balance] = {}
         self.reservations: dict[str, Reservation] = {}
@@ -53,6 +53,9 @@ class MoneyTables(Tables):
         self.rollups = UsageRollups(self)
         self.totals = ScopeTotals(self)
         self.seen = SeenTotals(self)
+
+    def load_open(self) -> None:
+        """Cache every open reservation and every exhausted balance."""
         for row in self.rows(
             "SELECT * FROM reservations WHERE reservation_id >= coalesce((SELECT value FROM facts"
             " WHERE name = 'oldest_open'), '') AND state = 'open'"
@@ -92,7 +95,8 @@ class MoneyTables(Tables):
 
     def add_balance(self, balance: Balance) -> Balance:
         """Insert a balance and return it with its number."""
-        cursor = self.write(
+        balance.balance_id = self.insert_numbered(
+            "balance_id",
             "INSERT INTO balances (budget_id, scope_id, period_start_ms, ends_ms, opening,"
             " committed, reserved, overspend, authorized_max, level, exhausted)"
             " VALUES (?,?,?,?,?,?,?,?,?,?,?)",
@@ -100,8 +104,6 @@ class MoneyTables(Tables):
              balance.opening, balance.committed, balance.reserved, balance.overspend,
              balance.authorized_max, balance.level, balance.exhausted),
         )  # fmt: skip
-        assert cursor.lastrowid is not None
-        balance.balance_id = cursor.lastrowid
         self.put(self.balances, balance.balance_id, balance)
         return balance
 
@@ -347,13 +349,18 @@ class MoneyTables(Tables):
         self.totals.flush()
         if self._dirty_chains:
             many(
-                "INSERT OR REPLACE INTO chains VALUES (?,?,?,?,?)",
+                "INSERT INTO chains VALUES (?,?,?,?,?) ON CONFLICT (organisation_id, chain_id)"
+                " DO UPDATE SET opened_at_ms = excluded.opened_at_ms,"
+                " expires_at_ms = excluded.expires_at_ms, closed = excluded.closed",
                 [(*key, c.opened_at_ms, c.expires_at_ms, c.closed)
                  for key in self._dirty_chains if (c := self.chains.get(key)) is not None],
             )  # fmt: skip
         if self._dirty_estimates:
             many(
-                "INSERT OR REPLACE INTO estimates VALUES (?,?,?,?,?,?,?)",
+                "INSERT INTO estimates VALUES (?,?,?,?,?,?,?)"
+                " ON CONFLICT (organisation_id, subject) DO UPDATE SET count = excluded.count,"
+                " mean = excluded.mean, variance = excluded.variance, model = excluded.model,"
+                " model_at_ms = excluded.model_at_ms",
                 [(*key, e.count, e.mean, e.variance, e.model, e.model_at_ms)
                  for key in self._dirty_estimates if (e := self.estimates.get(key)) is not None],
             )  # fmt: skip

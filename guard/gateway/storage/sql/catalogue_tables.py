@@ -1,18 +1,24 @@
-"""Budgets, policies, prices and webhooks of the SQLite unit of work."""
+"""Budgets, policies, prices and webhooks of a unit of work over SQL."""
 
 from __future__ import annotations
 
 import json
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
 from guard.core import wire
 from guard.gateway.domain import records
-from guard.gateway.storage.sqlite.control_tables import ControlTables
-from guard.gateway.storage.sqlite.rows import budget_from_row, webhook_from_row
+from guard.gateway.storage.sql.control_tables import ControlTables
+from guard.gateway.storage.sql.rows import budget_from_row, webhook_from_row
 
 T = TypeVar("T")
+_SAVE_BUDGET: Final = (
+    "INSERT INTO budgets VALUES (?,?,?,?,?,?,?,?,?,?,?,?) ON CONFLICT (budget_id) DO UPDATE SET"
+    " limit_nanousd = excluded.limit_nanousd, mode = excluded.mode,"
+    " epsilon_nanousd = excluded.epsilon_nanousd, thresholds = excluded.thresholds,"
+    " version = excluded.version, updated_at_ms = excluded.updated_at_ms"
+)
 
 
 class CatalogueTables(ControlTables):
@@ -29,7 +35,7 @@ class CatalogueTables(ControlTables):
         """Return the budget of the same organisation, scope and window."""
         row = self.row(
             "SELECT * FROM budgets WHERE organisation_id = ? AND scope_kind = ?"
-            " AND scope_id = ? AND window = ?",
+            " AND scope_id = ? AND \"window\" = ?",
             wanted.organisation_id, wanted.scope_kind, wanted.scope_id, wanted.window,
         )  # fmt: skip
         return None if row is None else budget_from_row(row)
@@ -43,7 +49,7 @@ class CatalogueTables(ControlTables):
         """Write a budget."""
         b = budget
         self.write(
-            "INSERT OR REPLACE INTO budgets VALUES (?,?,?,?,?,?,?,?,?,?,?,?)",
+            _SAVE_BUDGET,
             (b.budget_id, b.organisation_id, b.scope_kind, b.scope_id, b.window, b.limit_nanousd,
              b.mode, b.epsilon_nanousd, json.dumps(b.thresholds), b.version, b.created_at_ms,
              b.updated_at_ms),
@@ -113,7 +119,8 @@ class CatalogueTables(ControlTables):
     def save_price(self, price: records.Price) -> None:
         """Write a price."""
         self.write(
-            "INSERT OR REPLACE INTO prices VALUES (?,?,?,?,?)",
+            "INSERT INTO prices VALUES (?,?,?,?,?) ON CONFLICT (price_id) DO UPDATE SET"
+            " provider = excluded.provider, model = excluded.model, record = excluded.record",
             (price.price_id, price.organisation_id, price.provider, price.model,
              wire.encode(price).decode()),
         )  # fmt: skip
@@ -146,7 +153,9 @@ class CatalogueTables(ControlTables):
     def save_webhook(self, webhook: records.Webhook, secret: str) -> None:
         """Write a webhook."""
         self.write(
-            "INSERT OR REPLACE INTO webhooks VALUES (?,?,?,?,?,?,?)",
+            "INSERT INTO webhooks VALUES (?,?,?,?,?,?,?) ON CONFLICT (webhook_id) DO UPDATE SET"
+            " url = excluded.url, types = excluded.types, secret = excluded.secret,"
+            " enabled = excluded.enabled",
             (webhook.webhook_id, webhook.organisation_id, webhook.url, json.dumps(webhook.types),
              secret, webhook.enabled, webhook.created_at_ms),
         )  # fmt: skip
@@ -180,7 +189,7 @@ class CatalogueTables(ControlTables):
             " SELECT d.*, w.url, w.secret, ROW_NUMBER() OVER (PARTITION BY d.organisation_id"
             "  ORDER BY d.next_attempt_ms) AS place"
             " FROM deliveries d JOIN webhooks w USING (webhook_id) WHERE d.delivered_at_ms IS NULL"
-            " AND d.failed = 0 AND d.next_attempt_ms <= ?)"
+            " AND d.failed = 0 AND d.next_attempt_ms <= ?) due"
             " WHERE place <= ? ORDER BY place, next_attempt_ms LIMIT ?",
             self.now_ms, each, limit,
         )  # fmt: skip

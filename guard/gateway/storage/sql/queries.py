@@ -12,9 +12,8 @@ from guard.gateway.domain import records, usage
 from guard.gateway.domain.control import end_of, is_timed
 from guard.gateway.domain.operators import Operator, Session
 from guard.gateway.domain.usage import DAY_MS
-from guard.gateway.storage.sqlite.engine import SqliteEngine
-from guard.gateway.storage.sqlite.read_pool import Connection, equals
-from guard.gateway.storage.sqlite.rows import (
+from guard.gateway.storage.sql.connection import Connection, ReadingStore, equals
+from guard.gateway.storage.sql.rows import (
     budget_from_row,
     key_from_row,
     operator_from_row,
@@ -28,7 +27,7 @@ SNAPSHOT_BUDGETS_MAX: Final = 1000
 """Exhausted budgets in a snapshot, the newest ones; the gate knows of all."""
 
 
-class SqliteQueries(SqliteEngine):
+class Queries(ReadingStore):
     """Keys, control messages, the catalogue, operators and sessions."""
 
     # -- control -------------------------------------------------------------------------------
@@ -60,7 +59,10 @@ class SqliteQueries(SqliteEngine):
 
     async def control_seq(self, organisation_id: str) -> int:
         """Return the newest number."""
-        return await self.write(lambda unit: unit.orgs[organisation_id].control_seq)
+        rows = await self._rows(
+            "SELECT control_seq FROM organisations WHERE organisation_id = ?", organisation_id
+        )
+        return int(rows[0][0]) if rows else 0
 
     # -- directory -----------------------------------------------------------------------------
 
@@ -170,8 +172,9 @@ def _snapshot(
         " UNION ALL SELECT message FROM directives INDEXED BY directives_runs"
         f" WHERE {own} AND run_id <> '' AND at_ms >= ? UNION ALL"
         f" SELECT * FROM (SELECT message FROM directives WHERE {own} AND slot = 'budget'"
-        " ORDER BY at_ms DESC LIMIT ?) UNION ALL"
-        f" SELECT * FROM (SELECT message FROM control WHERE {own} ORDER BY seq DESC LIMIT 1)",
+        " ORDER BY at_ms DESC LIMIT ?) budgets UNION ALL"
+        f" SELECT * FROM (SELECT message FROM control WHERE {own}"
+        " ORDER BY seq DESC LIMIT 1) newest",
         organisation_id, key_id, organisation_id, key_id, now_ms - DAY_MS,
         organisation_id, key_id, SNAPSHOT_BUDGETS_MAX, organisation_id, key_id,
     )  # fmt: skip

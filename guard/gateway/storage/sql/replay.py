@@ -11,14 +11,14 @@ from typing import Final
 from guard.core import wire
 from guard.gateway.domain.windows import HOUR_MS
 from guard.gateway.ledger.state import StoredAnswer
-from guard.gateway.storage.sqlite.tables import Tables
+from guard.gateway.storage.sql.tables import Tables
 
 PERIOD_MS: Final = 12 * HOUR_MS
 
 _FIND: Final = (
-    "SELECT i.request, i.fingerprint, i.status, i.body FROM json_each(:names) j"
+    "SELECT i.request, i.fingerprint, i.status, i.body FROM json_each(?1) j"
     " CROSS JOIN idempotency_0 i ON i.request = j.value UNION ALL"
-    " SELECT i.request, i.fingerprint, i.status, i.body FROM json_each(:names) j"
+    " SELECT i.request, i.fingerprint, i.status, i.body FROM json_each(?1) j"
     " CROSS JOIN idempotency_1 i ON i.request = j.value"
 )
 _FIND_ONE: Final = (
@@ -27,8 +27,11 @@ _FIND_ONE: Final = (
 )
 """The same query for a group of one, in a third of the time."""
 _KEEP: Final = (
-    "INSERT OR REPLACE INTO idempotency_0 VALUES (?,?,?,?)",
-    "INSERT OR REPLACE INTO idempotency_1 VALUES (?,?,?,?)",
+    *(
+        f"INSERT INTO idempotency_{number} VALUES (?,?,?,?) ON CONFLICT (request) DO UPDATE SET"  # noqa: S608 (constant text)
+        " fingerprint = excluded.fingerprint, status = excluded.status, body = excluded.body"
+        for number in (0, 1)
+    ),
 )
 _EMPTY: Final = ("DELETE FROM idempotency_0", "DELETE FROM idempotency_1")
 
@@ -56,7 +59,7 @@ class ReplayTable:
         if len(lookup_keys) == 1:
             found = execute(_FIND_ONE, lookup_keys * 2)
         else:
-            found = execute(_FIND, {"names": wire.encode(lookup_keys).decode()})
+            found = execute(_FIND, (wire.encode(lookup_keys).decode(),))
         for name, fingerprint, status, body in found:
             if status or name not in self._found:  # the same name may be in both tables
                 self._found[name] = StoredAnswer(fingerprint, status, body)
@@ -66,7 +69,7 @@ class ReplayTable:
         execute(_EMPTY[period % 2])
         if period != self._period + 1:
             execute(_EMPTY[(period + 1) % 2])
-        execute("INSERT OR REPLACE INTO facts VALUES ('replay_period', ?)", (str(period),))
+        self._tables.save_fact("replay_period", str(period))
         self._tables.on_undo(setattr, self, "_period", self._period)
         self._period = period
 

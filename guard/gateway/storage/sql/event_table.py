@@ -6,24 +6,24 @@ import json
 from typing import Final
 
 from guard.gateway.domain.commands import PricedEvent
-from guard.gateway.storage.sqlite.rows import ids_text
-from guard.gateway.storage.sqlite.tables import Tables
+from guard.gateway.storage.sql.rows import ids_text
+from guard.gateway.storage.sql.tables import Tables
 
 _EVENT_SQL: Final = (
-    "INSERT OR IGNORE INTO events (organisation_id, event_id, type, at_ms, received_at_ms,"
+    "INSERT INTO events (organisation_id, event_id, type, at_ms, received_at_ms,"
     " charged_at_ms, key_id, workflow_id, run_id, chain_id, agent, call_id, reservation_id,"
     " provider, model, response_id, input_tokens, output_tokens, cost_nanousd, price_source,"
     " flags, balance_ids, data, trace_id, span_id, parent_span_id, request_id,"
     " user_id, tags)"
-    " VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
+    " VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?) ON CONFLICT DO NOTHING"
 )
 _RESPONSE_SQL: Final = (
     "SELECT event_seq, request_id FROM events INDEXED BY events_response"
     " WHERE organisation_id = ?1 AND provider = ?2 AND response_id = ?3"
 )
 _REPEATED_SQL: Final = (
-    f"SELECT * FROM ({_RESPONSE_SQL} AND request_id = ?4 LIMIT 1)"  # noqa: S608 (constant text)
-    f" UNION ALL SELECT * FROM ({_RESPONSE_SQL} AND request_id IS NULL LIMIT 1)"
+    f"SELECT * FROM ({_RESPONSE_SQL} AND request_id = ?4 LIMIT 1) same"  # noqa: S608 (constant text)
+    f" UNION ALL SELECT * FROM ({_RESPONSE_SQL} AND request_id IS NULL LIMIT 1) unnamed"
 )
 
 

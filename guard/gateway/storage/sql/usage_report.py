@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from typing import Any, Final
 
 from guard.core import wire
 from guard.gateway.domain import records
 from guard.gateway.domain.usage import DAY_MS, HOUR_MS, pieces
-from guard.gateway.storage.sqlite.read_pool import Connection
-from guard.gateway.storage.sqlite.scope_days import usage_between
+from guard.gateway.storage.sql.connection import Connection
+from guard.gateway.storage.sql.scope_days import usage_between
 
 _BY_TIME: Final = {
     "model": "nullif(model, '')",
     "provider": "nullif(provider, '')",
     "type": "type",
-    "hour": "strftime('%Y-%m-%dT%H:00Z', at_ms / 1000, 'unixepoch')",
-    "day": "strftime('%Y-%m-%d', at_ms / 1000, 'unixepoch')",
+    "hour": f"at_ms - at_ms % {HOUR_MS}",
+    "day": f"at_ms - at_ms % {DAY_MS}",
     "total": "NULL",
 }
 """Groups that an organisation's rollups know, and the expression for each."""
 
+_TIMES: Final = {"hour": "%Y-%m-%dT%H:00Z", "day": "%Y-%m-%d"}
+
 _SUMS: Final = (
-    "coalesce(sum(events), 0), coalesce(sum(events * (type = 'llm')), 0),"
-    " coalesce(sum(events * (type = 'tool')), 0), coalesce(sum(input_tokens), 0),"
+    "coalesce(sum(events), 0), coalesce(sum(CASE type WHEN 'llm' THEN events ELSE 0 END), 0),"
+    " coalesce(sum(CASE type WHEN 'tool' THEN events ELSE 0 END), 0),"
+    " coalesce(sum(input_tokens), 0),"
     " coalesce(sum(output_tokens), 0), coalesce(sum(cost_nanousd), 0) AS cost,"
     " coalesce(sum(unpriced), 0)"
 )
@@ -34,8 +38,9 @@ _ROLLUPS: Final = (
 _EVENTS: Final = (
     "SELECT charged_at_ms AS at_ms, type, coalesce(provider, '') AS provider,"
     " coalesce(model, '') AS model, 1 AS events, cost_nanousd, input_tokens, output_tokens,"
-    " flags LIKE '%unpriced%' AS unpriced FROM events INDEXED BY events_charged"
-    " WHERE organisation_id = ? AND charged_at_ms >= ? AND charged_at_ms < ?"
+    " CASE WHEN flags LIKE '%unpriced%' THEN 1 ELSE 0 END AS unpriced FROM events"
+    " INDEXED BY events_charged WHERE organisation_id = ?"
+    " AND charged_at_ms >= ? AND charged_at_ms < ?"
 )
 
 
@@ -62,12 +67,19 @@ def usage(
         rows = usage_between(reading, organisation_id, group_by, since_ms, until_ms, limit)
     return [
         records.UsageRow(
-            group=row[0], events=row[1], llm_calls=row[2], tool_calls=row[3],
+            group=_shown(group_by, row[0]), events=row[1], llm_calls=row[2], tool_calls=row[3],
             input_tokens=row[4], output_tokens=row[5], cost_nanousd=row[6],
             cost_cents=wire.cents(row[6]), unpriced=row[7],
         )
         for row in rows
     ]  # fmt: skip
+
+
+def _shown(group_by: str, group: Any) -> Any:
+    """Return a group as the report names it; times are numbers in the store."""
+    if group_by not in _TIMES or group is None:
+        return group
+    return dt.datetime.fromtimestamp(group / 1000, dt.UTC).strftime(_TIMES[group_by])
 
 
 def _by_time(
@@ -82,8 +94,8 @@ def _by_time(
     if not parts:
         return []
     return reading.rows(
-        f"SELECT {_BY_TIME[group_by]} AS grp, {_SUMS} FROM ({' UNION ALL '.join(parts)})"  # noqa: S608 (constant text)
-        " GROUP BY grp ORDER BY cost DESC, grp LIMIT ?",
+        f"SELECT {_BY_TIME[group_by]} AS grp, {_SUMS} FROM ({' UNION ALL '.join(parts)}) parts"  # noqa: S608 (constant text)
+        " GROUP BY grp ORDER BY cost DESC, grp NULLS FIRST LIMIT ?",
         *arguments, limit,
     )  # fmt: skip
 
@@ -93,6 +105,6 @@ def _in_all(reading: Connection, organisation_id: str, kind: str, limit: int) ->
         "SELECT CASE scope_kind WHEN ? THEN scope_id END AS grp, events, llm_calls, tool_calls,"
         " input_tokens, output_tokens, cost_nanousd, unpriced FROM scope_totals"
         " WHERE organisation_id = ? AND scope_kind IN (?, ?) AND events > 0"
-        " ORDER BY cost_nanousd DESC, grp LIMIT ?",
+        " ORDER BY cost_nanousd DESC, grp NULLS FIRST LIMIT ?",
         kind, organisation_id, kind, f"no {kind}", limit,
     )  # fmt: skip

@@ -9,11 +9,10 @@ import msgspec
 from guard.core import wire
 from guard.gateway.domain import records, usage
 from guard.gateway.domain.control import end_of, is_timed, newest
-from guard.gateway.storage.sqlite.analytics import directives_of
-from guard.gateway.storage.sqlite.engine import SqliteEngine
-from guard.gateway.storage.sqlite.read_pool import Connection, equals
-from guard.gateway.storage.sqlite.rows import audit_entry_from_row
-from guard.gateway.storage.sqlite.views import (
+from guard.gateway.storage.sql.analytics import directives_of
+from guard.gateway.storage.sql.connection import Connection, ReadingStore, equals
+from guard.gateway.storage.sql.rows import audit_entry_from_row
+from guard.gateway.storage.sql.views import (
     EVENT_COLUMNS,
     balance_view_from_row,
     event_from_row,
@@ -39,15 +38,16 @@ _WORKFLOW_SUMS: Final = (
     " sum(output_tokens)"
 )
 _ORGANISATION_SUMS: Final = (
-    "sum(cost_nanousd) AS cost, sum(events * (type = 'llm')), sum(events * (type = 'tool')),"
-    " sum(input_tokens), sum(output_tokens)"
+    "sum(cost_nanousd) AS cost, sum(CASE type WHEN 'llm' THEN events ELSE 0 END),"
+    " sum(CASE type WHEN 'tool' THEN events ELSE 0 END), sum(input_tokens), sum(output_tokens)"
 )
 _WITHIN: Final = "WHERE organisation_id = ? AND size_ms = ? AND bucket_ms >= ? AND bucket_ms < ?"
 # Buckets hold all workflows, so one workflow's rows are looked up bucket by bucket.
 _WORKFLOW_ROLLUPS: Final = (
     "(WITH RECURSIVE times (at_ms) AS (SELECT ?3 UNION ALL SELECT at_ms + ?2 FROM times"
     " WHERE at_ms + ?2 < ?4) SELECT u.* FROM times CROSS JOIN usage_rollups u"
-    " ON u.organisation_id = ?1 AND u.size_ms = ?2 AND u.bucket_ms = at_ms AND u.workflow_id = ?5)"
+    " ON u.organisation_id = ?1 AND u.size_ms = ?2 AND u.bucket_ms = at_ms"
+    " AND u.workflow_id = ?5) rollups"
 )
 
 
@@ -111,7 +111,7 @@ def newest_events(
     ]
     source = "events"
     if filters:
-        source = f"(SELECT * FROM events WHERE {where} ORDER BY event_seq DESC LIMIT ?)"  # noqa: S608 (constant text)
+        source = f"(SELECT * FROM events WHERE {where} ORDER BY event_seq DESC LIMIT ?) newest"  # noqa: S608 (constant text)
         where = " AND ".join(f"{column} = ?" for column, _ in filters)
         arguments += [SCAN_MAX, *(value for _, value in filters)]
     sql = f"SELECT {EVENT_COLUMNS} FROM {source} WHERE {where} ORDER BY event_seq DESC LIMIT ?"  # noqa: S608 (constant text)
@@ -155,7 +155,7 @@ def workflow_page(
 ) -> list[records.Workflow]:  # fmt: skip
     """Return one page of the workflows seen."""
     directives = directives_of(reading, organisation_id)
-    found = " AND instr(lower(workflow_id), ?)" if search else ""
+    found = " AND instr(lower(workflow_id), ?) > 0" if search else ""
     sql = (
         "SELECT workflow_id, first_seen_ms, last_seen_ms, spent_nanousd, calls, events"  # noqa: S608 (constant text)
         f" FROM workflows WHERE organisation_id = ?{found} ORDER BY {_SORTS[sort]} LIMIT ? OFFSET ?"
@@ -182,7 +182,7 @@ def refusals(
     return [usage.Refused(**dict(zip(names, row, strict=True))) for row in rows]
 
 
-class SqliteDashboard(SqliteEngine):
+class Dashboard(ReadingStore):
     """The dashboard's queries."""
 
     async def spend_over_time(
@@ -279,10 +279,11 @@ class SqliteDashboard(SqliteEngine):
             either = [organisation_id, None] if with_gateway else [organisation_id]
             rows: list[Any] = []
             for owner in either:
+                where, arguments = equals(organisation_id=owner)
                 rows += reading.rows(
-                    "SELECT * FROM audit WHERE organisation_id IS ? AND seq < ?"
-                    " ORDER BY seq DESC LIMIT ?",
-                    owner, before, limit,
+                    f"SELECT * FROM audit WHERE {where or 'organisation_id IS NULL'}"  # noqa: S608 (constant text)
+                    " AND seq < ? ORDER BY seq DESC LIMIT ?",
+                    *arguments, before, limit,
                 )  # fmt: skip
             rows.sort(key=lambda row: -row[0])
             return [audit_entry_from_row(row) for row in rows[:limit]]
@@ -301,7 +302,7 @@ class SqliteDashboard(SqliteEngine):
                 for row in reading.rows(
                     f"SELECT charged_at_ms, cost_nanousd, coalesce({column}, '') FROM (SELECT *"  # noqa: S608 (constant text)
                     " FROM events INDEXED BY events_charged WHERE organisation_id = ?"
-                    " ORDER BY charged_at_ms DESC, event_seq DESC LIMIT ?)"
+                    " ORDER BY charged_at_ms DESC, event_seq DESC LIMIT ?) newest"
                     " WHERE cost_nanousd > 0 LIMIT ?",
                     organisation_id, SCAN_MAX, limit,
                 )
@@ -317,8 +318,8 @@ class SqliteDashboard(SqliteEngine):
             rows = reading.rows(
                 "SELECT b.*, u.* FROM budgets u JOIN balances b USING (budget_id)"
                 " WHERE u.organisation_id = ? AND coalesce(b.ends_ms, ?) > ?"
-                " ORDER BY CAST(b.committed + b.reserved AS REAL) / max(u.limit_nanousd, 1) DESC,"
-                " b.balance_id LIMIT ?",
+                " ORDER BY CAST(b.committed + b.reserved AS DOUBLE PRECISION)"
+                " / max(u.limit_nanousd, 1) DESC, b.balance_id LIMIT ?",
                 organisation_id, 2**62, now_ms, limit,
             )  # fmt: skip
             return [balance_view_from_row(row) for row in rows]

@@ -1,4 +1,4 @@
-"""Organisations, keys, operators and the audit log of the SQLite unit of work."""
+"""Organisations, keys, operators and the audit log of a unit of work over SQL."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from guard.gateway.domain import records
 from guard.gateway.domain.control import Directives
 from guard.gateway.domain.operators import Operator
 from guard.gateway.ledger.state import AuditRow, OrganisationState
-from guard.gateway.storage.sqlite.control_tables import ControlTables
-from guard.gateway.storage.sqlite.rows import (
+from guard.gateway.storage.sql.control_tables import ControlTables
+from guard.gateway.storage.sql.rows import (
     key_from_row,
     operator_from_row,
     organisation_from_row,
@@ -80,7 +80,8 @@ class DirectoryTables(ControlTables):
     def use_nonce(self, key_id: str, nonce: str, expires_at_ms: int) -> bool:
         """Insert a nonce; ``False`` when it is known."""
         cursor = self.write(
-            "INSERT OR IGNORE INTO nonces VALUES (?,?,?)", (key_id, nonce, expires_at_ms)
+            "INSERT INTO nonces VALUES (?,?,?) ON CONFLICT DO NOTHING",
+            (key_id, nonce, expires_at_ms),
         )
         return cursor.rowcount == 1
 
@@ -138,4 +139,4 @@ class DirectoryTables(ControlTables):
         """Delete the entries up to one, which becomes the anchor of the chain."""
         self.write("DELETE FROM audit WHERE seq <= ?", (through.seq,))
         anchor = json.dumps([through.seq, through.hash])
-        self.write("INSERT OR REPLACE INTO facts VALUES ('audit_anchor', ?)", (anchor,))
+        self.save_fact("audit_anchor", anchor)

@@ -12,12 +12,11 @@ from guard.gateway.domain.control import Directives
 from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.usage import DAY_MS
 from guard.gateway.ledger.audit import GENESIS
-from guard.gateway.storage.sqlite.engine import SqliteEngine
-from guard.gateway.storage.sqlite.read_pool import Connection, equals
-from guard.gateway.storage.sqlite.rows import approval_from_row, audit_entry_from_row
-from guard.gateway.storage.sqlite.usage_report import usage
-from guard.gateway.storage.sqlite.verify import verify_audit, verify_ledger
-from guard.gateway.storage.sqlite.views import (
+from guard.gateway.storage.sql.connection import Connection, ReadingStore, equals
+from guard.gateway.storage.sql.rows import approval_from_row, audit_entry_from_row
+from guard.gateway.storage.sql.usage_report import usage
+from guard.gateway.storage.sql.verify import verify_audit, verify_ledger
+from guard.gateway.storage.sql.views import (
     EVENT_COLUMNS,
     balance_view_from_row,
     event_from_row,
@@ -183,7 +182,7 @@ def deliveries(reading: Connection, organisation_id: str, limit: int) -> list[re
     ]  # fmt: skip
 
 
-class SqliteReports(SqliteEngine):
+class Reports(ReadingStore):
     """The admin API's reports; no request and no kill waits for them."""
 
     async def workflows(
@@ -266,4 +265,4 @@ class SqliteReports(SqliteEngine):
 
     async def verify_ledger(self) -> records.LedgerReport:
         """Check every balance against its entries."""
-        return await self.report(lambda r: verify_ledger(r.sqlite))
+        return await self.report(lambda r: verify_ledger(r))

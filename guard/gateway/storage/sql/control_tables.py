@@ -1,8 +1,7 @@
-"""Organisations with their directives, and approvals, of the SQLite unit of work."""
+"""Organisations with their directives, and approvals, of a unit of work over SQL."""
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterable
 from typing import Final
 
@@ -12,8 +11,9 @@ from guard.core import wire
 from guard.gateway.domain import records
 from guard.gateway.domain.control import Directives, is_timed
 from guard.gateway.ledger.state import OrganisationState
-from guard.gateway.storage.sqlite.rows import approval_from_row
-from guard.gateway.storage.sqlite.tables import Tables
+from guard.gateway.storage.sql.connection import Database
+from guard.gateway.storage.sql.rows import approval_from_row
+from guard.gateway.storage.sql.tables import Tables
 
 _SLOTS: Final[dict[str, tuple[str, ...]]] = {
     "kill": ("life",),
@@ -26,18 +26,23 @@ _SLOTS: Final[dict[str, tuple[str, ...]]] = {
 class ControlTables(Tables):
     """Implements :class:`guard.gateway.ledger.unit_of_work.ControlStore`."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: Database) -> None:
         super().__init__(connection)
         self.orgs: dict[str, OrganisationState] = {}
-        for organisation_id, settings, control_seq in self.rows(
-            "SELECT organisation_id, settings, control_seq FROM organisations"
-        ):
-            self.orgs[organisation_id] = OrganisationState(
-                organisation_id=organisation_id,
-                settings=msgspec.json.decode(settings, type=records.OrganisationSettings),
-                control_seq=control_seq,
-                directives=self._directives(organisation_id),
-            )
+
+    def load_organisations(self) -> None:
+        """Cache every organisation."""
+        for row in self.rows("SELECT organisation_id, settings, control_seq FROM organisations"):
+            self.load_organisation(*row)
+
+    def load_organisation(self, organisation_id: str, settings: str, control_seq: int) -> None:
+        """Cache an organisation, with its directives."""
+        self.orgs[organisation_id] = OrganisationState(
+            organisation_id=organisation_id,
+            settings=msgspec.json.decode(settings, type=records.OrganisationSettings),
+            control_seq=control_seq,
+            directives=self._directives(organisation_id),
+        )
 
     def _directives(self, organisation_id: str) -> Directives:
         found = Directives()
@@ -94,7 +99,9 @@ class ControlTables(Tables):
             )
         else:
             self.write(
-                "INSERT OR REPLACE INTO directives VALUES (?,?,?,?,?,?,?)",
+                "INSERT INTO directives VALUES (?,?,?,?,?,?,?)"
+                " ON CONFLICT (organisation_id, target, run_id, slot) DO UPDATE SET"
+                " message = excluded.message, key_id = excluded.key_id, at_ms = excluded.at_ms",
                 (*where, encoded, key_id, message.at_ms),
             )
 

@@ -1,10 +1,11 @@
-"""What every part of the SQLite unit of work shares: the connection, the clock, the undo log."""
+"""What every part of a unit of work over SQL shares: the connection, the clock, the undo log."""
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Iterable, MutableMapping
 from typing import Any, Final, TypeVar
+
+from guard.gateway.storage.sql.connection import Cursor, Database
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -18,24 +19,39 @@ class Tables:
     Cached copies are restored from the undo log, newest change first.
     """
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: Database) -> None:
         self.connection = connection
         self.now_ms = 0
         self.undo_log: list[tuple[Any, ...]] = []
         self._undo_from = 0
         self._has_savepoint = False
+        self.changed_rows = 0
 
-    def write(self, sql: str, arguments: tuple[Any, ...] = ()) -> sqlite3.Cursor:
+    def write(self, sql: str, arguments: tuple[Any, ...] = ()) -> Cursor:
         """Run a statement that :meth:`undo` can undo."""
         if not self._has_savepoint:
             self._open_savepoint()
-        return self.connection.execute(sql, arguments)
+        cursor = self.connection.execute(sql, arguments)
+        self.changed_rows += max(0, cursor.rowcount)
+        return cursor
+
+    def insert_numbered(self, column: str, sql: str, arguments: tuple[Any, ...]) -> int:
+        """Insert a row whose number the database chooses, and return the number."""
+        raise NotImplementedError
+
+    def save_fact(self, name: str, value: str) -> None:
+        """Write one of the store's own values."""
+        self.write(
+            "INSERT INTO facts VALUES (?, ?)"
+            " ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+            (name, value),
+        )
 
     def write_many(self, sql: str, rows: Iterable[tuple[Any, ...]]) -> None:
         """Run a statement for each of many rows; :meth:`undo` can undo it."""
         if not self._has_savepoint:
             self._open_savepoint()
-        self.connection.executemany(sql, rows)
+        self.changed_rows += max(0, self.connection.executemany(sql, rows).rowcount)
 
     def _open_savepoint(self) -> None:
         self.connection.execute("SAVEPOINT command")

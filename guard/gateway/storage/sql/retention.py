@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from guard.gateway.domain.windows import DAY_MS, HOUR_MS, period_of
 from guard.gateway.ledger import audit
-from guard.gateway.storage.sqlite.unit_of_work import SqliteUnitOfWork
+from guard.gateway.storage.sql.unit_of_work import SqlUnitOfWork
 
 STEP_ROWS: Final = 500
 """Rows that one step changes, in all tables together. A step is one transaction."""
@@ -46,7 +46,7 @@ _FORGET_TOTALS: Final = (
 class _Part(Struct):
     """One table's progress: where its walk continues, and when the next one begins."""
 
-    work: Callable[[SqliteUnitOfWork, int, int, _Part], int]
+    work: Callable[[SqlUnitOfWork, int, int, _Part], int]
     pace_ms: int
     cursor: tuple[str, ...] = ()
     next_ms: int = 0
@@ -87,10 +87,10 @@ class Retention:
         """Tell whether a step has anything to do."""
         return any(part.next_ms <= now_ms for part in self._parts)
 
-    def _audit(self, unit: SqliteUnitOfWork, _: int, limit: int, __: _Part) -> int:
+    def _audit(self, unit: SqlUnitOfWork, _: int, limit: int, __: _Part) -> int:
         return audit.prune(unit, unit.now_ms - self._keep_audit_ms, limit)
 
-    def step(self, unit: SqliteUnitOfWork) -> None:
+    def step(self, unit: SqlUnitOfWork) -> None:
         """Delete at most ``STEP_ROWS`` old rows."""
         unit.flush()  # so that the tables agree with the cached rows
         unit.savepoint()
@@ -100,9 +100,9 @@ class Retention:
         for part in [part for part in self._parts if part.next_ms <= now]:
             if left <= 0:
                 break
-            before = unit.connection.total_changes
+            before = unit.changed_rows
             looked_at = part.work(unit, cutoff, left, part)
-            changed = unit.connection.total_changes - before
+            changed = unit.changed_rows - before
             if looked_at < left:
                 part.cursor, part.next_ms = (), now + part.pace_ms
             left -= max(changed, looked_at // READS_PER_CHANGE)
@@ -122,7 +122,7 @@ def cutoff_ms(now_ms: int, keep_ms: int) -> int:
 # -- tables in the order of time -------------------------------------------------------------------
 
 
-def _events(unit: SqliteUnitOfWork, cutoff: int, limit: int, _: _Part) -> int:
+def _events(unit: SqlUnitOfWork, cutoff: int, limit: int, _: _Part) -> int:
     # The newest event stays, whatever its age, because the next number follows from it.
     rows = unit.connection.execute(_EVENT_SQL, (limit + 1,)).fetchall()[:-1]
     old = [row for row in rows if row[1] < cutoff]
@@ -144,7 +144,7 @@ def _events(unit: SqliteUnitOfWork, cutoff: int, limit: int, _: _Part) -> int:
     return len(old)
 
 
-def _refusals(unit: SqliteUnitOfWork, cutoff: int, limit: int, _: _Part) -> int:
+def _refusals(unit: SqlUnitOfWork, cutoff: int, limit: int, _: _Part) -> int:
     rows = unit.connection.execute(
         "SELECT refusal_seq, at_ms FROM refusals ORDER BY refusal_seq LIMIT ?", (limit + 1,)
     ).fetchall()[:-1]
@@ -153,7 +153,7 @@ def _refusals(unit: SqliteUnitOfWork, cutoff: int, limit: int, _: _Part) -> int:
     return len(old)
 
 
-def _reservations(unit: SqliteUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
+def _reservations(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
     return _by_id(
         unit, cutoff, limit, part,
         "SELECT reservation_id, state != 'open' AND expires_at_ms < ? FROM reservations"
@@ -162,7 +162,7 @@ def _reservations(unit: SqliteUnitOfWork, cutoff: int, limit: int, part: _Part) 
     )  # fmt: skip
 
 
-def _approvals(unit: SqliteUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
+def _approvals(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
     return _by_id(
         unit, cutoff, limit, part,
         "SELECT approval_id, status != 'pending' AND max(deadline_ms, answered_at_ms) < ?"
@@ -171,17 +171,17 @@ def _approvals(unit: SqliteUnitOfWork, cutoff: int, limit: int, part: _Part) -> 
     )  # fmt: skip
 
 
-def _deliveries(unit: SqliteUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
+def _deliveries(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
     return _by_id(
         unit, cutoff, limit, part,
-        "SELECT delivery_id, failed OR delivered_at_ms < ? FROM deliveries"
+        "SELECT delivery_id, failed = 1 OR delivered_at_ms < ? FROM deliveries"
         " WHERE delivery_id > ? AND delivery_id < ? ORDER BY delivery_id LIMIT ?",
         "DELETE FROM deliveries WHERE delivery_id = ?",
     )  # fmt: skip
 
 
 def _by_id(
-    unit: SqliteUnitOfWork, cutoff: int, limit: int, part: _Part, select: str, delete: str
+    unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part, select: str, delete: str
 ) -> int:
     """Walk a table whose ids begin with their creation time."""
     (after,) = part.cursor or ("",)
@@ -198,16 +198,16 @@ def _by_id(
 # -- tables without such an order, walked in rounds ------------------------------------------------
 
 
-def _runs(unit: SqliteUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
+def _runs(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
     return _unseen(unit, cutoff, limit, part, "runs", "run_id")
 
 
-def _workflows(unit: SqliteUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
+def _workflows(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
     return _unseen(unit, cutoff, limit, part, "workflows", "workflow_id")
 
 
 def _unseen(
-    unit: SqliteUnitOfWork, cutoff: int, limit: int, part: _Part, table: str, column: str
+    unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part, table: str, column: str
 ) -> int:
     rows = unit.connection.execute(
         f"SELECT organisation_id, {column}, last_seen_ms FROM {table}"  # noqa: S608 (constants of this module)
@@ -223,7 +223,7 @@ def _unseen(
     return len(rows)
 
 
-def _chains(unit: SqliteUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
+def _chains(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
     """Delete chains that no stored event or reservation refers to any more."""
     rows = unit.connection.execute(
         f"SELECT organisation_id, chain_id, expires_at_ms < ? AND {_UNNAMED} FROM chains c"  # noqa: S608 (constants of this module)
@@ -240,7 +240,7 @@ def _chains(unit: SqliteUnitOfWork, cutoff: int, limit: int, part: _Part) -> int
     return len(rows)
 
 
-def _estimates(unit: SqliteUnitOfWork, _: int, limit: int, part: _Part) -> int:
+def _estimates(unit: SqlUnitOfWork, _: int, limit: int, part: _Part) -> int:
     """Delete the estimates of workflows that have been deleted."""
     rows = unit.connection.execute(
         "SELECT organisation_id, subject, json_extract(subject, '$[0]') != '' AND NOT EXISTS"
@@ -258,7 +258,7 @@ def _estimates(unit: SqliteUnitOfWork, _: int, limit: int, part: _Part) -> int:
     return len(rows)
 
 
-def _directives(unit: SqliteUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
+def _directives(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
     """Delete the directives of runs that have been deleted."""
     rows = unit.connection.execute(
         "SELECT organisation_id, run_id, slot, at_ms < ? AND NOT EXISTS"
@@ -281,7 +281,7 @@ def _directives(unit: SqliteUnitOfWork, cutoff: int, limit: int, part: _Part) ->
     return len(rows)
 
 
-def _totals(unit: SqliteUnitOfWork, _: int, limit: int, part: _Part) -> int:
+def _totals(unit: SqlUnitOfWork, _: int, limit: int, part: _Part) -> int:
     """Delete the totals of deleted runs, and of chains that nothing refers to any more."""
     rows = unit.connection.execute(
         "SELECT organisation_id, scope_kind, chain_id, CASE scope_kind WHEN 'run' THEN NOT EXISTS"  # noqa: S608 (constants of this module)
@@ -299,7 +299,7 @@ def _totals(unit: SqliteUnitOfWork, _: int, limit: int, part: _Part) -> int:
     return len(rows)
 
 
-def _scope_days(unit: SqliteUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
+def _scope_days(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
     """Delete the days of scopes whose events are deleted."""
     key = "organisation_id, scope_kind, scope_id, day_ms"
     own, kind, scope_id, day_ms = part.cursor or ("", "", "", "0")
@@ -316,7 +316,7 @@ def _scope_days(unit: SqliteUnitOfWork, cutoff: int, limit: int, part: _Part) ->
     return len(rows)
 
 
-def _balances(unit: SqliteUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
+def _balances(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
     """Delete balances of ended windows without reservations and charges, and of deleted chains."""
     execute = unit.connection.execute
     floor = cutoff

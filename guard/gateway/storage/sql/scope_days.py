@@ -12,21 +12,9 @@ from typing import Any, Final
 
 from guard.core.wire import NANOUSD_MAX
 from guard.gateway.domain.usage import DAY_MS
-from guard.gateway.storage.sqlite.read_pool import Connection
-from guard.gateway.storage.sqlite.scope_totals import COLUMNS
-from guard.gateway.storage.sqlite.tables import Tables
-
-TABLE: Final = """
-CREATE TABLE scope_days (
-  organisation_id TEXT NOT NULL, scope_kind TEXT NOT NULL, scope_id TEXT NOT NULL,
-  day_ms INTEGER NOT NULL, cost_nanousd INTEGER NOT NULL, events INTEGER NOT NULL,
-  llm_calls INTEGER NOT NULL, tool_calls INTEGER NOT NULL, input_tokens INTEGER NOT NULL,
-  output_tokens INTEGER NOT NULL, unpriced INTEGER NOT NULL,
-  PRIMARY KEY (organisation_id, scope_kind, scope_id, day_ms)
-) STRICT, WITHOUT ROWID;
-INSERT INTO facts VALUES ('summed_event_seq', '0');
-"""
-"""The seventh migration. What is stored already is summed by the first sweeps."""
+from guard.gateway.storage.sql.connection import Connection
+from guard.gateway.storage.sql.scope_totals import COLUMNS
+from guard.gateway.storage.sql.tables import Tables
 
 STEP_EVENTS: Final = 500
 """Events that one step sums. A step is one transaction."""
@@ -38,11 +26,14 @@ KINDS: Final = ("workflow", "run", "agent", "chain", "user", "key")
 
 _NUMBERS: Final = ("cost_nanousd", "events", "llm_calls", "tool_calls", "input_tokens",
                    "output_tokens", "unpriced")  # fmt: skip
-_SUMMED: Final = "(SELECT CAST(value AS INTEGER) FROM facts WHERE name = 'summed_event_seq')"
-_ADD: Final = ", ".join(f"{n} = min({n} + excluded.{n}, {NANOUSD_MAX})" for n in _NUMBERS)
+_SUMMED: Final = "(SELECT CAST(value AS BIGINT) FROM facts WHERE name = 'summed_event_seq')"
+_ADD: Final = ", ".join(
+    f"{n} = min(scope_days.{n} + excluded.{n}, {NANOUSD_MAX})" for n in _NUMBERS
+)
 _OF_EVENTS: Final = (
-    "cost_nanousd, 1 AS events, type = 'llm' AS llm_calls, type = 'tool' AS tool_calls,"
-    " input_tokens, output_tokens, flags LIKE '%unpriced%' AS unpriced"
+    "cost_nanousd, 1 AS events, CASE type WHEN 'llm' THEN 1 ELSE 0 END AS llm_calls,"
+    " CASE type WHEN 'tool' THEN 1 ELSE 0 END AS tool_calls, input_tokens, output_tokens,"
+    " CASE WHEN flags LIKE '%unpriced%' THEN 1 ELSE 0 END AS unpriced"
 )
 _SUMS: Final = ", ".join(f"sum({name})" for name in _NUMBERS)
 _SUMS_AS: Final = ", ".join(f"sum({name}) AS {name}" for name in _NUMBERS)
@@ -56,8 +47,9 @@ def _step_sql(kind: str) -> str:
         f" CASE WHEN {column} IS NULL THEN 'no {kind}' ELSE '{kind}' END,"
         f" coalesce({column}, ''), charged_at_ms - charged_at_ms % {DAY_MS} AS day, {_SUMS}"
         f" FROM (SELECT organisation_id, {column}, charged_at_ms, {_OF_EVENTS} FROM events"
-        " WHERE event_seq > ? AND event_seq <= ?)"
-        f" GROUP BY +organisation_id, +{column}, day ON CONFLICT DO UPDATE SET {_ADD}"
+        " WHERE event_seq > ? AND event_seq <= ?) e"
+        f" GROUP BY +organisation_id, +{column}, day"
+        f" ON CONFLICT (organisation_id, scope_kind, scope_id, day_ms) DO UPDATE SET {_ADD}"
     )
 
 
@@ -113,8 +105,7 @@ def usage_between(
     own = organisation_id
     times = (own, start_ms, end_ms, own, since_ms, start_ms, own, end_ms, until_ms)
     dearest_sql, details_sql = _REPORTS[kind]
-    reading.rows("BEGIN")  # both queries see the same sums and the same events
-    try:
+    with reading.snapshot():  # both queries see the same sums and the same events
         found = reading.rows(
             dearest_sql, own, kind, start_ms, end_ms, own, f"no {kind}", start_ms, end_ms,
             *times, limit,
@@ -124,8 +115,6 @@ def usage_between(
             details_sql, names, own, kind, start_ms, end_ms, own, f"no {kind}", start_ms, end_ms,
             *times,
         )  # fmt: skip
-    finally:
-        reading.rows("COMMIT")
     details = {row[0]: row for row in rows}
     return [details[name] for name, _ in found]
 
@@ -154,15 +143,15 @@ def _report_sql(kind: str) -> tuple[str, str]:
         )  # fmt: skip
 
     costs = pieces("sum(cost_nanousd) AS cost", "cost_nanousd", "")
-    everything = pieces(_SUMS_AS, _OF_EVENTS, "IN named")
+    everything = pieces(_SUMS_AS, _OF_EVENTS, "IN (SELECT value FROM named)")
     dearest = (
-        f"SELECT grp, sum(cost) AS cost FROM ({costs}) GROUP BY grp"  # noqa: S608 (constants of this module)
-        " ORDER BY cost DESC, grp LIMIT ?"
+        f"SELECT grp, sum(cost) AS cost FROM ({costs}) costs GROUP BY grp"  # noqa: S608 (constants of this module)
+        " ORDER BY cost DESC, grp NULLS FIRST LIMIT ?"
     )
     details = (
         "WITH named AS (SELECT value FROM json_each(?)) SELECT grp, sum(events), sum(llm_calls),"  # noqa: S608 (constants of this module)
         " sum(tool_calls), sum(input_tokens), sum(output_tokens), sum(cost_nanousd), sum(unpriced)"
-        f" FROM ({everything}) GROUP BY grp"
+        f" FROM ({everything}) parts GROUP BY grp"
     )
     return dearest, details
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from guard.gateway.storage.sqlite.tables import CACHE_MAX, Tables, restore_list
+from guard.gateway.storage.sql.tables import CACHE_MAX, Tables, restore_list
 
 FRESH_MS: Final = 1000
 """A run that was seen so lately is not written only to be seen again."""
@@ -54,18 +54,20 @@ class SeenTotals:
         many = self._tables.connection.executemany
         if self._workflows:
             many(
-                "INSERT INTO workflows VALUES (?,?,?,?,?,?,?) ON CONFLICT DO UPDATE SET"
+                "INSERT INTO workflows AS w VALUES (?,?,?,?,?,?,?)"
+                " ON CONFLICT (organisation_id, workflow_id) DO UPDATE SET"
                 " last_seen_ms = excluded.last_seen_ms,"
-                " spent_nanousd = spent_nanousd + excluded.spent_nanousd,"
-                " calls = calls + excluded.calls, events = events + excluded.events",
+                " spent_nanousd = w.spent_nanousd + excluded.spent_nanousd,"
+                " calls = w.calls + excluded.calls, events = w.events + excluded.events",
                 [(*key, *delta) for key, delta in self._workflows.items()],
             )
             self._workflows.clear()
         if self._runs:
             many(
-                "INSERT INTO runs VALUES (?,?,?,?,?,?) ON CONFLICT DO UPDATE SET"
+                "INSERT INTO runs AS r VALUES (?,?,?,?,?,?)"
+                " ON CONFLICT (organisation_id, run_id) DO UPDATE SET"
                 " last_seen_ms = excluded.last_seen_ms,"
-                " spent_nanousd = spent_nanousd + excluded.spent_nanousd",
+                " spent_nanousd = r.spent_nanousd + excluded.spent_nanousd",
                 [(*key, *delta) for key, delta in self._runs.items()],
             )
             if len(self._runs_seen_ms) + len(self._runs) > CACHE_MAX:

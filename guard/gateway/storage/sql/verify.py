@@ -1,0 +1,97 @@
+"""Checks every balance against its entries, and the chain of the audit log."""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+from guard.gateway.domain.records import LedgerReport
+from guard.gateway.ledger import audit
+from guard.gateway.ledger.state import AuditRow
+from guard.gateway.storage.sql.connection import Connection
+
+_CHARGED: Final = (
+    "SELECT j.value, sum(e.cost_nanousd) FROM events e, json_each(e.balance_ids) j"
+    " WHERE e.cost_nanousd > 0 GROUP BY j.value"
+)
+_HELD: Final = (
+    "SELECT j.value, sum(r.held) FROM reservations r, json_each(r.balance_ids) j"
+    " WHERE r.state = 'open' GROUP BY j.value"
+)
+_LEASED: Final = (
+    "SELECT j.value, count(*) FROM reservations r, json_each(r.balance_ids) j"
+    " WHERE r.state = 'open' AND r.basis = 'lease' GROUP BY j.value"
+)
+
+
+def verify_ledger(reading: Connection) -> LedgerReport:
+    """Check, on one snapshot, that the balances agree with their entries.
+
+    For every balance: ``committed`` is the opening plus the costs of its events, ``reserved`` is
+    the sum of its open reservations, and ``committed + reserved <= authorized_max + overspend``.
+    Closed reservations reserve nothing. Each event, and each vendor response, is stored once
+    (unique indexes; counted here all the same).
+    """
+
+    def count(what: str) -> int:
+        return int(reading.rows(f"SELECT count(*) FROM {what}")[0][0])  # noqa: S608 (constant text)
+
+    with reading.snapshot():
+        problems = _balance_problems(reading)
+        leaks = count("reservations WHERE (state != 'open' AND held != 0) OR held < 0")
+        if leaks:
+            problems.append(f"{leaks} closed reservations still reserve something")
+        events = count("events")
+        twice = events - count("(SELECT DISTINCT organisation_id, event_id FROM events) once")
+        if twice:
+            problems.append(f"{twice} events charged twice")
+        return LedgerReport(
+            balances=count("balances"),
+            reservations_open=count("reservations WHERE state = 'open'"),
+            events=events,
+            problems=problems,
+        )
+
+
+def _balance_problems(reading: Connection) -> list[str]:
+    charged, held, leased = (
+        {int(balance_id): int(total) for balance_id, total in reading.rows(sql)}
+        for sql in (_CHARGED, _HELD, _LEASED)
+    )
+    problems: list[str] = []
+    for balance_id, opening, committed, reserved, overspend, authorized_max, leases in reading.rows(
+        "SELECT balance_id, opening, committed, reserved, overspend, authorized_max, leases"
+        " FROM balances"
+    ):
+        if leases != leased.get(balance_id, 0):
+            problems.append(f"balance {balance_id}: leases is not the count of open leases")
+        if committed != opening + charged.get(balance_id, 0):
+            problems.append(f"balance {balance_id}: committed is not the sum of its events")
+        if reserved != held.get(balance_id, 0):
+            problems.append(f"balance {balance_id}: reserved is not the sum of open reservations")
+        if reserved < 0 or committed < 0:
+            problems.append(f"balance {balance_id}: negative")
+        if committed + reserved > authorized_max + overspend:
+            problems.append(f"balance {balance_id}: granted more than was authorized")
+    return problems
+
+
+def verify_audit(
+    reading: Connection, noted: tuple[int, str] | None = None
+) -> tuple[int, int | None]:
+    """Check the hash chain of the audit log, on one snapshot of entries and anchor."""
+    with reading.snapshot():
+        anchor = _audit_anchor(reading)
+        rows = reading.stream("SELECT * FROM audit ORDER BY seq")
+        return audit.verify((AuditRow(*row) for row in rows), anchor, noted)
+
+
+def _audit_anchor(reading: Connection) -> tuple[int, str] | None:
+    rows = reading.rows("SELECT value FROM facts WHERE name = 'audit_anchor'")
+    if not rows:
+        return None
+    try:
+        seq, digest = json.loads(rows[0][0])
+        return int(seq), str(digest)
+    except (TypeError, ValueError):
+        return 0, "unreadable"  # the hash of nothing, so the check fails
