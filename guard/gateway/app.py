@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from guard.core import wire
 from guard.gateway.api import docs
@@ -52,9 +52,14 @@ from guard.gateway.services.tool_rules import ToolRulesOf
 from guard.gateway.services.webhooks import WebhookSender
 from guard.gateway.settings import GatewaySettings
 from guard.gateway.storage.memory_rates import MemoryRates
+from guard.gateway.storage.migrations import Migrator
 from guard.gateway.storage.port import Storage
 from guard.gateway.storage.sql.rows import monotonic_clock_ms, wall_clock_ms
+from guard.gateway.storage.sqlite.migrations import SqliteMigrator
 from guard.gateway.storage.sqlite.store import SqliteStorage
+
+if TYPE_CHECKING:
+    from guard.gateway.storage.sqlite.restore import Restored
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +83,28 @@ def backup(database: Path, target: Path) -> int:
     from guard.gateway.storage.sqlite.backup import backup as copy
 
     return copy(database, target)
+
+
+def restore(
+    source: Path, target: Path, *, replace: bool = False, expect: tuple[int, str] | None = None
+) -> Restored:
+    """Make a backup an embedded gateway's database, once it has been checked.
+
+    Raises:
+        StoreError: what is wrong; the target is as it was.
+    """
+    from guard.gateway.storage.sqlite.restore import restore as put_back
+
+    return put_back(source, target, replace=replace, expect=expect)
+
+
+def migrator(database: str) -> Migrator:
+    """Return what migrates a database.
+
+    Args:
+        database: the name of a SQLite file, also as ``sqlite:NAME``.
+    """
+    return SqliteMigrator(Path(database.removeprefix("sqlite:")))
 
 
 class GatewayApp:

@@ -16,6 +16,8 @@ import attrs
 from guard.core import wire
 
 Check = Callable[[Any], Any]
+DATABASE: Final = Path("guard-gateway.sqlite3")
+DATABASE_VARIABLE: Final = "GUARD_GATEWAY_DATABASE"
 _DAY_MAX: Final = 36_500
 
 
@@ -100,7 +102,7 @@ class GatewaySettings:
     host: str = _setting("Address to listen on.", "127.0.0.1")
     port: int = _setting("Port to listen on; 0 picks a free one.", 0, _whole(0, 65535), served=8787)
     database: Path = _setting(  # noqa: RUF009  # it makes a field
-        "The SQLite file; made on the first run.", Path("guard-gateway.sqlite3")
+        "The SQLite file; made on the first run.", DATABASE
     )
     durable: bool = _setting("Sync each commit to the disk (survives power loss).", False)
     tls_cert: Path | None = _setting(  # noqa: RUF009

@@ -9,6 +9,7 @@ import click
 from guard.gateway.cli.apply import apply
 from guard.gateway.cli.approvals import approvals
 from guard.gateway.cli.budgets import budgets
+from guard.gateway.cli.database import backup, migrate, restore
 from guard.gateway.cli.local import local
 from guard.gateway.cli.output import (
     admin_options,
@@ -20,7 +21,7 @@ from guard.gateway.cli.output import (
 from guard.gateway.cli.password import password
 from guard.gateway.cli.policies import policies
 from guard.gateway.cli.prices import prices
-from guard.gateway.cli.reports import audit, backup, usage
+from guard.gateway.cli.reports import audit, usage
 from guard.gateway.cli.serve import serve
 
 
@@ -191,6 +192,8 @@ for _command in (
     usage,
     audit,
     backup,
+    restore,
+    migrate,
     apply,
 ):
     gateway.add_command(_command)

@@ -1,14 +1,12 @@
-"""Usage, the audit log, and copies of the database."""
+"""Usage and the audit log."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
-from guard.gateway.cli.files import FILE
-from guard.gateway.cli.output import admin_options, client_of, note, safe, show
+from guard.gateway.cli.output import admin_options, client_of, note, show
 
 
 @click.command()
@@ -99,27 +97,3 @@ def audit_verify(expect: str | None, **options: Any) -> None:
     note(options, "\n".join(lines), {"audit": chain, "ledger": books})
     if not chain["ok"] or books["problems"]:
         raise click.exceptions.Exit(1)
-
-
-@click.command()
-@click.argument("target", type=click.Path(dir_okay=False, path_type=Path))
-@click.option(
-    "--database", type=FILE, default=Path("guard-gateway.sqlite3"), show_default=True,
-    help="The database of a gateway on this machine, running or not.",
-)  # fmt: skip
-def backup(target: Path, database: Path) -> None:
-    """Copy the database while the gateway runs, and check the copy.
-
-    \b
-    Example:
-      guard gateway backup /backups/gateway-monday.sqlite3
-    """
-    import sqlite3
-
-    from guard.gateway.app import backup as copy
-
-    try:
-        size = copy(database, target)
-    except (OSError, sqlite3.Error) as exc:
-        raise click.ClickException(safe(exc)) from None
-    click.echo(f"{size} bytes in {target}")

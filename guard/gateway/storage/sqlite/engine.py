@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import sqlite3
 from collections.abc import Callable, Sequence
@@ -20,7 +19,7 @@ from guard.gateway.storage.group_writer import ANYTHING, INLINE_WEIGHT_MAX, Grou
 from guard.gateway.storage.sql import samples
 from guard.gateway.storage.sql.retention import STEPS_MAX, Retention
 from guard.gateway.storage.sql.rows import monotonic_clock_ms, wall_clock_ms
-from guard.gateway.storage.sqlite import schema
+from guard.gateway.storage.sqlite import file_lock, schema
 from guard.gateway.storage.sqlite.read_pool import Connection, ReadPool
 from guard.gateway.storage.sqlite.unit_of_work import SqliteUnitOfWork
 
@@ -96,11 +95,7 @@ class SqliteEngine:
         )
 
     def _open(self) -> SqliteUnitOfWork:
-        self._lock_file = os.open(f"{self.path}.lock", os.O_CREAT | os.O_RDWR, 0o600)
-        try:
-            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RuntimeError("another gateway is using this database") from None
+        self._lock_file = file_lock.take(self.path)
         os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
         self._connection = schema.connect(str(self.path), durable=self._durable)
         schema.migrate(self._connection)

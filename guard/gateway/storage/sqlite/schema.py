@@ -267,5 +267,27 @@ def migrate(connection: sqlite3.Connection) -> None:
     if version > len(MIGRATIONS):
         raise RuntimeError(f"the database has schema {version}, newer than this gateway knows")
     connection.create_function("model_family", 1, _family, deterministic=True)
-    for number, script in enumerate(MIGRATIONS[version:], start=version + 1):
-        connection.executescript(f"BEGIN IMMEDIATE;{script}PRAGMA user_version = {number};COMMIT;")
+    for step in _steps(version):
+        connection.executescript(f"BEGIN IMMEDIATE;{step}COMMIT;")
+
+
+def rehearse(connection: sqlite3.Connection) -> None:
+    """Run every step that is missing in one transaction, and take it back.
+
+    Raises:
+        sqlite3.Error: a step fails.
+    """
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    connection.create_function("model_family", 1, _family, deterministic=True)
+    try:
+        connection.executescript("BEGIN IMMEDIATE;" + "".join(_steps(version)))
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+
+
+def _steps(version: int) -> list[str]:
+    return [
+        f"{script}PRAGMA user_version = {number};"
+        for number, script in enumerate(MIGRATIONS[version:], start=version + 1)
+    ]

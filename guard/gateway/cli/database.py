@@ -1,0 +1,151 @@
+"""Backup, restore and migrations: commands on a database, not on a gateway."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from guard.gateway.cli.files import FILE
+from guard.gateway.cli.output import safe
+from guard.gateway.settings import DATABASE, DATABASE_VARIABLE
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _database(text: str) -> Callable[[F], F]:
+    return click.option(
+        "--database", type=click.Path(dir_okay=False, path_type=Path), default=DATABASE,
+        show_default=True, envvar=DATABASE_VARIABLE, show_envvar=True, help=text,
+    )  # fmt: skip
+
+
+@click.command()
+@click.argument("target", type=click.Path(dir_okay=False, path_type=Path))
+@click.option(
+    "--database", type=FILE, default=DATABASE, show_default=True,
+    envvar=DATABASE_VARIABLE, show_envvar=True,
+    help="The database of a gateway on this machine, running or not.",
+)  # fmt: skip
+def backup(target: Path, database: Path) -> None:
+    """Copy the database while the gateway runs, and check the copy.
+
+    \b
+    Example:
+      guard gateway backup /backups/gateway-monday.sqlite3
+    """
+    import sqlite3
+
+    from guard.gateway.app import backup as copy
+
+    try:
+        size = copy(database, target)
+    except (OSError, sqlite3.Error) as exc:
+        raise click.ClickException(safe(exc)) from None
+    click.echo(f"{size} bytes in {target}")
+
+
+@click.command()
+@click.argument("source", type=FILE)
+@_database("Where the gateway will open it; the gateway has to be stopped.")
+@click.option("--replace", is_flag=True, help="There is a database already; it is kept beside.")
+@click.option("--expect", metavar="SEQ:HASH", help="An audit head noted earlier; it must be there.")
+def restore(source: Path, database: Path, replace: bool, expect: str | None) -> None:
+    """Make a backup the gateway's database, once it has been checked.
+
+    \b
+    Examples:
+      guard gateway restore /backups/gateway-monday.sqlite3
+      guard gateway restore monday.sqlite3 --database /var/lib/guard/gateway.sqlite3 --replace
+    """
+    from guard.gateway.app import restore as put_back
+    from guard.gateway.domain.errors import StoreError
+
+    try:
+        done = put_back(source, database, replace=replace, expect=_head(expect))
+    except StoreError as exc:
+        raise click.ClickException(safe(exc)) from None
+    seq, digest = done.audit_head
+    click.echo(f"restored {database} from {source} (schema {done.version})")
+    click.echo(f"ledger: {done.ledger.balances} balances, {done.ledger.events} events, correct")
+    click.echo(f"audit head: {seq}:{digest}")
+    if done.kept is not None:
+        click.echo(f"the database that was there is now {done.kept}")
+
+
+def _head(text: str | None) -> tuple[int, str] | None:
+    if text is None:
+        return None
+    seq, _, digest = text.strip().partition(":")
+    if not seq.isdigit() or not digest:
+        raise click.BadParameter("SEQ:HASH, as `guard gateway audit head` prints it")
+    return int(seq), digest
+
+
+@click.group()
+def migrate() -> None:
+    """Look at the schema of a database, and bring it up to date.
+
+    A gateway does that by itself when it starts.
+
+    \b
+    Examples:
+      guard gateway migrate status
+      guard gateway migrate up --dry-run
+    """
+
+
+@migrate.command("status")
+@_database("The database of a gateway, running or not.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def migrate_status(database: Path, as_json: bool) -> None:
+    """Show the schema's version, and the steps that are pending.
+
+    \b
+    Example:
+      guard gateway migrate status --database /var/lib/guard/gateway.sqlite3 --json
+    """
+    from guard.gateway.app import migrator
+    from guard.gateway.domain.errors import StoreError
+
+    try:
+        found = migrator(str(database)).status()
+    except StoreError as exc:
+        raise click.ClickException(safe(exc)) from None
+    if as_json:
+        pending = [{"number": step.number, "name": step.name} for step in found.pending]
+        click.echo(
+            json.dumps({"version": found.version, "newest": found.newest, "pending": pending})
+        )
+        return
+    click.echo(f"schema {found.version} of {found.newest}")
+    for step in found.pending:
+        click.echo(f"  pending: {step.number} {step.name}".rstrip())
+
+
+@migrate.command("up")
+@_database("The database; the gateway has to be stopped.")
+@click.option("--dry-run", is_flag=True, help="Try every step, and take it back.")
+def migrate_up(database: Path, dry_run: bool) -> None:
+    """Apply the pending steps.
+
+    \b
+    Examples:
+      guard gateway migrate up
+      guard gateway migrate up --dry-run --database /var/lib/guard/gateway.sqlite3
+    """
+    from guard.gateway.app import migrator
+    from guard.gateway.domain.errors import StoreError
+
+    try:
+        steps = migrator(str(database)).up(dry_run=dry_run)
+    except StoreError as exc:
+        raise click.ClickException(safe(exc)) from None
+    for step in steps:
+        done = "would be applied" if dry_run else "applied"
+        click.echo(f"{done}: {step.number} {step.name}".rstrip())
+    if not steps:
+        click.echo("nothing to do")

@@ -1,0 +1,59 @@
+"""The port of schema migrations: what a store has, and what this gateway knows.
+
+Each store numbers its migrations from 1 and never changes one that was released. A step is whole
+or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+
+class Step(Struct, frozen=True):
+    """One migration.
+
+    Attributes:
+        number: the version that the schema has afterwards.
+        name: says what it is for; may be empty.
+    """
+
+    number: int
+    name: str = ""
+
+
+class SchemaStatus(Struct, frozen=True):
+    """Where a database is.
+
+    Attributes:
+        version: of its schema; 0: it has none yet.
+        newest: the version that this gateway needs.
+        pending: the steps between the two, in order.
+    """
+
+    version: int
+    newest: int
+    pending: Sequence[Step]
+
+
+class Migrator(Protocol):
+    """Looks at one database's schema, and brings it up to date."""
+
+    def status(self) -> SchemaStatus:
+        """Return the versions; a gateway may be running.
+
+        Raises:
+            StoreError: the database cannot be read, or a newer gateway wrote it.
+        """
+
+    def up(self, *, dry_run: bool) -> Sequence[Step]:
+        """Apply the pending steps and return them.
+
+        Args:
+            dry_run: take everything back in the end.
+
+        Raises:
+            StoreError: in use, or a step failed; what was applied before stays, except when dry.
+        """

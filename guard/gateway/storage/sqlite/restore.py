@@ -1,0 +1,136 @@
+"""A backup becomes a gateway's database, once it has been checked."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+from msgspec import Struct
+
+from guard.gateway.domain.errors import StoreError
+from guard.gateway.domain.records import LedgerReport
+from guard.gateway.ledger.audit import GENESIS
+from guard.gateway.storage.sql import verify
+from guard.gateway.storage.sqlite import file_lock, schema
+from guard.gateway.storage.sqlite.migrations import SqliteMigrator, open_to_read
+from guard.gateway.storage.sqlite.read_pool import Connection
+
+
+class Restored(Struct, frozen=True):
+    """What was restored.
+
+    Attributes:
+        version: of the backup's schema; it was migrated to this gateway's.
+        ledger: balances, open reservations and events; no problems.
+        audit_head: number and hash of the newest audit entry.
+        kept: where the database that was there before is now.
+    """
+
+    version: int
+    ledger: LedgerReport
+    audit_head: tuple[int, str]
+    kept: Path | None
+
+
+def restore(
+    source: Path, target: Path, *, replace: bool = False, expect: tuple[int, str] | None = None
+) -> Restored:
+    """Copy a backup to where a gateway will open it, unless something in it is wrong.
+
+    The copy is checked before it takes its place, in one rename: pages and indexes, every balance
+    against its entries, and the audit log's chain. What was there before is kept beside it.
+
+    Args:
+        source: the backup.
+        target: the database; no gateway may have it open.
+        replace: whether there may be a database already.
+        expect: number and hash of an audit entry that has to be in the backup.
+
+    Raises:
+        StoreError: what is wrong; the target is as it was.
+    """
+    try:
+        version = SqliteMigrator(source).status().version
+        if not version:
+            raise RuntimeError("the backup is empty")
+        if target.exists() and os.path.samefile(source, target):
+            raise RuntimeError("the backup and the database are the same file")
+        with file_lock.held(target):
+            if target.exists() and not replace:
+                raise FileExistsError(f"{target} is there already; --replace keeps it beside")
+            with _partial(target) as partial:
+                _copy(source, partial)
+                ledger, head = _checked(partial, expect)
+                kept = _set_aside(target) if target.exists() else None
+                _sync(partial)
+                os.replace(partial, target)
+                _sync(target.parent)
+    except (OSError, RuntimeError, sqlite3.Error) as exc:
+        raise StoreError(str(exc)) from exc
+    return Restored(version, ledger, head, kept)
+
+
+@contextlib.contextmanager
+def _partial(target: Path) -> Iterator[Path]:
+    partial = target.with_name(target.name + ".restoring")
+    os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    try:
+        yield partial
+    finally:
+        for end in ("", "-wal", "-shm"):
+            Path(f"{partial}{end}").unlink(missing_ok=True)
+
+
+def _copy(source: Path, partial: Path) -> None:
+    with (
+        contextlib.closing(open_to_read(source)) as reading,
+        contextlib.closing(sqlite3.connect(partial)) as writing,
+    ):
+        reading.backup(writing)
+        found = writing.execute("PRAGMA integrity_check(1)").fetchone()[0]
+        if found != "ok":
+            raise RuntimeError(f"the backup is damaged: {found}")
+    with contextlib.closing(schema.connect(str(partial), durable=True)) as connection:
+        schema.migrate(connection)
+
+
+def _checked(partial: Path, expect: tuple[int, str] | None) -> tuple[LedgerReport, tuple[int, str]]:
+    reading = Connection(partial)
+    try:
+        ledger = verify.verify_ledger(reading)
+        if ledger.problems:
+            raise RuntimeError("the backup's ledger does not add up: " + "; ".join(ledger.problems))
+        _, wrong = verify.verify_audit(reading, expect)
+        if wrong is not None:
+            raise RuntimeError(f"the backup's audit log is wrong at entry {wrong}")
+        rows = reading.rows("SELECT seq, hash FROM audit ORDER BY seq DESC LIMIT 1")
+        return ledger, (rows[0][0], rows[0][1]) if rows else (0, GENESIS)
+    finally:
+        reading.sqlite.close()
+
+
+def _set_aside(target: Path) -> Path:
+    """Keep the old database under another name, its log within or beside it."""
+    number = 1
+    while (kept := target.with_name(f"{target.name}.replaced-{number}")).exists():
+        number += 1
+    with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(target)) as old:
+        old.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    # A log that is left belongs to a damaged file, and must not meet the new one.
+    log = Path(f"{target}-wal")
+    if log.exists():
+        os.replace(log, f"{kept}-wal")
+    Path(f"{target}-shm").unlink(missing_ok=True)
+    os.link(target, kept)
+    return kept
+
+
+def _sync(path: Path) -> None:
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
