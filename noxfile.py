@@ -95,13 +95,17 @@ def frameworks(session: nox.Session) -> None:
 def proofs(session: nox.Session) -> None:
     """Run the long proofs at full size, on a quiet machine: the ledger's, and delivery's."""
     install(session)
+    hammer = "tests/gateway/test_hard_stop_hammer.py::test_no_budget_is_passed"
     for scale, test in (
         ("85", "tests/gateway/test_hammer.py::test_hammer"),
         ("13", "tests/gateway/test_hammer.py::test_killed_gateway_keeps_its_books"),
         ("10", "tests/gateway/test_ledger_model.py"),
+        ("10", "tests/gateway/test_lease_model.py"),
+        ("160", hammer),
+        ("10", f"{hammer}_while_everything_dies"),
         ("6", "tests/gateway/test_document.py"),
     ):
-        session.run("pytest", test, *session.posargs, env={"GUARD_PROOF_SCALE": scale})
+        session.run("pytest", "-s", test, *session.posargs, env={"GUARD_PROOF_SCALE": scale})
     faults = "tests/guard/delivery/test_faults.py"
     session.run("pytest", "-s", faults, *session.posargs, env={"GUARD_TEST_FAULT_ROUNDS": "200"})
 
