@@ -1,4 +1,4 @@
-"""``workflow``, ``chain``, ``span``, ``agent``: context managers and decorators (spec 2, 3).
+"""``workflow``, ``chain``, ``span``, ``agent``, ``user``, ``tags`` (spec 2, 3).
 
 Each works with ``with``, with ``async with`` and as a decorator of functions, coroutine functions,
 generators and asynchronous generators, and is safe with interleaved tasks. ``carry`` binds the
@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import Token
 from types import TracebackType
 from typing import Any, Final, Literal, ParamSpec, Self, TypeVar
@@ -22,6 +22,7 @@ from guard.breaker.refusals import error_at_edge
 from guard.control.pools import carry_kills_out
 from guard.control.threads import ThreadBody, this_thread
 from guard.core.ids import IdFactory
+from guard.core.tags import check_tags, merged
 from guard.core.wire import NAME_LENGTH_MAX, SpanData
 from guard.facade import enforcing_runtime, enforcing_runtime_async
 from guard.runtime.active import active_runtime
@@ -105,7 +106,7 @@ class _CarriedCall(Edge):
 class _Boundary:
     """Base of the context managers. An instance is one entry; a decorator makes one per call."""
 
-    kind: Literal["workflow", "chain", "span", "agent"]
+    kind: Literal["workflow", "chain", "span", "agent", "user", "tags"]
     enforces = False
     """Whether it needs a runtime, because budgets and directives apply to it."""
 
@@ -431,6 +432,76 @@ class agent(_Boundary):  # noqa: N801  # used like a function: `with guard.agent
     def _changes(self, outer: Scope) -> dict[str, Any]:
         self.agent_id = self.name or _new_id()
         return {"agent": self.agent_id}
+
+
+class user(_Boundary):  # noqa: N801  # used like a function: `with guard.context.user("x"):`
+    """Say for which user of the application the work is.
+
+    Budgets of users count what is done for each of them, in every workflow and process; usage is
+    summed by user. The id is the application's own choice: an account's number or a random id will
+    do, and nothing personal is needed. It goes to the gateway with each call and event.
+
+    Args:
+        user_id: 1 to 256 characters.
+
+    Attributes:
+        user_id: the id.
+
+    Raises:
+        TypeError, ValueError: not a string, empty or too long.
+
+    Example:
+        >>> with user("account-17") as who:
+        ...     who.user_id
+        'account-17'
+    """
+
+    kind = "user"
+
+    def __init__(self, user_id: str) -> None:
+        if not isinstance(user_id, str):
+            raise TypeError(f"a user's id is a string, not {type(user_id).__name__}")
+        super().__init__(user_id)
+        self.user_id = user_id
+
+    def _again(self) -> Self:
+        return type(self)(self.user_id)
+
+    def _changes(self, outer: Scope) -> dict[str, Any]:
+        return {"user": self.user_id}
+
+
+class tags(_Boundary):  # noqa: N801  # used like a function: `with guard.context.tags(team="x"):`
+    """Tag the work: names and values that are stored with its events.
+
+    Inner tags add to outer ones; the same name takes the inner value. At most 16 hold at once.
+
+    Args:
+        tags: names (1 to 64 characters) and values (strings, at most 256 characters).
+        more: the same, for names that are Python names.
+
+    Raises:
+        TypeError, ValueError: a name or value is not a string or too long, or they are too many.
+
+    Example:
+        >>> with tags(team="billing", feature="summary"):
+        ...     pass
+    """
+
+    kind = "tags"
+
+    def __init__(self, tags: Mapping[str, str] | None = None, /, **more: str) -> None:
+        if tags is not None and not isinstance(tags, Mapping):
+            raise TypeError(f"tags takes names and values, not {type(tags).__name__}")
+        super().__init__(None)
+        self.tags = {**(tags or {}), **more}
+        check_tags(self.tags)
+
+    def _again(self) -> Self:
+        return type(self)(self.tags)
+
+    def _changes(self, outer: Scope) -> dict[str, Any]:
+        return {"tags": merged(outer.tags, self.tags)}
 
 
 def _after_fork() -> None:

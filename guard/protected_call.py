@@ -23,6 +23,7 @@ from guard.control.pools import carry_kills_out
 from guard.control.threads import ThreadBody, this_thread
 from guard.core import wire
 from guard.core.leases import LaneKey, Subject
+from guard.core.tags import tags_of
 from guard.facade import ready_runtime, ready_runtime_async
 from guard.runtime import active, decision_log
 from guard.runtime.questions import Asking, Grant
@@ -347,6 +348,8 @@ def _gate_request(target: Target, call_id: str, scope: Scope) -> wire.GateReques
         run_id=scope.run_id,
         chain=chain,
         agent=scope.agent,
+        user=scope.user,
+        tags=tags_of(scope.tags),
         trace_id=scope.trace_id,
         span_id=scope.span_id,
         parent_span_id=scope.parent_span_id,
@@ -355,7 +358,8 @@ def _gate_request(target: Target, call_id: str, scope: Scope) -> wire.GateReques
 
 def lane_of(scope: Scope) -> LaneKey:
     """Return the lane of a protected call."""
-    return scope.workflow_id, scope.agent, scope.chain_id, scope.model or wire.UNKNOWN_MODEL
+    model = scope.model or wire.UNKNOWN_MODEL
+    return scope.workflow_id, scope.agent, scope.chain_id, scope.user, model
 
 
 def subject_of(target: Target, scope: Scope) -> Subject:

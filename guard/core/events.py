@@ -10,6 +10,7 @@ from msgspec import Struct
 from guard.core import wire
 from guard.core.buffer import Record
 from guard.core.ids import IdFactory
+from guard.core.tags import tags_of
 
 if TYPE_CHECKING:  # pulls in every vendor's format, which other kinds of events do not need
     from guard.core.usage import Usage
@@ -52,9 +53,8 @@ def event_of(record: Record, ids: IdFactory) -> wire.Event | None:
 
     None for an LLM call whose answer turns out to hold nothing to report.
     """
-    workflow_id, run_id, chain_id, agent, trace_id, span_id, parent_id, call_id, held = (
-        record.event_fields
-    )
+    (workflow_id, run_id, chain_id, agent, user, tags, trace_id, span_id, parent_id, call_id,
+     held) = record.event_fields  # fmt: skip
     if record.input_tokens >= 0:
         data: Any = wire.LlmData(
             model=record.payload or wire.UNKNOWN_MODEL,
@@ -86,6 +86,8 @@ def event_of(record: Record, ids: IdFactory) -> wire.Event | None:
         call_id,
         held,
         data,
+        user,
+        tags_of(tags),
     )
 
 

@@ -20,6 +20,7 @@ from guard.control.enforcement import refusal_in
 from guard.core import wire
 from guard.core.leases import LaneKey, LeaseBook, cost_of, request_subject, worst_case
 from guard.core.request_bound import RequestBound
+from guard.core.tags import tags_of
 from guard.runtime import decision_log
 from guard.runtime.event_pipeline import EventPipeline
 from guard.runtime.gate import Gate
@@ -174,6 +175,8 @@ class LlmRequests:
             run_id=scope.run_id,
             chain=chain,
             agent=scope.agent,
+            user=scope.user,
+            tags=tags_of(scope.tags),
             trace_id=scope.trace_id,
             span_id=scope.span_id,
             parent_span_id=scope.parent_span_id,
@@ -372,7 +375,8 @@ NOT_GATED: Final = _NotGated()
 
 def lane_of(scope: Scope, bound: RequestBound) -> LaneKey:
     """Return the lane of a request."""
-    return scope.workflow_id, scope.agent, scope.chain_id, bound.model or wire.UNKNOWN_MODEL
+    model = bound.model or wire.UNKNOWN_MODEL
+    return scope.workflow_id, scope.agent, scope.chain_id, scope.user, model
 
 
 def _named(bound: RequestBound) -> str:

@@ -17,6 +17,7 @@ from guard.control.enforcement import Enforcement, refusal_in
 from guard.control.warnings import WarningLog
 from guard.core import wire
 from guard.core.ids import IdFactory
+from guard.core.tags import tags_of
 from guard.core.tool_rules import ScopeToolRules
 from guard.loop import BackgroundLoop
 from guard.runtime.gate import Gate
@@ -33,12 +34,15 @@ _VALID_S: Final = 120.0
 _KEPT: Final = 1000
 """Maximum allowed tool calls that wait for their protected calls."""
 
+_Place = tuple[str | None, str | None, str]
+"""Where an allowed call was asked about: run or trace, user, tool."""
+
 
 @attrs.define(eq=False)
 class _Allowed:
     """A tool call that the gateway has allowed when the model asked for it."""
 
-    place: tuple[str | None, str]
+    place: _Place
     reply: wire.GateReply
     until_s: float
 
@@ -175,6 +179,8 @@ class ToolPolicy:
             run_id=scope.run_id,
             chain=chain,
             agent=scope.agent,
+            user=scope.user,
+            tags=tags_of(scope.tags),
             trace_id=scope.trace_id,
             span_id=scope.span_id,
             parent_span_id=scope.parent_span_id,
@@ -240,6 +246,6 @@ class ToolPolicy:
         self._gate.give_back(Grant(allowed.reply))
 
 
-def _place(scope: Scope, tool_name: str) -> tuple[str | None, str]:
-    """Return where an allowed call is looked for: the run, outside of one the trace."""
-    return scope.run_id or scope.trace_id, tool_name
+def _place(scope: Scope, tool_name: str) -> _Place:
+    """Return where an allowed call is looked for: the run, outside of one the trace; its user."""
+    return scope.run_id or scope.trace_id, scope.user, tool_name

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from guard.core.leases import Hold
 
 EventFields = tuple[str | None, ...]
-"""``(workflow_id, run_id, chain_id, agent, trace_id, span_id, parent_span_id, call_id,
-reservation_id)``, as in an event of the protocol."""
+"""``(workflow_id, run_id, chain_id, agent, user, tags, trace_id, span_id, parent_span_id, call_id,
+reservation_id)``, as in an event of the protocol, but tags are text (:mod:`guard.core.tags`)."""
 
 
 class CallRecord(Struct, eq=False):
@@ -72,6 +72,7 @@ class Scope(Struct, frozen=True, eq=False):
         trace_id, span_id, parent_span_id: W3C Trace Context ids.
         foreign_span_id: the OpenTelemetry span that was running when this span was opened.
         model, tools: the call context for the gate.
+        user, tags: for whom the work is, and its tags as text (:mod:`guard.core.tags`).
         call: the protected call whose body is running.
         entry: the innermost entry that the code runs in.
     """
@@ -87,6 +88,8 @@ class Scope(Struct, frozen=True, eq=False):
     foreign_span_id: str | None = None
     model: str | None = None
     tools: tuple[str, ...] = ()
+    user: str | None = None
+    tags: str | None = None
     call: CallRecord | None = None
     entry: Entry | None = None
     _event_fields: EventFields | None = None
@@ -106,6 +109,8 @@ class Scope(Struct, frozen=True, eq=False):
                 self.run_id,
                 self.chain_id,
                 self.agent,
+                self.user,
+                self.tags,
                 self.trace_id,
                 self.span_id,
                 self.parent_span_id,

@@ -47,6 +47,8 @@ def call_scope(outer: Scope, ids: IdFactory, call: CallRecord, entry: Entry) -> 
         foreign,
         outer.model,
         outer.tools,
+        outer.user,
+        outer.tags,
         call,
         entry,
     )

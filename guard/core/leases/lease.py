@@ -13,8 +13,8 @@ from guard.core.wire import NANOUSD_MAX, ModelRates
 if TYPE_CHECKING:  # pulls in every vendor's format
     from guard.core.usage import Usage
 
-LaneKey = tuple[str | None, str | None, str | None, str]
-"""``(workflow, agent, chain, model)``: what decides which budgets apply."""
+LaneKey = tuple[str | None, str | None, str | None, str | None, str]
+"""``(workflow, agent, chain, user, model)``: what decides which budgets apply."""
 
 Subject = tuple[str, str, str | None, tuple[str, ...]]
 """``(kind, function, tool name, tools)``: what the gateway has allowed."""

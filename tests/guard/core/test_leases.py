@@ -69,7 +69,7 @@ class TestCover:
             (KEY, ("tool", "f", "f", ())),
             (("w", "a", None, "other"), CALL),
             (("w", "a", "chain", "m"), CALL),
-            (("w", None, None, "m"), CALL),
+            (("w", None, None, None, "m"), CALL),
             (("v", "a", None, "m"), CALL),
         ],
     )

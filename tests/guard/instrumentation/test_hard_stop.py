@@ -244,6 +244,48 @@ class TestAHundredRequestsAndMoneyForTen:
         limited.check([None] * ran + [caught.value])
 
 
+class TestBudgetsOfUsers:
+    @pytest.mark.parametrize("together", [True, False], ids=["gathered", "one by one"])
+    def test_one_users_money_ends_inside_a_running_body(
+        self, together: bool, limited: Limited, tenant: Tenant
+    ) -> None:
+        """What another one has left is untouched, in the same workflow at the same time."""
+        tenant.admin.set_budget(scope_kind="workflow", scope_id="w", limit_nanousd=1000 * COST)
+        tenant.admin.set_budget(scope_kind="user", scope_id="user-*", limit_nanousd=LIMIT)
+
+        @guard.protect
+        async def agent(name: str, times: int) -> list[Any]:
+            send = openai_async(limited.vendor.url)
+            sending = (send() for _ in range(times))
+            if together:
+                return await asyncio.gather(*sending, return_exceptions=True)
+            found: list[Any] = []
+            for each in sending:
+                try:
+                    found.append(await each)
+                except BaseException as exc:
+                    found.append(exc)
+            return found
+
+        async def of(name: str, times: int) -> list[Any]:
+            async with guard.context.user(name):
+                return await agent(name, times)
+
+        async def main() -> list[list[Any]]:
+            async with guard.workflow("w"):
+                return await asyncio.gather(of("user-1", 30), of("user-2", 3))
+
+        many, few = asyncio.run(main())
+        ran = [each for each in many if not isinstance(each, BaseException)]
+        refused = [each for each in many if isinstance(each, BaseException)]
+        assert 8 <= len(ran) <= 10
+        assert {type(getattr(each, "error", each)) for each in refused} == {GuardBudgetError}
+        assert not any(isinstance(each, BaseException) for each in few)
+        limited.runtime.flush()
+        spent = {row["scope_id"]: row["committed_nanousd"] for row in tenant.admin.ledger()}
+        assert spent == {"w": (len(ran) + 3) * COST, "user-1": len(ran) * COST, "user-2": 3 * COST}
+
+
 class TestModels:
     def test_a_forbidden_one_is_refused_before_a_byte_leaves(
         self, limited: Limited, tenant: Tenant
