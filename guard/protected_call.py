@@ -28,6 +28,7 @@ from guard.facade import ready_runtime, ready_runtime_async
 from guard.runtime import active, decision_log
 from guard.runtime.questions import Asking, Grant
 from guard.runtime.runtime import GuardRuntime
+from guard.runtime.tool_calls import FUNCTION, ToolCall, Watcher
 from guard.scope.scope import CallRecord, Entry, Scope, current_scope
 from guard.scope.span_ids import call_scope
 from guard.scope.wrapping import Edge
@@ -46,11 +47,13 @@ class Target:
         tool_name: the plain name that tool policies match.
         sensitive: always ask the gateway, and refuse when it cannot be asked. ``@sensitive`` may
             set it after the decoration.
+        watcher: what the call is to the tool that it names.
     """
 
     function: str
     tool_name: str
     sensitive: bool = False
+    watcher: Watcher = FUNCTION
 
     @classmethod
     def of(cls, function: Any, *, sensitive: bool) -> Target:
@@ -65,7 +68,12 @@ class Target:
 
 
 class ProtectedCall(Edge):
-    """The edge of one call of a protected function: local check, gate, body, closing event."""
+    """The edge of one call of a protected function: local check, gate, body, closing event.
+
+    Attributes:
+        tool_call: set by the gate where other watchers of the same tool call have asked, or are
+            not to ask again.
+    """
 
     __slots__ = (
         "_admitted",
@@ -78,6 +86,7 @@ class ProtectedCall(Edge):
         "_started",
         "_target",
         "_task",
+        "tool_call",
     )
 
     _runtime: GuardRuntime
@@ -93,6 +102,7 @@ class ProtectedCall(Edge):
         self._task: asyncio.Task[object] | None = None
         self._admitted = False
         self._started = False
+        self.tool_call: ToolCall | None = None
 
     @classmethod
     def of(cls, target: Target) -> Edge:
@@ -183,12 +193,8 @@ class ProtectedCall(Edge):
         self._call_scope = self.scope = scope = call_scope(outer, ids, record, entry)
         if runtime.enforcement.halts:
             runtime.enforcement.check(scope)
-        if runtime.tools.allowed:
-            said = runtime.tools.take(scope, target.tool_name, sensitive=target.sensitive)
-            if said is not None:
-                record.call_id = said.call_id
-                self._accept(Grant(said))
-                return True
+        if runtime.tools.calls.open and self._joins(runtime):
+            return True
         if target.sensitive:
             return False
         hold = runtime.leases.take(lane_of(scope), subject_of(target, scope), now_s)
@@ -202,6 +208,21 @@ class ProtectedCall(Edge):
         self._admitted = True
         return True
 
+    def _joins(self, runtime: GuardRuntime) -> bool:
+        """Tell whether this is a tool call that another watcher has asked about."""
+        target, scope = self._target, self._call_scope
+        found = runtime.tools.take(
+            scope, target.tool_name, target.watcher, sensitive=target.sensitive
+        )
+        if found is None:
+            return False
+        self.tool_call, reply = found
+        self._admitted = True
+        if reply is not None:
+            self._record.call_id = reply.call_id
+            self._accept(Grant(reply))
+        return True
+
     def _asking(self) -> Asking:
         target, scope, runtime = self._target, self._call_scope, self._runtime
         request = _gate_request(target, self._record.call_id, scope)
@@ -213,6 +234,10 @@ class ProtectedCall(Edge):
     def _accept(self, grant: Grant) -> None:
         self._admitted = True
         hold, reply, record = grant.hold, grant.reply, self._record
+        if grant.approved:
+            target = self._target
+            calls = self._runtime.tools.calls
+            self.tool_call = calls.approved(self._call_scope, target.tool_name, target.watcher)
         if hold is not None:
             record.hold = hold
             record.reservation_id = hold.lease.lease_id
@@ -306,6 +331,8 @@ class ProtectedCall(Edge):
         if not self._admitted:
             return False
         self._admitted = False
+        if self.tool_call is not None and self._target.watcher.surrounds:
+            self._runtime.tools.calls.left(self.tool_call, self._target.watcher)
         hold = self._record.hold
         if hold is not None:
             if self._record.metered:

@@ -24,6 +24,7 @@ from agents import (
 )
 
 from guard.integrations import tools
+from guard.runtime.tool_calls import Watcher
 
 
 class GuardRunHooks(RunHooks[Any]):
@@ -42,16 +43,21 @@ class GuardRunHooks(RunHooks[Any]):
 
     async def on_tool_start(self, context: Any, agent: Any, tool: Any) -> None:
         """Ask the gateway for the tool."""
-        await tools.gate_tool_async(tool.name)
+        call_id = getattr(context, "tool_call_id", None)
+        await tools.gate_tool_async(tool.name, Watcher("hooks", call_id, surrounds=False))
         self._started_s[id(context)] = time.monotonic()
 
     async def on_tool_end(self, context: Any, agent: Any, tool: Any, result: Any) -> None:
         """Report the tool."""
+        call_id = getattr(context, "tool_call_id", None)
+        if call_id is not None:
+            tools.tool_ended(call_id)
         tools.report_tool(tool.name, self._started_s.pop(id(context), time.monotonic()))
 
 
 async def _ask(data: ToolInputGuardrailData) -> ToolGuardrailFunctionOutput:
-    await tools.gate_tool_async(data.context.tool_name)
+    watcher = Watcher("guardrail", data.context.tool_call_id, surrounds=False)
+    await tools.gate_tool_async(data.context.tool_name, watcher)
     return ToolGuardrailFunctionOutput.allow()
 
 

@@ -29,6 +29,7 @@ from langchain_core.tracers.context import register_configure_hook
 
 from guard.context import chain, span
 from guard.integrations import tools
+from guard.runtime.tool_calls import Watcher
 
 logger = logging.getLogger("guard.integrations")
 
@@ -50,7 +51,7 @@ class GuardCallbackHandler(BaseCallbackHandler):
     run_inline = True
 
     def __init__(self) -> None:
-        self._tools: dict[UUID, tuple[str, float]] = {}
+        self._tools: dict[UUID, tuple[str, float, str]] = {}
         self._scopes: dict[UUID, contextlib.ExitStack] = {}
         self._threads: dict[str, None] = {}
 
@@ -66,16 +67,18 @@ class GuardCallbackHandler(BaseCallbackHandler):
     ) -> None:
         name = _tool_name(serialized, options)
         if _gated.get() != name:
-            tools.gate_tool(name)
-            self._tools[run_id] = (name, time.monotonic())
+            call_id = _call_id(run_id, options)
+            tools.gate_tool(name, Watcher("callback", call_id, surrounds=False))
+            self._tools[run_id] = (name, time.monotonic(), call_id)
 
     async def _tool_start_async(
         self, serialized: dict[str, Any], input_str: str, *, run_id: UUID, **options: Any
     ) -> None:
         name = _tool_name(serialized, options)
         if _gated.get() != name:
-            await tools.gate_tool_async(name)
-            self._tools[run_id] = (name, time.monotonic())
+            call_id = _call_id(run_id, options)
+            await tools.gate_tool_async(name, Watcher("callback", call_id, surrounds=False))
+            self._tools[run_id] = (name, time.monotonic(), call_id)
 
     def on_tool_end(self, output: Any, *, run_id: UUID, **options: Any) -> None:
         """Report the tool."""
@@ -88,7 +91,9 @@ class GuardCallbackHandler(BaseCallbackHandler):
     def _tool_ended(self, run_id: UUID) -> None:
         started = self._tools.pop(run_id, None)
         if started is not None:
-            tools.report_tool(*started)
+            name, started_s, call_id = started
+            tools.tool_ended(call_id)
+            tools.report_tool(name, started_s)
 
     # -- models ----------------------------------------------------------------------------------
 
@@ -182,7 +187,7 @@ def wrap_tool_call(request: Any, execute: Callable[[Any], Any]) -> Any:
         finally:
             _gated.reset(token)
 
-    return tools.call_tool(name, run)
+    return tools.call_tool(name, run, _wrapper_of(request))
 
 
 async def awrap_tool_call(request: Any, execute: Callable[[Any], Awaitable[Any]]) -> Any:
@@ -196,7 +201,16 @@ async def awrap_tool_call(request: Any, execute: Callable[[Any], Awaitable[Any]]
         finally:
             _gated.reset(token)
 
-    return await tools.call_tool_async(name, run)
+    return await tools.call_tool_async(name, run, _wrapper_of(request))
+
+
+def _wrapper_of(request: Any) -> Watcher:
+    return Watcher("wrapper", request.tool_call.get("id"))
+
+
+def _call_id(run_id: UUID, options: dict[str, Any]) -> str:
+    """Return the model's id of a tool call, which a wrapper knows as well; else the run's."""
+    return str(options.get("tool_call_id") or run_id)
 
 
 def _is_awaited() -> bool:

@@ -13,11 +13,14 @@ agent framework makes it: a blocked tool's request is not sent.
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, Final
 
 from mcp import ClientSession
 
 from guard.integrations import tools
+from guard.runtime.tool_calls import Watcher
+
+_SESSION: Final = Watcher("mcp")
 
 _original: Any = None
 
@@ -32,7 +35,7 @@ def install() -> None:
     @functools.wraps(original)
     async def call_tool(self: ClientSession, name: str, *arguments: Any, **options: Any) -> Any:
         return await tools.call_tool_async(
-            name, lambda: original(self, name, *arguments, **options)
+            name, lambda: original(self, name, *arguments, **options), _SESSION
         )
 
     ClientSession.call_tool = call_tool  # type: ignore[method-assign]

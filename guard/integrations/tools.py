@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from guard.breaker.exceptions import GuardError
 from guard.breaker.refusals import Refusal
-from guard.decorators import protect
 from guard.facade import track_tool
+from guard.protected_call import ProtectedCall, Target
 from guard.runtime.active import active_runtime
+from guard.runtime.tool_calls import ToolCall, Watcher, current
 from guard.scope.scope import current_scope
+from guard.scope.wrapping import Edge, call_inside, run_inside
 
 T = TypeVar("T")
-F = TypeVar("F", bound=Callable[..., Any])
 
 _NAME_LENGTH_MAX = 256
 
 
-def call_tool(name: str, run: Callable[[], T]) -> T:
+def call_tool(name: str, run: Callable[[], T], watcher: Watcher) -> T:
     """Run a tool as a protected call under its name, and report it.
 
     Args:
         name: what tool policies match.
         run: calls the tool.
+        watcher: what the adapter is to the tool call.
 
     Raises:
         GuardError: the call is refused. Inside a workflow or a protected call, a carrier that
@@ -33,39 +34,83 @@ def call_tool(name: str, run: Callable[[], T]) -> T:
         WorkflowKilledInterrupt: the workflow is killed, before or in the middle of it.
     """
     started_s = time.monotonic()
+    edge = _edge(name, watcher)
+
+    def tool() -> T:
+        token = current.set(_tool_call(edge))
+        try:
+            return run()
+        finally:
+            current.reset(token)
+
     try:
-        result: T = _protected(name)(run)
+        result: T = call_inside(edge, tool, (), {})
     except GuardError as exc:
         raise carried(exc) from None
     report_tool(name, started_s)
     return result
 
 
-async def call_tool_async(name: str, run: Callable[[], Awaitable[T]]) -> T:
+async def call_tool_async(name: str, run: Callable[[], Awaitable[T]], watcher: Watcher) -> T:
     """Like :func:`call_tool`, for tools that are awaited."""
     started_s = time.monotonic()
+    edge = _edge(name, watcher)
+
+    async def tool() -> T:
+        token = current.set(_tool_call(edge))
+        try:
+            return await run()
+        finally:
+            current.reset(token)
+
     try:
-        result: T = await _protected_async(name)(run)
+        result: T = await run_inside(tool, lambda: edge)()
     except GuardError as exc:
         raise carried(exc) from None
     report_tool(name, started_s)
     return result
 
 
-def gate_tool(name: str) -> None:
-    """Ask whether a tool may run, where the framework runs it itself."""
+def gate_tool(name: str, watcher: Watcher) -> None:
+    """Ask whether a tool may run, where the framework runs it itself.
+
+    Args:
+        name: what tool policies match.
+        watcher: what the adapter is to the tool call. With the framework's id of the call,
+            :func:`tool_ended` has to follow.
+    """
+    edge = _edge(name, watcher)
     try:
-        _protected(name)(_nothing)
+        call_inside(edge, _nothing, (), {})
     except GuardError as exc:
         raise carried(exc) from None
+    current.set(_tool_call(edge))
 
 
-async def gate_tool_async(name: str) -> None:
-    """Like :func:`gate_tool`, without blocking the loop."""
+async def gate_tool_async(name: str, watcher: Watcher) -> None:
+    """Like :func:`gate_tool`, without blocking the loop; hooks that run at once ask once."""
+    runtime = active_runtime()
+    if runtime is None:
+        await _gate_async(name, watcher)
+        return
+    async with runtime.tools.calls.turn(watcher):
+        await _gate_async(name, watcher)
+
+
+async def _gate_async(name: str, watcher: Watcher) -> None:
+    edge = _edge(name, watcher)
     try:
-        await _protected_async(name)(_nothing_async)
+        await run_inside(_nothing_async, lambda: edge)()
     except GuardError as exc:
         raise carried(exc) from None
+    current.set(_tool_call(edge))
+
+
+def tool_ended(call_id: str) -> None:
+    """A tool call with a framework's id is over, well or not."""
+    runtime = active_runtime()
+    if runtime is not None:
+        runtime.tools.calls.ended(call_id)
 
 
 def check_llm_request() -> None:
@@ -89,26 +134,13 @@ def carried(error: GuardError) -> BaseException:
     return Refusal(error)
 
 
-@functools.lru_cache(maxsize=1024)
-def _protected(name: str) -> Callable[[Callable[[], Any]], Any]:
-    def tool(run: Callable[[], Any]) -> Any:
-        return run()
-
-    return protect(_named(tool, name))
+def _edge(name: str, watcher: Watcher) -> Edge:
+    name = (name or "tool")[:_NAME_LENGTH_MAX]
+    return ProtectedCall.of(Target(f"tools.{name}", name, watcher=watcher))
 
 
-@functools.lru_cache(maxsize=1024)
-def _protected_async(name: str) -> Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]:
-    async def tool(run: Callable[[], Awaitable[Any]]) -> Any:
-        return await run()
-
-    return protect(_named(tool, name))
-
-
-def _named(function: F, name: str) -> F:
-    function.__name__ = function.__qualname__ = name or "tool"
-    function.__module__ = "tools"
-    return function
+def _tool_call(edge: Edge) -> ToolCall | None:
+    return edge.tool_call if isinstance(edge, ProtectedCall) else None
 
 
 def _nothing() -> None:

@@ -275,7 +275,7 @@ class Gate:
         except TimeoutError:
             raise self._too_late(future) from None
         self._learned(request, reply)
-        return Grant(reply, None, reply.rates)
+        return Grant(reply, None, reply.rates, approved=True)
 
     def _learned(self, request: wire.GateRequest, reply: wire.GateReply) -> None:
         self._decisions.learned(request.workflow_id, reply.budget, reply.warnings)

@@ -31,12 +31,16 @@ _HEDGE_SHARE: Final = 0.5
 
 
 class Grant(Struct, frozen=True):
-    """What lets a call or a request go on: the gateway's reply, or a hold from a lease, or both."""
+    """What lets a call or a request go on: the gateway's reply, or a hold from a lease, or both.
+
+    ``approved`` says that a person has allowed it.
+    """
 
     reply: wire.GateReply | None = None
     hold: Hold | None = None
     rates: wire.ModelRates | None = None
     output_tokens: int | None = None
+    approved: bool = False
 
 
 @attrs.frozen

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable
-from typing import Final
-
-import attrs
 
 from guard.breaker.exceptions import GuardError, GuardToolBlockedError, WorkflowKilledInterrupt
 from guard.control.bodies import require_task
@@ -23,28 +17,8 @@ from guard.loop import BackgroundLoop
 from guard.runtime.gate import Gate
 from guard.runtime.llm_requests import Observed, Report, ReportAsync
 from guard.runtime.questions import Asking, Grant
+from guard.runtime.tool_calls import ToolCall, ToolCalls, Watcher
 from guard.scope.scope import Scope
-
-_IDLE_S: Final = 2.0
-"""How long the money of an allowed tool call waits for the protected call of that tool."""
-
-_VALID_S: Final = 120.0
-"""How long such a protected call is not asked about again."""
-
-_KEPT: Final = 1000
-"""Maximum allowed tool calls that wait for their protected calls."""
-
-_Place = tuple[str | None, str | None, str]
-"""Where an allowed call was asked about: run or trace, user, tool."""
-
-
-@attrs.define(eq=False)
-class _Allowed:
-    """A tool call that the gateway has allowed when the model asked for it."""
-
-    place: _Place
-    reply: wire.GateReply
-    until_s: float
 
 
 class ToolPolicy:
@@ -59,6 +33,9 @@ class ToolPolicy:
         warnings: returns what reports the gateway's warnings.
         report, report_async: take errors for the hooks.
         observed: takes what an answer would have been refused with, and it goes on; None refuses.
+
+    Attributes:
+        calls: the tool calls that the gateway has allowed.
     """
 
     def __init__(
@@ -76,20 +53,16 @@ class ToolPolicy:
         self._observed = observed
         self._enforcement = enforcement
         self._gate = gate
-        self._background = background
         self._ids = ids
         self._gates_requests = gates_requests
         self._warnings = warnings
         self._report = report
         self._report_async = report_async
-        self.allowed: OrderedDict[int, _Allowed] = OrderedDict()
-        """Tool calls that wait for their protected calls; without any, :meth:`take` finds none."""
-        self._lock = threading.Lock()
+        self.calls = ToolCalls(background, lambda reply: gate.give_back(Grant(reply)))
 
     def after_fork(self) -> None:
         """Forget what the parent's calls were allowed."""
-        self.allowed = OrderedDict()
-        self._lock = threading.Lock()
+        self.calls.after_fork()
 
     # -- the answer -------------------------------------------------------------------------------
 
@@ -189,28 +162,20 @@ class ToolPolicy:
 
     # -- once -------------------------------------------------------------------------------------
 
-    def take(self, scope: Scope, tool_name: str, *, sensitive: bool) -> wire.GateReply | None:
-        """Return what the gateway has answered about the next protected call of a tool, once.
-
-        None when it has not been asked: no answer in this run has named the tool, or an earlier
-        protected call was the one.
+    def take(
+        self, scope: Scope, tool_name: str, watcher: Watcher, *, sensitive: bool
+    ) -> tuple[ToolCall, wire.GateReply | None] | None:
+        """Return the tool call that a watcher sees, if the gateway has allowed it already.
 
         Args:
-            scope: of the protected call.
+            scope: of the watcher.
             tool_name: of the tool.
-            sensitive: whether its caller declares it as sensitive.
+            watcher: what sees it.
+            sensitive: whether the tool is declared as sensitive; then only an approval counts.
         """
-        if not self.allowed:
-            return None
         if sensitive and (rules := self._rules(scope)) is not None and rules.blocks_sensitive:
             return None
-        place, now_s = _place(scope, tool_name), time.monotonic()
-        with self._lock:
-            for key, allowed in self.allowed.items():
-                if allowed.place == place and now_s < allowed.until_s:
-                    del self.allowed[key]
-                    return allowed.reply
-        return None
+        return self.calls.take(scope, tool_name, watcher, needs_person=sensitive)
 
     def _remember(self, scope: Scope, request: wire.GateRequest, grant: Grant) -> None:
         reply, name = grant.reply, request.tool_name or request.function
@@ -218,34 +183,4 @@ class ToolPolicy:
             return
         self._warnings().report(reply.warnings, scope, name)
         reply.warnings = []
-        now_s = time.monotonic()
-        allowed = _Allowed(_place(scope, name), reply, now_s + _VALID_S)
-        with self._lock:
-            for key in [k for k, known in self.allowed.items() if known.until_s <= now_s]:
-                del self.allowed[key]
-            self.allowed[id(allowed)] = allowed
-            crowded = len(self.allowed) > _KEPT
-            dropped = self.allowed.popitem(last=False)[1] if crowded else None
-        if dropped is not None:
-            self._background.call_soon(self._give_back, dropped)
-        self._background.call_soon(self._give_back_later, allowed)
-
-    def _give_back_later(self, allowed: _Allowed) -> None:
-        asyncio.get_running_loop().call_later(_IDLE_S, self._give_back_unused, allowed)
-
-    def _give_back_unused(self, allowed: _Allowed) -> None:
-        """Release the money of a tool call that its framework runs by itself."""
-        with self._lock:
-            if id(allowed) not in self.allowed:
-                return
-            reply = allowed.reply
-            allowed.reply = wire.GateReply("allow", reply.call_id)
-        self._gate.give_back(Grant(reply))
-
-    def _give_back(self, allowed: _Allowed) -> None:
-        self._gate.give_back(Grant(allowed.reply))
-
-
-def _place(scope: Scope, tool_name: str) -> _Place:
-    """Return where an allowed call is looked for: the run, outside of one the trace; its user."""
-    return scope.run_id or scope.trace_id, scope.user, tool_name
+        self.calls.named(scope, name, reply, approved=grant.approved)

@@ -17,7 +17,7 @@ from agents import Agent, OpenAIChatCompletionsModel, RunConfig, Runner, functio
 import guard
 from guard.breaker.exceptions import GuardTransportError
 from guard.integrations.agents import GuardRunHooks
-from guard.runtime import tool_policy
+from guard.runtime import tool_calls
 from tests.guard.instrumentation.standin.reply import Reply
 from tests.support.tool_answers import ARGUMENT, answer
 from tests.support.tool_asker import ToolAsker
@@ -198,7 +198,7 @@ def test_sensitive_calls(
 def test_money_of_a_call_that_its_framework_makes_by_itself_comes_back(
     model: ToolAsker, tenant: Any, runtime: guard.GuardRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tool_policy, "_IDLE_S", 0.3)
+    monkeypatch.setattr(tool_calls, "_IDLE_S", 0.3)
     tenant.admin.set_budget(1000, scope_kind="workflow", scope_id="support")
     tenant.admin.set_policy("p", approval_tools=["delete_files"])
     until(lambda: runtime.enforcement.control.tools)
@@ -208,7 +208,7 @@ def test_money_of_a_call_that_its_framework_makes_by_itself_comes_back(
         with guard.workflow("support"):
             ask_model(model.url)
             held.append(reservations(tenant))
-            until(lambda: runtime.tools.allowed)
+            until(lambda: runtime.tools.calls.open)
             until(lambda: reservations(tenant) < held[0] or not held[0])
             assert delete_files() == "gone"  # still not asked about, now without a reservation
             assert approvals(tenant) == 1
@@ -221,7 +221,7 @@ def test_money_of_a_call_that_its_framework_makes_by_itself_comes_back(
 def test_an_old_approval_is_good_for_nothing(
     model: ToolAsker, tenant: Any, runtime: guard.GuardRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tool_policy, "_VALID_S", 0.2)
+    monkeypatch.setattr(tool_calls, "_VALID_S", 0.2)
     tenant.admin.set_policy("p", approval_tools=["delete_files"])
     until(lambda: runtime.enforcement.control.tools)
 
