@@ -28,6 +28,10 @@ class Refusal(BaseException):
         super().__init__(str(error))
         self.error = error
 
+    def _render_traceback_(self) -> list[str]:
+        """Return what a notebook shows in place of a traceback; IPython calls it, by this name."""
+        return self.error._render_traceback_()
+
 
 def interrupt_for(mark: Mark, workflow_id: str | None) -> WorkflowKilledInterrupt:
     """Return the interrupt that a kill raises in and around a body."""

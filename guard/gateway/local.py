@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -37,6 +38,7 @@ def main() -> None:
     """Serve in the background until nobody uses the gateway any more."""
     if os.fork():  # the starter waits for this process only, and keeps no zombie of the gateway
         os._exit(0)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # the starter may have blocked some
     logging.basicConfig(level="WARNING", format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
         _run(Files(Path(sys.argv[1])))
@@ -87,7 +89,6 @@ def _hold(files: Files) -> int:
 
 async def _serve(files: Files, held: int) -> None:
     import asyncio
-    import signal
 
     from guard.gateway.app import GatewayApp
     from guard.gateway.server import GatewayServer, tune_process

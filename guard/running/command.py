@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -102,6 +103,9 @@ def run(
             code = _run(command, name, limits, gateway, account, watch, dry_run, as_json)
     except (LocalGatewayError, AdminError) as exc:
         raise _Failure(str(exc), 1) from None
+    if code == 128 + signal.SIGINT:  # a shell ends its loop only if Ctrl-C has ended the command
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
     raise SystemExit(code)
 
 
@@ -162,6 +166,7 @@ def _run(
             click.echo(f"guard run: {workflow}: started", err=True)
         try:
             code = supervise(command, environ, directory, look)
+            code = 128 - code if code < 0 else code
         except OSError as exc:
             raise _Failure(f"{command[0]} cannot be run: {exc.strerror}", 126) from None
         return _report(code, workflow, limits, account, directory, dry_run, as_json)
@@ -253,7 +258,7 @@ def _report(
             "dry_run": dry_run,
             "would_refuse": observed,
         }
-        click.echo(json.dumps(facts))
+        click.echo(f"\n{json.dumps(facts)}")  # whatever the program's last line lacks
         return exit_code
     if not processes:
         click.echo(

@@ -5,21 +5,25 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
-from typing import Any, Final
+from typing import Final
 
 from guard.running import reports
+from guard.running.signals import SignalQueue
+from guard.running.terminal import Terminal
 
 _POLL_S: Final = 0.1
 _GRACE_S: Final = 3.0
 """How long a refused program may take to end by itself, and again to end on SIGTERM."""
 
-_FORWARDED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT,
-                     signal.SIGUSR1, signal.SIGUSR2)  # fmt: skip
+_JOIN_S: Final = 5.0
+_JOB_CONTROL: Final = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
+_IGNORED_BY_PYTHON: Final = [
+    number for name in ("SIGPIPE", "SIGXFSZ") if (number := getattr(signal, name, None))
+]
 
 
 def supervise(
@@ -28,37 +32,103 @@ def supervise(
     directory: Path,
     look: Callable[[], None],
 ) -> int:
-    """Run a program to its end and return its exit code; 128 and the number after a signal.
+    """Run a program to its end and return its exit code; after a signal, minus its number.
 
     Args:
         command, environ: of the program; standard input, output and the terminal are the caller's.
         directory: where its processes tell of refusals, which end it.
-        look: called ten times a second.
+        look: called ten times a second, in a thread of its own.
 
     Raises:
         OSError: it cannot be started.
     """
-    process = subprocess.Popen(command, env=dict(environ))  # noqa: S603  # what the user asked for
-    refused_s: float | None = None
-    sent = 0
-    with _forwarding(process):
-        while True:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                code = process.wait(_POLL_S)
-                break
-            look()
-            if reports.refusal(directory) is None:
-                continue
-            now_s = time.monotonic()
-            refused_s = now_s if refused_s is None else refused_s
-            if now_s - refused_s >= _GRACE_S * (sent + 1) and sent < 2:
-                number = (signal.SIGTERM, signal.SIGKILL)[sent]
-                sent += 1
-                process.send_signal(number)
-                _signal(reports.guarded(directory)[1], number)
+    with SignalQueue() as signals, Terminal() as terminal:
+        pid = os.posix_spawn(
+            command[0],
+            list(command),
+            dict(environ),
+            setsigmask=signals.mask_before,
+            setsigdef=_IGNORED_BY_PYTHON,
+        )
+        with _repeating(look):
+            code = _Program(pid, directory, signals, terminal).wait()
     if reports.refusal(directory) is not None:
         _end_rest(directory)
-    return 128 - code if code < 0 else code
+    return code
+
+
+class _Program:
+    """The program while it runs."""
+
+    def __init__(
+        self,
+        pid: int,
+        directory: Path,
+        signals: SignalQueue,
+        terminal: Terminal,
+    ) -> None:
+        self._pid = pid
+        self._directory = directory
+        self._signals = signals
+        self._terminal = terminal
+        self._refused_s: float | None = None
+        self._sent = 0
+
+    def wait(self) -> int:
+        """Return its exit code, when it has ended."""
+        while True:
+            for number in self._signals.get(_POLL_S):
+                self._send(number)
+            found, status = os.waitpid(self._pid, os.WNOHANG | os.WUNTRACED)
+            if not found:
+                self._end_if_refused()
+            elif os.WIFSTOPPED(status):
+                self._stop_with_it(os.WSTOPSIG(status))
+            else:
+                return os.waitstatus_to_exitcode(status)
+
+    def _send(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(self._pid, number)
+
+    def _stop_with_it(self, number: int) -> None:
+        """Stop as the program has, for the shell to see (Ctrl-Z), and go on when it does."""
+        if number not in _JOB_CONTROL:
+            return
+        if reports.refusal(self._directory) is None:
+            os.kill(os.getpid(), signal.SIGSTOP)  # until `fg` or `bg`
+        self._send(signal.SIGCONT)
+
+    def _end_if_refused(self) -> None:
+        if reports.refusal(self._directory) is None:
+            return
+        now_s = time.monotonic()
+        self._refused_s = now_s if self._refused_s is None else self._refused_s
+        if now_s - self._refused_s < _GRACE_S * (self._sent + 1) or self._sent == 2:
+            return
+        number = (signal.SIGTERM, signal.SIGKILL)[self._sent]
+        self._sent += 1
+        self._terminal.restore_at_exit()  # it may have no time to do so itself
+        self._send(number)
+        _signal(reports.guarded(self._directory)[1], number)
+
+
+@contextlib.contextmanager
+def _repeating(look: Callable[[], None]) -> Iterator[None]:
+    """Look after the run in a thread: signals do not wait for a gateway that is slow to answer."""
+    over = threading.Event()
+
+    def repeat() -> None:
+        while not over.wait(_POLL_S):
+            look()
+
+    thread = threading.Thread(target=repeat, name="guard-run", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(_JOIN_S)
 
 
 def _end_rest(directory: Path) -> None:
@@ -76,33 +146,3 @@ def _signal(pids: Sequence[int], number: int) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
-
-
-@contextlib.contextmanager
-def _forwarding(process: subprocess.Popen[Any]) -> Iterator[None]:
-    """Pass signals on to the program, except those that the terminal has sent to both."""
-
-    def forward(number: int, _frame: FrameType | None) -> None:
-        by_terminal = number in (signal.SIGINT, signal.SIGQUIT) and _is_in_foreground()
-        if not by_terminal:
-            process.send_signal(number)
-
-    before = {number: signal.signal(number, forward) for number in _FORWARDED}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _is_in_foreground() -> bool:
-    try:
-        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
-    except OSError:
-        return False
-    try:
-        return os.tcgetpgrp(terminal) == os.getpgrp()
-    except OSError:
-        return False
-    finally:
-        os.close(terminal)

@@ -144,6 +144,7 @@ class EventPipeline:
     async def open_session(self) -> Session:
         """Return the session of this process; created on the loop, so there is no race."""
         if self.session is None:
+            self._exits.install()  # a forked child may ask for a request before it has an event
             self.session = self._make_session()
             self.session.start_services(self._background)
         return self.session

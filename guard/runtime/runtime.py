@@ -43,6 +43,7 @@ if TYPE_CHECKING:  # the session imports httpx and websockets, which `import gua
 logger = logging.getLogger("guard")
 
 _DISCARD_S: Final = 1.0
+_DELIVERY_POLL_S: Final = 0.005
 _HOOKS_WAIT_S: Final = 1.0
 """How long the caller of a flush waits for the hooks to receive its errors."""
 
@@ -419,12 +420,14 @@ class GuardRuntime:
         if not first:
             if self._ender != threading.get_ident():
                 self._ended.wait(max(0.0, ends_s - time.monotonic()))
+            elif not self._ended.is_set():  # in a signal's handler, which interrupts the first
+                self._wait_for_delivery(ends_s)
             return
         try:
-            self._exits.uninstall()
             self.instrumentation.close()
             failure = self.events.finish(ends_s, flush=flush)
         finally:
+            self._exits.uninstall()  # not before: SIGTERM would end the delivery too
             self._leave_local_gateway()
             self.decisions.close()
             set_process_scope(None, None)
@@ -455,8 +458,15 @@ class GuardRuntime:
         finally:
             hooks.wait(_HOOKS_WAIT_S if timeout is None else min(_HOOKS_WAIT_S, timeout))
 
+    def _wait_for_delivery(self, ends_s: float) -> None:
+        """Give the background thread, which is closing, the time to deliver what is buffered."""
+        while self.events.waiting and self._background.is_running and time.monotonic() < ends_s:
+            time.sleep(_DELIVERY_POLL_S)
+
     def _flush_at_signal(self, timeout: float) -> None:
-        if self.events.waiting and not self._background.is_own_thread:
+        if self.is_shut_down:
+            self._wait_for_delivery(time.monotonic() + timeout)
+        elif self.events.waiting and not self._background.is_own_thread:
             self.events.flush(timeout)
 
     # -- errors and control -------------------------------------------------------------------

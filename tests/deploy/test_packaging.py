@@ -19,7 +19,7 @@ import yaml
 from guard.gateway.embedded import run_gateway
 from guard.gateway.settings_sources import load, unknown_variables
 from guard.settings import Settings
-from tests.system.conftest import environment
+from tests.support.programs import environment
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

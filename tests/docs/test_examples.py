@@ -20,7 +20,7 @@ import guard
 import spamdetect
 from guard.gateway.embedded import run_gateway
 from spamdetect.testing import run_service
-from tests.system.conftest import environment
+from tests.support.programs import environment
 
 ROOT = Path(__file__).parents[2]
 _BLOCK = re.compile(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -11,19 +10,11 @@ from pathlib import Path
 import pytest
 
 from guard.gateway.embedded import Gateway, run_gateway
+from tests.support.llm_vendor import vendor_process
+from tests.support.programs import environment
+from tests.support.runs import Runs, local_directory
 
-ROOT = Path(__file__).parents[2]
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return this environment without settings of guard and spamdetect, and with ``extra``."""
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("GUARD_", "SPAMDETECT_"))
-    }
-    return {**kept, "PYTHONPATH": str(ROOT), **(extra or {})}
 
 
 @pytest.fixture
@@ -54,3 +45,23 @@ def gateway() -> Iterator[Gateway]:
     """A real gateway on a free loopback port."""
     with run_gateway() as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def vendor() -> Iterator[str]:
+    """The address of a stand-in of the vendor."""
+    with vendor_process() as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The directory of a local gateway, which does not outlive the module's tests."""
+    with local_directory(tmp_path_factory.mktemp("run") / "local") as directory:
+        yield directory
+
+
+@pytest.fixture
+def guard(directory: Path) -> Runs:
+    """``guard`` commands beside that gateway."""
+    return Runs(directory)

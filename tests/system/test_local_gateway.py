@@ -22,7 +22,8 @@ import psutil
 import pytest
 
 from guard.local_gateway import Files, LocalGatewayError, join, read_json, try_lock
-from tests.system.conftest import Run, environment
+from tests.support.programs import environment
+from tests.system.conftest import Run
 
 AGENT = """
 import sys, guard

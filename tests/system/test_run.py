@@ -2,56 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from guard.local_gateway import Files, read_json, try_lock
 from guard.running.plan import HOOK, Limits, name_of, read_limit, read_rate
-from tests.support.llm_vendor import vendor_process
-from tests.system.conftest import environment
-
-AGENT = """
-import sys, httpx
-for number in range(int(sys.argv[2])):
-    body = {"model": "gpt-4o", "max_tokens": 50, "messages": [{"role": "user", "content": "hi"}]}
-    try:
-        reply = httpx.post(sys.argv[1] + "/v1/chat/completions", json=body)
-    except Exception:  # what careless agents do
-        continue
-    print(number, reply.status_code, flush=True)
-"""
-"""A request costs 512 500 nano-dollars."""
-
-LIMIT = "$0.002"
-
-
-@pytest.fixture(scope="module")
-def vendor() -> Iterator[str]:
-    with vendor_process() as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The directory of the local gateway, which does not outlive these tests."""
-    directory = tmp_path_factory.mktemp("run") / "local"
-    yield directory
-    files = Files(directory)
-    with contextlib.suppress(ProcessLookupError, KeyError):
-        os.kill(read_json(files.address)["pid"], signal.SIGKILL)
-    while (lock := try_lock(files.gateway)) is None:
-        time.sleep(0.02)
-    os.close(lock)
+from tests.support.runs import AGENT, LIMIT, Runs
 
 
 @pytest.fixture
@@ -59,33 +19,6 @@ def agent(tmp_path: Path) -> str:
     path = tmp_path / "agent.py"
     path.write_text(AGENT)
     return str(path)
-
-
-class Runs:
-    """Starts ``guard`` commands beside the local gateway."""
-
-    def __init__(self, directory: Path) -> None:
-        self._env = environment({"GUARD_LOCAL_DIR": str(directory)})
-
-    def start(self, *arguments: str, **more: Any) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "guard", *arguments],
-            env=self._env | more.pop("env", {}),
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            **more,
-        )  # fmt: skip
-
-    def __call__(
-        self, *arguments: str, stdin: str = "", **more: Any
-    ) -> subprocess.CompletedProcess[str]:
-        process = self.start(*arguments, **more)
-        out, err = process.communicate(stdin, timeout=120)
-        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
-
-@pytest.fixture
-def guard(directory: Path) -> Runs:
-    return Runs(directory)
 
 
 def test_a_run_is_cut_when_its_money_is_used_up(guard: Runs, vendor: str, agent: str) -> None:

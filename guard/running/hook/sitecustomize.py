@@ -24,9 +24,7 @@ def _guard() -> None:
     if not directory or not os.path.isdir(directory):
         return
     if importlib.util.find_spec("guard") is None:
-        sys.stderr.write(
-            f"guard run: guard is not installed for {sys.executable}: this process is not guarded\n"
-        )
+        _refuse_unguarded(directory)
         return
     try:
         from guard.running.child import start
@@ -36,6 +34,20 @@ def _guard() -> None:
         sys.stderr.write(f"guard run: guard cannot start: {type(exc).__name__}: {exc}\n")
         sys.stderr.flush()
         os._exit(77)
+
+
+def _refuse_unguarded(directory: str) -> None:
+    """End the program itself; a tool that a guarded program runs goes on unguarded, and says so."""
+    said = f"guard run: guard is not installed for {sys.executable}: "
+    is_first = not any(name.startswith("process-") for name in os.listdir(directory))
+    if is_first and os.environ.get("GUARD_MODE") != "observe":
+        sys.stderr.write(
+            f"{said}the program was ended before it began. Install guard there (with "
+            f"{sys.executable} -m pip install), or run the program with a Python that has guard\n"
+        )
+        sys.stderr.flush()
+        os._exit(77)
+    sys.stderr.write(f"{said}this process is not guarded\n")
 
 
 try:

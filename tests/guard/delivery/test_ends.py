@@ -66,6 +66,25 @@ def ended(process: subprocess.Popen[str], timeout_s: float = 60.0) -> tuple[int,
     return process.returncode, out, err
 
 
+@pytest.mark.parametrize("handler", ["", "signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))"])
+def test_sigterm_while_it_ends(tenant: Any, spawn: Spawn, handler: str) -> None:
+    """The delivery that has begun is finished first."""
+    program = f"""
+{handler}
+runtime = guard.init()
+def kill():
+    while not runtime.is_shut_down: pass
+    os.kill(os.getpid(), signal.SIGTERM)
+threading.Thread(target=kill, daemon=True).start()
+track(0, 900)
+guard.shutdown(20)
+time.sleep(1)
+"""
+    code, _, err = ended(spawn(HEAD + program, env=env(tenant, GUARD_FLUSH_INTERVAL_MS="3600000")))
+    assert (code, err) == (9 if handler else -signal.SIGTERM, "")
+    assert tokens(tenant) == list(range(900))
+
+
 @pytest.mark.parametrize(
     "program",
     [
@@ -331,6 +350,22 @@ if __name__ == "__main__":
 """
         settled(program)
         assert tokens(tenant) == list(range(70))
+
+    def test_a_child_that_spoke_to_the_gateway_before_it_had_an_event(
+        self, tenant: Any, settled: Callable[..., None]
+    ) -> None:
+        program = """
+import multiprocessing
+def work():
+    runtime.flush()
+    track(0, 10)
+runtime = guard.init()
+process = multiprocessing.get_context("fork").Process(target=work)
+process.start(); process.join()
+assert process.exitcode == 0
+"""
+        settled(program, GUARD_FLUSH_INTERVAL_MS="3600000")
+        assert tokens(tenant) == list(range(10))
 
     def test_a_terminated_child_delivers_too(self, tenant: Any, spawn: Spawn) -> None:
         program = """

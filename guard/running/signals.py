@@ -1,0 +1,83 @@
+"""The signals of ``guard run`` that its program has to get too."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any, Final, Self
+
+_FORWARDED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT,
+                     signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP)  # fmt: skip
+_BY_TERMINAL: Final = (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP)
+"""What the keys of the terminal send to all processes in its foreground, so also to the program."""
+
+_SI_KERNEL: Final = 128
+"""``si_code`` of what the terminal has sent, on Linux."""
+
+_HAS_INFO: Final = hasattr(signal, "sigtimedwait") and os.uname().sysname == "Linux"
+
+
+class SignalQueue:
+    """Collects signals instead of acting on them, as long as it is entered.
+
+    Attributes:
+        mask_before: the signals that were blocked before it, for the program.
+    """
+
+    def __init__(self) -> None:
+        self.mask_before: set[Any] = set()
+        self._handlers: dict[int, Any] = {}
+        self._caught: list[int] = []
+
+    def __enter__(self) -> Self:
+        self.mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+        if _HAS_INFO:
+            signal.pthread_sigmask(signal.SIG_BLOCK, {*_FORWARDED, signal.SIGCHLD})
+        else:
+            self._handlers = {number: signal.signal(number, self._catch) for number in _FORWARDED}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if _HAS_INFO:
+            list(self._pending(0))  # the program's, which has ended
+            signal.pthread_sigmask(signal.SIG_SETMASK, self.mask_before)
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def get(self, timeout_s: float) -> list[int]:
+        """Return what to pass on to the program; wait for a signal, or its end, if there is none.
+
+        Args:
+            timeout_s: the longest wait in seconds.
+        """
+        if _HAS_INFO:
+            return list(self._pending(timeout_s))
+        if not self._caught:
+            time.sleep(timeout_s)
+        caught, self._caught = self._caught, []
+        return caught
+
+    def _pending(self, timeout_s: float) -> Iterator[int]:
+        while (info := signal.sigtimedwait({*_FORWARDED, signal.SIGCHLD}, timeout_s)) is not None:
+            by_terminal = info.si_signo in _BY_TERMINAL and info.si_code == _SI_KERNEL
+            if info.si_signo != signal.SIGCHLD and not by_terminal:
+                yield info.si_signo
+            timeout_s = 0
+
+    def _catch(self, number: int, _frame: FrameType | None) -> None:
+        if number not in _BY_TERMINAL or not _is_in_foreground():
+            self._caught.append(number)
+
+
+def _is_in_foreground() -> bool:
+    with contextlib.suppress(OSError):
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+        try:
+            return os.tcgetpgrp(terminal) == os.getpgrp()
+        finally:
+            os.close(terminal)
+    return False

@@ -1,0 +1,45 @@
+"""The terminal that a run was started in."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import termios
+from typing import Any, Self
+
+
+class Terminal:
+    """Gives the terminal back its settings after a program that was ended at its work.
+
+    Without a terminal it does nothing.
+    """
+
+    def __init__(self) -> None:
+        self._device: int | None = None
+        self._settings: list[Any] = []
+        self._is_due = False
+
+    def __enter__(self) -> Self:
+        with contextlib.suppress(OSError, termios.error):
+            device = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+            self._device = device
+            self._settings = termios.tcgetattr(device)
+        return self
+
+    def restore_at_exit(self) -> None:
+        """The program is ended now, and may leave the terminal as it is (no echo, no line mode)."""
+        self._is_due = True
+
+    def __exit__(self, *_: object) -> None:
+        if self._device is None:
+            return
+        if self._is_due and self._settings and self._is_in_foreground(self._device):
+            with contextlib.suppress(termios.error):
+                termios.tcsetattr(self._device, termios.TCSADRAIN, self._settings)
+        os.close(self._device)
+
+    @staticmethod
+    def _is_in_foreground(device: int) -> bool:
+        with contextlib.suppress(OSError):
+            return os.tcgetpgrp(device) == os.getpgrp()
+        return False
