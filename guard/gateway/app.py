@@ -47,6 +47,7 @@ from guard.gateway.services.load import Load
 from guard.gateway.services.metrics import Counts, GatewayCollector
 from guard.gateway.services.operators import OperatorService
 from guard.gateway.services.pricing import load_published
+from guard.gateway.services.rate_shares import RateStore
 from guard.gateway.services.recalls import Recalls
 from guard.gateway.services.tool_rules import ToolRulesOf
 from guard.gateway.services.webhooks import WebhookSender
@@ -59,6 +60,7 @@ from guard.gateway.storage.sqlite.migrations import SqliteMigrator
 from guard.gateway.storage.sqlite.store import SqliteStorage
 
 if TYPE_CHECKING:
+    from guard.gateway.storage.redis.connection import RedisConnection
     from guard.gateway.storage.sqlite.restore import Restored
 
 logger = logging.getLogger(__name__)
@@ -107,6 +109,22 @@ def migrator(database: str) -> Migrator:
     return SqliteMigrator(Path(database.removeprefix("sqlite:")))
 
 
+def _connection(url: str) -> RedisConnection:
+    try:
+        from guard.gateway.storage.redis.connection import RedisConnection
+    except ModuleNotFoundError as exc:
+        if exc.name is None or not exc.name.startswith("redis"):
+            raise
+        raise StoreError("--redis needs a package: pip install 'guard[redis]'") from None
+    return RedisConnection(url)
+
+
+def _shared_rates(redis: RedisConnection) -> RateStore:
+    from guard.gateway.storage.redis.rates import RedisRates
+
+    return RedisRates(redis)
+
+
 class GatewayApp:
     """The gateway as an ASGI application; call :meth:`open` before serving.
 
@@ -141,6 +159,8 @@ class GatewayApp:
         )
         # Elapsed time must not follow a wrong reading of the machine's clock.
         passed_ms = monotonic_clock_ms if clock_ms is wall_clock_ms else clock_ms
+        self._redis = redis = None if settings.redis is None else _connection(settings.redis)
+        rates = MemoryRates(passed_ms) if redis is None else _shared_rates(redis)
         self.hub = Hub()
         self.counts = Counts()
         self.load = Load(settings.max_pending_bytes)
@@ -149,7 +169,7 @@ class GatewayApp:
         gatekeeper = Gatekeeper(
             self.storage,
             self.catalogue,
-            MemoryRates(passed_ms),
+            rates,
             Recalls(self.hub.recall),
             max_event_bytes=settings.max_event_bytes,
             clock_ms=clock_ms,
@@ -187,6 +207,7 @@ class GatewayApp:
             self.storage.statistics,
             lambda: self.connections(),
             lambda: self.draining,
+            lambda: None if redis is None else (redis.is_up, redis.failures),
         )
         document = DocumentRoutes(table, collector)
         self.change_watcher = ChangeWatcher(self.storage)
@@ -223,6 +244,8 @@ class GatewayApp:
         """
         # Off the loop, and before the first request, which would have to wait for it.
         await asyncio.to_thread(load_published)
+        if self._redis is not None:
+            await self._redis.open()
         await self.storage.open(self._committed)
         await self.storage.resume()
         self._tasks = [
@@ -251,6 +274,8 @@ class GatewayApp:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
         await self.storage.close()
+        if self._redis is not None:
+            await self._redis.close()
 
     def _committed(self, events: Sequence[PostCommitEvent]) -> None:
         for event in events:

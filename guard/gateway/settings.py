@@ -61,6 +61,12 @@ def _level(value: str) -> None:
         raise ValueError("critical, error, warning, info or debug")
 
 
+def _redis_url(value: str) -> None:
+    scheme, found, rest = value.partition("://")
+    if scheme not in ("redis", "rediss", "unix") or not found or not rest:
+        raise ValueError("an address such as redis://127.0.0.1:6379/0 or unix:///run/redis.sock")
+
+
 def _log_format(value: str) -> None:
     if value not in ("text", "json"):
         raise ValueError("text or json")
@@ -76,8 +82,9 @@ def _validate(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> Non
 
 
 def _setting(
-    text: str, default: Any, check: Check | None = None, *, served: Any = None, option: str = ""
-) -> Any:
+    text: str, default: Any, check: Check | None = None, *, served: Any = None, option: str = "",
+    secret: bool = False,
+) -> Any:  # fmt: skip
     """Define a setting.
 
     Args:
@@ -86,9 +93,10 @@ def _setting(
         check: raises ValueError with what the setting takes.
         served: the default of ``guard gateway serve``, where it is another one.
         option: of the command line, where it is not the field's name.
+        secret: whether the value is left out of the settings' repr.
     """
     metadata = {"text": text, "check": check, "served": served, "option": option}
-    return attrs.field(default=default, validator=_validate, metadata=metadata)
+    return attrs.field(default=default, validator=_validate, metadata=metadata, repr=not secret)
 
 
 @attrs.frozen(kw_only=True)
@@ -104,6 +112,10 @@ class GatewaySettings:
     database: Path = _setting(  # noqa: RUF009  # it makes a field
         "The SQLite file; made on the first run.", DATABASE
     )
+    redis: str | None = _setting(
+        "Where replicas count the calls of rate caps together: redis://, rediss:// or unix://. "
+        "Without it each process counts its own.", None, _redis_url, secret=True,
+    )  # fmt: skip
     durable: bool = _setting("Sync each commit to the disk (survives power loss).", False)
     tls_cert: Path | None = _setting(  # noqa: RUF009
         "Certificate chain (PEM) to serve TLS with; read anew on SIGHUP.", None

@@ -42,14 +42,19 @@ class Family:
     text: str
 
 
-def test_the_page_lists_what_is_served(gateway: Gateway, tenant: Tenant) -> None:
-    tenant.allowed()
+def test_the_page_lists_what_is_served(tmp_path: Path) -> None:
+    with run_gateway(tmp_path / "g.sqlite3", redis="redis://127.0.0.1:1/0") as gateway:
+        tenant = new_tenant(gateway)
+        tenant.allowed()
+        page = httpx.get(f"{gateway.base_url}/metrics").text
+        tenant.http.close()
+        tenant.admin.close()
     documented = {
         name: Family(kind, frozenset(filter(None, labels.strip().split(", "))), text)
         for name, kind, labels, text in _ROW.findall(PAGE.read_text())
     }
     served = {}
-    for found in text_string_to_metric_families(httpx.get(f"{gateway.base_url}/metrics").text):
+    for found in text_string_to_metric_families(page):
         if found.name.startswith("guard_gateway_"):
             name = found.name + "_total" * (found.type == "counter")
             labels = {label for sample in found.samples for label in sample.labels} - {"le"}

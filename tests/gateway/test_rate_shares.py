@@ -7,72 +7,8 @@ from typing import Any
 
 import pytest
 
-from guard.gateway.domain.policy import CapUse
-from guard.gateway.storage.memory_rates import MemoryRates
 from tests.gateway.conftest import Tenant
 from tests.support.asker import ask, asker, call
-from tests.support.store import Clock
-
-MINUTE = 60_000
-TTL = 30_000
-USES = [CapUse("b", 12, MINUTE)]
-
-
-async def free(rates: MemoryRates) -> int:
-    """Use up what is left, and return how much that was."""
-    count = 0
-    while await rates.take("o", USES) is None:
-        count += 1
-    return count
-
-
-@pytest.mark.asyncio
-async def test_lent_calls_count_until_they_are_returned() -> None:
-    rates = MemoryRates(Clock())
-    assert await rates.lend("o", USES, "a", 100, TTL) == 6, "half, for one to come"
-    assert await rates.lend("o", USES, "b", 1, TTL) == 1
-    await rates.settle("o", "a", 4)
-    await rates.settle("o", "a", 4)
-    assert await free(rates) == 12 - 2 - 1
-    await rates.settle("o", "b", 1)
-    assert await free(rates) == 1
-    assert await rates.lend("o", USES, "c", 5, TTL) == 0
-
-
-@pytest.mark.asyncio
-async def test_lent_calls_may_be_made_at_the_last_moment() -> None:
-    clock = Clock()
-    rates = MemoryRates(clock)
-    await rates.lend("o", USES, "a", 6, TTL)
-    clock.now += TTL + MINUTE - 1
-    assert await free(rates) == 6
-    clock.now += 1
-    assert await free(rates) == 6, "those of the loan are over"
-
-
-@pytest.mark.asyncio
-async def test_a_loan_is_renewed_and_renamed() -> None:
-    clock = Clock()
-    rates = MemoryRates(clock)
-    await rates.lend("o", USES, "question", 6, TTL)
-    await rates.extend("o", "question", TTL, "lease")
-    clock.now += MINUTE
-    await rates.extend("o", "lease", TTL)
-    clock.now += MINUTE
-    await rates.settle("o", "lease", 3, unless="question")
-    assert await free(rates) == 6, "the question is repeated: its own loan stays"
-    await rates.settle("o", "lease", 3, unless="another")
-    assert await free(rates) == 3
-
-
-@pytest.mark.asyncio
-async def test_a_refused_wait_is_short_while_calls_are_lent() -> None:
-    rates = MemoryRates(Clock())
-    await rates.lend("o", [CapUse("b", 2, MINUTE)], "a", 1, TTL)
-    assert await rates.take("o", [CapUse("b", 1, MINUTE)]) == 1000
-
-
-# -- over the socket -------------------------------------------------------------------------------
 
 
 def opened(tenant: Tenant) -> Any:

@@ -30,6 +30,8 @@ def other(setting: Setting) -> tuple[str, str, Any]:
         return "error", '"error"', "error"
     if setting.name == "log_format":
         return "json", '"json"', "json"
+    if setting.name == "redis":
+        return "redis://h/1", '"redis://h/1"', "redis://h/1"
     match setting.kind:
         case "flag":
             return "true", "true", True
@@ -67,7 +69,7 @@ def test_each_setting(setting: Setting, tmp_path: Path) -> None:
     assert getattr(load({}, also, config), setting.name) == meaning
 
     # An option goes before the environment, and that before the file.
-    again = {"log_level": "debug", "log_format": "text"}.get(
+    again = {"log_level": "debug", "log_format": "text", "redis": "unix:///s"}.get(
         setting.name, "false" if setting.kind == "flag" else "78"
     )
     if setting.kind == "list":

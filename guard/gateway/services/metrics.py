@@ -53,6 +53,7 @@ class GatewayCollector(Collector):
         statistics: of the store; empty before it is open.
         connections: returns how many connections are open.
         draining: tells whether the gateway is shutting down.
+        redis: tells whether Redis answers, and how often it went away; None without it.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class GatewayCollector(Collector):
         statistics: Callable[[], StoreStatistics],
         connections: Callable[[], int],
         draining: Callable[[], bool],
+        redis: Callable[[], tuple[bool, int] | None],
     ) -> None:
         self._counts = counts
         self._load = load
@@ -70,6 +72,7 @@ class GatewayCollector(Collector):
         self._statistics = statistics
         self._connections = connections
         self._draining = draining
+        self._redis = redis
 
     def collect(self) -> Iterable[Metric]:
         """Yield every family."""
@@ -99,6 +102,10 @@ class GatewayCollector(Collector):
         yield _gauge("pending_bytes", "Bytes of requests in flight", self._load.in_flight)
         yield _counter("overload_refusals", "Requests refused for load", self._load.refused)
         yield _gauge("draining", "1 while the gateway is shutting down", self._draining())
+        redis = self._redis()
+        if redis is not None:
+            yield _gauge("redis_up", "1 while Redis answers", redis[0])
+            yield _counter("redis_failures", "How often Redis went away", redis[1])
 
 
 def _writer(store: StoreStatistics) -> Iterator[Metric]:

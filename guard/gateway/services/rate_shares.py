@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from guard.core import wire
 from guard.gateway.domain.commands import Answer, GateCommand, Request
+from guard.gateway.domain.errors import StoreError
 from guard.gateway.domain.policy import CapUse
+
+logger = logging.getLogger(__name__)
 
 
 class RateStore(Protocol):
-    """Counts calls against caps, all or none, and lends calls in advance."""
+    """Counts calls against caps, all or none, and lends calls in advance.
+
+    Any method raises StoreError while the counters cannot be reached.
+    """
 
     async def take(self, organisation_id: str, uses: Sequence[CapUse]) -> int | None:
         """Return ``None`` for a call that may proceed, else the wait in milliseconds."""
@@ -68,18 +76,29 @@ class RateShares:
     async def decided(self, command: GateCommand, answer: Answer, ttl_ms: int) -> None:
         """Bind what was lent to the lease that was granted, or take it back."""
         own, name = command.request.organisation_id, _name(command)
-        if answer.lease_id is None:
-            await self._rates.settle(own, name, command.call.lease.demand_calls)  # type: ignore[union-attr]  # only asks for leases borrow
-        else:
-            await self._rates.extend(own, name, ttl_ms, answer.lease_id)
+        with _decided_anyway():
+            if answer.lease_id is None:
+                await self._rates.settle(own, name, command.call.lease.demand_calls)  # type: ignore[union-attr]  # only asks for leases borrow
+            else:
+                await self._rates.extend(own, name, ttl_ms, answer.lease_id)
 
     async def update(self, request: Request, update: wire.LeaseUpdate, ttl_ms: int) -> None:
         """Take back the calls of a lease that gives back, or give them more time."""
         own = request.organisation_id
-        if update.close or update.calls_left or update.unused_nanousd:
-            await self._rates.settle(own, update.lease_id, update.calls_left)
-        else:
-            await self._rates.extend(own, update.lease_id, ttl_ms)
+        with _decided_anyway():
+            if update.close or update.calls_left or update.unused_nanousd:
+                await self._rates.settle(own, update.lease_id, update.calls_left)
+            else:
+                await self._rates.extend(own, update.lease_id, ttl_ms)
+
+
+@contextlib.contextmanager
+def _decided_anyway() -> Iterator[None]:
+    """Go on without the counters: the money is settled, and loans end by themselves."""
+    try:
+        yield
+    except StoreError as exc:
+        logger.warning("a share of a rate cap was not updated: %s", exc)
 
 
 def _name(command: GateCommand) -> str:

@@ -10,7 +10,8 @@ from guard.gateway.domain.policy import CapUse
 
 BUCKETS_MAX: Final = 10_000
 """Maximum counters of one organisation, whose agents choose some of the names."""
-_FULL_WAIT_MS: Final = 1000
+FULL_WAIT_MS: Final = 1000
+"""The longest wait that is named where it is not known."""
 
 
 class _Bucket:
@@ -50,7 +51,7 @@ class _Windows:
 
     def clean(self, now_ms: int) -> None:
         """Drop expired counters and loans, at most once a second."""
-        if not 0 <= now_ms - self.cleaned_ms < _FULL_WAIT_MS:
+        if not 0 <= now_ms - self.cleaned_ms < FULL_WAIT_MS:
             self.cleaned_ms = now_ms
             self.end_loans(now_ms)
             self.buckets = {
@@ -101,13 +102,13 @@ class MemoryRates:
         for use in uses:
             bucket = self._bucket(own, use, now)
             if bucket is None:
-                return _FULL_WAIT_MS
+                return FULL_WAIT_MS
             count = len(bucket.window)
             if bucket.lent and count + bucket.lent >= use.calls:
                 own.end_loans(now)
             over = count + bucket.lent - use.calls
             if over >= count:  # what is lent may come back at any time
-                wait_ms = max(wait_ms, min(use.per_ms, _FULL_WAIT_MS))
+                wait_ms = max(wait_ms, min(use.per_ms, FULL_WAIT_MS))
             elif over >= 0:
                 wait_ms = max(wait_ms, bucket.window[over] + use.per_ms - now)
             buckets.append(bucket)
@@ -176,12 +177,21 @@ class MemoryRates:
     async def extend(
         self, organisation_id: str, name: str, ttl_ms: int, new_name: str | None = None
     ) -> None:
-        """Give the holder of a loan more time, and the loan another name."""
+        """Give the holder of a loan more time, and the loan another name.
+
+        When that name has a loan, the question was repeated: what the repeat was lent is freed.
+        """
         own = self._organisations.get(organisation_id)
-        loan = None if own is None else own.loans.pop(name, None)
-        if own is not None and loan is not None:
+        if own is None:
+            return
+        wanted = new_name or name
+        if wanted != name and wanted in own.loans:
+            own.end_loan(name)
+            name = wanted
+        loan = own.loans.pop(name, None)
+        if loan is not None:
             loan.until_ms = self._clock_ms() + ttl_ms
-            own.loans[new_name or name] = loan
+            own.loans[wanted] = loan
 
     def _windows(self, organisation_id: str, uses: Sequence[CapUse], now_ms: int) -> _Windows:
         own = self._organisations.setdefault(organisation_id, _Windows())

@@ -1,0 +1,182 @@
+"""A connection to Redis that fails fast while Redis is away, and comes back by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from typing import Any, Final
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.commands.core import AsyncScript
+from redis.exceptions import NoScriptError, RedisError
+
+from guard.core.retry import Backoff
+from guard.gateway.domain.errors import StoreError
+
+logger = logging.getLogger(__name__)
+
+ANSWER_WAIT_S: Final = 1.0
+"""A Redis that takes longer to answer is away."""
+
+RECONNECT: Final = Backoff(base_s=0.1, cap_s=2.0)
+_BATCH_MAX: Final = 512
+
+Failure = (RedisError, OSError, TimeoutError)
+
+
+class _Call:
+    __slots__ = ("arguments", "future", "key", "script")
+
+    def __init__(self, script: AsyncScript, key: str, arguments: tuple[Any, ...]) -> None:
+        self.script = script
+        self.key = key
+        self.arguments = arguments
+        self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+
+class RedisConnection:
+    """Runs scripts; those that are asked for in one turn of the loop go in one write.
+
+    While Redis is away every call fails at once, and a task tries to reach it again, at random
+    intervals that grow to two seconds.
+
+    Args:
+        url: such as ``redis://:password@host:6379/0``, ``rediss://...`` or ``unix:///path``.
+
+    Attributes:
+        is_up: whether the last answer came.
+        failures: how often Redis went away.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._redis = Redis.from_url(
+            url,
+            socket_timeout=ANSWER_WAIT_S,
+            socket_connect_timeout=ANSWER_WAIT_S,
+            retry=Retry(NoBackoff(), 0),
+        )
+        self._calls: list[_Call] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._reconnecting: asyncio.Task[None] | None = None
+        self.is_up = True
+        self.failures = 0
+
+    def script(self, text: str) -> AsyncScript:
+        """Return a script to run."""
+        return self._redis.register_script(text)
+
+    async def open(self) -> None:
+        """Look whether Redis answers; if it does not, go on trying."""
+        try:
+            await self._ping()
+        except Failure as exc:
+            self._lost(exc)
+
+    async def close(self) -> None:
+        """Fail what is under way, and disconnect."""
+        calls, self._calls = self._calls, []
+        _answer(calls, [StoreError("the gateway ends")] * len(calls))
+        tasks = [*self._tasks, *([self._reconnecting] if self._reconnecting else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._redis.aclose()
+
+    async def run(self, script: AsyncScript, key: str, *arguments: Any) -> Any:
+        """Run a script on the keys that begin with ``key``.
+
+        Raises:
+            StoreError: Redis is away, or does not answer in time.
+        """
+        if not self.is_up:
+            raise StoreError("Redis is not available")
+        call = _Call(script, key, arguments)
+        if not self._calls:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._calls.append(call)
+        return await call.future
+
+    # -- one write for a turn of the loop --------------------------------------------------------
+
+    def _flush(self) -> None:
+        calls, self._calls = self._calls, []
+        for start in range(0, len(calls), _BATCH_MAX):
+            task = asyncio.get_running_loop().create_task(
+                self._send(calls[start : start + _BATCH_MAX]), name="guard-gateway-redis"
+            )
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _send(self, calls: list[_Call]) -> None:
+        try:
+            async with asyncio.timeout(ANSWER_WAIT_S):
+                answers = await self._asked(calls)
+                unknown = [n for n, each in enumerate(answers) if isinstance(each, NoScriptError)]
+                if unknown:  # Redis has restarted; those calls did nothing yet
+                    for script in {call.script for call in calls}:
+                        await self._redis.script_load(script.script)
+                    again = await self._asked([calls[n] for n in unknown])
+                    for n, answer in zip(unknown, again, strict=True):
+                        answers[n] = answer
+        except Failure as exc:
+            self._lost(exc)
+            answers = [exc] * len(calls)
+        except BaseException:
+            _answer(calls, [StoreError("the gateway ends")] * len(calls))
+            raise
+        _answer(calls, answers)
+
+    async def _asked(self, calls: list[_Call]) -> list[Any]:
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for call in calls:
+                pipe.evalsha(call.script.sha, 1, call.key, *call.arguments)
+            return list(await pipe.execute(raise_on_error=False))
+
+    # -- lost and found --------------------------------------------------------------------------
+
+    def _lost(self, exc: Exception) -> None:
+        if self.is_up:
+            self.is_up = False
+            self.failures += 1
+            logger.error("Redis is not available, capped calls are refused: %s", _name(exc))
+            self._reconnecting = asyncio.get_running_loop().create_task(
+                self._reconnect(), name="guard-gateway-redis-reconnect"
+            )
+
+    async def _reconnect(self) -> None:
+        attempt = 0
+        while not self.is_up:
+            await asyncio.sleep(RECONNECT.delay_s(attempt, random.random()))
+            attempt += 1
+            try:
+                await self._redis.connection_pool.disconnect()  # one may be in mid-answer
+                await self._ping()
+            except Failure as exc:
+                logger.debug("Redis is still not available: %s", _name(exc))
+            else:
+                self.is_up = True
+                logger.warning("Redis is available again")
+
+    async def _ping(self) -> None:
+        async with asyncio.timeout(ANSWER_WAIT_S):
+            await self._redis.ping()
+
+
+def _answer(calls: list[_Call], answers: list[Any]) -> None:
+    for call, answer in zip(calls, answers, strict=True):
+        if call.future.done():
+            continue
+        if isinstance(answer, StoreError):
+            call.future.set_exception(answer)
+        elif isinstance(answer, Exception):
+            call.future.set_exception(StoreError(f"Redis failed: {_name(answer)}"))
+        else:
+            call.future.set_result(answer)
+
+
+def _name(exc: BaseException) -> str:
+    """Return what went wrong, without addresses and passwords."""
+    return type(exc).__name__

@@ -1,0 +1,162 @@
+"""A gateway whose Redis dies, hangs, or forgets: capped calls are refused, the rest goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import httpx
+import pytest
+
+from guard.gateway.app import GatewayApp
+from guard.gateway.domain.errors import StoreError
+from guard.gateway.embedded import run_gateway
+from guard.gateway.settings import GatewaySettings
+from tests.gateway.conftest import SERVE, Tenant, new_tenant
+from tests.gateway.test_metrics import scraped
+from tests.support.asker import ask, asker, call
+from tests.support.redis_server import RedisServer, redis_server  # noqa: F401  # a fixture
+from tests.support.waiting import until
+
+CAP = {"calls": 1000, "tools": ["pay"]}
+NOWHERE = "redis://:hunter2@127.0.0.1:1/0"
+
+
+@attrs.define
+class Site:
+    """A gateway, its Redis, and an organisation that caps one tool."""
+
+    redis: RedisServer
+    tenant: Tenant
+
+    def capped(self) -> int:
+        """Ask for a call that is capped; return the answer's status."""
+        return self.tenant.gate(tool_name="pay").status_code
+
+    def metric(self, name: str) -> float:
+        return scraped(self.tenant.gateway.base_url)[f"guard_gateway_{name}"]
+
+
+@pytest.fixture
+def site(redis_server: RedisServer) -> Iterator[Site]:  # noqa: F811
+    with run_gateway(redis=redis_server.url, sweep_interval_ms=50) as gateway:
+        tenant = new_tenant(gateway)
+        tenant.admin.set_policy(rate_caps=[CAP])
+        tenant.admin.set_budget(1000)
+        yield Site(redis_server, tenant)
+        assert gateway.admin.verify_ledger()["problems"] == []
+        tenant.http.close()
+        tenant.admin.close()
+
+
+def test_killed_and_back_without_its_data(site: Site) -> None:
+    tenant = site.tenant
+    assert site.capped() == 200
+    assert (site.metric("redis_up"), site.metric("redis_failures_total")) == (1, 0)
+    site.redis.kill()
+    problem = tenant.refused(503, "GD-R002", tool_name="pay")
+    assert problem["reason"] == "RATE_LIMIT_STORE"
+    assert site.metric("redis_up") == 0
+    # The rest goes on.
+    reply = tenant.allowed(model="gpt-4o", max_input_tokens=10, max_output_tokens=10)
+    assert tenant.send(tenant.llm(1000, reservation_id=reply["reservation_id"])).status_code == 202
+    tenant.admin.kill("w")
+    tenant.refused(403, "GD-W002", workflow_id="w")
+    assert httpx.get(f"{tenant.gateway.base_url}/readyz").status_code == 200
+    site.redis.start()
+    until(lambda: site.capped() == 200, 20)
+    assert (site.metric("redis_up"), site.metric("redis_failures_total")) == (1, 1)
+
+
+def test_emptied(site: Site) -> None:
+    assert site.capped() == 200
+    site.redis.flush()
+    assert site.capped() == 200, "its scripts are loaded again"
+    assert site.metric("redis_failures_total") == 0
+
+
+def test_hanging(site: Site) -> None:
+    assert site.capped() == 200
+    site.redis.signal(signal.SIGSTOP)
+    try:
+        started = time.monotonic()
+        site.tenant.refused(503, "GD-R002", tool_name="pay")
+        assert time.monotonic() - started < 10, "no call waits for it"
+        site.tenant.allowed()
+        started = time.monotonic()
+        for _ in range(20):
+            site.tenant.refused(503, "GD-R002", tool_name="pay")
+        assert time.monotonic() - started < 10, "and later ones do not wait at all"
+    finally:
+        site.redis.signal(signal.SIGCONT)
+    until(lambda: site.capped() == 200, 20)
+
+
+@pytest.mark.asyncio
+async def test_a_lease_is_renewed_and_returned_meanwhile(site: Site) -> None:
+    tenant = site.tenant
+    await asyncio.to_thread(tenant.admin.set_policy, rate_caps=[{"calls": 100}])
+    body = call(1, lease={"demand_nanousd": 2_000_000_000, "demand_calls": 4})
+    async with asker(tenant.gateway.base_url, tenant.api_key) as client:
+        [(status, reply)] = await client.ask(ask("a", body))
+        assert (status, reply["lease"]["calls"]) == (200, 4)
+        await asyncio.to_thread(site.redis.kill)
+        renew = {"lease_id": reply["lease"]["lease_id"]}
+        [(status, _)] = await client.ask(ask("b", renew, "gate/lease"))
+        assert status == 200, "money does not depend on it"
+        closing = {**renew, "unused_nanousd": 2_000_000_000, "calls_left": 3, "close": True}
+        [(status, _)] = await client.ask(ask("c", closing, "gate/lease"))
+        assert status == 200
+        [(status, refused)] = await client.ask(ask("d", {**body, "call_id": "d"}))
+        assert (status, refused["error_code"]) == (503, "GD-R002")
+
+
+def test_a_gateway_starts_without_it(tmp_path: Path) -> None:
+    with run_gateway(tmp_path / "g.sqlite3", redis=NOWHERE) as gateway:
+        tenant = new_tenant(gateway)
+        tenant.allowed(tool_name="pay")
+        tenant.admin.set_policy(rate_caps=[CAP])
+        tenant.refused(503, "GD-R002", tool_name="pay")
+        tenant.allowed()
+        tenant.http.close()
+        tenant.admin.close()
+
+
+def test_its_password_is_nowhere(tmp_path: Path) -> None:
+    assert "hunter2" not in repr(GatewaySettings(redis=NOWHERE))
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVE, "serve", "--port", "0", "--log-format", "json",
+         "--log-level", "debug", "--database", str(tmp_path / "g.sqlite3")],
+        env={**os.environ, "GUARD_GATEWAY_REDIS": NOWHERE},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    url = process.stdout.readline().split()[-1]
+    httpx.get(f"{url}/readyz")
+    process.terminate()
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert "hunter2" not in out + err
+    told = [json.loads(line) for line in err.splitlines()]
+    assert [each["level"] for each in told if "capped calls are refused" in each["message"]] == [
+        "error"
+    ]
+
+
+def test_the_package_is_named_when_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("guard.gateway.storage.redis")]:
+        monkeypatch.delitem(sys.modules, name)
+    missing: Any = None
+    for name in ("redis", "redis.asyncio"):
+        monkeypatch.setitem(sys.modules, name, missing)
+    with pytest.raises(StoreError, match=r"pip install 'guard\[redis\]'"):
+        GatewayApp(GatewaySettings(redis=NOWHERE))
