@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -51,7 +51,7 @@ from guard.gateway.services.rate_shares import RateStore
 from guard.gateway.services.recalls import Recalls
 from guard.gateway.services.tool_rules import ToolRulesOf
 from guard.gateway.services.webhooks import WebhookSender
-from guard.gateway.settings import GatewaySettings
+from guard.gateway.settings import DatabaseUrl, GatewaySettings, database_of
 from guard.gateway.storage.memory_rates import MemoryRates
 from guard.gateway.storage.migrations import Migrator
 from guard.gateway.storage.port import Storage
@@ -104,9 +104,49 @@ def migrator(database: str) -> Migrator:
     """Return what migrates a database.
 
     Args:
-        database: the name of a SQLite file, also as ``sqlite:NAME``.
+        database: the name of a SQLite file, also as ``sqlite:NAME``, or a PostgreSQL URI.
     """
+    if isinstance(database_of(database), DatabaseUrl):
+        with _driver():
+            from guard.gateway.storage.postgres.migrations import PostgresMigrator
+        return PostgresMigrator(database)
     return SqliteMigrator(Path(database.removeprefix("sqlite:")))
+
+
+@contextlib.contextmanager
+def _driver() -> Iterator[None]:
+    """Import the PostgreSQL store, whose driver is an extra.
+
+    Raises:
+        StoreError: the driver is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as exc:
+        if exc.name is None or not exc.name.startswith("psycopg"):
+            raise
+        raise StoreError("PostgreSQL needs a package: pip install 'guard[postgres]'") from None
+
+
+def _storage(settings: GatewaySettings, clock_ms: Callable[[], int]) -> Storage:
+    """Return the store that the settings name."""
+    if isinstance(settings.database, Path):
+        return SqliteStorage(
+            settings.database,
+            durable=settings.durable,
+            clock_ms=clock_ms,
+            retention_days=settings.retention_days,
+            audit_retention_days=settings.audit_retention_days,
+        )
+    with _driver():
+        from guard.gateway.storage.postgres.store import PostgresStorage
+    # Replicas share the database's clock; a clock of a test's own goes before it.
+    return PostgresStorage(
+        settings.database,
+        clock_ms=None if clock_ms is wall_clock_ms else clock_ms,
+        retention_days=settings.retention_days,
+        audit_retention_days=settings.audit_retention_days,
+    )
 
 
 def _connection(url: str) -> RedisConnection:
@@ -143,13 +183,7 @@ class GatewayApp:
     ) -> None:
         self.settings = settings
         self.clock_ms = clock_ms
-        self.storage: Storage = storage or SqliteStorage(
-            settings.database,
-            durable=settings.durable,
-            clock_ms=clock_ms,
-            retention_days=settings.retention_days,
-            audit_retention_days=settings.audit_retention_days,
-        )
+        self.storage: Storage = storage or _storage(settings, clock_ms)
         self.draining = False
         self._opened = asyncio.Event()
         self.connections: Callable[[], int] = lambda: 0  # the server replaces it

@@ -109,7 +109,8 @@ def run_gateway(
     """Run a gateway while the block runs.
 
     Args:
-        database: the SQLite file; ``None`` makes a temporary one, deleted afterwards.
+        database: the SQLite file, or a PostgreSQL URI; ``None`` makes a temporary file, deleted
+            afterwards.
         settings: fields of :class:`guard.gateway.settings.GatewaySettings`, and ``clock_ms`` (a
             function that returns Unix milliseconds) for tests.
 
@@ -126,6 +127,6 @@ def run_gateway(
         if database is None:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="guard-gateway-"))
             database = Path(folder) / "gateway.sqlite3"
-        gateway = Gateway(GatewaySettings(database=Path(database), **settings), **app_options)
+        gateway = Gateway(GatewaySettings(database=os.fspath(database), **settings), **app_options)
         stack.callback(gateway.stop)
         yield gateway

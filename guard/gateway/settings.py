@@ -7,9 +7,11 @@ Each field of :class:`GatewaySettings` is a setting: ``--retention-days``,
 from __future__ import annotations
 
 import ipaddress
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import attrs
 
@@ -81,9 +83,31 @@ def _validate(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> Non
             raise SettingError(attribute.name, str(exc)) from None
 
 
+class DatabaseUrl(str):
+    """A PostgreSQL connection URI; its password stays out of logs and reprs."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"DatabaseUrl({self.host!r})"
+
+    @property
+    def host(self) -> str:
+        """The host and the database, without user and options."""
+        parts = urlsplit(self)
+        return f"{parts.hostname or 'localhost'}{parts.path}"
+
+
+def database_of(given: str | os.PathLike[str]) -> Path | DatabaseUrl:
+    """Return a database's file, or its URI if it is in PostgreSQL."""
+    if isinstance(given, str) and given.startswith(("postgresql://", "postgres://")):
+        return DatabaseUrl(given)
+    return Path(given).expanduser()
+
+
 def _setting(
     text: str, default: Any, check: Check | None = None, *, served: Any = None, option: str = "",
-    secret: bool = False,
+    secret: bool = False, converter: Callable[[Any], Any] | None = None,
 ) -> Any:  # fmt: skip
     """Define a setting.
 
@@ -94,9 +118,13 @@ def _setting(
         served: the default of ``guard gateway serve``, where it is another one.
         option: of the command line, where it is not the field's name.
         secret: whether the value is left out of the settings' repr.
+        converter: of a value.
     """
     metadata = {"text": text, "check": check, "served": served, "option": option}
-    return attrs.field(default=default, validator=_validate, metadata=metadata, repr=not secret)
+    return attrs.field(
+        default=default, validator=_validate, metadata=metadata, repr=not secret,
+        converter=converter,
+    )  # fmt: skip
 
 
 @attrs.frozen(kw_only=True)
@@ -109,9 +137,10 @@ class GatewaySettings:
 
     host: str = _setting("Address to listen on.", "127.0.0.1")
     port: int = _setting("Port to listen on; 0 picks a free one.", 0, _whole(0, 65535), served=8787)
-    database: Path = _setting(  # noqa: RUF009  # it makes a field
-        "The SQLite file; made on the first run.", DATABASE
-    )
+    database: Path | str = _setting(  # noqa: RUF009  # it makes a field
+        "The SQLite file, made on the first run; or postgresql://USER@HOST/NAME, which replicas "
+        "share.", DATABASE, converter=database_of,
+    )  # fmt: skip
     redis: str | None = _setting(
         "Where replicas count the calls of rate caps together: redis://, rediss:// or unix://. "
         "Without it each process counts its own.", None, _redis_url, secret=True,
@@ -191,6 +220,11 @@ class GatewaySettings:
             raise SettingError("tls_self_signed", "no effect beside tls_cert: give one of them")
         if self.tls_key is not None and self.tls_cert is None:
             raise SettingError("tls_key", "the key of tls_cert, which is missing")
+
+    @property
+    def own_files(self) -> Path:
+        """The path whose folder and stem the gateway's own files have, such as a certificate."""
+        return self.database if isinstance(self.database, Path) else Path("guard-gateway")
 
     @property
     def has_tls(self) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 import attrs
 
-from guard.gateway.settings import GatewaySettings, SettingError
+from guard.gateway.settings import GatewaySettings, SettingError, database_of
 
 PREFIX: Final = "GUARD_GATEWAY_"
 CONFIG_VARIABLE: Final = "GUARD_GATEWAY_CONFIG"
@@ -24,6 +24,7 @@ _KINDS: Final[dict[str, Kind]] = {
     "str | None": "text",
     "Path": "path",
     "Path | None": "path",
+    "Path | str": "path",
     "tuple[str, ...]": "list",
 }
 _UNITS: Final = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
@@ -80,7 +81,7 @@ class Setting:
             case "number":
                 return _size(given) if self.name.endswith("_bytes") else _number(given)
             case "path":
-                return Path(_text(given)).expanduser()
+                return database_of(_text(given))
             case "list":
                 return _list(given)
             case "text":

@@ -30,7 +30,7 @@ def files_of(settings: GatewaySettings) -> tuple[Path, Path] | None:
         TlsError: a file is missing, or the key is another certificate's.
     """
     if settings.tls_self_signed:
-        both = settings.database.absolute().with_name(f"{settings.database.stem}.tls.pem")
+        both = settings.own_files.absolute().with_name(f"{settings.own_files.stem}.tls.pem")
         if not both.exists():
             _make(both, settings.host)
         chain, key = both, both

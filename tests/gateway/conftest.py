@@ -18,6 +18,7 @@ from guard.gateway.cli.admin_client import AdminClient
 from guard.gateway.embedded import Gateway, run_gateway
 from guard.gateway.storage.port import Storage
 from guard.gateway.storage.sqlite.store import SqliteStorage
+from tests.support import postgres
 from tests.support.memory_store import MemoryStorage
 
 _numbers = itertools.count(1)
@@ -43,6 +44,10 @@ def _memory(folder: Path, **options: Any) -> Storage:
     return cast("Storage", MemoryStorage(folder, **options))  # without the operators' queries
 
 
+def _postgres(folder: Path, **options: Any) -> Storage:
+    return postgres.store(folder, **options)
+
+
 @pytest.fixture(scope="session", params=[_sqlite, _sqlite_durable], ids=lambda make: make.__name__)
 def sqlite_factory(request: pytest.FixtureRequest) -> Callable[..., Storage]:
     """The embedded store, with and without a sync of each commit."""
@@ -50,17 +55,24 @@ def sqlite_factory(request: pytest.FixtureRequest) -> Callable[..., Storage]:
 
 
 @pytest.fixture(
-    scope="session", params=[_sqlite, _sqlite_durable, _memory], ids=lambda make: make.__name__
+    scope="session",
+    params=[_sqlite, _sqlite_durable, _memory, _postgres],
+    ids=lambda make: make.__name__,
 )
 def storage_factory(request: pytest.FixtureRequest) -> Callable[..., Storage]:
     """Every storage that has to pass the conformance suite."""
     return cast("Callable[..., Storage]", request.param)
 
 
-@pytest.fixture(scope="session")
-def gateway() -> Iterator[Gateway]:
-    """A gateway in this process."""
-    with run_gateway(control_ping_interval_ms=200, sweep_interval_ms=50) as running:
+@pytest.fixture(scope="session", params=["sqlite", "postgres"])
+def gateway(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Gateway]:
+    """A gateway in this process, on each engine."""
+    database = None
+    if request.param == "postgres":
+        database = postgres.url_of(tmp_path_factory.mktemp("postgres"))
+    with run_gateway(database, control_ping_interval_ms=200, sweep_interval_ms=50) as running:
         yield running
 
 
@@ -171,7 +183,13 @@ class Served:
 
 
 @pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Callable[..., Served]]:
+def database(tmp_path: Path) -> str:
+    """Where ``serve`` stores; a file can make it the URI of a PostgreSQL schema."""
+    return str(tmp_path / "gateway.sqlite3")
+
+
+@pytest.fixture
+def serve(database: str) -> Iterator[Callable[..., Served]]:
     """Start ``guard gateway serve`` on a database that stays the same within the test."""
     started: list[subprocess.Popen[str]] = []
     keys: dict[str, str] = {}
@@ -179,7 +197,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Served]]:
     def start(*arguments: str, port: int = 0) -> Served:
         process = subprocess.Popen(
             [sys.executable, "-c", SERVE, "serve", "--port", str(port),
-             "--database", str(tmp_path / "gateway.sqlite3"), *arguments],
+             "--database", database, *arguments],
             stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         started.append(process)

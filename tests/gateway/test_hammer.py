@@ -10,15 +10,24 @@ import signal
 import time
 from collections.abc import Callable
 from multiprocessing.queues import Queue
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from guard.gateway.cli.admin_client import AdminClient
+from tests.support import postgres
 from tests.support.waiting import until
 
 PROCESSES = 8
 DEADLINE_S = 100
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "postgres":
+        return postgres.url_of(tmp_path)
+    return str(tmp_path / "gateway.sqlite3")
 
 
 class _Caller:

@@ -321,7 +321,7 @@ class LeaseMachine(RuleBasedStateMachine):
     )  # fmt: skip
     def call(self, amount: int, demand: int, cost: int) -> None:
         """A serial caller asks, is answered, and its event arrives."""
-        lane = Lane("x", "a", None, None)
+        lane = Lane("x", "a", None, None, None)
         self.ask(lane, amount, demand, leased=True, repeated=False, tops_up=False)
         lease = self.lease_of(lane)
         if lease is not None and lease.under_way:

@@ -139,9 +139,9 @@ def test_listing_the_names_loads_nothing() -> None:
 
 VENDORS = {
     "openai", "anthropic", "langgraph", "langchain_core", "agents", "mcp", "litellm", "aiohttp",
-    "requests", "botocore", "google", "starlette", "uvicorn", "jinja2", "asyncpg", "redis",
-    "click", "rich", "argon2", "genai_prices", "prometheus_client", "numpy", "spamdetect",
-    "telegram", "opentelemetry",
+    "requests", "botocore", "google", "starlette", "uvicorn", "jinja2", "asyncpg",
+    "psycopg", "redis", "click", "rich", "argon2", "genai_prices", "prometheus_client", "numpy",
+    "spamdetect", "telegram", "opentelemetry",
 }  # fmt: skip
 
 
@@ -440,8 +440,8 @@ def test_the_ledgers_rules_know_no_store_and_no_loop() -> None:
 
 WEB: Final = {
     "starlette", "uvicorn", "httpx", "httpx2", "websockets", "anyio", "socket", "http",
-    "urllib.request", "telegram", "aiogram", "asyncpg", "redis", "prometheus_client", "click",
-    "rich",
+    "urllib.request", "telegram", "aiogram", "asyncpg", "psycopg", "redis", "prometheus_client",
+    "click", "rich",
 }  # fmt: skip
 
 

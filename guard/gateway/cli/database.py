@@ -11,14 +11,34 @@ import click
 
 from guard.gateway.cli.files import FILE
 from guard.gateway.cli.output import safe
-from guard.gateway.settings import DATABASE, DATABASE_VARIABLE
+from guard.gateway.settings import DATABASE, DATABASE_VARIABLE, DatabaseUrl, database_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _database(text: str) -> Callable[[F], F]:
+class _File(click.Path):
+    """The name of a SQLite file."""
+
+    def convert(self, value: Any, *rest: Any) -> Any:
+        """Refuse a PostgreSQL URI, whose password must not be shown."""
+        if isinstance(database_of(value), DatabaseUrl):
+            self.fail("this command is for a SQLite file; use pg_dump and pg_restore", *rest)
+        return super().convert(value, *rest)
+
+
+class _Database(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2
+    """The name of a SQLite file, or a PostgreSQL URI."""
+
+    name = "database"
+
+    def convert(self, value: Any, *_: Any) -> Any:
+        """Tell the two apart."""
+        return database_of(value)
+
+
+def _database(text: str, kind: click.ParamType[Any] | None = None) -> Callable[[F], F]:
     return click.option(
-        "--database", type=click.Path(dir_okay=False, path_type=Path), default=DATABASE,
+        "--database", type=kind or _File(dir_okay=False, path_type=Path), default=DATABASE,
         show_default=True, envvar=DATABASE_VARIABLE, show_envvar=True, help=text,
     )  # fmt: skip
 
@@ -26,8 +46,8 @@ def _database(text: str) -> Callable[[F], F]:
 @click.command()
 @click.argument("target", type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
-    "--database", type=FILE, default=DATABASE, show_default=True,
-    envvar=DATABASE_VARIABLE, show_envvar=True,
+    "--database", type=_File(exists=True, dir_okay=False, path_type=Path), default=DATABASE,
+    show_default=True, envvar=DATABASE_VARIABLE, show_envvar=True,
     help="The database of a gateway on this machine, running or not.",
 )  # fmt: skip
 def backup(target: Path, database: Path) -> None:
@@ -99,9 +119,9 @@ def migrate() -> None:
 
 
 @migrate.command("status")
-@_database("The database of a gateway, running or not.")
+@_database("The database of a gateway, running or not.", _Database())
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def migrate_status(database: Path, as_json: bool) -> None:
+def migrate_status(database: Path | str, as_json: bool) -> None:
     """Show the schema's version, and the steps that are pending.
 
     \b
@@ -127,9 +147,9 @@ def migrate_status(database: Path, as_json: bool) -> None:
 
 
 @migrate.command("up")
-@_database("The database; the gateway has to be stopped.")
+@_database("The database; a gateway on a SQLite file has to be stopped.", _Database())
 @click.option("--dry-run", is_flag=True, help="Try every step, and take it back.")
-def migrate_up(database: Path, dry_run: bool) -> None:
+def migrate_up(database: Path | str, dry_run: bool) -> None:
     """Apply the pending steps.
 
     \b

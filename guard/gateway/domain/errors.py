@@ -7,6 +7,10 @@ class StoreError(Exception):
     """The store cannot answer now: closed, out of space, damaged, or not reachable."""
 
 
+class StoreLostError(StoreError):
+    """The store cannot be reached; whether the last commit happened is not known."""
+
+
 class NotFoundError(Exception):
     """There is no such thing in this organisation."""
 

@@ -51,11 +51,19 @@ class Scopes(Struct):
 
     Args:
         lookup_key: the name under which an earlier answer to the same request is stored.
-        command: the ledger command; ``None`` for administration, which may touch any row.
+        command: the ledger command; ``None`` for administration.
+        organisations: the organisations that administration touches; ``None``: any.
     """
 
     lookup_key: str | None = None
     command: GateCommand | IngestCommand | LeaseCommand | ReleaseCommand | None = None
+    organisations: tuple[str, ...] | None = None
+
+    def organisation_ids(self) -> tuple[str, ...] | None:
+        """Return the organisations whose rows the command may change; ``None``: any."""
+        if self.command is not None:
+            return (self.command.request.organisation_id,)
+        return self.organisations
 
     def reservation_ids(self) -> set[str]:
         """Return the reservations that the command names."""

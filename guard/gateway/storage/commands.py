@@ -36,6 +36,16 @@ from guard.gateway.ledger.unit_of_work import UnitOfWork
 T = TypeVar("T")
 
 
+def _only(*organisation_ids: str | None) -> Scopes:
+    """Name the organisations that administration touches; ``None``: none."""
+    return Scopes(organisations=tuple(each for each in organisation_ids if each is not None))
+
+
+def _of_key(organisation_id: str | None) -> Scopes | None:
+    """Name the organisation of a key; an operator of all may change the key of any."""
+    return None if organisation_id is None else _only(organisation_id)
+
+
 class CommandStorage(abc.ABC):
     """Runs the ledger's use cases; a store says how a unit of work is run, and adds queries."""
 
@@ -102,7 +112,8 @@ class CommandStorage(abc.ABC):
     ) -> wire.ControlMessage:
         """Record a kill, pause, resume or revive and push it."""
         return await self.write(
-            lambda unit: control.issue_directive(unit, actor, organisation_id, draft)
+            lambda unit: control.issue_directive(unit, actor, organisation_id, draft),
+            _only(organisation_id),
         )
 
     async def answer_approval(
@@ -112,21 +123,25 @@ class CommandStorage(abc.ABC):
         return await self.write(
             lambda unit: approvals.answer(
                 unit, actor, organisation_id, approval_id, approved=approved, reason=reason
-            )
+            ),
+            _only(organisation_id),
         )
 
     # -- directory -----------------------------------------------------------------------------
 
     async def create_organisation(self, actor: Actor, name: str) -> records.Organisation:
         """Add a tenant."""
-        return await self.write(lambda unit: directory.create_organisation(unit, actor, name))
+        return await self.write(
+            lambda unit: directory.create_organisation(unit, actor, name), _only()
+        )
 
     async def update_organisation(
         self, actor: Actor, organisation_id: str, settings: records.OrganisationSettings
     ) -> records.Organisation:
         """Change a tenant's settings."""
         return await self.write(
-            lambda unit: directory.update_organisation(unit, actor, organisation_id, settings)
+            lambda unit: directory.update_organisation(unit, actor, organisation_id, settings),
+            _only(organisation_id),
         )
 
     async def create_key(
@@ -134,7 +149,8 @@ class CommandStorage(abc.ABC):
     ) -> records.Key:
         """Store a new key by its hash."""
         return await self.write(
-            lambda unit: directory.create_key(unit, actor, key, key_hash, hmac_secret)
+            lambda unit: directory.create_key(unit, actor, key, key_hash, hmac_secret),
+            _only(key.organisation_id),
         )
 
     async def rotate_key(
@@ -145,7 +161,8 @@ class CommandStorage(abc.ABC):
         return await self.write(
             lambda unit: directory.rotate_key(
                 unit, actor, organisation_id, key_id, successor, key_hash, hmac_secret, overlap_ms
-            )
+            ),
+            _of_key(organisation_id),
         )
 
     async def revoke_key(
@@ -153,41 +170,55 @@ class CommandStorage(abc.ABC):
     ) -> records.Key:
         """End a key now."""
         return await self.write(
-            lambda unit: directory.revoke_key(unit, actor, organisation_id, key_id)
+            lambda unit: directory.revoke_key(unit, actor, organisation_id, key_id),
+            _of_key(organisation_id),
         )
 
     async def use_nonce(self, key_id: str, nonce: str, keep_ms: int) -> bool:
         """Remember a nonce; ``False`` when it was used before."""
-        return await self.write(lambda unit: directory.use_nonce(unit, key_id, nonce, keep_ms))
+        return await self.write(
+            lambda unit: directory.use_nonce(unit, key_id, nonce, keep_ms), _only()
+        )
 
     # -- catalogue -----------------------------------------------------------------------------
 
     async def put_budget(self, actor: Actor, budget: records.Budget) -> records.Budget:
         """Create or change a budget."""
-        return await self.write(lambda unit: catalogue.put_budget(unit, actor, budget))
+        return await self.write(
+            lambda unit: catalogue.put_budget(unit, actor, budget), _only(budget.organisation_id)
+        )
 
     async def delete_budget(self, actor: Actor, organisation_id: str, budget_id: str) -> None:
         """Remove a budget."""
         await self.write(
-            lambda unit: catalogue.delete_budget(unit, actor, organisation_id, budget_id)
+            lambda unit: catalogue.delete_budget(unit, actor, organisation_id, budget_id),
+            _only(organisation_id),
         )
 
     async def put_policy(self, actor: Actor, policy: records.Policy) -> records.Policy:
         """Create a policy or add a version."""
-        return await self.write(lambda unit: catalogue.put_policy(unit, actor, policy))
+        return await self.write(
+            lambda unit: catalogue.put_policy(unit, actor, policy), _only(policy.organisation_id)
+        )
 
     async def delete_policy(self, actor: Actor, organisation_id: str, name: str) -> None:
         """Deactivate a policy."""
-        await self.write(lambda unit: catalogue.delete_policy(unit, actor, organisation_id, name))
+        await self.write(
+            lambda unit: catalogue.delete_policy(unit, actor, organisation_id, name),
+            _only(organisation_id),
+        )
 
     async def put_price(self, actor: Actor, price: records.Price) -> records.Price:
         """Create or change an operator's price."""
-        return await self.write(lambda unit: catalogue.put_price(unit, actor, price))
+        return await self.write(
+            lambda unit: catalogue.put_price(unit, actor, price), _only(price.organisation_id)
+        )
 
     async def delete_price(self, actor: Actor, organisation_id: str, price_id: str) -> None:
         """Remove an operator's price."""
         await self.write(
-            lambda unit: catalogue.delete_price(unit, actor, organisation_id, price_id)
+            lambda unit: catalogue.delete_price(unit, actor, organisation_id, price_id),
+            _only(organisation_id),
         )
 
     async def apply(
@@ -198,6 +229,7 @@ class CommandStorage(abc.ABC):
             lambda unit: catalogue.apply(
                 unit, actor, organisation_id, wanted, dry_run=dry_run, prune=prune
             ),
+            _only(organisation_id),
             weight=1 + len(wanted.budgets) + len(wanted.policies) + len(wanted.prices),
         )
 
@@ -205,15 +237,20 @@ class CommandStorage(abc.ABC):
         self, actor: Actor, webhook: records.Webhook, secret: str
     ) -> records.Webhook:
         """Create or change a webhook."""
-        return await self.write(lambda unit: webhooks.put(unit, actor, webhook, secret))
+        return await self.write(
+            lambda unit: webhooks.put(unit, actor, webhook, secret), _only(webhook.organisation_id)
+        )
 
     async def delete_webhook(self, actor: Actor, organisation_id: str, webhook_id: str) -> None:
         """Remove a webhook."""
-        await self.write(lambda unit: webhooks.delete(unit, actor, organisation_id, webhook_id))
+        await self.write(
+            lambda unit: webhooks.delete(unit, actor, organisation_id, webhook_id),
+            _only(organisation_id),
+        )
 
     async def due_deliveries(self, limit: int) -> list[records.DueDelivery]:
         """Return due deliveries."""
-        return await self.write(lambda unit: webhooks.due(unit, limit))
+        return await self.write(lambda unit: webhooks.due(unit, limit), _only())
 
     async def delivery_done(
         self, delivery_id: str, *, status: int | None, delivered: bool, retry_in_ms: int | None
@@ -222,7 +259,8 @@ class CommandStorage(abc.ABC):
         await self.write(
             lambda unit: webhooks.attempted(
                 unit, delivery_id, status=status, delivered=delivered, retry_in_ms=retry_in_ms
-            )
+            ),
+            _only(),
         )
 
     # -- operators -----------------------------------------------------------------------------
@@ -230,7 +268,7 @@ class CommandStorage(abc.ABC):
     async def put_operator(self, actor: Actor, operator: Operator, password_hash: str) -> Operator:
         """Add an operator, or change the password and end the sessions of one."""
         return await self.write(
-            lambda unit: directory.put_operator(unit, actor, operator, password_hash)
+            lambda unit: directory.put_operator(unit, actor, operator, password_hash), _only()
         )
 
     async def open_session(
@@ -238,13 +276,14 @@ class CommandStorage(abc.ABC):
     ) -> None:
         """Start a session."""
         await self.write(
-            lambda unit: directory.open_session(unit, actor, operator_id, token_hash, keep_ms)
+            lambda unit: directory.open_session(unit, actor, operator_id, token_hash, keep_ms),
+            _only(),
         )
 
     async def touch_session(self, token_hash: bytes) -> None:
         """Note that a session is in use."""
-        await self.write(lambda unit: unit.touch_session(token_hash))
+        await self.write(lambda unit: unit.touch_session(token_hash), _only())
 
     async def end_session(self, token_hash: bytes) -> None:
         """End a session."""
-        await self.write(lambda unit: unit.end_session(token_hash))
+        await self.write(lambda unit: unit.end_session(token_hash), _only())

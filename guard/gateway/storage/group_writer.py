@@ -24,7 +24,7 @@ from collections.abc import Callable
 from typing import Any, Final, Generic, TypeVar
 
 from guard.gateway.domain.commands import PostCommitEvent
-from guard.gateway.domain.errors import StoreError
+from guard.gateway.domain.errors import StoreError, StoreLostError
 from guard.gateway.domain.statistics import WriterStatistics
 from guard.gateway.ledger.state import Scopes
 from guard.gateway.ledger.unit_of_work import Transaction
@@ -227,6 +227,8 @@ class GroupWriter(Generic[UnitT]):
             return self._run_outside(group[0])
         try:
             return self._attempt(group)
+        except StoreLostError:  # perhaps it was committed: whoever asked knows how to repeat it
+            return []
         except Exception:  # noqa: BLE001  # the item carries it to whoever asked
             if len(group) == 1:
                 return []
@@ -281,6 +283,9 @@ class GroupWriter(Generic[UnitT]):
         return []
 
     def _noted(self, exc: Exception) -> Exception:
+        if isinstance(exc, StoreLostError):
+            self.healthy = False
+            return exc
         if not isinstance(exc, self._failures):
             return exc
         self.healthy = False

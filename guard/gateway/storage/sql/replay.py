@@ -66,6 +66,10 @@ class ReplayTable:
 
     def _rotate(self, period: int) -> None:
         execute = self._tables.connection.execute
+        stored = self._tables.locked_fact("replay_period")
+        if stored is not None and int(stored) >= period:  # another replica has done it
+            self._period = int(stored)
+            return
         execute(_EMPTY[period % 2])
         if period != self._period + 1:
             execute(_EMPTY[(period + 1) % 2])

@@ -134,6 +134,10 @@ class ScopeTotals:
         )
         return int(row[0])
 
+    def forget_organisation(self, organisation_id: str) -> None:
+        """Read an organisation's total anew."""
+        self._organisations.pop(organisation_id, None)
+
     def flush(self) -> None:
         """Write what was collected."""
         if not self._new:

@@ -39,6 +39,11 @@ class Tables:
         """Insert a row whose number the database chooses, and return the number."""
         raise NotImplementedError
 
+    def locked_fact(self, name: str) -> str | None:
+        """Return one of the store's own values, which nobody else changes in this transaction."""
+        row = self.row("SELECT value FROM facts WHERE name = ?", name)
+        return None if row is None else str(row[0])
+
     def save_fact(self, name: str, value: str) -> None:
         """Write one of the store's own values."""
         self.write(

@@ -1,0 +1,255 @@
+"""Balances, reservations and estimates over PostgreSQL: what is cached, and what is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from guard.gateway.domain import records
+from guard.gateway.domain.estimates import Estimate
+from guard.gateway.domain.ledger import Balance, Reservation
+from guard.gateway.ledger.state import OrganisationState
+from guard.gateway.storage.postgres.connection import WriteConnection
+from guard.gateway.storage.sql.money import MoneyTables
+from guard.gateway.storage.sql.rows import (
+    BALANCE_COLUMNS,
+    approval_from_row,
+    balance_from_row,
+    reservation_from_row,
+)
+
+CLAIM_MS: Final = 60_000
+"""How long a webhook message belongs to the replica that sends it."""
+
+_BALANCES: Final = (
+    "SELECT b.*, u.organisation_id FROM balances b LEFT JOIN budgets u USING (budget_id)"
+)
+
+
+class PostgresMoney(MoneyTables):
+    """Rows of the locked organisations; other replicas may have changed any before.
+
+    Attributes:
+        locked: the organisations of the unit.
+        earlier: events of other replicas that precede those of the unit.
+    """
+
+    connection: WriteConnection
+
+    def __init__(self, connection: WriteConnection) -> None:
+        super().__init__(connection)
+        self.locked: list[str] = []
+        self.earlier: list[Any] = []
+        self._owner: dict[int, str] = {}
+        self._transient: list[int] = []
+
+    # -- caches --------------------------------------------------------------------------------
+
+    def forget_money(self) -> None:
+        """Drop every cached row."""
+        self.balances.clear()
+        self._owner.clear()
+        self.reservations.clear()
+        self.leases.clear()
+        self.chains.clear()
+        self.estimates.clear()
+        self.totals.forget()
+
+    def forget_transient(self) -> None:
+        """Drop the balances of deleted budgets, which nothing tells when they change."""
+        while self._transient:
+            self.balances.pop(self._transient.pop(), None)
+
+    def forget_accounts(self, organisation_id: str) -> None:
+        """Drop the balances of an organisation whose rules have changed."""
+        for balance_id in [n for n, own in self._owner.items() if own == organisation_id]:
+            del self._owner[balance_id]
+            self.balances.pop(balance_id, None)
+
+    def read_again(self, org: OrganisationState) -> None:
+        """Read the cached rows of an organisation again, those of balances in place."""
+        own = org.organisation_id
+        for held in (self.reservations, self.leases):
+            for key in [key for key, each in held.items() if each.organisation_id == own]:
+                del held[key]
+        for chain in [each for each in self.chains if each[0] == own]:
+            del self.chains[chain]
+        self.totals.forget_organisation(own)
+        self._read_balances(org)
+        self._read_estimates(own)
+
+    def _read_balances(self, org: OrganisationState) -> None:
+        known = [n for n, own in self._owner.items() if own == org.organisation_id]
+        if not known:
+            return
+        found = {
+            row[0]: balance_from_row(row)
+            for row in self.connection.psycopg.execute(
+                "SELECT * FROM balances WHERE balance_id = ANY(%s)", (known,)
+            )
+        }
+        for balance_id in known:
+            fresh = found.get(balance_id)
+            if fresh is None:  # deleted by retention
+                org.accounts.clear()
+                del self._owner[balance_id], self.balances[balance_id]
+                continue
+            cached = self.balances[balance_id]
+            for name in Balance.__struct_fields__:
+                setattr(cached, name, getattr(fresh, name))
+
+    def _read_estimates(self, own: str) -> None:
+        known = [subject for owner, subject in self.estimates if owner == own]
+        if not known:
+            return
+        for subject in known:
+            self.estimates[own, subject] = None
+        for subject, *numbers in self.connection.psycopg.execute(
+            "SELECT subject, count, mean, variance, model, model_at_ms FROM estimates"
+            " WHERE organisation_id = %s AND subject = ANY(%s)", (own, known)
+        ):  # fmt: skip
+            self.estimates[own, subject] = Estimate(*numbers)
+
+    # -- balances ------------------------------------------------------------------------------
+
+    def balance(self, balance_id: int) -> Balance:
+        """Return a balance by its number."""
+        found = self.balances.get(balance_id)
+        if found is None:
+            row = self.row(f"{_BALANCES} WHERE balance_id = ?", balance_id)
+            found = balance_from_row(row)
+            self._own(found, row[BALANCE_COLUMNS])
+        return found
+
+    def add_balance(self, balance: Balance) -> Balance:
+        """Insert a balance and return it with its number."""
+        added = super().add_balance(balance)
+        row = self.row("SELECT organisation_id FROM budgets WHERE budget_id = ?", added.budget_id)
+        self.put(self._owner, added.balance_id, row[0])
+        return added
+
+    def _own(self, balance: Balance, organisation_id: str | None) -> None:
+        self.put(self.balances, balance.balance_id, balance)
+        if organisation_id is None:  # its budget is deleted, so nothing tells when it changes
+            self._transient.append(balance.balance_id)
+        else:
+            self.put(self._owner, balance.balance_id, organisation_id)
+
+    def note_exhausted(self, balance_id: int, organisation_id: str) -> None:
+        """Remember a balance as exhausted: its row says so."""
+
+    def clear_exhausted(self, balance_id: int) -> None:
+        """Forget that a balance was exhausted: its row says so."""
+
+    def ended_exhausted(self) -> list[tuple[Balance, str]]:
+        """Return exhausted balances whose period has ended, with their organisations."""
+        rows = self.connection.psycopg.execute(
+            f"{_BALANCES} WHERE u.organisation_id = ANY(%s) AND b.exhausted = 1"
+            " AND b.ends_ms <= %s", (self.locked, self.now_ms)
+        ).fetchall()  # fmt: skip
+        found = [(self.balance(row[0]), row[BALANCE_COLUMNS]) for row in rows]
+        return [(balance, own) for balance, own in found if balance.exhausted]
+
+    # -- reservations --------------------------------------------------------------------------
+
+    def read_named(self, reservation_ids: set[str]) -> None:
+        """Read reservations that commands name, and cache the open ones."""
+        unknown = [each for each in reservation_ids if each not in self.reservations]
+        if unknown:
+            rows = self.connection.psycopg.execute(
+                "SELECT * FROM reservations WHERE reservation_id = ANY(%s) AND state = 'open'"
+                " AND organisation_id = ANY(%s)", (unknown, self.locked)
+            )  # fmt: skip
+            for row in rows:
+                self._adopt(reservation_from_row(row))
+
+    def reservation(self, reservation_id: str) -> Reservation | None:
+        """Return a reservation in any state."""
+        found = super().reservation(reservation_id)
+        if (
+            found is not None
+            and found.state == "open"
+            and found.organisation_id in self.locked
+            and found.reservation_id not in self._dirty_reservations
+        ):
+            self._adopt(found)
+        return found
+
+    def _adopt(self, reservation: Reservation) -> None:
+        self.reservations[reservation.reservation_id] = reservation
+        if reservation.is_lease:
+            self.leases[reservation.reservation_id] = reservation
+
+    def expire_sooner(self, reservation: Reservation, expires_at_ms: int) -> None:
+        """Change a reservation's expiry to an earlier one."""
+        self.change_reservation(reservation)
+        reservation.expires_at_ms = expires_at_ms
+
+    def _current(self, rows: Sequence[tuple[Any, ...]]) -> list[Reservation]:
+        """Return the reservations of rows as this unit has left them."""
+        found = []
+        for row in rows:
+            known = self.reservations.get(row[0]) or self._dirty_reservations.get(row[0])
+            if known is None:
+                known = reservation_from_row(row)
+                self._adopt(known)
+            found.append(known)
+        return found
+
+    def open_leases(self, balance_ids: Sequence[int]) -> list[Reservation]:
+        """Return the open leases that hold money on any of these balances."""
+        self._read_leases()
+        return super().open_leases(balance_ids)
+
+    def all_open_leases(self) -> list[Reservation]:
+        """Return every open lease."""
+        self._read_leases()
+        return super().all_open_leases()
+
+    def _read_leases(self) -> None:
+        rows = self.connection.psycopg.execute(
+            "SELECT * FROM reservations WHERE organisation_id = ANY(%s) AND state = 'open'"
+            " AND basis = 'lease'", (self.locked,)
+        ).fetchall()  # fmt: skip
+        self._current(rows)
+
+    def expired_reservations(self, limit: int) -> list[Reservation]:
+        """Return open reservations past their expiry, of the locked organisations."""
+        rows = self.connection.psycopg.execute(
+            "SELECT * FROM reservations WHERE organisation_id = ANY(%s) AND state = 'open'"
+            " AND expires_at_ms <= %s ORDER BY expires_at_ms LIMIT %s",
+            (self.locked, self.now_ms, limit),
+        ).fetchall()
+        return [
+            each
+            for each in self._current(rows)
+            if each.state == "open" and each.expires_at_ms <= self.now_ms
+        ]
+
+    # -- other rows ----------------------------------------------------------------------------
+
+    def overdue_approvals(self, limit: int) -> list[records.Approval]:
+        """Return pending approvals past their deadline, or without a caller who renews them."""
+        rows = self.connection.psycopg.execute(
+            "SELECT * FROM approvals WHERE status = 'pending' AND organisation_id = ANY(%s)"
+            " AND (deadline_ms <= %s OR present_until_ms <= %s) LIMIT %s",
+            (self.locked, self.now_ms, self.now_ms, limit),
+        ).fetchall()
+        return [approval_from_row(row) for row in rows]
+
+    def due_deliveries(self, limit: int, each: int) -> list[records.DueDelivery]:
+        """Return due deliveries, which no other replica gets until their claim ends."""
+        rows = self.write(
+            "UPDATE deliveries d SET next_attempt_ms = ? FROM webhooks w, (SELECT delivery_id,"
+            " place FROM (SELECT delivery_id, next_attempt_ms, ROW_NUMBER() OVER (PARTITION BY"
+            "  organisation_id ORDER BY next_attempt_ms) AS place FROM deliveries"
+            "  WHERE delivered_at_ms IS NULL AND failed = 0 AND next_attempt_ms <= ?) ranked"
+            " WHERE place <= ? ORDER BY place, next_attempt_ms LIMIT ?) due"
+            " WHERE d.delivery_id = due.delivery_id AND w.webhook_id = d.webhook_id"
+            " AND d.delivered_at_ms IS NULL AND d.failed = 0 AND d.next_attempt_ms <= ?"
+            " RETURNING d.delivery_id, w.url, w.secret, d.type, d.body, d.created_at_ms,"
+            " d.attempts, due.place",
+            (self.now_ms + CLAIM_MS, self.now_ms, each, limit, self.now_ms),
+        ).fetchall()
+        rows.sort(key=lambda row: row[-1])
+        return [records.DueDelivery(*row[:-1]) for row in rows]

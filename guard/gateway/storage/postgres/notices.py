@@ -1,0 +1,70 @@
+"""Control messages that other replicas have committed, in order and without a gap.
+
+The numbered row is the truth. A notification only wakes: whoever is woken reads every row after
+the newest one that it has published. So a lost notification delays a message, and loses none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from guard.core import wire
+from guard.gateway.domain.commands import PostCommitEvent
+from guard.gateway.storage.postgres.connection import ReadConnection, WriteConnection
+
+
+def notices_of(
+    connection: ReadConnection | WriteConnection, organisation_id: str, after: int
+) -> list[PostCommitEvent]:
+    """Return the stored messages of an organisation that are newer than ``after``, in order."""
+    rows = connection.psycopg.execute(
+        "SELECT message, key_id FROM control WHERE organisation_id = %s AND seq > %s ORDER BY seq",
+        (organisation_id, after),
+    ).fetchall()
+    return [_event(organisation_id, *row) for row in rows]
+
+
+def _event(organisation_id: str, message: str, key_id: str | None) -> PostCommitEvent:
+    decoded = msgspec.json.decode(message, type=wire.ControlMessage)
+    return PostCommitEvent("control", organisation_id, decoded, key_id)
+
+
+class Feed:
+    """Hands each message on once, in the order of its number.
+
+    A replica's own commits and what it reads of others come from different threads, so a message
+    may arrive twice, and late. One that is older than the newest one published is dropped: whoever
+    published that one had read all before it.
+    """
+
+    def __init__(self) -> None:
+        self._newest: dict[str, int] = {}
+
+    def start(self, newest: dict[str, int]) -> None:
+        """Note what was stored before anybody listened."""
+        self._newest = dict(newest)
+
+    def seen(self, organisation_id: str) -> int:
+        """Return the number of the newest message that was handed on."""
+        return self._newest.get(organisation_id, 0)
+
+    def fresh(self, events: list[PostCommitEvent]) -> list[PostCommitEvent]:
+        """Return the events that were not handed on before."""
+        return [event for event in events if self._is_fresh(event)]
+
+    def _is_fresh(self, event: PostCommitEvent) -> bool:
+        own, message = event.organisation_id, event.message
+        if event.kind != "control" or own is None or message is None:
+            return True
+        if message.seq <= self.seen(own):
+            return False
+        self._newest[own] = message.seq
+        return True
+
+
+def newest_of_all(connection: Any) -> dict[str, int]:
+    """Return the number of every organisation's newest message."""
+    rows = connection.execute("SELECT organisation_id, control_seq FROM organisations").fetchall()
+    return dict(rows)

@@ -1,0 +1,66 @@
+"""The store of N replicas: one PostgreSQL database."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from guard.gateway.ledger import expiry, leases
+from guard.gateway.ledger.state import Scopes
+from guard.gateway.storage.commands import CommandStorage
+from guard.gateway.storage.postgres.engine import PostgresEngine
+from guard.gateway.storage.postgres.unit_of_work import PostgresUnitOfWork
+from guard.gateway.storage.sql.analytics import Reports
+from guard.gateway.storage.sql.dashboard import Dashboard
+from guard.gateway.storage.sql.queries import Queries
+
+SWEEP_ORGANISATIONS: Final = 50
+"""Organisations that one step of a sweep locks."""
+
+ALIVE_MS: Final = 15_000
+"""A replica that was seen so lately has served the holders of leases."""
+
+_DUE: Final = (
+    "SELECT organisation_id FROM reservations WHERE state = 'open' AND expires_at_ms <= ?1 UNION"
+    " SELECT organisation_id FROM approvals WHERE status = 'pending' AND deadline_ms <= ?1 UNION"
+    " SELECT organisation_id FROM approvals WHERE status = 'pending' AND present_until_ms <= ?1"
+    " UNION SELECT u.organisation_id FROM balances b JOIN budgets u USING (budget_id)"
+    " WHERE b.exhausted = 1 AND b.ends_ms <= ?1"
+)
+
+
+class PostgresStorage(PostgresEngine, Queries, Reports, Dashboard, CommandStorage):
+    """Implements :class:`guard.gateway.storage.port.Storage` on a database that replicas share.
+
+    Args:
+        dsn: a connection URI or string of libpq.
+        clock_ms: a clock in place of the database's, for tests.
+        retention_days: how long data is kept; 0 keeps everything.
+        audit_retention_days: how long the audit log is kept; 0 keeps all of it.
+    """
+
+    async def sweep(self) -> int:
+        """Run the periodic work of the organisations that have some; delete a few old rows."""
+        await self._note_alive()
+        now_ms = self.clock_ms()
+        due = await self.look_up(lambda reading: [row[0] for row in reading.rows(_DUE, now_ms)])
+        expired = 0
+        for start in range(0, len(due), SWEEP_ORGANISATIONS):
+            some = tuple(due[start : start + SWEEP_ORGANISATIONS])
+            expired += await self.write(expiry.sweep, Scopes(organisations=some))
+        if not due:
+            await self.write(expiry.sweep, Scopes(organisations=()))
+        await self.sum_days()
+        await self.retain()
+        await self.sample()
+        return expired
+
+    async def resume(self) -> int:
+        """Renew open leases, unless another replica served their holders; return how many."""
+        return await self.write(_resume)
+
+    async def _note_alive(self) -> None:
+        await self.write(PostgresUnitOfWork.note_alive, Scopes(organisations=()))
+
+
+def _resume(unit: PostgresUnitOfWork) -> int:
+    return 0 if unit.others_alive(ALIVE_MS) else leases.resume(unit)

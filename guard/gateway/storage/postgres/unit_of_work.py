@@ -1,0 +1,272 @@
+"""The unit of work over PostgreSQL: the organisations of a group are locked, and its rows are read.
+
+A unit locks the rows of its organisations, in the order of their ids, before it reads anything
+else. So the units of one organisation take turns, whatever replica they run in, and those of
+different organisations run side by side. Each organisation's row names the replica that wrote
+last: if that is this one, what it has cached of the organisation is still true; if it is another,
+the rows are read again.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+import psycopg
+
+from guard.gateway.domain import records
+from guard.gateway.domain.clock import SteadyClock
+from guard.gateway.domain.commands import PostCommitEvent
+from guard.gateway.domain.errors import StoreError, StoreLostError
+from guard.gateway.ledger.state import OrganisationState, Scopes
+from guard.gateway.storage.postgres import schema
+from guard.gateway.storage.postgres.connection import WriteConnection
+from guard.gateway.storage.postgres.money import PostgresMoney
+from guard.gateway.storage.postgres.notices import notices_of
+from guard.gateway.storage.sql.unit_of_work import SqlUnitOfWork
+
+_SHARED: Final = "SELECT pg_advisory_xact_lock_shared(%s::int, hashtext(current_schema()))"
+_ALONE: Final = "SELECT pg_advisory_xact_lock(%s::int, hashtext(current_schema()))"
+_LOCK: Final = (
+    "SELECT organisation_id, settings, control_seq, writer FROM organisations{}"
+    " ORDER BY organisation_id FOR NO KEY UPDATE"
+)
+_LOCK_SOME: Final = _LOCK.format(" WHERE organisation_id = ANY(%s)")
+_LOCK_ALL: Final = _LOCK.format("")
+FORGET_MS: Final = 3_600_000
+"""A replica that was not seen for so long is forgotten."""
+
+_CLOCK: Final = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
+
+
+class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
+    """Implements :class:`guard.gateway.ledger.unit_of_work.UnitOfWork`.
+
+    Args:
+        connect: opens a connection.
+        clock_ms: a clock in place of the database's, for tests.
+        monotonic_ms: time that only passes, in milliseconds.
+        channel: of notifications.
+        seen_seq: returns the newest control message of an organisation that was published here.
+    """
+
+    connection: WriteConnection
+
+    def __init__(
+        self,
+        connect: Callable[[], WriteConnection],
+        clock_ms: Callable[[], int] | None,
+        monotonic_ms: Callable[[], int],
+        channel: str,
+        seen_seq: Callable[[str], int],
+    ) -> None:
+        self._connect = connect
+        super().__init__(connect())
+        self._clock_ms = clock_ms
+        self._monotonic_ms = monotonic_ms
+        self._channel = channel
+        self._seen_seq = seen_seq
+        self.replica = secrets.token_hex(8)
+        self._taken: list[str] = []
+        row = self.row("SELECT value FROM facts WHERE name = 'clock_ms'")
+        wall_ms = clock_ms() if clock_ms is not None else int(self.row(_CLOCK)[0])
+        self._clock = SteadyClock(0 if row is None else int(row[0]), wall_ms, monotonic_ms())
+        self.now_ms = self._clock.now_ms
+        self._read_at_ms = monotonic_ms()
+
+    # -- transaction ---------------------------------------------------------------------------
+
+    def begin(self, scopes: Sequence[Scopes]) -> None:
+        """Lock the organisations of a group, and read what its commands name.
+
+        Raises:
+            StoreLostError: there is no connection.
+        """
+        if self.connection.is_broken():
+            self._reconnect()
+        self._undo_from = 0
+        try:
+            self._lock(_organisations(scopes))
+            self._answers.begin([s.lookup_key for s in scopes if s.lookup_key is not None])
+            self.read_named(set().union(*(each.reservation_ids() for each in scopes)))
+        except psycopg.Error as exc:
+            self._lost(exc)
+            raise
+
+    def _lock(self, wanted: list[str] | None) -> None:
+        found = self.connection.psycopg
+        with found.pipeline():
+            found.execute("BEGIN")
+            if wanted is None:
+                found.execute(_ALONE, (schema.WRITE,))
+                rows = found.execute(_LOCK_ALL)
+            else:
+                found.execute(_SHARED, (schema.WRITE,))
+                rows = found.execute(_LOCK_SOME, (wanted,))
+            clock = found.execute(_CLOCK)
+        database_ms = clock.fetchall()[0][0]
+        wall_ms = database_ms if self._clock_ms is None else self._clock_ms()
+        self._read_at_ms = self._monotonic_ms()
+        self.now_ms = self._clock.read(wall_ms, self._read_at_ms)
+        self.forget_transient()
+        self._taken = []
+        self.locked = []
+        stale = []
+        for organisation_id, settings, control_seq, writer in rows.fetchall():
+            self.locked.append(organisation_id)
+            if writer != self.replica or organisation_id not in self.orgs:
+                stale.append((organisation_id, settings, control_seq))
+        if stale:
+            self._take_over(stale)
+
+    def _take_over(self, rows: Iterable[tuple[str, str, int]]) -> None:
+        """Read again what another replica may have changed."""
+        for organisation_id, settings, control_seq in rows:
+            self._taken.append(organisation_id)
+            known = self.orgs.get(organisation_id)
+            if known is None or known.control_seq != control_seq:
+                # A change of settings, budgets or directives has a control message.
+                self.forget_accounts(organisation_id)
+                self.load_organisation(organisation_id, settings, control_seq)
+            self.read_again(self.orgs[organisation_id])
+            if control_seq > self._seen_seq(organisation_id):
+                self._publish_missing(organisation_id)
+
+    def _publish_missing(self, organisation_id: str) -> None:
+        """Announce messages that others have committed before one of this unit can."""
+        self.earlier += notices_of(
+            self.connection, organisation_id, self._seen_seq(organisation_id)
+        )
+
+    def commit(self) -> list[PostCommitEvent]:
+        """Write back everything that changed, commit, and return the post-commit events."""
+        found = self.connection.psycopg
+        try:
+            with found.pipeline():
+                self.flush()
+                if self._taken:
+                    found.execute(
+                        "UPDATE organisations SET writer = %s WHERE organisation_id = ANY(%s)",
+                        (self.replica, self._taken),
+                    )
+                for payload in self._payloads():
+                    found.execute("SELECT pg_notify(%s, %s)", (self._channel, payload))
+                found.execute("COMMIT")
+        except psycopg.Error as exc:
+            self._lost(exc)
+            raise
+        earlier, self.earlier = self.earlier, []
+        return [*earlier, *self.committed()]
+
+    def _payloads(self) -> set[str]:
+        """Return what other replicas are told: which kind of thing changed, and whose."""
+        return {
+            f"{self.replica} {event.kind} {event.organisation_id or ''}"
+            for event in self.events
+            if event.kind in ("control", "catalogue")
+        }
+
+    def rollback(self) -> None:
+        """Undo everything since :meth:`begin`, in the database and in the caches."""
+        self.undo_all()
+        self.earlier.clear()
+        if not self.connection.is_broken():
+            self.connection.psycopg.execute("ROLLBACK")
+
+    def undo(self) -> None:
+        """Undo everything since the last savepoint, and nothing else.
+
+        Raises:
+            StoreError: the transaction failed outside of a savepoint.
+        """
+        broken = self.connection.psycopg.info.transaction_status
+        if not self._has_savepoint and broken != psycopg.pq.TransactionStatus.INTRANS:
+            raise StoreError("the transaction failed")
+        super().undo()
+
+    # -- connection ----------------------------------------------------------------------------
+
+    def _reconnect(self) -> None:
+        """Open a connection; nothing that was cached is trusted any more."""
+        self.connection = self._connect()
+        self._forget_everything()
+
+    def _lost(self, exc: psycopg.Error) -> None:
+        """Report a lost connection as such: whether its commit happened is not known."""
+        if self.connection.is_broken():
+            self._forget_everything()
+            raise StoreLostError("the connection to the database is lost") from exc
+
+    def _forget_everything(self) -> None:
+        self.replica = secrets.token_hex(8)
+        self.undo_all()
+        self.orgs.clear()
+        self.forget_money()
+
+    def insert_numbered(self, column: str, sql: str, arguments: tuple[Any, ...]) -> int:
+        """Insert a row whose number the database chooses, and return the number."""
+        return int(self.write(f"{sql} RETURNING {column}", arguments).fetchone()[0])
+
+    def locked_fact(self, name: str) -> str | None:
+        """Return one of the store's own values, which nobody else changes in this transaction."""
+        row = self.row("SELECT value FROM facts WHERE name = ? FOR UPDATE", name)
+        return None if row is None else str(row[0])
+
+    def time_ms(self) -> int:
+        """Return the time of the newest unit, and what has passed since."""
+        return self.now_ms + max(0, self._monotonic_ms() - self._read_at_ms)
+
+    # -- what a unit may touch -----------------------------------------------------------------
+
+    def organisation(self, organisation_id: str) -> OrganisationState | None:
+        """Return the state of an organisation that this unit has locked."""
+        return self.orgs.get(organisation_id) if organisation_id in self.locked else None
+
+    def add_organisation(self, organisation: records.Organisation) -> None:
+        """Insert an organisation."""
+        super().add_organisation(organisation)
+        own = organisation.organisation_id
+        self.locked.append(own)
+        self._taken.append(own)
+
+    def organisation_states(self) -> Iterable[OrganisationState]:
+        """Return the state of every organisation that this unit has locked."""
+        return [self.orgs[each] for each in self.locked]
+
+    def note_alive(self) -> None:
+        """Note that this replica serves."""
+        self.write(
+            "INSERT INTO replicas VALUES (?, ?)"
+            " ON CONFLICT (replica) DO UPDATE SET seen_ms = excluded.seen_ms",
+            (self.replica, self.now_ms),
+        )
+        self.write("DELETE FROM replicas WHERE seen_ms < ?", (self.now_ms - FORGET_MS,))
+
+    def others_alive(self, within_ms: int) -> bool:
+        """Tell whether another replica has served lately."""
+        sql = "SELECT 1 FROM replicas WHERE replica <> ? AND seen_ms > ? LIMIT 1"
+        return self.row(sql, self.replica, self.now_ms - within_ms) is not None
+
+    def audit_head(self) -> tuple[int, str] | None:
+        """Return the number and the hash of the newest audit entry; the chain is locked."""
+        self.connection.psycopg.execute(_ALONE, (schema.AUDIT,))
+        return super().audit_head()
+
+    def housekeep(self) -> None:
+        """Drop old nonces and rollups; store the clock."""
+        self.rollups.prune(self.locked)
+        self.scope_days.look()
+        self.write("DELETE FROM nonces WHERE expires_at_ms < ?", (self.now_ms,))
+        self.save_fact("clock_ms", str(self.now_ms))
+
+
+def _organisations(scopes: Sequence[Scopes]) -> list[str] | None:
+    """Return the organisations that a group may touch; ``None``: any."""
+    found: set[str] = set()
+    for each in scopes:
+        named = each.organisation_ids()
+        if named is None:
+            return None
+        found.update(named)
+    return sorted(found)
