@@ -1,4 +1,4 @@
-"""``workflow``, ``chain``, ``span``, ``agent``, ``user``, ``tags`` (spec 2, 3).
+"""``workflow``, ``chain``, ``span``, ``agent``, ``user``, ``tags``, ``ask`` (spec 2, 3).
 
 Each works with ``with``, with ``async with`` and as a decorator of functions, coroutine functions,
 generators and asynchronous generators, and is safe with interleaved tasks. ``carry`` binds the
@@ -22,6 +22,7 @@ from guard.breaker.refusals import error_at_edge
 from guard.control.pools import carry_kills_out
 from guard.control.threads import ThreadBody, this_thread
 from guard.core.ids import IdFactory
+from guard.core.notes import note_of
 from guard.core.tags import check_tags, merged
 from guard.core.wire import NAME_LENGTH_MAX, SpanData
 from guard.facade import enforcing_runtime, enforcing_runtime_async
@@ -106,7 +107,7 @@ class _CarriedCall(Edge):
 class _Boundary:
     """Base of the context managers. An instance is one entry; a decorator makes one per call."""
 
-    kind: Literal["workflow", "chain", "span", "agent", "user", "tags"]
+    kind: Literal["workflow", "chain", "span", "agent", "user", "tags", "ask"]
     enforces = False
     """Whether it needs a runtime, because budgets and directives apply to it."""
 
@@ -502,6 +503,42 @@ class tags(_Boundary):  # noqa: N801  # used like a function: `with guard.contex
 
     def _changes(self, outer: Scope) -> dict[str, Any]:
         return {"tags": merged(outer.tags, self.tags)}
+
+
+class ask(_Boundary):  # noqa: N801  # used like a function: `with guard.context.ask("Pay?"):`
+    """Show something to the person who is asked to approve a call that is made inside.
+
+    It goes to the gateway with the calls that are asked about, is stored with an approval if one is
+    asked for, and is shown where the operator answers; nothing else is, tool arguments included. An
+    inner one takes the place of an outer one; without arguments nothing is shown.
+
+    Args:
+        message: a sentence or two; at most 1000 characters.
+        details: names and JSON values, copied; with the message at most 8192 bytes as JSON.
+
+    Raises:
+        TypeError, ValueError: of another type, too long, or nothing that JSON can represent.
+
+    Example:
+        >>> with ask(message="Pay this invoice?", details={"to": "ACME", "amount": "12.50 EUR"}):
+        ...     pass
+    """
+
+    kind = "ask"
+
+    def __init__(
+        self, message: str | None = None, details: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(None)
+        self._note = note_of(message, details)
+
+    def _again(self) -> Self:
+        again = type(self)()
+        again._note = self._note
+        return again
+
+    def _changes(self, outer: Scope) -> dict[str, Any]:
+        return {"note": self._note}
 
 
 def _after_fork() -> None:

@@ -380,6 +380,7 @@ def _gate_request(target: Target, call_id: str, scope: Scope) -> wire.GateReques
         trace_id=scope.trace_id,
         span_id=scope.span_id,
         parent_span_id=scope.parent_span_id,
+        note=scope.note,
     )
 
 

@@ -14,7 +14,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from guard.breaker.exceptions import GuardError, GuardToolBlockedError, GuardTransportError
+from guard.breaker.exceptions import (
+    GuardBlockedException,
+    GuardError,
+    GuardToolBlockedError,
+    GuardTransportError,
+)
 from guard.control.bodies import TaskBody
 from guard.control.enforcement import Enforcement
 from guard.control.last_decision import Decisions
@@ -92,6 +97,15 @@ class Gate:
         """Forget the parent's callers in a forked child."""
         self._admission.after_fork()
         self._lanes.after_fork()
+
+    def _mind_people(self, request: wire.GateRequest) -> None:
+        """Say what goes with a question to a person, as far as the gateway knows of it."""
+        session = self._events.session
+        features = None if session is None else session.features
+        if features is None or wire.FEATURE_APPROVAL_NOTES in features:
+            request.renews = self._waits_for_people
+        else:
+            request.note = None
 
     def _can_lease(self) -> bool:
         session = self._events.session
@@ -229,6 +243,8 @@ class Gate:
 
     def _question(self, asking: Asking) -> Question:
         ends_s = time.monotonic() + self._timeout_s
+        if asking.request.kind != "llm":
+            self._mind_people(asking.request)
         # The ticket is made first: Ctrl-C can come at any instruction.
         return Question(asking, ends_s, Ticket[Grant]())
 
@@ -265,7 +281,7 @@ class Gate:
 
     async def _answer_of_person(self, request: wire.GateRequest, pending: wire.GateReply) -> Grant:
         session = await self._events.open_session()
-        await session.approval(request, pending)
+        await session.approvals.wait(request, pending)
         future = self._admission.submit(
             lambda: session.ask_approved(request), abandoned=session.give_back
         )
@@ -279,6 +295,9 @@ class Gate:
 
     def _learned(self, request: wire.GateRequest, reply: wire.GateReply) -> None:
         self._decisions.learned(request.workflow_id, reply.budget, reply.warnings)
+        session = self._events.session
+        if reply.approval_id is not None and session is not None:
+            session.approvals.opened(reply.approval_id)
 
     def _abandon(self, future: Ticket[Grant]) -> None:
         """Nobody waits for the answer any more: release what it grants, if it has arrived."""
@@ -300,10 +319,13 @@ class Gate:
 
     @contextlib.contextmanager
     def _withdrawing(self, pending: wire.GateReply) -> Iterator[None]:
-        """Withdraw the approval request when its caller is cancelled, killed or interrupted."""
+        """Withdraw the approval request when its caller is cancelled, killed or interrupted.
+
+        So it is when the answer could not be used in time.
+        """
         try:
             yield
-        except GuardError:
+        except GuardBlockedException:
             raise
         except BaseException:
             self._background.call_soon(self.give_back, Grant(pending))

@@ -8,12 +8,10 @@ import contextvars
 import functools
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from guard.breaker.exceptions import (
-    GuardBlockedException,
     GuardError,
     GuardProtocolError,
     GuardTransportError,
@@ -28,6 +26,7 @@ from guard.delivery.flusher import Flusher, OnDecision
 from guard.delivery.health import Health
 from guard.delivery.spool import Spool, owner_of
 from guard.loop import BackgroundLoop
+from guard.runtime.approvals import Approvals
 from guard.runtime.lease_keeper import LeaseKeeper
 from guard.runtime.local import keep_running
 from guard.settings import Settings
@@ -40,11 +39,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("guard.session")
 
-_EARLY_ANSWERS_MAX: Final = 4096
-_APPROVAL_WAIT_MAX_S: Final = 3600.0
 _RELEASES_AT_ONCE: Final = 4
 _CATCH_UP_MAX_S: Final = 1.0
 _RETURN_S: Final = 0.2
+_TURN_S: Final = 0.005
+_UNANSWERED_S: Final = 0.25
+"""How long an end waits for the answers to questions that are under way."""
+_WITHDRAW_S: Final = 1.0
+"""How long an end waits for what callers give back, such as questions to a person."""
 
 
 class Session:
@@ -68,6 +70,7 @@ class Session:
         flusher: delivers events.
         subscriber: the control channel.
         asks: requests over the control socket.
+        approvals: what waits for a person.
         features: what the gateway can do; None before it has said so.
     """
 
@@ -125,8 +128,8 @@ class Session:
             asks=self.asks,
             recalled=self._leases.recalled,
         )
-        self._approvals: dict[str, asyncio.Future[bool]] = {}
-        self._early_answers: OrderedDict[str, bool] = OrderedDict()
+        self.approvals = Approvals(self.client, self.asks, ids, self._release_soon)
+        self._asking = 0
         self._releases: set[asyncio.Task[None]] = set()
         self._releasing = asyncio.Semaphore(_RELEASES_AT_ONCE)
 
@@ -178,6 +181,7 @@ class Session:
             background.spawn(self.flusher.run, name="guard-flusher"),
             background.spawn(self.subscriber.run, name="guard-subscriber"),
             background.spawn(self._leases.run, name="guard-leases"),
+            background.spawn(self.approvals.run, name="guard-approvals"),
         ]
         if self._local is not None:
             keep = functools.partial(keep_running, self._local)
@@ -186,7 +190,7 @@ class Session:
     async def ask(self, request: wire.GateRequest, deadline_s: float) -> wire.GateReply:
         """Ask whether a call may run; events buffered for its workflow are piggybacked.
 
-        A reply may say ``pending``; :meth:`approval` waits for the answer.
+        A reply may say ``pending``; ``approvals`` wait for the answer.
 
         Args:
             request: the call.
@@ -196,6 +200,13 @@ class Session:
             GuardError: refused, or no usable answer within the deadline.
             WorkflowKilledInterrupt: the workflow is killed.
         """
+        self._asking += 1
+        try:
+            return await self._ask(request, deadline_s)
+        finally:
+            self._asking -= 1
+
+    async def _ask(self, request: wire.GateRequest, deadline_s: float) -> wire.GateReply:
         records, request.events = self.flusher.piggyback(request.workflow_id)
         ends_s = time.monotonic() + deadline_s
         try:
@@ -237,43 +248,11 @@ class Session:
 
         Call it on the background loop when nobody waits for the reply any more.
         """
+        if reply.approval_id is not None:
+            self.approvals.dropped(reply.approval_id)
         granted = reply.reservation_id or reply.approval_id
         if granted is not None:
             self._release_soon(granted)
-
-    async def approval(self, request: wire.GateRequest, reply: wire.GateReply) -> None:
-        """Wait until a person has answered.
-
-        Raises:
-            GuardBlockedException: refused, or not answered in time.
-        """
-        if reply.approval_id is None:
-            raise GuardTransportError(
-                "a pending decision without an approval_id",
-                source="GATEWAY_ERROR",
-                endpoint=wire.GATE_PATH,
-            )
-        ends_ms = reply.expires_at_ms
-        wait_s = _APPROVAL_WAIT_MAX_S
-        if ends_ms is not None:
-            wait_s = min(wait_s, max(0.0, ends_ms / 1000 - time.time()))
-        answer = self._approval_of(reply.approval_id)
-        try:
-            async with asyncio.timeout(wait_s):
-                approved = await asyncio.shield(answer)
-            reason = "" if approved else "an operator refused the call"
-        except TimeoutError:
-            reason = "no operator approved the call in time"
-        finally:
-            self._approvals.pop(reply.approval_id, None)
-        if reason:
-            raise GuardBlockedException(
-                workflow_id=request.workflow_id,
-                reason=reason,
-                action="approval",
-                tool_name=request.tool_name,
-                status_code=403,
-            )
 
     def _release_soon(self, granted: str) -> None:
         task = asyncio.get_running_loop().create_task(
@@ -289,30 +268,10 @@ class Session:
         except GuardError as exc:  # the gateway lets it expire
             logger.debug("releasing what a call does not need: %s", exc)
 
-    def _approval_of(self, approval_id: str) -> asyncio.Future[bool]:
-        """Return the future of a person's answer, which may arrive before the caller waits."""
-        future = self._approvals.get(approval_id)
-        if future is None:
-            future = self._approvals[approval_id] = asyncio.get_running_loop().create_future()
-        early = self._early_answers.pop(approval_id, None)
-        if early is not None and not future.done():
-            future.set_result(early)
-        return future
-
-    def _answered(self, approval_id: str, approved: bool) -> None:
-        future = self._approvals.get(approval_id)
-        if future is not None:
-            if not future.done():
-                future.set_result(approved)
-            return
-        self._early_answers[approval_id] = approved
-        while len(self._early_answers) > _EARLY_ANSWERS_MAX:  # most belong to other processes
-            self._early_answers.popitem(last=False)
-
     def _controlled(self, *messages: wire.ControlMessage) -> None:
         for message in messages:
             if message.type == "approval" and message.approval_id is not None:
-                self._answered(message.approval_id, bool(message.approved))
+                self.approvals.answered(message.approval_id, bool(message.approved))
         self._apply(*messages)
         self._leases.pushed(messages)
 
@@ -350,7 +309,13 @@ class Session:
             logger.debug("late probe: %s", exc)
 
     async def close(self) -> None:
-        """Return the leases, close the control socket cleanly, then end everything."""
+        """Withdraw what waits, return the leases, close the control socket, end everything."""
+        self.approvals.close()
+        ends_s = time.monotonic() + _UNANSWERED_S
+        while (self._asking or len(self.asks)) and time.monotonic() < ends_s:  # noqa: ASYNC110  # nothing else needs an event for it
+            await asyncio.sleep(_TURN_S)  # what is granted now is given back
+        if self._releases:
+            await asyncio.wait(self._releases, timeout=_WITHDRAW_S)
         with contextlib.suppress(Exception):
             async with asyncio.timeout(_RETURN_S):
                 await self._leases.close()

@@ -157,6 +157,7 @@ class ToolPolicy:
             trace_id=scope.trace_id,
             span_id=scope.span_id,
             parent_span_id=scope.parent_span_id,
+            note=scope.note,
             gates_requests=self._gates_requests(),
         )
 

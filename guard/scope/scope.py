@@ -14,6 +14,7 @@ from msgspec.structs import force_setattr, replace
 
 if TYPE_CHECKING:
     from guard.core.leases import Hold
+    from guard.core.wire import ApprovalNote
 
 EventFields = tuple[str | None, ...]
 """``(workflow_id, run_id, chain_id, agent, user, tags, trace_id, span_id, parent_span_id, call_id,
@@ -73,6 +74,7 @@ class Scope(Struct, frozen=True, eq=False):
         foreign_span_id: the OpenTelemetry span that was running when this span was opened.
         model, tools: the call context for the gate.
         user, tags: for whom the work is, and its tags as text (:mod:`guard.core.tags`).
+        note: for the person who is asked to approve a call.
         call: the protected call whose body is running.
         entry: the innermost entry that the code runs in.
     """
@@ -90,6 +92,7 @@ class Scope(Struct, frozen=True, eq=False):
     tools: tuple[str, ...] = ()
     user: str | None = None
     tags: str | None = None
+    note: ApprovalNote | None = None
     call: CallRecord | None = None
     entry: Entry | None = None
     _event_fields: EventFields | None = None

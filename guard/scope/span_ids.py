@@ -49,6 +49,7 @@ def call_scope(outer: Scope, ids: IdFactory, call: CallRecord, entry: Entry) -> 
         outer.tools,
         outer.user,
         outer.tags,
+        outer.note,
         call,
         entry,
     )

@@ -187,7 +187,7 @@ class TestAtTheGateway:
         assert lanes == {"a", "b"}
 
     def test_what_a_tool_call_was_allowed_for_one_user_is_not_taken_for_another(self) -> None:
-        from guard.runtime.tool_policy import _place
+        from guard.runtime.tool_calls import _place
 
         with guard.workflow("w"):
             with context.user("a"):

@@ -32,6 +32,9 @@ class ApprovalNote(Struct, omit_defaults=True):
     message: Annotated[str, Meta(max_length=NOTE_MESSAGE_MAX)] = ""
     details: dict[str, Any] = {}
 
+    def __repr__(self) -> str:
+        return "ApprovalNote(...)"  # it is for one person's eyes, and for no log
+
 
 class GateRequest(Struct, omit_defaults=True):
     """Body of ``POST /gate``. ``events`` are ingested before the decision is made.

@@ -163,7 +163,7 @@ async def test_a_thousand_and_more_wait_at_once(runtime: Any, tenant: Any) -> No
     approval_ids: list[str] = []
 
     def all_wait() -> bool:
-        return len(session._approvals) == len(tasks)
+        return len(session.approvals.waiting) == len(tasks)
 
     for _ in range(wanted // at_once):
         tasks.extend(asyncio.create_task(act_async()) for _ in range(at_once))
@@ -179,5 +179,5 @@ async def test_a_thousand_and_more_wait_at_once(runtime: Any, tenant: Any) -> No
 
     await asyncio.to_thread(approve)
     assert await asyncio.gather(*tasks) == ["done"] * wanted
-    assert not session._approvals
-    assert not session._early_answers
+    assert not session.approvals.waiting
+    assert not session.approvals.early_answers

@@ -1,0 +1,174 @@
+"""Calls that wait for a person: the wait, the sign that it goes on, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final
+
+from guard.breaker.exceptions import GuardBlockedException, GuardError, GuardTransportError
+from guard.control.ask_channel import AskChannel
+from guard.core import wire
+from guard.core.ids import IdFactory
+from guard.transport.client import GatewayClient
+from guard.transport.replies import Reply
+
+logger = logging.getLogger("guard.approvals")
+
+RENEW_S: Final = 10.0
+"""A third of the time after which the gateway takes the caller for gone."""
+
+_EARLY_ANSWERS_MAX: Final = 4096
+_WAIT_MAX_S: Final = 3600.0
+_ANSWER_S: Final = 2.0
+_SPACING_S: Final = 0.005
+
+
+class Approvals:
+    """The approvals that calls of this process wait for; on the background loop.
+
+    Args:
+        client: the gateway over HTTP, when the socket is away.
+        asks: requests over the control socket.
+        ids: keys of requests.
+        withdraw: takes a question back, without waiting.
+    """
+
+    def __init__(
+        self,
+        client: GatewayClient,
+        asks: AskChannel,
+        ids: IdFactory,
+        withdraw: Callable[[str], None],
+    ) -> None:
+        self._client = client
+        self._asks = asks
+        self._ids = ids
+        self._withdraw = withdraw
+        self.waiting: dict[str, asyncio.Future[bool]] = {}
+        self.early_answers: OrderedDict[str, bool] = OrderedDict()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closing = False
+
+    def opened(self, approval_id: str) -> None:
+        """A person is asked; whoever asked is about to wait, or takes the question back."""
+        if self._closing:
+            self._withdraw(approval_id)
+        else:
+            self._answer_to(approval_id)
+
+    def dropped(self, approval_id: str) -> None:
+        """Nobody is going to wait for an answer."""
+        self.waiting.pop(approval_id, None)
+
+    async def wait(self, request: wire.GateRequest, reply: wire.GateReply) -> None:
+        """Wait until a person has answered.
+
+        Raises:
+            GuardBlockedException: refused, or not answered in time.
+        """
+        if reply.approval_id is None:
+            raise GuardTransportError(
+                "a pending decision without an approval_id",
+                source="GATEWAY_ERROR",
+                endpoint=wire.GATE_PATH,
+            )
+        ends_ms = reply.expires_at_ms
+        wait_s = _WAIT_MAX_S
+        if ends_ms is not None:
+            wait_s = min(wait_s, max(0.0, ends_ms / 1000 - time.time()))
+        answer = self._answer_to(reply.approval_id)
+        try:
+            async with asyncio.timeout(wait_s):
+                approved = await asyncio.shield(answer)
+            reason = "" if approved else "an operator refused the call"
+        except TimeoutError:
+            reason = "no operator approved the call in time"
+            self._withdraw(reply.approval_id)  # by the gateway's clock there may be time left
+        finally:
+            self.waiting.pop(reply.approval_id, None)
+        if reason:
+            raise GuardBlockedException(
+                workflow_id=request.workflow_id,
+                reason=reason,
+                action="approval",
+                tool_name=request.tool_name,
+                status_code=403,
+            )
+
+    def _answer_to(self, approval_id: str) -> asyncio.Future[bool]:
+        """Return the future of a person's answer, which may arrive before the caller waits."""
+        future = self.waiting.get(approval_id)
+        if future is None:
+            future = self.waiting[approval_id] = asyncio.get_running_loop().create_future()
+        early = self.early_answers.pop(approval_id, None)
+        if early is not None and not future.done():
+            future.set_result(early)
+        return future
+
+    def answered(self, approval_id: str, approved: bool) -> None:
+        """Take an answer from the control channel."""
+        future = self.waiting.get(approval_id)
+        if future is not None:
+            if not future.done():
+                future.set_result(approved)
+            return
+        self.early_answers[approval_id] = approved
+        while len(self.early_answers) > _EARLY_ANSWERS_MAX:  # most belong to other processes
+            self.early_answers.popitem(last=False)
+
+    def close(self) -> None:
+        """Take back every question, and those that come from now on: the process ends."""
+        self._closing = True
+        for task in self._tasks:
+            task.cancel()
+        for approval_id, answer in self.waiting.items():
+            if not answer.done():
+                self._withdraw(approval_id)
+
+    # -- signs of life ------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Tell the gateway that the calls still wait, until cancelled."""
+        while True:
+            await asyncio.sleep(RENEW_S)
+            for approval_id in list(self.waiting):
+                work = self._renew(approval_id)
+                task = asyncio.get_running_loop().create_task(work, context=contextvars.Context())
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+                await asyncio.sleep(_SPACING_S)
+
+    async def _renew(self, approval_id: str) -> None:
+        key = self._ids.uuid7(time.time_ns() // 1_000_000)
+        update = wire.LeaseUpdate(approval_id)
+        try:
+            told = await self._over_socket(key, update) if self._asks.is_open else None
+            if told is None:
+                state = await self._client.update_lease(update, key)
+            elif told.status == 404:  # a gateway that keeps it open without
+                return
+            else:
+                reply = Reply(wire.LEASE_PATH, told.status, bytes(told.body), now_s=time.time())
+                state = self._client.read(reply, wire.LeaseState)
+        except GuardError as exc:  # the next one may arrive
+            logger.debug("a wait for a person could not be renewed: %s", exc)
+            return
+        if state.state != "pending" and approval_id in self.waiting:  # its push was lost
+            self.answered(approval_id, state.state == "approved")
+
+    async def _over_socket(self, key: str, update: wire.LeaseUpdate) -> wire.Told | None:
+        told: asyncio.Future[wire.Told | None] = asyncio.get_running_loop().create_future()
+        answered = functools.partial(_set, told)
+        self._asks.ask("gate/lease", key, wire.encode(update), answered, _ANSWER_S)
+        return await told
+
+
+def _set(future: asyncio.Future[wire.Told | None], told: wire.Told | None) -> None:
+    if not future.done():
+        future.set_result(told)
