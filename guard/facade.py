@@ -137,7 +137,7 @@ async def ready_runtime_async() -> GuardRuntime:
 
 
 def enforcing_runtime() -> GuardRuntime | None:
-    """Return the runtime for a workflow or chain; make it from the environment if that has a key.
+    """Return the runtime of a context; make it from the environment if that has a key.
 
     Without a key it returns None, and a warning says once that the context has no effect.
     """
@@ -162,8 +162,8 @@ def _is_configured() -> bool:
     if not _warned_of_no_key:
         _warned_of_no_key = True
         logger.warning(
-            "workflow and chain have no effect: guard.init() was not called and GUARD_API_KEY is "
-            "not set"
+            "workflow, chain and options have no effect: guard.init() was not called and "
+            "GUARD_API_KEY is not set"
         )
     return False
 
@@ -280,7 +280,7 @@ def track_llm(
         input_tokens = _tokens("input_tokens", input_tokens)
         output_tokens = _tokens("output_tokens", output_tokens)
     if model is not _model:  # the same name as last time, mostly
-        _model = None if model is None else _name("model", model)
+        _model = None if model is None else name_of("model", model)
     if latency_ms is not None:
         latency_ms = _milliseconds("latency_ms", latency_ms)
     encoded = _payload("metadata", metadata) if metadata else None
@@ -362,7 +362,7 @@ def track_tool(
         ValueError, TypeError: an argument is not what it should be.
     """
     data = ToolData(
-        tool_name=_name("tool_name", tool_name),
+        tool_name=name_of("tool_name", tool_name),
         duration_ms=_milliseconds("duration_ms", duration_ms),
         is_retry=bool(is_retry),
         metadata=_payload("metadata", metadata),
@@ -382,7 +382,7 @@ def track_event(event_type: str, **kwargs: Any) -> None:
     Example:
         >>> track_event("ticket.closed", minutes=12)  # doctest: +SKIP
     """
-    if _name("event_type", event_type) in _RESERVED_TYPES:
+    if name_of("event_type", event_type) in _RESERVED_TYPES:
         raise ValueError(f"event type {event_type!r} is one of the SDK's own")
     payload = _payload("the payload", kwargs)
     if not _active.is_off():
@@ -412,13 +412,14 @@ def set_call_context(
     names = [name for tool in tools or () for name in names_in_definition(tool)]
     current_scope.set(
         current_scope.get().evolve(
-            model=None if model is None else _name("model", model),
-            tools=tuple(_name("tools", name) for name in names),
+            model=None if model is None else name_of("model", model),
+            tools=tuple(name_of("tools", name) for name in names),
         )
     )
 
 
-def _name(argument: str, value: object) -> str:
+def name_of(argument: str, value: object) -> str:
+    """Return a name that a caller gives, or raise an error that says what it must be."""
     if not isinstance(value, str):
         raise TypeError(f"{argument} must be a string, not {type(value).__name__}")
     if not value or len(value) > NAME_LENGTH_MAX:

@@ -186,6 +186,8 @@ class ProtectedCall(Edge):
         outer = current_scope.get()
         ids = runtime.events.ids
         target = self._target
+        if outer.options is not None and outer.options.tool_name is not None:
+            target = self._target = attrs.evolve(target, tool_name=outer.options.tool_name)
         self._runtime = runtime
         self._began_s = now_s = time.monotonic()
         self._record = record = CallRecord(ids.uuid7(time.time_ns() // 1_000_000))

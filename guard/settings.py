@@ -163,6 +163,20 @@ class Settings:
             )
         return settings
 
+    def require_gated_requests(self, option: str) -> None:
+        """Refuse an option that cannot be kept unless LLM requests are gated.
+
+        Raises:
+            GuardConfigError: these settings have switched that off (GD-C003).
+        """
+        if self.mode == "off" or (self.gate_requests and self.auto_instrument):
+            return
+        variable = "GUARD_AUTO_INSTRUMENT" if self.gate_requests else "GUARD_GATE_REQUESTS"
+        raise GuardConfigError(
+            f"{option} cannot be kept: with {variable} off no LLM request is gated",
+            error_code="GD-C003",
+        )
+
     def different(self, *, is_local: bool = False, **arguments: Any) -> str | None:
         """Return the name of a given argument whose value differs from these settings, or None.
 

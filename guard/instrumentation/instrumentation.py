@@ -85,7 +85,6 @@ class Instrumentation:
         self.inject_stream_usage = inject_stream_usage
         self._gate = request_gate
         self._max_output_tokens = max_output_tokens
-        self.limits_output = max_output_tokens is not None
         self._ratios = InputRatios()
         self.failures = 0
         self._unread: deque[InstrumentedCall] = deque()
@@ -95,6 +94,11 @@ class Instrumentation:
         self._sessions: weakref.WeakSet[RealtimeSession] = weakref.WeakSet()
         self._unseen: dict[str, None] = {}
         self._responses: OrderedDict[tuple[str, str], None] = OrderedDict()
+
+    @property
+    def limits_output(self) -> bool:
+        """Whether a request that is made here may have to be given a limit."""
+        return self._max_output_tokens is not None or current_scope.get().options is not None
 
     def prepare(self) -> None:
         """Load what :meth:`install` needs, while the caller has to wait for something else."""
@@ -165,7 +169,9 @@ class Instrumentation:
             self._gate is not None
             and endpoint.asks
             and not observed
-            and (scope.workflow_id is not None or scope.call is not None)
+            and (
+                scope.workflow_id is not None or scope.call is not None or scope.options is not None
+            )
         ):
             self._cover(self._gate, call, path, body, replace)
         self._open.add(call)
@@ -185,6 +191,9 @@ class Instrumentation:
             Refusal: refused.
         """
         endpoint, content, tokens = call.endpoint, body(), self._max_output_tokens
+        options = call.scope.options
+        if options is not None and options.max_output_tokens is not None:
+            tokens = options.max_output_tokens
         bound = bound_of(endpoint.format, path, content, self._ratios)
         if bound.model is None and not endpoint.certain:
             return  # a path such as /v1/messages of something else

@@ -16,11 +16,13 @@ class Observer(Protocol):
     Attributes:
         inject_stream_usage: whether streams are asked for their usage where the host is known to
             accept that.
-        limits_output: whether requests may have to be given a limit.
     """
 
     inject_stream_usage: bool
-    limits_output: bool
+
+    @property
+    def limits_output(self) -> bool:
+        """Whether a request that is made here may have to be given a limit."""
 
     def begin(
         self,

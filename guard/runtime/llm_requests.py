@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Protocol
 
 from guard.breaker.exceptions import (
     GuardBlockedException,
     GuardBudgetError,
+    GuardConfigError,
     GuardError,
     GuardTransportError,
     RateLimitError,
@@ -18,23 +18,19 @@ from guard.breaker.exceptions import (
 )
 from guard.control.enforcement import refusal_in
 from guard.core import wire
-from guard.core.leases import LaneKey, LeaseBook, cost_of, request_subject, worst_case
+from guard.core.call_options import Ceiling
+from guard.core.leases import LaneKey, LeaseBook, request_subject, worst_case
 from guard.core.request_bound import RequestBound
 from guard.core.tags import tags_of
 from guard.runtime import decision_log
 from guard.runtime.event_pipeline import EventPipeline
 from guard.runtime.gate import Gate
 from guard.runtime.questions import Asking, Grant
+from guard.runtime.request_hold import NOT_GATED, RequestHold, granted_nanousd, over_ceiling
 from guard.scope.scope import Scope
 from guard.settings import Settings
 
-if TYPE_CHECKING:  # pulls in every vendor's format
-    from guard.core.usage import Usage
-
 logger = logging.getLogger("guard.requests")
-
-_GROWTH: Final = 1024
-"""How many more output tokens a stream asks for at least."""
 
 
 class Report(Protocol):
@@ -112,23 +108,27 @@ class LlmRequests:
 
         Outside of a ``workflow`` or ``@protect`` scope nothing is covered, and nothing refused.
         """
-        call = scope.call
-        if (scope.workflow_id is None and call is None) or not self.is_on:
+        call, options = scope.call, scope.options
+        if scope.workflow_id is None and call is None and options is None:
             return NOT_GATED
-        found = self._leases.take_request(
-            lane_of(scope, bound),
-            request_subject(bound.provider),
-            bound,
-            time.monotonic(),
-            1 if call is None else 0,
-        )
+        ceiling = None if options is None else options.ceiling
+        if not self.is_on:
+            return NOT_GATED if ceiling is None else None
+        lane, subject = lane_of(scope, bound), request_subject(bound.provider)
+        if ceiling is not None and self._too_dear(ceiling, scope, bound) is not None:
+            return None
+        calls = 1 if call is None else 0
+        found = self._leases.take_request(lane, subject, bound, time.monotonic(), calls)
         if found is None:
+            return None
+        if ceiling is not None and not ceiling.take(found[0].amount):  # another was faster
+            found[0].give_back()
             return None
         if call is not None and call.hold is not None:
             call.hold.give_back()  # the call's guess: what it costs are its requests
         if decision_log.is_on():
             decision_log.covered(_named(bound), scope.workflow_id, found[0].lease.lease_id)
-        return RequestHold(self, scope, bound, Grant(None, *found))
+        return RequestHold(self, scope, bound, Grant(None, *found), ceiling)
 
     def ask(self, scope: Scope, bound: RequestBound) -> RequestHold:
         """Ask the gateway; blocks the calling thread.
@@ -138,22 +138,67 @@ class LlmRequests:
             WorkflowKilledInterrupt: the workflow is killed.
         """
         try:
-            grant = self._gate.ask(self._asking(scope, bound))
+            self._check_ceiling(scope, bound)
+            return self._under_ceiling(scope, bound, self._gate.ask(self._asking(scope, bound)))
         except (GuardError, WorkflowKilledInterrupt) as exc:
             error = self._explained(scope, bound, exc)
             self._report(error, "gate", scope)
             return self._without_cover(scope, bound, error)
-        return RequestHold(self, scope, bound, grant)
 
     async def ask_async(self, scope: Scope, bound: RequestBound) -> RequestHold:
         """Like :meth:`ask`; the caller's loop goes on meanwhile."""
         try:
+            self._check_ceiling(scope, bound)
             grant = await self._gate.ask_async(self._asking(scope, bound))
+            return self._under_ceiling(scope, bound, grant)
         except (GuardError, WorkflowKilledInterrupt) as exc:
             error = self._explained(scope, bound, exc)
             await self._report_async(error, "gate", scope)
             return self._without_cover(scope, bound, error)
-        return RequestHold(self, scope, bound, grant)
+
+    # -- the option limit_cents -------------------------------------------------------------------
+
+    def _too_dear(self, ceiling: Ceiling, scope: Scope, bound: RequestBound) -> int | None:
+        """Return what a request could cost if that is known to be above the ceiling."""
+        rates = self._leases.rates(lane_of(scope, bound), request_subject(bound.provider))
+        worst = None if rates is None else worst_case(rates, bound)
+        if worst is None or ceiling.short_of(worst[0]) is None:
+            return None
+        return worst[0]
+
+    def _check_ceiling(self, scope: Scope, bound: RequestBound) -> None:
+        """Refuse a request that cannot stay below its ceiling, before the gateway is asked.
+
+        Raises:
+            GuardBudgetError: it could cost more than is left.
+            GuardConfigError: nothing can tell what requests cost.
+        """
+        ceiling = None if scope.options is None else scope.options.ceiling
+        if ceiling is None:
+            return
+        if not self.is_on:
+            raise GuardConfigError(
+                "limit_cents cannot be kept: the gateway does not gate LLM requests",
+                error_code="GD-C003",
+            )
+        amount = self._too_dear(ceiling, scope, bound)
+        if amount is not None:
+            raise over_ceiling(scope, ceiling, amount)
+
+    def _under_ceiling(self, scope: Scope, bound: RequestBound, grant: Grant) -> RequestHold:
+        """Take what the gateway has granted from the ceiling, or give it back.
+
+        Raises:
+            GuardBudgetError: it is more than is left.
+        """
+        ceiling = None if scope.options is None else scope.options.ceiling
+        amount = granted_nanousd(grant)
+        if ceiling is not None and not ceiling.take(amount):
+            self._gate.release(grant)
+            raise over_ceiling(scope, ceiling, amount)
+        return RequestHold(self, scope, bound, grant, ceiling)
+
+    # -- asking -----------------------------------------------------------------------------------
 
     def _asking(self, scope: Scope, bound: RequestBound) -> Asking:
         call = scope.call
@@ -209,6 +254,7 @@ class LlmRequests:
             and not isinstance(error, RateLimitError)  # a cap is a decision of the gateway
             and error.error_code != "GD-B006"  # shut down
             and self._settings.fallback_mode == "open"
+            and (scope.options is None or scope.options.ceiling is None)  # it could not be kept
         ):
             decision_log.fell_back(_named(bound), scope.workflow_id)
             return RequestHold(self, scope, bound, Grant())
@@ -231,146 +277,6 @@ class LlmRequests:
     ) -> None:
         """Ask for more for a request that is under way, without waiting."""
         self._gate.ask_soon(self._asking(scope, bound), answered)
-
-
-class RequestHold:
-    """Money set aside for one request. Thread-safe; only the first end counts.
-
-    Attributes:
-        reservation_id: what the request's event names; None without cover.
-        output_tokens: the largest output that it pays for; None if that is unknown.
-        refusal: why a stream that has outgrown it may not go on; None while it may.
-    """
-
-    __slots__ = (
-        "_bound", "_ends", "_grant", "_growing", "_more", "_requests", "_scope", "output_tokens",
-        "refusal", "reservation_id",
-    )  # fmt: skip
-
-    def __init__(
-        self, requests: LlmRequests, scope: Scope, bound: RequestBound, grant: Grant
-    ) -> None:
-        self._requests = requests
-        self._scope = scope
-        self._bound = bound
-        self._grant = grant
-        self._ends = [True]  # popped by the first end; `list.pop` is atomic
-        self._growing = False
-        self._more: list[Grant] = []
-        self.refusal: GuardError | None = None
-        self.output_tokens = grant.output_tokens
-        self.reservation_id: str | None = None
-        if grant.hold is not None:
-            self.reservation_id = grant.hold.lease.lease_id
-        elif grant.reply is not None:
-            self.reservation_id = grant.reply.reservation_id
-
-    def settle(self, usage: Usage) -> None:
-        """The answer was read: pay for what it used, return the rest."""
-        if not self._end():
-            return
-        hold, rates = self._grant.hold, self._grant.rates
-        if hold is not None:
-            if rates is None:
-                hold.keep()  # its price is the gateway's to know
-            else:
-                hold.settle(cost_of(rates, usage))
-        self._release_more()
-
-    def give_back(self) -> None:
-        """The request cost nothing: it was not sent, or refused by the vendor."""
-        if self._end():
-            self._requests.release(self._grant)
-            self._release_more()
-
-    def keep(self) -> None:
-        """What the answer cost stays unknown: the whole amount counts as spent."""
-        if not self._end():
-            return
-        if self._grant.hold is not None:
-            self._grant.hold.keep()
-        self._release_more()
-
-    def grow(self, output_tokens: int) -> None:
-        """A stream has come near its end at ``output_tokens``: ask for more in the background.
-
-        ``output_tokens`` rises, or ``refusal`` is set.
-        """
-        paid = self.output_tokens
-        if paid is None or self._growing or not self._ends:
-            return
-        hold, rates = self._grant.hold, self._grant.rates
-        bound = self._bound
-        more = max(_GROWTH, paid, 2 * (output_tokens - paid))
-        wanted = RequestBound(bound.provider, bound.model, 0, more, streams=True)
-        if hold is not None and rates is not None:
-            worst = worst_case(rates, wanted)
-            if worst is not None and hold.grow(worst[0]):
-                self.output_tokens = paid + more
-                return
-        if self.reservation_id is None:  # without cover from the start
-            self.output_tokens = paid + more
-            return
-        self._growing = True
-        # Without a limit, so that it gets what is left where that is less than what is assumed.
-        wanted = RequestBound(bound.provider, bound.model, 0, None, streams=True)
-        self._requests.ask_more(self._scope, wanted, functools.partial(self._grown, more))
-
-    def _grown(self, more: int, outcome: Grant | BaseException) -> None:
-        if isinstance(outcome, GuardError):
-            if self._requests.lets_grow(self._scope, outcome):
-                self.output_tokens = (self.output_tokens or 0) + more
-            else:
-                self.refusal = outcome
-        elif isinstance(outcome, Grant):
-            first, second = self._grant.hold, outcome.hold
-            if first is None or second is None or not first.absorb(second):
-                self._more.append(outcome)
-            paid = more if outcome.output_tokens is None else outcome.output_tokens
-            self.output_tokens = (self.output_tokens or 0) + paid
-            if not self._ends:  # it ended meanwhile
-                self._release_more()
-        self._growing = False
-
-    def _release_more(self) -> None:
-        """Give back what a stream was granted beside its first hold; the event names that one."""
-        while self._more:
-            try:
-                self._requests.release(self._more.pop())
-            except IndexError:  # another thread was faster
-                return
-
-    def _end(self) -> bool:
-        try:
-            return self._ends.pop()
-        except IndexError:
-            return False
-
-
-class _NotGated(RequestHold):
-    """The request needs no cover."""
-
-    __slots__ = ()
-
-    def __init__(self) -> None:
-        self.reservation_id = None
-        self.output_tokens = None
-        self.refusal = None
-
-    def settle(self, usage: Usage) -> None:
-        """Nothing was set aside."""
-
-    def give_back(self) -> None:
-        """Nothing was set aside."""
-
-    def keep(self) -> None:
-        """Nothing was set aside."""
-
-    def grow(self, output_tokens: int) -> None:
-        """Nothing limits it."""
-
-
-NOT_GATED: Final = _NotGated()
 
 
 def lane_of(scope: Scope, bound: RequestBound) -> LaneKey:

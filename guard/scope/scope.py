@@ -13,6 +13,7 @@ from msgspec import Struct
 from msgspec.structs import force_setattr, replace
 
 if TYPE_CHECKING:
+    from guard.core.call_options import CallOptions
     from guard.core.leases import Hold
     from guard.core.wire import ApprovalNote
 
@@ -75,6 +76,7 @@ class Scope(Struct, frozen=True, eq=False):
         model, tools: the call context for the gate.
         user, tags: for whom the work is, and its tags as text (:mod:`guard.core.tags`).
         note: for the person who is asked to approve a call.
+        options: of the block of ``guard.context.options`` around the code.
         call: the protected call whose body is running.
         entry: the innermost entry that the code runs in.
     """
@@ -93,6 +95,7 @@ class Scope(Struct, frozen=True, eq=False):
     user: str | None = None
     tags: str | None = None
     note: ApprovalNote | None = None
+    options: CallOptions | None = None
     call: CallRecord | None = None
     entry: Entry | None = None
     _event_fields: EventFields | None = None

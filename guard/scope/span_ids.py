@@ -30,7 +30,7 @@ def call_scope(outer: Scope, ids: IdFactory, call: CallRecord, entry: Entry) -> 
 
     The same as ``outer.evolve`` with :func:`child_span`, in a sixth of the time.
     """
-    otel = sys.modules.get("opentelemetry.trace")
+    otel, options = sys.modules.get("opentelemetry.trace"), outer.options
     if otel is None:
         trace_id, parent, foreign = outer.trace_id, outer.span_id, outer.foreign_span_id
     else:
@@ -50,6 +50,7 @@ def call_scope(outer: Scope, ids: IdFactory, call: CallRecord, entry: Entry) -> 
         outer.user,
         outer.tags,
         outer.note,
+        None if options is None else options.inside_call(),
         call,
         entry,
     )

@@ -1,0 +1,252 @@
+"""The money set aside for one LLM request: in a lease or at the gateway, and under ceilings."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Protocol
+
+from guard.breaker.exceptions import GuardBudgetError, GuardError
+from guard.core import wire
+from guard.core.call_options import Ceiling
+from guard.core.leases import cost_of, worst_case
+from guard.core.request_bound import RequestBound
+from guard.runtime.questions import Grant
+from guard.scope.scope import Scope
+
+if TYPE_CHECKING:  # pulls in every vendor's format
+    from guard.core.usage import Usage
+
+_GROWTH: Final = 1024
+"""How many more output tokens a stream asks for at least."""
+
+
+class Requests(Protocol):
+    """What a hold needs; see ``LlmRequests``."""
+
+    def release(self, grant: Grant) -> None:
+        """Give back what a grant has set aside."""
+
+    def lets_grow(self, scope: Scope, error: GuardError) -> bool:
+        """Tell whether a stream goes on although it was refused more."""
+
+    def ask_more(
+        self, scope: Scope, bound: RequestBound, answered: Callable[[Grant | BaseException], None]
+    ) -> None:
+        """Ask for more for a request that is under way, without waiting."""
+
+
+class RequestHold:
+    """Money set aside for one request. Thread-safe; only the first end counts.
+
+    Args:
+        requests: gives back, and asks for more.
+        scope: the scope of the request.
+        bound: what it can cost at most.
+        grant: what was granted.
+        ceiling: the option that limits it; what was granted has been taken from it.
+
+    Attributes:
+        reservation_id: what the request's event names; None without cover.
+        output_tokens: the largest output that it pays for; None if that is unknown.
+        refusal: why a stream that has outgrown it may not go on; None while it may.
+    """
+
+    __slots__ = (
+        "_bound", "_ceiling", "_ends", "_grant", "_growing", "_more", "_requests", "_scope",
+        "_taken", "output_tokens", "refusal", "reservation_id",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        requests: Requests,
+        scope: Scope,
+        bound: RequestBound,
+        grant: Grant,
+        ceiling: Ceiling | None = None,
+    ) -> None:
+        self._requests = requests
+        self._scope = scope
+        self._bound = bound
+        self._grant = grant
+        self._ceiling = ceiling
+        self._taken = [] if ceiling is None else [granted_nanousd(grant)]
+        self._ends = [True]  # popped by the first end; `list.pop` is atomic
+        self._growing = False
+        self._more: list[Grant] = []
+        self.refusal: GuardError | None = None
+        self.output_tokens = grant.output_tokens
+        self.reservation_id: str | None = None
+        if grant.hold is not None:
+            self.reservation_id = grant.hold.lease.lease_id
+        elif grant.reply is not None:
+            self.reservation_id = grant.reply.reservation_id
+
+    def settle(self, usage: Usage) -> None:
+        """The answer was read: pay for what it used, return the rest."""
+        if not self._end():
+            return
+        hold, rates = self._grant.hold, self._grant.rates
+        if hold is not None:
+            if rates is None:
+                hold.keep()  # its price is the gateway's to know
+            else:
+                hold.settle(cost_of(rates, usage))
+        self._settle_ceiling(None if rates is None else cost_of(rates, usage))
+        self._release_more()
+
+    def give_back(self) -> None:
+        """The request cost nothing: it was not sent, or refused by the vendor."""
+        if self._end():
+            self._requests.release(self._grant)
+            self._settle_ceiling(0)
+            self._release_more()
+
+    def keep(self) -> None:
+        """What the answer cost stays unknown: the whole amount counts as spent."""
+        if not self._end():
+            return
+        if self._grant.hold is not None:
+            self._grant.hold.keep()
+        self._settle_ceiling(None)
+        self._release_more()
+
+    def grow(self, output_tokens: int) -> None:
+        """A stream has come near its end at ``output_tokens``: ask for more in the background.
+
+        ``output_tokens`` rises, or ``refusal`` is set.
+        """
+        paid = self.output_tokens
+        if paid is None or self._growing or not self._ends:
+            return
+        hold, rates = self._grant.hold, self._grant.rates
+        bound = self._bound
+        more = max(_GROWTH, paid, 2 * (output_tokens - paid))
+        wanted = RequestBound(bound.provider, bound.model, 0, more, streams=True)
+        if hold is not None and rates is not None:
+            worst = worst_case(rates, wanted)
+            if worst is not None and hold.grow(worst[0]):
+                if self._take_more(worst[0]):
+                    self.output_tokens = paid + more
+                return
+        if self.reservation_id is None:  # without cover from the start
+            self.output_tokens = paid + more
+            return
+        self._growing = True
+        # Without a limit, so that it gets what is left where that is less than what is assumed.
+        wanted = RequestBound(bound.provider, bound.model, 0, None, streams=True)
+        self._requests.ask_more(self._scope, wanted, functools.partial(self._grown, more))
+
+    def _grown(self, more: int, outcome: Grant | BaseException) -> None:
+        if isinstance(outcome, GuardError):
+            if self._requests.lets_grow(self._scope, outcome):
+                self.output_tokens = (self.output_tokens or 0) + more
+            else:
+                self.refusal = outcome
+        elif isinstance(outcome, Grant):
+            first, second = self._grant.hold, outcome.hold
+            amount = granted_nanousd(outcome)
+            if first is None or second is None or not first.absorb(second):
+                self._more.append(outcome)
+            if self._take_more(amount):
+                paid = more if outcome.output_tokens is None else outcome.output_tokens
+                self.output_tokens = (self.output_tokens or 0) + paid
+            if not self._ends:  # it ended meanwhile
+                self._release_more()
+        self._growing = False
+
+    def _take_more(self, amount: int) -> bool:
+        """Take more from the ceiling, or set the refusal."""
+        ceiling = self._ceiling
+        if ceiling is None:
+            return True
+        if ceiling.take(amount):
+            self._taken.append(amount)
+            if not self._ends:  # it ended meanwhile
+                self._settle_ceiling(0)
+            return True
+        error = over_ceiling(self._scope, ceiling, amount)
+        if self._requests.lets_grow(self._scope, error):
+            return True
+        self.refusal = error
+        return False
+
+    def _settle_ceiling(self, cost: int | None) -> None:
+        """Return what was taken from the ceiling; without a known cost all of it was spent."""
+        if self._ceiling is None:
+            return
+        taken = 0
+        while self._taken:
+            try:
+                taken += self._taken.pop()
+            except IndexError:  # another thread was faster
+                break
+        self._ceiling.settle(taken, taken if cost is None else cost)
+
+    def _release_more(self) -> None:
+        """Give back what a stream was granted beside its first hold; the event names that one."""
+        while self._more:
+            try:
+                self._requests.release(self._more.pop())
+            except IndexError:  # another thread was faster
+                return
+
+    def _end(self) -> bool:
+        try:
+            return self._ends.pop()
+        except IndexError:
+            return False
+
+
+class _NotGated(RequestHold):
+    """The request needs no cover."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        self.reservation_id = None
+        self.output_tokens = None
+        self.refusal = None
+
+    def settle(self, usage: Usage) -> None:
+        """Nothing was set aside."""
+
+    def give_back(self) -> None:
+        """Nothing was set aside."""
+
+    def keep(self) -> None:
+        """Nothing was set aside."""
+
+    def grow(self, output_tokens: int) -> None:
+        """Nothing limits it."""
+
+
+NOT_GATED: Final = _NotGated()
+
+
+def granted_nanousd(grant: Grant) -> int:
+    """Return what a grant has set aside for one request."""
+    if grant.hold is not None:
+        return grant.hold.amount
+    return 0 if grant.reply is None else grant.reply.reserved_nanousd
+
+
+def over_ceiling(scope: Scope, ceiling: Ceiling, amount: int) -> GuardBudgetError:
+    """Return the refusal of a request for which a ``limit_cents`` leaves no room."""
+    short = ceiling.short_of(amount) or ceiling
+    limit = f"limit_cents={short.limit_nanousd / wire.NANOUSD_PER_CENT:g}"
+    return GuardBudgetError(
+        workflow_id=scope.workflow_id,
+        reason=f"over {limit} of guard.context.options",
+        action="budget",
+        details={
+            "option": "limit_cents",
+            "requested_nanousd": amount,
+            "budget": wire.Budget.of(
+                limit=short.limit_nanousd,
+                spent=short.spent_nanousd,
+                reserved=short.held_nanousd,
+                scope=limit,
+            ),
+        },
+    )
