@@ -1,0 +1,191 @@
+"""Writes ``deploy/sizing.md`` from the newest results of ``benchmarks/sizing.py``.
+
+Run it after a measurement::
+
+    python -m benchmarks.sizing --results benchmarks/results
+    python docs/generate_sizing.py
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).parents[1]
+PAGE: Final = ROOT / "docs" / "deploy" / "sizing.md"
+SIZES: Final = (1_000, 10_000, 100_000, 1_000_000)
+
+CONSTANTS: Final = {
+    "cpu_us_per_decision": "µs of CPU for a decision asked over the control socket",
+    "cpu_us_per_event": "µs of CPU for an event, in batches of 200",
+    "cpu_us_per_socket_second": "µs of CPU a second for an idle control socket, its pings included",
+    "cpu_us_per_kill_and_socket": "µs of CPU to hand a kill to one socket",
+    "bytes_per_socket": "bytes of memory for an idle control socket",
+    "rss_bytes": "bytes of memory of a gateway that has just started",
+    "stored_bytes_per_event": "bytes on disk for an event with its indexes and totals",
+    "wire_bytes_per_event": "bytes of an event on the wire, not compressed",
+}
+ASSUMED: Final = {
+    "agents_per_process": (1, "agents in a process, which holds one socket"),
+    "calls_per_minute": (1, "calls of an agent in a minute, around the clock"),
+    "events_per_call": (2, "events of a call: the LLM's answer and the end of a step"),
+    "leased_share": (0.95, "share of calls that a lease covers, without asking"),
+    "calls_per_lease": (20, "calls that are covered between two asks"),
+    "sockets_per_replica": (10_000, "sockets that a replica is to hold"),
+    "busy": (0.7, "share of a core that a replica is to use"),
+    "retention_days": (90, "days that events are kept (the default)"),
+}
+
+
+def newest() -> dict[str, Any]:
+    """Return the newest results."""
+    [*_, last] = sorted((ROOT / "benchmarks" / "results").glob("sizing-*.json"))
+    found: dict[str, Any] = json.loads(last.read_text())
+    return found
+
+
+def needs(agents: int, constants: dict[str, float]) -> dict[str, float]:
+    """Return what a number of agents needs.
+
+    Args:
+        agents: how many.
+        constants: as measured.
+    """
+    given = {name: float(value) for name, (value, _) in ASSUMED.items()} | constants
+    calls = agents * given["calls_per_minute"] / 60
+    asked = calls * (1 - given["leased_share"])
+    asked += calls * given["leased_share"] / given["calls_per_lease"]
+    events = calls * given["events_per_call"]
+    sockets = agents / given["agents_per_process"]
+    cores = {
+        "cores_decisions": asked * given["cpu_us_per_decision"] / 1e6,
+        "cores_events": events * given["cpu_us_per_event"] / 1e6,
+        "cores_sockets": sockets * given["cpu_us_per_socket_second"] / 1e6,
+    }
+    by_cpu = sum(cores.values()) / given["busy"]
+    by_sockets = sockets / given["sockets_per_replica"]
+    per_replica = min(sockets, given["sockets_per_replica"])
+    return {
+        "calls_per_s": calls,
+        "asked_per_s": asked,
+        "events_per_s": events,
+        "sockets": sockets,
+        **cores,
+        "replicas_by_cpu": by_cpu,
+        "replicas_by_sockets": by_sockets,
+        "replicas": float(max(1, -(-max(by_cpu, by_sockets) // 1))),
+        "replica_mib": (given["rss_bytes"] + per_replica * given["bytes_per_socket"]) / 2**20,
+        "kill_s": per_replica * given["cpu_us_per_kill_and_socket"] / 1e6,
+        "wire_mb_per_s": events * given["wire_bytes_per_event"] / 1e6,
+        "gb_per_day": events * 86_400 * given["stored_bytes_per_event"] / 1e9,
+        "tb_kept": events * 86_400 * given["retention_days"] * given["stored_bytes_per_event"]
+        / 1e12,
+    }  # fmt: skip
+
+
+ROWS: Final = (
+    ("calls_per_s", "calls a second", "`agents × calls_per_minute / 60`"),
+    ("asked_per_s", "decisions asked a second",
+     "`calls × (1 − leased_share) + calls × leased_share / calls_per_lease`"),
+    ("events_per_s", "events a second", "`calls × events_per_call`"),
+    ("sockets", "control sockets", "`agents / agents_per_process`"),
+    ("cores_decisions", "cores for decisions", "`asked × cpu_us_per_decision / 10⁶`"),
+    ("cores_events", "cores for events", "`events × cpu_us_per_event / 10⁶`"),
+    ("cores_sockets", "cores for idle sockets", "`sockets × cpu_us_per_socket_second / 10⁶`"),
+    ("replicas_by_cpu", "replicas, by CPU", "`cores / busy`"),
+    ("replicas_by_sockets", "replicas, by sockets", "`sockets / sockets_per_replica`"),
+    ("replicas", "replicas", "the larger of the two, rounded up"),
+    ("replica_mib", "MiB of a full replica",
+     "`rss_bytes + sockets_per_replica × bytes_per_socket`"),
+    ("kill_s", "seconds of CPU in each replica to kill everything",
+     "`sockets_per_replica × cpu_us_per_kill_and_socket / 10⁶`"),
+    ("wire_mb_per_s", "MB a second of events", "`events × wire_bytes_per_event`"),
+    ("gb_per_day", "GB stored a day", "`events × 86 400 × stored_bytes_per_event`"),
+    ("tb_kept", "TB kept", "`GB stored a day × retention_days / 1000`"),
+)  # fmt: skip
+
+
+def shown(value: float) -> str:
+    """Return a number with at least two digits that count.
+
+    >>> shown(16666.6), shown(12.34), shown(1.0), shown(0.0567), shown(0.0001)
+    ('16,667', '12', '1', '0.057', '< 0.01')
+    """
+    if value < 0.01:
+        return "< 0.01"
+    if value >= 10 or value == int(value):
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 1 else f"{value:.2g}"
+
+
+def page() -> str:
+    """Return the page."""
+    results = newest()
+    constants: dict[str, float] = results["constants"]
+    columns = [needs(agents, constants) for agents in SIZES]
+    lines = [_HEAD.format(**results)]
+    lines += ["| Constant | Measured | |", "|---|---|---|"]
+    lines += [
+        f"| `{name}` | {constants[name]:,.10g} | {text} |" for name, text in CONSTANTS.items()
+    ]
+    lines += [_ASSUMED, "| Assumed | | |", "|---|---|---|"]
+    lines += [f"| `{name}` | {shown(value)} | {text} |" for name, (value, text) in ASSUMED.items()]
+    lines += [_NEEDS, f"| Agents | {' | '.join(f'{each:,}' for each in SIZES)} | |"]
+    lines += ["|---|" + "---|" * (len(SIZES) + 1)]
+    for key, name, formula in ROWS:
+        values = " | ".join(shown(column[key]) for column in columns)
+        lines.append(f"| {name} | {values} | {formula} |")
+    per_event = constants["cpu_us_per_event"]
+    told = columns[-1] | {"cpu_us_per_event": per_event, "events_per_writer": 1e6 / per_event}
+    lines.append(_TAIL.format(**{name: shown(value) for name, value in told.items()}))
+    return "\n".join(lines)
+
+
+_HEAD: Final = """\
+<!-- Generated by docs/generate_sizing.py; edit that, or measure anew. -->
+
+# Sizing
+
+How much a number of agents needs, from constants that `benchmarks/sizing.py` measures. Measure on
+your own machine and calculate with your own numbers: `python -m benchmarks.sizing`.
+
+Measured on {machine}, {date}, one gateway over SQLite, {sockets:,} control sockets, {events:,}
+events:
+"""
+_ASSUMED: Final = """
+What agents do is assumed; these are for agents that work without a break, each in a process of its
+own:
+"""
+_NEEDS: Final = """
+Then:
+"""
+_TAIL: Final = """
+## What is short first
+
+1. **Up to some ten thousand agents**: nothing. One gateway over SQLite on one machine does it; a
+   second replica is for its failure and for updates.
+2. **Sockets**: agents that share a process share its socket, so a fleet of workers with a hundred
+   agents each needs a hundredth of them. Add replicas: they are stateless, and each holds its own.
+3. **The disk for events**: {events_per_s} events a second are {gb_per_day} GB a day. Nothing else
+   grows like it. Keep fewer days (`--retention-days`; the current month stays in any case): totals,
+   budgets and the audit log do not depend on events that are kept.
+4. **The writer of the database**: at {cpu_us_per_event} µs an event, one writer is busy with
+   {events_per_writer} events a second, and a million agents send {events_per_s}. Leases keep
+   decisions away from it ({asked_per_s} are asked a second instead of {calls_per_s}), but every
+   event is a row. From here on one database is not enough.
+5. **A budget that everybody shares** is one row. Replicas add nothing there; leases do, because the
+   row is touched once for each lease and not for each call.
+
+## Beyond one database
+
+This is not built; what it needs is in place. Every row belongs to one organisation and no command
+touches two, so organisations can be spread over databases, with a directory that says where each
+is. Events are numbered and never change once they are written, so a reader that remembers the last
+number can copy them to a column store, while the ledger keeps only what it needs to decide. One
+organisation of a million agents that work without a break needs that: its events are too many for
+one database.
+"""
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

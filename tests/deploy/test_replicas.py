@@ -1,0 +1,215 @@
+"""The files for replicas: what they name exists, and the times fit together."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from guard.gateway.settings import GatewaySettings
+from guard.gateway.settings_sources import load, unknown_variables
+
+ROOT = Path(__file__).parents[2]
+REPLICAS = ROOT / "deploy" / "replicas"
+MANIFESTS = ROOT / "deploy" / "kubernetes" / "gateway.yaml"
+DATABASE = "postgresql://guard:secret@postgres:5432/guard"
+
+
+def settings_of(environment: dict[str, str]) -> GatewaySettings:
+    """Load the settings that a container gets; none may be misspelled."""
+    given = {name: re.sub(r"\$\{POSTGRES_PASSWORD.*?\}", "secret", value)
+             for name, value in environment.items()}  # fmt: skip
+    given = {name: re.sub(r"\$\{\w+:-(.*?)\}", r"\1", value) for name, value in given.items()}
+    assert unknown_variables(given) == []
+    return load({}, given)
+
+
+# -- compose ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def services() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((REPLICAS / "compose.yaml").read_text())["services"]
+    return found
+
+
+def test_two_replicas_are_the_same(services: dict[str, Any]) -> None:
+    one, two = services["gateway-1"], services["gateway-2"]
+    assert one == two
+    settings = settings_of(one["environment"])
+    assert settings.database == DATABASE
+    assert settings.redis == "redis://redis:6379/0"
+    assert settings.log_format == "json"
+    assert settings.trusted_proxies == ("172.28.0.0/24",)
+    assert settings.connections_max < one["ulimits"]["nofile"]
+    assert (REPLICAS / one["build"]["context"] / one["build"]["dockerfile"]).exists()
+    drain_s = (settings.drain_delay_ms + settings.drain_timeout_ms) / 1000
+    assert drain_s < int(one["stop_grace_period"].removesuffix("s"))
+
+
+def test_nothing_is_open_to_other_machines(services: dict[str, Any]) -> None:
+    ports = [port for service in services.values() for port in service.get("ports", [])]
+    assert ports == ["127.0.0.1:8787:8787"]
+    networks = yaml.safe_load((REPLICAS / "compose.yaml").read_text())["networks"]
+    assert networks["inside"]["internal"] is True
+    assert all(service["networks"] == ["inside"] for name, service in services.items()
+               if name != "proxy")  # fmt: skip
+
+
+def test_the_proxy_names_the_replicas(services: dict[str, Any]) -> None:
+    text = (REPLICAS / "nginx.conf").read_text()
+    named = re.findall(r"^    server (\S+):8787 ", text, re.MULTILINE)
+    assert named == [name for name in services if name.startswith("gateway-")]
+    assert "proxy_next_upstream error;" in text, "what was sent is not sent again"
+    [mount] = services["proxy"]["volumes"]
+    assert (REPLICAS / mount.split(":")[0]).exists()
+
+
+# -- Kubernetes ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def manifests() -> dict[str, Any]:
+    found = list(yaml.safe_load_all(MANIFESTS.read_text()))
+    assert all(each["metadata"]["name"] == "gateway" for each in found)
+    return {each["kind"]: each for each in found}
+
+
+@pytest.fixture(scope="module")
+def pod(manifests: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = manifests["Deployment"]["spec"]["template"]["spec"]
+    return found
+
+
+def test_every_kind_is_there_in_its_version(manifests: dict[str, Any]) -> None:
+    assert {kind: each["apiVersion"] for kind, each in manifests.items()} == {
+        "ServiceAccount": "v1", "ConfigMap": "v1", "Deployment": "apps/v1", "Service": "v1",
+        "PodDisruptionBudget": "policy/v1", "HorizontalPodAutoscaler": "autoscaling/v2",
+        "NetworkPolicy": "networking.k8s.io/v1",
+    }  # fmt: skip
+
+
+def test_everything_selects_the_pods(manifests: dict[str, Any], pod: dict[str, Any]) -> None:
+    spec = {kind: each.get("spec", {}) for kind, each in manifests.items()}
+    labels = spec["Deployment"]["template"]["metadata"]["labels"]
+    assert spec["Service"]["selector"] == labels
+    for kind in ("Deployment", "PodDisruptionBudget"):
+        assert spec[kind]["selector"]["matchLabels"] == labels
+    assert spec["NetworkPolicy"]["podSelector"]["matchLabels"] == labels
+    [spread] = pod["topologySpreadConstraints"]
+    assert spread["labelSelector"]["matchLabels"] == labels
+    target = spec["HorizontalPodAutoscaler"]["scaleTargetRef"]
+    assert (target["kind"], target["name"]) == ("Deployment", "gateway")
+    ports = {port["name"] for port in pod["containers"][0]["ports"]}
+    assert {spec["Service"]["ports"][0]["targetPort"],
+            spec["NetworkPolicy"]["ingress"][0]["ports"][0]["port"]} <= ports  # fmt: skip
+
+
+def test_the_pods_settings_exist_and_its_times_fit(
+    manifests: dict[str, Any], pod: dict[str, Any]
+) -> None:
+    [container] = pod["containers"]
+    environment = dict(manifests["ConfigMap"]["data"])
+    assert all(isinstance(value, str) for value in environment.values())
+    values = {"database": DATABASE, "redis": "redis://redis:6379/0"}
+    for variable in container["env"]:
+        environment[variable["name"]] = values[variable["valueFrom"]["secretKeyRef"]["key"]]
+    settings = settings_of(environment)
+    drain_s = (settings.drain_delay_ms + settings.drain_timeout_ms) / 1000
+    assert drain_s < pod["terminationGracePeriodSeconds"]
+    ready = container["readinessProbe"]
+    noticed_s = ready["periodSeconds"] * ready["failureThreshold"]
+    assert settings.drain_delay_ms / 1000 >= noticed_s, "the cluster notices in the meantime"
+    assert ready["httpGet"]["path"] == "/readyz"
+    assert container["livenessProbe"]["httpGet"]["path"] == "/healthz"
+    assert pod["enableServiceLinks"] is False
+
+
+def test_the_pod_is_confined(pod: dict[str, Any]) -> None:
+    [container] = pod["containers"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert f"USER {pod['securityContext']['runAsUser']}" in (
+        (ROOT / "deploy" / "Dockerfile").read_text()
+    )
+    context = container["securityContext"]
+    assert context["readOnlyRootFilesystem"] is True
+    assert context["allowPrivilegeEscalation"] is False
+    assert context["capabilities"] == {"drop": ["ALL"]}
+    assert container["volumeMounts"][0]["mountPath"] == "/var/lib/guard"
+    assert set(container["resources"]["requests"]) == {"cpu", "memory"}
+
+
+def test_it_scales_by_a_metric_that_is_served(manifests: dict[str, Any]) -> None:
+    spec = manifests["HorizontalPodAutoscaler"]["spec"]
+    by_sockets = spec["metrics"][0]["pods"]
+    name = by_sockets["metric"]["name"]
+    assert f"| `{name}` | gauge |" in (ROOT / "docs" / "gateway" / "metrics.md").read_text()
+    most = int(manifests["ConfigMap"]["data"]["GUARD_GATEWAY_CONNECTIONS_MAX"])
+    assert int(by_sockets["target"]["averageValue"]) * 1.5 < most * 0.8, (
+        "room for a pod's sockets while another starts, within an organisation's share"
+    )
+    assert spec["minReplicas"] == manifests["Deployment"]["spec"]["replicas"] >= 2
+
+
+# -- sizing ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sizing() -> Any:
+    spec = importlib.util.spec_from_file_location("sizing", ROOT / "docs" / "generate_sizing.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_is_the_measurements(sizing: Any) -> None:
+    assert sizing.PAGE.read_text() == sizing.page(), "run docs/generate_sizing.py"
+    assert set(sizing.newest()["constants"]) == {*sizing.CONSTANTS, "kill_to_last_socket_ms"}
+
+
+def test_the_pages_arithmetic(sizing: Any) -> None:
+    """Each row of the table anew, from the numbers and the formulas that the page shows."""
+    text = sizing.PAGE.read_text()
+    constant = re.compile(r"^\| `(\w+)` \| ([\d.,]+) \|", re.MULTILINE)
+    given = {name: float(value.replace(",", "")) for name, value in constant.findall(text)}
+    table = {}
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == len(sizing.SIZES) + 2 and cells[0] not in ("Agents", "---"):
+            table[cells[0]] = cells[1:]
+    names = {"calls a second": "calls", "decisions asked a second": "asked",
+             "events a second": "events", "control sockets": "sockets"}  # fmt: skip
+    checked = 0
+    for column, agents in enumerate(sizing.SIZES):
+        known = {**given, "agents": float(agents)}
+        for row, cells in table.items():
+            formula = cells[-1]
+            if not formula.startswith("`") or "cores" in formula or "GB" in formula:
+                continue
+            python = formula.strip("`").replace("×", "*").replace("−", "-").replace("10⁶", "1e6")
+            value = eval(python.replace("86 400", "86400"), {}, known)
+            if row in names:
+                known[names[row]] = value
+            value /= {"MiB": 2**20, "MB ": 1e6, "GB ": 1e9}.get(row[:3], 1)
+            if row.startswith(("MiB", "seconds")) and agents < given["sockets_per_replica"]:
+                continue  # not full
+            shown = cells[column]
+            assert shown == "< 0.01" or float(shown.replace(",", "")) == pytest.approx(
+                value, rel=0.05
+            ), (row, agents)
+            checked += 1
+    assert checked > 40
+
+
+def test_the_results_are_of_the_benchmark_that_is_there() -> None:
+    text = (ROOT / "benchmarks" / "sizing.py").read_text()
+    for path in (ROOT / "benchmarks" / "results").glob("sizing-*.json"):
+        assert all(f'"{name}"' in text or name == "cpu_us_per_decision"
+                   for name in json.loads(path.read_text())["constants"])  # fmt: skip
