@@ -81,6 +81,8 @@ def test_a_failed_request_names_its_organisation(
         raise RuntimeError(f"it broke with {tenant.api_key}")
 
     handler = Lines()
+    # Another test may have let a uvicorn of its own set up the logging of this process.
+    monkeypatch.setattr(logging.getLogger("uvicorn"), "propagate", True)
     logging.getLogger().addHandler(handler)
     try:
         monkeypatch.setattr("guard.gateway.services.gatekeeper.Gatekeeper.release", fail)

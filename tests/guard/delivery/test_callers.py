@@ -19,7 +19,7 @@ Against = Callable[..., GuardRuntime]
 
 
 def test_a_thousand_threads(against: Against, scripted: Scripted) -> None:
-    runtime = against(buffer_size=100_000)
+    runtime = against(buffer_size=100_000, timeout_ms=30_000)
     seen: list[str] = []
 
     def work(name: int) -> None:
