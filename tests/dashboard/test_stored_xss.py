@@ -34,7 +34,10 @@ def plant(tenant: Any) -> None:
     tenant.admin.request("PUT", "/policies/p", {"document": document})
     for at, text in enumerate(CORPUS):
         # A tool's name is what policies match, so the wanted verdict rides on it.
-        tenant.gate(text, tool_name=f"needs {text}", agent=text, function=text, run_id=f"r{at}")
+        note = {"message": text, "details": {text: text, "deep": [text]}}
+        tenant.gate(
+            text, tool_name=f"needs {text}", agent=text, function=text, run_id=f"r{at}", note=note
+        )
         tenant.gate(text, tool_name=f"bad {text}", agent=text, function=text, run_id=f"r{at}")
         common = {"agent": text, "run_id": f"r{at}", "chain_id": text, "span_id": f"s{at}"}
         tenant.send(

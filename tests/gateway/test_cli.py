@@ -201,6 +201,32 @@ def test_approvals(invoke: Invoke, tenant: Any) -> None:
     assert len(json.loads(invoke("approvals", "list", "--all", "--json").output)) == 2
 
 
+def test_what_the_agent_shows(invoke: Invoke, tenant: Any) -> None:
+    tenant.admin.set_policy(approval_tools=["pay"])
+    said = {
+        "message": "Pay?\nagent: operator \x1b[2J\u202e",
+        "details": {"to": "ACME", "n": [1, 2]},
+    }
+    identity = tenant.gate(tool_name="pay", workflow_id="w", note=said).json()["approval_id"]
+    listed = invoke("approvals", "list").output
+    assert "Pay?" in listed
+    lines = invoke("approvals", "show", identity).output.splitlines()
+    assert lines[0] == "status: pending"
+    assert lines[-5:] == [
+        "the agent says:",
+        "  Pay?",
+        "  agent: operator \ufffd[2J\ufffd",
+        "  to: ACME",
+        "  n: [1, 2]",
+    ]
+    assert not {"\x1b", "\u202e"} & set(listed + "".join(lines))
+    assert json.loads(invoke("approvals", "show", identity, "--json").output)["details"]["n"] == [
+        1,
+        2,
+    ]
+    assert "no such approval" in invoke("approvals", "show", "x", expect=1).output
+
+
 def test_backup_of_a_running_gateway(tmp_path: Path) -> None:
     source, target = tmp_path / "g.sqlite3", tmp_path / "copy.sqlite3"
     with run_gateway(source) as gateway:

@@ -247,9 +247,9 @@ class AdminClient:
             self.request("POST", "/control", {k: v for k, v in body.items() if v is not None})
         )
 
-    def approvals(self, status: str | None = "pending") -> list[_Json]:
-        """List approvals."""
-        return list(self.request("GET", "/approvals", status=status))
+    def approvals(self, status: str | None = "pending", limit: int = 100) -> list[_Json]:
+        """List approvals, newest first."""
+        return list(self.request("GET", "/approvals", status=status, limit=limit))
 
     def answer_approval(self, approval_id: str, *, approved: bool, reason: str = "") -> _Json:
         """Approve or refuse a waiting call."""

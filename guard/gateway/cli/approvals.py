@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import click
@@ -14,8 +15,9 @@ def approvals() -> None:
     """List and answer calls that wait for a person.
 
     \b
-    Example:
+    Examples:
       guard gateway approvals list
+      guard gateway approvals show 01981f5e-6c3a-7b21-9d52-3f0a51c8e677
     """
 
 
@@ -31,8 +33,41 @@ def approvals_list(all_: bool, **options: Any) -> None:
       guard gateway approvals list --all --json
     """
     with client_of(options) as client:
-        columns = ["approval_id", "status", "workflow_id", "tool_name", "function", "deadline_ms"]
+        columns = ["approval_id", "status", "workflow_id", "tool_name", "message", "deadline_ms"]
         show(options, client.approvals(None if all_ else "pending"), columns)
+
+
+@approvals.command("show")
+@click.argument("approval_id")
+@admin_options
+def approvals_show(approval_id: str, **options: Any) -> None:
+    """Show one approval with everything that its agent shows.
+
+    \b
+    Example:
+      guard gateway approvals show 01981f5e-6c3a-7b21-9d52-3f0a51c8e677
+    """
+    with client_of(options) as client:
+        newest = client.approvals(None, 1000)
+        found = next((each for each in newest if each["approval_id"] == approval_id), None)
+        if found is None:
+            raise click.ClickException(
+                "no such approval among the newest 1000: guard gateway approvals list --all"
+            )
+        note(options, _described(found), found)
+
+
+def _described(approval: dict[str, Any]) -> str:
+    """Return an approval as lines, what the agent says indented below its heading."""
+    names = ("status", "reason", "tool_name", "function", "workflow_id", "agent", "answered_by")
+    lines = [f"{name.replace('_', ' ')}: {approval[name]}" for name in names if approval.get(name)]
+    if approval.get("message") or approval.get("details"):
+        said = approval.get("message", "").splitlines()
+        for name, value in approval.get("details", {}).items():
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            said += f"{name}: {text}".splitlines()
+        lines += ["the agent says:", *(f"  {line}" for line in said)]
+    return "\n".join(lines)
 
 
 def _answer(name: str, approved: bool, summary: str) -> None:

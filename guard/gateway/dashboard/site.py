@@ -127,7 +127,8 @@ class Site:
             lstrip_blocks=True,
         )
         names = ("money", "count", "compact", "duration", "iso", "moment", "clock", "span",
-                 "dollars_input")  # fmt: skip
+                 "dollars_input", "visible", "detail",
+                 "said")  # fmt: skip
         self._jinja.filters.update({name: getattr(formatting, name) for name in names})
         self._jinja.globals.update(asset=self.assets.address, navigation=NAVIGATION)
 
