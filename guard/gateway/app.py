@@ -60,6 +60,7 @@ from guard.gateway.storage.sqlite.migrations import SqliteMigrator
 from guard.gateway.storage.sqlite.store import SqliteStorage
 
 if TYPE_CHECKING:
+    from guard.gateway.storage.postgres.copying import Copied
     from guard.gateway.storage.redis.connection import RedisConnection
     from guard.gateway.storage.sqlite.restore import Restored
 
@@ -111,6 +112,18 @@ def migrator(database: str) -> Migrator:
             from guard.gateway.storage.postgres.migrations import PostgresMigrator
         return PostgresMigrator(database)
     return SqliteMigrator(Path(database.removeprefix("sqlite:")))
+
+
+def copy(source: Path, target: str, *, dry_run: bool, told: Callable[[str, int], None]) -> Copied:
+    """Copy a stopped gateway's SQLite file into an empty PostgreSQL database, and check the copy.
+
+    Raises:
+        StoreError: what is wrong; nothing was copied.
+    """
+    with _driver():
+        from guard.gateway.storage.postgres.copying import copy as into
+
+    return into(source, target, dry_run=dry_run, told=told)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import click
 from guard.gateway.cli.apply import apply
 from guard.gateway.cli.approvals import approvals
 from guard.gateway.cli.budgets import budgets
+from guard.gateway.cli.copy import copy
 from guard.gateway.cli.database import backup, migrate, restore
 from guard.gateway.cli.local import local
 from guard.gateway.cli.output import (
@@ -194,6 +195,7 @@ for _command in (
     backup,
     restore,
     migrate,
+    copy,
     apply,
 ):
     gateway.add_command(_command)

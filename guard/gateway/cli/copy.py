@@ -1,0 +1,78 @@
+"""``guard gateway copy``: from one machine to replicas."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from guard.gateway.cli.output import safe
+from guard.gateway.settings import DATABASE_VARIABLE, DatabaseUrl, database_of
+
+
+class _Source(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2
+    """The name of a SQLite file, also as ``sqlite:NAME``."""
+
+    name = "file"
+
+    def convert(self, value: Any, *rest: Any) -> Any:
+        """Return the file."""
+        found = database_of(str(value).removeprefix("sqlite:"))
+        if isinstance(found, DatabaseUrl):
+            self.fail("a SQLite file is copied; use pg_dump and pg_restore for PostgreSQL", *rest)
+        return found
+
+
+class _Target(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2
+    """A PostgreSQL URI."""
+
+    name = "uri"
+
+    def convert(self, value: Any, *rest: Any) -> Any:
+        """Return the URI."""
+        found = database_of(value)
+        if not isinstance(found, DatabaseUrl):
+            self.fail("an address such as postgresql://guard@db.internal/guard", *rest)
+        return found
+
+
+@click.command()
+@click.option(
+    "--from", "source", type=_Source(), required=True, help="sqlite:FILE, of a stopped gateway."
+)
+@click.option(
+    "--to", "target", type=_Target(), required=True, envvar=DATABASE_VARIABLE, show_envvar=True,
+    help="postgresql://..., an empty database.",
+)  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="Copy and check, and take it back.")
+def copy(source: Path, target: DatabaseUrl, dry_run: bool) -> None:
+    """Copy a gateway's SQLite database into PostgreSQL, and check the copy.
+
+    Keys, budgets, balances, leases, events and the audit log are the same afterwards, so SDKs go on
+    with the keys that they have. The file stays as it is.
+
+    \b
+    Examples:
+      guard gateway copy --from sqlite:guard-gateway.sqlite3 --to postgresql://guard@db/guard
+      guard gateway copy --from guard-gateway.sqlite3 --to postgresql://guard@db/guard --dry-run
+    """
+    from guard.gateway.app import copy as put_over
+    from guard.gateway.domain.errors import StoreError
+
+    def told(table: str, rows: int) -> None:
+        if rows:
+            click.echo(f"  {table}: {rows}")
+
+    try:
+        done = put_over(source, str(target), dry_run=dry_run, told=told)
+    except StoreError as exc:
+        raise click.ClickException(safe(exc)) from None
+    seq, digest = done.audit_head
+    ledger = done.ledger
+    click.echo(f"{'could copy' if dry_run else 'copied'} {source} to {target.host}")
+    click.echo(
+        f"ledger: {ledger.balances} balances, {ledger.reservations_open} open reservations, "
+        f"{ledger.events} events, the same and correct"
+    )
+    click.echo(f"audit head: {seq}:{digest}")

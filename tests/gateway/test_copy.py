@@ -1,0 +1,198 @@
+"""From a SQLite file to PostgreSQL: everything is there again, or nothing is."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import attrs
+import httpx
+import psycopg
+import pytest
+from click.testing import CliRunner, Result
+
+from guard.gateway.cli.admin_client import AdminClient
+from guard.gateway.cli.main import gateway as command
+from guard.gateway.embedded import run_gateway
+from guard.gateway.storage.sqlite import schema
+from tests.gateway.conftest import Tenant, new_tenant
+from tests.support import postgres
+from tests.support.asker import ask, asker, call
+
+
+def run(*words: str | Path) -> Result:
+    return CliRunner().invoke(command, [str(word) for word in words])
+
+
+def copied(source: Path, target: str, *words: str) -> Result:
+    return run("copy", "--from", f"sqlite:{source}", "--to", target, *words)
+
+
+@attrs.define
+class Origin:
+    """The file of a gateway that has been stopped, and what it held."""
+
+    path: Path
+    organisation_id: str
+    api_key: str
+    reply: dict[str, Any]
+    lease_id: str
+    balances: list[dict[str, Any]]
+    head: str
+
+
+@pytest.fixture
+def origin(tmp_path: Path) -> Origin:
+    path = tmp_path / "g.sqlite3"
+    with run_gateway(path) as gateway:
+        tenant = new_tenant(gateway)
+        tenant.admin.set_budget(10_000)
+        tenant.admin.set_budget(500, scope_kind="workflow", scope_id="*", window="day")
+        tenant.admin.set_policy("p", tools_block=["rm"])
+        tenant.send(
+            tenant.llm(2_000_000_000, workflow_id="w"), tenant.llm(1000, workflow_id="nul\0l")
+        )
+        reply = tenant.allowed(
+            call_id="c-1", model="gpt-4o", max_input_tokens=10, max_output_tokens=10,
+            headers={"Idempotency-Key": "once"},
+        )  # fmt: skip
+        lease_id = asyncio.run(lease(tenant))
+        tenant.admin.kill("w", reason="enough")
+        head = tenant.gateway.admin.audit_head()
+        found = Origin(
+            path, tenant.organisation_id, tenant.api_key, reply, lease_id, tenant.admin.ledger(),
+            f"{head['seq']}:{head['hash']}",
+        )  # fmt: skip
+        tenant.http.close()
+        tenant.admin.close()
+    return found
+
+
+async def lease(tenant: Tenant) -> str:
+    async with asker(tenant.gateway.base_url, tenant.api_key) as client:
+        body = call(1, lease={"demand_nanousd": 2_000_000_000, "demand_calls": 4})
+        [(_, reply)] = await client.ask(ask("a", body))
+        return str(reply["lease"]["lease_id"])
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> str:
+    return postgres.url_of(tmp_path)
+
+
+def rows_of(target: str, table: str) -> int:
+    with psycopg.connect(target) as connection:
+        found = connection.execute(f"SELECT count(*) FROM {table}").fetchone()  # type: ignore[arg-type]
+        assert found is not None
+        return int(found[0])
+
+
+def test_a_gateway_goes_on_where_the_other_stopped(origin: Origin, target: str) -> None:
+    result = copied(origin.path, target)
+    assert result.exit_code == 0, result.output
+    assert f"audit head: {origin.head}" in result.output
+    assert "2 open reservations, 2 events, the same and correct" in result.output
+    with run_gateway(target) as gateway:
+        admin = gateway.admin
+        assert admin.verify_audit(origin.head)["ok"]
+        assert admin.verify_ledger()["problems"] == []
+        headers = {"X-API-Key": origin.api_key, "X-Guard-Protocol": "3"}
+        with httpx.Client(base_url=gateway.base_url, headers=headers) as http:
+            body = {"call_id": "c-1", "kind": "call", "function": "work", "model": "gpt-4o",
+                    "max_input_tokens": 10, "max_output_tokens": 10}  # fmt: skip
+            again = http.post("/gate", json=body, headers={"Idempotency-Key": "once"})
+            assert again.json() == origin.reply, "a repeat is a repeat"
+            problem = http.post("/gate", json={**body, "workflow_id": "w"}).json()
+            assert (problem["error_code"], problem["reason"]) == ("GD-W002", "enough")
+            events = [{"event_id": "new", "type": "llm", "at_ms": 1,
+                       "data": {"cost_nanousd": 5, "model": "gpt-4o"}}]  # fmt: skip
+            batch = {"batch_id": "b", "sent_at_ms": 1, "events": events}
+            assert http.post("/api/v1/events", json=batch).json()["accepted"] == 1
+            update = {"lease_id": origin.lease_id, "unused_nanousd": 1, "close": True}
+            assert http.post("/gate/lease", json=update).status_code == 200
+        assert admin.verify_ledger()["problems"] == []
+
+
+def test_the_balances_are_the_same(origin: Origin, target: str) -> None:
+    assert copied(origin.path, target).exit_code == 0
+    with run_gateway(target) as gateway:
+        admin = AdminClient(
+            gateway.base_url, gateway.admin_key, organisation=origin.organisation_id
+        )
+        assert admin.ledger() == origin.balances
+        assert {"w", "nul\0l"} <= {each["workflow_id"] for each in admin.workflows()}
+        admin.close()
+
+
+def test_a_dry_run_leaves_nothing(origin: Origin, target: str) -> None:
+    result = copied(origin.path, target, "--dry-run")
+    assert result.exit_code == 0, result.output
+    assert "could copy" in result.output
+    assert rows_of(target, "organisations") == rows_of(target, "events") == 0
+    assert copied(origin.path, target).exit_code == 0
+
+
+def fails(text: str, result: Result) -> None:
+    assert result.exit_code == 1, result.output
+    assert text in result.output.splitlines()[-1]
+
+
+def test_only_into_an_empty_database(origin: Origin, target: str) -> None:
+    assert copied(origin.path, target).exit_code == 0
+    fails("not empty", copied(origin.path, target))
+
+
+def test_only_from_a_stopped_gateway_of_this_version(
+    origin: Origin, target: str, tmp_path: Path
+) -> None:
+    with run_gateway(origin.path):
+        fails("another gateway is using this database", copied(origin.path, target))
+    fails("no database at", copied(tmp_path / "none", target))
+    old = tmp_path / "old.sqlite3"
+    with contextlib.closing(sqlite3.connect(old)) as connection:
+        connection.executescript(f"BEGIN;{schema.MIGRATIONS[0]}PRAGMA user_version = 1;COMMIT;")
+    fails("guard gateway migrate up", copied(old, target))
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ("UPDATE balances SET committed = committed + 1", "ledger of the file does not add up"),
+        ("UPDATE audit SET actor = 'nobody' WHERE seq = 2", "wrong at entry 2"),
+    ],
+)
+def test_a_file_with_something_wrong_is_not_copied(
+    origin: Origin, target: str, change: str, text: str
+) -> None:
+    with contextlib.closing(sqlite3.connect(origin.path)) as connection, connection:
+        connection.execute(change)
+    fails(text, copied(origin.path, target))
+    with psycopg.connect(target) as connection:
+        found = connection.execute("SELECT to_regclass('organisations')").fetchone()
+    assert found == (None,)
+
+
+def test_a_copy_that_differs_is_taken_back(origin: Origin, target: str) -> None:
+    """A trigger of somebody else's changes what arrives."""
+    assert run("migrate", "up", "--database", target).exit_code == 0
+    with psycopg.connect(target) as connection:
+        connection.execute(
+            "CREATE FUNCTION halve() RETURNS trigger LANGUAGE plpgsql AS"
+            " 'BEGIN NEW.committed := NEW.committed / 2; RETURN NEW; END'"
+        )
+        connection.execute(
+            "CREATE TRIGGER halve BEFORE INSERT ON balances FOR EACH ROW EXECUTE FUNCTION halve()"
+        )
+    fails("is another one in the copy", copied(origin.path, target))
+    assert rows_of(target, "balances") == rows_of(target, "organisations") == 0
+
+
+def test_a_target_that_cannot_be_reached(origin: Origin) -> None:
+    result = copied(origin.path, "postgresql://guard:hunter2@127.0.0.1:1/guard")
+    fails("the target failed", result)
+    assert "hunter2" not in result.output
+    assert run("copy", "--from", origin.path, "--to", "guard.sqlite3").exit_code == 2
+    assert run("copy", "--from", "postgresql://a/b", "--to", "postgresql://a/b").exit_code == 2
