@@ -118,6 +118,8 @@ if TYPE_CHECKING:
         set_user_message as set_user_message,
     )
     from guard.runtime.runtime import GuardRuntime as GuardRuntime
+    from guard.spending import Spend as Spend
+    from guard.spending import spend as spend
     from guard.state import GuardStatus as GuardStatus
     from guard.version import __version__ as __version__
 
@@ -162,7 +164,9 @@ _UNLISTED = {
     "WorkflowKilledException": "guard.breaker.exceptions",
     "WorkflowPausedException": "guard.breaker.exceptions",
     "__version__": "guard.version",
+    "Spend": "guard.spending",
     "instrument": "guard.facade",
+    "spend": "guard.spending",
     "uninstrument": "guard.facade",
 }
 _MODULES = frozenset({"aio", "context", "hooks", "serverless", "testing"})

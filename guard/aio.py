@@ -1,4 +1,4 @@
-"""``guard.init`` and ``guard.shutdown`` for asyncio: neither blocks the running loop."""
+"""``guard.init``, ``guard.shutdown`` and ``guard.spend`` for asyncio: none blocks the loop."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from guard import facade
 from guard.breaker.exceptions import BreakerTransportError
 from guard.loop.threads import in_thread
 from guard.runtime.runtime import GuardRuntime
+from guard.spending import Spend, spend_async
 
 logger = logging.getLogger("guard")
 
@@ -44,6 +45,19 @@ async def shutdown(timeout: float = 2.0, flush: bool = True) -> None:
         BreakerTransportError: events could not be delivered in time.
     """
     await in_thread(facade.shutdown, timeout, flush, finish=True)
+
+
+async def spend(workflow: str | None = None, *, run: str | None = None) -> Spend:
+    """Ask the gateway what a workflow has spent, like ``guard.spend``, without blocking the loop.
+
+    Args:
+        workflow: its id; the current workflow, and its current run, when None.
+        run: one of its runs.
+
+    Raises:
+        ValueError, GuardError: as by ``guard.spend``.
+    """
+    return await spend_async(workflow, run=run)
 
 
 @contextlib.asynccontextmanager

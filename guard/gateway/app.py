@@ -33,6 +33,7 @@ from guard.gateway.api.http import (
     send_answer,
 )
 from guard.gateway.api.socket import Socket
+from guard.gateway.api.spend import SpendRoute
 from guard.gateway.dashboard.dashboard import dashboard_routes
 from guard.gateway.dashboard.site import Parts
 from guard.gateway.domain.commands import PostCommitEvent
@@ -231,6 +232,7 @@ class GatewayApp:
         self._hot: dict[str, AsgiApp] = {
             **HotRoutes(decisions, authenticator, settings, self.load).paths,
             wire.CONTROL_PATH: control.poll,
+            wire.SPEND_PATH: SpendRoute(self.storage, authenticator, self.load, settings).get,
         }
         health = HealthRoutes(
             self.storage, authenticator, settings, clock_ms, lambda: self.draining

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import contextvars
 import copy
 import logging
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from guard.breaker.exceptions import BreakerTransportError, GuardError, GuardTransportError
 from guard.core.buffer import EventBuffer, Record
@@ -26,6 +27,10 @@ if TYPE_CHECKING:  # the session imports httpx and websockets, which `import gua
     from guard.runtime.session import Session
 
 logger = logging.getLogger("guard.runtime.event_pipeline")
+
+T = TypeVar("T")
+Work = Callable[["Session"], Coroutine[Any, Any, T]]
+"""Something to do with the session, on the background loop."""
 
 _CLOSE_SHARE: Final = 0.2
 """Share of a shutdown's time reserved for closing the connections and the thread."""
@@ -173,6 +178,44 @@ class EventPipeline:
     async def _flush(self) -> None:
         await (await self.open_session()).flusher.flush()
 
+    # -- asking -------------------------------------------------------------------------------
+
+    def ask(self, question: Work[T], timeout_s: float) -> T:
+        """Deliver what is buffered, then put a question to the gateway; blocks the thread.
+
+        What cannot be delivered stays in ``waiting``, and the question is put all the same.
+
+        Args:
+            question: what to do with the session.
+            timeout_s: total time for the delivery, and again for the question, in seconds.
+
+        Raises:
+            GuardError: no answer, or guard was shut down.
+        """
+        try:
+            answer: T = self._background.run(
+                self._ask, question, timeout_s, timeout_s=3 * timeout_s
+            )
+        except (LoopClosedError, concurrent.futures.CancelledError):
+            raise was_shut_down() from None
+        except TimeoutError:
+            raise GuardTransportError(f"no answer within {3 * timeout_s:g} s") from None
+        return answer
+
+    async def ask_async(self, question: Work[T], timeout_s: float) -> T:
+        """Like :meth:`ask`; the caller's loop goes on meanwhile."""
+        try:
+            return await self._background.run_async(self._ask, question, timeout_s)
+        except LoopClosedError:
+            raise was_shut_down() from None
+
+    async def _ask(self, question: Work[T], timeout_s: float) -> T:
+        session = await self.open_session()
+        with contextlib.suppress(GuardError, BreakerTransportError, TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await session.flusher.flush()
+        return await question(session)
+
     @property
     def waiting(self) -> int:
         """Events in memory: buffered, or in flight and not yet acknowledged."""
@@ -277,3 +320,13 @@ def _seen(attempt: asyncio.Task[Session]) -> None:
     """Retrieve an attempt's exception, even when nobody waits for it any more."""
     if not attempt.cancelled():
         attempt.exception()
+
+
+def was_shut_down() -> GuardTransportError:
+    """Return the error for a call that is interrupted by the end of the runtime."""
+    return GuardTransportError(
+        "guard was shut down; call guard.init() again",
+        source="BREAKER_OPEN",
+        error_code="GD-B006",
+        retryable=False,
+    )

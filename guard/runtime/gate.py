@@ -34,7 +34,7 @@ from guard.loop import (
     Ticket,
 )
 from guard.runtime import decision_log
-from guard.runtime.event_pipeline import EventPipeline
+from guard.runtime.event_pipeline import EventPipeline, was_shut_down
 from guard.runtime.lanes import Lanes
 from guard.runtime.questions import Asking, Grant, Question, Questions, granted
 from guard.scope.scope import Scope
@@ -359,13 +359,3 @@ def _as_guard_errors() -> Iterator[None]:
         raise GuardTransportError(
             f"this process asks for too many decisions at once: {exc}", endpoint=wire.GATE_PATH
         ) from None
-
-
-def was_shut_down() -> GuardTransportError:
-    """Return the error for a call that is interrupted by the end of the runtime."""
-    return GuardTransportError(
-        "guard was shut down; call guard.init() again",
-        source="BREAKER_OPEN",
-        error_code="GD-B006",
-        retryable=False,
-    )

@@ -27,9 +27,9 @@ from guard.hooks import ErrorContext
 from guard.instrumentation import Instrumentation
 from guard.loop import BackgroundLoop
 from guard.runtime import active, debug_log, decision_log, local
-from guard.runtime.event_pipeline import EventPipeline
+from guard.runtime.event_pipeline import EventPipeline, was_shut_down
 from guard.runtime.exit_hooks import ExitHooks
-from guard.runtime.gate import Gate, was_shut_down
+from guard.runtime.gate import Gate
 from guard.runtime.llm_requests import LlmRequests
 from guard.runtime.tool_policy import ToolPolicy
 from guard.scope.scope import Scope, set_process_scope

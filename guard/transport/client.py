@@ -7,8 +7,9 @@ import logging
 import random
 import ssl
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, TypeVar
+from urllib.parse import urlencode
 
 from guard.breaker.circuit import CircuitBreaker
 from guard.breaker.exceptions import GuardTransportError, RateLimitError, WorkflowKilledInterrupt
@@ -197,6 +198,19 @@ class GatewayClient:
             attempts=1,
             signed_reply=True,
         )
+        return reply
+
+    async def spend(self, query: Mapping[str, str]) -> wire.SpendReply:
+        """Ask what a workflow has spent (``GET /api/v1/spend``).
+
+        Args:
+            query: ``workflow``, and optionally ``run``, ``agent``, ``chain`` and ``user``.
+
+        Raises:
+            GuardError: refused, or no usable answer within the deadline.
+        """
+        request = Request.of("GET", f"{wire.SPEND_PATH}?{urlencode(query)}")
+        _, reply = await self._call(request, wire.SpendReply, signed_reply=True)
         return reply
 
     # -- one call ---------------------------------------------------------------------------------

@@ -410,6 +410,15 @@ class LeaseBook:
         """How many lanes are known."""
         return len(self._lanes)
 
+    def set_aside_for(self, workflow_id: str) -> int:
+        """Return the money in the leases of a workflow's lanes."""
+        with self.lock:
+            return sum(
+                max(0, lease.free) + lease.held
+                for lease in self._leases.values()
+                if lease.lane[0] == workflow_id
+            )
+
     def totals(self) -> Totals:
         """Return what all leases amount to."""
         with self.lock:

@@ -40,6 +40,7 @@ from guard.core.wire.fields import (
     FEATURE_GATE_WS,
     FEATURE_LEASES,
     FEATURE_REQUEST_GATE,
+    FEATURE_SPEND,
     GATE_PATH,
     HEADER_API_KEY,
     HEADER_IDEMPOTENCY,
@@ -56,6 +57,7 @@ from guard.core.wire.fields import (
     RELEASE_PATH,
     RESPONSE_ID_LENGTH_MAX,
     SDK_MIN_VERSION_FOR_V3,
+    SPEND_PATH,
     TOKENS_MAX,
     UNKNOWN_MODEL,
     CallKind,
@@ -68,6 +70,7 @@ from guard.core.wire.fields import (
 from guard.core.wire.frames import Answers, Ask, Asks, SignedFrame, Told
 from guard.core.wire.gate import ApprovalNote, GateReply, GateRequest, Problem, ReleaseRequest
 from guard.core.wire.leases import Lease, LeaseAsk, LeaseState, LeaseUpdate, ModelRates
+from guard.core.wire.spend import SpendReply
 
 __all__ = [
     "CAPABILITIES_PATH",
@@ -79,6 +82,7 @@ __all__ = [
     "FEATURE_GATE_WS",
     "FEATURE_LEASES",
     "FEATURE_REQUEST_GATE",
+    "FEATURE_SPEND",
     "GATE_PATH",
     "HEADER_API_KEY",
     "HEADER_IDEMPOTENCY",
@@ -96,6 +100,7 @@ __all__ = [
     "RELEASE_PATH",
     "RESPONSE_ID_LENGTH_MAX",
     "SDK_MIN_VERSION_FOR_V3",
+    "SPEND_PATH",
     "TOKENS_MAX",
     "UNKNOWN_MODEL",
     "Answers",
@@ -129,6 +134,7 @@ __all__ = [
     "ReleaseRequest",
     "SignedFrame",
     "SpanData",
+    "SpendReply",
     "Tokens",
     "Told",
     "ToolData",

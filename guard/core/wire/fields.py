@@ -22,10 +22,12 @@ LEASE_PATH: Final = "/gate/lease"
 EVENTS_PATH: Final = "/api/v1/events"
 CONTROL_PATH: Final = "/api/v1/control"
 CONTROL_WS_PATH: Final = "/api/v1/control/ws"
+SPEND_PATH: Final = "/api/v1/spend"
 
 FEATURE_GATE_WS: Final = "gate_ws"
 FEATURE_LEASES: Final = "leases"
 FEATURE_REQUEST_GATE: Final = "request_gate"
+FEATURE_SPEND: Final = "spend"
 FEATURE_APPROVAL_NOTES: Final = "approval_notes"
 """Capabilities: requests over the control socket, leases, gates of kind ``llm``, notes for the
 person who approves a call and the renewal of what waits for them."""

@@ -30,6 +30,7 @@ FEATURES: Final = (
     wire.FEATURE_GATE_WS,
     wire.FEATURE_LEASES,
     wire.FEATURE_REQUEST_GATE,
+    wire.FEATURE_SPEND,
     "signing",
 )
 

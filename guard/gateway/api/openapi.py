@@ -69,7 +69,8 @@ def document(operations: Sequence[Operation]) -> dict[str, Any]:
     """Return the document as plain data."""
     kinds: list[Any] = [wire.Problem, wire.Capabilities, wire.GateRequest, wire.GateReply,
                         wire.ReleaseRequest, wire.LeaseUpdate, wire.LeaseState,
-                        wire.EventBatch, wire.EventsReply, wire.ControlReply, Status,
+                        wire.EventBatch, wire.EventsReply, wire.ControlReply, wire.SpendReply,
+                        Status,
                         Released]  # fmt: skip
     for operation in operations:
         kinds += [k for k in (operation.body, operation.reply, operation.query) if k is not None]
@@ -125,6 +126,17 @@ def _sdk_paths(by_kind: dict[str, Any]) -> dict[str, Any]:
         "description": "Version of the tool rules that the client has, `none` without any.",
     }
 
+    names = [
+        {"name": name, "in": "query", "required": name == "workflow",
+         "schema": {"type": "string", "minLength": int(name == "workflow"),
+                    "maxLength": wire.NAME_LENGTH_MAX}, "description": description}
+        for name, description in (
+            ("workflow", "Within the key's organisation, and its workflow if it is for one."),
+            ("run", "One of its runs."), ("agent", "Whose budgets are shown as well."),
+            ("chain", "The same."), ("user", "The same."),
+        )
+    ]  # fmt: skip
+
     def sdk(
         name: str,
         summary: str,
@@ -173,6 +185,10 @@ def _sdk_paths(by_kind: dict[str, Any]) -> dict[str, Any]:
         wire.CONTROL_PATH: {
             "get": sdk("control", "Control messages by long poll", {200: wire.ControlReply}, (),
                        (after, wait, tools)),
+        },
+        wire.SPEND_PATH: {
+            "get": sdk("spend", "What a workflow has spent", {200: wire.SpendReply},
+                       (403, 404, 429), names),
         },
         "/healthz": {"get": plain("healthz", "Whether the process is alive",
                                   {"200": _content("Alive", _JSON, status)})},

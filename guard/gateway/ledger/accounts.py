@@ -38,8 +38,8 @@ def accounts_of(unit: UnitOfWork, org: OrganisationState, keys: ScopeKeys) -> li
     accounts: list[Account] = []
     valid_until_ms = float("inf")
     if org.budgets is None:
-        org.budgets = _index(unit.budgets(org.organisation_id))
-    for budget, scope_id in _applying(org.budgets, keys):
+        org.budgets = index_of(unit.budgets(org.organisation_id))
+    for budget, scope_id in applying(org.budgets, keys):
         start_ms, end_ms = windows.period_of(budget.window, unit.now_ms)
         if end_ms is not None:
             valid_until_ms = min(valid_until_ms, end_ms)
@@ -50,7 +50,8 @@ def accounts_of(unit: UnitOfWork, org: OrganisationState, keys: ScopeKeys) -> li
     return accounts
 
 
-def _index(budgets: Iterable[records.Budget]) -> BudgetIndex:
+def index_of(budgets: Iterable[records.Budget]) -> BudgetIndex:
+    """Return budgets by kind of scope, exact ones apart from those of several ids."""
     index: BudgetIndex = {}
     for budget in budgets:
         of_kind = index.setdefault(budget.scope_kind, BudgetsOfKind())
@@ -63,7 +64,8 @@ def _index(budgets: Iterable[records.Budget]) -> BudgetIndex:
     return index
 
 
-def _applying(index: BudgetIndex, keys: ScopeKeys) -> Iterator[tuple[records.Budget, str]]:
+def applying(index: BudgetIndex, keys: ScopeKeys) -> Iterator[tuple[records.Budget, str]]:
+    """Yield the budgets over a call or an event, each with the id whose balance it is."""
     if "organisation" in index:
         for budget in index["organisation"].exact.get("", ()):
             yield budget, ""

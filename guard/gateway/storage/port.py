@@ -25,6 +25,7 @@ from guard.gateway.domain.operators import Operator, Session
 from guard.gateway.domain.records import DueDelivery, KeySecret, StoredControl
 from guard.gateway.domain.rulesets import Change, RuleSet
 from guard.gateway.domain.statistics import StoreStatistics
+from guard.gateway.ledger.state import ScopeKeys
 
 
 class Ledger(Protocol):
@@ -129,6 +130,9 @@ class Queries(Protocol):
     async def usage(
         self, organisation_id: str, group_by: str, since_ms: int, until_ms: int, limit: int
     ) -> list[records.UsageRow]: ...
+    async def spend(
+        self, organisation_id: str, keys: ScopeKeys, run_id: str | None
+    ) -> wire.SpendReply: ...
     async def balances(
         self, organisation_id: str, *, current_only: bool, after: int = 0, limit: int = 2**31
     ) -> list[records.BalanceView]: ...

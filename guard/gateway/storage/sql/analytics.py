@@ -12,8 +12,10 @@ from guard.gateway.domain.control import Directives
 from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.usage import DAY_MS
 from guard.gateway.ledger.audit import GENESIS
+from guard.gateway.ledger.state import ScopeKeys
 from guard.gateway.storage.sql.connection import Connection, ReadingStore, equals
 from guard.gateway.storage.sql.rows import approval_from_row, audit_entry_from_row
+from guard.gateway.storage.sql.spend import spend
 from guard.gateway.storage.sql.usage_report import usage
 from guard.gateway.storage.sql.verify import verify_audit, verify_ledger
 from guard.gateway.storage.sql.views import (
@@ -222,6 +224,13 @@ class Reports(ReadingStore):
         return await self.report(
             lambda r: usage(r, organisation_id, group_by, since_ms, until_ms, limit)
         )
+
+    async def spend(
+        self, organisation_id: str, keys: ScopeKeys, run_id: str | None
+    ) -> wire.SpendReply:
+        """Return what a workflow has spent, and the budgets over it."""
+        now_ms = self.clock_ms()
+        return await self.report(lambda r: spend(r, organisation_id, keys, run_id, now_ms))
 
     async def balances(
         self, organisation_id: str, *, current_only: bool, after: int = 0, limit: int = 2**31

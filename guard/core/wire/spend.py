@@ -1,0 +1,28 @@
+"""What a workflow has spent."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from guard.core.wire.budget import Budget
+from guard.core.wire.fields import Name
+
+
+class SpendReply(Struct, omit_defaults=True):
+    """Reply to ``GET /api/v1/spend``.
+
+    Args:
+        workflow_id: the workflow.
+        is_known: whether the workflow has ever been seen.
+        spent_nanousd: what it has cost in all.
+        run_id: the run, if one was asked for.
+        run_spent_nanousd: what the run has cost; None unless one was asked for.
+        budgets: every budget over it, in the current periods.
+    """
+
+    workflow_id: Name
+    is_known: bool = False
+    spent_nanousd: int = 0
+    run_id: Name | None = None
+    run_spent_nanousd: int | None = None
+    budgets: list[Budget] = []

@@ -1,0 +1,69 @@
+"""What a workflow has spent, for the programs that run it."""
+
+from __future__ import annotations
+
+from guard.core import signing, wire
+from guard.gateway.api.auth import Authenticator
+from guard.gateway.api.control import text_in
+from guard.gateway.api.decisions import overloaded
+from guard.gateway.api.http import Receive, Scope, Send, fail, headers_of, read_body, send_answer
+from guard.gateway.domain.commands import Answer
+from guard.gateway.domain.errors import NotFoundError
+from guard.gateway.services.load import REQUEST_BYTES, Load
+from guard.gateway.settings import GatewaySettings
+from guard.gateway.storage.port import Queries
+
+
+class SpendRoute:
+    """Serves ``GET /api/v1/spend``: within the key's organisation, and within its workflow if the
+    key is for one."""
+
+    def __init__(
+        self, queries: Queries, authenticator: Authenticator, load: Load, settings: GatewaySettings
+    ) -> None:
+        self._queries = queries
+        self._authenticator = authenticator
+        self._load = load
+        self._settings = settings
+
+    async def get(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer with what ``workflow``, and ``run`` if it is given, have spent.
+
+        ``agent``, ``chain`` and ``user`` name further scopes whose budgets are to be shown.
+        """
+        if scope["method"] != "GET":
+            raise fail(405, "GD-P005", "Method not allowed", headers=[(b"allow", b"GET")])
+        headers = headers_of(scope)
+        body = await read_body(headers, receive, self._settings.max_batch_bytes)
+        self._authenticator.check_protocol(headers)
+        identity = await self._authenticator.authenticate(scope, headers, body)
+        workflow_id = _name_in(scope, "workflow")
+        if workflow_id is None:
+            raise fail(400, "GD-P002", "Bad request", "workflow is missing")
+        if identity.workflow_id not in (None, workflow_id):
+            raise fail(403, "GD-W004", "Another workflow", "the key is for another workflow")
+        agent, chain, user = (_name_in(scope, name) for name in ("agent", "chain", "user"))
+        keys = (workflow_id, agent, chain, user, identity.key_id, ())
+        owner = identity.organisation_id
+        if not self._load.take(owner, REQUEST_BYTES):
+            raise overloaded()
+        try:
+            reply = await self._queries.spend(owner, keys, _name_in(scope, "run"))
+        except NotFoundError as exc:
+            raise fail(404, "GD-P004", "Not found", str(exc)) from None
+        finally:
+            self._load.release(owner, REQUEST_BYTES)
+        answer = Answer(200, wire.encode(reply))
+        extra = []
+        if identity.hmac_secret is not None:
+            signature = signing.sign_frame(identity.hmac_secret, identity.nonce, answer.body)
+            extra.append((b"x-guard-signature", signature.encode()))
+        await send_answer(scope, send, answer, extra)
+
+
+def _name_in(scope: Scope, parameter: str) -> str | None:
+    text = text_in(scope, parameter)
+    if text is not None and (len(text) > wire.NAME_LENGTH_MAX or "\0" in text):
+        most = wire.NAME_LENGTH_MAX
+        raise fail(400, "GD-P002", "Bad request", f"{parameter}: at most {most} characters, no NUL")
+    return text or None

@@ -1,0 +1,78 @@
+"""What a workflow and one of its runs have spent, and the budgets over them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from guard.core import wire
+from guard.gateway.domain import records, windows
+from guard.gateway.domain.errors import NotFoundError
+from guard.gateway.domain.ledger import Account, Balance
+from guard.gateway.ledger.accounts import applying, index_of
+from guard.gateway.ledger.state import ScopeKeys
+from guard.gateway.storage.sql.connection import Connection
+from guard.gateway.storage.sql.rows import balance_from_row, budget_from_row
+
+
+def spend(
+    reading: Connection, organisation_id: str, keys: ScopeKeys, run_id: str | None, now_ms: int
+) -> wire.SpendReply:
+    """Return what a workflow has spent.
+
+    Args:
+        reading: where to read.
+        organisation_id: the tenant.
+        keys: the workflow, and whatever else says which budgets apply.
+        run_id: one of its runs.
+        now_ms: the time.
+
+    Raises:
+        NotFoundError: the run is one of another workflow.
+    """
+    workflow_id = keys[0]
+    assert workflow_id is not None
+    total = _total(reading, organisation_id, "workflow", workflow_id)
+    reply = wire.SpendReply(workflow_id, total is not None, 0 if total is None else total[0])
+    if run_id is not None:
+        owners = reading.rows(
+            "SELECT workflow_id FROM runs WHERE organisation_id = ? AND run_id = ?",
+            organisation_id, run_id,
+        )  # fmt: skip
+        if owners and owners[0][0] != workflow_id:
+            raise NotFoundError("no such run of this workflow")
+        run = _total(reading, organisation_id, "run", run_id)
+        reply.run_id, reply.run_spent_nanousd = run_id, 0 if run is None else run[0]
+    budgets = reading.rows("SELECT * FROM budgets WHERE organisation_id = ?", organisation_id)
+    for budget, scope_id in applying(index_of(map(budget_from_row, budgets)), keys):
+        reply.budgets.append(_account(reading, budget, scope_id, now_ms).view())
+    return reply
+
+
+def _total(
+    reading: Connection, organisation_id: str, kind: str, scope_id: str
+) -> tuple[Any, ...] | None:
+    """Return the running totals of a scope: in all, and of its newest hour, day and month."""
+    rows = reading.rows(
+        "SELECT cost_nanousd, hour_ms, hour_nanousd, day_ms, day_nanousd, month_ms, month_nanousd"
+        " FROM scope_totals WHERE organisation_id = ? AND scope_kind = ? AND scope_id = ?",
+        organisation_id, kind, scope_id,
+    )  # fmt: skip
+    return tuple(rows[0]) if rows else None
+
+
+def _account(reading: Connection, budget: records.Budget, scope_id: str, now_ms: int) -> Account:
+    """Return a budget with its balance; one that no call has opened yet begins with its totals."""
+    start_ms, end_ms = windows.period_of(budget.window, now_ms)
+    rows = reading.rows(
+        "SELECT * FROM balances WHERE budget_id = ? AND scope_id = ? AND period_start_ms = ?",
+        budget.budget_id, scope_id, start_ms,
+    )  # fmt: skip
+    if rows:
+        return Account(budget, balance_from_row(rows[0]))
+    total = _total(reading, budget.organisation_id, budget.scope_kind, scope_id)
+    at = {"total": 0, "hour": 1, "day": 3, "month": 5}[budget.window]
+    spent = 0
+    if total is not None and (at == 0 or total[at] == start_ms):
+        spent = total[at + (at > 0)]
+    balance = Balance(0, budget.budget_id, scope_id, start_ms, end_ms, spent, spent)
+    return Account(budget, balance)

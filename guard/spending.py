@@ -1,0 +1,191 @@
+"""``guard.spend``: what a workflow, and this run of it, have spent."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+import attrs
+
+from guard.breaker.exceptions import GuardError, GuardTransportError
+from guard.core import wire
+from guard.facade import name_of, ready_runtime, ready_runtime_async
+from guard.hooks import ErrorContext, fire, fire_async
+from guard.runtime import active
+from guard.runtime.runtime import GuardRuntime
+from guard.scope.scope import current_scope
+
+if TYPE_CHECKING:  # the session imports httpx and websockets
+    from guard.runtime.session import Session
+
+
+@attrs.frozen
+class SpendLimit:
+    """One budget over a workflow, in its current period.
+
+    Attributes:
+        scope: what it is of: ``workflow support (day)``.
+        limit_nanousd: the limit.
+        spent_nanousd: what was charged to it.
+        set_aside_nanousd: what calls and leases of all processes hold of it.
+        left_nanousd: what calls still to come may cost; negative above the limit.
+        resets_at_ms: when its period ends, in Unix milliseconds; None for one that never does.
+    """
+
+    scope: str
+    limit_nanousd: int
+    spent_nanousd: int
+    set_aside_nanousd: int
+    left_nanousd: int
+    resets_at_ms: int | None = None
+
+    @property
+    def left_dollars(self) -> float:
+        """What calls still to come may cost, in dollars."""
+        return self.left_nanousd / wire.NANOUSD_PER_DOLLAR
+
+
+@attrs.frozen
+class Spend:
+    """What a workflow has spent.
+
+    Attributes:
+        workflow_id: the workflow.
+        spent_nanousd: what all of its runs have cost, as the gateway has charged it.
+        run_id, run_spent_nanousd: one run, and what it has cost; None unless one was asked for.
+        set_aside_nanousd: what this process holds for calls of the workflow: under way, and in
+            leases. It is not spent yet.
+        waiting_events: events of this process that could not be delivered, so that what they cost
+            is missing here.
+        is_known: whether the gateway has ever charged anything to the workflow's name.
+        limits: the budgets over the workflow, the one with the least left first.
+    """
+
+    workflow_id: str
+    spent_nanousd: int = 0
+    run_id: str | None = None
+    run_spent_nanousd: int | None = None
+    set_aside_nanousd: int = 0
+    waiting_events: int = 0
+    is_known: bool = False
+    limits: tuple[SpendLimit, ...] = ()
+
+    @property
+    def spent_dollars(self) -> float:
+        """What all runs have cost, in dollars."""
+        return self.spent_nanousd / wire.NANOUSD_PER_DOLLAR
+
+    @property
+    def run_spent_dollars(self) -> float | None:
+        """What the run has cost, in dollars."""
+        spent = self.run_spent_nanousd
+        return None if spent is None else spent / wire.NANOUSD_PER_DOLLAR
+
+    @property
+    def set_aside_dollars(self) -> float:
+        """What this process holds for calls of the workflow, in dollars."""
+        return self.set_aside_nanousd / wire.NANOUSD_PER_DOLLAR
+
+
+def spend(workflow: str | None = None, *, run: str | None = None) -> Spend:
+    """Ask the gateway what a workflow has spent; blocks (in an event loop: ``guard.aio.spend``).
+
+    What this process has recorded is delivered first, so that it counts. An API key reads the
+    workflows of its organisation, one that is for a single workflow only that one.
+
+    Args:
+        workflow: its id; the current workflow, and its current run, when None.
+        run: one of its runs.
+
+    Raises:
+        ValueError: no workflow is open and none is named.
+        GuardTransportError: no answer from the gateway, or it is too old to tell.
+        GuardError: the key may not read the workflow, or guard cannot be initialised.
+
+    Example:
+        >>> with guard.workflow("support"):  # doctest: +SKIP
+        ...     guard.spend().spent_dollars
+        0.0031
+    """
+    query = _query(workflow, run)
+    if active.is_off():
+        return Spend(query["workflow"], run_id=query.get("run"))
+    runtime = ready_runtime()
+    try:
+        reply = runtime.events.ask(functools.partial(_ask, query=query), runtime.settings.timeout_s)
+    except GuardError as exc:
+        fire(exc, ErrorContext("spend", query["workflow"]))
+        raise
+    return _spend(runtime, reply)
+
+
+async def spend_async(workflow: str | None = None, *, run: str | None = None) -> Spend:
+    """Like :func:`spend`, without blocking the running loop.
+
+    Args:
+        workflow, run: as for ``guard.spend``.
+
+    Raises:
+        ValueError, GuardError: as by ``guard.spend``.
+    """
+    query = _query(workflow, run)
+    if active.is_off():
+        return Spend(query["workflow"], run_id=query.get("run"))
+    runtime = await ready_runtime_async()
+    question = functools.partial(_ask, query=query)
+    try:
+        reply = await runtime.events.ask_async(question, runtime.settings.timeout_s)
+    except GuardError as exc:
+        await fire_async(exc, ErrorContext("spend", query["workflow"]))
+        raise
+    return _spend(runtime, reply)
+
+
+def _query(workflow: str | None, run: str | None) -> dict[str, str]:
+    """Return what to ask; of the current workflow also its run and the scopes of its budgets."""
+    scope = current_scope.get()
+    asked = {"workflow": None if workflow is None else name_of("workflow", workflow)}
+    if run is not None:
+        asked["run"] = name_of("run", run)
+    if workflow is None:
+        if scope.workflow_id is None:
+            raise ValueError("no workflow is open here: name one, guard.spend(workflow=...)")
+        asked["workflow"] = scope.workflow_id
+        asked.setdefault("run", scope.run_id)
+        asked.update(agent=scope.agent, chain=scope.chain_id, user=scope.user)
+    return {name: value for name, value in asked.items() if value is not None}
+
+
+async def _ask(session: Session, query: dict[str, str]) -> wire.SpendReply:
+    if session.features is not None and wire.FEATURE_SPEND not in session.features:
+        raise GuardTransportError(
+            "this gateway is too old to tell what a workflow has spent",
+            source="GATEWAY_ERROR",
+            endpoint=wire.SPEND_PATH,
+            retryable=False,
+        )
+    return await session.client.spend(query)
+
+
+def _spend(runtime: GuardRuntime, reply: wire.SpendReply) -> Spend:
+    limits = [
+        SpendLimit(
+            each.scope or "",
+            each.limit_nanousd,
+            each.spent_nanousd,
+            each.reserved_nanousd,
+            each.remaining_nanousd,
+            each.resets_at_ms,
+        )
+        for each in reply.budgets
+    ]
+    return Spend(
+        reply.workflow_id,
+        reply.spent_nanousd,
+        reply.run_id,
+        reply.run_spent_nanousd,
+        runtime.leases.set_aside_for(reply.workflow_id),
+        runtime.events.waiting,
+        reply.is_known,
+        tuple(sorted(limits, key=lambda limit: limit.left_nanousd)),
+    )
