@@ -16,11 +16,13 @@ class _Source(click.ParamType):  # type: ignore[type-arg]  # generic since click
 
     name = "file"
 
-    def convert(self, value: Any, *rest: Any) -> Any:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the file."""
         found = database_of(str(value).removeprefix("sqlite:"))
         if isinstance(found, DatabaseUrl):
-            self.fail("a SQLite file is copied; use pg_dump and pg_restore for PostgreSQL", *rest)
+            self.fail(
+                "a SQLite file is copied; use pg_dump and pg_restore for PostgreSQL", param, ctx
+            )
         return found
 
 
@@ -29,11 +31,11 @@ class _Target(click.ParamType):  # type: ignore[type-arg]  # generic since click
 
     name = "uri"
 
-    def convert(self, value: Any, *rest: Any) -> Any:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the URI."""
         found = database_of(value)
         if not isinstance(found, DatabaseUrl):
-            self.fail("an address such as postgresql://guard@db.internal/guard", *rest)
+            self.fail("an address such as postgresql://guard@db.internal/guard", param, ctx)
         return found
 
 

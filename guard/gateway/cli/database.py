@@ -19,11 +19,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 class _File(click.Path):
     """The name of a SQLite file."""
 
-    def convert(self, value: Any, *rest: Any) -> Any:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Refuse a PostgreSQL URI, whose password must not be shown."""
         if isinstance(database_of(value), DatabaseUrl):
-            self.fail("this command is for a SQLite file; use pg_dump and pg_restore", *rest)
-        return super().convert(value, *rest)
+            self.fail("this command is for a SQLite file; use pg_dump and pg_restore", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 class _Database(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2
@@ -31,7 +31,7 @@ class _Database(click.ParamType):  # type: ignore[type-arg]  # generic since cli
 
     name = "database"
 
-    def convert(self, value: Any, *_: Any) -> Any:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Tell the two apart."""
         return database_of(value)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 import psycopg
+from psycopg import sql
 
 from guard.gateway.domain.commands import PostCommitEvent
 from guard.gateway.storage.postgres.connection import ReadConnection
@@ -66,9 +67,7 @@ class Listener:
 
     def _open(self) -> ReadConnection:
         connection = self._connect()
-        connection.psycopg.execute(
-            psycopg.sql.SQL("LISTEN {}").format(psycopg.sql.Identifier(self._channel))
-        )
+        connection.psycopg.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
         return connection
 
     def _run(self) -> None:
