@@ -142,6 +142,13 @@ def screenshots(session: nox.Session) -> None:
 
 
 @nox.session
+def recording(session: nox.Session) -> None:
+    """Record ``guard run`` anew for the README: real commands, as an animated SVG."""
+    install(session)
+    session.run("python", "docs/recording/make.py", *session.posargs)
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """Run the benchmarks, beside the peers named in them (``nox -s bench -- NAME`` for one)."""
     install(session)

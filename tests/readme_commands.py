@@ -6,6 +6,8 @@ placeholders. The test command is left to the caller (it runs this file's own su
 
 from __future__ import annotations
 
+import http.server
+import json
 import os
 import re
 import subprocess
@@ -21,6 +23,44 @@ _BLOCK = re.compile(r"^```console\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _KEY = re.compile(r"\b(?:gdk|gda|spam)_[\w.-]{16,}")
 _URL = re.compile(r"http://127\.0\.0\.1:\d+")
 _START_S = 30.0
+_LINGER_S = 8.0
+"""How long the local gateway may stay after its last user."""
+
+_AGENT = r"""
+import importlib.metadata, re
+about = importlib.metadata.metadata("openai-agents").get_payload()
+blocks = re.findall(r"^```python\n(.*?)^```", about, re.DOTALL | re.MULTILINE)
+open("agent.py", "w").write(next(block for block in blocks if "Runner.run_sync(agent," in block))
+"""
+"""Writes the agent of a stranger: the first example of a framework's own description."""
+
+
+class Vendor(http.server.BaseHTTPRequestHandler):
+    """A stand-in of the vendor of that agent."""
+
+    def do_POST(self) -> None:
+        """Answer in words."""
+        request = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        text = {"type": "output_text", "text": "Code within the code,", "annotations": []}
+        item = {"id": "msg_1", "type": "message", "role": "assistant", "status": "completed",
+                "content": [text]}  # fmt: skip
+        body = json.dumps({
+            "id": "resp_1", "object": "response", "created_at": 1.0, "model": request["model"],
+            "output": [item], "status": "completed", "error": None, "incomplete_details": None,
+            "instructions": None, "metadata": {}, "tools": [], "parallel_tool_calls": True,
+            "tool_choice": "auto", "temperature": 1.0, "top_p": 1.0,
+            "usage": {"input_tokens": 100, "output_tokens": 20, "total_tokens": 120,
+                      "input_tokens_details": {"cached_tokens": 0},
+                      "output_tokens_details": {"reasoning_tokens": 0}},
+        }).encode()  # fmt: skip
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
 
 
 class Server:
@@ -75,6 +115,10 @@ def main() -> None:
         env["PATH"] = f"{environment / 'bin'}{os.pathsep}{env['PATH']}"
         env["HOME"] = env["XDG_DATA_HOME"] = folder
         servers: list[Server] = []
+        vendor = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Vendor)
+        threading.Thread(target=vendor.serve_forever, daemon=True).start()
+        env |= {"OPENAI_BASE_URL": f"http://127.0.0.1:{vendor.server_port}/v1",
+                "OPENAI_API_KEY": "k", "OPENAI_AGENTS_DISABLE_TRACING": "1"}  # fmt: skip
         try:
             for block in _BLOCK.findall((clone / "README.md").read_text()):
                 for command in block.splitlines():
@@ -82,6 +126,8 @@ def main() -> None:
         finally:
             for server in servers:
                 server.stop()
+            vendor.shutdown()
+            time.sleep(_LINGER_S)  # else the local gateway writes where everything is removed
     print("every command of the README works")
 
 
@@ -106,6 +152,15 @@ def follow(command: str, cwd: Path, env: dict[str, str], servers: list[Server]) 
             env["GUARD_API_URL"] = url
         else:
             env["SPAMDETECT_BASE_URL"] = url
+    elif command.startswith("guard run "):
+        subprocess.run(["python", "-c", _AGENT], cwd=cwd, env=env, check=True)
+        said = subprocess.run(
+            command, cwd=cwd, env=env, shell=True, check=True, timeout=120, capture_output=True,
+            text=True,
+        )  # fmt: skip
+        print(said.stdout, said.stderr, sep="", flush=True)
+        if "Code within the code" not in said.stdout or "1 LLM request, $" not in said.stderr:
+            raise SystemExit("the agent did not run under guard")
     else:
         subprocess.run(command, cwd=cwd, env=env, shell=True, check=True, timeout=600)
 

@@ -163,7 +163,7 @@ def _run(
         )
         look = _Look(workflow, limits, gateway, account, directory, watch=watch, dry_run=dry_run)
         if watch:
-            click.echo(f"guard run: {workflow}: started", err=True)
+            _say(f"{workflow}: started")
         try:
             code = supervise(command, environ, directory, look)
             code = 128 - code if code < 0 else code
@@ -172,6 +172,12 @@ def _run(
         return _report(code, workflow, limits, account, directory, dry_run, as_json)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _say(text: str, **style: Any) -> None:
+    """Write a line of our own, which differs from the program's lines on a terminal."""
+    shown = f"{click.style('guard run:', fg='cyan')} {click.style(text, **style)}"
+    click.echo(shown, err=True, color=False if os.environ.get("NO_COLOR") else None)
 
 
 class _Look:
@@ -215,7 +221,7 @@ class _Look:
                 if spend != self._shown:
                     self._shown = spend
                     text = _text(spend, self._limits)
-                    click.echo(f"guard run: {self._workflow}: {text}", err=True)
+                    _say(f"{self._workflow}: {text}")
 
 
 def _text(spend: Spend, limits: plan.Limits) -> str:
@@ -261,22 +267,22 @@ def _report(
         click.echo(f"\n{json.dumps(facts)}")  # whatever the program's last line lacks
         return exit_code
     if not processes:
-        click.echo(
-            "guard run: the program did not load guard, so nothing was guarded: is it Python, "
+        _say(
+            "the program did not load guard, so nothing was guarded: is it Python, "
             "started without -I, -E or -S, with guard installed?",
-            err=True,
+            fg="yellow",
         )
-    click.echo(f"guard run: {workflow}: {_text(spend, limits)}", err=True)
+    _say(f"{workflow}: {_text(spend, limits)}")
     if dry_run:
         _report_observed(observed)
     if refused is not None:
-        click.echo(f"guard run: stopped: {refused['message']}", err=True)
-        click.echo(f"guard run: {refused['reason']}", err=True)
+        _say(f"stopped: {refused['message']}", fg="red", bold=True)
+        _say(refused["reason"])
     return exit_code
 
 
 def _report_observed(observed: list[dict[str, Any]]) -> None:
     kinds = collections.Counter((each["error_code"], each["reason"]) for each in observed)
-    click.echo(f"guard run: would have refused {len(observed)}, and refused nothing", err=True)
+    _say(f"would have refused {len(observed)}, and refused nothing")
     for (error_code, reason), count in kinds.most_common(10):
-        click.echo(f"guard run:   {count} x {error_code}: {reason}", err=True)
+        _say(f"  {count} x {error_code}: {reason}")

@@ -1,0 +1,65 @@
+"""The recording of ``guard run``: the README opens with it, and it can be made again."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from tests.support.programs import ROOT, environment
+
+RECORDING = ROOT / "docs" / "recording" / "guard-run.svg"
+
+
+def texts(path: Path) -> str:
+    """Return what a picture shows, line by line."""
+    rows: dict[str, str] = {}
+    for each in ET.parse(path).iter("{http://www.w3.org/2000/svg}text"):
+        row = each.get("clip-path", "")
+        rows[row] = rows.get(row, "") + (each.text or "").strip("\n")
+    return "\n".join(rows.values()).replace("\xa0", " ")
+
+
+def check(path: Path) -> None:
+    shown = texts(path)
+    for part in (
+        "$ guard run --limit '$0.05' --watch -- python agent.py",
+        "4 LLM requests, $0.0399 of $0.05",
+        "stopped: The usage limit has been reached.",
+        "--block-tool 'delete_*'",
+        "stopped: This tool is not allowed here.",
+        "[GD-T001]",
+    ):
+        assert part in shown
+    assert shown.count("$ echo $?\n77") == 2
+
+
+def test_the_readme_opens_with_it() -> None:
+    text = (ROOT / "README.md").read_text()
+    first, second = re.findall(r"^```\w+\n(.*?)^```", text, re.DOTALL | re.MULTILINE)[:2]
+    assert "guard run --limit '$2' --block-tool 'delete_*' -- python agent.py" in first
+    assert "guard.init()" in second
+    assert "(docs/recording/guard-run.svg)" in text[: text.index(second)]
+    assert "(recording/guard-run.svg)" in (ROOT / "docs" / "run.md").read_text()
+
+
+def test_it_shows_both_ends_and_asks_nobody_for_anything() -> None:
+    check(RECORDING)
+    whole = RECORDING.read_text()
+    assert re.findall(r"https?://[^\"']+", whole) == ["http://www.w3.org/2000/svg"]
+    assert "<script" not in whole
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_it_is_made_anew(tmp_path: Path) -> None:
+    made = tmp_path / "made.svg"
+    subprocess.run(
+        [sys.executable, "docs/recording/make.py", str(made)],
+        cwd=ROOT, env=environment(), check=True, timeout=280, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    check(made)
