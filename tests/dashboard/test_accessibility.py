@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 
 PAGES: Final = [
-    "/", "/workflows", "/workflow?id=auditor&tab=calls", "/workflow?id=auditor&tab=spans",
+    "/", "/workflows", "/users", "/workflow?id=auditor&tab=calls", "/workflow?id=auditor&tab=spans",
     "/workflow?id=auditor&tab=models", "/workflow?id=auditor&tab=decisions",
     "/workflow?id=auditor&tab=errors", "/events", "/events?show=refused", "/approvals", "/budgets",
     "/budgets/edit", "/policies", "/policies/edit", "/keys", "/audit",

@@ -16,7 +16,7 @@ from guard.gateway.embedded import Gateway, run_gateway
 from guard.gateway.services.operators import IDLE_MS, SESSION_MS, Throttle
 from guard.gateway.settings import GatewaySettings
 
-PAGES: Final = ["/", "/workflows", "/workflow?id=x", "/events", "/approvals", "/budgets",
+PAGES: Final = ["/", "/workflows", "/users", "/workflow?id=x", "/events", "/approvals", "/budgets",
                 "/budgets/edit", "/policies", "/policies/edit", "/keys", "/audit", "/live",
                 "/control?action=kill&workflow=x"]  # fmt: skip
 FORMS: Final = ["/control", "/approvals", "/budgets", "/budgets/delete", "/policies",

@@ -36,10 +36,22 @@ def plant(tenant: Any) -> None:
         # A tool's name is what policies match, so the wanted verdict rides on it.
         note = {"message": text, "details": {text: text, "deep": [text]}}
         tenant.gate(
-            text, tool_name=f"needs {text}", agent=text, function=text, run_id=f"r{at}", note=note
+            text,
+            tool_name=f"needs {text}",
+            agent=text,
+            user=text,
+            function=text,
+            run_id=f"r{at}",
+            note=note,
         )
         tenant.gate(text, tool_name=f"bad {text}", agent=text, function=text, run_id=f"r{at}")
-        common = {"agent": text, "run_id": f"r{at}", "chain_id": text, "span_id": f"s{at}"}
+        common = {
+            "agent": text,
+            "user": text,
+            "run_id": f"r{at}",
+            "chain_id": text,
+            "span_id": f"s{at}",
+        }
         tenant.send(
             text,
             {"type": "llm", "data": {"model": text, "cost_nanousd": 10**9}, **common},
@@ -64,8 +76,8 @@ def test_no_name_becomes_markup(signed_in: Callable[..., Any], tenant: Any) -> N
     page.evaluate("window.wasNotReloaded = true")
     calls = [None, "spans", "models", "decisions", "errors"]
     paths: list[tuple[str, dict[str, str]]] = [
-        (path, {}) for path in ("/", "/workflows", "/events", "/approvals", "/budgets", "/policies",
-                                "/keys", "/audit")
+        (path, {}) for path in ("/", "/workflows", "/users", "/events", "/approvals", "/budgets",
+                                "/policies", "/keys", "/audit")
     ]  # fmt: skip
     paths += [("/events", {"show": "refused"}), ("/workflows", {"q": CORPUS[0]})]
     paths += [("/workflow", {"id": CORPUS[at % len(CORPUS)], "tab": tab or "calls"})

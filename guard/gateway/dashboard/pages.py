@@ -50,6 +50,7 @@ class Pages:
             "/": self.overview,
             "/workflows": self.workflows,
             "/workflow": self.workflow,
+            "/users": self.users,
             "/events": self.events,
             "/approvals": self.approvals,
             "/audit": self.audit,
@@ -232,6 +233,13 @@ class Pages:
         if tab == "errors":
             return {"events": [e for e in events if is_error(e)][:PAGE], "looked_at": len(events)}
         return {"events": events[:PAGE], "has_more": len(events) > PAGE}
+
+    async def users(self, context: RequestContext) -> Response:
+        """Show what was spent for each user, most expensive first."""
+        found = await self._storage.usage(context.org(), "user", 0, 2**53, PAGE + 1)
+        return await self._site.render(
+            context, "users.html", users=found[:PAGE], is_cut=len(found) > PAGE
+        )
 
     # -- lists ---------------------------------------------------------------------------------
 
