@@ -39,7 +39,7 @@ from guard.runtime.active import active_runtime
 from guard.runtime.runtime import GuardRuntime
 from guard.scope.scope import Entry, Scope, current_scope
 from guard.scope.span_ids import child_span
-from guard.scope.wrapping import Edge, call_inside, interruptible, run_inside
+from guard.scope.wrapping import Edge, run_inside, wrap_function
 
 carry_kills_out()
 
@@ -70,21 +70,14 @@ def carry(function: Callable[P, R]) -> Callable[P, R]:
     Example:
         >>> threading.Thread(target=carry(len), args=("abc",)).start()
     """
-    scope = current_scope.get()
-
-    @interruptible
-    @functools.wraps(function)
-    def carried(*args: P.args, **kwargs: P.kwargs) -> R:
-        result: R = call_inside(_CarriedCall(scope), function, args, kwargs)
-        return result
-
+    carried: Callable[P, R] = wrap_function(
+        function, functools.partial(_CarriedCall, current_scope.get())
+    )
     return carried
 
 
 class _CarriedCall(Edge):
     """The edge of one call of a function that :func:`carry` has bound to a scope."""
-
-    scope: Scope
 
     def __init__(self, scope: Scope) -> None:
         super().__init__(scope)
@@ -94,6 +87,7 @@ class _CarriedCall(Edge):
     def enter(self, *, in_task: bool) -> None:
         self.resume()
         scope, runtime = self.scope, active_runtime()
+        assert scope is not None, "it is bound to one"
         if runtime is None or (scope.workflow_id is None and scope.call is None):
             return
         body = self._body = ThreadBody(scope, sys._getframe(1), this_thread())
@@ -108,9 +102,10 @@ class _CarriedCall(Edge):
             runtime.enforcement.bodies.leave(body)
             self._body = None
         self.suspend()
-        entry = self.scope.entry
-        refused = None if entry is None else entry.refused
-        return None if exc is None else error_at_edge(exc, refused)
+        if exc is None:
+            return None
+        entry = None if self.scope is None else self.scope.entry
+        return error_at_edge(exc, None if entry is None else entry.refused)
 
 
 class _Boundary:

@@ -47,7 +47,7 @@ def protect(function: Any = None) -> Any:
     if not callable(function):
         raise TypeError(f"@protect takes a callable, not {type(function).__name__}")
     target = Target.of(function, sensitive=getattr(function, _SENSITIVE, False))
-    wrapper = run_inside(function, functools.partial(ProtectedCall.of, target))
+    wrapper = run_inside(function, functools.partial(ProtectedCall, target))
     setattr(wrapper, _TARGET, target)
     return wrapper
 

@@ -22,7 +22,7 @@ from guard.control.bodies import Body, TaskBody, require_task
 from guard.control.pools import carry_kills_out
 from guard.control.threads import ThreadBody, this_thread
 from guard.core import wire
-from guard.core.leases import LaneKey, Subject
+from guard.core.leases import Subject
 from guard.core.tags import tags_of
 from guard.facade import ready_runtime, ready_runtime_async
 from guard.runtime import active, decision_log
@@ -48,12 +48,17 @@ class Target:
         sensitive: always ask the gateway, and refuse when it cannot be asked. ``@sensitive`` may
             set it after the decoration.
         watcher: what the call is to the tool that it names.
+        subject: what the gateway is asked to allow while no tools are offered to a model.
     """
 
     function: str
     tool_name: str
     sensitive: bool = False
     watcher: Watcher = FUNCTION
+    subject: Subject = attrs.field(init=False, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.subject = "call", self.function, self.tool_name, ()
 
     @classmethod
     def of(cls, function: Any, *, sensitive: bool) -> Target:
@@ -104,11 +109,6 @@ class ProtectedCall(Edge):
         self._started = False
         self.tool_call: ToolCall | None = None
 
-    @classmethod
-    def of(cls, target: Target) -> Edge:
-        """Return the edge of a new call; one without effect while guard is switched off."""
-        return Edge() if active.current is None and active.is_off() else cls(target)
-
     # -- the gate -----------------------------------------------------------------------------
 
     def admit(self) -> None:
@@ -122,6 +122,8 @@ class ProtectedCall(Edge):
         """
         runtime = active.current
         if runtime is None or not runtime.opened:
+            if active.is_off():
+                return  # without a scope, what follows has no effect
             runtime = ready_runtime()
         try:
             if self._is_covered(runtime):
@@ -136,8 +138,10 @@ class ProtectedCall(Edge):
 
     def admit_async(self) -> Awaitable[None] | None:
         """Like :meth:`admit`; the caller's loop goes on meanwhile."""
-        task = require_task()
         runtime = active.current
+        if runtime is None and active.is_off():
+            return None  # without a scope, what follows has no effect
+        task = require_task()
         if runtime is None or not runtime.opened:
             return self._ready_and_ask()
         try:
@@ -183,31 +187,48 @@ class ProtectedCall(Edge):
             WorkflowKilledInterrupt: the workflow is killed.
             WorkflowPausedException: it is paused.
         """
-        outer = current_scope.get()
-        ids = runtime.events.ids
-        target = self._target
+        outer, target = current_scope.get(), self._target
         if outer.options is not None and outer.options.tool_name is not None:
             target = self._target = attrs.evolve(target, tool_name=outer.options.tool_name)
         self._runtime = runtime
         self._began_s = now_s = time.monotonic()
-        self._record = record = CallRecord(ids.uuid7(time.time_ns() // 1_000_000))
+        has_checks = runtime.enforcement.halts or runtime.tools.calls.open or target.sensitive
+        hold = None
+        if not has_checks:
+            lane = outer._call_lane or outer.call_lane
+            subject = subject_of(target, outer) if outer.tools else target.subject
+            hold = runtime.leases.take(lane, subject, now_s)
+        ids = runtime.events.ids
+        call_id, span_id = ids.call_ids(time.time_ns() // 1_000_000)
+        if hold is None:
+            self._record = record = CallRecord(call_id)
+        else:
+            self._record = record = CallRecord(call_id, hold.lease.lease_id, hold)
         self._entry = entry = Entry(outer)
-        self._call_scope = self.scope = scope = call_scope(outer, ids, record, entry)
-        if runtime.enforcement.halts:
-            runtime.enforcement.check(scope)
+        self._call_scope = self.scope = scope = call_scope(outer, ids, record, entry, span_id)
+        if hold is None:
+            return has_checks and self._is_covered_if_allowed(runtime, scope, now_s)
+        self._admitted = True
+        if decision_log.was_on:
+            what = f"call {target.tool_name}"
+            decision_log.covered(what, scope.workflow_id, hold.lease.lease_id)
+        return True
+
+    def _is_covered_if_allowed(self, runtime: GuardRuntime, scope: Scope, now_s: float) -> bool:
+        """Check a call for which more than a lease decides, and cover it if that can be."""
+        target = self._target
+        runtime.enforcement.check(scope)
         if runtime.tools.calls.open and self._joins(runtime):
             return True
         if target.sensitive:
             return False
-        hold = runtime.leases.take(lane_of(scope), subject_of(target, scope), now_s)
+        hold = runtime.leases.take(scope.call_lane, subject_of(target, scope), now_s)
         if hold is None:
             return False
-        if decision_log.is_on():
+        self._accept(Grant(hold=hold))
+        if decision_log.was_on:
             what = f"call {target.tool_name}"
             decision_log.covered(what, scope.workflow_id, hold.lease.lease_id)
-        record.hold = hold
-        record.reservation_id = hold.lease.lease_id
-        self._admitted = True
         return True
 
     def _joins(self, runtime: GuardRuntime) -> bool:
@@ -231,7 +252,7 @@ class ProtectedCall(Edge):
         request.gates_requests = runtime.gates_requests
         if target.sensitive:
             return Asking(request)
-        return Asking(request, lane_of(scope), subject_of(target, scope))
+        return Asking(request, scope.call_lane, subject_of(target, scope))
 
     def _accept(self, grant: Grant) -> None:
         self._admitted = True
@@ -279,7 +300,8 @@ class ProtectedCall(Edge):
             WorkflowPausedException: paused since the gate's answer.
         """
         scope = self.scope
-        assert scope is not None, "the call has been admitted"
+        if scope is None:  # guard is switched off
+            return
         self._outside = current_scope.get()
         current_scope.set(scope)
         if in_task:
@@ -309,7 +331,11 @@ class ProtectedCall(Edge):
             exc = body.end(exc)
             self._runtime.enforcement.bodies.leave(body)
             self._body = None
-        self.suspend()
+        outside = self._outside
+        if outside is not None:  # `suspend`, without the call
+            self.scope = current_scope.get()
+            self._outside = None
+            current_scope.set(outside)
         if exc is None or self.scope is None:
             return exc
         return error_at_edge(exc, self._entry.refused)
@@ -341,22 +367,19 @@ class ProtectedCall(Edge):
                 hold.keep()
             else:
                 hold.give_back()
+        target, events = self._target, self._runtime.events
+        scope = self._call_scope  # whatever the body of a generator has made of its own
         duration_ms = (time.monotonic() - self._began_s) * 1000
         outcome = "ok" if exc is None else _outcome(exc)
-        record = self._runtime.events.record
-        scope = self._call_scope  # whatever the body of a generator has made of its own
-        if self._target.sensitive:
-            tool = wire.ToolData(self._target.tool_name, duration_ms=duration_ms, outcome=outcome)
-            record("tool", tool, scope)
-        span = wire.SpanData(
-            self._target.function,
-            "call",
-            duration_ms,
-            outcome,
-            None if exc is None else getattr(exc, "error_code", None),
-            True,  # final; by position, because that is twice as fast
-        )
-        record("span", span, scope)
+        if target.sensitive:
+            tool = wire.ToolData(target.tool_name, duration_ms=duration_ms, outcome=outcome)
+            events.record("tool", tool, scope)
+        if exc is None:
+            events.record_call(target.function, scope, duration_ms)
+            return True
+        code = getattr(exc, "error_code", None)
+        span = wire.SpanData(target.function, "call", duration_ms, outcome, code, final=True)
+        events.record("span", span, scope)
         return True
 
 
@@ -384,12 +407,6 @@ def _gate_request(target: Target, call_id: str, scope: Scope) -> wire.GateReques
         parent_span_id=scope.parent_span_id,
         note=scope.note,
     )
-
-
-def lane_of(scope: Scope) -> LaneKey:
-    """Return the lane of a protected call."""
-    model = scope.model or wire.UNKNOWN_MODEL
-    return scope.workflow_id, scope.agent, scope.chain_id, scope.user, model
 
 
 def subject_of(target: Target, scope: Scope) -> Subject:

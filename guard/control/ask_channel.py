@@ -105,6 +105,10 @@ class AskChannel:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self.flush)
 
+    def hold(self) -> None:
+        """Send nothing before the next :meth:`flush`, which the caller makes in the same turn."""
+        self._scheduled = True
+
     def flush(self) -> None:
         """Send what waits, as far as there is room in flight."""
         self._scheduled = False
@@ -137,10 +141,10 @@ class AskChannel:
 
     def answers(self, told: list[wire.Told]) -> None:
         """Hand the answers of one frame on; those that nobody waits for are dropped."""
+        self.hold()  # what the answers make their callers ask goes in one frame
         for each in told:
             self._tell(self._in_flight.pop(each.id, None), each)
-        if self._waiting:
-            self.flush()
+        self.flush()
 
     def sweep(self, now_s: float) -> None:
         """Give up on requests that have waited too long for an answer."""

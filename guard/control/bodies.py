@@ -194,6 +194,16 @@ def _still_running(body: Body | None) -> Body | None:
     return body
 
 
+def _running(body: Body | None) -> list[Body]:
+    """Return a body and those around it, without those that have ended."""
+    found: list[Body] = []
+    while body is not None:
+        if not body.ended:
+            found.append(body)
+        body = body.outer
+    return found
+
+
 def running_task() -> asyncio.Task[object] | None:
     """Return the task of asyncio that runs in the calling thread, if one does."""
     try:
@@ -221,58 +231,54 @@ def require_task() -> asyncio.Task[object]:
 class ActiveBodies:
     """The protected bodies that are running in this process, by task or thread.
 
-    Each stack has its innermost body last; an interrupt stops the innermost body that a kill
-    concerns and unwinds the others as it propagates.
+    Each refers to the one around it; an interrupt stops the innermost body that a kill concerns
+    and unwinds the others as it propagates.
 
-    No lock: a stack is changed only by the thread that runs its bodies (signal handlers nest in
-    it), in single operations that are atomic; others copy it.
+    No lock: only the thread that runs a carrier's bodies changes its innermost one (signal handlers
+    nest in it), in single operations that are atomic.
     """
 
     def __init__(self) -> None:
-        self._stacks: dict[object, list[Body]] = {}
+        self._innermost: dict[object, Body] = {}
 
     def __len__(self) -> int:
-        return sum(len(stack) for stack in self._stacks.copy().values())
+        return sum(len(_running(body)) for body in self._innermost.copy().values())
 
     def enter(self, body: Body) -> None:
         """Add a body that starts."""
-        stack = self._stacks.get(body.carrier)
-        if stack:
-            body.outer = stack[-1]
-            stack.append(body)
-        else:
-            self._stacks[body.carrier] = [body]
+        carrier, innermost = body.carrier, self._innermost
+        if carrier in innermost:
+            body.outer = innermost[carrier]
+        innermost[carrier] = body
 
     def reach(self, carrier: object, scope: Scope) -> bool:
         """Return whether a kill of ``scope`` already stops the body of this task or thread."""
-        stack = self._stacks.get(carrier)
-        if not stack:
+        body = self._innermost.get(carrier)
+        if body is None:
             return False
-        body = stack[-1].scope
-        return body.run_id == scope.run_id and body.workflow_id == scope.workflow_id
+        inside = body.scope
+        return inside.run_id == scope.run_id and inside.workflow_id == scope.workflow_id
 
     def leave(self, body: Body) -> None:
-        """Remove a body that has ended."""
-        stack = self._stacks.get(body.carrier)
-        if not stack:
+        """Remove a body that has ended; where one inside it runs on, that one's end passes it."""
+        carrier, outer = body.carrier, body.outer
+        if self._innermost.get(carrier) is not body:
             return
-        if stack[-1] is body:
-            if len(stack) > 1:
-                stack.pop()
-            else:  # one operation: no moment with an empty stack, into which a handler could enter
-                self._stacks.pop(body.carrier, None)
-        elif body in stack:
-            stack.remove(body)
+        while outer is not None and outer.ended:
+            outer = outer.outer
+        if outer is None:
+            self._innermost.pop(carrier, None)
+        else:
+            self._innermost[carrier] = outer
 
     def interrupt(self, concerned: Concerned) -> None:
         """Stop the innermost body of each task and thread that ``concerned`` returns a mark for.
 
         Called on the background loop, which retries while a thread is at an unsafe point.
         """
-        stacks = {key: list(stack) for key, stack in self._stacks.copy().items()}
-        for key, stack in stacks.items():
+        for key, innermost in self._innermost.copy().items():
             target: Body | None = None
-            for body in reversed(stack):
+            for body in _running(innermost):
                 killed_by = concerned(body.scope)
                 if killed_by is not None and body.killed_by is None:
                     body.mark(killed_by)
@@ -285,9 +291,9 @@ class ActiveBodies:
         running = _still_running(target)
         if running is None or running.killed_by is None:
             return
-        stack = list(self._stacks.get(key, ()))
-        inside = stack[stack.index(running) + 1 :] if running in stack else []
-        for body in inside:
+        stack = _running(self._innermost.get(key))
+        inside = stack[: stack.index(running)] if running in stack else []
+        for body in reversed(inside):
             if isinstance(body, GateWait):
                 body.mark(running.killed_by)
                 body.deliver()

@@ -155,7 +155,6 @@ class ThreadBody(Struct, eq=False):
         # who marks it from here on finds it ended. Without a mark there is nothing to withdraw.
         self.ended = True
         if self.killed_by is None:
-            self._frame = None
             return exc
         with self.carrier.lock:
             self._frame = None

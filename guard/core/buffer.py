@@ -23,8 +23,9 @@ from msgspec import Struct
 class Record(Struct, gc=False):
     """One event as its caller recorded it; :mod:`guard.core.events` completes it.
 
-    A manual ``llm`` event is stored flat (``payload`` is its model or None), because a second
-    object would cost a third more time and memory. Records are never part of a cycle, so the
+    A manual ``llm`` event (``payload`` is its model or None) and the closing event of a call that
+    ended well (``payload`` is its function) are stored flat, because a second object would cost a
+    third more time and memory. Records are never part of a cycle, so the
     garbage collector does not track them: a full buffer would slow down every collection.
     """
 
@@ -87,13 +88,14 @@ class EventBuffer:
             whether it succeeded.
 
     Attributes:
-        llm: the lane of ``llm`` events, for callers that cannot afford a method call.
+        llm, droppable: the lanes of ``llm`` events and of spans, for callers that cannot afford a
+            method call.
         dropped: how many records have been shed so far.
     """
 
     __slots__ = (
         "_aside", "_awake", "_batch_size", "_lanes", "_lock", "_started", "_wake", "_wanted",
-        "capacity", "dropped", "llm",
+        "capacity", "droppable", "dropped", "llm",
     )  # fmt: skip
 
     def __init__(
@@ -112,6 +114,7 @@ class EventBuffer:
         self._lock = threading.RLock()
         self._lanes = (Lane(), Lane(), Lane())
         self.llm = self._lanes[Priority.LLM]
+        self.droppable = self._lanes[Priority.DROPPABLE]
         for lane in self._lanes:
             lane.high_watermark = 1  # the first record starts the consumer
 
@@ -204,6 +207,8 @@ class EventBuffer:
         """
         taken: list[Record] = []
         for lane in reversed(self._lanes):
+            if not lane:
+                continue
             kept: list[Record] = []
             for _ in range(min(len(lane), look_at)):
                 if len(taken) >= most:

@@ -64,6 +64,8 @@ def event_of(record: Record, ids: IdFactory) -> wire.Event | None:
             source="manual",
             metadata=record.metadata or {},
         )
+    elif type(record.payload) is str:
+        data = wire.SpanData(record.payload, "call", record.latency_ms, "ok", None, True)
     elif type(record.payload) is InstrumentedCall:
         data = llm_data(record.payload, event_id(record, ids))
         if data is None:

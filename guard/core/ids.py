@@ -61,6 +61,27 @@ class IdFactory:
             self.head = (at_ms, block, head)
         return head + TAILS[serial & 0xFF]
 
+    def call_ids(self, at_ms: int) -> tuple[str, str]:
+        """Return the call id and the span id of a call: :meth:`uuid7` and :meth:`span_id` in one.
+
+        They share a number, which saves every protected call half of their time.
+        """
+        serial = next(self.count)
+        block, tail = serial >> _TAIL_BITS, TAILS[serial & 0xFF]
+        head_ms, head_block, head = self.head
+        if head_ms != at_ms or head_block != block:
+            head = self._head_of(at_ms, block)
+            self.head = (at_ms, block, head)
+        span_block, span_head = self._spans
+        if span_block != block:
+            span_head = self._span_head(block)
+        return head + tail, span_head + tail
+
+    def _span_head(self, block: int) -> str:
+        head = f"{((self._process_bits or 1) << 16) | (block & 0xFFFF):014x}"
+        self._spans = (block, head)
+        return head
+
     def _head_of(self, at_ms: int, block: int) -> str:
         serial = (block << _TAIL_BITS) & ((1 << _COUNTER_BITS) - 1)
         low = (self._process_bits << _COUNTER_BITS) | serial
@@ -108,6 +129,5 @@ class IdFactory:
         # As in `uuid7`: neighbours share all but the last two digits.
         known, head = self._spans
         if known != block:
-            head = f"{((self._process_bits or 1) << 16) | (block & 0xFFFF):014x}"
-            self._spans = (block, head)
+            head = self._span_head(block)
         return head + TAILS[serial & 0xFF]

@@ -340,8 +340,9 @@ class Flusher:
         events, records, broken = encoded(records, self._ids)
         self._losses.lose(broken, "an event cannot be encoded")
         fits = fitting(events, _GATE_BYTES_MAX)
-        self._buffer.put_back(records[fits:])
-        del records[fits:]
+        if fits < len(records):
+            self._buffer.put_back(records[fits:])
+            del records[fits:]
         self._piggybacked[id(records)] = records
         return records, cast("list[wire.Event]", [msgspec.Raw(event) for event in events[:fits]])
 

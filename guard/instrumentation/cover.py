@@ -6,7 +6,7 @@ import contextlib
 from typing import Final
 
 from guard.breaker.refusals import Refusal
-from guard.core.bounds import InputRatios
+from guard.core.input_ratios import InputRatios
 from guard.core.request_bound import RequestBound
 from guard.core.usage import Usage
 from guard.core.usage.decoding import DecodingError

@@ -9,11 +9,11 @@ import time
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any, Final, Protocol
 
-from guard.core.bounds import InputRatios, bound_of, with_output_limit
 from guard.core.events import InstrumentedCall, usage_of
+from guard.core.input_ratios import InputRatios
 from guard.core.usage import PENDING, Usage, find_endpoint
 from guard.core.usage.realtime import find_realtime
 from guard.core.usage.response_format import replaced
@@ -24,6 +24,7 @@ from guard.instrumentation.observed_call import ObservedCall, call_being_sent
 from guard.instrumentation.realtime import RealtimeSession
 from guard.instrumentation.request_gate import RequestGate
 from guard.instrumentation.tool_watch import ToolGate
+from guard.loop import held_forks
 from guard.scope.scope import Scope, current_scope
 
 logger = logging.getLogger("guard.instrumentation")
@@ -86,6 +87,7 @@ class Instrumentation:
         self._gate = request_gate
         self._max_output_tokens = max_output_tokens
         self._ratios = InputRatios()
+        self._bounds: ModuleType | None = None
         self.failures = 0
         self._unread: deque[InstrumentedCall] = deque()
         self._open: set[ObservedCall] = set()
@@ -103,6 +105,13 @@ class Instrumentation:
     def prepare(self) -> None:
         """Load what :meth:`install` needs, while the caller has to wait for something else."""
         patching.prepare()
+
+    def load_bounds(self) -> ModuleType:
+        """Load what bounds a request. In a program that has the time, before its first request."""
+        with held_forks():  # a child would keep the half of it that is loaded
+            from guard.core import bounds
+        self._bounds = bounds
+        return bounds
 
     def install(self) -> None:
         """Instrument the supported transports, now or when they are imported. Idempotent."""
@@ -194,13 +203,14 @@ class Instrumentation:
         options = call.scope.options
         if options is not None and options.max_output_tokens is not None:
             tokens = options.max_output_tokens
-        bound = bound_of(endpoint.format, path, content, self._ratios)
+        bounds = self._bounds or self.load_bounds()
+        bound = bounds.bound_of(endpoint.format, path, content, self._ratios)
         if bound.model is None and not endpoint.certain:
             return  # a path such as /v1/messages of something else
         if tokens is not None and replace is not None and bound.output_tokens is None:
-            limited = with_output_limit(endpoint.format, path, content, tokens)
+            limited = bounds.with_output_limit(endpoint.format, path, content, tokens)
             if limited is not None and replace(limited):
-                bound = bound_of(endpoint.format, path, limited, self._ratios)
+                bound = bounds.bound_of(endpoint.format, path, limited, self._ratios)
         call.cover = Cover(gate, call.scope, bound, self._ratios)
         if not call.cover.take():
             # Unread answers may hold more than they cost.

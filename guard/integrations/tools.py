@@ -11,9 +11,9 @@ from guard.breaker.refusals import Refusal
 from guard.facade import track_tool
 from guard.protected_call import ProtectedCall, Target
 from guard.runtime.active import active_runtime
-from guard.runtime.tool_calls import ToolCall, Watcher, current
+from guard.runtime.tool_calls import Watcher, current
 from guard.scope.scope import current_scope
-from guard.scope.wrapping import Edge, call_inside, run_inside
+from guard.scope.wrapping import run_inside
 
 T = TypeVar("T")
 
@@ -37,14 +37,14 @@ def call_tool(name: str, run: Callable[[], T], watcher: Watcher) -> T:
     edge = _edge(name, watcher)
 
     def tool() -> T:
-        token = current.set(_tool_call(edge))
+        token = current.set(edge.tool_call)
         try:
             return run()
         finally:
             current.reset(token)
 
     try:
-        result: T = call_inside(edge, tool, (), {})
+        result: T = run_inside(tool, lambda: edge)()
     except GuardError as exc:
         raise carried(exc) from None
     report_tool(name, started_s)
@@ -57,7 +57,7 @@ async def call_tool_async(name: str, run: Callable[[], Awaitable[T]], watcher: W
     edge = _edge(name, watcher)
 
     async def tool() -> T:
-        token = current.set(_tool_call(edge))
+        token = current.set(edge.tool_call)
         try:
             return await run()
         finally:
@@ -81,10 +81,10 @@ def gate_tool(name: str, watcher: Watcher) -> None:
     """
     edge = _edge(name, watcher)
     try:
-        call_inside(edge, _nothing, (), {})
+        run_inside(_nothing, lambda: edge)()
     except GuardError as exc:
         raise carried(exc) from None
-    current.set(_tool_call(edge))
+    current.set(edge.tool_call)
 
 
 async def gate_tool_async(name: str, watcher: Watcher) -> None:
@@ -103,7 +103,7 @@ async def _gate_async(name: str, watcher: Watcher) -> None:
         await run_inside(_nothing_async, lambda: edge)()
     except GuardError as exc:
         raise carried(exc) from None
-    current.set(_tool_call(edge))
+    current.set(edge.tool_call)
 
 
 def tool_ended(call_id: str) -> None:
@@ -134,13 +134,9 @@ def carried(error: GuardError) -> BaseException:
     return Refusal(error)
 
 
-def _edge(name: str, watcher: Watcher) -> Edge:
+def _edge(name: str, watcher: Watcher) -> ProtectedCall:
     name = (name or "tool")[:_NAME_LENGTH_MAX]
-    return ProtectedCall.of(Target(f"tools.{name}", name, watcher=watcher))
-
-
-def _tool_call(edge: Edge) -> ToolCall | None:
-    return edge.tool_call if isinstance(edge, ProtectedCall) else None
+    return ProtectedCall(Target(f"tools.{name}", name, watcher=watcher))
 
 
 def _nothing() -> None:

@@ -5,6 +5,7 @@ and closes within a deadline.
 """
 
 from guard.loop.admission import Admission, AdmissionError, Concurrency, Ticket
+from guard.loop.arrival import Arrival
 from guard.loop.background import BackgroundLoop, LoopClosedError
 from guard.loop.forks import held_forks
 from guard.loop.threads import in_thread
@@ -12,6 +13,7 @@ from guard.loop.threads import in_thread
 __all__ = [
     "Admission",
     "AdmissionError",
+    "Arrival",
     "BackgroundLoop",
     "Concurrency",
     "LoopClosedError",

@@ -28,6 +28,7 @@ from guard.core.leases import LeaseBook
 from guard.loop import (
     Admission,
     AdmissionError,
+    Arrival,
     BackgroundLoop,
     Concurrency,
     LoopClosedError,
@@ -188,14 +189,12 @@ class Gate:
         bodies = self._enforcement.bodies
         bodies.enter(wait)
         try:
-            with _as_guard_errors():
-                submit(question)
-                async with asyncio.timeout(timeout_s):
-                    grant = await asyncio.wrap_future(future)
+            submit(question)
+            grant = await Arrival(future, timeout_s)
         except BaseException as exc:
             self._abandon(future)
             late = isinstance(exc, TimeoutError)
-            error = wait.end(self._too_late(future) if late else exc)
+            error = wait.end(self._too_late(future) if late else _as_guard_error(exc))
             if isinstance(error, asyncio.CancelledError) and self._loop_ended():
                 raise was_shut_down() from None
             if error is None or error is exc:
@@ -258,7 +257,8 @@ class Gate:
         question.ticket.started = True
         question.over = "the socket"
         self._background.track(question.ticket)
-        if not self._background.call_soon(self._lanes.want, question):
+        self._lanes.inbox.append(question)
+        if not self._background.call_soon(self._lanes.take_in):
             raise LoopClosedError("the background loop is closed")
 
     def _submit_pending(self, reply: wire.GateReply, question: Question) -> None:
@@ -286,8 +286,7 @@ class Gate:
             lambda: session.ask_approved(request), abandoned=session.give_back
         )
         try:
-            async with asyncio.timeout(self._timeout_s):
-                reply = await asyncio.wrap_future(future)
+            reply = await Arrival(future, self._timeout_s)
         except TimeoutError:
             raise self._too_late(future) from None
         self._learned(request, reply)
@@ -353,9 +352,15 @@ def _as_guard_errors() -> Iterator[None]:
     """Convert errors of the loop and the admission to the documented ones."""
     try:
         yield
-    except LoopClosedError:
-        raise was_shut_down() from None
-    except AdmissionError as exc:
-        raise GuardTransportError(
+    except (LoopClosedError, AdmissionError) as exc:
+        raise _as_guard_error(exc) from None
+
+
+def _as_guard_error(exc: BaseException) -> BaseException:
+    if isinstance(exc, LoopClosedError):
+        return was_shut_down()
+    if isinstance(exc, AdmissionError):
+        return GuardTransportError(
             f"this process asks for too many decisions at once: {exc}", endpoint=wire.GATE_PATH
-        ) from None
+        )
+    return exc

@@ -5,7 +5,6 @@ What the answer grants covers those that wait as well, as far as it goes; the ne
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import functools
 import time
@@ -33,11 +32,10 @@ LANES_MAX: Final = 10_000
 class _Queue:
     """The callers of one lane: the one that is asked for, and those that wait for its answer."""
 
-    __slots__ = ("asking", "scheduled", "waiting")
+    __slots__ = ("asking", "waiting")
 
     def __init__(self) -> None:
         self.asking: Question | None = None
-        self.scheduled = False
         self.waiting: deque[Question] = deque()
 
 
@@ -50,6 +48,10 @@ class Lanes:
         can_lease: whether the gateway grants leases now.
         read_answers: reads the LLM answers that are unread, so that their holds settle.
         give_back: releases a grant that nobody waits for any more.
+
+    Attributes:
+        inbox: where callers put their questions, from any thread, before the loop is told to
+            :meth:`take_in`.
     """
 
     def __init__(
@@ -70,11 +72,23 @@ class Lanes:
 
     def after_fork(self) -> None:
         """Forget the parent's callers."""
+        self.inbox: deque[Question] = deque()
         self._queues: dict[LaneKey, _Queue] = {}
         self._alone: dict[tuple[LaneKey, Subject], float] = {}
 
-    def want(self, question: Question) -> None:
-        """Cover a question, or ask for it in its turn."""
+    def take_in(self) -> None:
+        """Cover the questions in the inbox, or ask for them; those that come together, together."""
+        inbox = self.inbox
+        if not inbox:  # an earlier call has taken them all
+            return
+        due: dict[LaneKey, _Queue] = {}
+        with self._questions.in_one_frame():
+            while inbox:
+                self._take(inbox.popleft(), due)
+            for lane, queue in due.items():
+                self._pump(lane, queue)
+
+    def _take(self, question: Question, due: dict[LaneKey, _Queue]) -> None:
         lane = question.asking.lane
         if question.ticket.cancelled():
             return
@@ -85,15 +99,10 @@ class Lanes:
         if queue is None:
             queue = self._queues[lane] = _Queue()
         queue.waiting.append(question)
-        if queue.asking is None and not queue.scheduled:
-            # In the next turn of the loop, so that callers that come together are asked for
-            # together.
-            queue.scheduled = True
-            asyncio.get_running_loop().call_soon(self._pump, lane, queue)
+        due[lane] = queue
 
     def _pump(self, lane: LaneKey, queue: _Queue) -> None:
         """Cover those that wait, as far as there is room, and ask for the first that is left."""
-        queue.scheduled = False
         if queue.asking is not None:
             return
         waiting = self._uncovered(queue.waiting)

@@ -18,6 +18,7 @@ from guard.core import wire
 from guard.core.ids import IdFactory
 from guard.core.leases import LeaseBook, Update
 from guard.delivery.flusher import Flusher
+from guard.runtime import decision_log
 from guard.transport.client import GatewayClient
 from guard.transport.replies import Reply
 
@@ -65,6 +66,7 @@ class LeaseKeeper:
             await asyncio.sleep(_TICK_S)
             now_s = time.monotonic()
             self._asks.sweep(now_s)
+            decision_log.is_on()
             if not self._book.lanes:
                 self._book.metered.clear()  # a workflow without a lane asks anyway
                 continue

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final
 
@@ -104,6 +105,20 @@ class Questions:
         self._events = events
         self._admission = admission
         self._learned = learned
+
+    @contextlib.contextmanager
+    def in_one_frame(self) -> Iterator[None]:
+        """Send what is asked inside over the socket at the end, at once."""
+        session = self._events.session
+        if session is None:
+            yield
+            return
+        asks = session.asks
+        asks.hold()
+        try:
+            yield
+        finally:
+            asks.flush()
 
     def ask(self, request: wire.GateRequest, ends_s: float, decided: Decided) -> None:
         """Ask; ``decided`` is called once, with the reply or with what it means for the caller.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import dataclasses
 import logging
@@ -44,6 +45,7 @@ logger = logging.getLogger("guard")
 
 _DISCARD_S: Final = 1.0
 _DELIVERY_POLL_S: Final = 0.005
+_LOAD_AFTER_S: Final = 0.1
 _HOOKS_WAIT_S: Final = 1.0
 """How long the caller of a flush waits for the hooks to receive its errors."""
 
@@ -350,7 +352,13 @@ class GuardRuntime:
         self.opened = True
         if self.settings.auto_instrument:
             self.instrumentation.install()
+            if self.settings.gate_requests:
+                self._background.call_soon(self._load_later)
         self._exits.install()
+
+    def _load_later(self) -> None:
+        """Load what the first LLM request needs, once whoever waits for ``init`` goes on."""
+        asyncio.get_running_loop().call_later(_LOAD_AFTER_S, self.instrumentation.load_bounds)
 
     def _failed_to_open(self, exc: BaseException) -> None:
         """Clean up after a runtime that could not start."""

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct
 from msgspec.structs import force_setattr, replace
 
+from guard.core.wire.fields import UNKNOWN_MODEL
+
 if TYPE_CHECKING:
     from guard.core.call_options import CallOptions
-    from guard.core.leases import Hold
+    from guard.core.leases import Hold, LaneKey
     from guard.core.wire import ApprovalNote
 
 EventFields = tuple[str | None, ...]
@@ -99,6 +101,17 @@ class Scope(Struct, frozen=True, eq=False):
     call: CallRecord | None = None
     entry: Entry | None = None
     _event_fields: EventFields | None = None
+    _call_lane: LaneKey | None = None
+
+    @property
+    def call_lane(self) -> LaneKey:
+        """The lane of a protected call that is made here; made once, like ``event_fields``."""
+        lane = self._call_lane
+        if lane is None:
+            model = self.model or UNKNOWN_MODEL
+            lane = self.workflow_id, self.agent, self.chain_id, self.user, model
+            force_setattr(self, "_call_lane", lane)  # a cache, not a change
+        return lane
 
     @property
     def event_fields(self) -> EventFields:
@@ -128,7 +141,7 @@ class Scope(Struct, frozen=True, eq=False):
 
     def evolve(self, **changes: Any) -> Scope:
         """Return a copy with some fields changed."""
-        return replace(self, _event_fields=None, **changes)
+        return replace(self, _event_fields=None, _call_lane=None, **changes)
 
     def refuse(self, error: BaseException) -> None:
         """Remember that ``error`` was raised here as a refusal, for the edge around this code."""
@@ -148,8 +161,10 @@ def set_process_scope(workflow_id: str | None, run_id: str | None) -> None:
     Every check and every event reads ``current_scope``, whose default is one object. So that one is
     changed, at the start of a runtime, in a forked child and at the end.
     """
-    for name, value in (("workflow_id", workflow_id), ("run_id", run_id), ("_event_fields", None)):
-        force_setattr(OUTSIDE, name, value)
+    force_setattr(OUTSIDE, "workflow_id", workflow_id)
+    force_setattr(OUTSIDE, "run_id", run_id)
+    force_setattr(OUTSIDE, "_event_fields", None)
+    force_setattr(OUTSIDE, "_call_lane", None)
 
 
 def set_process_entry(entry: Entry) -> None:

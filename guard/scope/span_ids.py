@@ -25,7 +25,7 @@ def child_span(outer: Scope, ids: IdFactory) -> dict[str, str | None]:
     }
 
 
-def call_scope(outer: Scope, ids: IdFactory, call: CallRecord, entry: Entry) -> Scope:
+def call_scope(outer: Scope, ids: IdFactory, call: CallRecord, entry: Entry, span_id: str) -> Scope:
     """Return the scope of a protected call's body: a new span in ``outer``.
 
     The same as ``outer.evolve`` with :func:`child_span`, in a sixth of the time.
@@ -42,7 +42,7 @@ def call_scope(outer: Scope, ids: IdFactory, call: CallRecord, entry: Entry) -> 
         outer.chain_op,
         outer.agent,
         trace_id or ids.trace_id(),
-        ids.span_id(),
+        span_id,
         parent,
         foreign,
         outer.model,

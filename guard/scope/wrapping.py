@@ -113,7 +113,7 @@ def run_inside(function: F, make: Callable[[], Edge]) -> F:
     elif inspect.isgeneratorfunction(called):
         wrap = _wrap_generator
     else:
-        wrap = _wrap_function
+        wrap = wrap_function
     return cast("F", wrap(function, make))
 
 
@@ -126,40 +126,37 @@ def _called(function: Any) -> Any:
     return function
 
 
-@interruptible
-def call_inside(edge: Edge, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Call a plain function inside an edge."""
-    error: BaseException | None = None
-    try:
-        try:
-            edge.admit()
-            edge.enter(in_task=False)
-            result = function(*args, **kwargs)
-            error = edge.leave()
-        except BaseException as exc:
-            # What was posted to the thread while the body ran can arrive as late as at the first
-            # instruction of what is called next, which is `leave`; so can Ctrl-C.
-            try:
-                error = edge.leave(exc)
-            except BaseException as late:  # noqa: BLE001  # becomes the exception of the call
-                error = edge.leave(late)
-            edge.finish(error)
-            if error is None or error is exc:
-                raise
-            raise error from error.__cause__
-        edge.finish(error)
-        if error is not None:
-            raise error from error.__cause__
-        return result
-    finally:
-        del error  # its traceback refers to this frame
+def wrap_function(function: Any, make: Callable[[], Edge]) -> Any:
+    """Return a plain function that calls another one inside an edge; see :func:`run_inside`."""
 
-
-def _wrap_function(function: Any, make: Callable[[], Edge]) -> Any:
     @interruptible
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return call_inside(make(), function, args, kwargs)
+        edge = make()
+        error: BaseException | None = None
+        try:
+            try:
+                edge.admit()
+                edge.enter(in_task=False)
+                result = function(*args, **kwargs)
+                error = edge.leave()
+            except BaseException as exc:
+                # What was posted to the thread while the body ran can arrive as late as at the
+                # first instruction of what is called next, which is `leave`; so can Ctrl-C.
+                try:
+                    error = edge.leave(exc)
+                except BaseException as late:  # noqa: BLE001  # becomes the exception of the call
+                    error = edge.leave(late)
+                edge.finish(error)
+                if error is None or error is exc:
+                    raise
+                raise error from error.__cause__
+            edge.finish(error)
+            if error is not None:
+                raise error from error.__cause__
+            return result
+        finally:
+            del error  # its traceback refers to this frame
 
     return wrapper
 
@@ -214,7 +211,7 @@ def _wrap_generator(function: Any, make: Callable[[], Edge]) -> Any:
                 except BaseException as exc:
                     try:
                         error = edge.leave(exc)
-                    except BaseException as late:  # noqa: BLE001  # as in `call_inside`
+                    except BaseException as late:  # noqa: BLE001  # as in `wrap_function`
                         error = edge.leave(late)
                     if isinstance(error, StopIteration):
                         edge.finish(None)

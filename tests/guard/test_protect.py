@@ -186,12 +186,10 @@ class TestRefusals:
         with pytest.raises(guard.GuardToolBlockedError) as refused:
             delete_files()
         assert refused.value.tool_name == "delete_files"
-        guard.set_call_context(model=None, tools=["search", "shell"])
-        try:
+        with guard.span():  # the call context ends with it
+            guard.set_call_context(model=None, tools=["search", "shell"])
             with pytest.raises(guard.GuardToolBlockedError) as refused:
                 ask()
-        finally:
-            guard.set_call_context()
         assert refused.value.tool_name == "shell"
 
     def test_pause_and_resume(self, runtime: GuardRuntime, tenant: Any) -> None:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta, Struct, field
 
-from guard.core.bounds.ratios import InputRatios
+from guard.core.input_ratios import InputRatios
 from guard.core.request_bound import RequestBound
 from guard.core.usage.anthropic import AnthropicMessages
 from guard.core.usage.bedrock import Converse, model_of

@@ -10,7 +10,7 @@ import msgspec
 from guard.core.bounds import bedrock, openai, plain, vendors
 from guard.core.bounds.asked import Asked
 from guard.core.bounds.media import measure
-from guard.core.bounds.ratios import InputRatios
+from guard.core.input_ratios import InputRatios
 from guard.core.request_bound import RequestBound
 from guard.core.usage.anthropic import AnthropicMessages
 from guard.core.usage.bedrock import Converse, InvokeModel

@@ -14,7 +14,7 @@ from typing import Final
 import attrs
 
 from guard.core.control import matches
-from guard.core.leases.lease import Hold, LaneKey, Lease, Subject, worst_case
+from guard.core.leases.lease import CallHold, CallPool, Hold, LaneKey, Lease, Subject, worst_case
 from guard.core.request_bound import RequestBound
 from guard.core.wire import NANOUSD_MAX, LeaseAsk, LeaseState, LeaseUpdate, ModelRates
 from guard.core.wire import Lease as Granted
@@ -138,23 +138,45 @@ class LeaseBook:
         lane = self._lanes.get(key)
         if lane is None or now_s >= self._usable_until_s or key[0] in self.metered:
             return None
+        lease = lane.lease
+        if lease is None or now_s >= lease.expires_s:
+            return None
+        pool = lease.covered.get(subject)
+        if type(pool) is not CallPool:
+            return None
+        if pool.ready and lease.calls is None:
+            try:
+                pool.ready.pop()
+            except IndexError:  # another thread was faster
+                return self._cut(lane, pool, subject, now_s, calls)
+            hold = CallHold(self, lease, pool.amount, True, pool, [True])
+            if pool.is_open:
+                lane.calls += calls
+                lease.used_s = now_s
+                return hold
+            hold.give_back()
+        return self._cut(lane, pool, subject, now_s, calls)
+
+    def _cut(
+        self, lane: _Lane, pool: CallPool, subject: Subject, now_s: float, calls: int
+    ) -> Hold | None:
+        """Take a call's money from what is free in its lane's lease."""
         with self.lock:
             lease = lane.lease
-            if lease is None or now_s >= lease.expires_s:
+            if lease is None or lease.covered.get(subject) is not pool:
                 return None
-            amount = lease.covered.get(subject)
-            if type(amount) is not int or lease.free < amount:
-                return None
+            amount = pool.amount
+            if lease.free < amount:
+                lease.reclaim()
+                if lease.free < amount:
+                    return None
             if lease.calls is not None:
                 if lease.calls < calls:
                     return None
                 lease.calls -= calls
             lane.calls += calls
-            lease.free -= amount
-            lease.held += amount
-            lease.under_way += 1
-            lease.used_s = now_s
-        return Hold(self, lease, amount)
+            lease.take(amount, now_s)
+        return CallHold(self, lease, amount, True, pool, [True])
 
     def take_request(
         self, key: LaneKey, subject: Subject, bound: RequestBound, now_s: float, calls: int = 1
@@ -175,8 +197,12 @@ class LeaseBook:
             if type(rates) is not ModelRates:
                 return None
             worst = worst_case(rates, bound)
-            if worst is None or lease.free < worst[0]:
+            if worst is None:
                 return None
+            if lease.free < worst[0]:
+                lease.reclaim()
+                if lease.free < worst[0]:
+                    return None
             if lease.calls is not None:
                 if lease.calls < calls:
                     return None
@@ -193,7 +219,7 @@ class LeaseBook:
         if isinstance(hold, ModelRates):
             worst = None if bound is None else worst_case(hold, bound)
             return 0 if worst is None else worst[0]
-        return hold or 0
+        return 0 if hold is None else hold.amount
 
     def rates(self, key: LaneKey, subject: Subject) -> ModelRates | None:
         """Return what the lane's model costs at a vendor, if a lease of the lane has said so."""
@@ -232,6 +258,8 @@ class LeaseBook:
             if lease is not None and now_s >= lease.expires_s:
                 self._retire(lease)
                 lease = None
+            if lease is not None:
+                lease.reclaim()
             debt = 0 if lease is None else max(0, -lease.free)
             ask = LeaseAsk(
                 demand_nanousd=min(needed + spent + debt, NANOUSD_MAX),
@@ -280,7 +308,7 @@ class LeaseBook:
             lane.calls += calls
             lease.take(amount, max(lease.used_s, asked.sent_s))
             if lease.policy_version != granted.policy_version:
-                lease.covered = {}
+                lease.uncover()
                 lease.policy_version = granted.policy_version
             if asked.voided == self._voided:
                 if subject[0] != "llm":
@@ -306,12 +334,14 @@ class LeaseBook:
 
     def _retire(self, lease: Lease) -> None:
         lease.is_current = False
+        lease.uncover()
         lane = self._lanes.get(lease.lane)
         if lane is not None and lane.lease is lease:
             lane.lease = None
 
     def _drain(self, lease: Lease) -> tuple[int, int]:
         """Take out what is unused: money and calls."""
+        lease.reclaim()
         unused = max(0, lease.free)
         lease.free -= unused
         calls, lease.calls = lease.calls or 0, None if lease.calls is None else 0
@@ -330,7 +360,7 @@ class LeaseBook:
             for lease in self._leases.values():
                 named = lease.lane[0]
                 if workflow_id is None or (named is not None and matches(workflow_id, named)):
-                    lease.covered = {}
+                    lease.uncover()
 
     def usable_until(self, until_s: float) -> None:
         """Set until when leases may be used: for ever while pushes arrive, else for a moment."""
@@ -359,6 +389,8 @@ class LeaseBook:
                 idle = now_s - lease.used_s >= IDLE_S
                 if lease.unseen or now_s - lease.began_s >= _AGE_MAX_S:
                     self._retire(lease)
+                if idle:
+                    lease.reclaim()
                 if now_s >= lease.expires_s:
                     self._forget(lease)
                 elif not lease.under_way and (idle or not lease.is_current):
@@ -423,6 +455,8 @@ class LeaseBook:
         """Return what all leases amount to."""
         with self.lock:
             leases = self._leases.values()
+            for lease in leases:
+                lease.reclaim()
             return Totals(
                 len(leases),
                 sum(max(0, lease.free) + lease.held for lease in leases),

@@ -93,9 +93,9 @@ class Lease:
         lane: the lane that it belongs to.
         free: what calls still to come may take; negative after a cost above its hold.
         calls: how many calls the share of rate caps still allows; None without a cap.
-        covered: what it covers: the hold of each subject, or the rates of a vendor's requests.
+        covered: what it covers: the money for each subject, or the rates of a vendor's requests.
         policy_version: under which ``covered`` was allowed.
-        under_way: how many holds are open; ``held`` is their money.
+        under_way: how many holds are open, and ready in a pool; ``held`` is their money.
         ttl_s, expires_s: how long it lasts after a renewal, and its end by the monotonic clock.
         renewed_s, used_s: when a renewal was last asked for, and when a hold was last taken.
         began_s: when it was asked for first.
@@ -116,7 +116,7 @@ class Lease:
         self.lane = lane
         self.free = 0
         self.calls: int | None = None
-        self.covered: dict[Subject, int | ModelRates] = {}
+        self.covered: dict[Subject, CallPool | ModelRates] = {}
         self.policy_version = ""
         self.under_way = 0
         self.held = 0
@@ -129,8 +129,46 @@ class Lease:
     def cover(self, subject: Subject, hold: int | ModelRates) -> None:
         """Cover calls like one that the gateway has allowed."""
         if len(self.covered) >= _COVERED_MAX:
-            self.covered = {}
-        self.covered[subject] = hold
+            self.uncover()
+        if type(hold) is ModelRates:
+            self.covered[subject] = hold
+            return
+        pool = self.covered.get(subject)
+        if type(pool) is CallPool:
+            if pool.amount == hold:
+                return
+            pool.is_open = False
+            self.reclaim()
+        assert type(hold) is int
+        self.covered[subject] = CallPool(hold)
+
+    def uncover(self) -> None:
+        """Cover nothing any more."""
+        covered, self.covered = self.covered, {}
+        for pool in covered.values():
+            if type(pool) is CallPool:
+                pool.is_open = False
+                self._drain(pool)
+
+    def reclaim(self) -> None:
+        """Move the money that waits in pools back to what is free."""
+        for pool in self.covered.values():
+            if type(pool) is CallPool and pool.ready:
+                self._drain(pool)
+
+    def _drain(self, pool: CallPool) -> None:
+        while True:
+            try:
+                pool.ready.pop()
+            except IndexError:
+                return
+            self.ended(pool.amount)
+
+    def ended(self, amount: int) -> None:
+        """Move an amount from what is held back to what is free."""
+        self.free += amount
+        self.held -= amount
+        self.under_way -= 1
 
     def take(self, amount: int, now_s: float) -> None:
         """Move an amount from what is free to what is held."""
@@ -138,6 +176,27 @@ class Lease:
         self.held += amount
         self.under_way += 1
         self.used_s = now_s
+
+
+class CallPool:
+    """Money for one kind of call, cut to its size: taken and given back without the book's lock.
+
+    Protected calls that a lease covers come by the hundred thousand, and most give back all that
+    they took. So it is kept for the next one, until the lease needs it otherwise.
+
+    Attributes:
+        amount: what one call takes.
+        ready: an item for each amount that waits; ``append`` and ``pop`` are atomic.
+        is_open: whether it may be used. Who closes it drains it afterwards; who has put something
+            in looks here afterwards.
+    """
+
+    __slots__ = ("amount", "is_open", "ready")
+
+    def __init__(self, amount: int) -> None:
+        self.amount = amount
+        self.ready: list[bool] = []
+        self.is_open = True
 
 
 class Account(Protocol):
@@ -170,9 +229,8 @@ class Hold(Struct, eq=False):
                 return False
             self._is_open = False
             lease = self.lease
-            lease.free += self.amount - cost
-            lease.held -= self.amount
-            lease.under_way -= 1
+            lease.ended(self.amount)
+            lease.free -= cost
             account.spent(lease, cost, max(0, cost - self.amount))
         return True
 
@@ -182,10 +240,7 @@ class Hold(Struct, eq=False):
             if not self._is_open:
                 return False
             self._is_open = False
-            lease = self.lease
-            lease.free += self.amount
-            lease.held -= self.amount
-            lease.under_way -= 1
+            self.lease.ended(self.amount)
         return True
 
     def keep(self) -> bool:
@@ -213,4 +268,50 @@ class Hold(Struct, eq=False):
             other._is_open = False
             self.amount += other.amount
             self.lease.under_way -= 1
+        return True
+
+
+class CallHold(Hold):
+    """The hold of a protected call, which goes back to its pool.
+
+    Attributes:
+        _pool: where it came from.
+        _ends: popped by its first end, which is atomic.
+    """
+
+    _pool: CallPool = CallPool(0)
+    _ends: list[bool] = []
+
+    def give_back(self) -> bool:
+        """Return all of it: nothing was spent; False when it has ended already."""
+        try:
+            self._ends.pop()
+        except IndexError:
+            return False
+        pool = self._pool
+        pool.ready.append(True)
+        if pool.is_open:
+            return True
+        try:
+            pool.ready.pop()
+        except IndexError:  # whoever closed it has drained it since
+            return True
+        with self._account.lock:
+            self.lease.ended(self.amount)
+        return True
+
+    def settle(self, cost: int) -> bool:
+        """Pay what the call cost and return the rest; False when it has ended already."""
+        try:
+            self._ends.pop()
+        except IndexError:
+            return False
+        return super().settle(cost)
+
+    def keep(self) -> bool:
+        """Count all of it as spent, since its cost is not known; False when it has ended."""
+        with self._account.lock:
+            if not self.settle(self.amount):
+                return False
+            self.lease.unseen += self.amount
         return True

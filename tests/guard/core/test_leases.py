@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
+import threading
+import time
 from typing import Any
 
 import msgspec
@@ -27,7 +30,7 @@ from guard.core.request_bound import RequestBound
 from guard.core.usage import Usage
 from guard.core.wire import Lease, LeaseState, ModelRates
 
-KEY = ("w", "a", None, "m")
+KEY = ("w", "a", None, None, "m")
 CALL = ("call", "f", "f", ())
 LLM = request_subject("openai")
 RATES = ModelRates(
@@ -58,7 +61,80 @@ class TestCover:
         assert first.give_back()
         assert second.give_back()
         assert not second.give_back()
+        assert book.totals() == Totals(1, 100, 0)
         assert (second.lease.free, second.lease.held, second.lease.under_way) == (100, 0, 0)
+
+    def test_what_a_call_gave_back_serves_the_next_one_and_whatever_else_needs_it(self) -> None:
+        book, _ = opened(granted=20)
+        for _ in range(5):
+            hold = book.take(KEY, CALL, 1.0)
+            assert hold is not None
+            assert book.take(KEY, CALL, 1.0) is None, "the other half of the lease is under way"
+            assert hold.give_back()
+        assert book.ask(KEY, 2.0).ask.unused_nanousd == 10
+
+    def test_an_end_counts_once_although_its_money_has_gone_to_another_call(self) -> None:
+        book, _ = opened(granted=20)
+        first = book.take(KEY, CALL, 1.0)
+        assert first is not None
+        assert first.give_back()
+        second = book.take(KEY, CALL, 1.0)
+        assert second is not None
+        assert not first.give_back()
+        assert not first.keep()
+        assert not first.settle(3)
+        assert book.totals().under_way == 2
+        assert second.settle(3)
+        assert book.totals() == Totals(1, 17, 1)
+
+    @pytest.mark.parametrize("end", ["void", "close", "policy"])
+    def test_a_call_that_ends_after_its_cover_gives_all_of_it_back(self, end: str) -> None:
+        book, first = opened()
+        hold = book.take(KEY, CALL, 1.0)
+        assert hold is not None
+        first.give_back()
+        if end == "void":
+            book.void()
+        elif end == "policy":
+            asked = book.ask(KEY, 2.0)
+            book.granted(asked, lease(0, policy_version="2"), ("call", "g", "g", ()), 0).give_back()
+        else:
+            book.close()
+        assert book.take(KEY, CALL, 2.0) is None
+        assert hold.give_back()
+        assert (hold.lease.held, hold.lease.under_way) == (0, 0)
+
+    def test_threads_take_and_give_back_while_the_cover_comes_and_goes(self) -> None:
+        book, first = opened(granted=1000)
+        lease_, ends_s = first.lease, time.monotonic() + 0.5
+        first.give_back()
+        taken = [0] * 4
+
+        def call(number: int) -> None:
+            while time.monotonic() < ends_s:
+                hold = book.take(KEY, CALL, 1.0)
+                if hold is not None:
+                    taken[number] += 1
+                    hold.give_back() if taken[number] % 3 else hold.settle(0)
+
+        threads = [threading.Thread(target=call, args=(number,)) for number in range(4)]
+        old = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        try:
+            for thread in threads:
+                thread.start()
+            while time.monotonic() < ends_s:
+                book.void()
+                with book.lock:
+                    lease_.cover(CALL, 10)
+                book.totals()
+        finally:
+            for thread in threads:
+                thread.join()
+            sys.setswitchinterval(old)
+        assert all(taken)
+        assert book.totals() == Totals(1, 1000, 0)
+        assert (lease_.free, lease_.held, lease_.under_way) == (1000, 0, 0)
 
     @pytest.mark.parametrize(
         ("key", "subject"),
@@ -67,10 +143,11 @@ class TestCover:
             (KEY, ("call", "f", "g", ())),
             (KEY, ("call", "f", "f", ("t",))),
             (KEY, ("tool", "f", "f", ())),
-            (("w", "a", None, "other"), CALL),
-            (("w", "a", "chain", "m"), CALL),
+            (("w", "a", None, None, "other"), CALL),
+            (("w", "a", "chain", None, "m"), CALL),
             (("w", None, None, None, "m"), CALL),
-            (("v", "a", None, "m"), CALL),
+            (("w", "a", None, "user", "m"), CALL),
+            (("v", "a", None, None, "m"), CALL),
         ],
     )
     def test_another_call_is_not_covered(self, key: Any, subject: Any) -> None:
