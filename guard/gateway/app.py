@@ -208,7 +208,9 @@ class GatewayApp:
         # Elapsed time must not follow a wrong reading of the machine's clock.
         passed_ms = monotonic_clock_ms if clock_ms is wall_clock_ms else clock_ms
         self._redis = redis = None if settings.redis is None else _connection(settings.redis)
-        rates = MemoryRates(passed_ms) if redis is None else _shared_rates(redis)
+        shared = None if redis is None else _shared_rates(redis)
+        of_store: RateStore | None = getattr(self.storage, "rates", None)
+        rates = shared or of_store or MemoryRates(passed_ms)
         self.hub = Hub()
         self.counts = Counts()
         self.load = Load(settings.max_pending_bytes)

@@ -143,7 +143,8 @@ class GatewaySettings:
     )  # fmt: skip
     redis: str | None = _setting(
         "Where replicas count the calls of rate caps together: redis://, rediss:// or unix://. "
-        "Without it each process counts its own.", None, _redis_url, secret=True,
+        "Without it they are counted in PostgreSQL, and beside a SQLite file in memory.",
+        None, _redis_url, secret=True,
     )  # fmt: skip
     durable: bool = _setting("Sync each commit to the disk (survives power loss).", False)
     tls_cert: Path | None = _setting(  # noqa: RUF009

@@ -20,6 +20,7 @@ from guard.gateway.services.rate_shares import RateStore
 from guard.gateway.storage.memory_rates import MemoryRates
 from guard.gateway.storage.redis.connection import RedisConnection
 from guard.gateway.storage.redis.rates import RedisRates
+from tests.support import postgres
 from tests.support.redis_server import redis_url  # noqa: F401  # a fixture
 from tests.support.store import Clock
 
@@ -58,7 +59,7 @@ class Rates:
 Opened = Callable[[], AbstractAsyncContextManager[Rates]]
 
 
-@pytest.fixture(params=["memory", "redis"])
+@pytest.fixture(params=["memory", "redis", "postgres"])
 def opened(request: pytest.FixtureRequest) -> Opened:
     """Open the counters inside of the test's loop."""
 
@@ -67,6 +68,12 @@ def opened(request: pytest.FixtureRequest) -> Opened:
         clock, own = Clock(), f"o-{os.getpid()}-{next(_numbers)}"
         if request.param == "memory":
             yield Rates(MemoryRates(clock), clock, own)
+            return
+        if request.param == "postgres":
+            storage = postgres.store(request.getfixturevalue("tmp_path"), clock_ms=clock)
+            await storage.open(lambda _: None)
+            yield Rates(storage.rates, clock, own)
+            await storage.close()
             return
         async with in_redis(request.getfixturevalue("redis_url"), clock) as store:
             yield Rates(store, clock, own)

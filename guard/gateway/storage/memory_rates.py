@@ -14,39 +14,41 @@ FULL_WAIT_MS: Final = 1000
 """The longest wait that is named where it is not known."""
 
 
-class _Bucket:
+class Bucket:
     """One counter: when its newest calls were made, and how many more are lent."""
 
-    __slots__ = ("lent", "per_ms", "window")
+    __slots__ = ("lent", "name", "per_ms", "window")
 
-    def __init__(self, per_ms: int) -> None:
+    def __init__(self, name: str, per_ms: int) -> None:
+        self.name = name
         self.window: collections.deque[int] = collections.deque()
         self.per_ms = per_ms
         self.lent = 0
 
     def drop_old(self, now_ms: int) -> None:
+        """Forget calls that count no longer."""
         while self.window and self.window[0] <= now_ms - self.per_ms:
             self.window.popleft()
 
 
-class _Loan:
+class Loan:
     """Calls that a lease may make without asking: counted until they are certain to be over."""
 
     __slots__ = ("buckets", "calls", "first_name", "until_ms")
 
-    def __init__(self, first_name: str, buckets: list[_Bucket], calls: int, until_ms: int) -> None:
+    def __init__(self, first_name: str, buckets: list[Bucket], calls: int, until_ms: int) -> None:
         self.first_name = first_name
         self.buckets = buckets
         self.calls = calls
         self.until_ms = until_ms
 
 
-class _Windows:
+class Windows:
     """The counters of one organisation."""
 
     def __init__(self) -> None:
-        self.buckets: dict[str, _Bucket] = {}
-        self.loans: dict[str, _Loan] = {}
+        self.buckets: dict[str, Bucket] = {}
+        self.loans: dict[str, Loan] = {}
         self.cleaned_ms = 0
 
     def clean(self, now_ms: int) -> None:
@@ -66,7 +68,7 @@ class _Windows:
             if loan.until_ms + max(bucket.per_ms for bucket in loan.buckets) <= now_ms:
                 self.end_loan(name)
 
-    def end_loan(self, name: str) -> _Loan | None:
+    def end_loan(self, name: str) -> Loan | None:
         """Take a loan out of its counters, and return it."""
         loan = self.loans.pop(name, None)
         if loan is not None:
@@ -75,8 +77,8 @@ class _Windows:
         return loan
 
 
-class MemoryRates:
-    """Counts calls in memory. A restart forgets them, which allows at most one window more.
+class RateCounters:
+    """Counts calls, and lends them; where the counters are stored is up to a subclass.
 
     A live counter is never dropped: an organisation with too many of them is refused, and never
     another.
@@ -86,21 +88,21 @@ class MemoryRates:
     """
 
     def __init__(self, clock_ms: Callable[[], int]) -> None:
-        self._clock_ms = clock_ms
-        self._organisations: dict[str, _Windows] = {}
+        self.clock_ms = clock_ms
+        self.organisations: dict[str, Windows] = {}
 
-    async def take(self, organisation_id: str, uses: Sequence[CapUse]) -> int | None:
+    def take(self, organisation_id: str, uses: Sequence[CapUse]) -> int | None:
         """Count one call under every cap, or under none.
 
         Returns:
             ``None`` if the call may proceed, else the milliseconds until it may be tried again.
         """
-        now = self._clock_ms()
-        own = self._windows(organisation_id, uses, now)
+        now = self.clock_ms()
+        own = self.windows(organisation_id, uses, now)
         wait_ms = 0
         buckets = []
         for use in uses:
-            bucket = self._bucket(own, use, now)
+            bucket = self.bucket(own, use, now)
             if bucket is None:
                 return FULL_WAIT_MS
             count = len(bucket.window)
@@ -118,7 +120,7 @@ class MemoryRates:
             bucket.window.append(now)
         return None
 
-    async def lend(
+    def lend(
         self, organisation_id: str, uses: Sequence[CapUse], name: str, wanted: int, ttl_ms: int
     ) -> int:
         """Count calls in advance, which the holder of a lease is going to make within a time.
@@ -133,9 +135,9 @@ class MemoryRates:
         Returns:
             How many calls are lent.
         """
-        now = self._clock_ms()
-        own = self._windows(organisation_id, uses, now)
-        buckets = [self._bucket(own, use, now) for use in uses]
+        now = self.clock_ms()
+        own = self.windows(organisation_id, uses, now)
+        buckets = [self.bucket(own, use, now) for use in uses]
         known = [bucket for bucket in buckets if bucket is not None]
         if not uses or len(known) < len(uses) or len(own.loans) >= BUCKETS_MAX:
             return 0
@@ -147,12 +149,12 @@ class MemoryRates:
         if calls < 1:
             return 0
         own.end_loan(name)
-        own.loans[name] = _Loan(name, known, calls, now + ttl_ms)
+        own.loans[name] = Loan(name, known, calls, now + ttl_ms)
         for bucket in known:
             bucket.lent += calls
         return calls
 
-    async def settle(
+    def settle(
         self, organisation_id: str, name: str, unused: int, *, unless: str | None = None
     ) -> None:
         """End a loan: what is unused is free again, the rest counts as made now, if not before.
@@ -163,25 +165,25 @@ class MemoryRates:
             unused: how many of its calls were not made.
             unless: the loan stays if this was its first name.
         """
-        own = self._organisations.get(organisation_id)
+        own = self.organisations.get(organisation_id)
         found = None if own is None else own.loans.get(name)
         if own is None or found is None or found.first_name == unless:
             return
         loan = own.end_loan(name)
         assert loan is not None
-        now = self._clock_ms()
+        now = self.clock_ms()
         used = loan.calls - min(unused, loan.calls)
         for bucket in loan.buckets:
             bucket.window.extend([min(now, loan.until_ms)] * used)
 
-    async def extend(
+    def extend(
         self, organisation_id: str, name: str, ttl_ms: int, new_name: str | None = None
     ) -> None:
         """Give the holder of a loan more time, and the loan another name.
 
         When that name has a loan, the question was repeated: what the repeat was lent is freed.
         """
-        own = self._organisations.get(organisation_id)
+        own = self.organisations.get(organisation_id)
         if own is None:
             return
         wanted = new_name or name
@@ -190,22 +192,55 @@ class MemoryRates:
             name = wanted
         loan = own.loans.pop(name, None)
         if loan is not None:
-            loan.until_ms = self._clock_ms() + ttl_ms
+            loan.until_ms = self.clock_ms() + ttl_ms
             own.loans[wanted] = loan
 
-    def _windows(self, organisation_id: str, uses: Sequence[CapUse], now_ms: int) -> _Windows:
-        own = self._organisations.setdefault(organisation_id, _Windows())
+    def windows(self, organisation_id: str, uses: Sequence[CapUse], now_ms: int) -> Windows:
+        """Return the counters of an organisation."""
+        own = self.organisations.setdefault(organisation_id, Windows())
         if len(own.buckets) + len(uses) > BUCKETS_MAX:
             own.clean(now_ms)
         return own
 
-    @staticmethod
-    def _bucket(own: _Windows, use: CapUse, now_ms: int) -> _Bucket | None:
+    def bucket(self, own: Windows, use: CapUse, now_ms: int) -> Bucket | None:
         """Return the counter of a cap; ``None`` when the organisation has too many."""
         found = own.buckets.get(use.bucket)
         if found is None:
             if len(own.buckets) >= BUCKETS_MAX:
                 return None
-            found = own.buckets[use.bucket] = _Bucket(use.per_ms)
+            found = own.buckets[use.bucket] = Bucket(use.bucket, use.per_ms)
         found.drop_old(now_ms)
         return found
+
+
+class MemoryRates:
+    """Counts calls in memory. A restart forgets them, which allows at most one window more.
+
+    Args:
+        clock_ms: a clock in milliseconds.
+    """
+
+    def __init__(self, clock_ms: Callable[[], int]) -> None:
+        self._counters = RateCounters(clock_ms)
+
+    async def take(self, organisation_id: str, uses: Sequence[CapUse]) -> int | None:
+        """Count one call under every cap, or under none."""
+        return self._counters.take(organisation_id, uses)
+
+    async def lend(
+        self, organisation_id: str, uses: Sequence[CapUse], name: str, wanted: int, ttl_ms: int
+    ) -> int:
+        """Count calls in advance."""
+        return self._counters.lend(organisation_id, uses, name, wanted, ttl_ms)
+
+    async def settle(
+        self, organisation_id: str, name: str, unused: int, *, unless: str | None = None
+    ) -> None:
+        """End a loan."""
+        self._counters.settle(organisation_id, name, unused, unless=unless)
+
+    async def extend(
+        self, organisation_id: str, name: str, ttl_ms: int, new_name: str | None = None
+    ) -> None:
+        """Give the holder of a loan more time, and the loan another name."""
+        self._counters.extend(organisation_id, name, ttl_ms, new_name)

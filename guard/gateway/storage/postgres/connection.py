@@ -16,6 +16,9 @@ from psycopg.types.string import StrDumperUnknown as StrDumper
 from guard.gateway.storage.postgres.spelling import Bulk, Spelled, bulk, spelled
 from guard.gateway.storage.sql.connection import Cursor
 
+CLOCK: Final = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
+"""The database's time, in Unix milliseconds."""
+
 CONNECT_TIMEOUT_S: Final = 5
 STATEMENT_TIMEOUT_MS: Final = 30_000
 """No statement of a writer may take longer."""

@@ -23,6 +23,7 @@ from guard.gateway.storage.postgres import schema
 from guard.gateway.storage.postgres.connection import ReadConnection, WriteConnection
 from guard.gateway.storage.postgres.listener import Listener
 from guard.gateway.storage.postgres.notices import Feed
+from guard.gateway.storage.postgres.rates import PostgresRates
 from guard.gateway.storage.postgres.read_pool import ReadPool
 from guard.gateway.storage.postgres.unit_of_work import PostgresUnitOfWork
 from guard.gateway.storage.sql import samples
@@ -87,6 +88,7 @@ class PostgresEngine:
         self._retention = Retention(retention_days, audit_retention_days)
         self._feed = Feed()
         self._next_try_s = 0.0
+        self.rates = PostgresRates(self._write_connection, clock_ms)
         self._samples = samples.Samples()
         self._open_now = _Open()
         self._lookups = ReadPool(self._read_connection, LOOKUP_CONNECTIONS, "guard-gateway-lookups")
@@ -124,6 +126,7 @@ class PostgresEngine:
                 self._read_connection, self._channel, self._feed, hear, lambda: unit.replica
             )
             await asyncio.to_thread(self._listener.start)
+            await self.rates.open()
         except (psycopg.Error, RuntimeError, OSError) as exc:
             await asyncio.to_thread(self._close_connections)
             raise StoreError(f"cannot open the database: {_without_secrets(exc)}") from None
@@ -163,6 +166,7 @@ class PostgresEngine:
         if self._writer is not None:
             await self._writer.close()
             self._writer = None
+        await self.rates.close()
         await asyncio.to_thread(self._close_connections)
 
     def _close_connections(self) -> None:

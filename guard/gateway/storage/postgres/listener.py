@@ -100,12 +100,12 @@ class Listener:
         self._deliver(events)
 
     def _hear(self, connection: ReadConnection) -> None:
-        for notice in connection.psycopg.notifies(timeout=WAIT_S):
-            replica, kind, organisation_id = notice.payload.split(" ", 2)
+        # All are taken first: those that arrive during a query inside the loop would be lost.
+        notices = list(connection.psycopg.notifies(timeout=WAIT_S, stop_after=1))
+        for payload in dict.fromkeys(notice.payload for notice in notices):
+            replica, kind, organisation_id = payload.split(" ", 2)
             if replica != self._replica():
                 self._deliver(self._events(connection, kind, organisation_id or None))
-            if self._closing.is_set():
-                return
 
     def _events(
         self, connection: ReadConnection, kind: str, organisation_id: str | None

@@ -6,6 +6,7 @@ migration only adds, so that the version before it goes on working while replica
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 from psycopg import Connection
@@ -224,7 +225,22 @@ CREATE FUNCTION instr(text, text) RETURNS BIGINT LANGUAGE sql IMMUTABLE PARALLEL
 """
 """The functions are named as the shared queries name them."""
 
-MIGRATIONS: Final = (_V1,)
+_V2: Final = """
+CREATE TABLE rate_owners (organisation_id TEXT PRIMARY KEY, writer TEXT NOT NULL);
+CREATE TABLE rate_buckets (
+  organisation_id TEXT NOT NULL, bucket TEXT NOT NULL, per_ms BIGINT NOT NULL,
+  lent BIGINT NOT NULL, ends_ms BIGINT NOT NULL, times BIGINT[] NOT NULL,
+  PRIMARY KEY (organisation_id, bucket)
+);
+CREATE TABLE rate_loans (
+  organisation_id TEXT NOT NULL, name TEXT NOT NULL, first_name TEXT NOT NULL,
+  calls BIGINT NOT NULL, until_ms BIGINT NOT NULL, buckets TEXT[] NOT NULL,
+  PRIMARY KEY (organisation_id, name)
+);
+"""
+"""Counters of rate caps, and the calls that are lent."""
+
+MIGRATIONS: Final = (_V1, _V2)
 
 
 def migrate(connection: Connection[Any], *, dry_run: bool = False) -> None:
@@ -246,7 +262,7 @@ def migrate(connection: Connection[Any], *, dry_run: bool = False) -> None:
         known = version(connection)
         for script in MIGRATIONS[known:]:
             # Ids sort by their bytes, as in the embedded store, whatever the database's locale.
-            connection.execute(script.replace(" TEXT", ' TEXT COLLATE "C"').encode())
+            connection.execute(re.sub(r" TEXT\b(?!\[)", ' TEXT COLLATE "C"', script).encode())
         if known < len(MIGRATIONS):
             connection.execute(
                 "INSERT INTO facts VALUES ('schema', %s)"

@@ -16,6 +16,9 @@ from guard.gateway.storage.sql.queries import Queries
 SWEEP_ORGANISATIONS: Final = 50
 """Organisations that one step of a sweep locks."""
 
+CLEAN_MS: Final = 600_000
+"""How often counters of rate caps that nobody uses are deleted."""
+
 ALIVE_MS: Final = 15_000
 """A replica that was seen so lately has served the holders of leases."""
 
@@ -38,6 +41,8 @@ class PostgresStorage(PostgresEngine, Queries, Reports, Dashboard, CommandStorag
         audit_retention_days: how long the audit log is kept; 0 keeps all of it.
     """
 
+    _rates_cleaned_ms = 0
+
     async def sweep(self) -> int:
         """Run the periodic work of the organisations that have some; delete a few old rows."""
         await self._note_alive()
@@ -49,6 +54,9 @@ class PostgresStorage(PostgresEngine, Queries, Reports, Dashboard, CommandStorag
             expired += await self.write(expiry.sweep, Scopes(organisations=some))
         if not due:
             await self.write(expiry.sweep, Scopes(organisations=()))
+        if now_ms - self._rates_cleaned_ms >= CLEAN_MS:
+            self._rates_cleaned_ms = now_ms
+            await self.rates.delete_old()
         await self.sum_days()
         await self.retain()
         await self.sample()

@@ -21,7 +21,7 @@ from guard.gateway.domain.commands import PostCommitEvent
 from guard.gateway.domain.errors import StoreError, StoreLostError
 from guard.gateway.ledger.state import OrganisationState, Scopes
 from guard.gateway.storage.postgres import schema
-from guard.gateway.storage.postgres.connection import WriteConnection
+from guard.gateway.storage.postgres.connection import CLOCK, WriteConnection
 from guard.gateway.storage.postgres.money import PostgresMoney
 from guard.gateway.storage.postgres.notices import notices_of
 from guard.gateway.storage.sql.unit_of_work import SqlUnitOfWork
@@ -36,8 +36,6 @@ _LOCK_SOME: Final = _LOCK.format(" WHERE organisation_id = ANY(%s)")
 _LOCK_ALL: Final = _LOCK.format("")
 FORGET_MS: Final = 3_600_000
 """A replica that was not seen for so long is forgotten."""
-
-_CLOCK: Final = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
 
 
 class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
@@ -70,7 +68,7 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
         self.replica = secrets.token_hex(8)
         self._taken: list[str] = []
         row = self.row("SELECT value FROM facts WHERE name = 'clock_ms'")
-        wall_ms = clock_ms() if clock_ms is not None else int(self.row(_CLOCK)[0])
+        wall_ms = clock_ms() if clock_ms is not None else int(self.row(CLOCK)[0])
         self._clock = SteadyClock(0 if row is None else int(row[0]), wall_ms, monotonic_ms())
         self.now_ms = self._clock.now_ms
         self._read_at_ms = monotonic_ms()
@@ -104,7 +102,7 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
             else:
                 found.execute(_SHARED, (schema.WRITE,))
                 rows = found.execute(_LOCK_SOME, (wanted,))
-            clock = found.execute(_CLOCK)
+            clock = found.execute(CLOCK)
         database_ms = clock.fetchall()[0][0]
         wall_ms = database_ms if self._clock_ms is None else self._clock_ms()
         self._read_at_ms = self._monotonic_ms()

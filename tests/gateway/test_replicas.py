@@ -1,0 +1,218 @@
+"""Replicas on one PostgreSQL database: what one has granted, stopped or counted binds all."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from guard.gateway.cli.admin_client import AdminClient
+from guard.gateway.embedded import Gateway, run_gateway
+from tests.gateway.conftest import Tenant, new_tenant
+from tests.gateway.test_metrics import scraped
+from tests.spamdetect.conftest import Server, private_postgres  # noqa: F401  # a fixture
+from tests.support import postgres
+from tests.support.waiting import until
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> str:
+    return postgres.url_of(tmp_path)
+
+
+@pytest.fixture
+def replicas(database: str) -> Iterator[list[Gateway]]:
+    """Two gateways in this process on one database."""
+    options = {"control_ping_interval_ms": 200, "sweep_interval_ms": 50}
+    with run_gateway(database, **options) as one, run_gateway(database, **options) as other:
+        yield [one, other]
+
+
+@pytest.fixture
+def tenants(replicas: list[Gateway]) -> Iterator[list[Tenant]]:
+    """One tenant as each replica sees it; the ledger has to be right in the end."""
+    first = replicas[0]
+    organisation = first.admin.create_organisation(f"o-{next(_numbers)}")["organisation_id"]
+    found: list[Tenant] = []
+    for gateway in replicas:
+        admin = AdminClient(gateway.base_url, gateway.admin_key, organisation=organisation)
+        api_key = found[0].api_key if found else admin.create_key("test")
+        headers = {"X-API-Key": api_key, "X-Guard-Protocol": "3"}
+        http = httpx.Client(base_url=gateway.base_url, headers=headers, trust_env=False)
+        found.append(Tenant(gateway, organisation, admin, api_key, http))
+    yield found
+    assert first.admin.verify_ledger()["problems"] == []
+    for tenant in found:
+        tenant.http.close()
+        tenant.admin.close()
+
+
+def declared(tokens: int) -> dict[str, Any]:
+    return {"kind": "llm", "model": "m", "max_input_tokens": 0, "max_output_tokens": tokens}
+
+
+def test_what_one_grants_the_other_cannot(tenants: list[Tenant]) -> None:
+    a, b = tenants
+    a.admin.set_price("m", input_per_mtok=0, output_per_mtok=1_000_000)
+    a.admin.set_budget(limit_nanousd=100)
+    with ThreadPoolExecutor(8) as threads:
+        asked = [threads.submit(tenant.gate, **declared(7)) for _ in range(20) for tenant in (a, b)]
+        statuses = [each.result().status_code for each in asked]
+    assert sorted(set(statuses)) == [200, 402]
+    assert statuses.count(200) == 14
+    assert a.balance()["reserved_nanousd"] == b.balance()["reserved_nanousd"] == 98
+
+
+def test_a_call_is_charged_where_it_was_not_asked(tenants: list[Tenant]) -> None:
+    a, b = tenants
+    a.admin.set_budget(limit_nanousd=1_000_000)
+    reply = a.allowed()
+    event = a.llm(500, event_id="once", reservation_id=reply["reservation_id"])
+    answers = [tenant.send(event).json() for tenant in (b, a, b)]
+    assert [each["accepted"] for each in answers] == [1, 0, 0]
+    assert b.send(b.final(reply["reservation_id"])).json()["accepted"] == 1
+    balance = a.balance()
+    assert (balance["committed_nanousd"], balance["reserved_nanousd"]) == (500, 0)
+
+
+def test_a_repeat_is_answered_by_another_replica(tenants: list[Tenant]) -> None:
+    a, b = tenants
+    a.admin.set_budget(limit_nanousd=1_000_000)
+    headers = {"Idempotency-Key": "same"}
+    first = a.allowed(call_id="c", headers=headers)
+    assert b.allowed(call_id="c", headers=headers) == first
+    assert a.balance()["reserved_nanousd"] == first["reserved_nanousd"]
+
+
+def test_rules_of_one_are_the_others_at_once(tenants: list[Tenant]) -> None:
+    a, b = tenants
+    b.allowed(kind="tool", tool_name="rm")
+    a.admin.set_policy(tools_block=["rm"])
+    until(lambda: b.gate(kind="tool", tool_name="rm").status_code == 403, 2)
+
+
+def test_a_revoked_key_is_refused_everywhere(tenants: list[Tenant]) -> None:
+    a, b = tenants
+    b.allowed()
+    (key,) = [k for k in a.admin.request("GET", "/keys") if k["name"] == "test"]
+    a.admin.request("DELETE", f"/keys/{key['key_id']}")
+    until(lambda: b.gate().status_code == 401, 2)
+
+
+def test_a_cap_counts_the_calls_of_all(tenants: list[Tenant]) -> None:
+    a, b = tenants
+    a.admin.set_policy(rate_caps=[{"calls": 10}])
+    time.sleep(0.5)  # a call that the new rule does not reach yet would not count
+    statuses = [tenant.gate().status_code for _ in range(8) for tenant in (a, b)]
+    assert statuses.count(200) == 10
+    assert statuses.count(429) == 6
+
+
+_AGENT = """
+import sys, time
+import guard
+guard.init()
+@guard.protect
+def step():
+    time.sleep(0.02)
+with guard.workflow("w"):
+    step()
+    print("running", flush=True)
+    try:
+        while True:
+            step()
+    except guard.WorkflowKilledInterrupt:
+        print("killed", flush=True)
+        raise SystemExit(0)
+"""
+
+
+def test_a_kill_at_one_stops_an_agent_at_the_other(tenants: list[Tenant]) -> None:
+    a, b = tenants
+    agent = subprocess.Popen(
+        [sys.executable, "-c", _AGENT],
+        env={"GUARD_API_KEY": b.api_key, "GUARD_API_URL": b.gateway.base_url, "PATH": ""},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert agent.stdout is not None
+    try:
+        assert agent.stdout.readline() == "running\n"
+        a.admin.kill("w")
+        assert agent.stdout.readline() == "killed\n"
+        assert agent.wait(10) == 0
+    finally:
+        agent.kill()
+        agent.wait(10)
+        agent.stdout.close()
+
+
+def test_messages_of_two_replicas_reach_a_channel_in_order(tenants: list[Tenant]) -> None:
+    _, b = tenants
+    for number in range(10):
+        tenants[number % 2].admin.pause(f"w{number}")
+    seen: list[int] = []
+    while len(seen) < 10:
+        reply = b.http.get(
+            "/api/v1/control", params={"after": seen[-1] if seen else 0, "wait_ms": 2000}
+        ).json()
+        assert reply["messages"]
+        seen += [message["seq"] for message in reply["messages"]]
+    assert seen == sorted(set(seen))
+
+
+@pytest.mark.timeout(120)
+def test_what_a_killed_replica_held_expires_once(serve: Callable[..., Any]) -> None:
+    dying, staying = serve(), serve()
+    admin = AdminClient(staying.base_url, staying.admin_key)
+    admin.update_settings(reservation_ttl_ms=1000)
+    admin.set_budget(limit_nanousd=10_000_000_000)
+    headers = {"X-API-Key": dying.api_key, "X-Guard-Protocol": "3"}
+    with httpx.Client(base_url=dying.base_url, headers=headers, trust_env=False) as http:
+        for number in range(20):
+            body = {"call_id": f"c{number}", "kind": "call", "function": "work"}
+            assert http.post("/gate", json=body).status_code == 200
+    dying.process.send_signal(signal.SIGKILL)
+    held = admin.ledger()[0]
+    assert held["reserved_nanousd"] > 0
+    until(lambda: admin.ledger()[0]["reserved_nanousd"] == 0, 30)
+    assert scraped(staying.base_url)["guard_gateway_expired_reservations_total"] == 20
+    report = admin.verify_ledger()
+    assert (report["problems"], report["reservations_open"]) == ([], 0)
+    admin.close()
+
+
+@pytest.mark.fault
+@pytest.mark.timeout(120)
+def test_while_postgresql_is_away_calls_are_refused(private_postgres: Server) -> None:  # noqa: F811
+    with run_gateway(private_postgres.url, sweep_interval_ms=50) as gateway:
+        tenant = new_tenant(gateway)
+        tenant.admin.set_budget(limit_nanousd=1_000_000)
+        headers = {"Idempotency-Key": "asked before"}
+        before = tenant.allowed(call_id="c", headers=headers)
+        event = tenant.llm(500, event_id="once", reservation_id=before["reservation_id"])
+        assert tenant.send(event).status_code == 202
+        private_postgres.stop()
+        tenant.refused(503, "GD-R002")
+        assert tenant.send(event).status_code == 503
+        assert httpx.get(f"{gateway.base_url}/readyz").status_code == 503
+        private_postgres.start()
+        until(lambda: tenant.gate(call_id="c", headers=headers).status_code == 200, 20)
+        assert tenant.allowed(call_id="c", headers=headers) == before
+        assert tenant.send(event).json()["duplicates"] == 1
+        until(lambda: httpx.get(f"{gateway.base_url}/readyz").status_code == 200, 20)
+        assert tenant.balance()["committed_nanousd"] == 500
+        assert gateway.admin.verify_ledger()["problems"] == []
+        tenant.http.close()
+        tenant.admin.close()
