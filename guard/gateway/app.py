@@ -49,7 +49,7 @@ from guard.gateway.services.metrics import Counts, GatewayCollector
 from guard.gateway.services.operators import OperatorService
 from guard.gateway.services.pricing import load_published
 from guard.gateway.services.rate_shares import RateStore
-from guard.gateway.services.recalls import Recalls
+from guard.gateway.services.recalls import Peers, Recalls
 from guard.gateway.services.tool_rules import ToolRulesOf
 from guard.gateway.services.webhooks import WebhookSender
 from guard.gateway.settings import DatabaseUrl, GatewaySettings, database_of
@@ -216,11 +216,14 @@ class GatewayApp:
         self.load = Load(settings.max_pending_bytes)
         self.keys = KeyRing(self.storage, clock_ms)
         self.catalogue = CatalogueCache(self.storage, fallback)
+        # Only a store that replicas share has peers.
+        peers: Peers | None = getattr(self.storage, "peers", None)
+        self._recalls = Recalls(self.hub.recall, peers)
         gatekeeper = Gatekeeper(
             self.storage,
             self.catalogue,
             rates,
-            Recalls(self.hub.recall),
+            self._recalls,
             max_event_bytes=settings.max_event_bytes,
             clock_ms=clock_ms,
         )
@@ -335,6 +338,11 @@ class GatewayApp:
                 self.catalogue.forget(event.organisation_id)
             elif event.kind == "webhooks":
                 self._webhooks.wake()
+            elif event.kind == "recall" and event.organisation_id is not None:
+                self._recalls.asked_by_peer(event.organisation_id, event.leases)
+            elif event.kind == "answered":
+                for lease_id in event.leases.get("", ()):
+                    self._recalls.answered_at_peer(lease_id)
         self.hub.publish(events)
 
     async def _sweep(self) -> None:

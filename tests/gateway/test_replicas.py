@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from tests.gateway.conftest import Tenant, new_tenant
 from tests.gateway.test_metrics import scraped
 from tests.spamdetect.conftest import Server, private_postgres  # noqa: F401  # a fixture
 from tests.support import postgres
+from tests.support.asker import ask, asker, call
 from tests.support.waiting import until
 
 _numbers = itertools.count(1)
@@ -172,6 +174,36 @@ def test_messages_of_two_replicas_reach_a_channel_in_order(tenants: list[Tenant]
     assert seen == sorted(set(seen))
 
 
+@pytest.mark.asyncio
+async def test_what_is_leased_at_one_comes_back_for_a_call_at_the_other(
+    tenants: list[Tenant],
+) -> None:
+    a, b = tenants
+    await asyncio.to_thread(a.admin.set_budget, limit_nanousd=1_000_000)
+
+    def request(number: int, output: int, **fields: Any) -> dict[str, Any]:
+        return call(number, kind="llm", function="openai", model="gpt-4o", max_input_tokens=0,
+                    max_output_tokens=output, **fields)  # fmt: skip
+
+    async with (
+        asker(a.gateway.base_url, a.api_key) as holder,
+        asker(b.gateway.base_url, b.api_key) as other,
+    ):
+        lease = {"demand_nanousd": 600_000}
+        [(_, reply)] = await holder.ask(ask("h", request(1, 10, workflow_id="a", lease=lease)))
+        lease_id = reply["lease"]["lease_id"]
+        asking = asyncio.create_task(other.ask(ask("o", request(2, 90, workflow_id="b"))))
+        while not any(lease_id in message.get("leases", ()) for message in holder.pushed):
+            await holder.read()
+        body = {"lease_id": lease_id, "unused_nanousd": 400_000}
+        [(status, _)] = await holder.ask(ask("u", body, "gate/lease"))
+        assert status == 200
+        [(status, _)] = await asking
+        if status != 200:  # a busy machine answered after the refusal
+            [(status, _)] = await other.ask(ask("again", request(3, 90, workflow_id="b")))
+        assert status == 200
+
+
 @pytest.mark.timeout(120)
 def test_what_a_killed_replica_held_expires_once(serve: Callable[..., Any]) -> None:
     dying, staying = serve(), serve()
@@ -198,12 +230,13 @@ def test_what_a_killed_replica_held_expires_once(serve: Callable[..., Any]) -> N
 def test_while_postgresql_is_away_calls_are_refused(private_postgres: Server) -> None:  # noqa: F811
     with run_gateway(private_postgres.url, sweep_interval_ms=50) as gateway:
         tenant = new_tenant(gateway)
-        tenant.admin.set_budget(limit_nanousd=1_000_000)
+        tenant.admin.set_budget(limit_nanousd=10**12)
         headers = {"Idempotency-Key": "asked before"}
         before = tenant.allowed(call_id="c", headers=headers)
         event = tenant.llm(500, event_id="once", reservation_id=before["reservation_id"])
         assert tenant.send(event).status_code == 202
         private_postgres.stop()
+        until(lambda: tenant.gate().status_code == 503)  # its processes notice one by one
         tenant.refused(503, "GD-R002")
         assert tenant.send(event).status_code == 503
         assert httpx.get(f"{gateway.base_url}/readyz").status_code == 503

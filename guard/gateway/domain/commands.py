@@ -162,10 +162,12 @@ class PostCommitEvent(Struct):
 
     ``control`` carries a message for the organisation's control channels (of one key only, when
     ``key_id`` is set); ``catalogue`` says that keys, policies or prices changed; ``webhooks`` that
-    deliveries wait.
+    deliveries wait. ``recall`` and ``answered`` come from other replicas and are stored nowhere: a
+    question to the holders of ``leases`` (by key), and that these leases have given back.
     """
 
-    kind: Literal["control", "catalogue", "webhooks"]
+    kind: Literal["control", "catalogue", "webhooks", "recall", "answered"]
     organisation_id: str | None
     message: wire.ControlMessage | None = None
     key_id: str | None = None
+    leases: dict[str, list[str]] = {}

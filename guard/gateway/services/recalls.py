@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 WAIT_S: Final = 0.25
 """How long a refusal waits for the holders."""
@@ -17,18 +17,38 @@ _SILENT_MAX: Final = 10_000
 Push = Callable[[str, Mapping[str, Sequence[str]]], int]
 
 
+class Peers(Protocol):
+    """Other replicas on the same store."""
+
+    def ask_peers(self, organisation_id: str, leases: Mapping[str, Sequence[str]]) -> bool:
+        """Have other replicas recall leases too; ``False`` when there are none."""
+
+    def tell_peers(self, organisation_id: str, lease_id: str) -> None:
+        """Tell them that a lease has given back what it does not use."""
+
+
 class Recalls:
     """The recalls under way in this process. Calls that are refused at once share them.
 
     Args:
         push: sends a recall of leases, by the key that holds them, to the sockets of an
             organisation; returns how many it is on its way to.
+        peers: other replicas, whose sockets the holders may have.
         wait_s: how long a refusal waits for the holders.
         silence_s: how long a holder that did not answer is left alone.
     """
 
-    def __init__(self, push: Push, *, wait_s: float = WAIT_S, silence_s: float = SILENCE_S) -> None:
+    def __init__(
+        self,
+        push: Push,
+        peers: Peers | None = None,
+        *,
+        wait_s: float = WAIT_S,
+        silence_s: float = SILENCE_S,
+    ) -> None:
         self._push = push
+        self._peers = peers
+        self._for_peers: dict[str, str] = {}
         self._wait_s = wait_s
         self._silence_s = silence_s
         self._under_way: dict[str, asyncio.Future[None]] = {}
@@ -49,7 +69,10 @@ class Recalls:
                     waiting.add(self._under_way[lease_id])
                 elif self._silent_until_s.get(lease_id, 0.0) <= now_s:
                     new.setdefault(key_id, []).append(lease_id)
-        if new and self._push(organisation_id, new):
+        asked = bool(new) and self._push(organisation_id, new) > 0
+        if new and self._peers is not None:
+            asked = self._peers.ask_peers(organisation_id, new) or asked
+        if asked:
             for lease_id in (each for lease_ids in new.values() for each in lease_ids):
                 self._under_way[lease_id] = answer = loop.create_future()
                 waiting.add(answer)
@@ -57,8 +80,27 @@ class Recalls:
         if waiting:
             await asyncio.wait(waiting, timeout=self._wait_s)
 
+    def asked_by_peer(self, organisation_id: str, leases: Mapping[str, Sequence[str]]) -> None:
+        """Ask the holders that are connected here, for another replica that waits."""
+        if self._push(organisation_id, leases):
+            found = [each for lease_ids in leases.values() for each in lease_ids]
+            self._for_peers.update(dict.fromkeys(found, organisation_id))
+            loop = asyncio.get_running_loop()
+            loop.call_later(self._wait_s, self._forget_peers, found)
+
+    def _forget_peers(self, lease_ids: Sequence[str]) -> None:
+        for lease_id in lease_ids:
+            self._for_peers.pop(lease_id, None)
+
     def answered(self, lease_id: str) -> None:
         """Note that a lease has given back what it does not use."""
+        organisation_id = self._for_peers.pop(lease_id, None)
+        if organisation_id is not None and self._peers is not None:
+            self._peers.tell_peers(organisation_id, lease_id)
+        self.answered_at_peer(lease_id)
+
+    def answered_at_peer(self, lease_id: str) -> None:
+        """Note that a lease has given back, here or at another replica."""
         self._silent_until_s.pop(lease_id, None)
         answer = self._under_way.pop(lease_id, None)
         if answer is not None and not answer.done():

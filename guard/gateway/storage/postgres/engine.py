@@ -23,6 +23,7 @@ from guard.gateway.storage.postgres import schema
 from guard.gateway.storage.postgres.connection import ReadConnection, WriteConnection
 from guard.gateway.storage.postgres.listener import Listener
 from guard.gateway.storage.postgres.notices import Feed
+from guard.gateway.storage.postgres.peers import PostgresPeers
 from guard.gateway.storage.postgres.rates import PostgresRates
 from guard.gateway.storage.postgres.read_pool import ReadPool
 from guard.gateway.storage.postgres.unit_of_work import PostgresUnitOfWork
@@ -88,6 +89,7 @@ class PostgresEngine:
         self._retention = Retention(retention_days, audit_retention_days)
         self._feed = Feed()
         self._next_try_s = 0.0
+        self.peers = PostgresPeers(self.look_up, self._sender)
         self.rates = PostgresRates(self._write_connection, clock_ms)
         self._samples = samples.Samples()
         self._open_now = _Open()
@@ -145,6 +147,9 @@ class PostgresEngine:
             self._write_connection, self._test_clock_ms, self._monotonic_ms, self._channel,
             self._feed.seen,
         )  # fmt: skip
+
+    def _sender(self) -> tuple[str, str]:
+        return self._channel, self._unit.replica if self._unit is not None else ""
 
     def _write_connection(self) -> WriteConnection:
         """Open the writer's connection; after a failure, not before a jittered time has passed."""

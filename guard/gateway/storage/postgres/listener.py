@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import random
 import threading
@@ -103,8 +104,13 @@ class Listener:
         # All are taken first: those that arrive during a query inside the loop would be lost.
         notices = list(connection.psycopg.notifies(timeout=WAIT_S, stop_after=1))
         for payload in dict.fromkeys(notice.payload for notice in notices):
-            replica, kind, organisation_id = payload.split(" ", 2)
-            if replica != self._replica():
+            replica, kind, organisation_id, *rest = payload.split(" ", 3)
+            if replica == self._replica():
+                continue
+            if kind in ("recall", "answered"):
+                leases = json.loads(rest[0])
+                self._deliver([PostCommitEvent(kind, organisation_id, leases=leases)])  # type: ignore[arg-type]  # one of the two
+            else:
                 self._deliver(self._events(connection, kind, organisation_id or None))
 
     def _events(

@@ -67,7 +67,12 @@ class PostgresStorage(PostgresEngine, Queries, Reports, Dashboard, CommandStorag
         return await self.write(_resume)
 
     async def _note_alive(self) -> None:
-        await self.write(PostgresUnitOfWork.note_alive, Scopes(organisations=()))
+        self.peers.are_there = await self.write(_note_alive, Scopes(organisations=()))
+
+
+def _note_alive(unit: PostgresUnitOfWork) -> bool:
+    unit.note_alive()
+    return unit.others_alive(ALIVE_MS)
 
 
 def _resume(unit: PostgresUnitOfWork) -> int:
