@@ -39,7 +39,9 @@ def main() -> None:
     if os.fork():  # the starter waits for this process only, and keeps no zombie of the gateway
         os._exit(0)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])  # the starter may have blocked some
-    logging.basicConfig(level="WARNING", format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    from guard.gateway.services.logs import configure
+
+    configure("warning", "text")
     try:
         _run(Files(Path(sys.argv[1])))
     except ModuleNotFoundError as exc:
