@@ -1,4 +1,4 @@
-"""The ``guard`` command: demo, doctor, status, explain and the gateway."""
+"""The ``guard`` command: demo, run, doctor, status, explain, kill and pause, the gateway."""
 
 from __future__ import annotations
 
@@ -19,6 +19,15 @@ _LAZY: Final = {
         "Put a program under guard: limited, watched, stopped.",
     ),
     "gateway": ("guard.gateway.cli.main", "gateway", "Run and operate the self-hosted gateway."),
+    **{
+        action: ("guard.gateway.cli.directives", action, summary)
+        for action, summary in (
+            ("kill", "Stop what `guard run` runs, or any workflow."),
+            ("pause", "Refuse a workflow's next requests until it is resumed."),
+            ("resume", "Lift a pause."),
+            ("revive", "Lift a kill."),
+        )
+    },
 }
 
 _MARKS: Final = {

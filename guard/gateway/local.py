@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from guard.local_gateway import Files, Identity, is_at, read_identity, try_lock, write_json
+from guard.local_runs import abandoned, policy_of
 
 if TYPE_CHECKING:  # imported when the process has left its parent
     from guard.gateway.app import GatewayApp
@@ -25,6 +26,7 @@ LINGER_S: Final = 5.0
 """How long it waits for another user after the last one has gone."""
 
 _LOOK_S: Final = 0.25
+_TIDY_S: Final = 1.0
 _LOCK_WAIT_S: Final = 15.0
 
 logger = logging.getLogger("guard.gateway.local")
@@ -114,10 +116,12 @@ async def _serve(files: Files, held: int) -> None:
     tune_process()
     _report(None)  # the socket listens already: early requests wait in its backlog
     watching = asyncio.create_task(_stop_when_unused(files, held, server))
+    tidying = asyncio.create_task(_remove_abandoned_runs(files, app))
     try:
         await server.serve()
     finally:
         watching.cancel()
+        tidying.cancel()
         if is_at(held, files.gateway):  # else the files are another gateway's by now
             files.address.unlink(missing_ok=True)
 
@@ -173,6 +177,38 @@ async def _stop_when_unused(files: Files, held: int, server: GatewayServer) -> N
             break
         os.close(alone)
     server.stop()
+
+
+async def _remove_abandoned_runs(files: Files, app: GatewayApp) -> None:
+    """Cut off what a killed ``guard run`` has left: its key, then its budget and policy."""
+    import asyncio
+
+    while True:
+        try:
+            for run in abandoned(files):
+                if run.key_id is not None and run.organisation_id is not None:
+                    await _remove_run(app, run.key_id, run.organisation_id)
+                run.path.unlink(missing_ok=True)
+        except Exception:  # the next look may do better; the gateway serves all the same
+            logger.exception("what a run has left could not be removed")
+        await asyncio.sleep(_TIDY_S)
+
+
+async def _remove_run(app: GatewayApp, key_id: str, organisation_id: str) -> None:
+    import contextlib
+
+    from guard.gateway.domain.commands import Actor
+    from guard.gateway.domain.errors import NotFoundError
+
+    actor, storage = Actor("end of a run"), app.storage
+    with contextlib.suppress(NotFoundError):
+        await storage.revoke_key(actor, organisation_id, key_id)
+    with contextlib.suppress(NotFoundError):
+        await storage.delete_policy(actor, organisation_id, policy_of(key_id))
+    for budget in await storage.budgets(organisation_id):
+        if (budget.scope_kind, budget.scope_id) == ("key", key_id):
+            with contextlib.suppress(NotFoundError):
+                await storage.delete_budget(actor, organisation_id, budget.budget_id)
 
 
 if __name__ == "__main__":

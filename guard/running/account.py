@@ -11,6 +11,7 @@ import attrs
 
 from guard.control.observations import OBSERVED_EVENT
 from guard.gateway.cli.admin_client import AdminClient, AdminError
+from guard.local_runs import RunMark, policy_of
 from guard.running.plan import Limits
 
 _PAGE: Final = 1000
@@ -31,18 +32,21 @@ class Account:
         admin: of the local gateway.
         workflow: the run's workflow.
         limits: what it may do.
+        mark: has the gateway remove all of it, should this process be killed.
 
     Raises:
         AdminError: the gateway refuses one of the limits.
     """
 
-    def __init__(self, admin: AdminClient, workflow: str, limits: Limits) -> None:
+    def __init__(self, admin: AdminClient, workflow: str, limits: Limits, mark: RunMark) -> None:
         self._admin = admin
         self._workflow = workflow
         made = admin.create_key_full(f"run {workflow}"[:100], role="sdk", signed=True)
         self.api_key = str(made["api_key"])
         self.hmac_secret = str(made["hmac_secret"])
         self._key_id = str(made["key"]["key_id"])
+        self._mark = mark
+        mark.name(self._key_id, str(made["key"]["organisation_id"]))
         self._budget_id: str | None = None
         self._policy: str | None = None
         try:
@@ -59,7 +63,7 @@ class Account:
             self._budget_id = str(budget["budget_id"])
         document = limits.policy()
         if document:
-            self._policy = f"run-{self._key_id}"
+            self._policy = policy_of(self._key_id)
             self._admin.set_policy(
                 self._policy, scope_kind="key", scope_id=self._key_id, **document
             )
@@ -97,3 +101,4 @@ class Account:
             self._admin.delete_policy(self._policy)
         if self._budget_id is not None:
             self._admin.delete_budget(self._budget_id)
+        self._mark.done()

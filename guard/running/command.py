@@ -21,6 +21,7 @@ from guard.core.catalogue import CATALOGUE
 from guard.core.wire import NAME_LENGTH_MAX
 from guard.gateway.cli.admin_client import AdminClient, AdminError
 from guard.local_gateway import LocalGateway, LocalGatewayError, join
+from guard.local_runs import RunMark
 from guard.running import plan, reports
 from guard.running.account import Account, Spend
 from guard.running.supervise import supervise
@@ -122,12 +123,13 @@ def _account(workflow: str, limits: plan.Limits) -> Iterator[tuple[LocalGateway,
     gateway = join()
     admin = AdminClient(gateway.url, gateway.identity.admin_key)
     try:
-        account = Account(admin, workflow, limits)
-        try:
-            yield gateway, account
-        finally:
-            with contextlib.suppress(AdminError):
-                account.close()
+        with RunMark(gateway.files) as mark:
+            account = Account(admin, workflow, limits, mark)
+            try:
+                yield gateway, account
+            finally:
+                with contextlib.suppress(AdminError):  # then the gateway does it
+                    account.close()
     finally:
         admin.close()
         gateway.leave()

@@ -76,7 +76,10 @@ class AdminClient:
         try:
             response = self._http.request(method, path, json=body, params=params)
         except httpx.HTTPError as exc:
-            raise AdminError(0, f"the gateway does not answer: {type(exc).__name__}") from None
+            where = self._http.base_url.netloc.decode()
+            raise AdminError(
+                0, f"the gateway at {where} does not answer: {type(exc).__name__}"
+            ) from None
         if response.is_success:
             return response.json() if response.content else None
         try:

@@ -11,11 +11,11 @@ from guard.gateway.cli.approvals import approvals
 from guard.gateway.cli.budgets import budgets
 from guard.gateway.cli.copy import copy
 from guard.gateway.cli.database import backup, migrate, restore
+from guard.gateway.cli.directives import directives
 from guard.gateway.cli.local import local
 from guard.gateway.cli.output import (
     admin_options,
     client_of,
-    examples_of,
     note,
     show,
 )
@@ -44,43 +44,8 @@ gateway.add_command(local)
 
 # -- control -----------------------------------------------------------------------------------
 
-
-def _directive(action: str, summary: str, *examples: str) -> None:
-    @gateway.command(name=action, help=f"{summary}\n\n{examples_of(*examples)}")
-    @click.argument("name")
-    @click.option("--run", "run_id", help="Only this run.")
-    @click.option("--reason", default="", help="Shown to the program and kept in the audit log.")
-    @admin_options
-    def command(name: str, run_id: str | None, reason: str, **options: Any) -> None:
-        with client_of(options) as client:
-            body: dict[str, Any] = {"workflow_id": name, "run_id": run_id, "reason": reason}
-            if options.get("for_seconds"):
-                body["resume_after_ms"] = round(options["for_seconds"] * 1000)
-            message = getattr(client, action)(body.pop("workflow_id"), **body)
-            note(options, f"{action}: {name}", message)
-
-    if action == "pause":
-        click.option(
-            "--for-seconds",
-            type=click.FloatRange(min=0.001),
-            help="Ends by itself after that time.",
-        )(command)
-
-
-_directive(
-    "kill",
-    "Kill a workflow: an id, a glob such as 'billing-*', or '*' for everything.",
-    "kill research --reason 'wrong prompt'",
-    "kill '*'",
-)
-_directive(
-    "pause",
-    "Pause a workflow (id, glob or '*').",
-    "pause 'billing-*' --for-seconds 600",
-    "pause research --run 01981f5e-6c3a-7b21-9d52-3f0a51c8e677",
-)
-_directive("resume", "Lift a pause. A killed workflow stays killed.", "resume 'billing-*'")
-_directive("revive", "Lift a kill.", "revive research")
+for directive in directives("guard gateway"):
+    gateway.add_command(directive)
 
 
 @gateway.command()

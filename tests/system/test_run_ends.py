@@ -1,0 +1,157 @@
+"""What a run leaves behind when its supervisor is killed, and pausing one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from guard.local_gateway import Files, read_json
+from guard.local_runs import RunMark, abandoned
+from tests.support.runs import LIMIT, Runs
+from tests.support.waiting import until
+
+WAIT_S = 60.0
+SLOW = """
+import sys, time, httpx
+print("up", flush=True)
+for number in range(600):
+    body = {"model": "gpt-4o", "max_tokens": 50, "messages": [{"role": "user", "content": "hi"}]}
+    try:
+        reply = httpx.post(sys.argv[1] + "/v1/chat/completions", json=body)
+    except Exception as exc:
+        print(type(exc).__name__, flush=True)
+    else:
+        print(number, reply.status_code, flush=True)
+    time.sleep(0.2)
+"""
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> str:
+    path = tmp_path / "slow.py"
+    path.write_text(SLOW)
+    return str(path)
+
+
+def rules(guard: Runs) -> tuple[list[str], list[str], list[str]]:
+    """Return the run keys that are valid, the key budgets and the policies."""
+
+    def listed(what: str) -> Any:
+        return json.loads(guard("gateway", what, "list", "--local", "--json").stdout)
+
+    keys = [each["name"] for each in listed("keys")
+            if each["name"].startswith("run ") and each["revoked_at_ms"] is None]  # fmt: skip
+    budgets = [each["scope_id"] for each in listed("budgets") if each["scope_kind"] == "key"]
+    return keys, budgets, [each["name"] for each in listed("policies")]
+
+
+def killed_run(guard: Runs, slow: str, vendor: str, name: str) -> Any:
+    process = guard.start(
+        "run", "--workflow", name, "--limit", "$1", "--block-tool", "rm", "--",
+        sys.executable, slow, vendor,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    keys, budgets, policies = rules(guard)
+    assert (keys, len(budgets), len(policies)) == ([f"run {name}"], 1, 1)
+    process.send_signal(signal.SIGKILL)
+    return process
+
+
+def test_a_killed_supervisor_leaves_nothing_and_cuts_its_program_off(
+    guard: Runs, vendor: str, slow: str
+) -> None:
+    stay = guard.start("gateway", "local")
+    assert stay.stdout is not None
+    assert stay.stdout.readline().startswith("local gateway on")
+    try:
+        process = killed_run(guard, slow, vendor, "orphan")
+        until(lambda: rules(guard) == ([], [], []), WAIT_S)
+        out, err = process.communicate(timeout=WAIT_S)  # the program's, which has both pipes
+        assert "Authentication" in out + err or "401" in out + err, out + err
+        audit = json.loads(guard("gateway", "audit", "list", "--local", "--json").stdout)
+        removed = {e["action"] for e in audit if e["actor"] == "end of a run"}
+        assert removed == {"key.revoke", "policy.delete", "budget.delete"}
+    finally:
+        stay.send_signal(signal.SIGINT)
+        stay.communicate(timeout=WAIT_S)
+
+
+def test_the_next_gateway_removes_what_the_last_one_could_not(
+    guard: Runs, vendor: str, slow: str, directory: Path
+) -> None:
+    process = guard.start(
+        "run", "--workflow", "lost", "--limit", "$1", "--", sys.executable, slow, vendor
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    gateway = read_json(Files(directory).address)["pid"]
+    process.send_signal(signal.SIGSTOP)  # it would start another one
+    os.kill(gateway, signal.SIGKILL)
+    process.send_signal(signal.SIGKILL)
+    assert list((directory / "runs").iterdir())
+    until(lambda: rules(guard) == ([], [], []), WAIT_S)
+    assert not list((directory / "runs").iterdir())
+    process.communicate(timeout=WAIT_S)
+
+
+def test_a_run_that_ends_leaves_no_mark(guard: Runs, directory: Path) -> None:
+    assert guard("run", "--limit", LIMIT, "--", sys.executable, "-c", "print(1)").returncode == 0
+    assert not list((directory / "runs").iterdir())
+    assert rules(guard) == ([], [], [])
+
+
+def test_marks(tmp_path: Path) -> None:
+    files = Files(tmp_path)
+    assert list(abandoned(files)) == []
+    with RunMark(files) as mark, RunMark(files) as silent:
+        mark.name("k", "o")
+        assert list(abandoned(files)) == []
+    found = {(each.key_id, each.organisation_id) for each in abandoned(files)}
+    assert found == {("k", "o"), (None, None)}
+    mark.done()
+    silent.done()
+    assert list(abandoned(files)) == []
+    (tmp_path / "runs" / "x").write_text('{"torn')
+    assert [each.key_id for each in abandoned(files)] == [None]
+
+
+def test_pause_resume_and_kill_in_short(guard: Runs, vendor: str, slow: str) -> None:
+    process = guard.start("run", "--workflow", "held", "--", sys.executable, slow, vendor)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    paused = guard("pause", "held", "--reason", "lunch")
+    assert (paused.returncode, paused.stdout) == (0, "pause: held\n")
+    _, err = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 77, "its next request was refused"
+    assert "[GD-W003] lunch" in err
+    again = guard("run", "--workflow", "held", "--", sys.executable, slow, vendor)
+    assert (again.stdout, again.returncode) == ("up\n", 77), "it begins, and ends likewise"
+    assert guard("resume", "held").returncode == 0
+    process = guard.start("run", "--workflow", "held", "--", sys.executable, slow, vendor)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    assert process.stdout.readline() == "0 200\n"
+    assert guard("kill", "held", "--reason", "enough").returncode == 0
+    _, err = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 77
+    assert "enough" in err
+    assert guard("revive", "held").returncode == 0
+
+
+def test_the_short_forms_go_where_they_are_told(guard: Runs) -> None:
+    elsewhere = {"GUARD_API_URL": "http://127.0.0.1:9", "GUARD_ADMIN_KEY": "gda_x"}
+    refused = guard("kill", "x", env=elsewhere)
+    assert refused.returncode == 1
+    assert "127.0.0.1:9" in refused.stderr
+    for name in ("kill", "pause", "resume", "revive"):
+        shown = guard(name, "--help").stdout
+        assert f"guard {name} " in shown
+        assert "local gateway" in shown
+    assert "kill" in guard("--help").stdout
