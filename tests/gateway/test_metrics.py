@@ -18,6 +18,7 @@ from guard.gateway.ledger import webhooks
 from guard.gateway.storage.sql import samples
 from guard.gateway.storage.sqlite.store import SqliteStorage
 from tests.gateway.conftest import Tenant, new_tenant
+from tests.support import postgres
 from tests.support.asker import ask, asker, call
 from tests.support.store import ACTOR, DAY, Clock, Store
 from tests.support.waiting import until
@@ -42,26 +43,39 @@ class Family:
     text: str
 
 
-def test_the_page_lists_what_is_served(tmp_path: Path) -> None:
-    with run_gateway(tmp_path / "g.sqlite3", redis="redis://127.0.0.1:1/0") as gateway:
+def documented() -> dict[str, Family]:
+    """Return the families of the page."""
+    return {
+        name: Family(kind, frozenset(filter(None, labels.strip().split(", "))), text)
+        for name, kind, labels, text in _ROW.findall(PAGE.read_text())
+    }
+
+
+def served(database: str | Path) -> dict[str, Family]:
+    """Return the families of a gateway that has decided a call."""
+    with run_gateway(database, redis="redis://127.0.0.1:1/0") as gateway:
         tenant = new_tenant(gateway)
         tenant.allowed()
         page = httpx.get(f"{gateway.base_url}/metrics").text
         tenant.http.close()
         tenant.admin.close()
-    documented = {
-        name: Family(kind, frozenset(filter(None, labels.strip().split(", "))), text)
-        for name, kind, labels, text in _ROW.findall(PAGE.read_text())
-    }
-    served = {}
+    families = {}
     for found in text_string_to_metric_families(page):
         if found.name.startswith("guard_gateway_"):
             name = found.name + "_total" * (found.type == "counter")
             labels = {label for sample in found.samples for label in sample.labels} - {"le"}
-            served[name] = Family(found.type, frozenset(labels), found.documentation)
-    if not isinstance(gateway._settings.database, Path):
-        del documented["guard_gateway_log_bytes"]  # the server's log is not the gateway's
-    assert served == documented
+            families[name] = Family(found.type, frozenset(labels), found.documentation)
+    return families
+
+
+def test_the_page_lists_what_is_served(tmp_path: Path) -> None:
+    assert served(tmp_path / "g.sqlite3") == documented()
+
+
+def test_replicas_serve_the_same_but_for_the_log(tmp_path: Path) -> None:
+    known = documented()
+    del known["guard_gateway_log_bytes"]
+    assert served(postgres.url_of(tmp_path)) == known
 
 
 def test_every_name_in_the_page_is_a_metric() -> None:
