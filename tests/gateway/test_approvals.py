@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import time
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from guard.core import wire
 from guard.gateway.cli.admin_client import AdminError
+from guard.gateway.embedded import run_gateway
 from guard.gateway.ledger import approvals
 from tests.gateway.conftest import Tenant
 from tests.support.waiting import until
@@ -151,3 +155,25 @@ def test_the_deadline_holds_however_often_it_is_renewed(tenant: Tenant) -> None:
     approval_id = ask(tenant, renews=True)
     until(lambda: renew(tenant, approval_id).json()["state"] == "expired", 20)
     assert shown(tenant)["reason"] == "no answer in time"
+
+
+def test_a_restart_of_the_gateway_ends_no_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody could renew while it was away: who lives does so now, who died has a while more."""
+    monkeypatch.setattr(approvals, "PRESENCE_MS", 500)
+    database = tmp_path / "gateway.sqlite3"
+    with run_gateway(database, sweep_interval_ms=600_000) as before:
+        before.admin.set_policy(approval_tools=["pay"])
+        headers = {wire.HEADER_API_KEY: before.admin.create_key("t"), wire.HEADER_PROTOCOL: "3"}
+        body = {"call_id": "c", "kind": "call", "function": "f", "tool_name": "pay", "renews": True}
+        httpx.post(f"{before.base_url}/gate", json=body, headers=headers)
+        (asked,) = before.admin.approvals()
+    until(lambda: time.time() * 1000 > asked["present_until_ms"])
+    monkeypatch.setattr(approvals, "PRESENCE_MS", 2000)
+    with run_gateway(database, sweep_interval_ms=20) as after:
+        until(lambda: after.admin.approvals("pending"), 20)
+        update = {"lease_id": asked["approval_id"]}
+        state = httpx.post(f"{after.base_url}/gate/lease", json=update, headers=headers).json()
+        assert state["state"] == "pending"
+        until(lambda: after.admin.approvals("expired"), 20)

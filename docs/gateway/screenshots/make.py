@@ -163,7 +163,10 @@ class Seeder:
         self.gate("crm-cleanup", kind="tool", function="crm.delete_record",
                   tool_name="delete_record", agent="janitor")  # fmt: skip
         self.gate("invoice-matching", kind="tool", function="bank.send_wire",
-                  tool_name="send_wire", agent="matcher")  # fmt: skip
+                  tool_name="send_wire", agent="matcher",
+                  note={"message": "Pay this invoice? It matches the order and the delivery.",
+                        "details": {"to": "Nordlicht GmbH", "amount": "1,250.00 EUR",
+                                    "invoice": "2026-1107"}})  # fmt: skip
         self._gateway.admin.request(
             "POST",
             "/control",
