@@ -258,8 +258,8 @@ GUARD_LEVELS: Final = {
     "instrumentation": 5, "control": 5,
     "runtime": 9,
     "facade": 10, "handling": 10, "serverless": 10,
-    "context": 11, "protected_call": 11, "spending": 11,
-    "aio": 12, "decorators": 12,
+    "contexts": 11, "protected_call": 11, "spending": 11,
+    "aio": 12, "context": 12, "decorators": 12,
     "(root)": 13,
     "integrations": 14,
     "gateway": 15,  # beside the SDK; its own rules are below

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 import guard
-from guard import context
 from guard.breaker.exceptions import GuardBudgetError, WorkflowKilledInterrupt
 from guard.breaker.refusals import Refusal
 from guard.context import carry
+from guard.contexts import work
 from guard.scope.scope import OUTSIDE, Scope, current_scope
 
 KINDS: list[Callable[..., Any]] = [guard.workflow, guard.chain, guard.span, guard.agent]
@@ -344,9 +344,9 @@ class TestChain:
         for number in range(10_100):
             with guard.chain(f"never-closed-{number}", op="start"):
                 pass
-        assert len(context._open_chains) <= 10_000
-        assert "never-closed-10099" in context._open_chains
-        context._open_chains.clear()
+        assert len(work._open_chains) <= 10_000
+        assert "never-closed-10099" in work._open_chains
+        work._open_chains.clear()
 
     def test_a_chain_opened_by_one_thread_is_continued_by_another(self) -> None:
         name = f"chain-{uuid.uuid4()}"

@@ -1,0 +1,1 @@
+"""The context managers that :mod:`guard.context` publishes."""

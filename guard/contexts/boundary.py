@@ -1,0 +1,227 @@
+"""What the context managers share: an entry of a scope, and a decorator that makes one per call."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextvars import Token
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar
+
+from guard.breaker.refusals import error_at_edge
+from guard.control.pools import carry_kills_out
+from guard.core.ids import IdFactory
+from guard.core.wire import NAME_LENGTH_MAX, SpanData
+from guard.facade import enforcing_runtime, enforcing_runtime_async
+from guard.runtime.active import active_runtime
+from guard.scope.scope import Entry, Scope, current_scope
+from guard.scope.span_ids import child_span
+from guard.scope.wrapping import Edge, run_inside
+
+carry_kills_out()
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_ids = IdFactory()
+
+
+class Boundary:
+    """Base of the context managers. An instance is one entry; a decorator makes one per call."""
+
+    kind: Literal["workflow", "chain", "span", "agent", "user", "tags", "options", "ask"]
+    enforces = False
+    """Whether it needs a runtime, because budgets and directives apply to it."""
+
+    def __init__(self, name: str | None) -> None:
+        if name is not None and not isinstance(name, str):
+            raise TypeError(f"{self.kind} takes a name, not {type(name).__name__}")
+        if name is not None and not 1 <= len(name) <= NAME_LENGTH_MAX:
+            raise ValueError(f"a {self.kind}'s name has 1 to {NAME_LENGTH_MAX} characters")
+        self.name = name
+        self._token: Token[Scope] | None = None
+        self._entry: Entry | None = None
+        self._started_s = 0.0
+
+    def _again(self) -> Self:
+        return type(self)(self.name)
+
+    def _changes(self, outer: Scope) -> dict[str, Any]:
+        """Return the fields of the scope inside that differ from the one outside."""
+        raise NotImplementedError
+
+    def _entered(self, scope: Scope) -> None:
+        """Record the event of an entry, if there is one."""
+
+    def _left(self, scope: Scope, error: BaseException | None) -> None:
+        """Record the event of an exit, if there is one."""
+
+    def _begin(self) -> Scope:
+        if self._entry is not None:
+            raise RuntimeError(f"this {self.kind} is open already; make another one")
+        outer = current_scope.get()
+        self._started_s = time.monotonic()
+        self._entry = entry = Entry(outer)
+        self._scope = scope = outer.evolve(entry=entry, **self._changes(outer))
+        self._entered(scope)
+        return scope
+
+    def _end(self, error: BaseException | None) -> None:
+        self._entry = None
+        self._left(self._scope, error)
+
+    def _report(self, error: BaseException | None) -> None:
+        runtime = active_runtime()
+        if error is not None and runtime is not None:
+            runtime.report_error(error, "call", self._scope)
+
+    async def _report_async(self, error: BaseException | None) -> None:
+        runtime = active_runtime()
+        if error is not None and runtime is not None:
+            await runtime.report_error_async(error, "call", self._scope)
+
+    def __enter__(self) -> Self:
+        if self.enforces:
+            enforcing_runtime()
+        self._token = current_scope.set(self._begin())
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        error = self._exit(exc)
+        self._report(error)
+        if error is not None and error is not exc:
+            raise error from error.__cause__
+
+    def _exit(self, exc: BaseException | None) -> BaseException | None:
+        """Leave the scope; return what is to be raised, or None."""
+        token, entry = self._token, self._entry
+        if token is None or entry is None:
+            raise RuntimeError(f"this {self.kind} is not open")
+        self._token = None
+        if exc is None:
+            entry.pass_on_refusal()
+        _restore(entry, token, exc)
+        error = None if exc is None else error_at_edge(exc, entry.refused)
+        self._end(error)
+        return error
+
+    async def __aenter__(self) -> Self:
+        if self.enforces:
+            await enforcing_runtime_async()
+        return self.__enter__()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        error = self._exit(exc)
+        await self._report_async(error)
+        if error is not None and error is not exc:
+            raise error from error.__cause__
+
+    def __call__(self, function: F) -> F:
+        """Decorate a function: every call of it is an entry of its own."""
+        return run_inside(function, lambda: DecoratedCall(self._again()))
+
+    def _emit_span(self, scope: Scope, error: BaseException | None, name: str) -> None:
+        runtime = active_runtime()
+        if runtime is not None:
+            data = SpanData(
+                name,
+                kind=self.kind,
+                duration_ms=(time.monotonic() - self._started_s) * 1000,
+                outcome="ok" if error is None else "error",
+                error_code=getattr(error, "error_code", None),
+            )
+            runtime.events.record("span", data, scope)
+
+
+class DecoratedCall(Edge):
+    """The edge of one call of a function that a context manager decorates."""
+
+    def __init__(self, boundary: Boundary) -> None:
+        super().__init__()
+        self._boundary = boundary
+        self._entry: Entry | None = None
+
+    def admit(self) -> None:
+        if self._boundary.enforces:
+            enforcing_runtime()
+        self._begin()
+
+    async def admit_async(self) -> None:
+        if self._boundary.enforces:
+            await enforcing_runtime_async()
+        self._begin()
+
+    def _begin(self) -> None:
+        self.scope = self._boundary._begin()
+        self._entry = self._boundary._entry
+
+    def leave(self, exc: BaseException | None = None) -> BaseException | None:
+        self.suspend()
+        if exc is None or self._entry is None:
+            return exc
+        return error_at_edge(exc, self._entry.refused)
+
+    def finish(self, exc: BaseException | None) -> None:
+        if self._entry is not None:
+            self._entry = None
+            self._boundary._end(exc)
+            self._boundary._report(exc)
+
+    async def finish_async(self, exc: BaseException | None) -> None:
+        if self._entry is not None:
+            self._entry = None
+            self._boundary._end(exc)
+            await self._boundary._report_async(exc)
+
+
+def _restore(entry: Entry, token: Token[Scope], exc: BaseException | None) -> None:
+    """Leave an entry: set the scope outside of it, if the current context has the one inside.
+
+    An abandoned generator is closed wherever it is dropped: in another context, or in a scope that
+    its consumer has opened or left since. What is not inside this entry stays as it is.
+    """
+    current = current_scope.get()
+    try:
+        current_scope.reset(token)
+        same_context = True
+    except ValueError:
+        same_context = False
+    inner: Entry | None = None
+    innermost = current.entry
+    while innermost is not None and innermost is not entry:
+        inner, innermost = innermost, innermost.outer.entry
+    if innermost is None:
+        current_scope.set(current)
+    elif inner is None or (same_context and not isinstance(exc, GeneratorExit)):
+        current_scope.set(entry.outer)
+    else:
+        current_scope.set(current)
+        inner.outer = entry.outer  # so that leaving the inner one does not bring this one back
+
+
+def new_id() -> str:
+    """Return a new id of a workflow, a run, a chain or an agent."""
+    return _ids.uuid7(time.time_ns() // 1_000_000)
+
+
+def span_below(outer: Scope) -> dict[str, str | None]:
+    """Return the changes to a scope that open a new span in it."""
+    return child_span(outer, _ids)
+
+
+def _after_fork() -> None:
+    global _ids
+    _ids = IdFactory()  # ids must not repeat the parent's
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,111 @@
+"""``options``: of one protected call, or of a block."""
+
+from __future__ import annotations
+
+import numbers
+from typing import Any, Self
+
+from guard.contexts.boundary import Boundary
+from guard.core.call_options import CallOptions, Ceiling
+from guard.core.wire import NANOUSD_MAX, NANOUSD_PER_CENT, cents
+from guard.facade import name_of
+from guard.runtime.active import active_runtime
+from guard.scope.scope import Scope
+
+
+class options(Boundary):  # noqa: N801  # used like a function: `with options(limit_cents=5):`
+    """Set options of the calls inside: of one protected call, or of a block.
+
+    Args:
+        model: the model that the gate is told, as by ``set_call_context``.
+        tool_name: the name under which policies see the protected calls that begin in the block
+            itself, in the place of their functions' names.
+        limit_cents: the most that the LLM requests inside may cost, in cents. Each must leave room
+            for its worst case before it is sent, and one that does not is refused. It holds beside
+            the gateway's budgets and is never relaxed without the gateway.
+        max_output_tokens: put into LLM requests that have no limit, where the vendor and the HTTP
+            client take it; in the place of ``GUARD_MAX_OUTPUT_TOKENS``.
+
+    Inner options take the place of outer ones, but for ``limit_cents``: there both hold.
+
+    Attributes:
+        spent_cents: what requests inside have cost so far, as far as their answers have been read;
+            None without ``limit_cents``.
+        left_cents: what requests still to come may cost; None without ``limit_cents``.
+
+    Raises:
+        GuardBudgetError: from inside, a request could cost more than is left.
+        GuardConfigError: on entry with ``limit_cents``, this process does not gate LLM requests.
+        TypeError, ValueError: an argument is not what it should be.
+
+    Example:
+        >>> with options(limit_cents=5, max_output_tokens=200) as limits:
+        ...     limits.left_cents
+        5.0
+    """
+
+    kind = "options"
+    enforces = True
+
+    def __init__(
+        self,
+        *,
+        model: str | None = None,
+        tool_name: str | None = None,
+        limit_cents: float | None = None,
+        max_output_tokens: int | None = None,
+    ) -> None:
+        super().__init__(None)
+        self._given: dict[str, Any] = {
+            "model": None if model is None else name_of("model", model),
+            "tool_name": None if tool_name is None else name_of("tool_name", tool_name),
+            "limit_cents": None if limit_cents is None else _limit(limit_cents),
+            "max_output_tokens": None if max_output_tokens is None else _most(max_output_tokens),
+        }
+        self._ceiling: Ceiling | None = None
+
+    def _again(self) -> Self:
+        return type(self)(**self._given)
+
+    @property
+    def spent_cents(self) -> float | None:
+        """What requests inside have cost so far, as far as their answers have been read."""
+        return None if self._ceiling is None else cents(self._ceiling.spent_nanousd)
+
+    @property
+    def left_cents(self) -> float | None:
+        """What requests still to come may cost."""
+        return None if self._ceiling is None else cents(max(0, self._ceiling.left_nanousd))
+
+    def _changes(self, outer: Scope) -> dict[str, Any]:
+        given, known = self._given, outer.options or CallOptions()
+        ceiling = known.ceiling
+        if given["limit_cents"] is not None:
+            runtime = active_runtime()
+            if runtime is not None:
+                runtime.settings.require_gated_requests("limit_cents")
+            limit_nanousd = round(given["limit_cents"] * NANOUSD_PER_CENT)
+            ceiling = self._ceiling = Ceiling(limit_nanousd, ceiling)
+        inner = CallOptions(
+            given["tool_name"] or known.tool_name,
+            given["max_output_tokens"] or known.max_output_tokens,
+            ceiling,
+        )
+        return {"options": inner, "model": given["model"] or outer.model}
+
+
+def _limit(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"limit_cents is a number, not {type(value).__name__}")
+    number = float(value)
+    if not 0 <= number <= NANOUSD_MAX / NANOUSD_PER_CENT:
+        raise ValueError("limit_cents is a number from 0 on")
+    return number
+
+
+def _most(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"max_output_tokens is a whole number, not {type(value).__name__}")
+    if not 1 <= int(value) < 2**31:
+        raise ValueError(f"max_output_tokens is a number from 1 to {2**31 - 1}")
+    return int(value)
