@@ -91,10 +91,10 @@ def test_a_kill_reaches_the_threads(
         while time.monotonic() < ends_s:
             time.sleep(0.01)
 
-    with pool, guard.workflow("w"):
+    with pool, guard.workflow("killed-in-a-pool"):
         done = pool.submit(work)
         assert started.wait(WAIT_S)
-        tenant.admin.kill("w")
+        tenant.admin.kill("killed-in-a-pool")
         with pytest.raises(guard.WorkflowKilledInterrupt):
             done.result(WAIT_S)
         until(lambda: runtime.enforcement.control.kills, WAIT_S)
