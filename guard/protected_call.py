@@ -20,7 +20,7 @@ from guard.breaker.exceptions import (
 from guard.breaker.refusals import error_at_edge
 from guard.control.bodies import Body, TaskBody, require_task
 from guard.control.pools import carry_kills_out
-from guard.control.threads import ThreadBody, this_thread
+from guard.control.threads import ThreadBody, here
 from guard.core import wire
 from guard.core.leases import Subject
 from guard.core.tags import tags_of
@@ -308,7 +308,7 @@ class ProtectedCall(Edge):
             task, self._task = self._task, None
             body: Body = TaskBody(scope, task)
         else:
-            body = ThreadBody(scope, sys._getframe(1), this_thread())
+            body = ThreadBody(scope, sys._getframe(1), here.thread)
         self._body = body
         enforcement = self._runtime.enforcement
         enforcement.bodies.enter(body)

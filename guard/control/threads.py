@@ -37,18 +37,21 @@ class Thread:
         self.pending: ThreadBody | None = None
 
 
-_threads = threading.local()
+class _Here(threading.local):
+    def __init__(self) -> None:  # in each thread, when it looks here first
+        self.thread = Thread()
+
+
+here: Final = _Here()
+"""Has the calling thread's record, for callers that cannot afford :func:`this_thread`."""
+
 _pending: dict[int, ThreadBody] = {}
 """By thread, the body whose exception has been posted and not been raised yet."""
 
 
 def this_thread() -> Thread:
     """Return the calling thread's record, the same one every time."""
-    try:
-        return _threads.record  # type: ignore[no-any-return]
-    except AttributeError:
-        record = _threads.record = Thread()
-        return record
+    return here.thread
 
 
 class _Posted(WorkflowKilledInterrupt):

@@ -30,13 +30,23 @@ class IdFactory:
     True
     """
 
-    __slots__ = ("_drawn", "_prefix", "_process_bits", "_spans", "_traces", "count", "head")
+    __slots__ = (
+        "_calls",
+        "_drawn",
+        "_prefix",
+        "_process_bits",
+        "_spans",
+        "_traces",
+        "count",
+        "head",
+    )
 
     def __init__(self, process_bits: int | None = None) -> None:
         bits = int.from_bytes(os.urandom(5), "big") if process_bits is None else process_bits
         self._process_bits = bits & ((1 << 40) - 1)
         self._prefix = (-1, "")
         self._spans = (-1, "")
+        self._calls = (-1, -1, "", "")
         self._drawn: list[str] = []
         self._traces: list[str] = []
         self.count = itertools.count(1)
@@ -68,13 +78,10 @@ class IdFactory:
         """
         serial = next(self.count)
         block, tail = serial >> _TAIL_BITS, TAILS[serial & 0xFF]
-        head_ms, head_block, head = self.head
-        if head_ms != at_ms or head_block != block:
-            head = self._head_of(at_ms, block)
-            self.head = (at_ms, block, head)
-        span_block, span_head = self._spans
-        if span_block != block:
-            span_head = self._span_head(block)
+        known_ms, known_block, head, span_head = self._calls
+        if known_ms != at_ms or known_block != block:
+            head, span_head = self._head_of(at_ms, block), self._span_head(block)
+            self._calls = (at_ms, block, head, span_head)
         return head + tail, span_head + tail
 
     def _span_head(self, block: int) -> str:

@@ -126,7 +126,7 @@ class LlmRequests:
             return None
         if call is not None and call.hold is not None:
             call.hold.give_back()  # the call's guess: what it costs are its requests
-        if decision_log.is_on():
+        if decision_log.was_on:
             decision_log.covered(_named(bound), scope.workflow_id, found[0].lease.lease_id)
         return RequestHold(self, scope, bound, Grant(None, *found), ceiling)
 

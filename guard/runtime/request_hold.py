@@ -87,13 +87,16 @@ class RequestHold:
         if not self._end():
             return
         hold, rates = self._grant.hold, self._grant.rates
+        cost = None if rates is None else cost_of(rates, usage)
         if hold is not None:
-            if rates is None:
+            if cost is None:
                 hold.keep()  # its price is the gateway's to know
             else:
-                hold.settle(cost_of(rates, usage))
-        self._settle_ceiling(None if rates is None else cost_of(rates, usage))
-        self._release_more()
+                hold.settle(cost)
+        if self._ceiling is not None:
+            self._settle_ceiling(cost)
+        if self._more:
+            self._release_more()
 
     def give_back(self) -> None:
         """The request cost nothing: it was not sent, or refused by the vendor."""

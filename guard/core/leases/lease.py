@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -23,6 +24,7 @@ _MILLION: Final = 1_000_000
 _COVERED_MAX: Final = 1000
 
 
+@functools.lru_cache(256)
 def request_subject(provider: str) -> Subject:
     """Return the subject of an LLM request to a vendor.
 

@@ -34,6 +34,19 @@ print(not early, flush=True)
 import os; os._exit(0)
 """
 
+BOUNDS = """
+import sys, time
+import guard
+guard.init, guard.protect
+early = "guard.core.bounds" in sys.modules
+guard.init({key!r}, {url!r})
+ends = time.monotonic() + 30
+while time.monotonic() < ends and "guard.core.bounds" not in sys.modules:
+    time.sleep(0.01)
+print(early, "guard.core.bounds" in sys.modules, flush=True)
+import os; os._exit(0)
+"""
+
 FORK_DURING_THE_IMPORT = """
 import importlib.machinery, os, signal, sys, threading, time
 import guard
@@ -80,6 +93,10 @@ def test_what_the_hooks_need_is_loaded_while_the_probe_is_under_way() -> None:
 def test_nothing_is_loaded_for_the_socket_before_init_returns(tenant: Any) -> None:
     """It takes its pause; on a machine under load one of a few processes shows it."""
     assert "True" in {run(AFTER_INIT, tenant.key, tenant.url) for _ in range(5)}
+
+
+def test_what_bounds_a_request_is_loaded_after_init_without_a_request(tenant: Any) -> None:
+    assert run(BOUNDS, tenant.key, tenant.url) == "False True"
 
 
 def test_a_fork_waits_until_the_sockets_library_is_loaded(tenant: Any) -> None:
