@@ -13,6 +13,7 @@ from guard.gateway.domain.commands import (
     GateCommand,
     IngestCommand,
     LeaseCommand,
+    PricedEvent,
     ReleaseCommand,
 )
 from guard.gateway.domain.control import Directives
@@ -84,6 +85,13 @@ class Scopes(Struct):
             named = (command.call.held, None if lease is None else lease.lease_id)
             found.update(each for each in named if each is not None)
         return found
+
+    def priced_events(self) -> list[tuple[str, PricedEvent]]:
+        """Return the events that the command reports, with their organisation."""
+        if not isinstance(self.command, (GateCommand, IngestCommand)):
+            return []
+        own = self.command.request.organisation_id
+        return [(own, priced) for priced in self.command.events]
 
     def scope_keys(
         self,

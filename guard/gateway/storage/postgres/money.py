@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from guard.gateway.domain import records
+from guard.gateway.domain.commands import PricedEvent
 from guard.gateway.domain.estimates import Estimate
 from guard.gateway.domain.ledger import Balance, Reservation
 from guard.gateway.ledger.state import OrganisationState
 from guard.gateway.storage.postgres.connection import WriteConnection
+from guard.gateway.storage.postgres.new_events import NewEvents
 from guard.gateway.storage.sql.money import MoneyTables
 from guard.gateway.storage.sql.rows import (
     BALANCE_COLUMNS,
@@ -42,6 +44,7 @@ class PostgresMoney(MoneyTables):
         self.earlier: list[Any] = []
         self._owner: dict[int, str] = {}
         self._transient: list[int] = []
+        self.new_events = NewEvents(self)
 
     # -- caches --------------------------------------------------------------------------------
 
@@ -225,6 +228,25 @@ class PostgresMoney(MoneyTables):
             for each in self._current(rows)
             if each.state == "open" and each.expires_at_ms <= self.now_ms
         ]
+
+    # -- events --------------------------------------------------------------------------------
+
+    def add_event(
+        self, organisation_id: str, key_id: str, priced: PricedEvent, charged_at_ms: int,
+        flags: Sequence[str], balance_ids: Sequence[int],
+    ) -> bool:  # fmt: skip
+        """Record an event; ``False`` when its id or its response was recorded before."""
+        own, numbers = organisation_id, tuple(balance_ids)
+        return self.new_events.add(own, key_id, priced, charged_at_ms, " ".join(flags), numbers)
+
+    def write_events(self) -> None:
+        """Write the rows of events that are kept back until the unit ends."""
+        self.new_events.write()
+
+    def flush(self) -> None:
+        """Write every changed row into its table, in the transaction that is open."""
+        super().flush()
+        self.new_events.flush()
 
     # -- other rows ----------------------------------------------------------------------------
 

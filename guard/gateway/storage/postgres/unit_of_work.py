@@ -88,6 +88,7 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
             self._lock(_organisations(scopes))
             self._answers.begin([s.lookup_key for s in scopes if s.lookup_key is not None])
             self.read_named(set().union(*(each.reservation_ids() for each in scopes)))
+            self.new_events.begin(event for each in scopes for event in each.priced_events())
         except psycopg.Error as exc:
             self._lost(exc)
             raise

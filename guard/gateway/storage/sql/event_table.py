@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Final
+from typing import Any, Final
 
 from guard.gateway.domain.commands import PricedEvent
 from guard.gateway.storage.sql.rows import ids_text
 from guard.gateway.storage.sql.tables import Tables
 
-_EVENT_SQL: Final = (
+EVENT_SQL: Final = (
     "INSERT INTO events (organisation_id, event_id, type, at_ms, received_at_ms,"
     " charged_at_ms, key_id, workflow_id, run_id, chain_id, agent, call_id, reservation_id,"
     " provider, model, response_id, input_tokens, output_tokens, cost_nanousd, price_source,"
@@ -32,20 +32,29 @@ def add_event(
     flags: str, balance_ids: tuple[int, ...],
 ) -> bool:  # fmt: skip
     """Record an event; ``False`` when its id or its response was recorded before."""
-    event = priced.event
     if priced.response_id is not None and _is_repeated(tables, organisation_id, priced):
         return False
-    cursor = tables.write(
-        _EVENT_SQL,
-        (organisation_id, event.event_id, event.type, event.at_ms, tables.now_ms,
-         charged_at_ms, key_id, event.workflow_id, event.run_id, event.chain_id, event.agent,
-         event.call_id, event.reservation_id, priced.provider, priced.model,
-         priced.response_id, priced.input_tokens, priced.output_tokens, priced.cost,
-         priced.price_source, flags, ids_text(balance_ids),
-         priced.data_json.decode(), event.trace_id, event.span_id, event.parent_span_id,
-         priced.request_id, event.user, _tags_text(event.tags)),
+    row = event_row(
+        tables.now_ms, organisation_id, key_id, priced, charged_at_ms, flags, balance_ids
+    )
+    return tables.write(EVENT_SQL, row).rowcount == 1
+
+
+def event_row(
+    now_ms: int, organisation_id: str, key_id: str, priced: PricedEvent, charged_at_ms: int,
+    flags: str, balance_ids: tuple[int, ...],
+) -> tuple[Any, ...]:  # fmt: skip
+    """Return the row of an event, for ``EVENT_SQL``."""
+    event = priced.event
+    return (
+        organisation_id, event.event_id, event.type, event.at_ms, now_ms,
+        charged_at_ms, key_id, event.workflow_id, event.run_id, event.chain_id, event.agent,
+        event.call_id, event.reservation_id, priced.provider, priced.model,
+        priced.response_id, priced.input_tokens, priced.output_tokens, priced.cost,
+        priced.price_source, flags, ids_text(balance_ids),
+        priced.data_json.decode(), event.trace_id, event.span_id, event.parent_span_id,
+        priced.request_id, event.user, _tags_text(event.tags),
     )  # fmt: skip
-    return cursor.rowcount == 1
 
 
 def _tags_text(tags: dict[str, str]) -> str | None:

@@ -123,6 +123,7 @@ class ScopeTotals:
     def _sum(
         self, organisation_id: str, kind: str, scope_id: str, start_ms: int, end_ms: int | None
     ) -> int:
+        self._tables.write_events()
         where, arguments = "", [organisation_id, start_ms, 2**62 if end_ms is None else end_ms]
         if kind != "organisation":
             where = f" AND {COLUMNS[kind]} = ?"

@@ -39,6 +39,9 @@ class Tables:
         """Insert a row whose number the database chooses, and return the number."""
         raise NotImplementedError
 
+    def write_events(self) -> None:
+        """Write the rows of events that are kept back until the unit ends; for a query of them."""
+
     def locked_fact(self, name: str) -> str | None:
         """Return one of the store's own values, which nobody else changes in this transaction."""
         row = self.row("SELECT value FROM facts WHERE name = ?", name)

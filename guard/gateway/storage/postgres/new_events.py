@@ -1,0 +1,162 @@
+"""The events of a unit of work: repeats are looked up, and rows written, for all of them at once.
+
+The organisations of a unit are locked, so nobody else adds to their events meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from guard.gateway.domain.commands import PricedEvent
+from guard.gateway.storage.postgres.connection import WriteConnection
+from guard.gateway.storage.sql.event_table import EVENT_SQL, event_row
+from guard.gateway.storage.sql.tables import Tables
+
+Response = tuple[str, str | None, str | None]
+"""Organisation, provider, and the vendor's id of an answer."""
+
+_IDS: Final = (
+    "SELECT organisation_id, event_id FROM events JOIN unnest(%s::text[], %s::text[])"
+    " AS v(o, e) ON organisation_id = v.o AND event_id = v.e"
+)
+_OF_RESPONSE: Final = (
+    "SELECT event_seq, request_id FROM events e WHERE e.organisation_id = v.o"
+    " AND e.provider = v.p AND e.response_id = v.r"
+)
+_RESPONSES: Final = (
+    "SELECT v.n, f.event_seq, f.request_id"  # noqa: S608 (constant text)
+    " FROM unnest(%s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[]) AS v(n, o, p, r, q)"
+    f" CROSS JOIN LATERAL ((({_OF_RESPONSE} AND (v.q IS NULL OR e.request_id = v.q)) LIMIT 1)"
+    f" UNION ALL (({_OF_RESPONSE} AND v.q IS NOT NULL AND e.request_id IS NULL) LIMIT 1)) f"
+)
+_REQUEST_ID: Final = 26
+"""Where a row of an event has its ``request_id``."""
+
+
+class NewEvents:
+    """Used by the unit of work, inside its transactions."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop what was not written."""
+        self._looked_up: dict[tuple[str, str], bool] = {}
+        self._responses: dict[Response, None] = {}
+        self._named: dict[tuple[Response, str], None] = {}
+        self._unnamed: dict[Response, int | list[Any]] = {}
+        self._rows: list[list[Any]] = []
+        self._written = 0
+
+    def begin(self, events: Iterable[tuple[str, PricedEvent]]) -> None:
+        """Look up which events of a unit are recorded already.
+
+        Args:
+            events: with their organisations.
+        """
+        self.forget()
+        found = list(events)
+        if not found:
+            return
+        self._look_up(found)
+
+    def _look_up(self, events: list[tuple[str, PricedEvent]]) -> None:
+        connection = self._tables.connection
+        assert isinstance(connection, WriteConnection)
+        owners = [own for own, _ in events]
+        ids = [priced.event.event_id for _, priced in events]
+        answered = [(own, each) for own, each in events if each.response_id is not None]
+        columns = (
+            list(range(len(answered))),
+            [own for own, _ in answered],
+            [each.provider for _, each in answered],
+            [each.response_id for _, each in answered],
+            [each.request_id for _, each in answered],
+        )
+        with connection.psycopg.pipeline():
+            same = connection.psycopg.execute(_IDS, (owners, ids))
+            responses = connection.psycopg.execute(_RESPONSES, columns) if answered else None
+        self._looked_up.update(dict.fromkeys(zip(owners, ids, strict=True), False))
+        self._looked_up.update(dict.fromkeys(same.fetchall(), True))
+        for number, event_seq, request_id in () if responses is None else responses:
+            own, priced = answered[number]
+            response = (own, priced.provider, priced.response_id)
+            self._responses[response] = None
+            if request_id is not None:
+                self._named[response, request_id] = None
+            elif priced.request_id is not None:
+                self._unnamed[response] = event_seq
+
+    def add(
+        self, organisation_id: str, key_id: str, priced: PricedEvent, charged_at_ms: int,
+        flags: str, balance_ids: tuple[int, ...],
+    ) -> bool:  # fmt: skip
+        """Record an event; ``False`` when its id or its response was recorded before."""
+        key = (organisation_id, priced.event.event_id)
+        if key not in self._looked_up:  # no command of this unit has named it
+            self._look_up([(organisation_id, priced)])
+        response = (organisation_id, priced.provider, priced.response_id)
+        is_answer = priced.response_id is not None and priced.provider is not None
+        if is_answer and self._is_repeated(response, priced.request_id):
+            return False
+        if self._looked_up[key]:
+            return False
+        tables = self._tables
+        row = list(
+            event_row(
+                tables.now_ms, organisation_id, key_id, priced, charged_at_ms, flags, balance_ids
+            )
+        )
+        self._rows.append(row)
+        tables.on_undo(self._rows.pop)
+        tables.put(self._looked_up, key, True)
+        if is_answer:
+            tables.put(self._responses, response, None)
+            if priced.request_id is None:
+                tables.put(self._unnamed, response, row)
+            else:
+                tables.put(self._named, (response, priced.request_id), None)
+        return True
+
+    def _is_repeated(self, response: Response, request_id: str | None) -> bool:
+        """Tell whether the answer to the same request is recorded; see ``event_table``."""
+        if request_id is None:
+            return response in self._responses
+        if (response, request_id) in self._named:
+            return True
+        unnamed = self._unnamed.get(response)
+        if unnamed is None:
+            return False
+        tables = self._tables
+        del self._unnamed[response]
+        tables.on_undo(self._unnamed.__setitem__, response, unnamed)
+        tables.put(self._named, (response, request_id), None)
+        if isinstance(unnamed, int):
+            tables.write("UPDATE events SET request_id = ? WHERE event_seq = ?",
+                         (request_id, unnamed))  # fmt: skip
+            return True
+        unnamed[_REQUEST_ID] = request_id
+        tables.on_undo(unnamed.__setitem__, _REQUEST_ID, None)
+        if any(row is unnamed for row in self._rows[: self._written]):
+            tables.write(
+                "UPDATE events SET request_id = ? WHERE organisation_id = ? AND event_id = ?",
+                (request_id, *unnamed[:2]),
+            )
+        return True
+
+    def write(self) -> None:
+        """Write the rows, for a query in the middle of a unit."""
+        rows = self._rows[self._written :]
+        if rows:
+            self._tables.write_many(EVENT_SQL, map(tuple, rows))
+            self._tables.on_undo(setattr, self, "_written", self._written)
+            self._written = len(self._rows)
+
+    def flush(self) -> None:
+        """Write the rows that are left."""
+        rows = self._rows[self._written :]
+        if rows:
+            self._tables.connection.executemany(EVENT_SQL, map(tuple, rows))
+            self._tables.changed_rows += len(rows)
