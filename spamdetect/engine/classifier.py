@@ -26,6 +26,8 @@ from spamdetect.engine.profiles import Profile, read_profiles
 from spamdetect.engine.results import ModelError
 from spamdetect.engine.traits import traits, traits_size
 
+Floats = NDArray[np.float64]
+
 FILE_NAME = "spam.model"
 KIND = "spam"
 FORMAT = 3
@@ -57,6 +59,13 @@ class Blend:
         offset, slope, worth = self.slopes(known)
         odds = offset + slope * grams + worth * meaning
         return 1.0 / (1.0 + math.exp(-max(-60.0, min(60.0, odds))))
+
+    def probabilities(self, grams: Floats, meaning: Floats, known: Floats) -> Floats:
+        """`probability` of each text."""
+        parts = (self.offset, self.grams, self.meaning)
+        offset, slope, worth = (least + more * known for least, more in parts)
+        odds = offset + slope * grams + worth * meaning
+        return np.asarray(1.0 / (1.0 + np.exp(-np.clip(odds, -60.0, 60.0))))
 
 
 @attrs.frozen
@@ -126,14 +135,17 @@ class SpamModel:
 
     def combine_many(
         self,
-        totals: Sequence[float],
-        known: Sequence[int],
-        sizes: Sequence[int],
+        totals: NDArray[np.int64],
+        known: NDArray[np.int64],
+        sizes: NDArray[np.int64],
         traits: Sequence[list[int]],
     ) -> list[float]:
         """`combine` for each text."""
-        scores = self.network.scores_many(self.network.sums_many(traits))
-        return list(map(self._combined, totals, known, sizes, *scores))
+        meaning, structural = self.network.scores_many(self.network.sums_many(traits))
+        grams = totals * self.scale / np.maximum(sizes, 1) ** self.power + structural
+        familiar = familiarities(known, sizes, self.chance)
+        found: list[float] = self.blend.probabilities(grams, meaning, familiar).tolist()
+        return found
 
     def _combined(
         self, total: float, known: int, size: int, meaning: float, structural: float
@@ -155,6 +167,12 @@ def familiarity(known: float, size: float, chance: float) -> float:
     """
     share = (known / max(1, size) - chance) / (1.0 - chance)
     return min(1.0, max(0.0, share)) ** STEEPNESS
+
+
+def familiarities(known: NDArray[Any], sizes: NDArray[Any], chance: float) -> Floats:
+    """`familiarity` of each text."""
+    share = (known / np.maximum(sizes, 1) - chance) / (1.0 - chance)
+    return np.asarray(np.clip(share, 0.0, 1.0) ** STEEPNESS)
 
 
 def weight_sum(held: NDArray[np.int8]) -> int:

@@ -50,16 +50,18 @@ _NO_WORD: Final[_Found] = ((), (), ())
 
 
 class _Memory(dict[str, _Found]):
-    """What was found for words seen before; forgets all of them when there are too many."""
+    """What was found for words seen lately; forgets the older half when there are too many."""
 
-    __slots__ = ("_look_up",)
+    __slots__ = ("_look_up", "_older")
 
     def __init__(self, look_up: Callable[[str], _Found]) -> None:
         self._look_up = look_up
+        self._older: dict[str, _Found] = {}
 
     def __missing__(self, word: str) -> _Found:
-        entry = self._look_up(word)
+        entry = self._older.get(word) or self._look_up(word)
         if len(self) >= _REMEMBERED:
+            self._older = dict(self)
             self.clear()
         self[word] = entry
         return entry
@@ -77,7 +79,7 @@ class Lexicon:
     """
 
     __slots__ = (
-        "_dense", "_ends", "_exact", "_known", "_parts", "_prefixes", "_root", "_starts",
+        "_dense", "_ends", "_exact", "_known", "_last", "_parts", "_prefixes", "_root", "_starts",
         "_suffixes", "names", "patterns",
     )  # fmt: skip
 
@@ -95,8 +97,12 @@ class Lexicon:
             alone: _Entry = ((concept,), ())
             for pattern in found:
                 self._add(pattern, concept, alone)
-        self._starts = _lengths((key, key[:3]) for key in self._prefixes)
-        self._ends = _lengths((key, key[-3:]) for key in self._suffixes)
+        self._starts = _lengths(self._prefixes)
+        self._ends = {
+            head[::-1]: lengths
+            for head, lengths in _lengths([key[::-1] for key in self._suffixes]).items()
+        }
+        self._last = frozenset(key[-1] for key in self._suffixes)
 
     def find(self, text: str) -> list[int]:
         """The numbers of the concepts that a text names, ascending.
@@ -134,17 +140,17 @@ class Lexicon:
                 found.update(concept for pattern, concept in heads[head] if pattern in run)
 
     def _look_up(self, word: str) -> _Found:
+        # Most words name nothing: their first three characters begin no pattern.
+        starts = self._starts
+        lengths = starts.get(word[:3]) or starts.get(word[:2]) or starts.get(word[:1]) or ()
         size = min(len(word), _LONGEST)
+        prefixes = self._prefixes
         entries = [
-            entry for head in (word[:1], word[:2], word[:3])
-            for length in self._starts.get(head, ())
-            if length <= size and (entry := self._prefixes.get(word[:length]))
+            entry for length in lengths
+            if length <= size and (entry := prefixes.get(word[:length]))
         ]  # fmt: skip
-        entries += [
-            entry for tail in (word[-1:], word[-2:], word[-3:])
-            for length in self._ends.get(tail, ())
-            if length <= size and (entry := self._suffixes.get(word[-length:]))
-        ]  # fmt: skip
+        if word[-1] in self._last:
+            entries += self._ending(word, size)
         if exact := self._exact.get(word):
             entries.append(exact)
         if not entries:
@@ -154,6 +160,14 @@ class Lexicon:
         alone = [node.concepts for node in first] + [entry[0] for entry in entries]
         concepts = tuple(sorted({number for numbers in alone for number in numbers}))
         return (concepts, parts, first) if concepts or parts else _NO_WORD
+
+    def _ending(self, word: str, size: int) -> list[_Entry]:
+        ends = self._ends
+        lengths = ends.get(word[-3:]) or ends.get(word[-2:]) or ends.get(word[-1:]) or ()
+        return [
+            entry for length in lengths
+            if length <= size and (entry := self._suffixes.get(word[-length:]))
+        ]  # fmt: skip
 
     def _add(self, pattern: str, concept: int, alone: _Entry) -> None:
         if not pattern.isascii() and _DENSE.search(pattern):
@@ -185,12 +199,18 @@ class Lexicon:
         return self._exact, word
 
 
-def _lengths(keys: Iterable[tuple[str, str]]) -> dict[str, set[int]]:
-    """For the first or last three characters of keys, how long the keys are that have them."""
+def _lengths(keys: Iterable[str]) -> dict[str, tuple[int, ...]]:
+    """How long the keys are that begin a word, by its first three characters.
+
+    Where no key has these, the entry of the first two or of the first one holds.
+    """
     found: dict[str, set[int]] = {}
-    for key, end in keys:
-        found.setdefault(end, set()).add(len(key))
-    return found
+    for key in keys:
+        found.setdefault(key[:3], set()).add(len(key))
+    for head, lengths in found.items():
+        for size in range(1, len(head)):
+            lengths |= {size} & found.get(head[:size], set())
+    return {head: tuple(sorted(lengths)) for head, lengths in found.items()}
 
 
 def words_of(text: str) -> list[str]:

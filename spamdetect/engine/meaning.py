@@ -56,11 +56,11 @@ class Network:
         meaning = np.maximum(reached[:-2], 0.0) @ self.output + reached[-2]
         return float(meaning), float(reached[-1])
 
-    def scores_many(self, sums: Sums) -> tuple[list[float], list[float]]:
+    def scores_many(self, sums: Sums) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """`scores` for each row."""
         reached = sums * self.scale + self.bias
         meaning = np.maximum(reached[:, :-2], 0.0) @ self.output + reached[:, -2]
-        return meaning.tolist(), reached[:, -1].tolist()
+        return meaning, reached[:, -1]
 
     def losses(self, on: list[int]) -> list[tuple[float, float]]:
         """What both scores lose without each active trait."""

@@ -19,7 +19,6 @@ What was removed or undone is counted, since disguise is evidence. Nothing here 
 
 from __future__ import annotations
 
-import functools
 import html
 import re
 import unicodedata
@@ -44,9 +43,9 @@ from spamdetect.engine.confusables import (
     ONLY_LATIN,
 )
 from spamdetect.engine.links import DOT, host_of, replace_links
+from spamdetect.engine.shape import BLANK, excess, may_be_excess, shape, without
 
 Codes = NDArray[np.uint32]
-Positions = NDArray[np.intp]
 
 URL, MAIL, MENTION = "\ue000", "\ue001", "\ue002"
 NUMBER, HOST = "\ue003", "\ue004"
@@ -112,16 +111,7 @@ _GREEK_OR_CYRILLIC: Final = re.compile("[\u0370-\u052f]")
 _LATIN: Final = re.compile("[a-z]")
 _ANY_LATIN: Final = re.compile("[A-Za-z]")
 _SEPARATORS: Final = str.maketrans("", "", " ._*|·~-")
-_BLANK: Final = np.zeros(32, bool)
-_BLANK[[Kind.SPACE, Kind.NEWLINE, Kind.CONTROL]] = True
-_LETTER: Final = np.zeros(32, bool)
-_LETTER[[Kind.UPPER, Kind.LOWER, Kind.LETTER]] = True
-_SIGN: Final = ~_LETTER
-_SIGN[Kind.DIGIT] = False
 _SHORT: Final = 300  # up to here strings are faster than arrays
-_RUN: Final = re.compile(
-    r"([^a-z0-9])\1|([a-z])\2\2|\s[\s\x00-\x1f\x7f-\x9f]|\s$|[\x00-\x1f\x7f-\x9f]"
-)
 _SPACE: Final = np.uint32(32)
 _ZERO: Final = np.uint32(48)
 NUMBERS_READ: Final = 30
@@ -216,16 +206,16 @@ def _read(text: str) -> tuple[str, Normalised]:
 
 def _finish(text: str, found: Normalised) -> None:
     """Normalise the digits, white space and repetitions of a short text."""
-    shaped = text.translate(_shape())
+    shaped = shape(text)
     codes = code_points(f" {shaped} ")
     if "0" in shaped:
         found.numbers = _NUMBER.findall(text)[:NUMBERS_READ]
-    # The pattern is the faster way to see that nothing needs cutting.
-    if _RUN.search(text) or codes[0] == codes[1]:
-        drop, stretched = _excess(codes, codes[1:] == codes[:-1])
+    same = codes[1:] == codes[:-1]
+    if may_be_excess(same.nonzero()[0].tolist(), shaped):
+        drop, stretched = excess(codes, same)
         if drop.size:
             found.repeats = stretched.size
-            codes = _without(codes, drop)
+            codes = without(codes, drop)
             shaped = codes[1:-1].tobytes().decode("utf-32-le")
     found.codes = codes
     found.marked = shaped
@@ -238,15 +228,15 @@ def _finish_many(texts: Sequence[str], found: Sequence[Normalised]) -> None:
     codes = code_points("".join([f" {text} " for text in texts])).copy()
     kinds = kind[codes]
     codes[kinds == Kind.DIGIT] = _ZERO
-    codes[_BLANK[kinds]] = _SPACE
+    codes[BLANK[kinds]] = _SPACE
     same = codes[1:] == codes[:-1]
     ends = np.cumsum(sizes)
     same[ends[:-1] - 1] = False  # where one text ends, another begins
-    drop, stretched = _excess(codes, same)
+    drop, stretched = excess(codes, same)
     if drop.size:
         for number in np.searchsorted(ends, stretched, "right").tolist():
             found[number].repeats += 1
-        codes = _without(codes, drop)
+        codes = without(codes, drop)
         ends -= np.searchsorted(drop, ends)
     whole = codes.tobytes().decode("utf-32-le")
     start = 0
@@ -256,37 +246,6 @@ def _finish_many(texts: Sequence[str], found: Sequence[Normalised]) -> None:
         if "0" in each.marked:
             each.numbers = _NUMBER.findall(text)[:NUMBERS_READ]
         start = end
-
-
-def _excess(codes: Codes, same: NDArray[np.bool_]) -> tuple[Positions, Positions]:
-    """Where to cut runs of equal characters, and which of these are letters.
-
-    Args:
-        codes: code points.
-        same: for each code point but the last, whether the next one is equal.
-    """
-    again = np.flatnonzero(same) + 1
-    if not again.size:
-        return again, again
-    repeated = character_tables().kind[codes[again]]
-    stretched = _LETTER[repeated]
-    stretched[0] = False
-    stretched[1:] &= again[1:] - again[:-1] == 1
-    return again[stretched | _SIGN[repeated]], again[stretched]
-
-
-def _without(codes: Codes, drop: Positions) -> Codes:
-    keep = np.ones(codes.size, bool)
-    keep[drop] = False
-    return codes[keep]
-
-
-@functools.cache
-def _shape() -> dict[int, str]:
-    """What digits and blanks become, by code point."""
-    kind = character_tables().kind
-    digits, blanks = np.flatnonzero(kind == Kind.DIGIT), np.flatnonzero(_BLANK[kind])
-    return dict.fromkeys(digits.tolist(), "0") | dict.fromkeys(blanks.tolist(), " ")
 
 
 def plain(text: str) -> str:

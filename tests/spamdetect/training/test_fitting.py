@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spamdetect.engine.characters import code_points
-from spamdetect.engine.features import corpus_buckets, text_buckets
+from spamdetect.engine.features import CHAR_NGRAMS, corpus_grams, corpus_tokens, text_buckets
 from spamdetect.training import augment, linear, metrics, softmax, spam_fit
 from spamdetect.training.attacks import ATTACKS
 from spamdetect.training.dataset import SpamRow
@@ -32,11 +32,16 @@ LABELS = np.array([True, False, True, False, False, True])
 @settings(deadline=None)
 def test_many_texts_hash_as_one_by_one(texts: list[str]) -> None:
     padded = [f" {text} " for text in texts]
-    owner = np.repeat(np.arange(len(texts)), [len(text) for text in padded])
-    buckets, owners = corpus_buckets(code_points("".join(padded)), owner, 12)
+    lengths = np.array([len(text) for text in padded])
+    codes = code_points("".join(padded))
+    ends = np.cumsum(lengths)
+    grams = np.split(corpus_grams(codes, ends - lengths, 12), ends[:-1] * len(CHAR_NGRAMS))
+    tokens, owners = corpus_tokens(codes, np.repeat(np.arange(len(texts)), lengths), 12)
     for number, text in enumerate(padded):
         alone = np.sort(text_buckets(code_points(text), 12))
-        np.testing.assert_array_equal(np.sort(buckets[owners == number]), alone)
+        of_characters = alone < 1 << 12
+        np.testing.assert_array_equal(np.unique(grams[number]), np.unique(alone[of_characters]))
+        np.testing.assert_array_equal(np.sort(tokens[owners == number]), alone[~of_characters])
 
 
 def test_select_and_join() -> None:
