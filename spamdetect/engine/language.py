@@ -51,6 +51,8 @@ _SALTS: Final = np.array(
 )
 SPACE: Final = np.uint32(32)
 MAX_NGRAM: Final = 5
+_PADDING: Final = np.full(MAX_NGRAM, SPACE)
+_PLACES: Final = np.arange(512)
 # An n-gram reaches its length minus one further; words are recognised by where they start.
 _REACHES: Final = np.array([0, 1, 2, 3, 4, 2**62])
 
@@ -229,22 +231,24 @@ def letter_hashes(
         many: whether there may be several texts; an n-gram of two spaces is then not valid.
     """
     size = letters.size
-    padded = np.full(size + MAX_NGRAM, SPACE)
-    padded[:size] = letters
+    padded = np.concatenate((letters, _PADDING))
     edges = (padded[: size + 1] == SPACE).nonzero()[0]
     before, after = edges[:-1], edges[1:]
-    within = after - before > 1  # False where two texts meet, and at the end
-    if not many:
-        within[-2:-1] = True  # a text that was cut at a space ends with two
+    lengths = after - before
+    if many:
+        within = lengths > 1  # False where two texts meet, and at the end
+        reach = np.where(within, after, before)
+        words, last = before[within], after[within]
+    else:  # False at the end; a text that was cut at a space ends with two
+        words, last = before[:-1], after[:-1]
+        reach = np.concatenate((last, before[-1:]))
     # How far the n-grams of a position may reach: up to the next space.
-    reach = np.repeat(np.where(within, after, before), after - before)
-    reach -= np.arange(size)
-    meant = np.empty((size, MAX_NGRAM + 1), bool)
-    np.greater_equal(reach[:, None], _REACHES, out=meant)
+    reach = reach.repeat(lengths)
+    reach -= _PLACES[:size] if size <= _PLACES.size else np.arange(size)
+    meant = np.greater_equal(reach[:, None], _REACHES)
     hashes = np.empty((size, MAX_NGRAM + 1), np.uint32)
     ngram_table(padded, hashes[:, :MAX_NGRAM])
-    words = before[within]
-    hashes[words, MAX_NGRAM] = between_hashes(letters, words, after[within])
+    hashes[words, MAX_NGRAM] = between_hashes(letters, words, last)
     meant[words, MAX_NGRAM] = True
     hashes += _SALTS
     scatter(hashes)

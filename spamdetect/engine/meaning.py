@@ -38,7 +38,7 @@ class Network:
 
     def sums(self, on: list[int]) -> Sums:
         """The sum of each column over the active traits."""
-        found: Sums = self._floats.take(on, axis=0).sum(axis=0)
+        found: Sums = np.ones(len(on), np.float32) @ self._floats.take(on, axis=0)
         return found
 
     def sums_many(self, traits: Sequence[list[int]]) -> Sums:
