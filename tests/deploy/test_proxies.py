@@ -168,6 +168,10 @@ def test_calls_kills_and_the_dashboard(behind: Behind, monkeypatch: pytest.Monke
     finally:
         runtime.shutdown(2)
 
+    with httpx.Client(base_url=behind.url) as stranger:
+        assert stranger.get("/readyz").status_code == 200
+        assert stranger.get("/metrics").status_code == 403
+
     behind.gateway.admin.set_password("admin", "a long enough password")
     with httpx.Client(base_url=behind.url, trust_env=True, follow_redirects=True) as browser:
         page = browser.get("/sign-in")
