@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from guard.core.ids import IdFactory
 from guard.gateway.domain.commands import Actor
+from guard.gateway.domain.errors import ConflictError
 from guard.gateway.services.keys import make_key
 from guard.gateway.storage.port import Storage
 
@@ -28,7 +29,10 @@ async def first_run(storage: Storage, now_ms: int) -> FirstRun | None:
     if await storage.organisations():
         return None
     actor = Actor("first run")
-    organisation = await storage.create_organisation(actor, FIRST_ORGANISATION)
+    try:
+        organisation = await storage.create_organisation(actor, FIRST_ORGANISATION)
+    except ConflictError:  # another replica that started at the same time
+        return None
     own = organisation.organisation_id
     ids = IdFactory()
     sdk = make_key(ids, now_ms, role="sdk", organisation_id=own, name="first key")

@@ -48,6 +48,11 @@ def _postgres(folder: Path, **options: Any) -> Storage:
     return postgres.store(folder, **options)
 
 
+def examples(factory: Callable[..., Storage], proof_scale: float) -> int:
+    """Return how many runs a model gets; those over PostgreSQL take ten times as long."""
+    return max(1, round((6 if factory is _postgres else 25) * proof_scale))
+
+
 @pytest.fixture(scope="session", params=[_sqlite, _sqlite_durable], ids=lambda make: make.__name__)
 def sqlite_factory(request: pytest.FixtureRequest) -> Callable[..., Storage]:
     """The embedded store, with and without a sync of each commit."""

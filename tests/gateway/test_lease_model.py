@@ -36,6 +36,7 @@ from guard.gateway.domain.commands import (
 )
 from guard.gateway.domain.records import Budget, OrganisationSettings
 from guard.gateway.storage.port import Storage
+from tests.gateway.conftest import examples
 
 HOUR = 3_600_000
 TTL = 30_000
@@ -485,6 +486,8 @@ def test_leases_against_their_model(
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         lambda: LeaseMachine(storage_factory),
         settings=settings(
-            max_examples=max(1, round(25 * proof_scale)), stateful_step_count=50, deadline=None
+            max_examples=examples(storage_factory, proof_scale),
+            stateful_step_count=50,
+            deadline=None,
         ),
     )

@@ -35,6 +35,7 @@ from guard.gateway.domain.commands import (
 )
 from guard.gateway.domain.records import Budget, OrganisationSettings
 from guard.gateway.storage.port import Storage
+from tests.gateway.conftest import examples
 from tests.support.memory_store import MemoryStorage
 
 HOUR = 3_600_000
@@ -339,6 +340,8 @@ def test_ledger_against_its_model(
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         lambda: LedgerMachine(storage_factory),
         settings=settings(
-            max_examples=max(1, round(25 * proof_scale)), stateful_step_count=40, deadline=None
+            max_examples=examples(storage_factory, proof_scale),
+            stateful_step_count=40,
+            deadline=None,
         ),
     )

@@ -24,8 +24,11 @@ STATEMENT_TIMEOUT_MS: Final = 30_000
 """No statement of a writer may take longer."""
 
 LOCK_TIMEOUT_MS: Final = 10_000
-IDLE_TIMEOUT_MS: Final = 15_000
-"""The server ends a transaction whose client is silent for so long, and frees its locks."""
+IDLE_TIMEOUT_MS: Final = 5000
+"""The server ends a transaction whose client is silent for so long, and frees its locks.
+
+Shorter than others wait for a lock, so that a frozen replica fails nobody.
+"""
 
 _DEFAULTS: Final = {
     "connect_timeout": str(CONNECT_TIMEOUT_S), "keepalives_idle": "5", "keepalives_interval": "2",

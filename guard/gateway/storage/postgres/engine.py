@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 import psycopg
@@ -131,7 +132,8 @@ class PostgresEngine:
             await self.rates.open()
         except (psycopg.Error, RuntimeError, OSError) as exc:
             await asyncio.to_thread(self._close_connections)
-            raise StoreError(f"cannot open the database: {_without_secrets(exc)}") from None
+            reason = _without_secrets(exc, self._dsn)
+            raise StoreError(f"cannot open the database: {reason}") from None
         self._writer = GroupWriter(unit, deliver, inline=False, failures=(psycopg.Error,))
 
     def _open(self) -> PostgresUnitOfWork:
@@ -271,6 +273,11 @@ class PostgresEngine:
             raise StoreError(f"the store failed: {type(exc).__name__}") from exc
 
 
-def _without_secrets(exc: BaseException) -> str:
-    """Return the first line of an error; libpq names hosts and users, and never passwords."""
-    return (str(exc).strip() or type(exc).__name__).splitlines()[0]
+def _without_secrets(exc: BaseException, dsn: str) -> str:
+    """Return the first line of an error, unless it quotes the connection string's password."""
+    text = (str(exc).strip() or type(exc).__name__).splitlines()[0]
+    try:
+        password = urlsplit(dsn).password
+    except ValueError:
+        return type(exc).__name__
+    return type(exc).__name__ if password and password in text else text

@@ -64,6 +64,7 @@ class RateUnit(RateCounters):
     def begin(self, scopes: Sequence[Scopes]) -> None:
         """Lock the counters of the organisations of a group."""
         if self.connection.is_broken():
+            self.connection.psycopg.close()
             self.connection = self._connect()
             self._forget()
         own = sorted({each for scope in scopes for each in scope.organisation_ids() or ()})

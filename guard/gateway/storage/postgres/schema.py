@@ -256,6 +256,8 @@ def migrate(connection: Connection[Any], *, dry_run: bool = False) -> None:
         RuntimeError: the database was written by a newer gateway.
     """
     with connection.transaction(force_rollback=dry_run):
+        connection.execute("SET LOCAL lock_timeout = 0")  # another one may take its time
+        connection.execute("SET LOCAL statement_timeout = 0")
         connection.execute(
             "SELECT pg_advisory_xact_lock(%s::int, hashtext(current_schema()))", (MIGRATE,)
         )

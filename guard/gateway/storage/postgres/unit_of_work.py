@@ -188,6 +188,7 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
 
     def _reconnect(self) -> None:
         """Open a connection; nothing that was cached is trusted any more."""
+        self.connection.psycopg.close()
         self.connection = self._connect()
         self._forget_everything()
 

@@ -1,0 +1,168 @@
+"""What only the PostgreSQL store has: spelling, migrations, secrets, and other sessions' locks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from click.testing import CliRunner
+
+from guard.gateway.bootstrap import first_run
+from guard.gateway.cli.main import gateway as cli
+from guard.gateway.domain.errors import StoreError
+from guard.gateway.settings import DatabaseUrl, GatewaySettings
+from guard.gateway.storage.postgres.migrations import PostgresMigrator
+from guard.gateway.storage.postgres.spelling import bulk, spelled
+from guard.gateway.storage.postgres.store import PostgresStorage
+from tests.support import postgres
+from tests.support.store import ACTOR
+
+TYPES = {"t": {"a": "text", "b": "bigint", "c": "double precision"}}
+
+
+@pytest.mark.parametrize(
+    ("shared", "own"),
+    [
+        ("SELECT ?, a % 2 WHERE b LIKE '%x%'", "SELECT %s, a %% 2 WHERE b LIKE '%%x%%'"),
+        ("SELECT ?1 + ?2 + ?1", "SELECT %(a1)s + %(a2)s + %(a1)s"),
+        ("FROM e INDEXED BY i WHERE x", "FROM e WHERE x"),
+        ("FROM e NOT INDEXED WHERE x", "FROM e WHERE x"),
+        ("FROM a CROSS JOIN b ON x", "FROM a JOIN b ON x"),
+        ("GROUP BY +a, +b, c", "GROUP BY a, b, c"),
+        ("FROM json_each(e.ids) j", "FROM jsonb_array_elements_text((e.ids)::jsonb) AS j(value)"),
+        ("json_extract(s, '$[0]') != ''", "((s)::jsonb ->> 0) != ''"),
+    ],
+)  # fmt: skip
+def test_the_shared_sql_is_spelled_for_postgresql(shared: str, own: str) -> None:
+    assert spelled(shared).text == own
+
+
+@pytest.mark.parametrize(
+    ("one", "many"),
+    [
+        (
+            "INSERT INTO t VALUES (?,?) ON CONFLICT (a) DO NOTHING",
+            (
+                'INSERT INTO t ("a", "b") SELECT * FROM unnest(%s::text[], %s::bigint[])'
+                " ON CONFLICT (a) DO NOTHING"
+            ),
+        ),
+        (
+            "INSERT INTO t AS x (c, a) VALUES (?,?)",
+            (
+                'INSERT INTO t AS x ("c", "a") SELECT * FROM'
+                " unnest(%s::double precision[], %s::text[])"
+            ),
+        ),
+        (
+            "UPDATE t SET b = b + ?, c = ? WHERE a = ?",
+            (
+                "UPDATE t SET b = b + v.c1, c = v.c2 FROM unnest(%s::bigint[],"
+                " %s::double precision[], %s::text[]) AS v(c1, c2, c3) WHERE a = v.c3"
+            ),
+        ),
+    ],
+)
+def test_a_statement_for_one_row_becomes_one_for_many(one: str, many: str) -> None:
+    found = bulk(one, TYPES)
+    assert found is not None
+    assert found.text == many
+
+
+def test_a_statement_of_another_form_is_left_alone() -> None:
+    assert bulk("UPDATE t SET b = 1 WHERE (a, b) = (?, ?)", TYPES) is None
+    assert bulk("SELECT a FROM t", TYPES) is None
+
+
+def test_a_password_is_in_no_repr_and_no_error() -> None:
+    url = "postgresql://guard:canary-word@127.0.0.1:1/guard?connect_timeout=1"
+    assert "canary" not in repr(GatewaySettings(database=url))
+    assert isinstance(GatewaySettings(database=url).database, DatabaseUrl)
+    with pytest.raises(StoreError) as caught:
+        asyncio.run(PostgresStorage(url).open(lambda _: None))
+    assert "canary" not in str(caught.value)
+    for command in (["backup", "x"], ["restore", __file__]):
+        result = CliRunner().invoke(cli, [*command, "--database", url])
+        assert result.exit_code == 2
+        assert "pg_dump" in result.output
+        assert "canary" not in result.output
+
+
+def test_migrations_are_shown_rehearsed_and_applied(tmp_path: Path) -> None:
+    migrator = PostgresMigrator(postgres.dsn_of(tmp_path))
+    before = migrator.status()
+    assert (before.version, len(before.pending)) == (0, before.newest)
+    assert migrator.up(dry_run=True) == before.pending
+    assert migrator.status() == before
+    assert migrator.up(dry_run=False) == before.pending
+    assert migrator.status().version == before.newest
+    assert migrator.up(dry_run=False) == []
+
+
+def test_a_newer_schema_and_a_foreign_one_are_refused(tmp_path: Path) -> None:
+    dsn = postgres.dsn_of(tmp_path)
+    PostgresMigrator(dsn).up(dry_run=False)
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("UPDATE facts SET value = '1000' WHERE name = 'schema'")
+        with pytest.raises(StoreError, match="newer than this gateway knows"):
+            PostgresMigrator(dsn).status()
+        connection.execute("DELETE FROM facts WHERE name = 'schema'")
+        with pytest.raises(StoreError, match="not a gateway's database"):
+            PostgresMigrator(dsn).status()
+
+
+@pytest.mark.asyncio
+async def test_replicas_that_start_at_once_on_nothing_make_one_organisation(tmp_path: Path) -> None:
+    stores = [postgres.store(tmp_path) for _ in range(3)]
+    await asyncio.gather(*(each.open(lambda _: None) for each in stores))
+    made = await asyncio.gather(*(first_run(each, 1) for each in stores))
+    assert sum(each is not None for each in made) == 1
+    assert len(await stores[0].organisations()) == 1
+    await asyncio.gather(*(each.close() for each in stores))
+
+
+@pytest.mark.asyncio
+async def test_organisations_do_not_wait_for_one_another(tmp_path: Path) -> None:
+    store = postgres.store(tmp_path)
+    await store.open(lambda _: None)
+    held, free = [
+        (await store.create_organisation(ACTOR, name)).organisation_id for name in ("a", "b")
+    ]
+    with psycopg.connect(postgres.dsn_of(tmp_path)) as other:
+        other.execute("SELECT 1 FROM organisations WHERE organisation_id = %s FOR UPDATE", (held,))
+        async with asyncio.timeout(5):
+            await store.put_price(ACTOR, _price(free))
+        waiting: Any = asyncio.ensure_future(store.put_price(ACTOR, _price(held)))
+        await asyncio.sleep(0.3)
+        assert not waiting.done()
+        other.rollback()
+        await waiting
+    await store.close()
+
+
+@pytest.mark.asyncio
+async def test_a_frozen_replica_stops_nobody_for_long(tmp_path: Path) -> None:
+    frozen, live = postgres.store(tmp_path), postgres.store(tmp_path)
+    for each in (frozen, live):
+        await each.open(lambda _: None)
+    own = (await live.create_organisation(ACTOR, "o")).organisation_id
+    stuck: Any = frozen.write(lambda _: time.sleep(7))
+    await asyncio.sleep(0.5)
+    started = time.monotonic()
+    await live.put_price(ACTOR, _price(own))
+    assert 3 < time.monotonic() - started < 6.5
+    with pytest.raises(StoreError):
+        await stuck
+    assert await frozen.ready(), "it connects again"
+    await asyncio.gather(frozen.close(), live.close())
+
+
+def _price(organisation_id: str) -> Any:
+    from guard.gateway.domain.records import Price, Rates
+
+    return Price(price_id="", organisation_id=organisation_id, provider="*", model="m",
+                 rates=Rates(input_per_mtok=1, output_per_mtok=1))  # fmt: skip
