@@ -70,6 +70,7 @@ def _hammer(seed: int, port: int, api_key: str, decisions: int, out: Queue[Any])
             "call_id": name, "kind": "llm", "function": "f", "model": "m",
             "max_input_tokens": 0, "max_output_tokens": tokens,
             "workflow_id": f"w{rng.randrange(3)}", "agent": f"a{rng.randrange(2)}",
+            "user": f"u{rng.randrange(4)}",
         }  # fmt: skip
         status, reply = caller.post("/gate", call, f"gate-{name}")
         if rng.random() < 0.1:
@@ -123,10 +124,11 @@ def _prepare(served: Any) -> AdminClient:
     admin = AdminClient(served.base_url, served.admin_key)
     admin.update_settings(reservation_ttl_ms=1500)
     admin.set_price("m", input_per_mtok=0, output_per_mtok=1000 * 1_000_000)
-    # Four scopes, two of them tight, so that many calls are refused.
+    # Five scopes, three of them tight, so that many calls are refused.
     admin.set_budget(limit_nanousd=2**40)
     admin.set_budget(scope_kind="workflow", scope_id="*", limit_nanousd=4_000_000)
     admin.set_budget(scope_kind="agent", scope_id="*", limit_nanousd=6_000_000, window="month")
+    admin.set_budget(scope_kind="user", scope_id="u*", limit_nanousd=3_000_000, window="day")
     admin.set_budget(scope_kind="model", scope_id="m", limit_nanousd=2**39, window="day")
     return admin
 

@@ -53,6 +53,7 @@ class Watch(threading.Thread):
         set_budget = self.admin.set_budget
         set_budget(scope_kind="workflow", scope_id="*", limit_nanousd=self.limit)
         set_budget(scope_kind="agent", scope_id="*", limit_nanousd=self.limit * 3 // 2)
+        set_budget(scope_kind="user", scope_id="storm-*", limit_nanousd=self.limit * 5 // 4)
         set_budget(scope_kind="model", scope_id=MODEL, limit_nanousd=self.limit * 3)
         set_budget(limit_nanousd=self.limit * 3)
 

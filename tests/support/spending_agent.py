@@ -97,8 +97,9 @@ class Agent:
     def round(self) -> None:
         """Do one of them in one of the scopes."""
         workflow, agent = self._random.choice("xyz"), self._random.choice("ab")
+        user = guard.context.user(f"storm-{self._random.choice('123')}")
         try:
-            with guard.workflow(f"storm-{workflow}"), guard.agent(f"storm-{agent}"):
+            with guard.workflow(f"storm-{workflow}"), guard.agent(f"storm-{agent}"), user:
                 kind = self._random.random()
                 if kind < 0.5:
                     asyncio.run(self.gathered())
