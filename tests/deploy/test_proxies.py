@@ -124,9 +124,11 @@ def _for_tests(proxy: Proxy, text: str) -> str:
 @contextlib.contextmanager
 def running(command: list[str], folder: Path, port: int) -> Iterator[None]:
     said = folder / "said.log"
+    program = shutil.which(command[0])
+    assert program is not None
     with said.open("wb") as output:
         process = subprocess.Popen(
-            command,
+            [program, *command[1:]],
             stdout=output,
             stderr=output,
             env={"PATH": "/usr/sbin:/usr/bin:/bin:/usr/local/bin", "HOME": str(folder)},

@@ -21,6 +21,7 @@ import spamdetect
 from guard.gateway.embedded import run_gateway
 from spamdetect.testing import run_service
 from tests.support.programs import environment
+from tests.support.runs import local_directory
 
 ROOT = Path(__file__).parents[2]
 _BLOCK = re.compile(
@@ -75,15 +76,16 @@ def test_example_compiles(example: Example) -> None:
 
 @pytest.mark.parametrize("example", [each for each in examples() if each.runs], ids=str)
 def test_example_runs(example: Example, services: dict[str, str], tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", example.code],
-        env=environment(services),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    with local_directory(tmp_path / "local") as local:
+        done = subprocess.run(
+            [sys.executable, "-c", example.code],
+            env=environment({**services, "GUARD_LOCAL_DIR": str(local)}),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
 
