@@ -160,6 +160,15 @@ def test_a_kill_at_one_stops_an_agent_at_the_other(tenants: list[Tenant]) -> Non
         agent.stdout.close()
 
 
+@pytest.mark.asyncio
+async def test_a_kill_at_one_is_pushed_over_the_sockets_of_the_other(tenants: list[Tenant]) -> None:
+    a, b = tenants
+    async with asker(b.gateway.base_url, b.api_key) as client, asyncio.timeout(10):
+        await asyncio.to_thread(a.admin.kill, "w")
+        while not any(message["type"] == "kill" for message in client.pushed):
+            await client.read()
+
+
 def test_messages_of_two_replicas_reach_a_channel_in_order(tenants: list[Tenant]) -> None:
     _, b = tenants
     for number in range(10):
