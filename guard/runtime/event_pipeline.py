@@ -326,7 +326,7 @@ class EventPipeline:
             return
         left_s = max(0.05, ends_s - time.monotonic())
         try:
-            self._background.run(self.session.close, timeout_s=left_s)
+            self._background.run(self.session.close, left_s, timeout_s=left_s)
         except (TimeoutError, RuntimeError, concurrent.futures.CancelledError):
             logger.debug("the connections did not close in time")
 

@@ -42,6 +42,7 @@ logger = logging.getLogger("guard.session")
 _RELEASES_AT_ONCE: Final = 4
 _CATCH_UP_MAX_S: Final = 1.0
 _RETURN_S: Final = 0.2
+_CLOSE_S: Final = 2.0
 _TURN_S: Final = 0.005
 _UNANSWERED_S: Final = 0.25
 """How long an end waits for the answers to questions that are under way."""
@@ -308,14 +309,18 @@ class Session:
         except GuardError as exc:  # the status shows it; the next channel change tries again
             logger.debug("late probe: %s", exc)
 
-    async def close(self) -> None:
-        """Withdraw what waits, return the leases, close the control socket, end everything."""
+    async def close(self, left_s: float = _CLOSE_S) -> None:
+        """Withdraw what waits, return the leases, close the control socket, end everything.
+
+        Args:
+            left_s: total time, in seconds; part of it is kept for closing the socket cleanly.
+        """
         self.approvals.close()
-        ends_s = time.monotonic() + _UNANSWERED_S
+        ends_s = time.monotonic() + min(_UNANSWERED_S, left_s / 4)
         while (self._asking or len(self.asks)) and time.monotonic() < ends_s:  # noqa: ASYNC110  # nothing else needs an event for it
             await asyncio.sleep(_TURN_S)  # what is granted now is given back
         if self._releases:
-            await asyncio.wait(self._releases, timeout=_WITHDRAW_S)
+            await asyncio.wait(self._releases, timeout=min(_WITHDRAW_S, left_s / 4))
         with contextlib.suppress(Exception):
             async with asyncio.timeout(_RETURN_S):
                 await self._leases.close()
