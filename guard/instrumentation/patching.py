@@ -34,6 +34,9 @@ _HOOKS: Final[dict[str, str]] = {
 
 _active: Observer | None = None
 _awaited: set[str] = set()
+_executed: set[str] = set()
+_registering: str | None = None
+_half_imported: set[str] = set()
 _patches: dict[tuple[type[Any], str], tuple[Any, Any]] = {}
 _seams: dict[str, bool] = {}
 _lock = threading.RLock()
@@ -58,18 +61,20 @@ def prepare() -> None:
 def install(observer: Observer) -> None:
     """Observe the clients, including existing ones. Idempotent."""
     global _active
-    import wrapt
-
     _wait_for_imports()
     with _lock:
         _active = observer
         for name in _HOOKS:
             module = sys.modules.get(name)
-            if module is not None and name in _awaited | _loaded(module):
+            if module is not None and (name in _executed or _is_loaded(module)):
                 _patch(name, module)
             elif name not in _awaited:
-                _awaited.add(name)
-                wrapt.register_post_import_hook(_imported, name)
+                _await(name)
+        half_imported = sorted(_half_imported)
+        _half_imported.clear()
+    for name in half_imported:  # another thread has begun meanwhile
+        with contextlib.suppress(Exception):  # whoever imports it hears of it
+            _imported(importlib.import_module(name))
 
 
 def uninstall(observer: Observer) -> None:
@@ -96,8 +101,25 @@ def replace(owner: type[Any], name: str, wrap: Callable[[Any], Any]) -> None:
     setattr(owner, name, wrapper)
 
 
+def _await(name: str) -> None:
+    """Have a client hooked at the end of its import; called with the lock held."""
+    global _registering
+    import wrapt
+
+    _awaited.add(name)
+    _registering = name
+    try:
+        wrapt.register_post_import_hook(_imported, name)
+    finally:
+        _registering = None
+
+
 def _imported(module: ModuleType) -> None:
     with _lock:
+        if _registering == module.__name__ and not _is_loaded(module):
+            _half_imported.add(_registering)  # not its end: it is in ``sys.modules`` already
+            return
+        _executed.add(module.__name__)
         if _active is not None:
             _patch(module.__name__, module)
 
@@ -109,15 +131,14 @@ def _wait_for_imports() -> None:
     """
     for name in _HOOKS:
         module = sys.modules.get(name)
-        if module is not None and not _loaded(module):
+        if module is not None and not _is_loaded(module):
             with contextlib.suppress(Exception):  # whoever imports it hears of it
                 importlib.import_module(name)
 
 
-def _loaded(module: ModuleType) -> set[str]:
-    """Return the module's name once its import has ended."""
-    initialising = getattr(module.__spec__, "_initializing", False)
-    return set() if initialising else {module.__name__}
+def _is_loaded(module: ModuleType) -> bool:
+    """Tell whether a module's import has ended."""
+    return not getattr(module.__spec__, "_initializing", False)
 
 
 def _patch(name: str, module: ModuleType) -> None:
