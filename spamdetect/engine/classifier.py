@@ -39,48 +39,33 @@ SILENT = -128  # an n-gram that training has seen and that says nothing
 class Blend:
     """How the two parts combine into a probability, given how much of a text is known.
 
-    The log-odds of spam are the sum of ``offset``, ``grams`` times the n-gram score, ``meaning``
-    times the network's score, and ``context``. Each of the first three is a pair: its value for a
-    text of which nothing is known, and what is added for a text of which everything is known.
-    ``context`` is two factors: of the known share, and of the logarithm of the number of n-grams.
+    The log-odds of spam are the sum of ``offset``, ``grams`` times the n-gram score and
+    ``meaning`` times the network's score. Each of the three is a pair: its value for a text of
+    which nothing is known, and what is added for a text of which everything is known.
     """
 
     offset: tuple[float, float]
     grams: tuple[float, float]
     meaning: tuple[float, float]
-    context: tuple[float, float] = (0.0, 0.0)
 
-    def slopes(self, known: float, size: float) -> tuple[float, float, float]:
-        """The offset, with the context, and the factor of each score.
-
-        Args:
-            known: the familiarity of a text.
-            size: how many different n-grams it has.
-        """
+    def slopes(self, known: float) -> tuple[float, float, float]:
+        """The offset and the factor of each score when this share of a text is known."""
         parts = (self.offset, self.grams, self.meaning)
         offset, grams, meaning = (least + more * known for least, more in parts)
-        of_share, of_size = self.context
-        offset += of_share * known ** (1.0 / STEEPNESS) + of_size * math.log1p(size)
         return offset, grams, meaning
 
-    def probability(self, grams: float, meaning: float, known: float, size: float) -> float:
+    def probability(self, grams: float, meaning: float, known: float) -> float:
         """The calibrated probability of spam."""
-        offset, slope, worth = self.slopes(known, size)
+        offset, slope, worth = self.slopes(known)
         odds = offset + slope * grams + worth * meaning
         return 1.0 / (1.0 + math.exp(-max(-60.0, min(60.0, odds))))
 
-    def probabilities(self, grams: Floats, meaning: Floats, known: Floats, size: Floats) -> Floats:
+    def probabilities(self, grams: Floats, meaning: Floats, known: Floats) -> Floats:
         """`probability` of each text."""
         parts = (self.offset, self.grams, self.meaning)
         offset, slope, worth = (least + more * known for least, more in parts)
-        offset = offset + np.asarray(self.context) @ context(known, size)
         odds = offset + slope * grams + worth * meaning
         return np.asarray(1.0 / (1.0 + np.exp(-np.clip(odds, -60.0, 60.0))))
-
-
-def context(known: Floats, size: Floats) -> Floats:
-    """What `Blend.context` multiplies: a row for each factor, a column for each text."""
-    return np.stack((known ** (1.0 / STEEPNESS), np.log1p(size)))
 
 
 @attrs.frozen
@@ -146,10 +131,7 @@ class SpamModel:
             size: how many buckets there are.
             on: the active traits of the text.
         """
-        meaning, structural = self.network.scores(self.network.sums(on))
-        grams = total * self.scale / float(max(1, size) ** self.power) + structural
-        familiar = familiarity(known, size, self.chance)
-        return self.blend.probability(grams, meaning, familiar, size)
+        return self._combined(total, known, size, *self.network.scores(self.network.sums(on)))
 
     def combine_many(
         self,
@@ -162,9 +144,14 @@ class SpamModel:
         meaning, structural = self.network.scores_many(self.network.sums_many(traits))
         grams = totals * self.scale / np.maximum(sizes, 1) ** self.power + structural
         familiar = familiarities(known, sizes, self.chance)
-        counts = sizes.astype(np.float64)
-        found: list[float] = self.blend.probabilities(grams, meaning, familiar, counts).tolist()
+        found: list[float] = self.blend.probabilities(grams, meaning, familiar).tolist()
         return found
+
+    def _combined(
+        self, total: float, known: int, size: int, meaning: float, structural: float
+    ) -> float:
+        grams = total * self.scale / float(max(1, size) ** self.power) + structural
+        return self.blend.probability(grams, meaning, familiarity(known, size, self.chance))
 
 
 def familiarity(known: float, size: float, chance: float) -> float:
@@ -247,7 +234,7 @@ def from_container(container: Container, origin: str) -> SpamModel:
             weights=arrays["weights"],
             lexicon=concepts.load(arrays["lexicon"].tobytes()),
             network=Network(**{name: arrays[f"network_{name}"] for name in _NETWORK}),
-            blend=_read_blend(dict(meta["blend"])),
+            blend=Blend(**{name: (float(a), float(b)) for name, (a, b) in meta["blend"].items()}),
             profiles=read_profiles(meta["profiles"]),
             **{name: meta[name] for name in _PLAIN},
         )
@@ -259,20 +246,12 @@ def from_container(container: Container, origin: str) -> SpamModel:
     return model
 
 
-def _read_blend(meta: dict[str, Any]) -> Blend:
-    """The blend of a header; models of before 2.2.0 have no ``context``."""
-    of_share, of_size = map(float, meta.pop("context", (0.0, 0.0)))
-    pairs = {name: (float(least), float(more)) for name, (least, more) in meta.items()}
-    return Blend(**pairs, context=(of_share, of_size))
-
-
 def _is_sound(model: SpamModel) -> bool:
     """Whether all parts belong to the same model."""
     network, width = model.network, traits_size(len(model.lexicon.names))
     hidden = network.output.size
     blend = model.blend
-    pairs = (*blend.offset, *blend.grams, *blend.meaning)
-    numbers = (model.scale, model.power, *pairs, *blend.context)
+    numbers = (model.scale, model.power, *blend.offset, *blend.grams, *blend.meaning)
     return (
         model.weights.size == table_size(model.bits)
         and model.weights.dtype == network.weights.dtype == np.int8

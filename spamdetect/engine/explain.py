@@ -34,9 +34,8 @@ def explain(model: SpamModel, normalised: Normalised, on: list[int], *, top: int
         top: the maximum number of reasons.
     """
     buckets = unique_buckets(text_buckets(normalised.readable_codes, model.bits))
-    met = int(np.count_nonzero(model.weights[buckets]))
-    known = familiarity(met, buckets.size, model.chance)
-    _, slope, worth = model.blend.slopes(known, buckets.size)
+    known = int(np.count_nonzero(model.weights[buckets]))
+    _, slope, worth = model.blend.slopes(familiarity(known, buckets.size, model.chance))
     names = trait_names(model.lexicon.names)
     reasons = []
     for index, (meaning, structural) in zip(on, model.network.losses(on), strict=True):

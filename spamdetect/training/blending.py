@@ -6,7 +6,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from spamdetect.engine.classifier import Blend, context
+from spamdetect.engine.classifier import Blend
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -20,30 +20,32 @@ class Signals:
     Attributes:
         grams: the scores of n-grams and structure.
         meaning: the scores of the network.
-        known: how familiar each text's n-grams are to the fit.
-        sizes: how many different n-grams each text has.
+        known: the share of each text's n-grams that the fit knows.
     """
 
     grams: Floats
     meaning: Floats
     known: Floats
-    sizes: Floats
 
     def select(self, chosen: Flags | NDArray[np.intp]) -> Signals:
         """The signals of some of the texts."""
-        return Signals(*(getattr(self, name)[chosen] for name in _NAMES))
+        return Signals(self.grams[chosen], self.meaning[chosen], self.known[chosen])
 
     def probabilities(self, blend: Blend) -> Floats:
         """The calibrated probabilities of spam."""
-        return blend.probabilities(self.grams, self.meaning, self.known, self.sizes)
-
-
-_NAMES = [field.name for field in attrs.fields(Signals)]
+        offset, grams, meaning = (
+            least + more * self.known for least, more in (blend.offset, blend.grams, blend.meaning)
+        )
+        odds = offset + grams * self.grams + meaning * self.meaning
+        return np.asarray(1.0 / (1.0 + np.exp(-np.clip(odds, -60, 60))))
 
 
 def joined(parts: list[Signals]) -> Signals:
     """Concatenate signals."""
-    return Signals(*(np.concatenate([getattr(part, name) for part in parts]) for name in _NAMES))
+    return Signals(
+        *(np.concatenate([getattr(part, name) for part in parts])
+          for name in ("grams", "meaning", "known"))
+    )  # fmt: skip
 
 
 def fit(signals: Signals, labels: Flags, weights: Floats) -> Blend:
@@ -58,7 +60,7 @@ def fit(signals: Signals, labels: Flags, weights: Floats) -> Blend:
     ones = np.ones(known.size)
     columns = np.stack(
         [ones, known, signals.grams, signals.grams * known, signals.meaning,
-         signals.meaning * known, *context(known, signals.sizes)], axis=1,
+         signals.meaning * known], axis=1,
     )  # fmt: skip
     share = weights / weights.sum()
     found = np.zeros(columns.shape[1])
@@ -71,5 +73,5 @@ def fit(signals: Signals, labels: Flags, weights: Floats) -> Blend:
         found = found - step
         if np.abs(step).max() < 1e-10:
             break
-    a, b, c, d, e, f, g, h = (float(value) for value in found)
-    return Blend((a, b), (c, d), (e, f), (g, h))
+    a, b, c, d, e, f = (float(value) for value in found)
+    return Blend((a, b), (c, d), (e, f))

@@ -49,7 +49,6 @@ class Judge:
             self.grams.scores(matrix),
             network.scores(self.network, dense(matrix)),
             familiarities(matrix, self.met),
-            np.diff(matrix.starts).astype(float),
         )
 
 

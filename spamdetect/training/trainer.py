@@ -24,20 +24,18 @@ from spamdetect.training.matrix import Progress, silent
 from spamdetect.training.profiles import measured_profiles
 from spamdetect.training.spam_fit import DEFAULTS, Corpus, corpus, table_bits
 
-VERSION: Final = "2.2.0"
+VERSION: Final = "2.1.0"
 THRESHOLD: Final = 0.5
 WAYS: Final = ("fold", "family", "kind", "domain")
 WAYS_OF_BLEND: Final = ("fold", "family", "kind")
 SHARES: Final = {"fold": 1.0, "family": 1.0, "kind": 1.0, "domain": 0.0}
-MOST_FOLDS: Final = 3  # fewer would do: a blend has eight numbers
-# The share of spam among the texts of a left-out part in the fit of the blend.
-PRIOR: Final = 0.28  # texts that were really sent
-PRIOR_OF_NOTICES: Final = {"fold": 0.2, "family": 0.3, "kind": 0.35, "domain": 0.3}
+MOST_FOLDS: Final = 3  # fewer would do: a blend has six numbers
+PRIOR: Final = 0.3
 # The weight, in texts of the folds, of a family or domain of sent texts, of one of notices, and
 # of all notices of a fold.
-SENT_SHARE: Final = 125.0
-NOTICE_SHARE: Final = 150.0
-NOTICES_OF_FOLD: Final = 300.0
+SENT_SHARE: Final = 500.0
+NOTICE_SHARE: Final = 100.0
+NOTICES_OF_FOLD: Final = 500.0
 
 Flags = NDArray[np.bool_]
 Floats = NDArray[np.float64]
@@ -94,14 +92,13 @@ def blend(data: Corpus, found: Sequence[HeldOut], without: Flags | None = None) 
     made = np.isin(data.sources, sorted(data.made))
     signals, texts, weights = [], [], []
 
-    def add(held: HeldOut, chosen: Flags, worth: float, total: float, *, notices: bool) -> None:
+    def add(held: HeldOut, chosen: Flags, worth: float, total: float = 0.0) -> None:
         of = held.texts[chosen]
         spam = data.labels[of]
         if total:
             if not tells(spam):
                 return
-            prior = PRIOR_OF_NOTICES[held.part.way] if notices else PRIOR
-            worths = np.where(spam, prior / spam.sum(), (1.0 - prior) / (~spam).sum()) * total
+            worths = np.where(spam, PRIOR / spam.sum(), (1.0 - PRIOR) / (~spam).sum()) * total
         else:
             worths = np.full(of.size, worth)
         signals.append(held.signals.select(chosen))
@@ -112,14 +109,14 @@ def blend(data: Corpus, found: Sequence[HeldOut], without: Flags | None = None) 
         keep = np.ones(held.texts.size, bool) if without is None else ~without[held.texts]
         of_notice = made[held.texts]
         if held.part.way == "fold":
-            add(held, keep & ~of_notice, 1.0, 0.0, notices=False)
-            add(held, keep & of_notice, 0.0, NOTICES_OF_FOLD, notices=True)
+            add(held, keep & ~of_notice, 1.0)
+            add(held, keep & of_notice, 0.0, NOTICES_OF_FOLD)
             continue
         for group in held.part.groups.values():
             inside = keep & group[held.texts]
-            for total, notices in ((SENT_SHARE, False), (NOTICE_SHARE, True)):
+            for mask, total in ((~of_notice, SENT_SHARE), (of_notice, NOTICE_SHARE)):
                 if share := SHARES[held.part.way] * total:
-                    add(held, inside & (of_notice == notices), 0.0, share, notices=notices)
+                    add(held, inside & mask, 0.0, share)
     of = np.concatenate(texts)
     return blending.fit(blending.joined(signals), data.labels[of], np.concatenate(weights))
 

@@ -136,21 +136,22 @@ def test_the_blend_corrects_the_spread_of_what_is_unknown() -> None:
     odds = random.normal(0, 2, 20_000)
     labels = random.random(odds.size) < 1 / (1 + np.exp(-odds))
     known = random.random(odds.size).round()
-    nothing = np.zeros(odds.size)
-    signals = Signals(odds * np.where(known == 1, 1.0, 0.2), nothing, known, nothing)
+    signals = Signals(odds * np.where(known == 1, 1.0, 0.2), np.zeros(odds.size), known)
     found = blending.fit(signals, labels, np.ones(odds.size))
     chance = signals.probabilities(found)
     for share in (0.0, 1.0):
         assert metrics.ece(labels[known == share], chance[known == share]) < 0.03
-    _, slope, _ = found.slopes(0.0, 0.0)
+    _, slope, _ = found.slopes(0.0)
     assert slope == pytest.approx(5.0, rel=0.25)
 
 
 def test_one_text_and_many_are_blended_alike() -> None:
-    mixed = Blend((-1.0, 0.5), (2.0, -1.0), (0.3, 0.2), (0.8, -0.4))
-    rows = np.array([[0.4, 1.0, 0.0, 0.0], [-2.0, 3.0, 0.7, 50.0]])
-    signals = Signals(*rows.T)
-    one = [mixed.probability(*row) for row in rows.tolist()]
+    mixed = Blend((-1.0, 0.5), (2.0, -1.0), (0.3, 0.2))
+    signals = Signals(np.array([0.4, -2.0]), np.array([1.0, 3.0]), np.array([0.0, 0.7]))
+    one = [
+        mixed.probability(*row)
+        for row in zip(signals.grams, signals.meaning, signals.known, strict=True)
+    ]
     np.testing.assert_allclose(signals.probabilities(mixed), one)
 
 
