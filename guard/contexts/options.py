@@ -28,11 +28,6 @@ class options(Boundary):  # noqa: N801  # used like a function: `with options(li
 
     Inner options take the place of outer ones, but for ``limit_cents``: there both hold.
 
-    Attributes:
-        spent_cents: what requests inside have cost so far, as far as their answers have been read;
-            None without ``limit_cents``.
-        left_cents: what requests still to come may cost; None without ``limit_cents``.
-
     Raises:
         GuardBudgetError: from inside, a request could cost more than is left.
         GuardConfigError: on entry with ``limit_cents``, this process does not gate LLM requests.

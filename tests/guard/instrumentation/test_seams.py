@@ -448,6 +448,7 @@ def test_a_dead_server_is_the_clients_error(observed: Any) -> None:
 HALF_IMPORTED = """
 import sys, threading, time
 import guard
+from guard.instrumentation import patching
 
 class Slow:
     def find_spec(self, name, path=None, target=None):
@@ -457,19 +458,31 @@ class Slow:
 runtime = guard.GuardRuntime()
 sys.meta_path.insert(0, Slow())
 importing = threading.Thread(target=lambda: __import__("websockets.asyncio.client"))
-importing.start()
-while "websockets.asyncio.client" not in sys.modules:
-    time.sleep(0.001)
+
+def begin():
+    importing.start()
+    while "websockets.asyncio.client" not in sys.modules:
+        time.sleep(0.001)
+
+LATE = "late" in sys.argv
+if LATE:  # it begins when guard has looked for such imports
+    wait = patching._wait_for_imports
+    patching._wait_for_imports = lambda: (wait(), begin())
+else:
+    begin()
 runtime.instrumentation.install()
 importing.join()
+print(patching.seams()["websockets.asyncio.client"])
 """
 
 
-def test_a_client_that_another_thread_is_importing() -> None:
+@pytest.mark.parametrize("when", ["early", "late"])
+def test_a_client_that_another_thread_is_importing(when: str) -> None:
     """A half of its module is there already; it is patched when the whole is."""
     done = subprocess.run(
-        [sys.executable, "-c", HALF_IMPORTED],
+        [sys.executable, "-c", HALF_IMPORTED, when],
         env={**os.environ, "GUARD_API_KEY": "key"},
         capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     assert "cannot be instrumented" not in done.stderr
+    assert done.stdout == "True\n"
