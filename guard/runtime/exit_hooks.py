@@ -8,12 +8,13 @@ nothing about events: it calls back.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, Final
 
@@ -37,6 +38,8 @@ class ExitHooks:
         self._in_child: int | None = None
         self._handles_sigterm = False
         self._previous: Any = None
+        self._is_held = False
+        self._deferred: tuple[int, FrameType | None] | None = None
 
     def install(self) -> None:
         """Register the missing hooks; the signal's only from the main thread."""
@@ -56,9 +59,28 @@ class ExitHooks:
             signal.signal(signal.SIGTERM, self._previous)
             self._handles_sigterm = False
 
+    @contextlib.contextmanager
+    def signal_held(self) -> Iterator[None]:
+        """Put SIGTERM off until the block ends: its handler would stop what it waits for.
+
+        Only in a child of ``multiprocessing``, whose pool sends it while the child ends by itself;
+        and only the main thread runs handlers, so another thread's block puts nothing off.
+        """
+        is_main = threading.current_thread() is threading.main_thread()
+        if not is_main or self._is_held or not _is_child_of_multiprocessing():
+            yield
+            return
+        self._is_held = True
+        try:
+            yield
+        finally:
+            self._is_held = False
+            deferred, self._deferred = self._deferred, None
+            if deferred is not None:
+                self._on_sigterm(*deferred)
+
     def _install_finalizer(self) -> None:
-        process = sys.modules.get("multiprocessing.process")
-        if process is None or self._in_child == os.getpid() or process.parent_process() is None:
+        if self._in_child == os.getpid() or not _is_child_of_multiprocessing():
             return
         from multiprocessing import util
 
@@ -90,6 +112,9 @@ class ExitHooks:
         self._handles_sigterm = True
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
+        if self._is_held:
+            self._deferred = (number, frame)
+            return
         previous = self._previous
         if not callable(previous):
             self._end()
@@ -110,3 +135,8 @@ class ExitHooks:
             self._close()
         except Exception as exc:  # noqa: BLE001  # nobody is left to catch it
             logger.warning("at exit: %s", exc)
+
+
+def _is_child_of_multiprocessing() -> bool:
+    process = sys.modules.get("multiprocessing.process")
+    return process is not None and process.parent_process() is not None

@@ -420,6 +420,10 @@ class GuardRuntime:
         ends_s = time.monotonic() + max(0.0, timeout)
         if self._background.is_own_thread:
             raise RuntimeError("guard.shutdown() cannot be called from guard's own thread")
+        with self._exits.signal_held():
+            self._shutdown(ends_s, flush)
+
+    def _shutdown(self, ends_s: float, flush: bool) -> None:
         with self._ending:
             first = not self.is_shut_down
             self.is_shut_down = True  # `status()` says offline from here on; new calls are refused

@@ -109,14 +109,15 @@ def test_processes_of_multiprocessing(guard: Runs, vendor: str, tmp_path: Path) 
                 exec({AGENT!r}, {{}})
 
             if __name__ == "__main__":
-                for kind in "fork", "spawn", "forkserver":
+                for kind in ("fork", "spawn", "forkserver") * 3:
                     with multiprocessing.get_context(kind).Pool(1) as pool:
                         pool.map(work, range(1))
         """)
     )
-    done = guard("run", "--limit", LIMIT, "--", "pool.py", cwd=tmp_path)
+    # Every worker ends by SIGTERM, often in the middle of its own end.
+    done = guard("run", "--limit", "$2", "--", "pool.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "3 LLM requests, $0.001538 of $0.002" in done.stderr
+    assert "9 LLM requests, $0.004613 of $2.00" in done.stderr
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import attrs
 import httpx
+import openai
 import pytest
 import requests
 
@@ -255,17 +256,19 @@ class TestBudgetsOfUsers:
 
         @guard.protect
         async def agent(name: str, times: int) -> list[Any]:
-            send = openai_async(limited.vendor.url)
-            sending = (send() for _ in range(times))
-            if together:
-                return await asyncio.gather(*sending, return_exceptions=True)
-            found: list[Any] = []
-            for each in sending:
-                try:
-                    found.append(await each)
-                except BaseException as exc:
-                    found.append(exc)
-            return found
+            async with openai.AsyncOpenAI(
+                base_url=f"{limited.vendor.url}/v1", api_key="k"
+            ) as client:
+                sending = (client.chat.completions.create(**ASK) for _ in range(times))
+                if together:
+                    return await asyncio.gather(*sending, return_exceptions=True)
+                found: list[Any] = []
+                for each in sending:
+                    try:
+                        found.append(await each)
+                    except BaseException as exc:
+                        found.append(exc)
+                return found
 
         async def of(name: str, times: int) -> list[Any]:
             async with guard.context.user(name):

@@ -233,4 +233,4 @@ def test_an_agent_stops_at_the_limit(
     # Most of them set no limit, so that depends on what is assumed of their answers.
     if agent is not openai_gather:
         assert LIMIT - committed < refused.value.details["requested_nanousd"]
-    assert len(vendor.said) >= 8
+    assert vendor.said
