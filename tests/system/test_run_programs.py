@@ -66,8 +66,8 @@ def test_a_notebook(
     pytest.importorskip("nbconvert")
     pytest.importorskip("ipykernel")
     path = tmp_path / "agent.ipynb"
-    arguments = f"import sys\nsys.argv = ['', {vendor!r}, '9']"
-    notebook(path, arguments, AGENT, "open('after', 'w').close()")
+    arguments = f"import sys\nsys.argv = ['', {vendor!r}, '{{}}']"
+    notebook(path, arguments.format(9), AGENT, "open('after', 'w').close()")
     done = guard("run", "--limit", LIMIT, "--json", "--", *program, str(path), cwd=tmp_path,
                  env=home)  # fmt: skip
     facts = json.loads(done.stdout.splitlines()[-1])
@@ -78,7 +78,7 @@ def test_a_notebook(
     assert "guard explain GD-B004" in shown
     assert "guard/runtime" not in shown, "guard's own frames tell the reader nothing"
 
-    notebook(path, arguments.replace("9", "2"), AGENT, "open('after', 'w').close()")
+    notebook(path, arguments.format(2), AGENT, "open('after', 'w').close()")
     done = guard("run", "--limit", LIMIT, "--", *program, str(path), cwd=tmp_path, env=home)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "after").exists()
