@@ -117,7 +117,7 @@ def _await(name: str) -> None:
 def _imported(module: ModuleType) -> None:
     with _lock:
         if _registering == module.__name__ and not _is_loaded(module):
-            _half_imported.add(_registering)  # not its end: it is in ``sys.modules`` already
+            _half_imported.add(module.__name__)  # not its end: it is in ``sys.modules`` already
             return
         _executed.add(module.__name__)
         if _active is not None:
