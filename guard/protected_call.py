@@ -384,10 +384,6 @@ class ProtectedCall(Edge):
 
 
 def _gate_request(target: Target, call_id: str, scope: Scope) -> wire.GateRequest:
-    chain = None
-    if scope.chain_id is not None:
-        starts = scope.chain_op == "start"
-        chain = wire.Chain(scope.chain_id, "start" if starts else "continue")
     return wire.GateRequest(
         call_id=call_id,
         kind="tool" if target.sensitive else "call",
@@ -398,7 +394,7 @@ def _gate_request(target: Target, call_id: str, scope: Scope) -> wire.GateReques
         sensitive=target.sensitive,
         workflow_id=scope.workflow_id,
         run_id=scope.run_id,
-        chain=chain,
+        chain=scope.chain,
         agent=scope.agent,
         user=scope.user,
         tags=tags_of(scope.tags),

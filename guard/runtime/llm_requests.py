@@ -202,9 +202,6 @@ class LlmRequests:
 
     def _asking(self, scope: Scope, bound: RequestBound) -> Asking:
         call = scope.call
-        chain = None
-        if scope.chain_id is not None:
-            chain = wire.Chain(scope.chain_id, "start" if scope.chain_op == "start" else "continue")
         held = None
         if call is not None:
             if call.hold is not None:
@@ -218,7 +215,7 @@ class LlmRequests:
             model=bound.model or wire.UNKNOWN_MODEL,
             workflow_id=scope.workflow_id,
             run_id=scope.run_id,
-            chain=chain,
+            chain=scope.chain,
             agent=scope.agent,
             user=scope.user,
             tags=tags_of(scope.tags),

@@ -138,9 +138,6 @@ class ToolPolicy:
 
     def _request(self, scope: Scope, name: str) -> wire.GateRequest:
         name = name[: wire.NAME_LENGTH_MAX]
-        chain = None
-        if scope.chain_id is not None:
-            chain = wire.Chain(scope.chain_id, "start" if scope.chain_op == "start" else "continue")
         return wire.GateRequest(
             call_id=self._ids.uuid7(time.time_ns() // 1_000_000),
             kind="tool",
@@ -150,7 +147,7 @@ class ToolPolicy:
             tool_name=name,
             workflow_id=scope.workflow_id,
             run_id=scope.run_id,
-            chain=chain,
+            chain=scope.chain,
             agent=scope.agent,
             user=scope.user,
             tags=tags_of(scope.tags),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct
 from msgspec.structs import force_setattr, replace
 
+from guard.core.wire.events import Chain
 from guard.core.wire.fields import UNKNOWN_MODEL
 
 if TYPE_CHECKING:
@@ -138,6 +139,13 @@ class Scope(Struct, frozen=True, eq=False):
             )
             force_setattr(self, "_event_fields", fields)  # a cache, not a change
         return fields
+
+    @property
+    def chain(self) -> Chain | None:
+        """What a gate request says of the chain."""
+        if self.chain_id is None:
+            return None
+        return Chain(self.chain_id, "start" if self.chain_op == "start" else "continue")
 
     def evolve(self, **changes: Any) -> Scope:
         """Return a copy with some fields changed."""
