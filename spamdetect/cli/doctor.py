@@ -36,6 +36,7 @@ def doctor_command(base_url: str | None) -> int:
     """Check the engine, the key store, the optional parts and a service."""
     checks: list[Callable[[], _Finding]] = [
         _engine,
+        _speedups,
         _key_store,
         _redis,
         lambda: _optional("asyncpg", "PostgreSQL key store"),
@@ -77,6 +78,24 @@ def _engine() -> _Finding:
         f"model {engine.model_version}, threshold {engine.threshold:g}, loaded in "
         f"{loaded_ms:.0f} ms.",
     )
+
+
+def _speedups() -> _Finding:
+    subject = "Speed-ups"
+    try:
+        from spamdetect.engine import native
+    except ImportError as error:
+        return _Finding(subject, "note", f"not loaded: {error.name} is missing.")
+    if not native.wanted():
+        return _Finding(subject, "note", "switched off by SPAMDETECT_SPEEDUPS=0.")
+    if native.compiled is None:
+        return _Finding(
+            subject,
+            "note",
+            "not compiled: the engine takes several times as long for a text. Install a C "
+            "compiler and the headers of Python, then install guard again.",
+        )
+    return _Finding(subject, "ok", "compiled and in use.")
 
 
 def _settings() -> ServiceSettings:

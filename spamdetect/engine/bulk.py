@@ -102,12 +102,12 @@ def probabilities(
     model: SpamModel, texts: Sequence[Normalised], traits: Sequence[list[int]]
 ) -> list[float]:
     """The probability of spam of each text."""
-    codes = [text.readable_codes for text in texts]
-    lengths = np.array([code.size for code in codes])
+    parts = [text.readable for text in texts]
+    lengths = np.array([len(part) for part in parts])
     starts = np.cumsum(lengths) - lengths
-    joined = np.concatenate(codes)
-    parts = zip(_of_grams(model, joined, starts), _of_tokens(model, joined, lengths), strict=True)
-    totals, known, sizes = (grams + tokens for grams, tokens in parts)
+    joined = code_points("".join(parts))
+    sums = zip(_of_grams(model, joined, starts), _of_tokens(model, joined, lengths), strict=True)
+    totals, known, sizes = (grams + tokens for grams, tokens in sums)
     return model.combine_many(totals, known, sizes, traits)
 
 

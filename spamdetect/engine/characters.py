@@ -8,7 +8,8 @@ one array lookup.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
 from importlib import resources
 from typing import Any
@@ -94,6 +95,23 @@ def character_tables() -> CharacterTables:
     """The tables, read once."""
     data = resources.files("spamdetect.engine").joinpath(FILE_NAME).read_bytes()
     return CharacterTables(unpack(data, kind="characters", origin=FILE_NAME).arrays)
+
+
+def in_ranges(ranges: Sequence[str]) -> NDArray[np.bool_]:
+    """For each code point, whether it is in one of these ranges.
+
+    Args:
+        ranges: each the first and the last character of a range.
+    """
+    table = np.zeros(CODE_POINTS, bool)
+    for ends in ranges:
+        table[ord(ends[0]) : ord(ends[1]) + 1] = True
+    return table
+
+
+def class_of(ranges: Sequence[str]) -> str:
+    """The inside of a character class of a regular expression for such ranges."""
+    return "".join(f"{re.escape(ends[0])}-{re.escape(ends[1])}" for ends in ranges)
 
 
 def code_points(text: str) -> NDArray[np.uint32]:

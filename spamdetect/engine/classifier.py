@@ -17,7 +17,8 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from spamdetect.engine import concepts
+from spamdetect.engine import concepts, native
+from spamdetect.engine.characters import code_points
 from spamdetect.engine.concepts import Lexicon
 from spamdetect.engine.container import Container, read, unpack
 from spamdetect.engine.features import Hashes, table_size, text_buckets
@@ -98,10 +99,12 @@ class SpamModel:
     profiles: Mapping[str, Profile]
     chance: float = attrs.field(init=False)
     """The share of n-grams that seem known although none is: the share of known buckets."""
+    _arrays: Any = attrs.field(init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
         share = float(np.count_nonzero(self.weights)) / self.weights.size
         object.__setattr__(self, "chance", min(share, 0.999))
+        object.__setattr__(self, "_arrays", native.arrays(self.weights))
 
     def traits(self, structure: list[int], marked: str) -> list[int]:
         """The traits of a text.
@@ -112,15 +115,24 @@ class SpamModel:
         """
         return traits(structure, self.lexicon.find(marked))
 
-    def probability(self, codes: Hashes, on: list[int]) -> float:
+    def probability(self, readable: str, on: list[int]) -> float:
         """The calibrated probability of spam for one text.
 
         Args:
-            codes: normalised code points that begin and end with a space.
+            readable: the normalised text, which begins and ends with a space.
             on: its active traits.
         """
-        held = self.weights[unique_buckets(text_buckets(codes, self.bits))]
-        return self.combine(weight_sum(held), int(np.count_nonzero(held)), held.size, on)
+        return self.combine(*self.gram_sums(readable), on)
+
+    def gram_sums(self, readable: str) -> tuple[int, int, int]:
+        """The sum of the weights of a text's different n-grams, how many are known and there."""
+        if native.compiled is not None:
+            found: tuple[int, int, int] = native.compiled.gram_sums(
+                native.tables(), self._arrays, readable
+            )
+            return found
+        held = self.weights[unique_buckets(text_buckets(code_points(readable), self.bits))]
+        return weight_sum(held), int(np.count_nonzero(held)), held.size
 
     def combine(self, total: float, known: int, size: int, on: list[int]) -> float:
         """The probability from the sum of the int8 weights of ``size`` different buckets.
@@ -131,7 +143,7 @@ class SpamModel:
             size: how many buckets there are.
             on: the active traits of the text.
         """
-        return self._combined(total, known, size, *self.network.scores(self.network.sums(on)))
+        return self._combined(total, known, size, *self.network.judge(on))
 
     def combine_many(
         self,

@@ -7,28 +7,15 @@ Matching takes time linear in the length of the text.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import add
-from typing import Final
+from typing import Any, Final
 
 import attrs
 
-# Everything but white space, signs, emoji and the markers of the normalised text.
-_WORD: Final = re.compile(
-    "[^\\s\\x00-/:-@\\[-`{-\\xa9\\xab-\\xb4\\xb6-\\xb9\\xbb-\\xbf\\xd7\\xf7\u02b9-\u02df"
-    "\u055a-\u055f\u0589\u058a\u05be\u05c0\u05c3\u05f3\u05f4\u0609-\u060d\u061b-\u061f\u066a-\u066d"
-    "\u06d4\u0700-\u070d\u0964\u0965\u0970\u0df4\u0e4f\u0e5a\u0e5b\u0f04-\u0f14\u104a-\u104f\u10fb"
-    "\u1360-\u1368\u17d4-\u17da\u2000-\u2bff\u3000-\u3004\u3008-\u3030\ue000-\uf8ff\ufd3e\ufd3f"
-    "\ufe10-\ufe6f\uff00-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65\U0001f000-\U0001ffff]+"
-)
-# Thai, Lao, Tibetan, Burmese, Khmer, Kana and Han are written without spaces between words.
-_DENSE_RANGES: Final = (
-    "\u0e01-\u0eff\u0f00-\u0fff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u9fff"
-    "\uf900-\ufaff\U00020000-\U0003ffff"
-)
-_DENSE: Final = re.compile(f"[{_DENSE_RANGES}]")
-_DENSE_RUN: Final = re.compile(f"[{_DENSE_RANGES}]+(?: [{_DENSE_RANGES}]+)*")
+from spamdetect.engine import native
+from spamdetect.engine.naming import DENSE, DENSE_RUN, WORD
+
 _REMEMBERED: Final = 1 << 14
 _LONGEST: Final = 40  # characters of a word that are examined
 
@@ -79,8 +66,8 @@ class Lexicon:
     """
 
     __slots__ = (
-        "_dense", "_ends", "_exact", "_known", "_last", "_parts", "_prefixes", "_root", "_starts",
-        "_suffixes", "names", "patterns",
+        "_compiled", "_dense", "_ends", "_exact", "_known", "_last", "_parts", "_prefixes", "_root",
+        "_starts", "_suffixes", "names", "patterns",
     )  # fmt: skip
 
     def __init__(self, patterns: Mapping[str, Sequence[str]]) -> None:
@@ -93,10 +80,19 @@ class Lexicon:
         self._parts: dict[str, int] = {}
         self._root = _Node()
         self._known = _Memory(self._look_up)
+        self._compiled: Any = None
         for concept, found in enumerate(patterns.values()):
             alone: _Entry = ((concept,), ())
             for pattern in found:
-                self._add(pattern, concept, alone)
+                if not pattern.isascii() and DENSE.search(pattern):
+                    self._add_dense(pattern, concept)
+                elif native.compiled is None:
+                    self._add(pattern, concept, alone)
+        if native.compiled is not None:
+            self._compiled = native.compiled.Lexicon([
+                [pattern for pattern in found if pattern.isascii() or not DENSE.search(pattern)]
+                for found in patterns.values()
+            ])  # fmt: skip
         self._starts = _lengths(self._prefixes)
         self._ends = {
             head[::-1]: lengths
@@ -110,9 +106,13 @@ class Lexicon:
         Args:
             text: normalised, see `spamdetect.engine.normalise.Normalised.marked`.
         """
+        if self._compiled is not None:
+            named: list[int]
+            named, is_dense = self._compiled.find(native.tables(), text)
+            return self._with_dense(text, set(named)) if is_dense and self._dense else named
         found: set[int] = set()
         reached: Sequence[_Node] = ()
-        for entry in map(self._known.__getitem__, _WORD.findall(text)):
+        for entry in map(self._known.__getitem__, WORD.findall(text)):
             if entry is _NO_WORD:
                 reached = ()
                 continue
@@ -129,15 +129,16 @@ class Lexicon:
             for node in reached:
                 found.update(node.concepts)
             reached += first
-        if self._dense and not text.isascii() and _DENSE.search(text):
-            self._find_dense(text, found)
+        if self._dense and not text.isascii() and DENSE.search(text):
+            return self._with_dense(text, found)
         return sorted(found)
 
-    def _find_dense(self, text: str, found: set[int]) -> None:
+    def _with_dense(self, text: str, found: set[int]) -> list[int]:
         heads = self._dense
-        for run in _DENSE_RUN.findall(text):
+        for run in DENSE_RUN.findall(text):
             for head in heads.keys() & set(map(add, run, run[1:])):
                 found.update(concept for pattern, concept in heads[head] if pattern in run)
+        return sorted(found)
 
     def _look_up(self, word: str) -> _Found:
         # Most words name nothing: their first three characters begin no pattern.
@@ -169,12 +170,12 @@ class Lexicon:
             if length <= size and (entry := self._suffixes.get(word[-length:]))
         ]  # fmt: skip
 
+    def _add_dense(self, pattern: str, concept: int) -> None:
+        dense = pattern.replace("*", "")
+        if len(dense) > 1:
+            self._dense.setdefault(dense[:2], []).append((dense, concept))
+
     def _add(self, pattern: str, concept: int, alone: _Entry) -> None:
-        if not pattern.isascii() and _DENSE.search(pattern):
-            dense = pattern.replace("*", "")
-            if len(dense) > 1:
-                self._dense.setdefault(dense[:2], []).append((dense, concept))
-            return
         if " " not in pattern:
             table, key = self._place(pattern)
             concepts, parts = table.setdefault(key, alone)
@@ -215,7 +216,7 @@ def _lengths(keys: Iterable[str]) -> dict[str, tuple[int, ...]]:
 
 def words_of(text: str) -> list[str]:
     """The words of a normalised text as the lexicon sees them."""
-    return _WORD.findall(text)
+    return WORD.findall(text)
 
 
 def dump(lexicon: Lexicon) -> bytes:

@@ -7,11 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import attrs
-import numpy as np
-from numpy.typing import NDArray
 
-from spamdetect.engine import bulk, classifier, language
-from spamdetect.engine.characters import KINDS, SCRIPTS, character_tables, code_points
+from spamdetect.engine import bulk, classifier, language, native
+from spamdetect.engine.counts import Counts, count
 from spamdetect.engine.explain import explain as explain_text
 from spamdetect.engine.normalise import Normalised, normalise, normalise_many
 from spamdetect.engine.profiles import Profile, resolve
@@ -26,7 +24,6 @@ from spamdetect.engine.results import (
     Verdict,
 )
 from spamdetect.engine.structure import structure, structure_many
-from spamdetect.engine.words import count_words
 from spamdetect.thresholds import Threshold
 
 MAX_READ = 100_000
@@ -40,9 +37,7 @@ class _Reading:
 
     text: str
     normalised: Normalised
-    kinds: NDArray[np.int64]
-    scripts: NDArray[np.int64]
-    word_count: int
+    counts: Counts
     language: Language
     truncated: bool
 
@@ -116,7 +111,7 @@ class Engine:
         """The cleaned text, its statistics and its language."""
         reading = self._read(text)
         return Preprocessed(
-            text, reading.normalised.text, len(text), reading.word_count, reading.language
+            text, reading.normalised.text, len(text), reading.counts.words, reading.language
         )
 
     def predict(self, text: str) -> Analysis:
@@ -125,9 +120,9 @@ class Engine:
         found = reading.normalised
         chance = None
         if found.marked:
-            chance = self._model.probability(found.readable_codes, self._traits(reading))
+            chance = self._model.probability(found.readable, self._traits(reading))
         return self._analysis(
-            text, found, reading.word_count, reading.language, chance, reading.truncated
+            text, found, reading.counts.words, reading.language, chance, reading.truncated
         )
 
     def predict_many(self, texts: Sequence[str]) -> list[Analysis]:
@@ -138,6 +133,8 @@ class Engine:
         """
         if isinstance(texts, str | bytes):
             raise TypeError("predict_many takes a sequence of texts, not one: pass [text]")
+        if native.compiled is not None:
+            return [self.predict(text) for text in texts]
         found: dict[int, Analysis] = {}
         short: list[int] = []
         for number, text in enumerate(texts):
@@ -179,20 +176,16 @@ class Engine:
 
     def _traits(self, reading: _Reading) -> list[int]:
         found = reading.normalised
-        on = structure(found, reading.kinds, reading.scripts, len(reading.text))
+        on = structure(found, reading.counts, len(reading.text))
         return self._model.traits(on, found.marked)
 
     def _read(self, text: str) -> _Reading:
-        tables = character_tables()
-        codes = code_points(text)
         truncated = len(text) > MAX_READ
         read = text[:_HEAD] + " " + text[_HEAD - MAX_READ :] if truncated else text
         return _Reading(
             text,
             normalise(read),
-            np.bincount(tables.kind[codes], minlength=KINDS),
-            np.bincount(tables.script[codes], minlength=len(SCRIPTS)),
-            count_words(codes),
+            count(text),
             self._detector.detect(text),
             truncated,
         )

@@ -33,7 +33,7 @@ def explain(model: SpamModel, normalised: Normalised, on: list[int], *, top: int
         on: its active traits.
         top: the maximum number of reasons.
     """
-    buckets = unique_buckets(text_buckets(normalised.readable_codes, model.bits))
+    buckets = unique_buckets(text_buckets(code_points(normalised.readable), model.bits))
     known = int(np.count_nonzero(model.weights[buckets]))
     _, slope, worth = model.blend.slopes(familiarity(known, buckets.size, model.chance))
     names = trait_names(model.lexicon.names)

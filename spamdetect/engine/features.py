@@ -49,8 +49,8 @@ _POWERS_OF_WINDOW: Final = np.array(
     ],
     np.uint32,
 )
-_WORD_KINDS: Final = np.zeros(32, bool)
-_WORD_KINDS[
+WORD_KINDS: Final = np.zeros(32, bool)
+WORD_KINDS[
     [
         Kind.UPPER,
         Kind.LOWER,
@@ -156,7 +156,7 @@ def word_hashes(codes: Hashes) -> tuple[Hashes, NDArray[np.intp]]:
     Args:
         codes: code points that begin and end with a space.
     """
-    is_word = _WORD_KINDS[character_tables().kind[codes]]
+    is_word = WORD_KINDS[character_tables().kind[codes]]
     edges = (is_word[1:] != is_word[:-1]).nonzero()[0]
     starts, ends = edges[0::2], edges[1::2]
     return between_hashes(codes, starts, ends), starts

@@ -6,6 +6,7 @@ import math
 import os
 import unicodedata
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib import resources
 from typing import Any, Final
 
@@ -13,10 +14,11 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from spamdetect.engine import native
 from spamdetect.engine.characters import SCRIPTS, character_tables, code_points
 from spamdetect.engine.container import Container, read, unpack
 from spamdetect.engine.features import between_hashes, ngram_table, scatter
-from spamdetect.engine.links import replace_links
+from spamdetect.engine.links import may_link, replace_links
 from spamdetect.engine.results import Language, ModelError
 
 Doubles = NDArray[np.float64]
@@ -42,6 +44,7 @@ for _index, _group in enumerate(_GROUP_OF):
 
 # Anything but a letter becomes a space.
 _ASCII_LETTERS: Final = bytes(c if chr(c).isalpha() else 32 for c in range(128)) + b" " * 128
+_HOPELESS: Final = -40.0
 _ONES: Final = np.ones(1024, np.float32)
 _NO_LETTERS: Final = np.array([], np.uint32)
 
@@ -78,6 +81,17 @@ class ScriptModel:
     bias: Doubles
     power: float
     temperature: tuple[float, float]
+    _arrays: Any = attrs.field(init=False, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        numbers = np.array([self.scale, self.power, *self.temperature])
+        object.__setattr__(self, "_arrays", native.arrays(self.weights, self.bias, numbers))
+
+    def best_of(self, letters: bytes) -> tuple[int, float]:
+        """`best`, by the compiled twin and for what it reads."""
+        assert native.compiled is not None
+        found: tuple[int, float] = native.compiled.best_language(self._arrays, letters)
+        return found
 
     def best(self, letters: NDArray[np.uint32]) -> tuple[int, float]:
         """The index of a text's likeliest language, and its probability."""
@@ -90,7 +104,12 @@ class ScriptModel:
         logits += self.bias
         first = int(logits.argmax())
         logits -= logits[first]
-        return first, 1.0 / float(np.exp(logits).sum())
+        # What is out of the question does not count; the others are added in order, so that the
+        # compiled twin gives the same bits.
+        total = 0.0
+        for logit in logits[logits > _HOPELESS].tolist():
+            total += math.exp(logit)
+        return first, 1.0 / total
 
     def sharpness(self, size: int) -> float:
         """The factor for the sum of the weights of ``size`` n-grams."""
@@ -131,12 +150,14 @@ class LanguageModel:
 
     def detect(self, text: str) -> Language:
         """The language of a text; links and digits are not read."""
-        letters, group, size = read_letters(text)
+        letters, group, size = _compiled_letters(text) or read_letters(text)
         if not size:
             return UNKNOWN
         model = self.scripts.get(group)
         if model is None:
             return self.alone(group, size)
+        if isinstance(letters, bytes):
+            return self.answer(model, *model.best_of(letters), size)
         return self.answer(model, *model.best(letters), size)
 
     def alone(self, group: str, size: int) -> Language:
@@ -153,8 +174,26 @@ class LanguageModel:
         return Language(name, round(probability, 6), reliable)
 
 
+@cache
+def _scripts() -> Any:
+    """The script that the letters of each script count as, and how many letters one is worth."""
+    return native.arrays(JOIN.argmax(axis=1).astype(np.uint8), _WORTH.astype(np.uint8))
+
+
 def _ones(size: int) -> NDArray[np.float32]:
     return _ONES[:size] if size <= _ONES.size else np.ones(size, np.float32)
+
+
+def _compiled_letters(text: str) -> tuple[bytes, str, int] | None:
+    """`read_letters` by the compiled twin, if there is one."""
+    if native.compiled is None:
+        return None
+    tables = native.tables()
+    if len(text) > WINDOW:
+        first = native.compiled.first_letter(tables, text)
+        text = text[first : first + WINDOW]
+    letters, main, size = native.compiled.read_letters(tables, _scripts(), spoken(text))
+    return letters, SCRIPTS[main], size
 
 
 def read_letters(text: str) -> tuple[NDArray[np.uint32], str, int]:
@@ -200,7 +239,7 @@ def spoken(text: str) -> str:
     if not text.isascii():
         text = unicodedata.normalize("NFKC", text)
     text = text.lower()
-    if "." in text or "@" in text or "//" in text:
+    if may_link(text):
         text = replace_links(text, lambda _: " ")
     return text
 

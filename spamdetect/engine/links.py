@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Final
+
+from spamdetect.engine import native
+
+LINKS: Final = 1  # the bit of the compiled `hints`
 
 # Top-level domains that make a bare name an address. Others count only if a path follows.
 BARE_TLDS = (
@@ -25,8 +30,12 @@ LINK = re.compile(
     r"|(?P<mail>(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63})+)"
     r"|(?P<mention>(?<![\w@])@[\w.]{2,64})"
 )
-# A word that `replace_links` looks at: begins with a sign, which is fast to search for.
-MAY_LINK = re.compile(r"[.@/](?:(?<=\.)[^ ]|(?<=@)|(?<=/)/)", re.DOTALL)
+# What a word with a match of `LINK` contains: begins with a sign, which is fast to search for.
+MAY_LINK = re.compile(
+    r"[.@/](?:(?<=[\w-]\.)[^\W\d_]|(?<=w\.)[^ ]|(?<=w\d\.)[^ ]|(?<=\d\.)\d{1,3}\.\d"
+    r"|(?<=@)[\w.-]|(?<=/)/)",
+    re.DOTALL,
+)
 DOT = re.compile(r"(?<=\w) ?(?:\[\.\]|\(\.\)|\{\.\}|\[dot\]|\(dot\)) ?(?=\w)")
 HOST = re.compile(r"(?:[a-z]+\s?:\s?//)?(?:[^/@\s]*@)?([^/:?#\s]*)")
 
@@ -57,6 +66,13 @@ _RISKY_TLDS = (
     "work sbs cyou fun live space store link bet casino biz cc info pro lol ru.com"
 )
 RISKY_TLDS = frozenset(_RISKY_TLDS.split())
+
+
+def may_link(text: str) -> bool:
+    """Whether a text may have links, mentions, or dots in brackets that hide them."""
+    if native.compiled is not None:
+        return bool(native.compiled.hints(text) & LINKS)
+    return "." in text or "@" in text or "//" in text
 
 
 def replace_links(text: str, replace: Callable[[re.Match[str]], str]) -> str:

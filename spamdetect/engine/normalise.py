@@ -27,8 +27,8 @@ from typing import Final
 
 import attrs
 import numpy as np
-from numpy.typing import NDArray
 
+from spamdetect.engine import native
 from spamdetect.engine.characters import Kind, character_tables, code_points
 from spamdetect.engine.confusables import (
     CYRILLIC_TO_LATIN,
@@ -42,45 +42,23 @@ from spamdetect.engine.confusables import (
     ONLY_GREEK,
     ONLY_LATIN,
 )
-from spamdetect.engine.links import DOT, host_of, replace_links
+from spamdetect.engine.links import DOT, LINKS, host_of, replace_links
+from spamdetect.engine.odd import (
+    ACCENT_RUN,
+    INVISIBLE_RUN,
+    TO_CLEAN,
+    TO_FINISH,
+    TOO_MANY_MARKS,
+    UNWANTED_CHARACTER,
+)
 from spamdetect.engine.shape import BLANK, excess, may_be_excess, shape, without
-
-Codes = NDArray[np.uint32]
 
 URL, MAIL, MENTION = "\ue000", "\ue001", "\ue002"
 NUMBER, HOST = "\ue003", "\ue004"
-_NOTHING: Final = np.array([32], np.uint32)
 _PUBLIC: Final = {URL: "<url>", MAIL: "<mail>", MENTION: "<mention>"}
 _MARKERS: Final = {"url": URL, "mail": MAIL, "mention": MENTION}
 _MARKER: Final = re.compile("[\ue000-\ue002]")
 
-_UNWANTED: Final = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff\ue000-\uf8ff]")
-_INVISIBLE: Final = re.compile(
-    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e"
-    "\u2060-\u206f\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff9-\ufffb"
-    "\U0001d173-\U0001d17a\U000e0000-\U000e0fff\U000f0000-\U0010ffff]+"
-)
-_ACCENTS: Final = re.compile("[\u0300-\u036f]+")
-# One character class is searched several times faster than three alternatives.
-_TO_CLEAN: Final = re.compile(
-    "[" + "".join(p.pattern.strip("[]+") for p in (_UNWANTED, _INVISIBLE, _ACCENTS)) + "]"
-)
-# The whole range beyond the BMP: listed in a class, its characters are compared one by one.
-_TO_FINISH: Final = re.compile(
-    _TO_CLEAN.pattern[:-1]
-    + "".join(chr(code) for code in LOOKALIKES if code < 0x10000)
-    + "\U00010000-\U0010ffff]"
-)
-_MARKS: Final = re.compile(
-    "([\u0483-\u0489\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06ed\u0711-\u074a"
-    "\u07a6-\u07b0\u07eb-\u07f3\u0816-\u082d\u0859-\u085b\u0898-\u08ff\u093a-\u094f\u0e31-\u0e4e"
-    "\u0eb1-\u0ece\u0f18-\u0fc6\u135d-\u135f\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\u2de0-\u2dff"
-    "\u302a-\u302f\u3099\u309a\ua66f-\ua69f\ua8e0-\ua8f1\ufe20-\ufe2f]{30})"
-    "[\u0483-\u0489\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06ed\u0711-\u074a"
-    "\u07a6-\u07b0\u07eb-\u07f3\u0816-\u082d\u0859-\u085b\u0898-\u08ff\u093a-\u094f\u0e31-\u0e4e"
-    "\u0eb1-\u0ece\u0f18-\u0fc6\u135d-\u135f\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\u2de0-\u2dff"
-    "\u302a-\u302f\u3099\u309a\ua66f-\ua69f\ua8e0-\ua8f1\ufe20-\ufe2f]+"
-)
 _ENTITY: Final = re.compile(r"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z]{2,31});")
 _SPACED: Final = re.compile(r"(?<![^\W_])[^\W\d_]([ ._*|·~-])[^\W\d_](?:\1[^\W\d_]){2,}(?![^\W_])")
 # Every match of `_SPACED` contains this, which is faster to search for.
@@ -102,12 +80,17 @@ _LEET_NEAR: Final = re.compile(
     r"[0134578@$!|]{1,2}(?=[^\W\d_])"
 )
 _WORDS_PER_LEET: Final = 12
-_CAPITALS: Final = re.compile("[ΝΥΗΜ]")
+_LETTERS_APART: Final = 2
+_LEET_SIGNS: Final = 4
+_ANYTHING: Final = 7
+_REPLACED: Final = 1
+_MANY_MARKS: Final = 2
 _NUMBER: Final = re.compile(r"\d{2,12}")
 _WORD: Final = re.compile(r"[^\W\d_]+")
 _CYRILLIC: Final = re.compile("[\u0400-\u052f]")
 _GREEK: Final = re.compile("[\u0370-\u03ff]")
 _GREEK_OR_CYRILLIC: Final = re.compile("[\u0370-\u052f]")
+_GREEK_OR_LATIN: Final = re.compile("[a-z\u0370-\u03ff]")
 _LATIN: Final = re.compile("[a-z]")
 _ANY_LATIN: Final = re.compile("[A-Za-z]")
 _SEPARATORS: Final = str.maketrans("", "", " ._*|·~-")
@@ -123,8 +106,6 @@ class Normalised:
     """A normalised text and what normalisation found in it.
 
     Attributes:
-        codes: the code points of the text, a space at both ends, with one private-use
-            character for each address or mention; just one space for an empty text.
         urls: the addresses found, lower case.
         numbers: the first numbers of two digits or more, as written.
         mails: mail addresses found (count).
@@ -134,9 +115,9 @@ class Normalised:
         repeats: letters dropped from runs of three or more of one letter (count).
         mixed: words that mixed scripts (count).
         leet: digits and signs read as letters (count).
+        marked: the text, with one private-use character for each address or mention.
     """
 
-    codes: NDArray[np.uint32]
     urls: list[str]
     numbers: list[str]
     mails: int = 0
@@ -156,13 +137,16 @@ class Normalised:
         return _MARKER.sub(lambda match: _PUBLIC[match.group()], self.marked)
 
     @property
-    def readable_codes(self) -> NDArray[np.uint32]:
-        """What the classifier reads: the codes, then hosts and numbers, each after a marker."""
+    def readable(self) -> str:
+        """What the classifier reads: the text, then hosts and numbers, each after a marker.
+
+        A space at both ends; just one space for an empty text.
+        """
         if not (self.urls or self.numbers):
-            return self.codes
+            return f" {self.marked} " if self.marked else " "
         hosts = [HOST + host_of(url)[:64] for url in self.urls[:HOSTS_READ]]
         numbers = [NUMBER + number for number in self.numbers]
-        return np.concatenate([self.codes, code_points(" ".join([*hosts, *numbers, ""]))])
+        return " ".join(["", self.marked, *hosts, *numbers, ""])
 
 
 def normalise(text: str) -> Normalised:
@@ -172,7 +156,11 @@ def normalise(text: str) -> Normalised:
         text: any string, lone surrogates and NUL included.
     """
     text, found = _read(text)
-    if len(text) > _SHORT:
+    if native.compiled is not None:
+        found.marked, found.repeats = native.compiled.shape(native.tables(), text)
+        if "0" in found.marked:
+            found.numbers = _NUMBER.findall(text)[:NUMBERS_READ]
+    elif len(text) > _SHORT:
         _finish_many([text], [found])
     else:
         _finish(text, found)
@@ -191,17 +179,28 @@ def normalise_many(texts: Sequence[str]) -> list[Normalised]:
 
 def _read(text: str) -> tuple[str, Normalised]:
     """All steps but the last."""
-    found = Normalised(_NOTHING, [], [])
+    found = Normalised([], [])
     if "&" in text:
         text, found.entities = _ENTITY.subn(lambda match: html.unescape(match.group()), text)
     text = text.lower() if text.isascii() else plain(text)
-    if "." in text or "@" in text or "//" in text:
+    needs = _hints(text)
+    if needs & LINKS and ("." in text or "@" in text or "//" in text):
         text = _replace_links(text, found)
-    if _APART.search(text):
+        needs = _hints(text)
+    if needs & _LETTERS_APART and _APART.search(text):
         text, found.spaced = _SPACED.subn(_join, text)
+        needs = _ANYTHING
     if not text.isascii():
         text = _fold_scripts(text, found)
-    return _undo_leet(text, found), found
+    return _undo_leet(text, found) if needs & _LEET_SIGNS else text, found
+
+
+def _hints(text: str) -> int:
+    """Which steps may change a text: `LINKS`, `_LETTERS_APART` and `_LEET_SIGNS` as bits."""
+    if native.compiled is None:
+        return _ANYTHING
+    found: int = native.compiled.hints(text)
+    return found
 
 
 def _finish(text: str, found: Normalised) -> None:
@@ -217,7 +216,6 @@ def _finish(text: str, found: Normalised) -> None:
             found.repeats = stretched.size
             codes = without(codes, drop)
             shaped = codes[1:-1].tobytes().decode("utf-32-le")
-    found.codes = codes
     found.marked = shaped
 
 
@@ -241,7 +239,6 @@ def _finish_many(texts: Sequence[str], found: Sequence[Normalised]) -> None:
     whole = codes.tobytes().decode("utf-32-le")
     start = 0
     for text, each, end in zip(texts, found, ends.tolist(), strict=True):
-        each.codes = codes[start:end]
         each.marked = whole[start + 1 : end - 1]
         if "0" in each.marked:
             each.numbers = _NUMBER.findall(text)[:NUMBERS_READ]
@@ -250,20 +247,36 @@ def _finish_many(texts: Sequence[str], found: Sequence[Normalised]) -> None:
 
 def plain(text: str) -> str:
     """Lower case NFKC without controls, invisible characters, accents and look-alikes."""
-    if _TO_CLEAN.search(text):
-        text = _UNWANTED.sub(" ", text)
-        text = _INVISIBLE.sub("", text)
-        text = _ACCENTS.sub("", text)
-    if _MARKS.search(text):
-        text = _MARKS.sub(r"\1", text)
-    text = unicodedata.normalize("NFKD", text)
-    text = _ACCENTS.sub("", text)
-    if _CAPITALS.search(text):
+    odd = _oddities(text)
+    if odd & _REPLACED and TO_CLEAN.search(text):
+        odd = _ANYTHING
+        text = UNWANTED_CHARACTER.sub(" ", text)
+        text = INVISIBLE_RUN.sub("", text)
+        text = ACCENT_RUN.sub("", text)
+    if odd & _MANY_MARKS and TOO_MANY_MARKS.search(text):
+        text = TOO_MANY_MARKS.sub(r"\1", text)
+    text = _unaccented(unicodedata.normalize("NFKD", text))
+    if "Ν" in text or "Υ" in text or "Η" in text or "Μ" in text:
         text = _WORD.sub(_plain_capitals, text)
     text = unicodedata.normalize("NFKC", text).lower()
-    if _TO_FINISH.search(text):
-        text = _INVISIBLE.sub("", _ACCENTS.sub("", text)).translate(LOOKALIKES)
+    if _oddities(text) & _REPLACED and TO_FINISH.search(text):
+        text = INVISIBLE_RUN.sub("", ACCENT_RUN.sub("", text)).translate(LOOKALIKES)
     return text
+
+
+def _oddities(text: str) -> int:
+    """What `plain` may have to do: `_REPLACED` and `_MANY_MARKS` as bits."""
+    if native.compiled is None:
+        return _ANYTHING
+    found: int = native.compiled.oddities(native.tables(), text)
+    return found
+
+
+def _unaccented(text: str) -> str:
+    if native.compiled is None:
+        return ACCENT_RUN.sub("", text)
+    found: str = native.compiled.unaccented(text)
+    return found
 
 
 def _plain_capitals(match: re.Match[str]) -> str:
@@ -326,23 +339,44 @@ def _undo_leet(text: str, found: Normalised) -> str:
 
 
 def _fold_scripts(text: str, found: Normalised) -> str:
-    if not _LATIN.search(text):
-        if not (_GREEK.search(text) and _CYRILLIC.search(text)):
-            return text
-    elif not _GREEK_OR_CYRILLIC.search(text):
+    counted = _letters(text)
+    if counted is None:
         return text
-    # A disguise leaves letters without look-alikes alone.
-    latin = len(ONLY_LATIN.findall(text))
-    cyrillic = len(ONLY_CYRILLIC.findall(text))
-    greek = len(ONLY_GREEK.findall(text))
-
-    def fold(match: re.Match[str]) -> str:
-        word = match.group()
+    latin, greek, cyrillic = counted
+    # Words without any of these letters stay as they are.
+    telling = _GREEK_OR_CYRILLIC if latin > 3 * cyrillic else _GREEK_OR_LATIN
+    parts: list[str] = []
+    done = 0
+    for letter in telling.finditer(text):
+        start = letter.start()
+        if start < done or not (end := _WORD.match(text, start)):
+            continue
+        while start > done and _WORD.match(text, start - 1, start):
+            start -= 1
+        word = text[start : end.end()]
         folded = _fold_word(word, latin, cyrillic, greek)
         found.mixed += folded != word
-        return folded
+        parts += (text[done:start], folded)
+        done = end.end()
+    return "".join((*parts, text[done:])) if parts else text
 
-    return _WORD.sub(fold, text)
+
+def _letters(text: str) -> tuple[int, int, int] | None:
+    """How many letters can only be Latin, Greek and Cyrillic: a disguise leaves them alone.
+
+    None if the text mixes none of these scripts.
+    """
+    if native.compiled is not None:
+        has_latin, has_greek, has_cyrillic, latin, greek, cyrillic = native.compiled.letters(text)
+        return (latin, greek, cyrillic) if has_latin + has_greek + has_cyrillic > 1 else None
+    if not _LATIN.search(text):
+        if not (_GREEK.search(text) and _CYRILLIC.search(text)):
+            return None
+    elif not _GREEK_OR_CYRILLIC.search(text):
+        return None
+    one_script = ONLY_LATIN, ONLY_GREEK, ONLY_CYRILLIC
+    latin, greek, cyrillic = (len(letters.findall(text)) for letters in one_script)
+    return latin, greek, cyrillic
 
 
 def _fold_word(word: str, latin: int, cyrillic: int, greek: int) -> str:

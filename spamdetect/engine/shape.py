@@ -16,9 +16,9 @@ Positions = NDArray[np.intp]
 
 BLANK: Final = np.zeros(32, bool)
 BLANK[[Kind.SPACE, Kind.NEWLINE, Kind.CONTROL]] = True
-_LETTER: Final = np.zeros(32, bool)
-_LETTER[[Kind.UPPER, Kind.LOWER, Kind.LETTER]] = True
-_SIGN: Final = ~_LETTER
+LETTER: Final = np.zeros(32, bool)
+LETTER[[Kind.UPPER, Kind.LOWER, Kind.LETTER]] = True
+_SIGN: Final = ~LETTER
 _SIGN[Kind.DIGIT] = False
 _ASCII_SHAPE: Final = bytes(
     48 if 48 <= code <= 57 else 32 if code <= 32 or code == 127 else code for code in range(256)
@@ -71,7 +71,7 @@ def excess(codes: Codes, same: NDArray[np.bool_]) -> tuple[Positions, Positions]
     if not again.size:
         return again, again
     repeated = character_tables().kind[codes[again]]
-    stretched = _LETTER[repeated]
+    stretched = LETTER[repeated]
     stretched[0] = False
     stretched[1:] &= again[1:] - again[:-1] == 1
     return again[stretched | _SIGN[repeated]], again[stretched]

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Final
+from functools import cache
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from spamdetect.engine import native
 from spamdetect.engine.characters import SCRIPTS, Kind
+from spamdetect.engine.counts import Counts
 from spamdetect.engine.links import host_kind
 from spamdetect.engine.normalise import Normalised
 
@@ -80,6 +83,22 @@ _RUPEES: Final = re.compile(r"rs\.? ?0")
 _TAG: Final = re.compile(r"#\w")
 _HOSTS_READ = 8
 
+# A plain number is found faster than the member of an enumeration.
+_ACCENT: Final = int(Kind.ACCENT)
+_BIDI: Final = int(Kind.BIDI)
+_DIGIT: Final = int(Kind.DIGIT)
+_EMOJI: Final = int(Kind.EMOJI)
+_EXCLAMATION: Final = int(Kind.EXCLAMATION)
+_INVISIBLE: Final = int(Kind.INVISIBLE)
+_LOWER: Final = int(Kind.LOWER)
+_NEWLINE: Final = int(Kind.NEWLINE)
+_PUNCTUATION: Final = int(Kind.PUNCTUATION)
+_QUESTION: Final = int(Kind.QUESTION)
+_STAR: Final = int(Kind.STAR)
+_STYLED: Final = int(Kind.STYLED)
+_SYMBOL: Final = int(Kind.SYMBOL)
+_UPPER: Final = int(Kind.UPPER)
+
 # The columns of `GROUPS` by where a quantity comes from.
 _FOUND: Final = [1, 2, 3, 4, 5, 6, 7, 8, 20, 21, 22, 23, 24]
 _SHARES: Final = [9, 10, 14]
@@ -96,23 +115,20 @@ def bucket_groups() -> list[slice]:
     return [*groups, SCRIPT_COLUMNS]
 
 
-def structure(
-    normalised: Normalised, kinds: NDArray[np.int64], scripts: NDArray[np.int64], length: int
-) -> list[int]:
+def structure(normalised: Normalised, counts: Counts, length: int) -> list[int]:
     """The active structural features, as indices into `STRUCTURE_NAMES`.
 
     Args:
         normalised: the text after normalisation.
-        kinds: how many characters of each `Kind` the text as received contains.
-        scripts: how many letters of each script.
+        counts: those of the text as received.
         length: code points of the text as received.
     """
-    count = kinds.tolist()
+    count = counts.kinds
     size = max(1, length)
-    cased = count[Kind.UPPER] + count[Kind.LOWER]
+    cased = count[_UPPER] + count[_LOWER]
     marked = normalised.marked
-    phones, longest, money, percent = _of_digits(marked, count[Kind.DIGIT])
-    signs = count[Kind.PUNCTUATION] + count[Kind.SYMBOL] + count[Kind.STAR]
+    phones, longest, money, percent = _of_digits(marked, count[_DIGIT])
+    signs = count[_PUNCTUATION] + count[_SYMBOL] + count[_STAR]
     values = (
         length,
         len(normalised.urls),
@@ -123,32 +139,46 @@ def structure(
         longest,
         money,
         percent,
-        count[Kind.DIGIT] / size,
-        count[Kind.UPPER] / cased if cased else 0,
-        count[Kind.EXCLAMATION],
-        count[Kind.QUESTION],
-        count[Kind.EMOJI],
+        count[_DIGIT] / size,
+        count[_UPPER] / cased if cased else 0,
+        count[_EXCLAMATION],
+        count[_QUESTION],
+        count[_EMOJI],
         signs / size,
-        count[Kind.NEWLINE],
-        count[Kind.INVISIBLE],
-        count[Kind.BIDI],
-        count[Kind.ACCENT],
-        count[Kind.STYLED],
+        count[_NEWLINE],
+        count[_INVISIBLE],
+        count[_BIDI],
+        count[_ACCENT],
+        count[_STYLED],
         normalised.mixed,
         normalised.spaced,
         normalised.leet,
         normalised.repeats,
         normalised.entities,
     )
-    on = [
+    on = features(values)
+    if normalised.urls:
+        on += _hosts(normalised.urls)
+    on.append(_SCRIPT_OFFSET + counts.script)
+    return on
+
+
+def features(values: tuple[float, ...]) -> list[int]:
+    """The feature of each of the quantities in `GROUPS`."""
+    if native.compiled is not None:
+        found: list[int] = native.compiled.features(_edge_arrays(), values)
+        return found
+    return [
         offset + bisect_right(edges, value) if value else offset
         for (offset, edges), value in zip(_PLAN, values, strict=True)
     ]
-    if normalised.urls:
-        on += _hosts(normalised.urls)
-    main = int(scripts[1:].argmax()) + 1
-    on.append(_SCRIPT_OFFSET + main if scripts[main] else _SCRIPT_OFFSET)
-    return on
+
+
+@cache
+def _edge_arrays() -> Any:
+    sizes = [len(edges) for _, edges in GROUPS]
+    edges = np.array([edge for _, edges in GROUPS for edge in edges], np.float64)
+    return native.arrays(edges, np.cumsum(sizes, dtype=np.int64))
 
 
 def structure_many(
@@ -200,6 +230,11 @@ def _of_digits(marked: str, digits: int) -> tuple[int, int, int, int]:
     """The phone numbers, the longest number, the amounts of money and the percentages."""
     if not digits and "0" not in marked:
         return 0, 0, 0, 0
+    if native.compiled is not None:
+        phones, longest, money, percent, words = native.compiled.digits(marked)
+        if words:
+            money += len(_MONEY_WORD.findall(marked))
+        return phones if digits >= 7 else 0, longest, money, percent
     return (
         len(_PHONE.findall(marked)) if digits >= 7 else 0,
         max(map(len, _NUMBER.findall(marked)), default=0),

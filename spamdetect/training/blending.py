@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spamdetect.engine.classifier import Blend
+from spamdetect.training import portable
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -37,7 +38,7 @@ class Signals:
             least + more * self.known for least, more in (blend.offset, blend.grams, blend.meaning)
         )
         odds = offset + grams * self.grams + meaning * self.meaning
-        return np.asarray(1.0 / (1.0 + np.exp(-np.clip(odds, -60, 60))))
+        return portable.logistic(odds)
 
 
 def joined(parts: list[Signals]) -> Signals:
@@ -66,10 +67,11 @@ def fit(signals: Signals, labels: Flags, weights: Floats) -> Blend:
     found = np.zeros(columns.shape[1])
     target = labels.astype(float)
     for _ in range(100):
-        chance = 1.0 / (1.0 + np.exp(-np.clip(columns @ found, -60, 60)))
-        gradient = columns.T @ (share * (chance - target)) + PENALTY * found
-        bend = (columns * (share * chance * (1.0 - chance))[:, None]).T @ columns
-        step = np.linalg.solve(bend + PENALTY * np.eye(found.size), gradient)
+        chance = portable.logistic((columns * found).sum(axis=1))
+        gradient = portable.column_sums(columns, share * (chance - target)) + PENALTY * found
+        weighted = columns * (share * chance * (1.0 - chance))[:, None]
+        bend = np.stack([portable.column_sums(weighted, column) for column in columns.T])
+        step = portable.solved(bend + PENALTY * np.eye(found.size), gradient)
         found = found - step
         if np.abs(step).max() < 1e-10:
             break

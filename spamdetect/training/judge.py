@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from spamdetect.engine.classifier import STEEPNESS
 from spamdetect.engine.meaning import Network
 from spamdetect.engine.traits import traits_size
-from spamdetect.training import linear, network
+from spamdetect.training import linear, network, portable
 from spamdetect.training.blending import Signals
 from spamdetect.training.dataset import FOLDS, DataError
 from spamdetect.training.families import domain, families
@@ -62,7 +62,9 @@ def familiarities(matrix: Matrix, met: Flags) -> NDArray[np.float64]:
     chance = min(float(met.mean()), 0.999)
     sizes = np.maximum(np.diff(matrix.starts), 1)
     share = linear.row_sums(met[matrix.columns].astype(float), matrix.starts) / sizes
-    return np.asarray(np.clip((share - chance) / (1.0 - chance), 0.0, 1.0) ** STEEPNESS)
+    return np.asarray(
+        portable.power(np.clip((share - chance) / (1.0 - chance), 0.0, 1.0), STEEPNESS)
+    )
 
 
 def met_buckets(matrix: Matrix, fitted: Fitted, least: int) -> Flags:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spamdetect.engine.features import table_size
+from spamdetect.training import portable
 from spamdetect.training.matrix import Matrix, Progress, silent
 
 Floats = NDArray[np.float64]
@@ -118,7 +119,7 @@ def row_sums(values: Floats, starts: NDArray[np.int64]) -> Floats:
 
 def row_scale(matrix: Matrix, power: float) -> Floats:
     """The factor of each row's n-grams."""
-    return np.maximum(np.diff(matrix.starts), 1.0) ** -power
+    return portable.power(np.maximum(np.diff(matrix.starts), 1.0), -power)
 
 
 def log_ratio(matrix: Matrix, labels: NDArray[np.bool_], weights: Floats, size: int,
@@ -138,7 +139,11 @@ def log_ratio(matrix: Matrix, labels: NDArray[np.bool_], weights: Floats, size: 
         for mask in (labels, ~labels)
     ]
     spam, ham = (count + smoothing for count in counts)
-    return np.asarray(np.log(spam / spam.sum()) - np.log(ham / ham.sum()))
+    rest = portable.log(ham.sum() / spam.sum())  # the ratio of columns that occur nowhere
+    found = np.full(size, rest)
+    used = np.flatnonzero((counts[0] > 0.0) | (counts[1] > 0.0))
+    found[used] += portable.log(spam[used] / ham[used])
+    return found
 
 
 def fit(
@@ -168,12 +173,13 @@ def fit(
     active = found >= settings.min_count
     l2 = settings.l2
     if by_rarity and settings.rarity:
-        rarity = np.log((1.0 + matrix.rows) / (1.0 + found)) + 1.0
+        by_count = portable.log((1.0 + matrix.rows) / (1.0 + np.arange(found.max() + 1))) + 1.0
+        rarity = by_count[found]
         scale = np.where(active, settings.rarity * rarity, 0.0)
         l2 = settings.rarity_l2
     else:
         ratio = log_ratio(matrix, labels, counts, size, settings.smoothing)
-        scale = np.where(active, np.abs(ratio) ** settings.ratio_power, 0.0)
+        scale = np.where(active, portable.power(np.abs(ratio), settings.ratio_power), 0.0)
     scale[words:] *= settings.word_value
     start = np.where(active, log_ratio(matrix, labels, counts, size, settings.prior_smoothing), 0.0)
     start[words:] *= settings.word_value

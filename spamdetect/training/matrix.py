@@ -8,9 +8,10 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from spamdetect.engine.characters import KINDS, SCRIPTS, character_tables, code_points
+from spamdetect.engine.characters import code_points
 from spamdetect.engine.classifier import unique_buckets
 from spamdetect.engine.concepts import Lexicon
+from spamdetect.engine.counts import count
 from spamdetect.engine.features import text_buckets
 from spamdetect.engine.normalise import normalise
 from spamdetect.engine.structure import structure
@@ -75,17 +76,13 @@ def build(
         progress: receives the progress.
         lexicon: the lexicon of concepts; none by default.
     """
-    tables = character_tables()
     lexicon = lexicon or Lexicon({})
     columns, structural = [], []
     for number, text in enumerate(texts):
-        codes = code_points(text)
         found = normalise(text)
-        kinds = np.bincount(tables.kind[codes], minlength=KINDS)
-        scripts = np.bincount(tables.script[codes], minlength=len(SCRIPTS))
-        buckets = unique_buckets(text_buckets(found.readable_codes, bits))
+        buckets = unique_buckets(text_buckets(code_points(found.readable), bits))
         columns.append(buckets.astype(np.int32))
-        on = structure(found, kinds, scripts, len(text))
+        on = structure(found, count(text), len(text))
         structural.append(np.array(traits(on, lexicon.find(found.marked)), np.int32))
         if number % 500 == 0:
             progress("reading texts", number / len(texts))

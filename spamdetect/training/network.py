@@ -1,4 +1,7 @@
-"""Fitting the network over traits by Adam (Kingma and Ba 2015), in numpy."""
+"""Fitting the network over traits by Adam (Kingma and Ba 2015), in numpy.
+
+With `portable` arithmetic, so that a fit is the same on every machine.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from numpy.typing import NDArray
 from spamdetect.engine.meaning import Network
 from spamdetect.engine.structure import SCRIPT_COLUMNS
 from spamdetect.engine.traits import NAMED, trait_groups
+from spamdetect.training import portable
 
 Floats = NDArray[np.float32]
 CLIP = 30.0
@@ -62,7 +66,7 @@ def fit(
     random = np.random.Generator(np.random.PCG64(seed))
     size, width = rows.shape
     rows[:, SCRIPT_COLUMNS] = 0.0  # the network must judge scripts that it has not seen
-    usual_share = weights @ rows / weights.sum()
+    usual_share = portable.column_sums(rows, weights) / weights.sum()
     usual = max(1.0, float(rows.sum(axis=1).mean()))
     first = random.standard_normal((width, settings.hidden)) * np.sqrt(0.5 / usual)
     output = random.standard_normal(settings.hidden) / np.sqrt(settings.hidden)
@@ -101,13 +105,19 @@ def fit(
 
 def _gradients(values: list[Floats], rows: Floats, target: Floats, share: Floats) -> list[Floats]:
     first, bias, output, direct, constant = values
-    reached = rows @ first + bias
+    reached = portable.of_flags(rows, first) + bias
     active = np.maximum(reached, 0.0)
-    score = active @ output + rows @ direct + constant
-    chance = 1.0 / (1.0 + np.exp(-np.clip(score, -CLIP, CLIP)))
+    score = (active * output).sum(axis=1) + portable.of_flags(rows, direct) + constant
+    chance = portable.logistic(score, CLIP).astype(np.float32)
     error = (chance - target) * share / np.float32(len(rows))
-    back = np.outer(error, output) * (reached > 0)
-    return [rows.T @ back, back.sum(0), active.T @ error, rows.T @ error, error.sum(keepdims=True)]
+    back = np.asarray(np.outer(error, output) * (reached > 0), np.float32)
+    return [
+        portable.of_flags(rows.T, back),
+        back.sum(axis=0),
+        (active * error[:, None]).sum(axis=0),
+        portable.of_flags(rows.T, error),
+        error.sum(keepdims=True),
+    ]
 
 
 class _Adam:
@@ -118,12 +128,12 @@ class _Adam:
         self._decay = settings.decay
         self._mean = [np.zeros_like(value) for value in values]
         self._square = [np.zeros_like(value) for value in values]
-        self._steps = 0
+        self._short = self._long = 1.0
 
     def step(self, gradients: list[Floats], rate: float) -> None:
-        self._steps += 1
-        short = 1.0 - 0.9**self._steps
-        long = 1.0 - 0.999**self._steps
+        self._short *= 0.9
+        self._long *= 0.999
+        short, long = 1.0 - self._short, 1.0 - self._long
         for value, gradient, mean, square in zip(
             self.values, gradients, self._mean, self._square, strict=True
         ):
@@ -159,7 +169,7 @@ def centred(
     """
     moved, shift = columns.copy(), bias
     for part in trait_groups():
-        mean = usual[part] @ moved[part] / max(1e-9, float(usual[part].sum()))
+        mean = portable.column_sums(moved[part], usual[part]) / max(1e-9, float(usual[part].sum()))
         moved[part] -= mean
         shift = shift + mean
     return moved, shift
@@ -198,7 +208,7 @@ def _eight_bits(
 
 def scores(network: Network, rows: Floats) -> NDArray[np.float64]:
     """The score of each row."""
-    weights = (network.weights[:, :-1] * network.scale[:-1]).astype(np.float32)
-    reached = rows @ weights + network.bias[:-1]
+    sums = rows @ network.weights[:, :-1].astype(np.float32)  # of small integers, so exact
+    reached = sums * network.scale[:-1] + network.bias[:-1]
     active = np.maximum(reached[:, :-1], 0.0)
-    return np.asarray(active @ network.output + reached[:, -1], np.float64)
+    return np.asarray((active * network.output).sum(axis=1) + reached[:, -1], np.float64)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from spamdetect.engine.concepts import Lexicon
 from spamdetect.engine.features import table_size
 from spamdetect.training import lexicon as lexicons
-from spamdetect.training import linear
+from spamdetect.training import linear, portable
 from spamdetect.training.augment import Plan, copies, fragments, phrases
 from spamdetect.training.dataset import DataError, SpamRow
 from spamdetect.training.linear import Fitted, Settings
@@ -101,7 +101,8 @@ def text_weights(data: Corpus, chosen: NDArray[np.bool_], settings: Settings) ->
     sources = data.sources
     counts = Counter(sources[chosen].tolist())
     worth = {
-        source: count ** (TEMPER - 1.0) * (settings.notices if source in data.made else 1.0)
+        source: float(portable.power(count, TEMPER - 1.0))
+        * (settings.notices if source in data.made else 1.0)
         for source, count in counts.items()
     }
     return np.array([worth.get(source, 0.0) for source in sources.tolist()])

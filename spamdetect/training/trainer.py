@@ -131,8 +131,8 @@ def train(
 ) -> SpamModel:
     """Train the classifier on labelled texts and write its model file.
 
-    The same data, seed and version give the same file, byte for byte, on the same kind of
-    machine.
+    The same data, seed and versions of this package, Python and numpy give the same file, byte
+    for byte, on every machine.
 
     Args:
         paths: JSONL or CSV files, or folders with such; see `read_spam`.

@@ -21,7 +21,7 @@ import pytest
 
 from spamdetect import SpamClient
 from spamdetect.cli import main
-from spamdetect.engine import Engine
+from spamdetect.engine import Engine, native
 from spamdetect.files.journal import Journal, Origin, Verdict
 from spamdetect.testing import RunningService
 
@@ -157,6 +157,11 @@ def test_doctor(run: Run, service: RunningService) -> None:
     done = run("doctor")
     assert done.returncode == 0, done.stdout
     assert "Everything that is set up works." in done.stdout
+    says = "compiled" if native.compiled else "not compiled: "
+    assert re.search(rf"Speed-ups +\w+ +{says}", done.stdout)
+    off = run("doctor", env={"SPAMDETECT_SPEEDUPS": "0"})
+    assert off.returncode == 0
+    assert "switched off by SPAMDETECT_SPEEDUPS=0" in off.stdout
     good = {"SPAMDETECT_BASE_URL": service.base_url, "SPAMDETECT_API_KEY": service.api_key}
     assert "answers in" in run("doctor", env=good).stdout
     bad = {
@@ -167,7 +172,7 @@ def test_doctor(run: Run, service: RunningService) -> None:
     }
     done = run("doctor", env=bad)
     assert done.returncode == 1
-    assert "3 of 8 checks failed." in done.stdout
+    assert "3 of 9 checks failed." in done.stdout
     assert "hunter2" not in done.stdout + done.stderr
 
 

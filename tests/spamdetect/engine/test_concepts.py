@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spamdetect.engine import concepts
+from spamdetect.engine import concepts, naming
 from spamdetect.engine.concepts import Lexicon
 from spamdetect.engine.normalise import normalise
 from spamdetect.training import lexicon
@@ -74,12 +74,12 @@ def matches(word: str, pattern: str) -> bool:
 def plainly(text: str, words: Lexicon) -> list[int]:
     """Each pattern is tried everywhere, one after the other."""
     tokens = concepts.words_of(text)
-    runs = concepts._DENSE_RUN.findall(text)
+    runs = naming.DENSE_RUN.findall(text)
     named = set()
     for number, name in enumerate(words.names):
         for pattern in words.patterns[name]:
             parts = pattern.split()
-            if concepts._DENSE.search(pattern):
+            if naming.DENSE.search(pattern):
                 if any(pattern.replace("*", "") in run for run in runs):
                     named.add(number)
             elif any(

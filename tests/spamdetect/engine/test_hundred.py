@@ -1,7 +1,8 @@
-"""The shipped model on a hundred messages that it was never tuned to.
+"""The shipped model on twice a hundred messages that it was never tuned to.
 
 The counts below are what the shipped model reaches; the aim is in `AIM`. A model that reaches
 more raises its count; nobody changes a message, a recipe or a threshold because of one of them.
+A model that misses the aim is not shipped.
 """
 
 from __future__ import annotations
@@ -12,11 +13,18 @@ from typing import Final
 import pytest
 
 from spamdetect.engine import Analysis, Engine
+from tests.spamdetect.engine import second_hundred
 from tests.spamdetect.engine.hundred import ORDINARY, SCAMS
 
 AIM: Final = {"ordinary": 47, "scams": 42}
-REACHED: Final = {"ordinary": 49, "scams": 44}
-MESSAGES: Final = {"ordinary": ORDINARY, "scams": SCAMS}
+JUDGES: Final = {
+    "first": {"ordinary": ORDINARY, "scams": SCAMS},
+    "second": {"ordinary": second_hundred.ORDINARY, "scams": second_hundred.SCAMS},
+}
+REACHED: Final = {
+    "first": {"ordinary": 49, "scams": 44},
+    "second": {"ordinary": 47, "scams": 46},
+}
 
 
 def missed(engine: Engine, messages: Mapping[str, tuple[str, ...]], *, spam: bool) -> list[str]:
@@ -30,15 +38,26 @@ def missed(engine: Engine, messages: Mapping[str, tuple[str, ...]], *, spam: boo
     ]
 
 
-@pytest.mark.parametrize("kind", MESSAGES)
-def test_the_model_reaches_what_it_reached(engine: Engine, kind: str) -> None:
-    wrong = missed(engine, MESSAGES[kind], spam=kind == "scams")
+@pytest.mark.parametrize("judge", JUDGES)
+@pytest.mark.parametrize("kind", AIM)
+def test_the_model_reaches_what_it_reached(engine: Engine, judge: str, kind: str) -> None:
+    wrong = missed(engine, JUDGES[judge][kind], spam=kind == "scams")
     right = 50 - len(wrong)
     print(f"{kind}: {right} of 50 right, the aim is {AIM[kind]}; missed:", *wrong, sep="\n  ")
-    assert right >= REACHED[kind], "\n".join(wrong)
+    assert right >= max(REACHED[judge][kind], AIM[kind]), "\n".join(wrong)
 
 
-def test_there_are_a_hundred_in_ten_languages() -> None:
-    assert len(ORDINARY) == len(SCAMS) == 10
-    texts = [text for kind in MESSAGES.values() for part in kind.values() for text in part]
-    assert len(set(texts)) == 100
+@pytest.mark.parametrize("judge", JUDGES)
+def test_there_are_a_hundred_in_ten_languages(judge: str) -> None:
+    kinds = JUDGES[judge]
+    assert [len(languages) for languages in kinds.values()] == [10, 10]
+    texts = {kind: [text for part in kinds[kind].values() for text in part] for kind in kinds}
+    assert {kind: len(set(found)) for kind, found in texts.items()} == {"ordinary": 50, "scams": 50}
+
+
+def test_the_judges_share_no_message() -> None:
+    first, second = (
+        {text for languages in judge.values() for part in languages.values() for text in part}
+        for judge in JUDGES.values()
+    )
+    assert not first & second
