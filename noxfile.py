@@ -103,9 +103,12 @@ def proofs(session: nox.Session) -> None:
         ("13", "tests/gateway/test_hammer.py::test_killed_gateway_keeps_its_books"),
         ("10", "tests/gateway/test_ledger_model.py"),
         ("10", "tests/gateway/test_lease_model.py"),
-        ("160", hammer),
+        ("180", hammer),
         ("10", f"{hammer}_while_everything_dies"),
+        ("10", "tests/gateway/test_replica_deaths.py"),
+        ("10", "tests/gateway/test_database_deaths.py"),
         ("6", "tests/gateway/test_document.py"),
+        ("10", "tests/gateway/test_fleet.py"),
     ):
         session.run("pytest", "-s", test, *session.posargs, env={"GUARD_PROOF_SCALE": scale})
     faults = "tests/guard/delivery/test_faults.py"

@@ -31,8 +31,8 @@ import psutil
 
 from benchmarks.gateway import _drive, _handshake, _set_budgets
 from guard.core.ids import IdFactory
-from guard.gateway.app import backup
 from guard.gateway.cli.admin_client import AdminClient
+from guard.gateway.databases import backup
 
 BATCH = 200
 _PING = b"\x89\x80" + bytes(4)

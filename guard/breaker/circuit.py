@@ -74,6 +74,11 @@ class CircuitBreaker:
             self._next_cooldown_s = min(self._next_cooldown_s * 2, self.cooldown_max_s)
         self._probing = False
 
+    def end_cooldown(self, *, now_s: float) -> None:
+        """Let the next call be the probe; for a last call, which cannot be made later."""
+        if self._open_until_s is not None:
+            self._open_until_s = min(self._open_until_s, now_s)
+
     def abandoned(self) -> None:
         """Report that the call ended without a result (it was cancelled)."""
         self._probing = False

@@ -23,6 +23,15 @@ Closed = websockets.ConnectionClosedOK
 Failure = websockets.WebSocketException
 """Whatever else can go wrong, beside errors of the network."""
 
+_SERVICE_RESTART: Final = 1012
+
+
+def was_told_to_move(exc: Exception) -> bool:
+    """Tell whether the gateway ends in order: it has told its clients one after another."""
+    closed = exc.rcvd if isinstance(exc, websockets.ConnectionClosed) else None
+    return closed is not None and closed.code == _SERVICE_RESTART
+
+
 PING_INTERVAL_S: Final = 5.0
 PING_TIMEOUT_S: Final = 5.0
 _OPEN_TIMEOUT_S: Final = 5.0

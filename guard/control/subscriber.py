@@ -33,6 +33,11 @@ Channel = Literal["none", "websocket", "poller"]
 RECONNECT: Final = Backoff(base_s=0.2, cap_s=10.0)
 RECONNECT_WITHOUT_POLL: Final = Backoff(base_s=0.2, cap_s=2.0)
 """Without the poller nobody listens meanwhile, so hurry more."""
+_POLL_LATER_S: Final = 0.5
+"""How long the lost socket alone has to come back before the poller listens too.
+
+A gateway that loses all sockets at once is asked once by each client, and not twice.
+"""
 _FIRST_POLL_S: Final = 1.0
 """How long the socket is not opened while the poller reads what stands."""
 
@@ -91,6 +96,8 @@ class Subscriber:
         self._greeted_here = False
         self._asks_open = False
         self._behind_ms = 0
+        self._spread_s = 0.0
+        self._was_told_to_move = False
         self._caught_up = asyncio.Event()
 
     async def run(self) -> None:
@@ -111,11 +118,14 @@ class Subscriber:
                 # Whoever waited for that goes on: loading the socket's library would stop it.
                 await asyncio.sleep(_FIRST_PAUSE_S)
             while True:
-                if mode == "auto":
-                    self._start_fallback_poll()  # at once: it listens during the pause as well
+                spread_s = min(0.0 if self._was_told_to_move else self._spread_s, reconnect.cap_s)
+                if mode == "auto":  # it listens during a longer pause as well
+                    self._start_fallback_poll(_POLL_LATER_S + spread_s * random.random())
                 if attempt:
-                    await asyncio.sleep(reconnect.delay_s(attempt - 1, random.random()))
+                    longest_s = max(spread_s, reconnect.delay_s(attempt - 1, 1.0))
+                    await asyncio.sleep(longest_s * random.random())
                 self._up_since_s = None
+                self._was_told_to_move = False
                 try:
                     await self._listen()
                 except (OSError, TimeoutError, ChannelError) as exc:
@@ -131,10 +141,10 @@ class Subscriber:
     def _was_up_for_s(self) -> float:
         return 0.0 if self._up_since_s is None else time.monotonic() - self._up_since_s
 
-    def _start_fallback_poll(self) -> None:
-        """Have the poller listen while the socket is away."""
+    def _start_fallback_poll(self, after_s: float = 0.0) -> None:
+        """Have the poller listen while the socket is away, from some time on."""
         if self._poller is None or self._poller.done():
-            self._poller = asyncio.create_task(self._poll_forever())
+            self._poller = asyncio.create_task(self._poll_forever(after_s))
 
     def _stop_fallback_poll(self) -> None:
         if self._poller is not None:
@@ -180,6 +190,7 @@ class Subscriber:
         except control_socket.Closed:
             raise ChannelError("the gateway closed the control socket") from None
         except control_socket.Failure as exc:
+            self._was_told_to_move = control_socket.was_told_to_move(exc)
             raise ChannelError(f"{type(exc).__name__}: {exc}") from None
 
     async def _listen_on(
@@ -303,7 +314,8 @@ class Subscriber:
             raise ChannelError("a control frame has a wrong signature")
         return signed.payload
 
-    async def _poll_forever(self) -> None:
+    async def _poll_forever(self, after_s: float = 0.0) -> None:
+        await asyncio.sleep(after_s)
         attempt = 0
         current = False  # whether the last reply brought nothing new
         while True:
@@ -339,6 +351,7 @@ class Subscriber:
     def _by_our_clock(self, message: wire.ControlMessage) -> wire.ControlMessage:
         if message.type in ("hello", "ping") and message.at_ms:
             self._behind_ms = time.time_ns() // 1_000_000 - message.at_ms
+            self._spread_s = message.spread_ms / 1000
         elif message.type == "pause" and abs(self._behind_ms) > _CLOCK_TOLERANCE_MS:
             # The time that the pause lifts itself at is compared with this machine's clock.
             return msgspec.structs.replace(message, at_ms=message.at_ms + self._behind_ms)

@@ -3,12 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import signal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from guard.breaker.exceptions import BreakerError
 from guard.demo.inbox import MESSAGES_MAX, InboxError, read_inbox
+
+if TYPE_CHECKING:
+    from guard.gateway.settings import DatabaseUrl
+
+SCHEMA_PREFIX: Final = "guard_demo"
+
+
+def _database(
+    _context: click.Context, _option: click.Parameter, given: str | None
+) -> DatabaseUrl | None:
+    from guard.gateway.settings import DatabaseUrl, database_of
+
+    if given is None:
+        return None
+    found = database_of(given)
+    if not isinstance(found, DatabaseUrl):
+        raise click.BadParameter(
+            "an address such as postgresql://guard@127.0.0.1/guard is needed; without this option "
+            "the demo uses a SQLite file of its own"
+        )
+    return found
 
 
 @click.command()
@@ -17,8 +42,15 @@ from guard.demo.inbox import MESSAGES_MAX, InboxError, read_inbox
     metavar="FILE",
     help="Messages to triage: one per line, .eml or .mbox; - reads standard input.",
 )
+@click.option(
+    "--database",
+    metavar="URI",
+    callback=_database,
+    help="Run the gateway on postgresql://USER@HOST/NAME, in a new schema that is dropped in the "
+    "end; nothing else there is touched.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document for machines.")
-def demo(inbox: str | None, as_json: bool) -> None:
+def demo(inbox: str | None, database: DatabaseUrl | None, as_json: bool) -> None:
     """Watch an inbox agent under guard: budget, tool policy, kill, exact charges.
 
     Starts a gateway, a spam service and a local stand-in for an LLM on free loopback ports, runs
@@ -30,6 +62,7 @@ def demo(inbox: str | None, as_json: bool) -> None:
       guard demo
       guard demo --inbox ~/mail/archive.mbox
       printf 'Lunch at noon?\\nWIN a prize now' | guard demo --inbox - --json
+      guard demo --database postgresql://guard@127.0.0.1/guard
     """
     from guard.demo.narrator import Narrator
 
@@ -38,6 +71,8 @@ def demo(inbox: str | None, as_json: bool) -> None:
     except InboxError as exc:
         raise click.ClickException(str(exc)) from None
     from guard.demo.story import tell
+    from guard.gateway.cli.admin_client import AdminError
+    from guard.gateway.domain.errors import StoreError
     from spamdetect.errors import SpamError
 
     # The story tells what happens; warnings of the budget that runs out are part of it.
@@ -48,8 +83,41 @@ def demo(inbox: str | None, as_json: bool) -> None:
         narrator.say(
             f"The inbox contains {len(messages)} messages; the first {MESSAGES_MAX} are used."
         )
+    left: list[str] = []
     try:
-        complete = asyncio.run(tell(messages, narrator))
-    except (BreakerError, SpamError, OSError) as exc:
+        with _ended_by_sigterm(), _own_database(database, left) as (own, store):
+            complete = asyncio.run(tell(messages, narrator, own, store))
+    except (BreakerError, SpamError, StoreError, AdminError, OSError) as exc:
         raise click.ClickException(str(exc)) from None
-    raise SystemExit(0 if complete else 1)
+    finally:
+        for text in left:
+            click.echo(f"warning: {text}", err=True)
+    raise SystemExit(0 if complete and not left else 1)
+
+
+@contextlib.contextmanager
+def _own_database(
+    database: DatabaseUrl | None, left: list[str]
+) -> Iterator[tuple[str | None, str]]:
+    """Yield the URI of a schema of the demo's own and what it is; no URI without a database."""
+    if database is None:
+        yield None, "SQLite"
+        return
+    from guard.gateway.databases import own_schema
+
+    with own_schema(database, SCHEMA_PREFIX, left.append) as schema:
+        yield schema.url, f"PostgreSQL, schema {schema.name}"
+
+
+@contextlib.contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Have SIGTERM unwind the block, so that the demo leaves nothing behind."""
+
+    def end(number: int, _frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

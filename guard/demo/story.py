@@ -67,31 +67,41 @@ def cents_text(nanousd: int) -> str:
     return f"{nanousd / NANOUSD_PER_CENT:.4f} ct"
 
 
-async def tell(messages: list[Message], narrator: Narrator) -> bool:
+async def tell(
+    messages: list[Message], narrator: Narrator, database: str | None, store: str
+) -> bool:
     """Run the whole story and return whether everything was observed.
 
     Args:
         messages: the inbox; the first 200 are used.
         narrator: shows what happens.
+        database: a PostgreSQL URI for the gateway; None: a SQLite file of its own.
+        store: what the database is, for people.
     """
     messages = messages[:MESSAGES_MAX]
     async with contextlib.AsyncExitStack() as stack:
         narrator.say("[bold]guard demo[/]: an inbox agent under guard, on this machine alone")
-        gateway = stack.enter_context(await _in_thread(run_gateway()))
+        gateway = stack.enter_context(await _in_thread(run_gateway(database)))
         spam = await stack.enter_async_context(run_service_async())
         standin = StandIn()
         llm = await stack.enter_async_context(serving_app(standin.app, ServiceSettings(port=0)))
-        story = _Story(narrator, gateway, standin, messages)
+        story = _Story(narrator, gateway, store, standin, messages)
         stack.push_async_callback(asyncio.to_thread, guard.shutdown)
         return await story.run(spam.base_url, spam.api_key, llm.base_url)
 
 
 class _Story:
     def __init__(
-        self, narrator: Narrator, gateway: Gateway, standin: StandIn, messages: list[Message]
+        self,
+        narrator: Narrator,
+        gateway: Gateway,
+        store: str,
+        standin: StandIn,
+        messages: list[Message],
     ) -> None:
         self._narrator = narrator
         self._gateway = gateway
+        self._store = store
         self._standin = standin
         self._messages = messages
         self._observed = Observed()
@@ -127,7 +137,8 @@ class _Story:
         )
         await asyncio.to_thread(admin.set_policy, "demo", tools_block=["delete_*"])
         self._runtime = await GuardRuntime.start(key, self._gateway.base_url)
-        say(f"  gateway       {self._gateway.base_url}  (SQLite, this process)")
+        say(f"  gateway       {self._gateway.base_url}  (this process)")
+        say(f"  database      {self._store}; removed in the end")
         say(f"  spam service  {spam_url}  (trained classifier)")
         say(f"  LLM           {llm_url}  (a local stand-in for {MODEL})")
         say(f"  LLM client    {escape(llm_name)}, seen by auto-instrumentation")
@@ -135,6 +146,7 @@ class _Story:
         say("  tool policy   block delete_*")
         self._narrator.note(
             gateway=self._gateway.base_url,
+            database=self._store,
             llm={"endpoint": llm_url, "stand_in": True, "client": llm_name, "model": MODEL},
             budget_nanousd=budget,
             messages=len(self._messages),

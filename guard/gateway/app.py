@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from guard.core import wire
@@ -36,6 +35,7 @@ from guard.gateway.api.socket import Socket
 from guard.gateway.api.spend import SpendRoute
 from guard.gateway.dashboard.dashboard import dashboard_routes
 from guard.gateway.dashboard.site import Parts
+from guard.gateway.databases import storage_of
 from guard.gateway.domain.commands import PostCommitEvent
 from guard.gateway.domain.errors import StoreError
 from guard.gateway.domain.records import Rates
@@ -52,18 +52,13 @@ from guard.gateway.services.rate_shares import RateStore
 from guard.gateway.services.recalls import Peers, Recalls
 from guard.gateway.services.tool_rules import ToolRulesOf
 from guard.gateway.services.webhooks import WebhookSender
-from guard.gateway.settings import DatabaseUrl, GatewaySettings, database_of
+from guard.gateway.settings import GatewaySettings
 from guard.gateway.storage.memory_rates import MemoryRates
-from guard.gateway.storage.migrations import Migrator
 from guard.gateway.storage.port import Storage
 from guard.gateway.storage.sql.rows import monotonic_clock_ms, wall_clock_ms
-from guard.gateway.storage.sqlite.migrations import SqliteMigrator
-from guard.gateway.storage.sqlite.store import SqliteStorage
 
 if TYPE_CHECKING:
-    from guard.gateway.storage.postgres.copying import Copied
     from guard.gateway.storage.redis.connection import RedisConnection
-    from guard.gateway.storage.sqlite.restore import Restored
 
 logger = logging.getLogger(__name__)
 
@@ -71,96 +66,8 @@ _PROBES: Final = frozenset({"/healthz", "/readyz", "/metrics"})
 _OPEN_WAIT_S: Final = 2.0
 """How long requests wait for a store that is being opened, before they are told to come again."""
 
-_MOVE_S: Final = 0.001
-"""Time at shutdown in which one control socket on average is told to move."""
-
 
 _STARTING: Final = fail(503, "GD-B002", "Starting", "the store is being opened")
-
-
-def backup(database: Path, target: Path) -> int:
-    """Copy an embedded gateway's database while it runs, check the copy, return its bytes.
-
-    Raises:
-        OSError, sqlite3.Error: the copy could not be made, or is not whole.
-    """
-    from guard.gateway.storage.sqlite.backup import backup as copy
-
-    return copy(database, target)
-
-
-def restore(
-    source: Path, target: Path, *, replace: bool = False, expect: tuple[int, str] | None = None
-) -> Restored:
-    """Make a backup an embedded gateway's database, once it has been checked.
-
-    Raises:
-        StoreError: what is wrong; the target is as it was.
-    """
-    from guard.gateway.storage.sqlite.restore import restore as put_back
-
-    return put_back(source, target, replace=replace, expect=expect)
-
-
-def migrator(database: str) -> Migrator:
-    """Return what migrates a database.
-
-    Args:
-        database: the name of a SQLite file, also as ``sqlite:NAME``, or a PostgreSQL URI.
-    """
-    if isinstance(database_of(database), DatabaseUrl):
-        with _driver():
-            from guard.gateway.storage.postgres.migrations import PostgresMigrator
-        return PostgresMigrator(database)
-    return SqliteMigrator(Path(database.removeprefix("sqlite:")))
-
-
-def copy(source: Path, target: str, *, dry_run: bool, told: Callable[[str, int], None]) -> Copied:
-    """Copy a stopped gateway's SQLite file into an empty PostgreSQL database, and check the copy.
-
-    Raises:
-        StoreError: what is wrong; nothing was copied.
-    """
-    with _driver():
-        from guard.gateway.storage.postgres.copying import copy as into
-
-    return into(source, target, dry_run=dry_run, told=told)
-
-
-@contextlib.contextmanager
-def _driver() -> Iterator[None]:
-    """Import the PostgreSQL store, whose driver is an extra.
-
-    Raises:
-        StoreError: the driver is not installed.
-    """
-    try:
-        yield
-    except ModuleNotFoundError as exc:
-        if exc.name is None or not exc.name.startswith("psycopg"):
-            raise
-        raise StoreError("PostgreSQL needs a package: pip install 'guard[postgres]'") from None
-
-
-def _storage(settings: GatewaySettings, clock_ms: Callable[[], int]) -> Storage:
-    """Return the store that the settings name."""
-    if isinstance(settings.database, Path):
-        return SqliteStorage(
-            settings.database,
-            durable=settings.durable,
-            clock_ms=clock_ms,
-            retention_days=settings.retention_days,
-            audit_retention_days=settings.audit_retention_days,
-        )
-    with _driver():
-        from guard.gateway.storage.postgres.store import PostgresStorage
-    # Replicas share the database's clock; a clock of a test's own goes before it.
-    return PostgresStorage(
-        settings.database,
-        clock_ms=None if clock_ms is wall_clock_ms else clock_ms,
-        retention_days=settings.retention_days,
-        audit_retention_days=settings.audit_retention_days,
-    )
 
 
 def _connection(url: str) -> RedisConnection:
@@ -196,8 +103,7 @@ class GatewayApp:
         storage: Storage | None = None,
     ) -> None:
         self.settings = settings
-        self.clock_ms = clock_ms
-        self.storage: Storage = storage or _storage(settings, clock_ms)
+        self.storage: Storage = storage or storage_of(settings, clock_ms)
         self.draining = False
         self._opened = asyncio.Event()
         self.connections: Callable[[], int] = lambda: 0  # the server replaces it
@@ -207,6 +113,9 @@ class GatewayApp:
         )
         # Elapsed time must not follow a wrong reading of the machine's clock.
         passed_ms = monotonic_clock_ms if clock_ms is wall_clock_ms else clock_ms
+        # A store that replicas share has the time of all of them.
+        clock_ms = getattr(self.storage, "clock_ms", clock_ms)
+        self.clock_ms = clock_ms
         self._redis = redis = None if settings.redis is None else _connection(settings.redis)
         shared = None if redis is None else _shared_rates(redis)
         of_store: RateStore | None = getattr(self.storage, "rates", None)
@@ -316,7 +225,7 @@ class GatewayApp:
         second or faster. A second call ends the rest at once.
         """
         most_s = self.settings.drain_timeout_ms / 2000
-        self.hub.close(0.0 if self.hub.closing else min(most_s, self.hub.sockets() * _MOVE_S))
+        self.hub.close(0.0 if self.hub.closing else min(most_s, self.hub.spread_s()))
         self.draining = True
         self.change_watcher.close()
 

@@ -237,6 +237,8 @@ class GuardedHttpProtocol(HttpToolsProtocol):
         self.waiting_since = None
         self.watch.forget(self)
         super().handle_websocket_upgrade()
+        # It refers to this connection; uvicorn forgets it only where no WebSocket takes over.
+        self.parser = None  # type: ignore[assignment]  # as uvicorn does at the end
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""

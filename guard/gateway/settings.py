@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 import attrs
 
@@ -93,15 +92,18 @@ class DatabaseUrl(str):
 
     @property
     def host(self) -> str:
-        """The host and the database, without user and options."""
-        parts = urlsplit(self)
-        return f"{parts.hostname or 'localhost'}{parts.path}"
+        """The host, the port and the database, without user and options."""
+        # All up to the last @: where libpq reads it otherwise, the password stays out all the same.
+        found = self.partition("://")[2].partition("?")[0].rpartition("@")[2]
+        return f"localhost{found}" if found[:1] in ("", "/") else found
 
 
 def database_of(given: str | os.PathLike[str]) -> Path | DatabaseUrl:
-    """Return a database's file, or its URI if it is in PostgreSQL."""
-    if isinstance(given, str) and given.startswith(("postgresql://", "postgres://")):
-        return DatabaseUrl(given)
+    """Return a database's file, given as its name or as ``sqlite:NAME``, or a PostgreSQL URI."""
+    if isinstance(given, str):
+        if given.startswith(("postgresql://", "postgres://")):
+            return DatabaseUrl(given)
+        given = given.removeprefix("sqlite:")
     return Path(given).expanduser()
 
 
@@ -173,7 +175,10 @@ class GatewaySettings:
         "How long the audit log is kept; 0 keeps all of it.", 0, _whole(0, _DAY_MAX)
     )
     connections_max: int = _setting(
-        "Connections at once; more are refused with 503.", 2000, _whole(1)
+        "Connections at once; more are refused with 503. `serve` raises its limit of open files "
+        "for them, as far as it may.",
+        2000,
+        _whole(1),
     )
     request_deadline_ms: int = _setting(
         "How long a request's head and body may take to arrive.", 10_000, _whole(1)

@@ -93,6 +93,9 @@ class SocketProtocol(asyncio.Protocol):
             self._timer.cancel()
         if self._task is not None:
             self._task.cancel()
+            # Its traceback refers to this connection; without cycles memory is free at once, and
+            # the collector of a gateway hardly ever runs.
+            self._task = None
         if self._reader is not None:
             self._reader.lost()
             self._reader = None

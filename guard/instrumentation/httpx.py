@@ -7,7 +7,7 @@ stream under it is wrapped, and every chunk is handed on before anything else ha
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -134,15 +134,30 @@ def _form(request: Any) -> bytes:
 
 
 def _observe(call: ObservedCall, response: Any, tee: Any, options: dict[str, Any]) -> None:
-    headers, status = response.headers, response.status_code
+    header, status = _reader(response.headers), response.status_code
     if not options.get("stream"):
-        call.whole(status, headers.get, response.content)
+        call.whole(status, header, response.content)
     elif response.is_stream_consumed:  # the user's event hook has already read it
         content = getattr(response, "_content", None)
         if content is not None:
-            call.whole(status, headers.get, content)
-    elif call.streaming(status, headers.get):
+            call.whole(status, header, content)
+    elif call.streaming(status, header):
         response.stream = tee(response.stream, call, call.recording)
+
+
+def _reader(headers: Any) -> Callable[[str], str | None]:
+    """Return what reads response headers; httpx's ``get`` goes through all of them each time."""
+    found: dict[bytes, bytes] = {}
+
+    def header(name: str) -> str | None:
+        if not found:
+            for raw, value in headers.raw:
+                key = raw.lower()
+                found[key] = found[key] + b", " + value if key in found else value
+        value = found.get(name.encode())
+        return None if value is None else value.decode("latin-1")
+
+    return header
 
 
 def _tees(module: ModuleType) -> tuple[type[Any], type[Any]]:

@@ -201,6 +201,12 @@ class EventPipeline:
     async def _flush(self) -> None:
         await (await self.open_session()).flusher.flush()
 
+    async def _flush_at_last(self) -> None:
+        session = await self.open_session()
+        # The gateway may be back, and there is no later.
+        session.client.circuit.end_cooldown(now_s=time.monotonic())
+        await session.flusher.flush()
+
     # -- asking -------------------------------------------------------------------------------
 
     def ask(self, question: Work[T], timeout_s: float) -> T:
@@ -288,7 +294,7 @@ class EventPipeline:
     def _last_flush(self, ends_s: float) -> BaseException | None:
         left_s = max(0.0, ends_s - time.monotonic())
         try:
-            self._background.run(self._flush, timeout_s=left_s)
+            self._background.run(self._flush_at_last, timeout_s=left_s)
         except BreakerTransportError as exc:
             return exc
         except TimeoutError:

@@ -11,6 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.support import postgres
+
 COMMAND = "import sys; from guard.gateway.cli.main import gateway; gateway(sys.argv[1:])"
 
 
@@ -21,15 +23,23 @@ def run(*arguments: str, password: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.fixture(params=["sqlite", "postgres"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where the gateway stores."""
+    if request.param == "postgres":
+        return postgres.url_of(tmp_path)
+    return str(tmp_path / "g.sqlite3")
+
+
 @pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Callable[[], tuple[subprocess.Popen[str], list[str]]]]:
+def serve(database: str) -> Iterator[Callable[[], tuple[subprocess.Popen[str], list[str]]]]:
     """Start ``guard gateway serve`` and read what it says up to the dashboard's hint."""
     started: list[subprocess.Popen[str]] = []
 
     def start() -> tuple[subprocess.Popen[str], list[str]]:
         process = subprocess.Popen(
             [sys.executable, "-c", COMMAND, "serve", "--port", "0",
-             "--database", str(tmp_path / "g.sqlite3")],
+             "--database", database],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         started.append(process)
@@ -55,7 +65,7 @@ def can_sign_in(base_url: str, name: str, password: str) -> bool:
 
 
 def test_the_terminal_sets_the_first_password(
-    serve: Callable[[], tuple[subprocess.Popen[str], list[str]]], tmp_path: Path
+    serve: Callable[[], tuple[subprocess.Popen[str], list[str]]], database: str
 ) -> None:
     process, said = serve()
     assert process.stdout is not None
@@ -72,11 +82,16 @@ def test_the_terminal_sets_the_first_password(
     assert can_sign_in(url, "admin", "first password of all")
     assert "Nobody can sign in yet" not in httpx.get(f"{url}/sign-in", trust_env=False).text
 
-    busy = run("--database", str(tmp_path / "g.sqlite3"), password="second password")
-    assert (busy.returncode, "another gateway" in busy.stderr) == (1, True)
+    if database.startswith("postgresql"):
+        running = run("--database", database, password="a password meanwhile")
+        assert running.returncode == 0, running.stderr
+        assert can_sign_in(url, "admin", "a password meanwhile")
+    else:
+        busy = run("--database", database, password="second password")
+        assert (busy.returncode, "another gateway" in busy.stderr) == (1, True)
     process.terminate()
     assert process.wait(20) == 0
-    done = run("--database", str(tmp_path / "g.sqlite3"), password="second password")
+    done = run("--database", database, password="second password")
     assert done.returncode == 0, done.stderr
     _, said = serve()
     url = said[0].split()[-1]

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,39 @@ def test_the_images_environment_can_be_built(tmp_path: Path) -> None:
         timeout=60, check=True,
     )  # fmt: skip
     assert "--tls-self-signed" in done.stdout
+
+
+@pytest.mark.long
+def test_wheels_with_and_without_a_compiler(tmp_path: Path) -> None:
+    """One for the platform with the compiled module, else one for all; each can be made again."""
+
+    def wheel(folder: str, compiler: str | None) -> Path:
+        place = tmp_path / folder
+        command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", place, ROOT]
+        done = subprocess.run(
+            command, env=environment({"CC": compiler or "gcc"}), capture_output=True, text=True,
+            timeout=300, check=False,
+        )  # fmt: skip
+        if "NewConnectionError" in done.stderr or "No matching distribution" in done.stderr:
+            pytest.skip("no package index can be reached")
+        assert done.returncode == 0, done.stderr
+        [found] = place.iterdir()
+        return found
+
+    def names(found: Path) -> list[str]:
+        inside = zipfile.ZipFile(found).namelist()
+        return [name for name in inside if "speedups" in name or "/engine/c/" in name]
+
+    pure = wheel("pure", "false")
+    assert pure.name.endswith("-py3-none-any.whl")
+    assert names(pure) == ["spamdetect/engine/speedups.pyi"]
+    if shutil.which("gcc") is None:
+        pytest.skip("NOT TESTED: no C compiler")
+    first, again = wheel("first", None), wheel("again", None)
+    assert "-cp311-abi3-" in first.name
+    module = "spamdetect/engine/speedups.abi3.so"
+    assert names(first) == ["spamdetect/engine/speedups.pyi", module]
+    assert first.read_bytes() == again.read_bytes()
 
 
 def test_the_images_health_check(tmp_path: Path) -> None:

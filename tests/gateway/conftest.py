@@ -199,9 +199,9 @@ def serve(database: str) -> Iterator[Callable[..., Served]]:
     started: list[subprocess.Popen[str]] = []
     keys: dict[str, str] = {}
 
-    def start(*arguments: str, port: int = 0) -> Served:
+    def start(*arguments: str, port: int = 0, program: str = SERVE) -> Served:
         process = subprocess.Popen(
-            [sys.executable, "-c", SERVE, "serve", "--port", str(port),
+            [sys.executable, "-c", program, "serve", "--port", str(port),
              "--database", database, *arguments],
             stdout=subprocess.PIPE, text=True,
         )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from guard.gateway.domain.records import Webhook
 from guard.gateway.embedded import Gateway, run_gateway
 from guard.gateway.ledger import webhooks
+from guard.gateway.storage.postgres import engine as postgres_engine
+from guard.gateway.storage.postgres.store import PostgresStorage
 from guard.gateway.storage.sql import samples
 from guard.gateway.storage.sqlite.store import SqliteStorage
 from tests.gateway.conftest import Tenant, new_tenant
@@ -23,8 +26,17 @@ from tests.support.asker import ask, asker, call
 from tests.support.store import ACTOR, DAY, Clock, Store
 from tests.support.waiting import until
 
+Make = Callable[..., PostgresStorage | SqliteStorage]
 PAGE = Path(__file__).parents[2] / "docs" / "gateway" / "metrics.md"
 _ROW = re.compile(r"^\| `(guard_gateway_\w+)` \| (\w+) \|([\w, ]*)\| (.+) \|$", re.MULTILINE)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def make(request: pytest.FixtureRequest) -> Make:
+    """Make a store of each engine in a folder."""
+    if request.param == "postgres":
+        return postgres.store
+    return lambda folder, **options: SqliteStorage(folder / "g.sqlite3", **options)
 
 
 def scraped(base_url: str) -> dict[str, float]:
@@ -126,8 +138,8 @@ def test_the_writers_figures_agree(gateway: Gateway, tenant: Tenant) -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_slow_report_is_in_use_and_others_wait(tmp_path: Path) -> None:
-    storage = SqliteStorage(tmp_path / "g.sqlite3")
+async def test_a_slow_report_is_in_use_and_others_wait(make: Make, tmp_path: Path) -> None:
+    storage = make(tmp_path)
     await storage.open(lambda _: None)
     go_on = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -147,9 +159,9 @@ async def test_a_slow_report_is_in_use_and_others_wait(tmp_path: Path) -> None:
 
 
 @pytest.mark.asyncio
-async def test_the_lag_of_retention_and_the_backlog(tmp_path: Path) -> None:
+async def test_the_lag_of_retention_and_the_backlog(make: Make, tmp_path: Path) -> None:
     clock = Clock()
-    storage = SqliteStorage(tmp_path / "g.sqlite3", clock_ms=clock, retention_days=40)
+    storage = make(tmp_path, clock_ms=clock, retention_days=40)
     await storage.open(lambda _: None)
     org = (await storage.create_organisation(ACTOR, "o")).organisation_id
     store = Store(storage, clock, org, lambda: None, [])
@@ -166,4 +178,35 @@ async def test_the_lag_of_retention_and_the_backlog(tmp_path: Path) -> None:
     assert never.retention_lag_s == 0
     await storage.sweep()  # samples, and deletes
     assert storage.statistics()["webhook_backlog"] == 2
+    await storage.close()
+
+
+@pytest.mark.asyncio
+async def test_what_is_open_is_counted_less_often_where_that_takes_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    storage = postgres.store(tmp_path, clock_ms=clock)
+    await storage.open(lambda _: None)
+    counted, pause_s = 0, 0.0
+    sampled = []
+
+    async def report(*_: Any) -> list[Any]:
+        nonlocal counted
+        counted += 1
+        await asyncio.sleep(pause_s)
+        return [(counted, 0, 0, 0)]
+
+    monkeypatch.setattr(storage, "report", report)
+    monkeypatch.setattr(postgres_engine, "COUNT_PAUSES", 5)
+    for pause_s in (0.0, 0.0, 0.2, 0.0):  # noqa: B007  # the report above reads it
+        clock.now += samples.INTERVAL_MS
+        await storage.sample()
+        sampled.append(counted)
+    assert sampled == [1, 2, 3, 3], "not right after one that took long"
+    assert storage.statistics()["open_reservations"] == counted
+    await asyncio.sleep(1)
+    clock.now += samples.INTERVAL_MS
+    await storage.sample()
+    assert storage.statistics()["open_reservations"] == counted == 4
     await storage.close()

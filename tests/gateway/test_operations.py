@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psycopg
 import pytest
 
 from guard.gateway.api import health
@@ -30,7 +31,15 @@ from guard.gateway.embedded import Gateway
 from guard.gateway.server import GatewayServer, bind
 from guard.gateway.services import logs
 from guard.gateway.settings import GatewaySettings
+from guard.gateway.storage.postgres.connection import (
+    IDLE_TIMEOUT_MS,
+    LOCK_TIMEOUT_MS,
+    STATEMENT_TIMEOUT_MS,
+)
+from guard.gateway.storage.postgres.schema import MIGRATE
+from guard.gateway.storage.postgres.store import PostgresStorage
 from tests.gateway.conftest import SERVE, Served, Tenant
+from tests.support import postgres
 from tests.support.asker import asker, close_code
 from tests.support.waiting import until
 
@@ -124,11 +133,24 @@ def test_everything_on_standard_error_is_json(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
+def test_an_unreachable_server_is_one_json_line_without_the_password() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SERVE, "serve", "--port", "0", "--log-format", "json",
+         "--database", "postgresql://guard:canary@127.0.0.1:1/guard"],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 1
+    (line,) = [json.loads(line) for line in done.stderr.splitlines()]
+    assert line["level"] == "critical"
+    assert "cannot open the database" in line["message"]
+    assert "canary" not in done.stderr + done.stdout
+
+
 # -- probes ----------------------------------------------------------------------------------------
 
 
 @contextlib.asynccontextmanager
-async def opening(path: Path) -> AsyncIterator[tuple[GatewayApp, httpx.AsyncClient]]:
+async def opening(path: Path | str) -> AsyncIterator[tuple[GatewayApp, httpx.AsyncClient]]:
     """Serve an application that is not open yet."""
     app = GatewayApp(GatewaySettings(database=path))
     with contextlib.closing(bind("127.0.0.1", 0)) as listening:
@@ -166,10 +188,14 @@ async def test_not_ready_while_migrating(tmp_path: Path) -> None:
 
 
 @pytest.mark.asyncio
-async def test_not_ready_without_its_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "READY_WAIT_S", 0.2)
+@pytest.mark.parametrize("engine", ["sqlite", "postgres"])
+async def test_not_ready_without_its_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    monkeypatch.setattr(health, "READY_WAIT_S", 0.2 if engine == "sqlite" else 2.0)
     go_on = threading.Event()
-    async with opening(tmp_path / "g.sqlite3") as (app, http):
+    database = tmp_path / "g.sqlite3" if engine == "sqlite" else postgres.url_of(tmp_path)
+    async with opening(database) as (app, http):
         await app.open()
         assert (await http.get("/readyz")).status_code == 200
         stuck = app.storage.write(lambda _: go_on.wait(20), weight=10_000)  # type: ignore[attr-defined]
@@ -180,6 +206,54 @@ async def test_not_ready_without_its_store(tmp_path: Path, monkeypatch: pytest.M
         assert (await http.get("/readyz")).status_code == 200
         await app.storage.close()
         assert (await http.get("/readyz")).status_code == 503
+
+
+@pytest.mark.asyncio
+async def test_not_ready_while_another_replica_migrates(tmp_path: Path) -> None:
+    lock = "SELECT pg_advisory_lock(%s::int, hashtext(current_schema()))"
+    async with opening(postgres.url_of(tmp_path)) as (app, http):
+        with psycopg.connect(postgres.dsn_of(tmp_path), autocommit=True) as other:
+            other.execute(lock, (MIGRATE,))
+            open_it = asyncio.create_task(app.open())
+            await asyncio.sleep(0.3)
+            assert (await http.get("/healthz")).status_code == 200
+            assert (await http.get("/readyz")).status_code == 503
+            assert (await http.post("/gate", json={})).status_code == 503
+            assert not open_it.done()
+        await open_it
+        assert (await http.get("/readyz")).status_code == 200
+
+
+@pytest.mark.asyncio
+async def test_a_replica_has_nine_connections_with_limits() -> None:
+    """As the page on PostgreSQL says."""
+    database = postgres.own_database()
+    async with opening(database) as (app, _):
+        await app.open()
+        store = app.storage
+        assert isinstance(store, PostgresStorage)
+
+        def slow(reading: Any) -> Any:
+            return reading.rows("SELECT pg_sleep(1)")
+
+        asking = [ask(slow) for ask in (store.look_up, store.report) for _ in range(6)]
+        running = asyncio.gather(*asking)
+        await asyncio.sleep(0.5)
+        with psycopg.connect(database) as other:
+            row = other.execute(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+                " AND application_name LIKE 'guard-gateway%'"
+            ).fetchone()
+        assert row is not None
+        assert row[0] <= 9
+        await running
+
+        def limits(unit: Any) -> list[str]:
+            names = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
+            return [unit.connection.psycopg.execute(f"SHOW {name}").fetchone()[0] for name in names]
+
+        wanted = [STATEMENT_TIMEOUT_MS, LOCK_TIMEOUT_MS, IDLE_TIMEOUT_MS]
+        assert await store.write(limits) == [f"{each // 1000}s" for each in wanted]
 
 
 @pytest.mark.asyncio

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import collections
+import functools
+import http.server
 import itertools
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,15 +18,24 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psycopg
 import pytest
 
+from guard.core import wire
 from guard.gateway.cli.admin_client import AdminClient
+from guard.gateway.domain.commands import PostCommitEvent
+from guard.gateway.domain.records import Webhook
 from guard.gateway.embedded import Gateway, run_gateway
+from guard.gateway.ledger import webhooks
+from guard.gateway.services import webhooks as sender
+from guard.gateway.storage.postgres.money import CLAIM_MS
+from guard.gateway.storage.postgres.unit_of_work import PostgresUnitOfWork
 from tests.gateway.conftest import Tenant, new_tenant
 from tests.gateway.test_metrics import scraped
-from tests.spamdetect.conftest import Server, private_postgres  # noqa: F401  # a fixture
 from tests.support import postgres
 from tests.support.asker import ask, asker, call
+from tests.support.private_server import Server, private_postgres  # noqa: F401  # a fixture
+from tests.support.store import ACTOR, Clock, Store
 from tests.support.waiting import until
 
 _numbers = itertools.count(1)
@@ -169,6 +182,29 @@ async def test_a_kill_at_one_is_pushed_over_the_sockets_of_the_other(tenants: li
             await client.read()
 
 
+@pytest.mark.asyncio
+async def test_a_notification_that_no_replica_sends_is_passed_over(tmp_path: Path) -> None:
+    heard: list[PostCommitEvent] = []
+    one, other = postgres.store(tmp_path), postgres.store(tmp_path)
+    await one.open(lambda _: None)
+    await other.open(heard.extend)
+    owner = (await one.create_organisation(ACTOR, "o")).organisation_id
+    texts = ("", "x", "x recall", "x recall o", "x recall o {", "x recall o [1]", "x answered o 7",
+             "x nothing o", "x control")  # fmt: skip
+    with psycopg.connect(postgres.dsn_of(tmp_path), autocommit=True) as stranger:
+        for text in texts:
+            stranger.execute("SELECT pg_notify(%s, %s)", (other._channel, text))
+    kill = wire.ControlMessage(seq=0, type="kill", workflow_id="w")
+    await one.issue_directive(ACTOR, owner, kill)
+    async with asyncio.timeout(10):
+        while not any(event.kind == "control" for event in heard):
+            await asyncio.sleep(0.02)
+    assert other._listener is not None
+    assert other._listener.healthy
+    for each in (one, other):
+        await each.close()
+
+
 def test_messages_of_two_replicas_reach_a_channel_in_order(tenants: list[Tenant]) -> None:
     _, b = tenants
     for number in range(10):
@@ -217,7 +253,7 @@ async def test_what_is_leased_at_one_comes_back_for_a_call_at_the_other(
 def test_what_a_killed_replica_held_expires_once(serve: Callable[..., Any]) -> None:
     dying, staying = serve(), serve()
     admin = AdminClient(staying.base_url, staying.admin_key)
-    admin.update_settings(reservation_ttl_ms=1000)
+    admin.update_settings(reservation_ttl_ms=5000)
     admin.set_budget(limit_nanousd=10_000_000_000)
     headers = {"X-API-Key": dying.api_key, "X-Guard-Protocol": "3"}
     with httpx.Client(base_url=dying.base_url, headers=headers, trust_env=False) as http:
@@ -236,6 +272,118 @@ def test_what_a_killed_replica_held_expires_once(serve: Callable[..., Any]) -> N
 
 @pytest.mark.fault
 @pytest.mark.timeout(120)
+@pytest.mark.asyncio
+async def test_replicas_that_expire_at_once_end_each_orphan_once(tmp_path: Path) -> None:
+    clock = Clock()
+    stores = [postgres.store(tmp_path, clock_ms=clock) for _ in range(2)]
+    for each in stores:
+        await each.open(lambda _: None)
+    made = [await stores[0].create_organisation(ACTOR, f"o{n}") for n in range(4)]
+    owners = [Store(stores[0], clock, each.organisation_id, lambda: None, []) for each in made]
+    for owner in owners:
+        await owner.budget(1_000_000)
+        replies = [await owner.gate(10, workflow_id=f"w{n}") for n in range(25)]
+        assert {reply.status for reply in replies} == {200}
+    clock.now += 3_600_000
+    expired = [await asyncio.gather(*(each.sweep() for each in stores)) for _ in range(3)]
+    assert sum(map(sum, expired)) == 100
+    for owner in owners:
+        (balance,) = await stores[1].balances(owner.org, current_only=True)
+        assert (balance.reserved_nanousd, balance.committed_nanousd) == (0, 0)
+    assert (await stores[1].verify_ledger()).problems == []
+    for each in stores:
+        await each.close()
+
+
+def _queue(organisation_id: str, unit: PostgresUnitOfWork) -> None:
+    for number in range(4):
+        webhooks.enqueue(unit, organisation_id, "budget.threshold", {"number": number})
+
+
+@pytest.mark.asyncio
+async def test_replicas_that_send_at_once_share_the_messages(tmp_path: Path) -> None:
+    """Nobody waits for what another replica is just claiming; nothing is claimed twice."""
+    clock = Clock()
+    a, b = (postgres.store(tmp_path, clock_ms=clock) for _ in range(2))
+    owners = []
+    for each in (a, b):
+        await each.open(lambda _: None)
+    for number in range(6):
+        owner = (await a.create_organisation(ACTOR, f"o{number}")).organisation_id
+        owners.append(owner)
+        hook = Webhook(webhook_id="", organisation_id=owner, url="https://example.com/",
+                       types=[], created_at_ms=0)  # fmt: skip
+        await a.put_webhook(ACTOR, hook, "whsec_AAAA")
+        await a.write(functools.partial(_queue, owner))
+    sent: list[str] = []
+    async with asyncio.timeout(60):
+        while len(sent) < 24:
+            pages = await asyncio.gather(*(each.due_deliveries(7, {}) for each in (a, b)))
+            sent += [due.delivery_id for page in pages for due in page]
+    assert len(sent) == len(set(sent)) == 24
+    assert await a.due_deliveries(100, {}) == await b.due_deliveries(100, {}) == []
+    clock.now += CLAIM_MS  # as if both had died
+    with psycopg.connect(postgres.dsn_of(tmp_path)) as other:
+        held = other.execute("SELECT delivery_id FROM deliveries LIMIT 5 FOR UPDATE").fetchall()
+        async with asyncio.timeout(5):
+            again = {due.delivery_id for due in await b.due_deliveries(100, {})}
+        assert not again & {row[0] for row in held}
+        other.rollback()
+    clock.now += CLAIM_MS
+    page = await a.due_deliveries(100, {owners[0]: 3})
+    found = collections.Counter(due.organisation_id for due in page)
+    assert found == {owners[0]: 1, **dict.fromkeys(owners[1:], 4)}, "three of the first are sent"
+    for each in (a, b):
+        await each.close()
+
+
+class _Slow(http.server.BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.server.received.append(self.headers["webhook-id"])  # type: ignore[attr-defined]
+        time.sleep(0.2)  # the other replica looks meanwhile
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def test_a_webhook_is_sent_once_by_replicas(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sender, "_IDLE_S", 0.02)
+    receiver = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Slow)
+    receiver.received = []  # type: ignore[attr-defined]
+    serving = threading.Thread(target=receiver.serve_forever, kwargs={"poll_interval": 0.01})
+    serving.start()
+    database = postgres.url_of(tmp_path)
+    options = {"sweep_interval_ms": 50, "private_webhooks": True}
+    with run_gateway(database, **options) as one, run_gateway(database, **options):
+        tenant = new_tenant(one)
+        url = f"http://127.0.0.1:{receiver.server_port}/hook"
+        tenant.admin.request("PUT", "/webhooks", {"url": url, "types": ["budget.threshold"]})
+        for number in range(12):
+            name = f"w{number}"
+            tenant.admin.set_budget(10, scope_kind="workflow", scope_id=name, thresholds=[0.5])
+            tenant.send(tenant.llm(60_000_000, workflow_id=name))
+
+        def delivered() -> bool:
+            found = tenant.admin.request("GET", "/webhooks/deliveries")
+            return len(found) >= 12 and all(each["delivered_at_ms"] for each in found)
+
+        until(delivered, 30)
+        sent = tenant.admin.request("GET", "/webhooks/deliveries")
+        tenant.http.close()
+        tenant.admin.close()
+    receiver.shutdown()
+    serving.join(10)
+    receiver.server_close()
+    assert sorted(receiver.received) == sorted(  # type: ignore[attr-defined]
+        each["delivery_id"] for each in sent
+    )
+
+
 def test_while_postgresql_is_away_calls_are_refused(private_postgres: Server) -> None:  # noqa: F811
     with run_gateway(private_postgres.url, sweep_interval_ms=50) as gateway:
         tenant = new_tenant(gateway)

@@ -20,8 +20,9 @@ from guard.gateway.domain.records import OrganisationSettings
 from guard.gateway.embedded import run_gateway
 from guard.gateway.storage.port import Storage
 from guard.gateway.storage.sql import retention as sqlite_retention
-from guard.gateway.storage.sqlite import engine as sqlite_engine
+from guard.gateway.storage.sql.engine import SqlEngine
 from guard.gateway.storage.sqlite.store import SqliteStorage
+from tests.support import postgres
 from tests.support.store import ACTOR, DAY, Clock, Store
 from tests.support.waiting import until
 
@@ -349,7 +350,7 @@ async def test_approvals_deliveries_and_refusals_leave(store: Store, tmp_path: P
     refusal = Refusal(status=403, error_code="GD-T001", title="no", reason="no")
     await ask("refused", refusal=refusal)
     await ask("refused again", refusal=refusal)
-    first, second = await store.storage.due_deliveries(10)
+    first, second = await store.storage.due_deliveries(10, {})
     await store.storage.delivery_done(
         first.delivery_id, status=200, delivered=True, retry_in_ms=None
     )
@@ -373,7 +374,7 @@ async def test_a_step_is_small_and_a_long_backlog_keeps_no_table_out(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite_retention, "STEP_ROWS", 10)
-    monkeypatch.setattr(sqlite_engine, "STEPS_MAX", 1)
+    monkeypatch.setattr(SqlEngine, "retention_steps", 1)
     await store.budget(10_000)
     for number in range(60):
         held = await hold(store, 1, run_id=f"r{number}")
@@ -399,7 +400,7 @@ async def test_rows_that_stay_hardly_delay_those_that_go(
 ) -> None:
     """A walk through live workflows, runs and totals costs little: the old events go meanwhile."""
     monkeypatch.setattr(sqlite_retention, "STEP_ROWS", 40)
-    monkeypatch.setattr(sqlite_engine, "STEPS_MAX", 1)
+    monkeypatch.setattr(SqlEngine, "retention_steps", 1)
     for number in range(300):
         await store.charge(f"old{number}", 1)
     store.clock.now += 100 * DAY
@@ -521,3 +522,33 @@ async def test_a_workflow_that_left_is_not_found(store: Store) -> None:
     await prune(store)
     with pytest.raises(NotFoundError):
         await store.storage.workflow(store.org, "w")
+
+
+@pytest.mark.asyncio
+async def test_on_postgresql_a_sweep_deletes_a_little_and_lets_others_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_retention, "STEP_ROWS", 5)
+    clock = Clock(MID_MONTH)
+    storage = postgres.store(tmp_path, clock_ms=clock, retention_days=KEEP_DAYS)
+    await storage.open(lambda events: None)
+    org = (await storage.create_organisation(ACTOR, "o")).organisation_id
+    store = Store(storage, clock, org, lambda: None, [])
+    await store.budget(10_000)
+    for number in range(80):
+        await store.charge(f"e{number}", 7)
+    clock.now += 100 * DAY
+    await store.charge("newest", 7)
+    left = []
+    for _ in range(12):
+        sweeping = asyncio.create_task(storage.sweep())
+        while not sweeping.done():
+            assert (await store.gate(1)).status == 200
+        report = await storage.verify_ledger()
+        assert report.problems == []
+        left.append(report.events)
+    assert 81 - 5 * 10 <= left[0] < 81
+    assert left[-1] == 1
+    (balance,) = await storage.balances(org, current_only=True)
+    assert balance.committed_nanousd == 81 * 7
+    await storage.close()

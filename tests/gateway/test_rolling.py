@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from tests.gateway.conftest import Served
 from tests.support import postgres
 from tests.support.proxy import ChaosProxy
 from tests.support.redis_server import RedisServer, redis_server  # noqa: F401  # a fixture
+from tests.support.steady_worker import SteadyWorker
 from tests.support.waiting import until
 
 Serve = Callable[..., Served]
@@ -72,51 +72,28 @@ def test_replicas_are_replaced_under_load(serve: Serve, proxy: Callable[[str], C
     with contextlib.closing(admin_of(replica)) as admin:
         admin.set_budget(1_000_000)
     runtime = GuardRuntime(replica.api_key, front.url, timeout_ms=10_000).open()
-    failures: list[BaseException] = []
-    done, ended = 0, threading.Event()
-
-    def load() -> None:
-        nonlocal done
-
-        @guard.protect
-        def step() -> None:
-            guard.track_llm(100, 10, model="gpt-4o")
-
-        with guard.workflow("steady"):
-            while not ended.is_set():
-                try:
-                    step()
-                    done += 1
-                except Exception as exc:
-                    failures.append(exc)
-                ended.wait(0.01)
-
-    worker = threading.Thread(target=load)
-    worker.start()
+    worker = SteadyWorker("steady")
     try:
-        for _ in range(3):
+        with worker:
+            for _ in range(3):
+                until(lambda: runtime.status().control_channel == "websocket", 20)
+                before = worker.done
+                successor = serve(*options)
+                front.retarget(successor.base_url)
+                replica.process.send_signal(signal.SIGTERM)
+                assert replica.process.wait(30) == 0
+                replica = successor
+                until(lambda before=before: worker.done > before + 20, 30)  # type: ignore[misc]
             until(lambda: runtime.status().control_channel == "websocket", 20)
-            before = done
-            successor = serve(*options)
-            front.retarget(successor.base_url)
-            replica.process.send_signal(signal.SIGTERM)
-            assert replica.process.wait(30) == 0
-            replica = successor
-            until(lambda before=before: done > before + 20, 30)  # type: ignore[misc]
-        until(lambda: runtime.status().control_channel == "websocket", 20)
-        ended.set()
-        worker.join(20)
         runtime.flush(20)
-        assert failures == []
+        assert worker.failures == []
         with contextlib.closing(admin_of(replica)) as admin:
             assert admin.verify_ledger()["problems"] == []
             [usage] = [each for each in admin.usage("workflow") if each["group"] == "steady"]
-            assert usage["llm_calls"] == done, "each once"
+            assert usage["llm_calls"] == worker.done, "each once"
             admin.kill("steady")
         killed(runtime)
     finally:
-        ended.set()
-        worker.join(20)
         runtime.shutdown(2)
 
 

@@ -98,7 +98,7 @@ async def test_a_report_that_goes_on_does_not_hold_the_writer(
     """The log cannot start afresh then; nobody waits for that."""
     monkeypatch.setattr(engine, "CHECKPOINT_BYTES", 1)
     monkeypatch.setattr(engine, "LOG_BYTES_MAX", 1)
-    reading = engine.Connection(storage.path)
+    reading = engine.ReadConnection(storage.path)
     reading.sqlite.execute("BEGIN")
     reading.rows("SELECT count(*) FROM events")
     try:

@@ -8,6 +8,7 @@ import socket
 import sqlite3
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,13 +17,15 @@ from guard.gateway.cli.admin_client import AdminError
 from guard.gateway.embedded import run_gateway
 from guard.gateway.services.webhooks import _public_address, check_url, signature
 from tests.gateway.conftest import Tenant, new_tenant
+from tests.support import postgres
 from tests.support.waiting import until
 
 
-@pytest.fixture
-def private() -> Iterator[Tenant]:
+@pytest.fixture(params=["sqlite", "postgres"])
+def private(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Tenant]:
     """A tenant of a gateway that lets webhooks go to loopback addresses."""
-    with run_gateway(sweep_interval_ms=50, private_webhooks=True) as gateway:
+    database = postgres.url_of(tmp_path) if request.param == "postgres" else None
+    with run_gateway(database, sweep_interval_ms=50, private_webhooks=True) as gateway:
         tenant = new_tenant(gateway)
         yield tenant
         tenant.http.close()

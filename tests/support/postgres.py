@@ -7,6 +7,7 @@ import functools
 import hashlib
 import os
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -37,6 +38,21 @@ def server() -> str | None:
 @functools.cache
 def _database() -> str:
     """Make a database for this process; dropping it is quicker than dropping many schemas."""
+    return _new_database()
+
+
+def own_database() -> str:
+    """Make a database of a test's own, dropped at the end of the process; return its URI."""
+    return _uri(conninfo.conninfo_to_dict(_new_database()))
+
+
+def _uri(parts: Mapping[str, Any]) -> str:
+    known = [parts[each] for each in ("user", "password") if parts.get(each)]
+    user = ":".join(quote(each, safe="") for each in known)
+    return f"postgresql://{user}@{parts['host']}:{parts.get('port', 5432)}/{parts['dbname']}"
+
+
+def _new_database() -> str:
     dsn = server()
     if dsn is None:
         pytest.skip("no PostgreSQL server (GUARD_TEST_POSTGRES_DSN)")
@@ -71,10 +87,7 @@ def url_of(folder: Path) -> str:
     """Return :func:`dsn_of` as a URI, as operators write it."""
     parts = conninfo.conninfo_to_dict(dsn_of(folder))
     query = urlencode({"options": parts["options"]}, quote_via=quote)
-    return (
-        f"postgresql://{parts['user']}@{parts['host']}:{parts.get('port', 5432)}"
-        f"/{parts['dbname']}?{query}"
-    )
+    return f"{_uri(parts)}?{query}"
 
 
 def store(folder: Path, **options: Any) -> PostgresStorage:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -20,14 +21,19 @@ MISSING = "no Redis: set GUARD_TEST_REDIS_URL, or install redis-server"
 
 
 class RedisServer:
-    """One ``redis-server`` on a socket file; what it stores is gone when it ends.
+    """One ``redis-server`` on a socket file.
+
+    Args:
+        folder: for the socket, and what it keeps.
+        keeps: whether it writes down each command before it answers; else all is gone when it ends.
 
     Attributes:
         url: of its socket; the same after a restart.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, keeps: bool = False) -> None:
         self._folder = folder
+        self._keeps = keeps
         self._process: subprocess.Popen[bytes] | None = None
         self.url = f"unix://{folder}/redis.sock"
         self.start()
@@ -39,7 +45,8 @@ class RedisServer:
             pytest.skip(MISSING)
         self._process = subprocess.Popen(
             [program, "--port", "0", "--unixsocket", f"{self._folder}/redis.sock", "--save", "",
-             "--appendonly", "no", "--dir", str(self._folder)],
+             "--appendonly", "yes" if self._keeps else "no", "--appendfsync", "always",
+             "--dir", str(self._folder)],
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         until(self._answers, 20)
@@ -70,13 +77,20 @@ class RedisServer:
             redis.script_flush()
 
 
+@contextlib.contextmanager
+def kept_redis(*, keeps: bool) -> Iterator[RedisServer]:
+    """Run a Redis that keeps its data, or not, when it is killed."""
+    with tempfile.TemporaryDirectory(prefix="redis-") as folder:  # a short path: it has a limit
+        server = RedisServer(Path(folder), keeps=keeps)
+        yield server
+        server.kill()
+
+
 @pytest.fixture
 def redis_server() -> Iterator[RedisServer]:
     """A Redis that this test may break."""
-    with tempfile.TemporaryDirectory(prefix="redis-") as folder:  # a short path: it has a limit
-        server = RedisServer(Path(folder))
+    with kept_redis(keeps=False) as server:
         yield server
-        server.kill()
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,8 @@
 """An agent that spends all it can through the real vendor clients, in a process of its own.
 
 Run as ``python -m tests.support.spending_agent VENDOR_URL ROUNDS SEED``; the environment configures
-guard. It prints what became of its requests as JSON.
+guard. It prints what became of its requests as JSON. With a fourth argument it also ends after the
+round in which its input ends.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import contextvars
 import json
 import random
 import sys
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +23,7 @@ import httpx
 import openai
 
 import guard
+from guard.breaker.exceptions import BreakerError
 
 MODEL: Final = "storm-model"
 GATHERED: Final = 12
@@ -109,15 +113,37 @@ class Agent:
                     self.streamed()
         except guard.GuardError as exc:
             self.outcomes[f"call: {type(exc).__name__}"] += 1
+            if isinstance(exc, guard.GuardTransportError):
+                time.sleep(0.1)  # the gateway is away; an agent that goes on at once helps nobody
+
+
+def deliver(runtime: Any) -> None:
+    """Deliver what waits; after a time in which the gateway was away it is not asked at once."""
+    ends = time.monotonic() + 90
+    while True:
+        try:
+            runtime.flush(10)
+            return
+        except BreakerError:
+            if time.monotonic() > ends:
+                raise
+            time.sleep(0.2)
 
 
 def main() -> None:
     """Run as many rounds as asked for."""
     url, rounds, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    guard.init()
+    ended = threading.Event()
+    if len(sys.argv) > 4:
+        threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
+    runtime = guard.init()
     agent = Agent(url, seed)
     for _ in range(rounds):
+        if ended.is_set():
+            break
         agent.round()
+    if len(sys.argv) > 4:
+        deliver(runtime)
     guard.shutdown(5)
     print(json.dumps(agent.outcomes), flush=True)
 

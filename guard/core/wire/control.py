@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from guard.core.wire.budget import Budget
-from guard.core.wire.fields import Name, UnixMs
+from guard.core.wire.fields import DurationMs, Name, UnixMs
 
 
 class Limits(Struct):
@@ -89,7 +89,8 @@ class ControlMessage(Struct, omit_defaults=True):
     record is not the one that the client has followed. A ``recall`` (never stored, ``seq`` 0) asks
     the holders of ``leases`` to give back at once what they do not use. ``tools`` is in a ``hello``
     and in a ``policy`` with ``seq`` 0 (never stored) when the reader's tool rules are not those
-    that it named by their version.
+    that it named by their version. ``spread_ms``, in a ``hello`` and a ``ping``, is the time over
+    which clients are to come back when they all lose their sockets at once.
     """
 
     seq: int
@@ -106,6 +107,7 @@ class ControlMessage(Struct, omit_defaults=True):
     epoch: str = ""
     leases: list[Name] = []
     tools: ToolRules | None = None
+    spread_ms: DurationMs = 0
 
 
 class ControlReply(Struct, omit_defaults=True):

@@ -63,6 +63,7 @@ Tags = Annotated[
 Tokens = Annotated[int, Meta(ge=0, le=TOKENS_MAX)]
 NanoUsd = Annotated[int, Meta(ge=0, le=NANOUSD_MAX)]
 UnixMs = Annotated[int, Meta(ge=0, le=2**53)]
+DurationMs = Annotated[int, Meta(ge=0, le=2**53)]
 
 CallKind = Literal["llm", "tool", "call"]
 

@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from guard.core import signing, wire
 from guard.gateway.api.http import ProblemError, Scope, fail
+from guard.gateway.domain.commands import Answer
 from guard.gateway.services.keys import KeyRing
 from guard.gateway.services.logs import note_request
 from guard.gateway.storage.port import Directory
@@ -24,6 +25,14 @@ class Identity(Struct):
     hmac_secret: str | None
     nonce: str = ""
     expires_at_ms: int | None = None
+
+
+def signature_of(identity: Identity, answer: Answer) -> list[tuple[bytes, bytes]] | None:
+    """Return the header that signs an answer; None for keys without a secret."""
+    if identity.hmac_secret is None:
+        return None
+    signature = signing.sign_frame(identity.hmac_secret, identity.nonce, answer.body)
+    return [(b"x-guard-signature", signature.encode())]
 
 
 class Authenticator:

@@ -9,8 +9,8 @@ import urllib.parse
 from collections.abc import Callable
 from typing import Final
 
-from guard.core import signing, wire
-from guard.gateway.api.auth import Authenticator, Identity
+from guard.core import wire
+from guard.gateway.api.auth import Authenticator, Identity, signature_of
 from guard.gateway.api.http import (
     Receive,
     Scope,
@@ -63,11 +63,7 @@ class ControlRoutes:
         identity = await self._authenticator.authenticate(scope, headers, body)
         reply = await self._wait_for_messages(identity, headers, after, tools, wait_ms)
         answer = Answer(200, wire.encode(reply))
-        extra = []
-        if identity.hmac_secret is not None:
-            signature = signing.sign_frame(identity.hmac_secret, identity.nonce, answer.body)
-            extra.append((b"x-guard-signature", signature.encode()))
-        await send_answer(scope, send, answer, extra)
+        await send_answer(scope, send, answer, signature_of(identity, answer))
 
     async def _wait_for_messages(
         self,

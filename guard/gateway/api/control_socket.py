@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Final
 
@@ -161,7 +162,8 @@ class ControlSocketRoute:
                 return sent
 
     def _heartbeat(self, kind: str, seq: int) -> wire.ControlMessage:
-        return wire.ControlMessage(seq=seq, type=kind, at_ms=self._clock_ms())
+        spread_ms = math.ceil(self._hub.spread_s() * 10) * 100
+        return wire.ControlMessage(seq=seq, type=kind, at_ms=self._clock_ms(), spread_ms=spread_ms)
 
 
 class _Channel:

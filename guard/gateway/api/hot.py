@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Self
 
-from guard.core import signing, wire
-from guard.gateway.api.auth import Authenticator, Identity
+from guard.core import wire
+from guard.gateway.api.auth import Authenticator, Identity, signature_of
 from guard.gateway.api.decisions import Decisions, overloaded, request_of
 from guard.gateway.api.http import (
     IDENTIFIED,
@@ -19,7 +19,7 @@ from guard.gateway.api.http import (
     read_body,
     send_answer,
 )
-from guard.gateway.domain.commands import Answer, Request
+from guard.gateway.domain.commands import Request
 from guard.gateway.services.load import REQUEST_BYTES, Load
 from guard.gateway.settings import GatewaySettings
 
@@ -57,14 +57,6 @@ class _Held:
         self._load.release(self._owner, self._size)
 
 
-def _signed(identity: Identity, answer: Answer) -> list[tuple[bytes, bytes]] | None:
-    """Return the header that signs what a decision grants; None for keys without a secret."""
-    if identity.hmac_secret is None:
-        return None
-    signature = signing.sign_frame(identity.hmac_secret, identity.nonce, answer.body)
-    return [(b"x-guard-signature", signature.encode())]
-
-
 class HotRoutes:
     """Serves ``POST`` of ``/gate``, ``/gate/release``, ``/gate/lease`` and ``/api/v1/events``."""
 
@@ -91,7 +83,7 @@ class HotRoutes:
         with _Held(self._load, identity.organisation_id, False) as held:
             request, body = await self._enter(scope, receive, headers, identity, held)
             answer = await self._decisions.gate(request, body)
-            await send_answer(scope, send, answer, _signed(identity, answer))
+            await send_answer(scope, send, answer, signature_of(identity, answer))
 
     async def _release(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers, identity = await self._identify(scope)
@@ -104,7 +96,7 @@ class HotRoutes:
         with _Held(self._load, identity.organisation_id, False) as held:
             request, body = await self._enter(scope, receive, headers, identity, held)
             answer = await self._decisions.lease(request, body)
-            await send_answer(scope, send, answer, _signed(identity, answer))
+            await send_answer(scope, send, answer, signature_of(identity, answer))
 
     async def _events(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers, identity = await self._identify(scope)

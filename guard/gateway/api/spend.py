@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from guard.core import signing, wire
-from guard.gateway.api.auth import Authenticator
+from guard.core import wire
+from guard.gateway.api.auth import Authenticator, signature_of
 from guard.gateway.api.control import text_in
 from guard.gateway.api.decisions import overloaded
 from guard.gateway.api.http import Receive, Scope, Send, fail, headers_of, read_body, send_answer
@@ -54,11 +54,7 @@ class SpendRoute:
         finally:
             self._load.release(owner, REQUEST_BYTES)
         answer = Answer(200, wire.encode(reply))
-        extra = []
-        if identity.hmac_secret is not None:
-            signature = signing.sign_frame(identity.hmac_secret, identity.nonce, answer.body)
-            extra.append((b"x-guard-signature", signature.encode()))
-        await send_answer(scope, send, answer, extra)
+        await send_answer(scope, send, answer, signature_of(identity, answer))
 
 
 def _name_in(scope: Scope, parameter: str) -> str | None:

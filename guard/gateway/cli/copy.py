@@ -18,7 +18,7 @@ class _Source(click.ParamType):  # type: ignore[type-arg]  # generic since click
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the file."""
-        found = database_of(str(value).removeprefix("sqlite:"))
+        found = database_of(value)
         if isinstance(found, DatabaseUrl):
             self.fail(
                 "a SQLite file is copied; use pg_dump and pg_restore for PostgreSQL", param, ctx
@@ -59,7 +59,7 @@ def copy(source: Path, target: DatabaseUrl, dry_run: bool) -> None:
       guard gateway copy --from sqlite:guard-gateway.sqlite3 --to postgresql://guard@db/guard
       guard gateway copy --from guard-gateway.sqlite3 --to postgresql://guard@db/guard --dry-run
     """
-    from guard.gateway.app import copy as put_over
+    from guard.gateway.databases import copy as put_over
     from guard.gateway.domain.errors import StoreError
 
     def told(table: str, rows: int) -> None:

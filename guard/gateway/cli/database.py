@@ -16,29 +16,38 @@ from guard.gateway.settings import DATABASE, DATABASE_VARIABLE, DatabaseUrl, dat
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class _File(click.Path):
+class Database(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2
+    """The name of a SQLite file, or a PostgreSQL URI.
+
+    Args:
+        exists: a file must be there already.
+    """
+
+    name = "database"
+
+    def __init__(self, *, exists: bool = False) -> None:
+        self._file = click.Path(exists=exists, dir_okay=False, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Tell the two apart."""
+        found = database_of(value)
+        return found if isinstance(found, DatabaseUrl) else self._file.convert(found, param, ctx)
+
+
+class _File(Database):
     """The name of a SQLite file."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Refuse a PostgreSQL URI, whose password must not be shown."""
-        if isinstance(database_of(value), DatabaseUrl):
+        found = super().convert(value, param, ctx)
+        if isinstance(found, DatabaseUrl):
             self.fail("this command is for a SQLite file; use pg_dump and pg_restore", param, ctx)
-        return super().convert(value, param, ctx)
-
-
-class _Database(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2
-    """The name of a SQLite file, or a PostgreSQL URI."""
-
-    name = "database"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Tell the two apart."""
-        return database_of(value)
+        return found
 
 
 def _database(text: str, kind: click.ParamType[Any] | None = None) -> Callable[[F], F]:
     return click.option(
-        "--database", type=kind or _File(dir_okay=False, path_type=Path), default=DATABASE,
+        "--database", type=kind or _File(), default=DATABASE,
         show_default=True, envvar=DATABASE_VARIABLE, show_envvar=True, help=text,
     )  # fmt: skip
 
@@ -46,7 +55,7 @@ def _database(text: str, kind: click.ParamType[Any] | None = None) -> Callable[[
 @click.command()
 @click.argument("target", type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
-    "--database", type=_File(exists=True, dir_okay=False, path_type=Path), default=DATABASE,
+    "--database", type=_File(exists=True), default=DATABASE,
     show_default=True, envvar=DATABASE_VARIABLE, show_envvar=True,
     help="The database of a gateway on this machine, running or not.",
 )  # fmt: skip
@@ -59,7 +68,7 @@ def backup(target: Path, database: Path) -> None:
     """
     import sqlite3
 
-    from guard.gateway.app import backup as copy
+    from guard.gateway.databases import backup as copy
 
     try:
         size = copy(database, target)
@@ -81,7 +90,7 @@ def restore(source: Path, database: Path, replace: bool, expect: str | None) -> 
       guard gateway restore /backups/gateway-monday.sqlite3
       guard gateway restore monday.sqlite3 --database /var/lib/guard/gateway.sqlite3 --replace
     """
-    from guard.gateway.app import restore as put_back
+    from guard.gateway.databases import restore as put_back
     from guard.gateway.domain.errors import StoreError
 
     try:
@@ -119,7 +128,7 @@ def migrate() -> None:
 
 
 @migrate.command("status")
-@_database("The database of a gateway, running or not.", _Database())
+@_database("The database of a gateway, running or not.", Database())
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def migrate_status(database: Path | str, as_json: bool) -> None:
     """Show the schema's version, and the steps that are pending.
@@ -128,26 +137,28 @@ def migrate_status(database: Path | str, as_json: bool) -> None:
     Example:
       guard gateway migrate status --database /var/lib/guard/gateway.sqlite3 --json
     """
-    from guard.gateway.app import migrator
+    from guard.gateway.databases import migrator
     from guard.gateway.domain.errors import StoreError
 
     try:
-        found = migrator(str(database)).status()
+        found = migrator(database).status()
     except StoreError as exc:
         raise click.ClickException(safe(exc)) from None
     if as_json:
         pending = [{"number": step.number, "name": step.name} for step in found.pending]
-        click.echo(
-            json.dumps({"version": found.version, "newest": found.newest, "pending": pending})
-        )
+        shown = {"version": found.version, "newest": found.newest, "oldest": found.oldest}
+        click.echo(json.dumps({**shown, "pending": pending}))
         return
-    click.echo(f"schema {found.version} of {found.newest}")
+    if found.version > found.newest:
+        click.echo(f"schema {found.version}; this gateway knows {found.newest}, and can run on it")
+    else:
+        click.echo(f"schema {found.version} of {found.newest}")
     for step in found.pending:
         click.echo(f"  pending: {step.number} {step.name}".rstrip())
 
 
 @migrate.command("up")
-@_database("The database; a gateway on a SQLite file has to be stopped.", _Database())
+@_database("The database; a gateway on a SQLite file has to be stopped.", Database())
 @click.option("--dry-run", is_flag=True, help="Try every step, and take it back.")
 def migrate_up(database: Path | str, dry_run: bool) -> None:
     """Apply the pending steps.
@@ -157,11 +168,11 @@ def migrate_up(database: Path | str, dry_run: bool) -> None:
       guard gateway migrate up
       guard gateway migrate up --dry-run --database /var/lib/guard/gateway.sqlite3
     """
-    from guard.gateway.app import migrator
+    from guard.gateway.databases import migrator
     from guard.gateway.domain.errors import StoreError
 
     try:
-        steps = migrator(str(database)).up(dry_run=dry_run)
+        steps = migrator(database).up(dry_run=dry_run)
     except StoreError as exc:
         raise click.ClickException(safe(exc)) from None
     for step in steps:

@@ -9,7 +9,9 @@ from typing import Any
 
 import click
 
-from guard.gateway.cli.output import admin_options, client_of, note
+from guard.gateway.cli.database import Database
+from guard.gateway.cli.output import admin_options, client_of, note, safe
+from guard.gateway.settings import DatabaseUrl
 
 
 @click.command()
@@ -17,11 +19,14 @@ from guard.gateway.cli.output import admin_options, client_of, note
 @click.option("--password-stdin", is_flag=True, help="Read the password from standard input.")
 @click.option(
     "--database",
-    type=click.Path(dir_okay=False, exists=True, path_type=Path),
-    help="Set it in the SQLite file of a gateway that is not running; no admin key needed.",
+    type=Database(exists=True),
+    help="Set it in the SQLite file of a gateway that is not running, or in a PostgreSQL database "
+    "(running or not); no admin key needed.",
 )
 @admin_options
-def password(name: str, password_stdin: bool, database: Path | None, **options: Any) -> None:
+def password(
+    name: str, password_stdin: bool, database: Path | DatabaseUrl | None, **options: Any
+) -> None:
     """Set the password of a dashboard operator (admin by default) and end their sessions.
 
     With --organisation the operator sees that organisation alone.
@@ -32,12 +37,13 @@ def password(name: str, password_stdin: bool, database: Path | None, **options: 
       guard gateway password alice --organisation acme
       printf %s "$SECRET" | guard gateway password --password-stdin
       guard gateway password --database guard-gateway.sqlite3
+      guard gateway password --database postgresql://guard@db.internal/guard
     """
     if database is not None and options["organisation"]:
         raise click.ClickException("--database sets the password of operators of all organisations")
     secret = ask(password_stdin)
     if database is not None:
-        set_in_file(database, name, secret)
+        set_in_database(database, name, secret)
         note(options, f"password set for {name}", {"name": name})
         return
     with client_of(options) as client:
@@ -54,25 +60,15 @@ def ask(from_stdin: bool) -> str:
     return wanted
 
 
-def set_in_file(database: Path, name: str, secret: str) -> None:
-    """Set a password in a database that no gateway has open."""
-    from guard.gateway.app import GatewayApp
-    from guard.gateway.domain.commands import Actor
+def set_in_database(database: Path | DatabaseUrl, name: str, secret: str) -> None:
+    """Set a password in a file that no gateway has open, or in a PostgreSQL database."""
+    from guard.gateway.databases import set_password
     from guard.gateway.domain.errors import ConflictError, StoreError
-    from guard.gateway.settings import GatewaySettings
-
-    async def work() -> None:
-        app = GatewayApp(GatewaySettings(database=database))
-        await app.open()
-        try:
-            await app.operators.set_password(Actor("terminal"), name, secret, None)
-        finally:
-            await app.close()
 
     try:
-        asyncio.run(work())
+        asyncio.run(set_password(database, name, secret))
     except (StoreError, ConflictError, ValueError) as exc:
-        raise click.ClickException(str(exc)) from None
+        raise click.ClickException(safe(exc)) from None
 
 
 async def greet(app: Any, base_url: str) -> None:

@@ -13,9 +13,11 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+import attrs
 import click
 
 from guard.gateway.cli.password import greet
+from guard.gateway.open_files import room_for
 from guard.gateway.services import logs
 from guard.gateway.settings import GatewaySettings
 from guard.gateway.settings_sources import (
@@ -89,6 +91,7 @@ def serve(config: Path | None, **options: Any) -> None:
     logs.configure(settings.log_level, cast("logs.Format", settings.log_format))
     for sentence in unknown_variables(os.environ):
         _warn(settings, sentence)
+    settings = _with_room(settings)
     try:
         listening = bind(settings.host, settings.port)
     except OSError as exc:
@@ -105,6 +108,21 @@ def _warn(settings: GatewaySettings, text: str) -> None:
         logger.warning(text)
     else:
         click.echo(f"warning: {text}", err=True)
+
+
+def _with_room(settings: GatewaySettings) -> GatewaySettings:
+    """Return the settings with as many connections as there are open files for."""
+    wanted = settings.connections_max
+    fits = room_for(wanted)
+    if fits == wanted:
+        return settings
+    _warn(
+        settings,
+        f"the limit of open files has room for {fits} connections and not for {wanted} "
+        "(--connections-max); more are refused with 503. Raise it: `ulimit -n`, or LimitNOFILE= of "
+        "a systemd unit.",
+    )
+    return attrs.evolve(settings, connections_max=fits)
 
 
 def _failed(settings: GatewaySettings, text: str) -> Exception:

@@ -347,6 +347,7 @@ class DueDelivery(Struct):
     """A webhook message that has to be sent now."""
 
     delivery_id: str
+    organisation_id: str
     url: str
     secret: str
     type: str

@@ -12,7 +12,7 @@ used in a later unit; whether rows stay cached between units is up to the store.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from guard.core import wire
@@ -263,8 +263,16 @@ class CatalogueStore(Protocol):
     def add_delivery(self, delivery: records.Delivery, organisation_id: str, body: str) -> None:
         """Insert a delivery that is due now."""
 
-    def due_deliveries(self, limit: int, each: int) -> list[records.DueDelivery]:
-        """Return due deliveries, at most ``each`` of one organisation, in turns."""
+    def due_deliveries(
+        self, limit: int, each: int, sending: Mapping[str, int]
+    ) -> list[records.DueDelivery]:
+        """Return due deliveries, at most ``each`` of one organisation, in turns.
+
+        Args:
+            limit: deliveries at once.
+            each: those of one organisation.
+            sending: how many of each organisation are being sent by who asks.
+        """
 
     def save_attempt(
         self, delivery_id: str, status: int | None, delivered: bool, next_attempt_ms: int | None

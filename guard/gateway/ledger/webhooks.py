@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
@@ -66,9 +67,15 @@ def delete(unit: UnitOfWork, actor: Actor, organisation_id: str, webhook_id: str
     audit.record(unit, actor, "webhook.delete", webhook_id, {}, organisation_id)
 
 
-def due(unit: UnitOfWork, limit: int) -> list[records.DueDelivery]:
-    """Return due deliveries, of every organisation in turn."""
-    return unit.due_deliveries(limit, DELIVERIES_AT_ONCE)
+def due(unit: UnitOfWork, limit: int, sending: Mapping[str, int]) -> list[records.DueDelivery]:
+    """Return due deliveries, of every organisation in turn.
+
+    Args:
+        unit: the unit of work.
+        limit: deliveries at once.
+        sending: how many of each organisation are being sent by who asks.
+    """
+    return unit.due_deliveries(limit, DELIVERIES_AT_ONCE, sending)
 
 
 def attempted(

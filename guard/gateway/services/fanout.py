@@ -13,6 +13,9 @@ from guard.gateway.domain.commands import PostCommitEvent
 QUEUE_MAX: Final = 1000
 """A channel that falls this far behind is closed; it reconnects and is replayed."""
 
+MOVE_S: Final = 0.001
+"""Time in which one socket on average is to go to, or come from, another gateway."""
+
 
 class Subscription:
     """One channel's view of the messages; iterate with :meth:`next`."""
@@ -146,3 +149,7 @@ class Hub:
     def sockets(self) -> int:
         """Return how many of them are sockets, and not polls."""
         return self._pushed
+
+    def spread_s(self) -> float:
+        """Return over which time all sockets are to move, so that they are no flood elsewhere."""
+        return self._pushed * MOVE_S

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import collections
 import contextlib
 import hashlib
 import hmac
@@ -104,6 +105,7 @@ class WebhookSender:
         self._private = private
         self._due = asyncio.Event()
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._sending: collections.Counter[str] = collections.Counter()
 
     def wake(self) -> None:
         """Look at the queue now."""
@@ -118,7 +120,9 @@ class WebhookSender:
                 while True:
                     self._due.clear()
                     try:
-                        page = await self._catalogue.due_deliveries(CONCURRENT_MAX)
+                        page = await self._catalogue.due_deliveries(
+                            CONCURRENT_MAX, dict(self._sending)
+                        )
                     except StoreError as exc:
                         logger.warning("webhooks wait: %s", exc)
                         page = []
@@ -138,10 +142,14 @@ class WebhookSender:
             return
         task = asyncio.create_task(self._deliver(http, due), name="guard-gateway-webhook")
         self._running[due.delivery_id] = task
-        task.add_done_callback(lambda _: self._ended(due.delivery_id))
+        self._sending[due.organisation_id] += 1
+        task.add_done_callback(lambda _: self._ended(due))
 
-    def _ended(self, delivery_id: str) -> None:
-        self._running.pop(delivery_id, None)
+    def _ended(self, due: DueDelivery) -> None:
+        self._running.pop(due.delivery_id, None)
+        self._sending[due.organisation_id] -= 1
+        if not self._sending[due.organisation_id]:
+            del self._sending[due.organisation_id]
         self._due.set()
 
     async def _deliver(self, http: httpx.AsyncClient, due: DueDelivery) -> None:

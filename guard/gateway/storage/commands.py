@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
 from guard.core import wire
@@ -248,9 +248,11 @@ class CommandStorage(abc.ABC):
             _only(organisation_id),
         )
 
-    async def due_deliveries(self, limit: int) -> list[records.DueDelivery]:
+    async def due_deliveries(
+        self, limit: int, sending: Mapping[str, int]
+    ) -> list[records.DueDelivery]:
         """Return due deliveries."""
-        return await self.write(lambda unit: webhooks.due(unit, limit), _only())
+        return await self.write(lambda unit: webhooks.due(unit, limit, sending), _only())
 
     async def delivery_done(
         self, delivery_id: str, *, status: int | None, delivered: bool, retry_in_ms: int | None

@@ -28,14 +28,17 @@ class SchemaStatus(Struct, frozen=True):
     """Where a database is.
 
     Attributes:
-        version: of its schema; 0: it has none yet.
-        newest: the version that this gateway needs.
+        version: of its schema; 0: it has none yet. More than ``newest`` where a newer gateway has
+            changed it in a way that this one can bear.
+        newest: the version that this gateway knows.
         pending: the steps between the two, in order.
+        oldest: the version that a gateway must know to run on it.
     """
 
     version: int
     newest: int
     pending: Sequence[Step]
+    oldest: int = 1
 
 
 class Migrator(Protocol):
@@ -45,7 +48,7 @@ class Migrator(Protocol):
         """Return the versions; a gateway may be running.
 
         Raises:
-            StoreError: the database cannot be read, or a newer gateway wrote it.
+            StoreError: the database cannot be read, or is for newer gateways only.
         """
 
     def up(self, *, dry_run: bool) -> Sequence[Step]:

@@ -40,6 +40,15 @@ def test_one_probe_after_the_cooldown() -> None:
     assert not circuit.allows(now_s=500.0), "the probe is still under way"
 
 
+def test_a_cooldown_that_is_ended_lets_one_probe_through() -> None:
+    circuit = opened(cooldown_s=5.0)
+    circuit.end_cooldown(now_s=1.0)
+    assert [circuit.allows(now_s=1.0) for _ in range(2)] == [True, False]
+    closed = CircuitBreaker()
+    closed.end_cooldown(now_s=1.0)
+    assert closed.state == "closed"
+
+
 def test_a_good_probe_closes_and_forgets() -> None:
     circuit = opened(cooldown_s=5.0)
     assert circuit.allows(now_s=5.0)

@@ -19,8 +19,10 @@ from guard.control import control_socket, subscriber
 from guard.core import wire
 from guard.core.control import ControlState
 from guard.gateway.embedded import run_gateway
+from guard.gateway.services.fanout import Hub
 from guard.runtime.runtime import GuardRuntime
 from tests.guard.delivery.conftest import Answer, Scripted
+from tests.support.asker import asker
 from tests.support.proxy import ChaosProxy
 from tests.support.waiting import until
 
@@ -511,3 +513,89 @@ def test_init_returns_with_what_stands(start: Start, tenant: Any, mode: str) -> 
     runtime = start(transport_mode=mode)
     assert killed(runtime, "w")
     assert paused(runtime, "p")
+
+
+class Herd:
+    """Subscribers on one loop that have just lost their sockets, and when each comes back."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, spread_s: float, told: bool) -> None:
+        self._spread_s = spread_s
+        self._told = told
+        self.sockets: dict[subscriber.Subscriber, float] = {}
+        self.polls: list[float] = []
+
+        async def listen(each: subscriber.Subscriber) -> None:
+            if each not in self.sockets:
+                self.sockets[each] = 0.0
+                each._stop_fallback_poll()  # as a greeting does
+                each._spread_s, each._was_told_to_move = self._spread_s, self._told
+                raise subscriber.ChannelError("cut")
+            self.sockets[each] = time.monotonic() - self._began_s
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(subscriber.Subscriber, "_listen", listen)
+        monkeypatch.setattr(subscriber, "_FIRST_POLL_S", 0.0)
+        monkeypatch.setattr(subscriber, "_FIRST_PAUSE_S", 0.0)
+        monkeypatch.setattr(subscriber.Subscriber, "_poll_forever", self._poll)
+
+    async def _poll(self, after_s: float = 0.0) -> None:
+        if after_s:  # not the first one, before there was a socket
+            self.polls.append(after_s)
+        await asyncio.Event().wait()
+
+    async def run(self, count: int, seconds: float) -> None:
+        nothing: Any = None
+        settings: Any = type("Settings", (), {"transport_mode": "auto"})
+        self._began_s = time.monotonic()
+        tasks = []
+        for _ in range(count):
+            each = subscriber.Subscriber(
+                settings, nothing, position=lambda: (0, ""), tools=lambda: "", asks=nothing,
+                apply=lambda *_: None, switched=lambda _: None, recalled=lambda _: None,
+            )  # fmt: skip
+            tasks.append(asyncio.create_task(each.run()))
+        await asyncio.sleep(seconds)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def most_within(width_s: float, times: list[float]) -> int:
+    return max(sum(at <= each < at + width_s for each in times) for at in times)
+
+
+@pytest.mark.asyncio
+async def test_thousands_come_back_over_the_time_that_the_gateway_asks_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    herd = Herd(monkeypatch, 2.0, told=False)
+    await herd.run(300, 3.0)
+    times = list(herd.sockets.values())
+    assert max(times) > 1.5
+    assert most_within(0.2, times) < 300 * 0.25
+    assert len(herd.polls) == 300
+    assert min(herd.polls) >= 0.5, "the socket alone has the first turn"
+    assert most_within(0.2, herd.polls) < 300 * 0.25
+
+
+@pytest.mark.asyncio
+async def test_whoever_was_told_to_move_does_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    herd = Herd(monkeypatch, 10.0, told=True)
+    await herd.run(100, 2.0)
+    assert all(herd.sockets.values())
+
+
+def test_a_gateway_asks_for_a_millisecond_for_each_socket(tenant: Any) -> None:
+    hub = Hub()
+    for _ in range(1234):
+        hub.subscribe("o", "k")
+    hub.subscribe("o", "k", pushes=False)
+    assert hub.spread_s() == pytest.approx(1.234)
+    with asyncio.Runner() as runner:
+        runner.run(_greeted(tenant))
+
+
+async def _greeted(tenant: Any) -> None:
+    async with asker(tenant.url, tenant.key) as client:
+        await client.read()
+        assert client.pushed[0]["spread_ms"] == 100

@@ -61,6 +61,8 @@ class Scripted:
             started.set()
             self._loop.run_forever()
             self._server.close()
+            for _ in range(10):  # a connection that is just being accepted gets its task
+                self._loop.run_until_complete(asyncio.sleep(0))
             tasks = asyncio.all_tasks(self._loop)
             for task in tasks:
                 task.cancel()

@@ -176,6 +176,22 @@ class TestAccounting:
         assert runtime.status().events_lost == 6
         assert runtime.status().buffered == 0
 
+    def test_a_gateway_that_is_back_gets_everything_though_the_circuit_is_open(
+        self, against: Against, scripted: Scripted
+    ) -> None:
+        runtime = against(flush_interval_ms=3_600_000)
+        scripted.answer = lambda path, body: Answer(503) if path == EVENTS else None
+        track(20)
+        session = runtime.events.session
+        assert session is not None
+        while session.client.circuit.state != "open":
+            with pytest.raises(BreakerTransportError):
+                runtime.flush(10)
+        scripted.answer = lambda path, body: None
+        runtime.shutdown(timeout=10)
+        assert len(scripted.events) == 20
+        assert runtime.status().events_lost == 0
+
     def test_twice_is_once(self, against: Against, scripted: Scripted) -> None:
         runtime = against(flush_interval_ms=3_600_000)
         track(5)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
+from urllib.parse import unquote
 
 import psycopg
 from psycopg import conninfo
@@ -14,14 +16,25 @@ from psycopg.types.numeric import Int8BinaryDumper, Int8Dumper
 from psycopg.types.string import StrDumperUnknown as StrDumper
 
 from guard.gateway.storage.postgres.spelling import Bulk, Spelled, bulk, spelled
+from guard.gateway.storage.postgres.watch import AnswerWatch, Line
 from guard.gateway.storage.sql.connection import Cursor
 
 CLOCK: Final = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
 """The database's time, in Unix milliseconds."""
 
+WRITER: Final = "guard-gateway-writer"
+"""The name of connections that hold locks, in ``pg_stat_activity``."""
+
 CONNECT_TIMEOUT_S: Final = 5
-STATEMENT_TIMEOUT_MS: Final = 30_000
+PING_S: Final = 3.0
+STATEMENT_TIMEOUT_MS: Final = 12_000
 """No statement of a writer may take longer."""
+
+ANSWER_WAIT_S: Final = 15.0
+"""A server that is silent for so long when a unit of work begins or ends is away.
+
+Longer than a statement may take, and than a unit may wait for a lock.
+"""
 
 LOCK_TIMEOUT_MS: Final = 10_000
 IDLE_TIMEOUT_MS: Final = 5000
@@ -34,6 +47,15 @@ _DEFAULTS: Final = {
     "connect_timeout": str(CONNECT_TIMEOUT_S), "keepalives_idle": "5", "keepalives_interval": "2",
     "keepalives_count": "3", "tcp_user_timeout": "10000",
 }  # fmt: skip
+_SERVER_SETTINGS: Final = {
+    "lock_timeout": LOCK_TIMEOUT_MS,
+    "idle_in_transaction_session_timeout": IDLE_TIMEOUT_MS,
+    # The session of a machine that has vanished ends soon, and so do the locks that it holds.
+    "tcp_keepalives_idle": 5,
+    "tcp_keepalives_interval": 2,
+    "tcp_keepalives_count": 3,
+    "tcp_user_timeout": 10_000,
+}
 _TYPES: Final = (
     "SELECT table_name, column_name, data_type FROM information_schema.columns"
     " WHERE table_schema = current_schema() ORDER BY table_name, ordinal_position"
@@ -75,17 +97,22 @@ class _WholeLoader(Loader):
         return int(bytes(data))
 
 
-def connect(dsn: str, name: str, *, reading: bool = False) -> psycopg.Connection[Any]:
-    """Open a connection on which transactions are begun by hand.
+def connect(dsn: str, name: str) -> psycopg.Connection[Any]:
+    """Open a connection that writes, and on which transactions are begun by hand.
 
     Args:
         dsn: a connection URI or string of libpq.
         name: shown in ``pg_stat_activity``.
-        reading: refuse to write.
 
     Raises:
         psycopg.Error: the server cannot be reached, or refuses.
     """
+    connection = _opened(dsn, name)
+    _configure(connection, reading=False)
+    return connection
+
+
+def _opened(dsn: str, name: str) -> psycopg.Connection[Any]:
     given = conninfo.conninfo_to_dict(dsn)
     missing = {key: value for key, value in _DEFAULTS.items() if key not in given}
     named = conninfo.make_conninfo(dsn, application_name=name, **missing)
@@ -97,14 +124,74 @@ def connect(dsn: str, name: str, *, reading: bool = False) -> psycopg.Connection
     adapters.register_dumper(str, _TextDumper)
     adapters.register_loader("numeric", _WholeLoader)
     adapters.register_loader("text", _TextLoader)
-    for setting, value in (
-        ("statement_timeout", 0 if reading else STATEMENT_TIMEOUT_MS),
-        ("lock_timeout", LOCK_TIMEOUT_MS),
-        ("idle_in_transaction_session_timeout", IDLE_TIMEOUT_MS),
-        ("default_transaction_read_only", "on" if reading else "off"),
-    ):
-        connection.execute("SELECT set_config(%s, %s, false)", (setting, str(value)))
     return connection
+
+
+def _configure(connection: psycopg.Connection[Any], *, reading: bool) -> None:
+    settings = {
+        **_SERVER_SETTINGS,
+        "statement_timeout": 0 if reading else STATEMENT_TIMEOUT_MS,
+        "default_transaction_read_only": "on" if reading else "off",
+    }
+    connection.execute(
+        "SELECT set_config(name, value, false)"
+        " FROM unnest(%s::text[], %s::text[]) AS given(name, value)",
+        (list(settings), [str(value) for value in settings.values()]),
+    )
+
+
+class _Connection:
+    """A connection whose server has to answer in time.
+
+    Args:
+        dsn: a connection URI or string of libpq.
+        name: shown in ``pg_stat_activity``.
+        watch: ends it when an answer is overdue.
+        reading: refuse to write.
+    """
+
+    def __init__(self, dsn: str, name: str, watch: AnswerWatch, *, reading: bool) -> None:
+        self.psycopg = _opened(dsn, name)
+        self._line = Line(self.psycopg.fileno())
+        self._watch = watch
+        watch.add(self._line)
+        self.expect(CONNECT_TIMEOUT_S)
+        try:
+            _configure(self.psycopg, reading=reading)
+        except BaseException:
+            self.close()
+            raise
+        self.rest()
+
+    def expect(self, within_s: float) -> None:
+        """End the connection if what is asked from now on is not answered within a time."""
+        self._line.expect(within_s)
+
+    def rest(self) -> None:
+        """Expect no answer."""
+        self._line.rest()
+
+    def is_broken(self) -> bool:
+        """Tell whether the connection is lost."""
+        return self.psycopg.closed or self.psycopg.broken
+
+    def close(self) -> None:
+        """Close the connection. Idempotent."""
+        self.psycopg.close()
+        self._watch.remove(self._line)
+
+
+def reason_of(exc: BaseException, dsn: str) -> str:
+    """Return the first line of an error, unless it quotes a part of the password in ``dsn``."""
+    name = type(exc).__name__
+    text = (str(exc).strip() or name).splitlines()[0]
+    # All up to the last @: in a URI that libpq cannot read, a password may hold any character.
+    user, found, _ = dsn.partition("://")[2].partition("?")[0].rpartition("@")
+    _, given, password = user.partition(":")
+    if not found or not given:
+        return text
+    parts = {part for part in re.split(r"[:/@]", password) if part}
+    return name if any(part in text or unquote(part) in text for part in parts) else text
 
 
 def _run(cursor: psycopg.Cursor[Any], text: Spelled, arguments: Sequence[Any]) -> None:
@@ -116,11 +203,11 @@ def _run(cursor: psycopg.Cursor[Any], text: Spelled, arguments: Sequence[Any]) -
         cursor.execute(text.text.encode(), arguments)
 
 
-class WriteConnection:
+class WriteConnection(_Connection):
     """Implements :class:`guard.gateway.storage.sql.connection.Database`."""
 
-    def __init__(self, dsn: str, name: str) -> None:
-        self.psycopg = connect(dsn, name)
+    def __init__(self, dsn: str, name: str, watch: AnswerWatch) -> None:
+        super().__init__(dsn, name, watch, reading=False)
         self._types: dict[str, dict[str, str]] = {}
         self._bulks: dict[str, Bulk | None] = {}
 
@@ -152,10 +239,6 @@ class WriteConnection:
             cursor.execute(many.text.encode(), arrays)
         return cursor
 
-    def is_broken(self) -> bool:
-        """Tell whether the connection is lost."""
-        return self.psycopg.closed or self.psycopg.broken
-
 
 def _array(kind: str, column: tuple[Any, ...]) -> str | list[Any]:
     """Return a column as an array; as text, which takes a fifth of what psycopg's lists do."""
@@ -177,11 +260,11 @@ _ELEMENTS: Final[dict[str, Callable[[Any], str]]] = {
 }
 
 
-class ReadConnection:
+class ReadConnection(_Connection):
     """Implements :class:`guard.gateway.storage.sql.connection.Connection`."""
 
-    def __init__(self, dsn: str, name: str) -> None:
-        self.psycopg = connect(dsn, name, reading=True)
+    def __init__(self, dsn: str, name: str, watch: AnswerWatch) -> None:
+        super().__init__(dsn, name, watch, reading=True)
 
     def rows(self, sql: str, *arguments: Any) -> list[Any]:
         """Return all rows of a query."""
@@ -204,10 +287,12 @@ class ReadConnection:
         finally:
             self.psycopg.execute("ROLLBACK")
 
-    def is_broken(self) -> bool:
-        """Tell whether the connection is lost."""
-        return self.psycopg.closed or self.psycopg.broken
-
-    def close(self) -> None:
-        """Close the connection."""
-        self.psycopg.close()
+    def answers(self) -> bool:
+        """Try a connection that was not used for a while."""
+        self.expect(PING_S)
+        try:
+            self.psycopg.execute("SELECT 1")
+        except psycopg.Error:
+            return False
+        self.rest()
+        return True

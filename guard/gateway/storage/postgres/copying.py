@@ -16,11 +16,12 @@ from guard.gateway.domain.errors import StoreError
 from guard.gateway.domain.records import LedgerReport
 from guard.gateway.ledger.audit import GENESIS
 from guard.gateway.storage.postgres import schema
-from guard.gateway.storage.postgres.connection import ReadConnection, connect
+from guard.gateway.storage.postgres.connection import ReadConnection, connect, reason_of
+from guard.gateway.storage.postgres.migrations import migrate, read_version
 from guard.gateway.storage.sql import verify
 from guard.gateway.storage.sqlite import file_lock
+from guard.gateway.storage.sqlite.connection import ReadConnection as FileConnection
 from guard.gateway.storage.sqlite.migrations import SqliteMigrator
-from guard.gateway.storage.sqlite.read_pool import Connection
 
 _FIRST: Final = ("organisations", "operators", "budgets")
 """Others refer to these."""
@@ -93,18 +94,19 @@ def copy(
         with file_lock.held(source):
             return _copied(source, dsn, dry_run, told or (lambda *_: None))
     except psycopg.Error as exc:
-        reason = (str(exc).strip() or type(exc).__name__).splitlines()[0]
-        raise StoreError(f"the target failed: {reason}") from None
+        raise StoreError(f"the target failed: {reason_of(exc, dsn)}") from None
     except (OSError, RuntimeError, sqlite3.Error) as exc:
         raise StoreError(f"{source}: {exc}" if not isinstance(exc, OSError) else str(exc)) from exc
 
 
 def _copied(source: Path, dsn: str, dry_run: bool, told: Callable[[str, int], None]) -> Copied:
-    reading = Connection(source)
+    reading = FileConnection(source)
     try:
         ledger, head = _checked(reading, None, "the file")
         with contextlib.closing(connect(dsn, "guard-gateway-copy")) as target:
-            schema.migrate(target)
+            migrate(target)
+            if read_version(target).number > len(schema.MIGRATIONS):
+                raise RuntimeError("the target's schema is newer: copy with the newest gateway")
             for setting in ("statement_timeout", "idle_in_transaction_session_timeout"):
                 target.execute("SELECT set_config(%s, '0', false)", (setting,))
             with target.transaction(force_rollback=dry_run):
@@ -143,12 +145,12 @@ def _require_empty(target: psycopg.Connection[Any]) -> None:
         raise RuntimeError("the target is not empty: copy into a database that no gateway has used")
 
 
-def _tables(reading: Connection) -> list[str]:
+def _tables(reading: FileConnection) -> list[str]:
     found = [row[0] for row in reading.rows(_TABLES)]
     return [*_FIRST, *(name for name in found if name not in _FIRST)]
 
 
-def _copy_table(reading: Connection, target: psycopg.Connection[Any], table: str) -> int:
+def _copy_table(reading: FileConnection, target: psycopg.Connection[Any], table: str) -> int:
     rows = reading.sqlite.execute(f"SELECT * FROM {table}")  # noqa: S608 (a name of the schema)
     columns = sql.SQL(", ").join(sql.Identifier(column[0]) for column in rows.description)
     name = sql.Identifier(table)
@@ -177,7 +179,9 @@ def _set_identities(target: psycopg.Connection[Any]) -> None:
         target.execute(query)
 
 
-def _compare(reading: Connection, target: psycopg.Connection[Any], rows: dict[str, int]) -> None:
+def _compare(
+    reading: FileConnection, target: psycopg.Connection[Any], rows: dict[str, int]
+) -> None:
     for table, count in rows.items():
         query = sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(table))
         found = target.execute(query).fetchone()

@@ -8,39 +8,46 @@ import hashlib
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple, TypeVar
-from urllib.parse import urlsplit
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple
 
-import msgspec
 import psycopg
 
 from guard.gateway.domain.commands import PostCommitEvent
 from guard.gateway.domain.errors import StoreError, StoreLostError
 from guard.gateway.domain.statistics import StoreStatistics
 from guard.gateway.ledger.state import Scopes
-from guard.gateway.storage.group_writer import ANYTHING, GroupWriter
-from guard.gateway.storage.postgres import schema
-from guard.gateway.storage.postgres.connection import ReadConnection, WriteConnection
+from guard.gateway.storage.group_writer import GroupWriter
+from guard.gateway.storage.postgres.connection import (
+    ANSWER_WAIT_S,
+    WRITER,
+    ReadConnection,
+    WriteConnection,
+    reason_of,
+)
 from guard.gateway.storage.postgres.listener import Listener
+from guard.gateway.storage.postgres.migrations import SchemaError, migrate, note_running
 from guard.gateway.storage.postgres.notices import Feed
 from guard.gateway.storage.postgres.peers import PostgresPeers
 from guard.gateway.storage.postgres.rates import PostgresRates
-from guard.gateway.storage.postgres.read_pool import ReadPool
 from guard.gateway.storage.postgres.unit_of_work import PostgresUnitOfWork
-from guard.gateway.storage.sql import samples
-from guard.gateway.storage.sql.retention import STEPS_MAX, Retention
+from guard.gateway.storage.postgres.watch import AnswerWatch
+from guard.gateway.storage.sql.engine import SqlEngine
+from guard.gateway.storage.sql.retention import Retention
 from guard.gateway.storage.sql.rows import monotonic_clock_ms, wall_clock_ms
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 LOOKUP_CONNECTIONS: Final = 4
-REPORT_CONNECTIONS: Final = 2
-RETRY_S: Final = 0.5
-"""The writer's lost connection is opened again after about so long; the time is jittered."""
+COUNT_PAUSES: Final = 100
+"""Open reservations are counted again after so many times as long as the count took."""
 
-SUM_STEPS_MAX: Final = 8
+SAMPLE_WAIT_S: Final = 30.0
+RETRY_S: Final = 0.5
+"""After a failure nothing tries to connect for about so long; the time is jittered."""
+
+OUTDATED_RETRY_S: Final = 10.0
+"""How often a gateway looks again whose schema was changed while it had no connection."""
 
 
 _OPEN: Final = (
@@ -61,8 +68,8 @@ class _Open(NamedTuple):
     database_bytes: int = 0
 
 
-class PostgresEngine:
-    """Connects to the database, and runs work on a writer and on readers.
+class PostgresEngine(SqlEngine[PostgresUnitOfWork, ReadConnection]):
+    """Connects to the database, and hears what other replicas do.
 
     Args:
         dsn: a connection URI or string of libpq; tables are in the first schema of its
@@ -71,6 +78,9 @@ class PostgresEngine:
         retention_days: how long data is kept; 0 keeps everything.
         audit_retention_days: how long the audit log is kept; 0 keeps all of it.
     """
+
+    failures = (psycopg.Error,)
+    retention_steps = 10  # few, because what is held expires between sweeps
 
     def __init__(
         self,
@@ -83,19 +93,20 @@ class PostgresEngine:
     ) -> None:
         self._dsn = dsn
         self._test_clock_ms = clock_ms
-        self._monotonic_ms = monotonic_ms or clock_ms or monotonic_clock_ms
-        self._writer: GroupWriter[PostgresUnitOfWork] | None = None
-        self._unit: PostgresUnitOfWork | None = None
+        super().__init__(
+            self._read_connection,
+            LOOKUP_CONNECTIONS,
+            monotonic_ms or clock_ms or monotonic_clock_ms,
+            Retention(retention_days, audit_retention_days),
+        )
         self._listener: Listener | None = None
-        self._retention = Retention(retention_days, audit_retention_days)
         self._feed = Feed()
+        self._watch = AnswerWatch()
         self._next_try_s = 0.0
         self.peers = PostgresPeers(self.look_up, self._sender)
         self.rates = PostgresRates(self._write_connection, clock_ms)
-        self._samples = samples.Samples()
         self._open_now = _Open()
-        self._lookups = ReadPool(self._read_connection, LOOKUP_CONNECTIONS, "guard-gateway-lookups")
-        self._reports = ReadPool(self._read_connection, REPORT_CONNECTIONS, "guard-gateway-reports")
+        self._next_count_s = 0.0
 
     def clock_ms(self) -> int:
         """Return the database's time as far as it is known here, in Unix milliseconds."""
@@ -113,6 +124,7 @@ class PostgresEngine:
             StoreError: the database cannot be reached or used.
         """
         loop = asyncio.get_running_loop()
+        self._watch.start()
         try:
             unit = self._unit = await asyncio.to_thread(self._open)
 
@@ -132,41 +144,77 @@ class PostgresEngine:
             await self.rates.open()
         except (psycopg.Error, RuntimeError, OSError) as exc:
             await asyncio.to_thread(self._close_connections)
-            reason = _without_secrets(exc, self._dsn)
+            reason = reason_of(exc, self._dsn)
             raise StoreError(f"cannot open the database: {reason}") from None
-        self._writer = GroupWriter(unit, deliver, inline=False, failures=(psycopg.Error,))
+        self._writer = GroupWriter(unit, deliver, inline=False, failures=self.failures)
 
     def _open(self) -> PostgresUnitOfWork:
-        connection = WriteConnection(self._dsn, "guard-gateway")
+        connection = WriteConnection(self._dsn, "guard-gateway", self._watch)
         try:
-            schema.migrate(connection.psycopg)
+            for step in migrate(connection.psycopg):
+                logger.info("the schema was migrated to %d (%s)", step.number, step.name)
             row = connection.psycopg.execute("SELECT current_database(), current_schema()")
             name = ".".join(row.fetchall()[0])
         finally:
-            connection.psycopg.close()
+            connection.close()
         self._channel = "guard_" + hashlib.sha256(name.encode()).hexdigest()[:16]
         return PostgresUnitOfWork(
             self._write_connection, self._test_clock_ms, self._monotonic_ms, self._channel,
-            self._feed.seen,
+            self._feed.seen, self.resume_in,
         )  # fmt: skip
+
+    def resume_in(self, unit: PostgresUnitOfWork) -> None:
+        """Do what comes first after the connection was lost, in a unit that has locked all."""
 
     def _sender(self) -> tuple[str, str]:
         return self._channel, self._unit.replica if self._unit is not None else ""
 
     def _write_connection(self) -> WriteConnection:
-        """Open the writer's connection; after a failure, not before a jittered time has passed."""
-        if time.monotonic() < self._next_try_s:
-            raise StoreLostError("the database cannot be reached")
+        """Open a connection that writes.
+
+        Raises:
+            StoreLostError: there is none, or this gateway is too old for the schema by now.
+        """
         try:
-            connection = WriteConnection(self._dsn, "guard-gateway-writer")
-            connection.learn_types()
+            with self._trying():
+                return self._writing()
         except psycopg.Error as exc:
-            self._next_try_s = time.monotonic() + RETRY_S * random.uniform(0.5, 1.5)
             raise StoreLostError("the database cannot be reached") from exc
+        except SchemaError as exc:
+            logger.error("this gateway serves no longer: %s", exc)
+            self._next_try_s = time.monotonic() + OUTDATED_RETRY_S
+            raise StoreLostError(str(exc)) from None
+
+    def _writing(self) -> WriteConnection:
+        connection = WriteConnection(self._dsn, WRITER, self._watch)
+        connection.expect(ANSWER_WAIT_S)
+        try:
+            note_running(connection.psycopg)
+            connection.learn_types()
+        except BaseException:
+            connection.close()
+            raise
+        connection.rest()
         return connection
 
     def _read_connection(self) -> ReadConnection:
-        return ReadConnection(self._dsn, "guard-gateway-reader")
+        with self._trying():
+            return ReadConnection(self._dsn, "guard-gateway-reader", self._watch)
+
+    @contextlib.contextmanager
+    def _trying(self) -> Iterator[None]:
+        """Try to connect, unless somebody has just failed to: whoever asks then would wait as long.
+
+        Raises:
+            StoreLostError: somebody has.
+        """
+        if time.monotonic() < self._next_try_s:
+            raise StoreLostError("the database cannot be reached")
+        try:
+            yield
+        except psycopg.Error:
+            self._next_try_s = time.monotonic() + RETRY_S * random.uniform(0.5, 1.5)
+            raise
 
     async def close(self) -> None:
         """Commit queued work and close the connections. Idempotent."""
@@ -180,38 +228,32 @@ class PostgresEngine:
         if self._listener is not None:
             self._listener.close()
             self._listener = None
-        for pool in (self._lookups, self._reports):
+        for pool in self._pools.values():
             pool.close()
         if self._unit is not None:
-            self._unit.connection.psycopg.close()
+            self._unit.connection.close()
             self._unit = None
+        self._watch.close()
 
     # -- periodic work -------------------------------------------------------------------------
 
-    async def sample(self) -> None:
-        """Read the figures for metrics that need a query, every few seconds."""
-        now_ms, keep_ms = self._monotonic_ms(), self._retention.keep_ms
-        if now_ms - self._samples.at_ms >= samples.INTERVAL_MS:
-            wall_ms = self.clock_ms()
-            found = await self.look_up(lambda reading: samples.read(reading, wall_ms, keep_ms))
-            self._samples = msgspec.structs.replace(found, at_ms=now_ms)
-            rows = await self.report(lambda reading: reading.rows(_OPEN))
+    async def _step(self, work: Callable[[PostgresUnitOfWork], object]) -> None:
+        """Run a long step, which locks every organisation for all replicas; then rest as long."""
+        started_s = time.monotonic()
+        await super()._step(work)
+        await asyncio.sleep(time.monotonic() - started_s)
+
+    async def sample(self) -> bool:
+        """Read the figures for metrics that need a query, if it is time; tell whether it was."""
+        is_time = await super().sample()
+        if is_time and time.monotonic() >= self._next_count_s:
+            started_s = time.monotonic()
+            # The sweep waits for it, and must not wait like a report for a server that is away.
+            rows = await self.report(lambda reading: reading.rows(_OPEN), SAMPLE_WAIT_S)
             self._open_now = _Open(*rows[0])
-
-    async def retain(self) -> None:
-        """Remove old rows in short steps that let requests in between."""
-        for _ in range(STEPS_MAX):
-            if not self._retention.is_due(self.clock_ms()):
-                break
-            await self.write(self._retention.step)
-
-    async def sum_days(self) -> None:
-        """Sum events by scope and day, in short steps like retention."""
-        unit = self._unit
-        for _ in range(SUM_STEPS_MAX):
-            if unit is None or not unit.scope_days.is_due:
-                break
-            await self.write(lambda unit: unit.scope_days.step())
+            ended_s = time.monotonic()
+            self._next_count_s = ended_s + COUNT_PAUSES * (ended_s - started_s)
+        return is_time
 
     async def ready(self) -> bool:
         """Tell whether the database answers and the last commit succeeded."""
@@ -222,62 +264,11 @@ class PostgresEngine:
         return True
 
     def statistics(self) -> StoreStatistics:
-        """Return counters for metrics."""
-        writer, unit = self._writer, self._unit
-        if writer is None or unit is None:
-            return {}
-        return {
-            "groups": writer.groups,
-            "items": writer.items,
-            "healthy": writer.healthy,
-            "queued": writer.queued,
-            "writer": writer.statistics,
-            "pools": {"lookups": self._lookups.use(), "reports": self._reports.use()},
-            "open_reservations": self._open_now.reservations,
-            "leases": self._open_now.leases,
-            "leased_nanousd": self._open_now.leased_nanousd,
-            "files": {"database": self._open_now.database_bytes},
-            "expired_reservations": unit.counts.expired,
-            "retention_lag_s": self._samples.retention_lag_s,
-            "webhook_backlog": self._samples.webhook_backlog,
-        }
-
-    # -- work ----------------------------------------------------------------------------------
-
-    def write(
-        self,
-        work: Callable[[PostgresUnitOfWork], T],
-        scopes: Scopes | None = None,
-        *,
-        weight: int = 1,
-    ) -> asyncio.Future[T]:
-        """Run a command in the writer's next unit of work."""
-        if self._writer is None:
-            raise StoreError("the store is not open")
-        return self._writer.submit(work, scopes or ANYTHING, weight=weight)
-
-    async def look_up(self, work: Callable[[Any], T]) -> T:
-        """Run a short query that requests and control channels wait for."""
-        return await self._read(self._lookups, work)
-
-    async def report(self, work: Callable[[Any], T]) -> T:
-        """Run a query that may be slow."""
-        return await self._read(self._reports, work)
-
-    async def _read(self, pool: ReadPool, work: Callable[[ReadConnection], T]) -> T:
-        if self._writer is None:
-            raise StoreError("the store is not open")
-        try:
-            return await pool.run(work)
-        except psycopg.Error as exc:
-            raise StoreError(f"the store failed: {type(exc).__name__}") from exc
-
-
-def _without_secrets(exc: BaseException, dsn: str) -> str:
-    """Return the first line of an error, unless it quotes the connection string's password."""
-    text = (str(exc).strip() or type(exc).__name__).splitlines()[0]
-    try:
-        password = urlsplit(dsn).password
-    except ValueError:
-        return type(exc).__name__
-    return type(exc).__name__ if password and password in text else text
+        """Return counters for metrics; nothing before the store is open."""
+        found = super().statistics()
+        if found:
+            found["open_reservations"] = self._open_now.reservations
+            found["leases"] = self._open_now.leases
+            found["leased_nanousd"] = self._open_now.leased_nanousd
+            found["files"] = {"database": self._open_now.database_bytes}
+        return found

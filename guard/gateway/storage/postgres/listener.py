@@ -2,27 +2,51 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import random
 import threading
+import time
 from collections.abc import Callable
 from typing import Final
 
+import msgspec
 import psycopg
 from psycopg import sql
 
 from guard.gateway.domain.commands import PostCommitEvent
-from guard.gateway.storage.postgres.connection import ReadConnection
+from guard.gateway.domain.errors import StoreLostError
+from guard.gateway.storage.postgres.connection import (
+    IDLE_TIMEOUT_MS,
+    WRITER,
+    ReadConnection,
+)
 from guard.gateway.storage.postgres.notices import Feed, newest_of_all, notices_of
 
 logger = logging.getLogger(__name__)
 
 WAIT_S: Final = 0.25
+ASK_S: Final = 3.0
+"""The listener asks what is new by itself so often: a silent server has nothing to tell, or is
+away."""
+
+ANSWER_WAIT_S: Final = 10.0
+"""A server that does not answer for so long is away."""
 RETRY_S: Final = 1.0
 """A lost connection is opened again after about so long; the time is jittered."""
 
+_END_SILENT: Final = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+    " AND usename = current_user AND application_name = %s AND wait_event = 'ClientRead'"
+    " AND xact_start IS NOT NULL AND query_start < clock_timestamp() - %s * interval '1 ms'"
+)
+"""Ends transactions in which the server waits for a replica that has gone silent.
+
+The server does so by itself when the replica is silent between two statements. In the middle of a
+pipeline it does not call that idle, and would hold the locks until the connection is found dead.
+"""
+
 Deliver = Callable[[list[PostCommitEvent]], None]
+Leases = dict[str, list[str]]
 
 
 class Listener:
@@ -50,6 +74,7 @@ class Listener:
         self._deliver = deliver
         self._replica = replica
         self._closing = threading.Event()
+        self._asked_s = 0.0
         self.healthy = True
         self._thread = threading.Thread(target=self._run, name="guard-gateway-notices", daemon=True)
 
@@ -68,7 +93,13 @@ class Listener:
 
     def _open(self) -> ReadConnection:
         connection = self._connect()
-        connection.psycopg.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
+        connection.expect(ANSWER_WAIT_S)
+        try:
+            connection.psycopg.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
+        except psycopg.Error:
+            connection.close()
+            raise
+        connection.rest()
         return connection
 
     def _run(self) -> None:
@@ -80,7 +111,7 @@ class Listener:
                     self._catch_up(connection)
                 self.healthy = True
                 self._hear(connection)
-            except psycopg.Error as exc:
+            except (psycopg.Error, StoreLostError) as exc:
                 if self.healthy:
                     logger.warning("other replicas are not heard: %s", type(exc).__name__)
                 self.healthy = False
@@ -93,31 +124,50 @@ class Listener:
 
     def _catch_up(self, connection: ReadConnection) -> None:
         """Read what was committed while nothing was heard."""
-        events = [PostCommitEvent("catalogue", None)]
+        self._deliver([PostCommitEvent("catalogue", None), *self._unseen(connection)])
+
+    def _unseen(self, connection: ReadConnection) -> list[PostCommitEvent]:
+        """Read the messages of all organisations that were not handed on yet."""
+        events: list[PostCommitEvent] = []
+        connection.expect(ANSWER_WAIT_S)
         for organisation_id, newest in newest_of_all(connection.psycopg).items():
             seen = self._feed.seen(organisation_id)
             if newest > seen:
                 events += notices_of(connection, organisation_id, seen)
-        self._deliver(events)
+        connection.psycopg.execute(_END_SILENT, (WRITER, IDLE_TIMEOUT_MS))
+        connection.rest()
+        self._asked_s = time.monotonic()
+        return events
 
     def _hear(self, connection: ReadConnection) -> None:
         # All are taken first: those that arrive during a query inside the loop would be lost.
         notices = list(connection.psycopg.notifies(timeout=WAIT_S, stop_after=1))
         for payload in dict.fromkeys(notice.payload for notice in notices):
-            replica, kind, organisation_id, *rest = payload.split(" ", 3)
-            if replica == self._replica():
+            try:
+                replica, kind, organisation_id, *rest = payload.split(" ", 3)
+                leases = _leases(rest[0]) if kind in ("recall", "answered") else {}
+            except (ValueError, IndexError):  # anybody on the database can send one
+                logger.warning("a notification that no replica sends was passed over")
                 continue
-            if kind in ("recall", "answered"):
-                leases = json.loads(rest[0])
-                self._deliver([PostCommitEvent(kind, organisation_id, leases=leases)])  # type: ignore[arg-type]  # one of the two
-            else:
-                self._deliver(self._events(connection, kind, organisation_id or None))
+            if replica != self._replica():
+                self._deliver(self._events(connection, kind, organisation_id or None, leases))
+        if time.monotonic() - self._asked_s > ASK_S:
+            self._deliver(self._unseen(connection))
 
     def _events(
-        self, connection: ReadConnection, kind: str, organisation_id: str | None
+        self, connection: ReadConnection, kind: str, organisation_id: str | None, leases: Leases
     ) -> list[PostCommitEvent]:
+        if kind in ("recall", "answered"):
+            return [PostCommitEvent(kind, organisation_id, leases=leases)]  # type: ignore[arg-type]  # one of the two
         if kind == "catalogue":
             return [PostCommitEvent("catalogue", organisation_id)]
         if organisation_id is None:
             return []
-        return notices_of(connection, organisation_id, self._feed.seen(organisation_id))
+        connection.expect(ANSWER_WAIT_S)
+        events = notices_of(connection, organisation_id, self._feed.seen(organisation_id))
+        connection.rest()
+        return events
+
+
+def _leases(text: str) -> Leases:
+    return msgspec.json.decode(text, type=Leases)

@@ -1,17 +1,230 @@
-"""Migrations of a PostgreSQL schema, without a gateway."""
+"""Migrations of a PostgreSQL schema, and which gateways may run on it.
+
+The schema records its version and the oldest gateway that can run on it. A gateway that knows less
+than the version, but enough, runs on it as it is. Each connection that writes holds a lock that
+names its gateway's version, so a step that older gateways could not bear is refused while one runs.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from typing import Any
+import random
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 import psycopg
+from psycopg.errors import DeadlockDetected, LockNotAvailable
 
 from guard.gateway.domain.errors import StoreError
 from guard.gateway.storage.migrations import SchemaStatus, Step
 from guard.gateway.storage.postgres import schema
-from guard.gateway.storage.postgres.connection import connect
+from guard.gateway.storage.postgres.connection import connect, reason_of
+from guard.gateway.storage.postgres.schema import Migration
+
+LOCK_WAIT_MS: Final = 500
+"""How long a step waits for a lock at a time, because everybody waits behind it.
+
+Less than the server's ``deadlock_timeout``, so that in a deadlock the step gives way.
+"""
+
+RETRY_S: Final = 1.0
+PATIENCE_S: Final = 600.0
+"""How long a step is tried again while its tables are in use."""
+
+_FACTS: Final = "SELECT name, value FROM facts WHERE name IN ('schema', 'schema_oldest')"
+_SET_FACT: Final = (
+    "INSERT INTO facts VALUES (%s, %s) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
+)
+_SOLE: Final = "SELECT pg_try_advisory_lock(%s::int, hashtext(current_schema()))"
+_RELEASE: Final = "SELECT pg_advisory_unlock(%s::int, hashtext(current_schema()))"
+_RUN: Final = "SELECT pg_advisory_lock_shared(%s::int, hashtext(current_schema() || ':' || %s))"
+_NOBODY: Final = (
+    "SELECT pg_try_advisory_xact_lock(%s::int, hashtext(current_schema() || ':' || %s))"
+)
+
+
+class SchemaError(RuntimeError):
+    """The schema cannot be used or changed by this gateway now."""
+
+
+class SchemaVersion(NamedTuple):
+    """What a schema says of itself.
+
+    Attributes:
+        number: of its newest migration; 0: it is empty.
+        oldest: the version that a gateway must know to run on it.
+    """
+
+    number: int
+    oldest: int
+
+
+def read_version(connection: psycopg.Connection[Any]) -> SchemaVersion:
+    """Return the version of the schema, on which this gateway can run.
+
+    Raises:
+        SchemaError: only a newer gateway can, or the schema is not a gateway's.
+    """
+    found = connection.execute("SELECT to_regclass('facts')").fetchone()
+    if found is None or found[0] is None:
+        return SchemaVersion(0, 0)
+    facts = {name: int(value) for name, value in connection.execute(_FACTS)}
+    number = facts.get("schema", 0)
+    if number == 0:
+        raise SchemaError("this is not a gateway's database")
+    known = len(schema.MIGRATIONS)
+    oldest = facts.get("schema_oldest", number if number > known else 1)
+    if known < oldest:
+        raise SchemaError(
+            f"the database has schema {number}, newer than this gateway knows: it knows {known}, "
+            f"and schema {oldest} is the least that runs on it"
+        )
+    return SchemaVersion(number, oldest)
+
+
+def note_running(connection: psycopg.Connection[Any]) -> None:
+    """Lock, for the life of the connection, that a gateway of this version runs.
+
+    Raises:
+        SchemaError: it must not, because the schema has changed.
+    """
+    connection.execute(_RUN, (schema.RUNS, str(len(schema.MIGRATIONS))))
+    read_version(connection)
+
+
+def migrate(connection: psycopg.Connection[Any]) -> list[Step]:
+    """Apply the steps that are missing, each whole or not at all, and return them.
+
+    Gateways that start at once take turns. What an interrupted one has done stays, and the next
+    goes on from there. Other gateways run meanwhile: a step that cannot have its locks at once is
+    tried again.
+
+    Args:
+        connection: outside of a transaction.
+
+    Raises:
+        SchemaError: a newer gateway's schema, a step that older gateways which run now could not
+            bear, or tables that stay in use.
+    """
+    while not _is_true(connection.execute(_SOLE, (schema.MIGRATE,))):
+        time.sleep(RETRY_S * random.uniform(0.05, 0.2))
+    try:
+        done = []
+        for number, migration in _missing(connection):
+            _apply(connection, number, migration)
+            done.append(Step(number, migration.name))
+        return done
+    finally:
+        if not connection.closed:
+            connection.execute(_RELEASE, (schema.MIGRATE,))
+
+
+def rehearse(connection: psycopg.Connection[Any]) -> list[Step]:
+    """Run every step that is missing in one transaction, take it back, and return the steps.
+
+    Raises:
+        SchemaError: as :func:`migrate`, at once.
+    """
+    done: list[Step] = []
+    number, migration = 0, Migration("")
+    try:
+        with _step(connection, force_rollback=True):
+            for number, migration in _missing(connection):
+                _require_bearable(connection, number, migration)
+                if migration.script:
+                    _run_script(connection, migration)
+                while migration.fill and connection.execute(migration.fill.encode()).rowcount:
+                    pass
+                _record(connection, number, migration)
+                done.append(Step(number, migration.name))
+    except (LockNotAvailable, DeadlockDetected):
+        raise _in_use(number, migration) from None
+    return done
+
+
+def _missing(connection: psycopg.Connection[Any]) -> list[tuple[int, Migration]]:
+    known = read_version(connection).number
+    return list(enumerate(schema.MIGRATIONS, start=1))[known:]
+
+
+def _apply(connection: psycopg.Connection[Any], number: int, migration: Migration) -> None:
+    def run() -> bool:
+        _require_bearable(connection, number, migration)
+        if migration.fill and connection.execute(migration.fill.encode()).rowcount:
+            return False
+        if migration.script:
+            _run_script(connection, migration)
+        _record(connection, number, migration)
+        return True
+
+    while not _until_locked(connection, run, lambda: _in_use(number, migration)):
+        pass
+
+
+def _until_locked(
+    connection: psycopg.Connection[Any], run: Callable[[], bool], failed: Callable[[], Exception]
+) -> bool:
+    """Run a transaction, again and again while others hold the locks that it needs."""
+    ends_s = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            with _step(connection):
+                return run()
+        except (LockNotAvailable, DeadlockDetected):
+            if time.monotonic() > ends_s:
+                raise failed() from None
+            time.sleep(RETRY_S * random.uniform(0.5, 1.5))
+
+
+@contextlib.contextmanager
+def _step(connection: psycopg.Connection[Any], *, force_rollback: bool = False) -> Iterator[None]:
+    with connection.transaction(force_rollback=force_rollback):
+        connection.execute(f"SET LOCAL lock_timeout = {LOCK_WAIT_MS}".encode())
+        connection.execute("SET LOCAL statement_timeout = 0")
+        yield
+
+
+def _run_script(connection: psycopg.Connection[Any], migration: Migration) -> None:
+    # Ids sort by their bytes, as in the embedded store, whatever the database's locale.
+    script = re.sub(r" TEXT\b(?!\[)", ' TEXT COLLATE "C"', migration.script)
+    connection.execute(script.encode())
+
+
+def _require_bearable(
+    connection: psycopg.Connection[Any], number: int, migration: Migration
+) -> None:
+    """Lock out the gateways that could not run on the result.
+
+    Raises:
+        SchemaError: one of them runs.
+    """
+    for version in range(1, migration.oldest):
+        if not _is_true(connection.execute(_NOBODY, (schema.RUNS, str(version)))):
+            raise SchemaError(
+                f"migration {number} ({migration.name}) takes away what a gateway that runs now "
+                f"needs: it knows schema {version}, and {migration.oldest} is needed. Nothing was "
+                "changed by it; update or stop every such gateway first"
+            )
+
+
+def _record(connection: psycopg.Connection[Any], number: int, migration: Migration) -> None:
+    oldest = max(each.oldest for each in schema.MIGRATIONS[:number])
+    for name, value in (("schema", number), ("schema_oldest", oldest)):
+        connection.execute(_SET_FACT, (name, str(value)))
+
+
+def _in_use(number: int, migration: Migration) -> SchemaError:
+    return SchemaError(
+        f"migration {number} ({migration.name}) needs tables that something else keeps locked; "
+        "what was applied before it stays"
+    )
+
+
+def _is_true(cursor: psycopg.Cursor[Any]) -> bool:
+    row = cursor.fetchone()
+    return row is not None and row[0] is True
 
 
 class PostgresMigrator:
@@ -27,21 +240,24 @@ class PostgresMigrator:
     def status(self) -> SchemaStatus:
         """Return the versions; gateways may be running."""
         with self._connected() as connection:
-            version, newest = schema.version(connection), len(schema.MIGRATIONS)
-        pending = [Step(number) for number in range(version + 1, newest + 1)]
-        return SchemaStatus(version, newest, pending)
+            found = read_version(connection)
+        pending = [
+            Step(number, each.name)
+            for number, each in enumerate(schema.MIGRATIONS, start=1)
+            if number > found.number
+        ]
+        return SchemaStatus(found.number, len(schema.MIGRATIONS), pending, found.oldest)
 
     def up(self, *, dry_run: bool) -> Sequence[Step]:
-        """Apply the pending steps in one transaction, which a dry run takes back."""
-        pending = self.status().pending
+        """Apply the pending steps; in one transaction, which is taken back, when dry."""
         with self._connected() as connection:
-            schema.migrate(connection, dry_run=dry_run)
-        return pending
+            return rehearse(connection) if dry_run else migrate(connection)
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[psycopg.Connection[Any]]:
         try:
             with contextlib.closing(connect(self._dsn, "guard-gateway-migrate")) as connection:
                 yield connection
-        except (psycopg.Error, RuntimeError) as exc:
-            raise StoreError(f"the database cannot be migrated: {exc}") from None
+        except (psycopg.Error, SchemaError) as exc:
+            reason = reason_of(exc, self._dsn)
+            raise StoreError(f"the database cannot be migrated: {reason}") from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from guard.gateway.domain import records
@@ -12,9 +12,15 @@ from guard.gateway.domain.ledger import Balance, Reservation
 from guard.gateway.ledger.state import OrganisationState
 from guard.gateway.storage.postgres.connection import WriteConnection
 from guard.gateway.storage.postgres.new_events import NewEvents
+from guard.gateway.storage.sql.columns import (
+    BALANCE_COLUMNS,
+    SELECT_APPROVALS,
+    SELECT_BALANCES,
+    SELECT_RESERVATIONS,
+    columns,
+)
 from guard.gateway.storage.sql.money import MoneyTables
 from guard.gateway.storage.sql.rows import (
-    BALANCE_COLUMNS,
     approval_from_row,
     balance_from_row,
     reservation_from_row,
@@ -23,8 +29,25 @@ from guard.gateway.storage.sql.rows import (
 CLAIM_MS: Final = 60_000
 """How long a webhook message belongs to the replica that sends it."""
 
+_CLAIM_DELIVERIES: Final = (
+    "WITH ranked AS (SELECT delivery_id, organisation_id, next_attempt_ms, ROW_NUMBER() OVER"
+    "  (PARTITION BY organisation_id ORDER BY next_attempt_ms) AS place FROM deliveries"
+    "  WHERE delivered_at_ms IS NULL AND failed = 0 AND next_attempt_ms <= %(now)s),"
+    " due AS (SELECT delivery_id, place FROM ranked LEFT JOIN"
+    "  unnest(%(owners)s::text[], %(counts)s::bigint[]) AS s(owner, count)"
+    "  ON organisation_id = s.owner WHERE place + coalesce(s.count, 0) <= %(each)s"
+    "  ORDER BY place, next_attempt_ms LIMIT %(limit)s),"
+    " mine AS (SELECT d.delivery_id, due.place FROM deliveries d JOIN due USING (delivery_id)"
+    "  WHERE d.delivered_at_ms IS NULL AND d.failed = 0 AND d.next_attempt_ms <= %(now)s"
+    "  FOR UPDATE OF d SKIP LOCKED)"
+    " UPDATE deliveries d SET next_attempt_ms = %(until)s FROM mine, webhooks w"
+    " WHERE d.delivery_id = mine.delivery_id AND w.webhook_id = d.webhook_id"
+    " RETURNING d.delivery_id, d.organisation_id, w.url, w.secret, d.type, d.body,"
+    " d.created_at_ms, d.attempts, mine.place"
+)
 _BALANCES: Final = (
-    "SELECT b.*, u.organisation_id FROM balances b LEFT JOIN budgets u USING (budget_id)"
+    f"SELECT {columns('balances', 'b')}, u.organisation_id"  # noqa: S608 (constant text)
+    " FROM balances b LEFT JOIN budgets u USING (budget_id)"
 )
 
 
@@ -88,7 +111,7 @@ class PostgresMoney(MoneyTables):
         found = {
             row[0]: balance_from_row(row)
             for row in self.connection.psycopg.execute(
-                "SELECT * FROM balances WHERE balance_id = ANY(%s)", (known,)
+                f"{SELECT_BALANCES} WHERE balance_id = ANY(%s)", (known,)
             )
         }
         for balance_id in known:
@@ -160,7 +183,7 @@ class PostgresMoney(MoneyTables):
         unknown = [each for each in reservation_ids if each not in self.reservations]
         if unknown:
             rows = self.connection.psycopg.execute(
-                "SELECT * FROM reservations WHERE reservation_id = ANY(%s) AND state = 'open'"
+                f"{SELECT_RESERVATIONS} WHERE reservation_id = ANY(%s) AND state = 'open'"
                 " AND organisation_id = ANY(%s)", (unknown, self.locked)
             )  # fmt: skip
             for row in rows:
@@ -211,7 +234,7 @@ class PostgresMoney(MoneyTables):
 
     def _read_leases(self) -> None:
         rows = self.connection.psycopg.execute(
-            "SELECT * FROM reservations WHERE organisation_id = ANY(%s) AND state = 'open'"
+            f"{SELECT_RESERVATIONS} WHERE organisation_id = ANY(%s) AND state = 'open'"
             " AND basis = 'lease'", (self.locked,)
         ).fetchall()  # fmt: skip
         self._current(rows)
@@ -219,7 +242,7 @@ class PostgresMoney(MoneyTables):
     def expired_reservations(self, limit: int) -> list[Reservation]:
         """Return open reservations past their expiry, of the locked organisations."""
         rows = self.connection.psycopg.execute(
-            "SELECT * FROM reservations WHERE organisation_id = ANY(%s) AND state = 'open'"
+            f"{SELECT_RESERVATIONS} WHERE organisation_id = ANY(%s) AND state = 'open'"
             " AND expires_at_ms <= %s ORDER BY expires_at_ms LIMIT %s",
             (self.locked, self.now_ms, limit),
         ).fetchall()
@@ -253,25 +276,27 @@ class PostgresMoney(MoneyTables):
     def overdue_approvals(self, limit: int) -> list[records.Approval]:
         """Return pending approvals past their deadline, or without a caller who renews them."""
         rows = self.connection.psycopg.execute(
-            "SELECT * FROM approvals WHERE status = 'pending' AND organisation_id = ANY(%s)"
+            f"{SELECT_APPROVALS} WHERE status = 'pending' AND organisation_id = ANY(%s)"
             " AND (deadline_ms <= %s OR present_until_ms <= %s) LIMIT %s",
             (self.locked, self.now_ms, self.now_ms, limit),
         ).fetchall()
         return [approval_from_row(row) for row in rows]
 
-    def due_deliveries(self, limit: int, each: int) -> list[records.DueDelivery]:
-        """Return due deliveries, which no other replica gets until their claim ends."""
-        rows = self.write(
-            "UPDATE deliveries d SET next_attempt_ms = ? FROM webhooks w, (SELECT delivery_id,"
-            " place FROM (SELECT delivery_id, next_attempt_ms, ROW_NUMBER() OVER (PARTITION BY"
-            "  organisation_id ORDER BY next_attempt_ms) AS place FROM deliveries"
-            "  WHERE delivered_at_ms IS NULL AND failed = 0 AND next_attempt_ms <= ?) ranked"
-            " WHERE place <= ? ORDER BY place, next_attempt_ms LIMIT ?) due"
-            " WHERE d.delivery_id = due.delivery_id AND w.webhook_id = d.webhook_id"
-            " AND d.delivered_at_ms IS NULL AND d.failed = 0 AND d.next_attempt_ms <= ?"
-            " RETURNING d.delivery_id, w.url, w.secret, d.type, d.body, d.created_at_ms,"
-            " d.attempts, due.place",
-            (self.now_ms + CLAIM_MS, self.now_ms, each, limit, self.now_ms),
-        ).fetchall()
+    def due_deliveries(
+        self, limit: int, each: int, sending: Mapping[str, int]
+    ) -> list[records.DueDelivery]:
+        """Return due deliveries, which no other replica gets until their claim ends.
+
+        Those that another replica is just claiming are passed over, so that none waits.
+        """
+        rows = self.connection.psycopg.execute(
+            _CLAIM_DELIVERIES,
+            {
+                "now": self.now_ms, "until": self.now_ms + CLAIM_MS, "each": each,
+                "limit": max(0, limit - sum(sending.values())),
+                "owners": list(sending.keys()), "counts": list(sending.values()),
+            },
+        ).fetchall()  # fmt: skip
+        self.changed_rows += len(rows)
         rows.sort(key=lambda row: row[-1])
         return [records.DueDelivery(*row[:-1]) for row in rows]

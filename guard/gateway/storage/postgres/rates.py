@@ -21,7 +21,7 @@ from guard.gateway.domain.policy import CapUse
 from guard.gateway.ledger.state import Scopes
 from guard.gateway.storage.group_writer import GroupWriter
 from guard.gateway.storage.memory_rates import Bucket, Loan, RateCounters, Windows
-from guard.gateway.storage.postgres.connection import CLOCK, WriteConnection
+from guard.gateway.storage.postgres.connection import ANSWER_WAIT_S, CLOCK, WriteConnection
 
 KEEP_MS: Final = 86_400_000
 """Rows of counters that nobody uses any more are deleted after so long."""
@@ -64,11 +64,12 @@ class RateUnit(RateCounters):
     def begin(self, scopes: Sequence[Scopes]) -> None:
         """Lock the counters of the organisations of a group."""
         if self.connection.is_broken():
-            self.connection.psycopg.close()
+            self.connection.close()
             self.connection = self._connect()
             self._forget()
         own = sorted({each for scope in scopes for each in scope.organisation_ids() or ()})
         found = self.connection.psycopg
+        self.connection.expect(ANSWER_WAIT_S)
         try:
             with found.pipeline():
                 found.execute("BEGIN")
@@ -139,6 +140,7 @@ class RateUnit(RateCounters):
     def commit(self) -> list[PostCommitEvent]:
         """Write what has changed, and commit."""
         found = self.connection.psycopg
+        self.connection.expect(ANSWER_WAIT_S)
         try:
             with found.pipeline():
                 for own in self._in_use:
@@ -152,6 +154,7 @@ class RateUnit(RateCounters):
         except psycopg.Error as exc:
             self._lost(exc)
             raise
+        self.connection.rest()
         return []
 
     def _write(self, own: _Stored) -> None:
@@ -195,7 +198,9 @@ class RateUnit(RateCounters):
         for own in self._in_use:
             self.organisations.pop(own.organisation_id, None)
         if not self.connection.is_broken():
+            self.connection.expect(ANSWER_WAIT_S)
             self.connection.psycopg.execute("ROLLBACK")
+            self.connection.rest()
 
     def savepoint(self) -> None:
         """Begin a command; none of them fails by itself."""
@@ -258,7 +263,7 @@ class PostgresRates:
         writer, unit, self._writer, self._unit = self._writer, self._unit, None, None
         if writer is not None and unit is not None:
             await writer.close()
-            unit.connection.psycopg.close()
+            unit.connection.close()
 
     def _run(self, organisation_id: str, work: Callable[[RateUnit], Any]) -> asyncio.Future[Any]:
         if self._writer is None:

@@ -1,20 +1,48 @@
 """Tables of the PostgreSQL store, as numbered migrations applied in order under a lock.
 
-The columns and their order are those of the embedded store, because both run the same queries. A
-migration only adds, so that the version before it goes on working while replicas are replaced.
+The columns and their order are those of the embedded store, because both run the same queries.
+
+Replicas of the version before run on while replicas are replaced, so a change is spread over steps,
+and what is taken away goes one release later than what replaces it:
+
+1. expand: add tables, or columns at the end that may be null or have a constant default. Their
+   names occur in no other table, because queries join. What older gateways do not write is filled
+   in by a trigger where it must not be null.
+2. fill: give old rows their values, in batches.
+3. contract: take away what nothing uses any more, with ``oldest`` as the first version that can do
+   without it.
 """
 
 from __future__ import annotations
 
-import re
-from typing import Any, Final
+from typing import Final
 
-from psycopg import Connection
+from msgspec import Struct
 
 MIGRATE: Final = 0x6775_0001
 WRITE: Final = 0x6775_0002
 AUDIT: Final = 0x6775_0003
+RUNS: Final = 0x6775_0004
 """Classes of advisory locks; each is taken for the schema in use."""
+
+
+class Migration(Struct, frozen=True):
+    """One step of the schema; either ``script`` or ``fill``.
+
+    Attributes:
+        name: says what it is for.
+        script: statements for one transaction. Its locks on tables stop every replica, so it reads
+            or writes no table that can be large.
+        fill: a statement that changes at most some thousand rows, and is repeated, each time in a
+            transaction of its own, until it changes none.
+        oldest: the schema version that a gateway must know to run on the result.
+    """
+
+    name: str
+    script: str = ""
+    fill: str = ""
+    oldest: int = 1
+
 
 _V1: Final = """
 CREATE TABLE organisations (
@@ -240,52 +268,7 @@ CREATE TABLE rate_loans (
 """
 """Counters of rate caps, and the calls that are lent."""
 
-MIGRATIONS: Final = (_V1, _V2)
-
-
-def migrate(connection: Connection[Any], *, dry_run: bool = False) -> None:
-    """Bring the schema to the newest version, all steps or none.
-
-    Replicas that start at once take turns.
-
-    Args:
-        connection: outside of a transaction.
-        dry_run: take everything back in the end.
-
-    Raises:
-        RuntimeError: the database was written by a newer gateway.
-    """
-    with connection.transaction(force_rollback=dry_run):
-        connection.execute("SET LOCAL lock_timeout = 0")  # another one may take its time
-        connection.execute("SET LOCAL statement_timeout = 0")
-        connection.execute(
-            "SELECT pg_advisory_xact_lock(%s::int, hashtext(current_schema()))", (MIGRATE,)
-        )
-        known = version(connection)
-        for script in MIGRATIONS[known:]:
-            # Ids sort by their bytes, as in the embedded store, whatever the database's locale.
-            connection.execute(re.sub(r" TEXT\b(?!\[)", ' TEXT COLLATE "C"', script).encode())
-        if known < len(MIGRATIONS):
-            connection.execute(
-                "INSERT INTO facts VALUES ('schema', %s)"
-                " ON CONFLICT (name) DO UPDATE SET value = excluded.value",
-                (str(len(MIGRATIONS)),),
-            )
-
-
-def version(connection: Connection[Any]) -> int:
-    """Return the version of the schema; 0 for an empty one.
-
-    Raises:
-        RuntimeError: the database was written by a newer gateway, or by none.
-    """
-    found = connection.execute("SELECT to_regclass('facts')").fetchone()
-    if found is None or found[0] is None:
-        return 0
-    row = connection.execute("SELECT value FROM facts WHERE name = 'schema'").fetchone()
-    known = 0 if row is None else int(row[0])
-    if known > len(MIGRATIONS):
-        raise RuntimeError(f"the database has schema {known}, newer than this gateway knows")
-    if known == 0:
-        raise RuntimeError("this is not a gateway's database")
-    return known
+MIGRATIONS: tuple[Migration, ...] = (
+    Migration("tables", _V1),
+    Migration("counters of rate caps", _V2),
+)

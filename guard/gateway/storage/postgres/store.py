@@ -8,7 +8,7 @@ from guard.gateway.ledger import expiry, leases
 from guard.gateway.ledger.state import Scopes
 from guard.gateway.storage.commands import CommandStorage
 from guard.gateway.storage.postgres.engine import PostgresEngine
-from guard.gateway.storage.postgres.unit_of_work import PostgresUnitOfWork
+from guard.gateway.storage.postgres.unit_of_work import AWAY_MS, PostgresUnitOfWork
 from guard.gateway.storage.sql.analytics import Reports
 from guard.gateway.storage.sql.dashboard import Dashboard
 from guard.gateway.storage.sql.queries import Queries
@@ -20,7 +20,7 @@ CLEAN_MS: Final = 600_000
 """How often counters of rate caps that nobody uses are deleted."""
 
 ALIVE_MS: Final = 15_000
-"""A replica that was seen so lately has served the holders of leases."""
+"""A replica that was seen so lately may have holders of leases on its sockets."""
 
 _DUE: Final = (
     "SELECT organisation_id FROM reservations WHERE state = 'open' AND expires_at_ms <= ?1 UNION"
@@ -66,6 +66,10 @@ class PostgresStorage(PostgresEngine, Queries, Reports, Dashboard, CommandStorag
         """Renew open leases, unless another replica served their holders; return how many."""
         return await self.write(_resume)
 
+    def resume_in(self, unit: PostgresUnitOfWork) -> None:
+        """Do so in the first unit after the connection was lost, before anything can expire."""
+        _resume(unit)
+
     async def _note_alive(self) -> None:
         self.peers.are_there = await self.write(_note_alive, Scopes(organisations=()))
 
@@ -76,4 +80,6 @@ def _note_alive(unit: PostgresUnitOfWork) -> bool:
 
 
 def _resume(unit: PostgresUnitOfWork) -> int:
-    return 0 if unit.others_alive(ALIVE_MS) else leases.resume(unit)
+    renewed = 0 if unit.anybody_alive(AWAY_MS) else leases.resume(unit)
+    unit.note_alive()
+    return renewed

@@ -20,8 +20,9 @@ from guard.gateway.domain.clock import SteadyClock
 from guard.gateway.domain.commands import PostCommitEvent
 from guard.gateway.domain.errors import StoreError, StoreLostError
 from guard.gateway.ledger.state import OrganisationState, Scopes
+from guard.gateway.storage.group_writer import ANYTHING
 from guard.gateway.storage.postgres import schema
-from guard.gateway.storage.postgres.connection import CLOCK, WriteConnection
+from guard.gateway.storage.postgres.connection import ANSWER_WAIT_S, CLOCK, WriteConnection
 from guard.gateway.storage.postgres.money import PostgresMoney
 from guard.gateway.storage.postgres.notices import notices_of
 from guard.gateway.storage.sql.unit_of_work import SqlUnitOfWork
@@ -34,6 +35,10 @@ _LOCK: Final = (
 )
 _LOCK_SOME: Final = _LOCK.format(" WHERE organisation_id = ANY(%s)")
 _LOCK_ALL: Final = _LOCK.format("")
+_NOTHING: Final = Scopes(organisations=())
+AWAY_MS: Final = 5000
+"""If no replica was seen for so long, none could serve the holders of leases."""
+
 FORGET_MS: Final = 3_600_000
 """A replica that was not seen for so long is forgotten."""
 
@@ -47,6 +52,8 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
         monotonic_ms: time that only passes, in milliseconds.
         channel: of notifications.
         seen_seq: returns the newest control message of an organisation that was published here.
+        resume: called in a unit of its own, in which all organisations are locked, before anything
+            else is done after a time in which no replica reached the database.
     """
 
     connection: WriteConnection
@@ -58,6 +65,7 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
         monotonic_ms: Callable[[], int],
         channel: str,
         seen_seq: Callable[[str], int],
+        resume: Callable[[PostgresUnitOfWork], None],
     ) -> None:
         self._connect = connect
         super().__init__(connect())
@@ -65,6 +73,9 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
         self._monotonic_ms = monotonic_ms
         self._channel = channel
         self._seen_seq = seen_seq
+        self._resume = resume
+        self._undelivered: list[PostCommitEvent] = []
+        self._may_have_missed = self._has_to_resume = False
         self.replica = secrets.token_hex(8)
         self._taken: list[str] = []
         row = self.row("SELECT value FROM facts WHERE name = 'clock_ms'")
@@ -83,7 +94,20 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
         """
         if self.connection.is_broken():
             self._reconnect()
+        if self._has_to_resume:
+            self._begin([_NOTHING])
+            is_needed = not self.anybody_alive(AWAY_MS)
+            self.rollback()
+            if is_needed:
+                self._begin([ANYTHING])
+                self._resume(self)
+                self._undelivered = self.commit()
+            self._has_to_resume = False
+        self._begin(scopes)
+
+    def _begin(self, scopes: Sequence[Scopes]) -> None:
         self._undo_from = 0
+        self.connection.expect(ANSWER_WAIT_S)
         try:
             self._lock(_organisations(scopes))
             self._answers.begin([s.lookup_key for s in scopes if s.lookup_key is not None])
@@ -122,6 +146,7 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
     def _take_over(self, rows: Iterable[tuple[str, str, int]]) -> None:
         """Read again what another replica may have changed."""
         for organisation_id, settings, control_seq in rows:
+            self.connection.expect(ANSWER_WAIT_S)  # there may be thousands
             self._taken.append(organisation_id)
             known = self.orgs.get(organisation_id)
             if known is None or known.control_seq != control_seq:
@@ -141,6 +166,7 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
     def commit(self) -> list[PostCommitEvent]:
         """Write back everything that changed, commit, and return the post-commit events."""
         found = self.connection.psycopg
+        self.connection.expect(ANSWER_WAIT_S)
         try:
             with found.pipeline():
                 self.flush()
@@ -155,7 +181,12 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
         except psycopg.Error as exc:
             self._lost(exc)
             raise
-        earlier, self.earlier = self.earlier, []
+        self.connection.rest()
+        earlier, self.earlier = [*self._undelivered, *self.earlier], []
+        self._undelivered = []
+        if self._may_have_missed:
+            self._may_have_missed = False
+            earlier.append(PostCommitEvent("catalogue", None))
         return [*earlier, *self.committed()]
 
     def _payloads(self) -> set[str]:
@@ -171,7 +202,9 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
         self.undo_all()
         self.earlier.clear()
         if not self.connection.is_broken():
+            self.connection.expect(ANSWER_WAIT_S)
             self.connection.psycopg.execute("ROLLBACK")
+            self.connection.rest()
 
     def undo(self) -> None:
         """Undo everything since the last savepoint, and nothing else.
@@ -188,8 +221,9 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
 
     def _reconnect(self) -> None:
         """Open a connection; nothing that was cached is trusted any more."""
-        self.connection.psycopg.close()
+        self.connection.close()
         self.connection = self._connect()
+        self._has_to_resume = True
         self._forget_everything()
 
     def _lost(self, exc: psycopg.Error) -> None:
@@ -199,6 +233,9 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
             raise StoreLostError("the connection to the database is lost") from exc
 
     def _forget_everything(self) -> None:
+        # What the lost commit has announced was not delivered. Control messages are found by their
+        # number; that keys, rules or prices have changed is announced anew.
+        self._may_have_missed = True
         self.replica = secrets.token_hex(8)
         self.undo_all()
         self.orgs.clear()
@@ -247,6 +284,11 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
         """Tell whether another replica has served lately."""
         sql = "SELECT 1 FROM replicas WHERE replica <> ? AND seen_ms > ? LIMIT 1"
         return self.row(sql, self.replica, self.now_ms - within_ms) is not None
+
+    def anybody_alive(self, within_ms: int) -> bool:
+        """Tell whether any replica has served lately."""
+        row = self.row("SELECT 1 FROM replicas WHERE seen_ms > ? LIMIT 1", self.now_ms - within_ms)
+        return row is not None
 
     def audit_head(self) -> tuple[int, str] | None:
         """Return the number and the hash of the newest audit entry; the chain is locked."""

@@ -13,6 +13,7 @@ from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.usage import DAY_MS
 from guard.gateway.ledger.audit import GENESIS
 from guard.gateway.ledger.state import ScopeKeys
+from guard.gateway.storage.sql.columns import BALANCES_AND_BUDGETS, SELECT_APPROVALS, SELECT_AUDIT
 from guard.gateway.storage.sql.connection import Connection, ReadingStore, equals
 from guard.gateway.storage.sql.rows import approval_from_row, audit_entry_from_row
 from guard.gateway.storage.sql.spend import spend
@@ -146,7 +147,7 @@ def balances(
 ) -> list[records.BalanceView]:
     """Return a page of balances with their budgets, of periods that end after a moment."""
     rows = reading.rows(
-        "SELECT b.*, u.* FROM balances b CROSS JOIN budgets u USING (budget_id)"
+        f"SELECT {BALANCES_AND_BUDGETS} FROM balances b CROSS JOIN budgets u USING (budget_id)"  # noqa: S608 (constant text)
         " WHERE b.balance_id > ? AND u.organisation_id = ? AND coalesce(b.ends_ms, ?) > ?"
         " ORDER BY b.balance_id LIMIT ?",
         after, organisation_id, 2**62, open_after_ms, limit,
@@ -162,7 +163,7 @@ def approvals(
     return [
         approval_from_row(row)
         for row in reading.rows(
-            f"SELECT * FROM approvals WHERE {where} ORDER BY approval_id DESC LIMIT ?",  # noqa: S608 (constant text)
+            f"{SELECT_APPROVALS} WHERE {where} ORDER BY approval_id DESC LIMIT ?",
             *arguments, limit,
         )
     ]  # fmt: skip
@@ -257,7 +258,7 @@ class Reports(ReadingStore):
         """Return audit entries in order, of one organisation or of all."""
         where = "" if organisation_id is None else " AND organisation_id = ?"
         arguments: list[Any] = [after] if organisation_id is None else [after, organisation_id]
-        sql = f"SELECT * FROM audit WHERE seq > ?{where} ORDER BY seq LIMIT ?"  # noqa: S608 (constant text)
+        sql = f"{SELECT_AUDIT} WHERE seq > ?{where} ORDER BY seq LIMIT ?"
         return await self.report(
             lambda r: [audit_entry_from_row(row) for row in r.rows(sql, *arguments, limit)]
         )

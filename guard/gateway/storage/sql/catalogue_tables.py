@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Final, TypeVar
 
 import msgspec
 
 from guard.core import wire
 from guard.gateway.domain import records
+from guard.gateway.storage.sql.columns import SELECT_BUDGETS, SELECT_WEBHOOKS
 from guard.gateway.storage.sql.control_tables import ControlTables
 from guard.gateway.storage.sql.rows import budget_from_row, webhook_from_row
 
@@ -28,13 +30,13 @@ class CatalogueTables(ControlTables):
 
     def budget(self, budget_id: str) -> records.Budget | None:
         """Return a budget."""
-        row = self.row("SELECT * FROM budgets WHERE budget_id = ?", budget_id)
+        row = self.row(f"{SELECT_BUDGETS} WHERE budget_id = ?", budget_id)
         return None if row is None else budget_from_row(row)
 
     def find_budget(self, wanted: records.Budget) -> records.Budget | None:
         """Return the budget of the same organisation, scope and window."""
         row = self.row(
-            "SELECT * FROM budgets WHERE organisation_id = ? AND scope_kind = ?"
+            f"{SELECT_BUDGETS} WHERE organisation_id = ? AND scope_kind = ?"
             " AND scope_id = ? AND \"window\" = ?",
             wanted.organisation_id, wanted.scope_kind, wanted.scope_id, wanted.window,
         )  # fmt: skip
@@ -42,7 +44,7 @@ class CatalogueTables(ControlTables):
 
     def budgets(self, organisation_id: str) -> list[records.Budget]:
         """Return the budgets of an organisation."""
-        rows = self.rows("SELECT * FROM budgets WHERE organisation_id = ?", organisation_id)
+        rows = self.rows(f"{SELECT_BUDGETS} WHERE organisation_id = ?", organisation_id)
         return [budget_from_row(row) for row in rows]
 
     def save_budget(self, budget: records.Budget) -> None:
@@ -138,7 +140,7 @@ class CatalogueTables(ControlTables):
     def webhook(self, organisation_id: str, url: str) -> records.Webhook | None:
         """Return the webhook with this address."""
         row = self.row(
-            "SELECT * FROM webhooks WHERE organisation_id = ? AND url = ?", organisation_id, url
+            f"{SELECT_WEBHOOKS} WHERE organisation_id = ? AND url = ?", organisation_id, url
         )
         return None if row is None else webhook_from_row(row)
 
@@ -182,11 +184,18 @@ class CatalogueTables(ControlTables):
              delivery.created_at_ms, self.now_ms),
         )  # fmt: skip
 
-    def due_deliveries(self, limit: int, each: int) -> list[records.DueDelivery]:
-        """Return due deliveries: the oldest of each organisation, then their next."""
+    def due_deliveries(
+        self, limit: int, each: int, sending: Mapping[str, int]
+    ) -> list[records.DueDelivery]:
+        """Return due deliveries: the oldest of each organisation, then their next.
+
+        Those that are being sent are due until they are recorded, and among the first.
+        """
         rows = self.rows(
-            "SELECT delivery_id, url, secret, type, body, created_at_ms, attempts FROM ("
-            " SELECT d.*, w.url, w.secret, ROW_NUMBER() OVER (PARTITION BY d.organisation_id"
+            "SELECT delivery_id, organisation_id, url, secret, type, body, created_at_ms,"
+            " attempts FROM ("
+            " SELECT d.delivery_id, d.organisation_id, d.type, d.body, d.created_at_ms, d.attempts,"
+            " d.next_attempt_ms, w.url, w.secret, ROW_NUMBER() OVER (PARTITION BY d.organisation_id"
             "  ORDER BY d.next_attempt_ms) AS place"
             " FROM deliveries d JOIN webhooks w USING (webhook_id) WHERE d.delivered_at_ms IS NULL"
             " AND d.failed = 0 AND d.next_attempt_ms <= ?) due"

@@ -11,6 +11,7 @@ from guard.core import wire
 from guard.gateway.domain import records
 from guard.gateway.domain.control import Directives, is_timed
 from guard.gateway.ledger.state import OrganisationState
+from guard.gateway.storage.sql.columns import SELECT_APPROVALS
 from guard.gateway.storage.sql.connection import Database
 from guard.gateway.storage.sql.rows import approval_from_row
 from guard.gateway.storage.sql.tables import Tables
@@ -120,7 +121,7 @@ class ControlTables(Tables):
 
     def approval(self, approval_id: str) -> records.Approval | None:
         """Return an approval."""
-        row = self.row("SELECT * FROM approvals WHERE approval_id = ?", approval_id)
+        row = self.row(f"{SELECT_APPROVALS} WHERE approval_id = ?", approval_id)
         return None if row is None else approval_from_row(row)
 
     def approval_of_call(
@@ -128,7 +129,7 @@ class ControlTables(Tables):
     ) -> tuple[records.Approval, str] | None:
         """Return the approval that a call asked for, and its subject."""
         row = self.row(
-            "SELECT * FROM approvals WHERE organisation_id = ? AND key_id = ? AND call_id = ?",
+            f"{SELECT_APPROVALS} WHERE organisation_id = ? AND key_id = ? AND call_id = ?",
             organisation_id, key_id, call_id,
         )  # fmt: skip
         return None if row is None else (approval_from_row(row), row[4])
@@ -161,7 +162,7 @@ class ControlTables(Tables):
 
     def overdue_approvals(self, limit: int) -> list[records.Approval]:
         """Return pending approvals past their deadline, or without a caller who renews them."""
-        pending = "SELECT * FROM approvals WHERE status = 'pending' AND"
+        pending = f"{SELECT_APPROVALS} WHERE status = 'pending' AND"
         rows = self.rows(
             f"{pending} deadline_ms <= ? UNION {pending} present_until_ms <= ? LIMIT ?",
             self.now_ms, self.now_ms, limit,

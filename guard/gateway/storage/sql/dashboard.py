@@ -10,6 +10,7 @@ from guard.core import wire
 from guard.gateway.domain import records, usage
 from guard.gateway.domain.control import end_of, is_timed, newest
 from guard.gateway.storage.sql.analytics import directives_of
+from guard.gateway.storage.sql.columns import BALANCES_AND_BUDGETS, SELECT_AUDIT
 from guard.gateway.storage.sql.connection import Connection, ReadingStore, equals
 from guard.gateway.storage.sql.rows import audit_entry_from_row
 from guard.gateway.storage.sql.views import (
@@ -281,7 +282,7 @@ class Dashboard(ReadingStore):
             for owner in either:
                 where, arguments = equals(organisation_id=owner)
                 rows += reading.rows(
-                    f"SELECT * FROM audit WHERE {where or 'organisation_id IS NULL'}"  # noqa: S608 (constant text)
+                    f"{SELECT_AUDIT} WHERE {where or 'organisation_id IS NULL'}"
                     " AND seq < ? ORDER BY seq DESC LIMIT ?",
                     *arguments, before, limit,
                 )  # fmt: skip
@@ -316,7 +317,7 @@ class Dashboard(ReadingStore):
 
         def work(reading: Connection) -> list[records.BalanceView]:
             rows = reading.rows(
-                "SELECT b.*, u.* FROM budgets u JOIN balances b USING (budget_id)"
+                f"SELECT {BALANCES_AND_BUDGETS} FROM budgets u JOIN balances b USING (budget_id)"  # noqa: S608 (constant text)
                 " WHERE u.organisation_id = ? AND coalesce(b.ends_ms, ?) > ?"
                 " ORDER BY CAST(b.committed + b.reserved AS DOUBLE PRECISION)"
                 " / max(u.limit_nanousd, 1) DESC, b.balance_id LIMIT ?",

@@ -10,6 +10,7 @@ from guard.gateway.domain import records
 from guard.gateway.domain.control import Directives
 from guard.gateway.domain.operators import Operator
 from guard.gateway.ledger.state import AuditRow, OrganisationState
+from guard.gateway.storage.sql.columns import SELECT_KEYS, SELECT_OPERATORS, SELECT_ORGANISATIONS
 from guard.gateway.storage.sql.control_tables import ControlTables
 from guard.gateway.storage.sql.rows import (
     key_from_row,
@@ -54,12 +55,12 @@ class DirectoryTables(ControlTables):
         )
         self.on_undo(setattr, org, "settings", org.settings)
         org.settings = settings
-        row = self.row("SELECT * FROM organisations WHERE organisation_id = ?", organisation_id)
+        row = self.row(f"{SELECT_ORGANISATIONS} WHERE organisation_id = ?", organisation_id)
         return organisation_from_row(row)
 
     def key(self, key_id: str) -> records.Key | None:
         """Return a key."""
-        row = self.row("SELECT * FROM keys WHERE key_id = ?", key_id)
+        row = self.row(f"{SELECT_KEYS} WHERE key_id = ?", key_id)
         return None if row is None else key_from_row(row).key
 
     def add_key(self, key: records.Key, key_hash: bytes, hmac_secret: str | None) -> None:
@@ -89,7 +90,7 @@ class DirectoryTables(ControlTables):
 
     def operator(self, name: str) -> Operator | None:
         """Return an operator."""
-        row = self.row("SELECT * FROM operators WHERE name = ?", name)
+        row = self.row(f"{SELECT_OPERATORS} WHERE name = ?", name)
         return None if row is None else operator_from_row(row)[0]
 
     def save_operator(self, operator: Operator, password_hash: str) -> None:

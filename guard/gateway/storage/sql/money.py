@@ -16,6 +16,7 @@ from guard.gateway.domain.commands import PricedEvent, Refusal, Request
 from guard.gateway.domain.estimates import Estimate
 from guard.gateway.domain.ledger import Account, Balance, Reservation
 from guard.gateway.ledger.state import Chain, OrganisationState, ScopeKeys, StoredAnswer
+from guard.gateway.storage.sql.columns import SELECT_BALANCES, SELECT_RESERVATIONS
 from guard.gateway.storage.sql.connection import Database
 from guard.gateway.storage.sql.event_table import add_event
 from guard.gateway.storage.sql.replay import ReplayTable
@@ -57,7 +58,7 @@ class MoneyTables(Tables):
     def load_open(self) -> None:
         """Cache every open reservation and every exhausted balance."""
         for row in self.rows(
-            "SELECT * FROM reservations WHERE reservation_id >= coalesce((SELECT value FROM facts"
+            f"{SELECT_RESERVATIONS} WHERE reservation_id >= coalesce((SELECT value FROM facts"  # noqa: S608 (constant text)
             " WHERE name = 'oldest_open'), '') AND state = 'open'"
         ):
             self._adopt(reservation_from_row(row))
@@ -111,7 +112,7 @@ class MoneyTables(Tables):
         """Return a balance by its number."""
         found = self.balances.get(balance_id)
         if found is None:
-            row = self.row("SELECT * FROM balances WHERE balance_id = ?", balance_id)
+            row = self.row(f"{SELECT_BALANCES} WHERE balance_id = ?", balance_id)
             found = balance_from_row(row)
             self.put(self.balances, balance_id, found)
         return found
@@ -166,7 +167,7 @@ class MoneyTables(Tables):
             reservation_id
         )
         if found is None:
-            row = self.row("SELECT * FROM reservations WHERE reservation_id = ?", reservation_id)
+            row = self.row(f"{SELECT_RESERVATIONS} WHERE reservation_id = ?", reservation_id)
             found = None if row is None else reservation_from_row(row)
         return found
 

@@ -12,6 +12,14 @@ from guard.gateway.domain import records, usage
 from guard.gateway.domain.control import end_of, is_timed
 from guard.gateway.domain.operators import Operator, Session
 from guard.gateway.domain.usage import DAY_MS
+from guard.gateway.storage.sql.columns import (
+    SELECT_BUDGETS,
+    SELECT_KEYS,
+    SELECT_OPERATORS,
+    SELECT_ORGANISATIONS,
+    SELECT_WEBHOOKS,
+    columns,
+)
 from guard.gateway.storage.sql.connection import Connection, ReadingStore, equals
 from guard.gateway.storage.sql.rows import (
     budget_from_row,
@@ -68,26 +76,26 @@ class Queries(ReadingStore):
 
     async def organisations(self) -> list[records.Organisation]:
         """Return all tenants, oldest first."""
-        rows = await self._rows("SELECT * FROM organisations ORDER BY organisation_id")
+        rows = await self._rows(f"{SELECT_ORGANISATIONS} ORDER BY organisation_id")
         return [organisation_from_row(row) for row in rows]
 
     async def find_key(self, key_hash: bytes) -> records.KeySecret | None:
         """Return the key with this hash, in any state."""
-        rows = await self._rows("SELECT * FROM keys WHERE key_hash = ?", key_hash)
+        rows = await self._rows(f"{SELECT_KEYS} WHERE key_hash = ?", key_hash)
         return key_from_row(rows[0]) if rows else None
 
     async def keys(self, organisation_id: str | None) -> list[records.Key]:
         """Return keys, of one organisation or of all."""
         where, arguments = equals(organisation_id=organisation_id)
         rows = await self._rows(
-            f"SELECT * FROM keys WHERE {where or 'true'} ORDER BY key_id",  # noqa: S608 (constant text)
+            f"{SELECT_KEYS} WHERE {where or 'true'} ORDER BY key_id",
             *arguments,
         )
         return [key_from_row(row).key for row in rows]
 
     async def find_operator(self, name: str) -> tuple[Operator, str] | None:
         """Return an operator and the hash of the password."""
-        rows = await self._rows("SELECT * FROM operators WHERE name = ?", name)
+        rows = await self._rows(f"{SELECT_OPERATORS} WHERE name = ?", name)
         return operator_from_row(rows[0]) if rows else None
 
     async def has_operators(self) -> bool:
@@ -97,8 +105,9 @@ class Queries(ReadingStore):
     async def find_session(self, token_hash: bytes) -> Session | None:
         """Return a session in any state, or ``None``."""
         rows = await self._rows(
-            "SELECT o.*, s.created_at_ms, s.seen_at_ms, s.expires_at_ms FROM sessions s"
-            " JOIN operators o USING (operator_id) WHERE token_hash = ?",
+            f"SELECT {columns('operators', 'o')}, s.created_at_ms, s.seen_at_ms,"  # noqa: S608 (constant text)
+            " s.expires_at_ms FROM sessions s JOIN operators o USING (operator_id)"
+            " WHERE token_hash = ?",
             token_hash,
         )
         return session_from_row(rows[0]) if rows else None
@@ -107,7 +116,7 @@ class Queries(ReadingStore):
 
     async def budgets(self, organisation_id: str) -> list[records.Budget]:
         """Return the budgets of an organisation."""
-        rows = await self._rows("SELECT * FROM budgets WHERE organisation_id = ?", organisation_id)
+        rows = await self._rows(f"{SELECT_BUDGETS} WHERE organisation_id = ?", organisation_id)
         return [budget_from_row(row) for row in rows]
 
     async def policies(self, organisation_id: str) -> list[records.Policy]:
@@ -138,7 +147,7 @@ class Queries(ReadingStore):
     async def webhooks(self, organisation_id: str) -> list[records.Webhook]:
         """Return the webhooks, without their secrets."""
         rows = await self._rows(
-            "SELECT * FROM webhooks WHERE organisation_id = ? ORDER BY webhook_id",
+            f"{SELECT_WEBHOOKS} WHERE organisation_id = ? ORDER BY webhook_id",
             organisation_id,
         )
         return [webhook_from_row(row) for row in rows]

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from guard.gateway.domain.windows import DAY_MS, HOUR_MS, period_of
 from guard.gateway.ledger import audit
+from guard.gateway.storage.sql.columns import columns
 from guard.gateway.storage.sql.unit_of_work import SqlUnitOfWork
 
 STEP_ROWS: Final = 500
@@ -339,8 +340,9 @@ def _balances(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
         "SELECT balance_id, reserved = 0 AND CASE WHEN ends_ms IS NOT NULL"  # noqa: S608 (constants of this module)
         " THEN ends_ms <= ? AND exhausted = 0 ELSE scope_kind = 'chain' AND NOT EXISTS (SELECT 1"
         " FROM chains n WHERE n.organisation_id = c.organisation_id AND n.chain_id = c.chain_id)"
-        f" AND {_UNNAMED} END FROM (SELECT b.*, u.organisation_id, u.scope_kind,"
-        " b.scope_id AS chain_id FROM balances b LEFT JOIN budgets u USING (budget_id)"
+        f" AND {_UNNAMED} END FROM (SELECT {columns('balances', 'b')}, u.organisation_id,"
+        " u.scope_kind, b.scope_id AS chain_id"
+        " FROM balances b LEFT JOIN budgets u USING (budget_id)"
         " WHERE balance_id > ? AND balance_id < (SELECT max(balance_id) FROM balances)"
         " ORDER BY balance_id LIMIT ?) c",
         (floor, int(after), limit),

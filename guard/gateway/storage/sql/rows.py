@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import time
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -13,8 +13,6 @@ from guard.core import wire
 from guard.gateway.domain import records
 from guard.gateway.domain.ledger import Balance, Reservation
 from guard.gateway.domain.operators import Operator, Session
-
-BALANCE_COLUMNS: Final = 13
 
 
 def budget_from_row(row: tuple[Any, ...]) -> records.Budget:

@@ -10,6 +10,7 @@ from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.ledger import Account, Balance
 from guard.gateway.ledger.accounts import applying, index_of
 from guard.gateway.ledger.state import ScopeKeys
+from guard.gateway.storage.sql.columns import SELECT_BALANCES, SELECT_BUDGETS
 from guard.gateway.storage.sql.connection import Connection
 from guard.gateway.storage.sql.rows import balance_from_row, budget_from_row
 
@@ -42,7 +43,7 @@ def spend(
             raise NotFoundError("no such run of this workflow")
         run = _total(reading, organisation_id, "run", run_id)
         reply.run_id, reply.run_spent_nanousd = run_id, 0 if run is None else run[0]
-    budgets = reading.rows("SELECT * FROM budgets WHERE organisation_id = ?", organisation_id)
+    budgets = reading.rows(f"{SELECT_BUDGETS} WHERE organisation_id = ?", organisation_id)
     for budget, scope_id in applying(index_of(map(budget_from_row, budgets)), keys):
         reply.budgets.append(_account(reading, budget, scope_id, now_ms).view())
     return reply
@@ -64,7 +65,7 @@ def _account(reading: Connection, budget: records.Budget, scope_id: str, now_ms:
     """Return a budget with its balance; one that no call has opened yet begins with its totals."""
     start_ms, end_ms = windows.period_of(budget.window, now_ms)
     rows = reading.rows(
-        "SELECT * FROM balances WHERE budget_id = ? AND scope_id = ? AND period_start_ms = ?",
+        f"{SELECT_BALANCES} WHERE budget_id = ? AND scope_id = ? AND period_start_ms = ?",
         budget.budget_id, scope_id, start_ms,
     )  # fmt: skip
     if rows:

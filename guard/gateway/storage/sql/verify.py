@@ -8,6 +8,7 @@ from typing import Final
 from guard.gateway.domain.records import LedgerReport
 from guard.gateway.ledger import audit
 from guard.gateway.ledger.state import AuditRow
+from guard.gateway.storage.sql.columns import SELECT_AUDIT
 from guard.gateway.storage.sql.connection import Connection
 
 _CHARGED: Final = (
@@ -82,7 +83,7 @@ def verify_audit(
     """Check the hash chain of the audit log, on one snapshot of entries and anchor."""
     with reading.snapshot():
         anchor = _audit_anchor(reading)
-        rows = reading.stream("SELECT * FROM audit ORDER BY seq")
+        rows = reading.stream(f"{SELECT_AUDIT} ORDER BY seq")
         return audit.verify((AuditRow(*row) for row in rows), anchor, noted)
 
 

@@ -10,7 +10,8 @@ from guard.gateway.domain import records
 from guard.gateway.domain.control import ControlState
 from guard.gateway.domain.ledger import Account
 from guard.gateway.domain.nesting import DEPTH_MAX, nested_deeper
-from guard.gateway.storage.sql.rows import BALANCE_COLUMNS, balance_from_row, budget_from_row
+from guard.gateway.storage.sql.columns import BALANCE_COLUMNS
+from guard.gateway.storage.sql.rows import balance_from_row, budget_from_row
 
 EVENT_COLUMNS: Final = (
     "event_seq, event_id, type, at_ms, received_at_ms, workflow_id, run_id, chain_id, agent,"

@@ -15,8 +15,8 @@ from guard.gateway.domain.records import LedgerReport
 from guard.gateway.ledger.audit import GENESIS
 from guard.gateway.storage.sql import verify
 from guard.gateway.storage.sqlite import file_lock, schema
+from guard.gateway.storage.sqlite.connection import ReadConnection
 from guard.gateway.storage.sqlite.migrations import SqliteMigrator, open_to_read
-from guard.gateway.storage.sqlite.read_pool import Connection
 
 
 class Restored(Struct, frozen=True):
@@ -98,7 +98,7 @@ def _copy(source: Path, partial: Path) -> None:
 
 
 def _checked(partial: Path, expect: tuple[int, str] | None) -> tuple[LedgerReport, tuple[int, str]]:
-    reading = Connection(partial)
+    reading = ReadConnection(partial)
     try:
         ledger = verify.verify_ledger(reading)
         if ledger.problems:

@@ -1,0 +1,89 @@
+"""Ends connections whose server is silent when it has to answer.
+
+The kernel notices a server that is gone. It does not notice one that is there and says nothing: a
+frozen server, or a proxy in between that has lost the other side. Whoever waits for such an answer
+would wait for ever, so each connection says until when it expects one, and a thread ends those that
+do not get it. To the waiting thread this is a lost connection like any other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import socket
+import threading
+import time
+from typing import Final
+
+CHECK_S: Final = 0.25
+
+
+class Line:
+    """The socket of a connection, for the one thing that another thread may do with it.
+
+    Args:
+        fileno: of the socket. It is duplicated, so that it cannot become another one's number.
+    """
+
+    def __init__(self, fileno: int) -> None:
+        self._socket = socket.socket(fileno=os.dup(fileno))
+        self._lock = threading.Lock()
+        self.answers_by_s = math.inf
+
+    def expect(self, within_s: float) -> None:
+        """Expect everything that is asked from now on to be answered within a time."""
+        self.answers_by_s = time.monotonic() + within_s
+
+    def rest(self) -> None:
+        """Expect nothing."""
+        self.answers_by_s = math.inf
+
+    def cut(self) -> None:
+        """End the connection under whoever waits on it."""
+        with self._lock, contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Let go of the socket. Idempotent."""
+        with self._lock:
+            self._socket.close()
+
+
+class AnswerWatch:
+    """Cuts the lines on which an answer is overdue, from a thread of its own."""
+
+    def __init__(self) -> None:
+        self._lines: set[Line] = set()
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._closing.clear()
+        self._thread = threading.Thread(target=self._run, name="guard-gateway-watch", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread. Idempotent."""
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def add(self, line: Line) -> None:
+        """Watch a line."""
+        self._lines.add(line)
+
+    def remove(self, line: Line) -> None:
+        """Forget a line, and let go of its socket."""
+        self._lines.discard(line)
+        line.close()
+
+    def _run(self) -> None:
+        while not self._closing.wait(CHECK_S):
+            now_s = time.monotonic()
+            for line in tuple(self._lines):
+                if line.answers_by_s < now_s:
+                    line.rest()
+                    line.cut()

@@ -1,0 +1,110 @@
+"""Reader threads, each with a connection of its own. Reading never waits for the writer."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, Generic, Protocol, TypeVar
+
+from guard.gateway.domain.statistics import PoolUse
+from guard.gateway.storage.sql.connection import Connection
+
+T = TypeVar("T")
+TRUST_S: Final = 5.0
+"""A connection that was used so lately is not tried first."""
+
+
+class Pooled(Connection, Protocol):
+    """A connection that a pool opens and closes."""
+
+    def is_broken(self) -> bool:
+        """Tell whether the connection is lost."""
+
+    def answers(self) -> bool:
+        """Try a connection that was not used for a while."""
+
+    def expect(self, within_s: float) -> None:
+        """End the connection if what is asked is not answered within a time."""
+
+    def rest(self) -> None:
+        """Expect no answer."""
+
+    def close(self) -> None:
+        """Close the connection."""
+
+
+PooledT = TypeVar("PooledT", bound=Pooled)
+
+
+class ReadPool(Generic[PooledT]):
+    """Runs at most ``size`` queries at once; others wait for their turn.
+
+    Connections are opened by the first queries that need them. One that was idle for a while is
+    tried before it is used: a query that may take minutes would wait as long for a silent server.
+    A query on one that turns out to be lost runs once more on a new one.
+
+    Args:
+        connect: opens a connection.
+        size: connections at most.
+        name: of the threads.
+        wait_s: how long a query may take; whoever asks it for longer has lost the server.
+    """
+
+    def __init__(self, connect: Callable[[], PooledT], size: int, name: str, wait_s: float) -> None:
+        self._connect = connect
+        self._wait_s = wait_s
+        self._idle: queue.SimpleQueue[tuple[PooledT, float]] = queue.SimpleQueue()
+        self._threads = ThreadPoolExecutor(size, thread_name_prefix=name)
+        self._size = size
+        self._asked = 0
+
+    async def run(self, work: Callable[[PooledT], T], wait_s: float | None = None) -> T:
+        """Run a query on a thread of the pool; it may take as long as others of the pool."""
+        self._asked += 1
+        loop = asyncio.get_running_loop()
+        within_s = self._wait_s if wait_s is None else wait_s
+        try:
+            return await loop.run_in_executor(self._threads, self._run, work, within_s)
+        finally:
+            self._asked -= 1
+
+    def use(self) -> PoolUse:
+        """Return how many connections work, and how many queries wait."""
+        in_use = min(self._asked, self._size)
+        return PoolUse(self._size, in_use, self._asked - in_use)
+
+    def _run(self, work: Callable[[PooledT], T], wait_s: float) -> T:
+        while True:
+            connection, is_new = self._connection()
+            connection.expect(wait_s)
+            try:
+                return work(connection)
+            except Exception:
+                if is_new or not connection.is_broken():
+                    raise
+            finally:
+                connection.rest()
+                if connection.is_broken():
+                    connection.close()
+                else:
+                    self._idle.put((connection, time.monotonic()))
+
+    def _connection(self) -> tuple[PooledT, bool]:
+        """Return a connection, and whether it is a new one."""
+        while True:
+            try:
+                connection, since_s = self._idle.get_nowait()
+            except queue.Empty:
+                return self._connect(), True
+            if time.monotonic() - since_s < TRUST_S or connection.answers():
+                return connection, False
+            connection.close()
+
+    def close(self) -> None:
+        """Wait for running queries, and close the connections."""
+        self._threads.shutdown()
+        while not self._idle.empty():
+            self._idle.get_nowait()[0].close()
