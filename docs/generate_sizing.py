@@ -1,8 +1,9 @@
-"""Writes ``deploy/sizing.md`` from the newest results of ``benchmarks/sizing.py``.
+"""Writes ``deploy/sizing.md`` from the newest results of two benchmarks.
 
 Run it after a measurement::
 
     python -m benchmarks.sizing --results benchmarks/results
+    python -m benchmarks.scale --results benchmarks/results
     python docs/generate_sizing.py
 """
 
@@ -15,6 +16,7 @@ from typing import Any, Final
 ROOT: Final = Path(__file__).parents[1]
 PAGE: Final = ROOT / "docs" / "deploy" / "sizing.md"
 SIZES: Final = (1_000, 10_000, 100_000, 1_000_000)
+REPLICAS: Final = (1, 2, 4)
 
 CONSTANTS: Final = {
     "cpu_us_per_decision": "µs of CPU for a decision asked over the control socket",
@@ -25,6 +27,19 @@ CONSTANTS: Final = {
     "rss_bytes": "bytes of memory of a gateway that has just started",
     "stored_bytes_per_event": "bytes on disk for an event with its indexes and totals",
     "wire_bytes_per_event": "bytes of an event on the wire, not compressed",
+}
+SCALED: Final = {
+    "decision": ("asked, spread", "a decision asked, each connection's in its own organisation"),
+    "leased_call": ("leased", "a call that a lease for 100 covers, with its event"),
+    "event": ("events", "an event, in batches of 200"),
+}
+"""What ``benchmarks/scale.py`` measures over both engines: the row, and what is measured."""
+
+BROUGHT: Final = {
+    "asked, one organisation": "decisions asked, one organisation",
+    "asked, spread": "decisions asked, spread over organisations",
+    "leased": "leased calls",
+    "events": "events",
 }
 ASSUMED: Final = {
     "agents_per_process": (1, "agents in a process, which holds one socket"),
@@ -38,10 +53,24 @@ ASSUMED: Final = {
 }
 
 
-def newest() -> dict[str, Any]:
-    """Return the newest results."""
-    [*_, last] = sorted((ROOT / "benchmarks" / "results").glob("sizing-*.json"))
+def newest(benchmark: str = "sizing") -> dict[str, Any]:
+    """Return the newest results of a benchmark."""
+    [*_, last] = sorted((ROOT / "benchmarks" / "results").glob(f"{benchmark}-*.json"))
     found: dict[str, Any] = json.loads(last.read_text())
+    return found
+
+
+def scaled(rows: dict[str, dict[str, float]]) -> dict[str, float]:
+    """Return the CPU time of a replica and of PostgreSQL for one of each kind of work.
+
+    Args:
+        rows: of ``benchmarks/scale.py``.
+    """
+    found = {}
+    for name, (row, _) in SCALED.items():
+        measured = rows[f"PostgreSQL, 1 replica: {row}"]
+        found[f"replica_us_per_{name}"] = measured["cpu_us"]
+        found[f"database_us_per_{name}"] = measured["database_us"]
     return found
 
 
@@ -58,6 +87,13 @@ def needs(agents: int, constants: dict[str, float]) -> dict[str, float]:
     asked += calls * given["leased_share"] / given["calls_per_lease"]
     events = calls * given["events_per_call"]
     sockets = agents / given["agents_per_process"]
+    replica, database = (
+        {
+            "decisions": asked * given[f"{process}_us_per_decision"] / 1e6,
+            "events": events * given[f"{process}_us_per_event"] / 1e6,
+        }
+        for process in ("replica", "database")
+    )
     cores = {
         "cores_decisions": asked * given["cpu_us_per_decision"] / 1e6,
         "cores_events": events * given["cpu_us_per_event"] / 1e6,
@@ -81,6 +117,11 @@ def needs(agents: int, constants: dict[str, float]) -> dict[str, float]:
         "gb_per_day": events * 86_400 * given["stored_bytes_per_event"] / 1e9,
         "tb_kept": events * 86_400 * given["retention_days"] * given["stored_bytes_per_event"]
         / 1e12,
+        "replica_cores": sum(replica.values()),
+        "database_decisions": database["decisions"],
+        "database_events": database["events"],
+        "database_cores": sum(database.values()) / given["busy"],
+        "turns": sum(replica.values()) + sum(database.values()),
     }  # fmt: skip
 
 
@@ -104,6 +145,20 @@ ROWS: Final = (
     ("gb_per_day", "GB stored a day", "`events × 86 400 × stored_bytes_per_event`"),
     ("tb_kept", "TB kept", "`GB stored a day × retention_days / 1000`"),
 )  # fmt: skip
+_TURNS: Final = (
+    "(asked × (replica_us_per_decision + database_us_per_decision)"
+    " + events × (replica_us_per_event + database_us_per_event)) / 10⁶"
+)
+DATABASE_ROWS: Final = (
+    ("replica_cores", "cores of replicas for decisions and events",
+     "`(asked × replica_us_per_decision + events × replica_us_per_event) / 10⁶`"),
+    ("database_decisions", "cores of PostgreSQL for decisions",
+     "`asked × database_us_per_decision / 10⁶`"),
+    ("database_events", "cores of PostgreSQL for events", "`events × database_us_per_event / 10⁶`"),
+    ("database_cores", "cores that the database needs",
+     "`(asked × database_us_per_decision + events × database_us_per_event) / 10⁶ / busy`"),
+    ("turns", "turns filled, in organisations", f"`{_TURNS}`"),
+)  # fmt: skip
 
 
 def shown(value: float) -> str:
@@ -121,25 +176,63 @@ def shown(value: float) -> str:
 
 def page() -> str:
     """Return the page."""
-    results = newest()
-    constants: dict[str, float] = results["constants"]
-    columns = [needs(agents, constants) for agents in SIZES]
+    results, scale = newest(), newest("scale")
+    own: dict[str, float] = results["constants"]
+    of_replicas = scaled(scale["rows"])
+    columns = [needs(agents, own | of_replicas) for agents in SIZES]
     lines = [_HEAD.format(**results)]
     lines += ["| Constant | Measured | |", "|---|---|---|"]
-    lines += [
-        f"| `{name}` | {constants[name]:,.10g} | {text} |" for name, text in CONSTANTS.items()
-    ]
+    lines += [f"| `{name}` | {own[name]:,.10g} | {text} |" for name, text in CONSTANTS.items()]
     lines += [_ASSUMED, "| Assumed | | |", "|---|---|---|"]
     lines += [f"| `{name}` | {shown(value)} | {text} |" for name, (value, text) in ASSUMED.items()]
-    lines += [_NEEDS, f"| Agents | {' | '.join(f'{each:,}' for each in SIZES)} | |"]
-    lines += ["|---|" + "---|" * (len(SIZES) + 1)]
-    for key, name, formula in ROWS:
-        values = " | ".join(shown(column[key]) for column in columns)
-        lines.append(f"| {name} | {values} | {formula} |")
-    per_event = constants["cpu_us_per_event"]
-    told = columns[-1] | {"cpu_us_per_event": per_event, "events_per_writer": 1e6 / per_event}
+    lines += [_NEEDS, *_table(ROWS, columns)]
+    lines += [_SCALE.format(**scale), *_beside_sqlite(scale["rows"], of_replicas)]
+    lines += [_BROUGHT, *_brought(scale["rows"]), _DATABASE, *_table(DATABASE_ROWS, columns)]
+    per_event = own["cpu_us_per_event"]
+    turn = of_replicas["replica_us_per_event"] + of_replicas["database_us_per_event"]
+    told = columns[-1] | {
+        "cpu_us_per_event": per_event,
+        "events_per_writer": 1e6 / per_event,
+        "events_per_organisation": 1e6 / turn,
+    }
     lines.append(_TAIL.format(**{name: shown(value) for name, value in told.items()}))
     return "\n".join(lines)
+
+
+def _table(rows: tuple[tuple[str, str, str], ...], columns: list[dict[str, float]]) -> list[str]:
+    """Return a table of what each number of agents needs."""
+    lines = [f"| Agents | {' | '.join(f'{each:,}' for each in SIZES)} | |"]
+    lines += ["|---|" + "---|" * (len(SIZES) + 1)]
+    for key, name, formula in rows:
+        values = " | ".join(shown(column[key]) for column in columns)
+        lines.append(f"| {name} | {values} | {formula} |")
+    return lines
+
+
+def _beside_sqlite(rows: dict[str, dict[str, float]], of_replicas: dict[str, float]) -> list[str]:
+    """Return the table of constants over PostgreSQL, with SQLite's."""
+    lines = ["| Constant | Measured | over SQLite | µs of CPU for |", "|---|---|---|---|"]
+    for name, (row, text) in SCALED.items():
+        embedded = rows[f"SQLite: {row}"]["cpu_us"]
+        replica, database = f"replica_us_per_{name}", f"database_us_per_{name}"
+        lines.append(f"| `{replica}` | {of_replicas[replica]:,g} | {embedded:,g} | {text} |")
+        lines.append(f"| `{database}` | {of_replicas[database]:,g} | | the same, in PostgreSQL |")
+    return lines
+
+
+def _brought(rows: dict[str, dict[str, float]]) -> list[str]:
+    """Return the table of what more replicas brought on the machine of the benchmark."""
+    names = [f"PostgreSQL, {count} replica{'s'[: count > 1]}" for count in REPLICAS]
+    lines = [f"| A second | SQLite | {' | '.join(names)} |"]
+    lines += ["|---|" + "---|" * (len(REPLICAS) + 1)]
+    for row, text in BROUGHT.items():
+        one = rows[f"{names[0]}: {row}"]["per_s"]
+        cells = [f"{rows[f'SQLite: {row}']['per_s']:,.0f}", f"{one:,.0f}"]
+        for name in names[1:]:
+            many = rows[f"{name}: {row}"]["per_s"]
+            cells.append(f"{many:,.0f} (× {many / one:.2f})")
+        lines.append(f"| {text} | {' | '.join(cells)} |")
+    return lines
 
 
 _HEAD: Final = """\
@@ -148,7 +241,8 @@ _HEAD: Final = """\
 # Sizing
 
 How much a number of agents needs, from constants that `benchmarks/sizing.py` measures. Measure on
-your own machine and calculate with your own numbers: `python -m benchmarks.sizing`.
+your own machine and calculate with your own numbers: `python -m benchmarks.sizing`, and for
+replicas `python -m benchmarks.scale`.
 
 Measured on {machine}, {date}, one gateway over SQLite, {sockets:,} control sockets, {events:,}
 events:
@@ -160,6 +254,20 @@ own:
 _NEEDS: Final = """
 Then:
 """
+_SCALE: Final = """
+## Replicas over PostgreSQL
+
+Measured by `benchmarks/scale.py` on {machine}, {date}, with one replica:
+"""
+_BROUGHT: Final = """
+What more replicas brought there, where clients, replicas and PostgreSQL shared two cores. A replica
+takes what it needs from the others on a machine that is full; what it brings on cores of its own
+follows from the CPU times above:
+"""
+_DATABASE: Final = """
+What the same agents need then. Units of work of one organisation take turns, whatever replica they
+run in; the last row is how many organisations it takes, all alike, until their turns are enough:
+"""
 _TAIL: Final = """
 ## What is short first
 
@@ -170,12 +278,14 @@ _TAIL: Final = """
 3. **The disk for events**: {events_per_s} events a second are {gb_per_day} GB a day. Nothing else
    grows like it. Keep fewer days (`--retention-days`; the current month stays in any case): totals,
    budgets and the audit log do not depend on events that are kept.
-4. **The writer of the database**: at {cpu_us_per_event} µs an event, one writer is busy with
-   {events_per_writer} events a second, and a million agents send {events_per_s}. Leases keep
-   decisions away from it ({asked_per_s} are asked a second instead of {calls_per_s}), but every
-   event is a row. From here on one database is not enough.
-5. **A budget that everybody shares** is one row. Replicas add nothing there; leases do, because the
-   row is touched once for each lease and not for each call.
+4. **The writer**: a gateway over SQLite has one, busy with {events_per_writer} events a second at
+   {cpu_us_per_event} µs each. Over PostgreSQL every replica is one, and the database needs
+   {database_cores} cores for the events and decisions of a million agents. Leases keep decisions
+   away from it ({asked_per_s} are asked a second instead of {calls_per_s}), but every event is a
+   row.
+5. **One organisation**: its units take turns, so more replicas bring it nothing beyond about
+   {events_per_organisation} events a second. A budget that everybody shares is the same case:
+   leases help, because its row is touched once for each lease and not for each call.
 
 ## Beyond one database
 
@@ -183,8 +293,8 @@ This is not built; what it needs is in place. Every row belongs to one organisat
 touches two, so organisations can be spread over databases, with a directory that says where each
 is. Events are numbered and never change once they are written, so a reader that remembers the last
 number can copy them to a column store, while the ledger keeps only what it needs to decide. One
-organisation of a million agents that work without a break needs that: its events are too many for
-one database.
+organisation of a million agents that work without a break would need more than that: the
+{events_per_s} events a second that it sends are {turns} times what its turns take.
 """
 
 if __name__ == "__main__":

@@ -172,6 +172,12 @@ def sizing() -> Any:
 def test_the_page_is_the_measurements(sizing: Any) -> None:
     assert sizing.PAGE.read_text() == sizing.page(), "run docs/generate_sizing.py"
     assert set(sizing.newest()["constants"]) == {*sizing.CONSTANTS, "kill_to_last_socket_ms"}
+    rows = sizing.newest("scale")["rows"]
+    text = sizing.PAGE.read_text()
+    for name, (row, _) in sizing.SCALED.items():
+        one, embedded = rows[f"PostgreSQL, 1 replica: {row}"], rows[f"SQLite: {row}"]["cpu_us"]
+        assert f"| `replica_us_per_{name}` | {one['cpu_us']:g} | {embedded:g} |" in text
+        assert f"| `database_us_per_{name}` | {one['database_us']:g} |" in text
 
 
 def test_the_pages_arithmetic(sizing: Any) -> None:
@@ -208,8 +214,24 @@ def test_the_pages_arithmetic(sizing: Any) -> None:
     assert checked > 40
 
 
+def test_what_the_database_needs_grows_with_its_own_constants(sizing: Any) -> None:
+    """Not with those of a gateway over SQLite."""
+    own = sizing.newest()["constants"]
+    rows = sizing.newest("scale")["rows"]
+    of_replicas = sizing.scaled(rows)
+    dearer = {**of_replicas, "database_us_per_event": 2 * of_replicas["database_us_per_event"]}
+    before, after = (sizing.needs(100_000, own | each) for each in (of_replicas, dearer))
+    changed = {name for name in before if before[name] != after[name]}
+    assert changed == {"database_events", "database_cores", "turns"}
+    assert after["database_events"] == pytest.approx(2 * before["database_events"])
+
+
 def test_the_results_are_of_the_benchmark_that_is_there() -> None:
     text = (ROOT / "benchmarks" / "sizing.py").read_text()
     for path in (ROOT / "benchmarks" / "results").glob("sizing-*.json"):
         assert all(f'"{name}"' in text or name == "cpu_us_per_decision"
                    for name in json.loads(path.read_text())["constants"])  # fmt: skip
+    text = (ROOT / "benchmarks" / "scale.py").read_text()
+    for path in (ROOT / "benchmarks" / "results").glob("scale-*.json"):
+        rows = {name.rpartition(": ")[2] for name in json.loads(path.read_text())["rows"]}
+        assert all(row.startswith("bare") or f'"{row}": lambda' in text for row in rows)
