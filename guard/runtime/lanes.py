@@ -196,6 +196,7 @@ class Lanes:
             reply.reserved_nanousd,
             question.asking.calls,
         )
+        hold.lease.question = question.asking.request
         return granted(question.asking, reply, hold)
 
     def _refuse_like(

@@ -1,4 +1,4 @@
-"""Keeps leases while they are used: renews them, gives back what is idle, answers recalls."""
+"""Keeps leases while they are used: tops them up, renews them, gives back what is not used."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ import time
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Final
 
+from msgspec import structs
+
 from guard.breaker.exceptions import BreakerTransportError, GuardError, GuardTransportError
 from guard.control.ask_channel import AskChannel
 from guard.core import wire
 from guard.core.ids import IdFactory
-from guard.core.leases import LeaseBook, Update
+from guard.core.leases import Asked, Lease, LeaseBook, Update
 from guard.delivery.flusher import Flusher
 from guard.runtime import decision_log
 from guard.transport.client import GatewayClient
@@ -41,7 +43,12 @@ class LeaseKeeper:
         flusher: delivers what was spent before its lease is closed.
         ids: keys of requests.
         read_answers: reads the LLM answers that are unread, so that their holds settle.
+
+    Attributes:
+        asks_ahead: whether the gateway tops leases up before a call has to wait.
     """
+
+    asks_ahead = False
 
     def __init__(
         self,
@@ -74,6 +81,9 @@ class LeaseKeeper:
             ending = [self._send(update) for update in self._due(now_s) if not update.closes]
             for sending in ending:
                 self._start(sending)
+            if self.asks_ahead and self._asks.is_open:
+                for lease, asked in self._book.low(now_s):
+                    self._top_up(lease, asked)
 
     def _due(self, now_s: float) -> list[Update]:
         updates = self._book.due(now_s)
@@ -81,6 +91,34 @@ class LeaseKeeper:
         if closing:
             self._start(self._close(closing))
         return updates
+
+    def _top_up(self, lease: Lease, asked: Asked) -> None:
+        """Ask for more of what a lease was granted for last, before a call has to wait for it."""
+        if lease.question is None:
+            return
+        call_id = self._ids.uuid7(time.time_ns() // 1_000_000)
+        ask = structs.replace(
+            lease.question, call_id=call_id, lease=asked.ask, events=[], within=None, held=None,
+            note=None,
+        )  # fmt: skip
+        answered = functools.partial(self._topped_up, asked)
+        self._asks.ask("gate", call_id, wire.encode(ask), answered, _ANSWER_S)
+
+    def _topped_up(self, asked: Asked, told: wire.Told | None) -> None:
+        if told is None:  # whether it was granted is not known
+            self._book.unanswered(asked)
+            return
+        if told.status != 200:  # a call that asks is told why
+            return
+        reply = Reply(wire.GATE_PATH, told.status, bytes(told.body), now_s=time.time())
+        try:
+            answer = self._client.read(reply, wire.GateReply)
+        except GuardError as exc:
+            logger.debug("a lease could not be topped up: %s", exc)
+            self._book.unanswered(asked)
+            return
+        if answer.lease is not None:
+            self._book.topped_up(asked, answer.lease)
 
     def pushed(self, messages: Iterable[wire.ControlMessage]) -> None:
         """Void what control messages concern."""

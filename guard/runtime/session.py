@@ -174,6 +174,7 @@ class Session:
         self._health.capable(capabilities)
         self.features = frozenset(capabilities.features)
         self.asks.is_supported = wire.FEATURE_GATE_WS in self.features
+        self._leases.asks_ahead = wire.FEATURE_LEASE_AHEAD in self.features
 
     def start_services(self, background: BackgroundLoop) -> None:
         """Start the long-lived tasks."""

@@ -328,6 +328,48 @@ class LeaseMachine(RuleBasedStateMachine):
         if lease is not None and lease.under_way:
             self.deliver(self.pay(lease, cost, None))
 
+    @precondition(lambda self: any(h.known and h.is_lease for h in self.all_held))
+    @rule(data=st.data(), demand=st.sampled_from([1, 150, 600]), repeated=st.booleans())
+    def ask_ahead(self, data: Any, demand: int, repeated: bool) -> None:
+        """A holder tops its lease up before a call has to wait; it may be open no longer."""
+        known = [h for h in self.all_held if h.known and h.is_lease]
+        held = data.draw(st.sampled_from(known))
+        lane, key = held.lane, f"ahead-{next(self.serial)}"
+
+        def command() -> GateCommand:
+            call = wire.GateRequest(
+                call_id="c", kind="call", function=key, gates_requests=True,
+                workflow_id=lane.workflow, user=lane.user,
+                model=lane.model or wire.UNKNOWN_MODEL,
+                chain=None if lane.chain is None else wire.Chain(lane.chain, "start"),
+                lease=wire.LeaseAsk(held.id, demand_nanousd=demand, ahead=True),
+            )  # fmt: skip
+            return GateCommand(
+                request=self.request(lane.holder, key), call=call, grants_lease=True
+            )  # fmt: skip
+
+        keys = self.keys(lane, self.expected_to_answer(lane.model))
+        rooms = {each: self.room(each, lane) for each in keys}
+        answer = self.run(self.storage.gate(command()))
+        if repeated:
+            again = self.run(self.storage.gate(command()))
+            assert (again.status, again.body) == (answer.status, answer.body)
+        if not held.open or held.keys != keys or self.now - held.created >= HOUR:
+            assert answer.status in (402, 404), "nothing is granted to one that is over, or too old"
+            return
+        if min(rooms.values()) < 1:
+            assert answer.status == 402
+            return
+        share = min(room // (self.accounts[each].leases + 1) for each, room in rooms.items())
+        granted = max(1, min(demand, share))
+        reply = wire.decode(answer.body, wire.GateReply)
+        assert reply.lease is not None
+        assert (reply.lease.lease_id, reply.lease.granted_nanousd) == (held.id, granted)
+        self.move(held, granted)
+        held.expires = self.now + TTL
+        held.free += granted + reply.lease.overspent_nanousd - held.overspent
+        held.overspent = reply.lease.overspent_nanousd
+
     @precondition(lambda self: any(h.under_way for h in self.all_held))
     @rule(
         target=on_their_way, data=st.data(), cost=st.integers(0, 150),

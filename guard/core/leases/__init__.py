@@ -1,6 +1,6 @@
 """What a process knows of its leases: money and calls granted in advance, spent without asking."""
 
-from guard.core.leases.book import Asked, LeaseBook, Totals, Update
+from guard.core.leases.book import LeaseBook
 from guard.core.leases.lease import (
     Hold,
     LaneKey,
@@ -11,6 +11,7 @@ from guard.core.leases.lease import (
     request_subject,
     worst_case,
 )
+from guard.core.leases.records import Asked, Totals, Update
 
 __all__ = [
     "Asked",

@@ -11,93 +11,23 @@ import threading
 from collections.abc import Collection, Iterable
 from typing import Final
 
-import attrs
-
 from guard.core.control import matches
+from guard.core.leases.lane import WINDOW_S, Lane
 from guard.core.leases.lease import CallHold, CallPool, Hold, LaneKey, Lease, Subject, worst_case
+from guard.core.leases.records import Asked, Totals, Update
 from guard.core.request_bound import RequestBound
 from guard.core.wire import NANOUSD_MAX, LeaseAsk, LeaseState, LeaseUpdate, ModelRates
 from guard.core.wire import Lease as Granted
 
 IDLE_S: Final = 2.0
 """After so long without a call, what is unused goes back."""
-HORIZON_S: Final = 2.0
-"""Spending of how many seconds is asked for in advance."""
 _AGE_MAX_S: Final = 60.0
 """An older lease is replaced, so that small differences in price between here and the gateway do
 not add up."""
-_WINDOW_S: Final = 4.0
 _RENEW_SHARE: Final = 1 / 3
 _CALLS_MAX: Final = 1_000_000
-
-
-@attrs.frozen
-class Asked:
-    """A lease that has been asked for.
-
-    Attributes:
-        lane: the lane.
-        sent_s: when; the lease lasts from then on.
-        voided: how often coverage had been voided by then: an answer that was decided earlier
-            covers nothing later.
-        ask: what the request says of it.
-    """
-
-    lane: LaneKey
-    sent_s: float
-    voided: int
-    ask: LeaseAsk
-
-
-@attrs.frozen
-class Update:
-    """A renewal, or money that goes back; ``closes`` when nothing more is taken from the lease."""
-
-    lease: Lease
-    body: LeaseUpdate
-
-    @property
-    def closes(self) -> bool:
-        """Whether it is the lease's last one."""
-        return self.body.close
-
-
-@attrs.frozen
-class Totals:
-    """All leases together: how many, their money, and how many calls and requests are under way."""
-
-    leases: int = 0
-    nanousd: int = 0
-    under_way: int = 0
-
-
-class _Lane:
-    """What is known of a lane: its lease, and how fast it has spent lately."""
-
-    __slots__ = ("began_s", "calls", "earlier", "lease", "spent")
-
-    def __init__(self, now_s: float) -> None:
-        self.lease: Lease | None = None
-        self.began_s = now_s
-        self.spent = 0
-        self.calls = 0
-        self.earlier = (0, 0, 0.0)
-
-    def recent(self, now_s: float) -> tuple[int, int]:
-        """Return the money and the calls of ``HORIZON_S`` at the present rate."""
-        passed_s = now_s - self.began_s
-        spent, calls, earlier_s = self.earlier
-        over_s = max(1.0, passed_s + earlier_s)
-        horizon_ms, over_ms = int(HORIZON_S * 1000), int(over_s * 1000)
-        found = (
-            (spent + self.spent) * horizon_ms // over_ms,
-            (calls + self.calls) * horizon_ms // over_ms,
-        )
-        if passed_s >= _WINDOW_S:
-            stale = passed_s >= 2 * _WINDOW_S
-            self.earlier = (0, 0, 0.0) if stale else (self.spent, self.calls, passed_s)
-            self.began_s, self.spent, self.calls = now_s, 0, 0
-        return found
+_PATIENCE_S: Final = 1.0
+"""A lease that could not be topped up is left alone for so long."""
 
 
 class LeaseBook:
@@ -118,7 +48,7 @@ class LeaseBook:
     def after_fork(self) -> None:
         """Start without leases in a forked child: they are the parent's."""
         self.lock = threading.RLock()  # re-entrant: a signal handler may make a call
-        self._lanes: dict[LaneKey, _Lane] = {}
+        self._lanes: dict[LaneKey, Lane] = {}
         self._leases: dict[str, Lease] = {}
         self.metered: set[str | None] = set()
         self._voided = 0
@@ -158,7 +88,7 @@ class LeaseBook:
         return self._cut(lane, pool, subject, now_s, calls)
 
     def _cut(
-        self, lane: _Lane, pool: CallPool, subject: Subject, now_s: float, calls: int
+        self, lane: Lane, pool: CallPool, subject: Subject, now_s: float, calls: int
     ) -> Hold | None:
         """Take a call's money from what is free in its lane's lease."""
         with self.lock:
@@ -252,7 +182,7 @@ class LeaseBook:
         with self.lock:
             lane = self._lanes.get(key)
             if lane is None:
-                lane = self._lanes[key] = _Lane(now_s)
+                lane = self._lanes[key] = Lane(now_s)
             spent, made = lane.recent(now_s)
             lease = lane.lease
             if lease is not None and now_s >= lease.expires_s:
@@ -286,7 +216,7 @@ class LeaseBook:
         with self.lock:
             lane = self._lanes.get(asked.lane)
             if lane is None:
-                lane = self._lanes[asked.lane] = _Lane(asked.sent_s)
+                lane = self._lanes[asked.lane] = Lane(asked.sent_s)
             lease = self._leases.get(granted.lease_id)
             if lease is None:
                 lease = self._leases[granted.lease_id] = Lease(
@@ -298,24 +228,67 @@ class LeaseBook:
                     self._retire(lane.lease)
                 lane.lease = lease
             lease.is_current = True
-            self._renewed(lease, asked.sent_s, granted.ttl_ms)
-            # What was charged beyond the lease is no debt of it, else as much of this grant would
-            # be held at the gateway and never used here.
-            overspent = max(lease.overspent, granted.overspent_nanousd)
-            lease.free += granted.granted_nanousd + overspent - lease.overspent
-            lease.overspent = overspent
+            self._add(lease, asked.sent_s, granted)
             lease.calls = None if granted.calls is None else max(0, granted.calls - calls)
             lane.calls += calls
+            lane.largest = amount
             lease.take(amount, max(lease.used_s, asked.sent_s))
-            if lease.policy_version != granted.policy_version:
-                lease.uncover()
-                lease.policy_version = granted.policy_version
+            self._under_policy(lease, granted.policy_version)
             if asked.voided == self._voided:
                 if subject[0] != "llm":
                     lease.cover(subject, amount)
                 elif granted.rates is not None:
                     lease.cover(subject, granted.rates)
             return Hold(self, lease, amount)
+
+    def _add(self, lease: Lease, sent_s: float, granted: Granted) -> None:
+        self._renewed(lease, sent_s, granted.ttl_ms)
+        # What was charged beyond the lease is no debt of it, else as much of this grant would
+        # be held at the gateway and never used here.
+        overspent = max(lease.overspent, granted.overspent_nanousd)
+        lease.free += granted.granted_nanousd + overspent - lease.overspent
+        lease.overspent = overspent
+
+    def _under_policy(self, lease: Lease, policy_version: str) -> None:
+        if lease.policy_version != policy_version:
+            lease.uncover()
+            lease.policy_version = policy_version
+
+    # -- asking before anybody waits ------------------------------------------------------------
+
+    def low(self, now_s: float) -> list[tuple[Lease, Asked]]:
+        """Return the leases that would soon be used up, and what to ask for each of them.
+
+        Nothing is given back by asking; :meth:`topped_up` takes in the answer.
+        """
+        found: list[tuple[Lease, Asked]] = []
+        with self.lock:
+            for key, lane in self._lanes.items():
+                lease = lane.lease
+                if lease is None or now_s >= min(lease.expires_s, self._usable_until_s):
+                    continue
+                if not lease.covered or key[0] in self.metered or now_s - lease.used_s >= IDLE_S:
+                    continue
+                lacking = lane.lacks(now_s)
+                if lacking:
+                    lane.ahead_s = now_s + _PATIENCE_S  # unless it is answered sooner
+                    ask = LeaseAsk(
+                        lease.lease_id, demand_nanousd=min(lacking, NANOUSD_MAX), ahead=True
+                    )
+                    found.append((lease, Asked(key, now_s, self._voided, ask)))
+        return found
+
+    def topped_up(self, asked: Asked, granted: Granted) -> None:
+        """Take in what was granted before anybody had to wait."""
+        with self.lock:
+            lease = self._leases.get(granted.lease_id)
+            if lease is None:  # closed meanwhile, and with it what was granted
+                return
+            self._add(lease, asked.sent_s, granted)
+            self._under_policy(lease, granted.policy_version)
+            lane = self._lanes.get(asked.lane)
+            if lane is not None and granted.granted_nanousd >= asked.ask.demand_nanousd:
+                lane.ahead_s = asked.sent_s
 
     def unanswered(self, asked: Asked) -> None:
         """An ask had no usable answer: whether it gave back or was granted, nobody knows.
@@ -430,7 +403,7 @@ class LeaseBook:
         unused: Iterable[LaneKey] = [
             key
             for key, lane in self._lanes.items()
-            if lane.lease is None and now_s - lane.began_s >= 2 * _WINDOW_S
+            if lane.lease is None and now_s - lane.began_s >= 2 * WINDOW_S
         ]
         for key in unused:
             del self._lanes[key]

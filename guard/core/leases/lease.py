@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from msgspec import Struct
 
 from guard.core.request_bound import RequestBound
-from guard.core.wire import NANOUSD_MAX, ModelRates
+from guard.core.wire import NANOUSD_MAX, GateRequest, ModelRates
 
 if TYPE_CHECKING:  # pulls in every vendor's format
     from guard.core.usage import Usage
@@ -105,12 +105,13 @@ class Lease:
             told, so the difference stays with the lease until that is closed.
         overspent: what the gateway has charged beyond what it held; nothing is owed for that.
         is_current: whether holds may still be taken from it.
+        question: what was asked when it was granted last, to ask the like before it is used up.
     """
 
     __slots__ = (
         "began_s", "calls", "covered", "expires_s", "free", "held", "is_current", "lane",
-        "lease_id", "overspent", "policy_version", "renewed_s", "ttl_s", "under_way", "unseen",
-        "used_s",
+        "lease_id", "overspent", "policy_version", "question", "renewed_s", "ttl_s", "under_way",
+        "unseen", "used_s",
     )  # fmt: skip
 
     def __init__(self, lease_id: str, lane: LaneKey, now_s: float) -> None:
@@ -127,6 +128,16 @@ class Lease:
         self.unseen = 0
         self.overspent = 0
         self.is_current = True
+        self.question: GateRequest | None = None
+
+    @property
+    def left(self) -> int:
+        """What calls still to come may take, with what waits for them in pools."""
+        ready = 0
+        for pool in self.covered.values():
+            if type(pool) is CallPool:
+                ready += pool.amount * len(pool.ready)
+        return self.free + ready
 
     def cover(self, subject: Subject, hold: int | ModelRates) -> None:
         """Cover calls like one that the gateway has allowed."""

@@ -26,11 +26,13 @@ SPEND_PATH: Final = "/api/v1/spend"
 
 FEATURE_GATE_WS: Final = "gate_ws"
 FEATURE_LEASES: Final = "leases"
+FEATURE_LEASE_AHEAD: Final = "lease_ahead"
 FEATURE_REQUEST_GATE: Final = "request_gate"
 FEATURE_SPEND: Final = "spend"
 FEATURE_APPROVAL_NOTES: Final = "approval_notes"
-"""Capabilities: requests over the control socket, leases, gates of kind ``llm``, notes for the
-person who approves a call and the renewal of what waits for them."""
+"""Capabilities: requests over the control socket, leases, leases that are topped up before they are
+used up, gates of kind ``llm``, spending, notes for the person who approves a call and the renewal
+of what waits for them."""
 
 UNKNOWN_MODEL: Final = "unknown"
 """Placeholder model of a gate request without a call context (spec part 2)."""

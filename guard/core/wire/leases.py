@@ -20,6 +20,8 @@ class LeaseAsk(Struct, omit_defaults=True):
             the present rate, are expected to take in all; at least this call's own amount.
         demand_calls: how many calls that is.
         calls_left: unused calls of the lease's share of rate caps, given back likewise.
+        ahead: no call waits: the lease is topped up by the demand, or by less, or not at all. It is
+            judged like a call, but counts as none.
     """
 
     lease_id: Name | None = None
@@ -27,6 +29,7 @@ class LeaseAsk(Struct, omit_defaults=True):
     demand_nanousd: NanoUsd = 0
     demand_calls: Annotated[int, Meta(ge=0, le=1_000_000)] = 1
     calls_left: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+    ahead: bool = False
 
 
 class ModelRates(Struct, omit_defaults=True):

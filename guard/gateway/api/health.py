@@ -28,6 +28,7 @@ FEATURES: Final = (
     "control_ws",
     "events_gzip",
     wire.FEATURE_GATE_WS,
+    wire.FEATURE_LEASE_AHEAD,
     wire.FEATURE_LEASES,
     wire.FEATURE_REQUEST_GATE,
     wire.FEATURE_SPEND,

@@ -102,6 +102,11 @@ class GateCommand(Struct, kw_only=True):
     note: wire.ApprovalNote | None = None
 
     @property
+    def is_ahead(self) -> bool:
+        """Whether no call waits: the lease is only to be topped up."""
+        return self.call.lease is not None and self.call.lease.ahead
+
+    @property
     def answers_function(self) -> str | None:
         """Under which the model is learned that answers requests for the one asked for."""
         call = self.call

@@ -49,7 +49,8 @@ def gate(unit: UnitOfWork, command: GateCommand) -> Answer:
         idempotency.keep_undecided(unit, request)
         return Answer(idempotency.UNDECIDED, b"", recall=decided.recall)
     if isinstance(decided, Refusal):
-        unit.add_refusal(request, call, decided)
+        if not command.is_ahead:
+            unit.add_refusal(request, call, decided)
         answer = render.refused(decided, outcome)
         idempotency.keep(unit, request, answer)
     else:
@@ -57,6 +58,8 @@ def gate(unit: UnitOfWork, command: GateCommand) -> Answer:
         answer = Answer(200, wire.encode(decided), kept=decided.decision == "allow")
         answer.lease_id = None if decided.lease is None else decided.lease.lease_id
         idempotency.keep(unit, request, answer, decided)
+    if command.is_ahead:  # no call is made
+        return answer
     own = org.organisation_id
     if call.workflow_id is not None:
         unit.count_workflow(own, call.workflow_id, spent=0, calls=1, events=0)
@@ -82,7 +85,11 @@ def _decide(
     chain_id, allowance = None, None
     if call.chain is not None:
         chain_id = call.chain.id
-        allowance = chains.step(unit, org, call.chain)
+        if command.is_ahead:
+            is_open = chains.open_chain(unit, org.organisation_id, chain_id) is not None
+            allowance = org.settings.chain_over_permille if is_open else None
+        else:
+            allowance = chains.step(unit, org, call.chain)
     if command.approval is not None:
         waiting = approvals.required(unit, org, command, command.approval)
         if waiting is not None:
@@ -104,7 +111,7 @@ def _reserve(
     call, key_id = command.call, command.request.key_id
     if command.rates is not None:
         command.rates = requests.with_assumptions(unit, org, command, command.rates)
-    needed = _amount(unit, org, command)
+    needed = _amount(unit, org, command) if not command.is_ahead else (1, "declared", 1)
     if isinstance(needed, Refusal):
         return needed
     amount, basis, least = needed
@@ -147,6 +154,8 @@ def _reserve(
             return Refusal(status=402, error_code="GD-B004", title="", reason="", recall=held)
     granted = judgement.amount
     lease = leases.current(unit, lease, accounts)
+    if command.is_ahead and (lease is None or not command.grants_lease):
+        return not_topped_up()
     if command.grants_lease and call.lease is not None:
         granted = leases.size(accounts, granted, call.lease.demand_nanousd, lease, allowance)
     unit.change_balances([account.balance for account in accounts])
@@ -191,6 +200,12 @@ def _reserve(
         lease=granted_lease,
         rates=command.rates if call.kind == "llm" else None,
     )
+
+
+def not_topped_up() -> Refusal:
+    """Return the answer to who asks ahead where a call has to ask itself."""
+    reason = "there is no such lease to top up; a call has to ask"
+    return Refusal(status=404, error_code="GD-N001", title="Not topped up", reason=reason)
 
 
 def _lease_of(

@@ -66,8 +66,9 @@ class Gatekeeper:
             command.events, command.rejected = self._prepare(request, view, call.events)
             call.events = []
         command.note, call.note = call.note, None  # nobody but a person who approves sees it
-        recent = RecentCall(self._clock_ms(), request.key_id, call)
-        self.recent.note(request.organisation_id, recent)
+        if not command.is_ahead:
+            recent = RecentCall(self._clock_ms(), request.key_id, call)
+            self.recent.note(request.organisation_id, recent)
         command.refusal = _confined(request, call)
         command.grants_lease = leases and call.lease is not None and not call.sensitive
         command.policy_version = view.version
@@ -88,7 +89,13 @@ class Gatekeeper:
             command.judges_model = lambda model: policy.refuse_model(
                 view.rules, call, key_id, model
             )
-        command.refusal, command.approval = verdict.refusal, verdict.approval
+        command.refusal = verdict.refusal
+        if command.is_ahead:
+            # What is counted, or waits for a person, is granted to a call that asks.
+            if verdict.caps or verdict.sensitive or verdict.approval is not None:
+                command.grants_lease = False
+            return
+        command.approval = verdict.approval
         if verdict.caps and verdict.refusal is None:
             wait_ms = await self._rates.take(organisation_id, verdict.caps)
             if wait_ms is not None:
@@ -102,6 +109,8 @@ class Gatekeeper:
 
     async def _decide(self, command: GateCommand) -> Answer:
         """Decide, and once more when leases held the room: their holders give back first."""
+        if command.is_ahead:
+            return await self._top_up(command)
         command.recalls = True
         answer = await self._ledger.gate(command)
         lease = command.call.lease
@@ -112,6 +121,13 @@ class Gatekeeper:
             command.is_again, command.recalls = True, False
             answer = await self._ledger.gate(command)
         return answer
+
+    async def _top_up(self, command: GateCommand) -> Answer:
+        """Top up a lease for which no call waits, unless somebody waits for what it has."""
+        lease = command.call.lease
+        if lease is None or lease.lease_id is None or self._recalls.is_recalled(lease.lease_id):
+            command.grants_lease = False
+        return await self._ledger.gate(command)
 
     async def lease(self, request: Request, update: wire.LeaseUpdate) -> Answer:
         """Renew a lease, give back a part of it, or close it."""

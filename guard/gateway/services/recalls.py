@@ -92,6 +92,10 @@ class Recalls:
         for lease_id in lease_ids:
             self._for_peers.pop(lease_id, None)
 
+    def is_recalled(self, lease_id: str) -> bool:
+        """Tell whether a refusal waits for what a lease does not use."""
+        return lease_id in self._under_way or lease_id in self._for_peers
+
     def answered(self, lease_id: str) -> None:
         """Note that a lease has given back what it does not use."""
         organisation_id = self._for_peers.pop(lease_id, None)

@@ -555,3 +555,68 @@ def test_a_hold_says_which_output_it_pays_for(bound: RequestBound, amount: int, 
     rates = msgspec.structs.replace(RATES, assumed_output_tokens=100)
     assert paid_output(rates, bound, amount) == paid
     assert paid_output(None, bound, amount) == bound.output_tokens
+
+
+class TestToppingUp:
+    def spending(self, granted: int = 100, **fields: Any) -> LeaseBook:
+        """A book whose lease has paid for nine calls of ten in its first second."""
+        book, first = opened(granted=granted, **fields)
+        first.settle(10)
+        for _ in range(8):
+            hold = book.take(KEY, CALL, 0.9)
+            assert hold is not None
+            hold.settle(10)
+        return book
+
+    def test_what_two_seconds_take_is_asked_for_before_it_is_used_up(self) -> None:
+        book = self.spending()
+        [(lease_, asked)] = book.low(1.0)
+        assert (asked.lane, lease_.free) == (KEY, 10), "nothing is given back by asking"
+        ask = asked.ask
+        assert (ask.lease_id, ask.unused_nanousd, ask.ahead) == ("l", 0, True)
+        assert ask.demand_nanousd == 180 + 2 * 10 - 10
+        book.topped_up(asked, lease(190))
+        assert book.totals() == Totals(1, 200, 0)
+        assert book.low(1.1) == []
+
+    def test_nothing_is_asked_for_what_lasts_is_idle_or_no_longer_covered(self) -> None:
+        assert self.spending(granted=1000).low(1.0) == []
+        assert self.spending().low(0.9 + IDLE_S) == []
+        book = self.spending()
+        book.void()
+        assert book.low(1.0) == []
+        book = self.spending()
+        book.usable_until(1.0)
+        assert book.low(1.0) == []
+
+    def test_a_share_of_rate_caps_is_topped_up_by_a_call(self) -> None:
+        assert self.spending(calls=50).low(1.0) == []
+
+    def test_one_that_got_less_or_no_answer_is_left_alone_for_a_while(self) -> None:
+        book = self.spending()
+        [(_, asked)] = book.low(1.0)
+        book.topped_up(asked, lease(1))
+        assert book.low(1.5) == []
+        assert len(book.low(2.0)) == 1
+
+    def test_what_comes_for_a_lease_that_was_replaced_goes_back(self) -> None:
+        book = self.spending()
+        [(_, asked)] = book.low(1.0)
+        again = book.ask(KEY, 1.0)
+        book.granted(again, lease(50, "other"), CALL, 10)
+        book.topped_up(asked, lease(190))
+        [update] = [each for each in book.due(1.1) if each.body.lease_id == "l"]
+        assert (update.body.unused_nanousd, update.closes) == (190, True)
+
+    def test_what_comes_for_a_lease_that_is_gone_is_nobodys(self) -> None:
+        book = self.spending()
+        [(_, asked)] = book.low(1.0)
+        book.close()
+        book.topped_up(asked, lease(190))
+        assert book.totals() == Totals()
+
+    def test_what_comes_under_another_policy_covers_nothing(self) -> None:
+        book = self.spending()
+        [(_, asked)] = book.low(1.0)
+        book.topped_up(asked, lease(190, policy_version="2"))
+        assert book.take(KEY, CALL, 1.1) is None

@@ -1,0 +1,71 @@
+"""What is known of a lane: its lease, and how fast it has spent lately."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from guard.core.leases.lease import Lease
+
+HORIZON_S: Final = 2.0
+"""Spending of how many seconds is asked for in advance."""
+WINDOW_S: Final = 4.0
+"""Spending is measured over so long, and the same time before."""
+_LOW_SHARE: Final = 1 / 3
+"""Share of the horizon below which a lease is topped up before anybody has to wait."""
+
+
+class Lane:
+    """A lane, and its lease if it has one.
+
+    Attributes:
+        lease: the lease that its calls are taken from.
+        calls: how many calls there were in this window.
+        spent: what they have cost.
+        began_s: when the window began.
+        largest: what the call took that was granted last.
+        ahead_s: not before then is the lease topped up again.
+    """
+
+    __slots__ = ("_earlier", "ahead_s", "began_s", "calls", "largest", "lease", "spent")
+
+    def __init__(self, now_s: float) -> None:
+        self.lease: Lease | None = None
+        self.began_s = now_s
+        self.ahead_s = now_s
+        self.spent = 0
+        self.calls = 0
+        self.largest = 0
+        self._earlier = (0, 0, 0.0)
+
+    def recent(self, now_s: float) -> tuple[int, int]:
+        """Return the money and the calls of ``HORIZON_S`` at the present rate."""
+        passed_s = now_s - self.began_s
+        spent, calls, earlier_s = self._earlier
+        over_s = max(1.0, passed_s + earlier_s)
+        horizon_ms, over_ms = int(HORIZON_S * 1000), int(over_s * 1000)
+        found = (
+            (spent + self.spent) * horizon_ms // over_ms,
+            (calls + self.calls) * horizon_ms // over_ms,
+        )
+        if passed_s >= WINDOW_S:
+            stale = passed_s >= 2 * WINDOW_S
+            self._earlier = (0, 0, 0.0) if stale else (self.spent, self.calls, passed_s)
+            self.began_s, self.spent, self.calls = now_s, 0, 0
+        return found
+
+    def lacks(self, now_s: float) -> int:
+        """Return what the lease should be topped up by now; 0 while it lasts.
+
+        It should last for the next calls at the present rate, the largest of which may begin while
+        the answer to another one is still unread.
+        """
+        lease = self.lease
+        if lease is None or lease.calls is not None or now_s < self.ahead_s:
+            return 0
+        spent, calls = self.recent(now_s)
+        if not calls:
+            return 0
+        left = lease.left
+        if left >= int(spent * _LOW_SHARE) + self.largest:
+            return 0
+        return max(0, spent + 2 * self.largest - left)
