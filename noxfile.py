@@ -107,6 +107,8 @@ def proofs(session: nox.Session) -> None:
         ("10", f"{hammer}_while_everything_dies"),
         ("10", "tests/gateway/test_replica_deaths.py"),
         ("10", "tests/gateway/test_database_deaths.py"),
+        ("2", "tests/gateway/test_database_partitions.py"),
+        ("2", "tests/gateway/test_redis_partitions.py"),
         ("6", "tests/gateway/test_document.py"),
         ("10", "tests/gateway/test_fleet.py"),
     ):

@@ -6,9 +6,9 @@ import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import attrs
 import httpx
@@ -24,12 +24,19 @@ from tests.support.memory_store import MemoryStorage
 _numbers = itertools.count(1)
 
 SERVE = "import sys; from guard.gateway.cli.main import gateway; gateway(sys.argv[1:])"
+PROOF_SCALE = float(os.environ.get("GUARD_PROOF_SCALE", "1"))
+T = TypeVar("T")
 
 
 @pytest.fixture(scope="session")
 def proof_scale() -> float:
     """How much longer than usual the long proofs run (``GUARD_PROOF_SCALE``; 1 is a short run)."""
-    return float(os.environ.get("GUARD_PROOF_SCALE", "1"))
+    return PROOF_SCALE
+
+
+def cases(usual: Sequence[T], others: Sequence[T]) -> list[T]:
+    """Return what a slow test is tried with: the usual, and in the long proofs the others too."""
+    return [*usual, *(others if PROOF_SCALE > 1 else ())]
 
 
 def _sqlite(folder: Path, **options: Any) -> Storage:

@@ -18,10 +18,10 @@ from tests.support.private_server import Server, private_postgres  # noqa: F401 
 from tests.support.replicas import Site, private_dsn, site  # noqa: F401  # fixtures
 from tests.support.waiting import until
 
-AWAY_S = (1.0, 15.0)
+LEASE_MS = 10_000 if Site.is_patient else 5_000
+AWAY_S = (1.0, 1.5 * LEASE_MS / 1000)
 """Shorter than leases last, and longer."""
 
-LEASE_MS = 10_000
 AT_ONCE_S = 10.0
 """How long a refusal takes at most; nothing waits, but the machine may be busy."""
 
@@ -31,7 +31,7 @@ AT_ONCE_S = 10.0
 def test_agents_and_orders_go_on_when_it_is_back(site: Site, proof_scale: float) -> None:  # noqa: F811
     deaths = max(2, round(2 * proof_scale))
     pair = [site.replica(), site.replica()]
-    site.prepare(reservation_ttl_ms=30_000, lease_ttl_ms=LEASE_MS)
+    site.prepare(reservation_ttl_ms=3 * LEASE_MS, lease_ttl_ms=LEASE_MS)
     site.spend()
     ordered = site.obey("pause-w", *(f"{which}-{n}" for n in range(deaths) for which in "ab"))
     for death in range(deaths):

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 from urllib.parse import quote
 
 import attrs
@@ -22,7 +22,7 @@ import psycopg
 import pytest
 
 from guard.gateway.cli.admin_client import AdminClient, AdminError
-from tests.gateway.conftest import Served
+from tests.gateway.conftest import PROOF_SCALE, SERVE, Served
 from tests.support.llm_vendor import vendor_process
 from tests.support.private_server import Server, private_postgres  # noqa: F401  # a fixture
 from tests.support.proxy import ChaosProxy
@@ -31,6 +31,28 @@ from tests.support.waiting import until
 
 T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
+IMPATIENT = (
+    """
+from guard.gateway.storage.postgres import connection
+
+connection.ANSWER_WAIT_S = 5.0
+connection.STATEMENT_TIMEOUT_MS = 4_000
+connection.CONNECT_TIMEOUT_S = 2
+connection._DEFAULTS["connect_timeout"] = "2"
+connection._SERVER_SETTINGS["lock_timeout"] = connection.LOCK_TIMEOUT_MS = 3_500
+connection._SERVER_SETTINGS["idle_in_transaction_session_timeout"] = 2_000
+connection.IDLE_TIMEOUT_MS = 2_000
+
+from guard.gateway.storage.postgres import listener
+from guard.gateway.storage.sql import engine
+
+listener.ANSWER_WAIT_S = engine.LOOKUP_WAIT_S = 3.5
+
+"""
+    + SERVE
+)
+"""A gateway that waits for its database a third as long as others, in the same proportions."""
+
 RAISE_NANOUSD = 400_000
 """By how much the limits rise at a time; a request costs up to 250,000."""
 
@@ -84,8 +106,13 @@ class Site:
         server: the database; ``dsn`` reaches it whatever else is broken.
         front: balances between the replicas that are in it.
         replicas: those that were started, dead ones included.
+        is_patient: whether replicas wait for their database as long as they do in earnest, which is
+            so in the long proofs.
+        silence_ms: how long it takes them at most to notice that it is silent.
     """
 
+    is_patient: ClassVar[bool] = PROOF_SCALE > 1
+    silence_ms: ClassVar[int] = 15_000 if is_patient else 5_000
     server: Server
     dsn: str
     start: Callable[..., Served]
@@ -101,7 +128,8 @@ class Site:
 
     def replica(self, *arguments: str, database: str | None = None) -> Served:
         """Start a replica, and balance to it."""
-        served = self.start(*arguments, "--database", database or self.dsn)
+        program = SERVE if self.is_patient else IMPATIENT
+        served = self.start(*arguments, "--database", database or self.dsn, program=program)
         self.replicas.append(served)
         self.balance()
         return served
@@ -187,7 +215,7 @@ class Site:
         """Return how many requests the vendor has answered."""
         return int(httpx.get(f"{self.vendor}/stats", timeout=30).json()["answered"])
 
-    def goes_on(self, by: int = 40, within_s: float = 60) -> None:
+    def goes_on(self, by: int = 40 if is_patient else 20, within_s: float = 60) -> None:
         """Wait until agents have spent some more."""
         before = self.answered()
         until(lambda: self.answered() >= before + by, within_s)
