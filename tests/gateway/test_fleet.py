@@ -5,10 +5,11 @@ from __future__ import annotations
 import collections
 import contextlib
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psutil
 import pytest
@@ -18,7 +19,7 @@ from guard.gateway.cli.admin_client import AdminClient
 from tests.gateway.conftest import Served
 from tests.gateway.test_metrics import scraped
 from tests.support import postgres
-from tests.support.fleet import COST_TOKENS, WORKFLOW, Fleet, fleet
+from tests.support.fleet import CALLS, COST_TOKENS, WORKFLOW, Fleet, fleet
 from tests.support.proxy import BACKLOG, ChaosProxy
 from tests.support.redis_server import RedisServer, redis_server  # noqa: F401  # a fixture
 from tests.support.waiting import until
@@ -107,6 +108,34 @@ def watched(count: int, replicas: list[Served]) -> Iterator[Watched]:
         proxy.close()
 
 
+class Calling(threading.Thread):
+    """Has each SDK of a fleet make one call after another, while a block runs.
+
+    Attributes:
+        rounds: how many each has made.
+    """
+
+    def __init__(self, running: Fleet) -> None:
+        super().__init__(daemon=True)
+        self._fleet = running
+        self._ended = threading.Event()
+        self.rounds = 0
+
+    def run(self) -> None:
+        while not self._ended.is_set():
+            self._fleet.tell("call")
+            self.rounds += 1
+            time.sleep(0.02)  # let others ask the fleet too
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self.join(600)
+
+
 def memory_of(served: Served) -> int:
     return int(psutil.Process(served.process.pid).memory_info().rss)
 
@@ -118,13 +147,15 @@ def overflows() -> int:
     return int(dict(zip(names, values, strict=True))["ListenOverflows"])
 
 
-def settled(admin: AdminClient, count: int) -> None:
-    """Require that so many calls were charged once, and that nothing is held any more."""
+def settled(admin: AdminClient, bodies: int, calls: int) -> None:
+    """Require that each body and call was charged once, and that nothing is held any more."""
     until(lambda: admin.ledger()[0]["reserved_nanousd"] == 0, 120)
     assert admin.verify_ledger()["problems"] == []
-    [usage] = [each for each in admin.usage("workflow") if each["group"] == WORKFLOW]
-    assert (usage["llm_calls"], usage["cost_nanousd"]) == (count, count * COST_NANOUSD)
-    assert admin.ledger()[0]["committed_nanousd"] == count * COST_NANOUSD
+    usage = {each["group"]: (each["llm_calls"], each["cost_nanousd"])
+             for each in admin.usage("workflow")}  # fmt: skip
+    for workflow, count in ((WORKFLOW, bodies), (CALLS, calls)):
+        assert usage[workflow] == (count, count * COST_NANOUSD)
+    assert admin.ledger()[0]["committed_nanousd"] == (bodies + calls) * COST_NANOUSD
 
 
 def test_every_socket_is_cut_at_once(
@@ -180,29 +211,36 @@ def test_every_socket_is_cut_at_once(
         print(f"  connections that found an accept queue full: {full}")
         assert full > 0
         run.fleet.tell("close")
-    settled(first, 2 * count)
+    settled(first, count, count)
 
 
 def test_a_replica_goes_and_its_sockets_move(
     serve: Serve, admin: Callable[[Served], AdminClient], proof_scale: float
 ) -> None:
-    """They move one after another, what is said meanwhile reaches each, and no lease is lost."""
+    """All of it: they move one after another, no call fails meanwhile, no event is lost or twice.
+
+    What is said meanwhile reaches each, and no lease is lost.
+    """
     count = max(20, round(50 * proof_scale))
     staying, going = (serve(*OPTIONS, "--drain-timeout-ms", "10000") for _ in range(2))
     control = admin(staying)
     control.set_price("gpt-4o", input_per_mtok=10**9, output_per_mtok=10**9)
     control.set_budget(limit_nanousd=10**15)
-    with watched(count, [staying, going]) as run:
-        moving = int(scraped(going.base_url)["guard_gateway_control_sockets"])
-        assert moving > count / 3
-        run.fleet.tell("forget")
-        run.proxy.arrivals.clear()
-        at_s = time.monotonic()
-        going.process.send_signal(signal.SIGTERM)
-        control.kill(WORKFLOW)
-        assert going.process.wait(30) == 0
-        run.until(bodies=0, interrupts={"1": count})
-        run.back(at_s, f"{moving} of {count} sockets move", moving)
+    with watched(count, [going]) as run:
+        assert scraped(going.base_url)["guard_gateway_control_sockets"] == count
+        run.proxy.retarget(staying.base_url, going.base_url)
+        with Calling(run.fleet) as calling:
+            until(lambda: calling.rounds, run.wait_s)
+            run.fleet.tell("forget")
+            run.proxy.arrivals.clear()
+            at_s = time.monotonic()
+            going.process.send_signal(signal.SIGTERM)
+            control.kill(WORKFLOW)
+            assert going.process.wait(30) == 0
+            run.until(bodies=0, interrupts={"1": count})
+            run.back(at_s, f"{count} sockets move", count)
+        assert run.until(up=count)["failed"] == 0
         assert scraped(staying.base_url)["guard_gateway_control_sockets"] == count
         run.fleet.tell("close")
-    settled(control, count)
+    print(f"  {calling.rounds * count} calls meanwhile")
+    settled(control, count, calling.rounds * count)

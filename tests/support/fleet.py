@@ -32,6 +32,8 @@ PATIENCE_S = 20.0
 PER_PROCESS = 500
 COST_TOKENS = 100
 WORKFLOW = "fleet"
+CALLS = "fleet-calls"
+"""The workflow of single calls: they go on when the bodies' is killed."""
 
 
 @guard.protect
@@ -54,6 +56,7 @@ class Sdk:
 
     Attributes:
         interrupts: how often the body was killed.
+        failed: how many calls have failed; each was made again.
         ups: when the control socket opened.
     """
 
@@ -63,7 +66,7 @@ class Sdk:
         self.runtime = GuardRuntime(key, url, auto_instrument=False, timeout_ms=TIMEOUT_MS)
         self.runtime._exits.install = lambda: None  # type: ignore[method-assign]
         self.background = shared
-        self.interrupts = 0
+        self.interrupts = self.failed = 0
         self.ups: list[float] = []
         self.error = ""
 
@@ -98,11 +101,11 @@ class Sdk:
         async with turns:
             while True:
                 try:
-                    with guard.workflow(WORKFLOW):
+                    with guard.workflow(CALLS):
                         active.current = self.runtime
                         return await step(self.runtime)
                 except guard.GuardTransportError:
-                    continue
+                    self.failed += 1
 
     async def close(self, turns: asyncio.Semaphore) -> None:
         async with turns:
@@ -121,6 +124,7 @@ def _status(sdks: list[Sdk]) -> dict[str, Any]:
         "leases": sum(each.leases for each in statuses),
         "bodies": sum(len(each.runtime.enforcement.bodies) for each in sdks),
         "interrupts": dict(collections.Counter(str(each.interrupts) for each in sdks)),
+        "failed": sum(each.failed for each in sdks),
         "errors": [each.error for each in sdks if each.error][:3],
         "seqs": sorted({each.seq for each in controls}),
         "kills": sorted({name for each in controls for name in each.kills.exact}),
