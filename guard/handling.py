@@ -71,7 +71,7 @@ def _exit_of(exc: BaseException | None, exit_code: int) -> SystemExit | None:
     if runtime is None:
         fire(error, ErrorContext("call"))
     else:
-        runtime.report_error(error, "call", current_scope.get())
+        runtime.reports.error(error, "call", current_scope.get())
     print(format_user_message(error), file=sys.stderr)  # noqa: T201  # what it is for
     end = SystemExit(exit_code)
     end.__cause__ = exc

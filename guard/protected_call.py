@@ -130,7 +130,7 @@ class ProtectedCall(Edge):
                 return
             grant = runtime.gate.ask(self._asking())
         except (GuardError, WorkflowKilledInterrupt) as exc:
-            runtime.report_error(exc, "gate", self._call_scope, self._target.tool_name)
+            runtime.reports.error(exc, "gate", self._call_scope, self._target.tool_name)
             if not self._falls_back(exc):
                 raise
         else:
@@ -172,7 +172,7 @@ class ProtectedCall(Edge):
 
     async def _refused(self, runtime: GuardRuntime, exc: BaseException) -> None:
         try:
-            await runtime.report_error_async(exc, "gate", self._call_scope, self._target.tool_name)
+            await runtime.reports.error_async(exc, "gate", self._call_scope, self._target.tool_name)
             if not self._falls_back(exc):
                 raise exc
         finally:
@@ -271,8 +271,10 @@ class ProtectedCall(Edge):
 
     def _falls_back(self, exc: BaseException) -> bool:
         """Return whether the call goes on although it was refused, or could not be decided."""
-        if not self._runtime.enforces and isinstance(exc, GuardError | WorkflowKilledInterrupt):
-            self._runtime.observed(exc, self._call_scope, self._target.tool_name)
+        if not self._runtime.reports.enforces and isinstance(
+            exc, GuardError | WorkflowKilledInterrupt
+        ):
+            self._runtime.reports.observed(exc, self._call_scope, self._target.tool_name)
             self._admitted = True
             return True
         self._admitted = (
@@ -346,13 +348,13 @@ class ProtectedCall(Edge):
         A call that the gateway never allowed has no closing event.
         """
         if self._record_end(exc) and exc is not None:
-            self._runtime.report_error(exc, "call", self._call_scope, self._target.tool_name)
+            self._runtime.reports.error(exc, "call", self._call_scope, self._target.tool_name)
 
     def finish_async(self, exc: BaseException | None) -> Awaitable[None] | None:
         """Like :meth:`finish`; the hooks do not block the caller's loop."""
         if self._record_end(exc) and exc is not None:
             scope, tool_name = self._call_scope, self._target.tool_name
-            return self._runtime.report_error_async(exc, "call", scope, tool_name)
+            return self._runtime.reports.error_async(exc, "call", scope, tool_name)
         return None
 
     def _record_end(self, exc: BaseException | None) -> bool:

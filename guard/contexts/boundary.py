@@ -73,12 +73,12 @@ class Boundary:
     def _report(self, error: BaseException | None) -> None:
         runtime = active_runtime()
         if error is not None and runtime is not None:
-            runtime.report_error(error, "call", self._scope)
+            runtime.reports.error(error, "call", self._scope)
 
     async def _report_async(self, error: BaseException | None) -> None:
         runtime = active_runtime()
         if error is not None and runtime is not None:
-            await runtime.report_error_async(error, "call", self._scope)
+            await runtime.reports.error_async(error, "call", self._scope)
 
     def __enter__(self) -> Self:
         if self.enforces:

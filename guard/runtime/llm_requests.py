@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from guard.breaker.exceptions import (
     GuardBlockedException,
@@ -26,41 +25,12 @@ from guard.runtime import decision_log
 from guard.runtime.event_pipeline import EventPipeline
 from guard.runtime.gate import Gate
 from guard.runtime.questions import Asking, Grant
+from guard.runtime.reports import Reports
 from guard.runtime.request_hold import NOT_GATED, RequestHold, granted_nanousd, over_ceiling
 from guard.scope.scope import Scope
 from guard.settings import Settings
 
 logger = logging.getLogger("guard.requests")
-
-
-class Report(Protocol):
-    """Notes an error for the status and the hooks; see ``GuardRuntime.report_error``."""
-
-    def __call__(
-        self, exc: BaseException, stage: str, scope: Scope | None = None, tool: str | None = None
-    ) -> None:
-        """Note an error."""
-
-
-class ReportAsync(Protocol):
-    """Like :class:`Report`, without blocking the caller's loop."""
-
-    async def __call__(
-        self, exc: BaseException, stage: str, scope: Scope | None = None, tool: str | None = None
-    ) -> None:
-        """Note an error."""
-
-
-class Observed(Protocol):
-    """Takes a refusal that is not enforced; see ``GuardRuntime.observed``."""
-
-    def __call__(
-        self,
-        exc: GuardError | WorkflowKilledInterrupt,
-        scope: Scope,
-        tool: str | None = None,
-    ) -> None:
-        """Report it."""
 
 
 class LlmRequests:
@@ -71,8 +41,7 @@ class LlmRequests:
         events: ids, and the session whose gateway says what it can do.
         gate: asks the gateway.
         leases: what this process may spend without asking.
-        report, report_async: take errors for the hooks.
-        observed: takes what a request would have been refused with, and it goes out; None refuses.
+        reports: takes errors; where it does not enforce, what is refused goes out all the same.
     """
 
     def __init__(
@@ -81,18 +50,13 @@ class LlmRequests:
         events: EventPipeline,
         gate: Gate,
         leases: LeaseBook,
-        *,
-        report: Report,
-        report_async: ReportAsync,
-        observed: Observed | None = None,
+        reports: Reports,
     ) -> None:
-        self._observed = observed
         self._settings = settings
         self._events = events
         self._gate = gate
         self._leases = leases
-        self._report = report
-        self._report_async = report_async
+        self._reports = reports
 
     @property
     def is_on(self) -> bool:
@@ -142,7 +106,7 @@ class LlmRequests:
             return self._under_ceiling(scope, bound, self._gate.ask(self._asking(scope, bound)))
         except (GuardError, WorkflowKilledInterrupt) as exc:
             error = self._explained(scope, bound, exc)
-            self._report(error, "gate", scope)
+            self._reports.error(error, "gate", scope)
             return self._without_cover(scope, bound, error)
 
     async def ask_async(self, scope: Scope, bound: RequestBound) -> RequestHold:
@@ -153,7 +117,7 @@ class LlmRequests:
             return self._under_ceiling(scope, bound, grant)
         except (GuardError, WorkflowKilledInterrupt) as exc:
             error = self._explained(scope, bound, exc)
-            await self._report_async(error, "gate", scope)
+            await self._reports.error_async(error, "gate", scope)
             return self._without_cover(scope, bound, error)
 
     # -- the option limit_cents -------------------------------------------------------------------
@@ -243,8 +207,8 @@ class LlmRequests:
         self, scope: Scope, bound: RequestBound, error: GuardError | WorkflowKilledInterrupt
     ) -> RequestHold:
         """Let a request go on without cover in ``open`` mode or when observing; raise otherwise."""
-        if self._observed is not None:
-            self._observed(error, scope)
+        if not self._reports.enforces:
+            self._reports.observed(error, scope)
             return RequestHold(self, scope, bound, Grant())
         if (
             isinstance(error, GuardTransportError)
@@ -265,9 +229,10 @@ class LlmRequests:
 
     def lets_grow(self, scope: Scope, error: GuardError) -> bool:
         """Tell whether a stream goes on although it was refused more."""
-        if self._observed is not None:
-            self._observed(error, scope)
-        return self._observed is not None
+        if self._reports.enforces:
+            return False
+        self._reports.observed(error, scope)
+        return True
 
     def ask_more(
         self, scope: Scope, bound: RequestBound, answered: Callable[[Grant | BaseException], None]

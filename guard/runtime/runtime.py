@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import attrs
 
 from guard import hooks
-from guard.breaker.exceptions import GuardConfigError, GuardError, WorkflowKilledInterrupt, docs_at
+from guard.breaker.exceptions import GuardConfigError, GuardError, docs_at
 from guard.control.enforcement import Enforcement
 from guard.control.last_decision import Decisions
-from guard.control.observations import OBSERVED_EVENT, ObservationLog
 from guard.control.warnings import WarningLog
 from guard.core import wire
 from guard.core.control import messages_of_decision
@@ -27,13 +26,14 @@ from guard.core.leases import LeaseBook
 from guard.hooks import ErrorContext
 from guard.instrumentation import Instrumentation
 from guard.loop import BackgroundLoop
-from guard.runtime import active, debug_log, decision_log, local
+from guard.runtime import active, debug_log, local
 from guard.runtime.event_pipeline import EventPipeline, was_shut_down
 from guard.runtime.exit_hooks import ExitHooks
 from guard.runtime.gate import Gate
 from guard.runtime.llm_requests import LlmRequests
+from guard.runtime.reports import Reports
 from guard.runtime.tool_policy import ToolPolicy
-from guard.scope.scope import Scope, set_process_scope
+from guard.scope.scope import set_process_scope
 from guard.settings import Settings, misspelled_variables
 from guard.state import GuardStatus
 
@@ -79,9 +79,9 @@ class GuardRuntime:
 
     Attributes:
         settings: the settings from arguments and environment.
-        enforces: whether refusals are raised and kills stop what runs, or are just reported.
         is_shut_down: whether :meth:`shutdown` was called.
         opened: whether :meth:`open` has succeeded in this process.
+        reports: takes errors, for the status and the hooks.
         enforcement: the control state, and the running bodies that a kill stops.
         events: records events and delivers them.
         leases: what this process may spend without asking.
@@ -162,21 +162,20 @@ class GuardRuntime:
         if self.settings.debug:
             debug_log.start()
         self.is_shut_down = False
-        self.enforces = self.settings.mode != "observe"
-        self._observations = ObservationLog(self._record_observation)
         self._open_error: GuardError | None = None
         self._background = BackgroundLoop()
         self._exits = ExitHooks(self._flush_at_signal, self.shutdown)
         self.decisions = Decisions()
         self.warnings = WarningLog()
-        self.enforcement = Enforcement(
-            own_thread=lambda: self._background.is_own_thread,
-            changed=self.decisions.changed,
-            observed=None if self.enforces else self.observed,
-        )
         self.leases = LeaseBook()
         self.events = EventPipeline(
             self.settings, self._background, self._make_session, self._exits, self.leases
+        )
+        self.reports = Reports(self.settings, self._background, self.events)
+        self.enforcement = Enforcement(
+            own_thread=lambda: self._background.is_own_thread,
+            changed=self.decisions.changed,
+            observed=None if self.reports.enforces else self.reports.observed,
         )
         self.gate = Gate(
             self._background,
@@ -186,16 +185,14 @@ class GuardRuntime:
             self.settings.timeout_s,
             leases=self.leases,
             read_answers=self._read_answers,
-            waits_for_people=self.enforces,
+            waits_for_people=self.reports.enforces,
         )
         self.requests = LlmRequests(
             self.settings,
             self.events,
             self.gate,
             self.leases,
-            report=self.report_error,
-            report_async=self.report_error_async,
-            observed=None if self.enforces else self.observed,
+            self.reports,
         )
         self.tools = ToolPolicy(
             self.enforcement,
@@ -204,9 +201,7 @@ class GuardRuntime:
             self.events.ids,
             gates_requests=lambda: self.gates_requests,
             warnings=lambda: self.warnings,
-            report=self.report_error,
-            report_async=self.report_error_async,
-            observed=None if self.enforces else self.observed,
+            reports=self.reports,
         )
         self.instrumentation = Instrumentation(
             record=self.events.record,
@@ -264,7 +259,7 @@ class GuardRuntime:
             control_position=self._control_position,
             tools_version=lambda: self.enforcement.control.tools_version,
             controlled=self._apply_control,
-            on_error=lambda exc: self.report_error(exc, "flush"),
+            on_error=lambda exc: self.reports.error(exc, "flush"),
             on_decision=self._apply_decision,
             leases=self.leases,
             read_answers=self._read_answers,
@@ -369,7 +364,7 @@ class GuardRuntime:
             self.is_shut_down = True
         if not first:  # another thread ended it meanwhile, which may be why it failed here
             raise exc if isinstance(exc, GuardError) else self._opening_error() from None
-        self.report_error(exc, "init")
+        self.reports.error(exc, "init")
         self._exits.uninstall()
         self.events.finish(time.monotonic() + _DISCARD_S, flush=False)
         set_process_scope(None, None)
@@ -481,64 +476,7 @@ class GuardRuntime:
         elif self.events.waiting and not self._background.is_own_thread:
             self.events.flush(timeout)
 
-    # -- errors and control -------------------------------------------------------------------
-
-    def report_error(
-        self, exc: BaseException, stage: str, scope: Scope | None = None, tool: str | None = None
-    ) -> None:
-        """Note an error for the status and pass it to the hooks; each error reaches them once.
-
-        The hooks run in the calling thread; if that is the background loop's, in the hook thread.
-        """
-        if stage == "gate":
-            decision_log.refused(exc, scope, tool)
-        context = self._error_context(exc, stage, scope, tool)
-        if context is None:
-            return
-        if self._background.is_own_thread:
-            hooks.fire_in_background(exc, context)
-        else:
-            hooks.fire(exc, context)
-
-    async def report_error_async(
-        self, exc: BaseException, stage: str, scope: Scope | None = None, tool: str | None = None
-    ) -> None:
-        """Like :meth:`report_error`; the hooks run in a thread while the caller awaits them."""
-        if stage == "gate":
-            decision_log.refused(exc, scope, tool)
-        context = self._error_context(exc, stage, scope, tool)
-        if context is not None:
-            await hooks.fire_async(exc, context)
-
-    def _error_context(
-        self, exc: BaseException, stage: str, scope: Scope | None, tool: str | None
-    ) -> ErrorContext | None:
-        if not isinstance(exc, GuardError):
-            return None
-        self.events.health.last_error_code = exc.error_code
-        workflow_id = scope.workflow_id if scope is not None else None
-        return ErrorContext(stage, workflow_id, tool, self.settings.api_key_prefix)
-
-    def observed(
-        self,
-        exc: GuardError | WorkflowKilledInterrupt,
-        scope: Scope,
-        tool: str | None = None,
-    ) -> None:
-        """Report what would have been refused, were it not for ``GUARD_MODE=observe``.
-
-        Args:
-            exc: the refusal.
-            scope, tool: where it would have been raised.
-        """
-        decision_log.refused(exc, scope, tool, "would refuse")
-        context = self._error_context(exc, "gate", scope, tool)
-        if context is not None:
-            hooks.fire_in_background(exc, context)
-        self._observations.add(exc, scope, tool)
-
-    def _record_observation(self, data: dict[str, Any], scope: Scope) -> None:
-        self.events.record(OBSERVED_EVENT, data, scope)
+    # -- control ------------------------------------------------------------------------------
 
     def _control_position(self) -> tuple[int, str]:
         control = self.enforcement.control

@@ -15,8 +15,8 @@ from guard.core.tags import tags_of
 from guard.core.tool_rules import ScopeToolRules
 from guard.loop import BackgroundLoop
 from guard.runtime.gate import Gate
-from guard.runtime.llm_requests import Observed, Report, ReportAsync
 from guard.runtime.questions import Asking, Grant
+from guard.runtime.reports import Reports
 from guard.runtime.tool_calls import ToolCall, ToolCalls, Watcher
 from guard.scope.scope import Scope
 
@@ -31,8 +31,7 @@ class ToolPolicy:
         ids: make call ids.
         gates_requests: returns whether LLM requests are covered one by one.
         warnings: returns what reports the gateway's warnings.
-        report, report_async: take errors for the hooks.
-        observed: takes what an answer would have been refused with, and it goes on; None refuses.
+        reports: takes errors; where it does not enforce, an answer that is refused goes on.
 
     Attributes:
         calls: the tool calls that the gateway has allowed.
@@ -46,18 +45,14 @@ class ToolPolicy:
         ids: IdFactory,
         gates_requests: Callable[[], bool],
         warnings: Callable[[], WarningLog],
-        report: Report,
-        report_async: ReportAsync,
-        observed: Observed | None = None,
+        reports: Reports,
     ) -> None:
-        self._observed = observed
         self._enforcement = enforcement
         self._gate = gate
         self._ids = ids
         self._gates_requests = gates_requests
         self._warnings = warnings
-        self._report = report
-        self._report_async = report_async
+        self._reports = reports
         self.calls = ToolCalls(background, lambda reply: gate.give_back(Grant(reply)))
 
     def after_fork(self) -> None:
@@ -98,9 +93,9 @@ class ToolPolicy:
                 tool_name=name[: wire.NAME_LENGTH_MAX],
                 details={"policy": verdict.policy, "policy_version": verdict.policy_version},
             )
-            if self._observed is None:
+            if self._reports.enforces:
                 raise refusal_in(scope, error)
-            self._observed(error, scope, name)
+            self._reports.observed(error, scope, name)
         return questions
 
     def ask(self, scope: Scope, name: str) -> None:
@@ -114,7 +109,7 @@ class ToolPolicy:
         try:
             grant = self._gate.ask(Asking(request))
         except (GuardError, WorkflowKilledInterrupt) as exc:
-            self._report(exc, "gate", scope, name)
+            self._reports.error(exc, "gate", scope, name)
             self._refuse(scope, name, exc)
             return
         self._remember(scope, request, grant)
@@ -126,15 +121,15 @@ class ToolPolicy:
             require_task()
             grant = await self._gate.ask_async(Asking(request))
         except (GuardError, WorkflowKilledInterrupt) as exc:
-            await self._report_async(exc, "gate", scope, name)
+            await self._reports.error_async(exc, "gate", scope, name)
             self._refuse(scope, name, exc)
             return
         self._remember(scope, request, grant)
 
     def _refuse(self, scope: Scope, name: str, exc: GuardError | WorkflowKilledInterrupt) -> None:
-        if self._observed is None:
+        if self._reports.enforces:
             raise refusal_in(scope, exc) from None
-        self._observed(exc, scope, name)
+        self._reports.observed(exc, scope, name)
 
     def _request(self, scope: Scope, name: str) -> wire.GateRequest:
         name = name[: wire.NAME_LENGTH_MAX]
