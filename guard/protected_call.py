@@ -23,7 +23,6 @@ from guard.control.pools import carry_kills_out
 from guard.control.threads import ThreadBody, here
 from guard.core import wire
 from guard.core.leases import Subject
-from guard.core.tags import tags_of
 from guard.facade import ready_runtime, ready_runtime_async
 from guard.runtime import active, decision_log
 from guard.runtime.questions import Asking, Grant
@@ -386,23 +385,13 @@ class ProtectedCall(Edge):
 
 
 def _gate_request(target: Target, call_id: str, scope: Scope) -> wire.GateRequest:
-    return wire.GateRequest(
-        call_id=call_id,
-        kind="tool" if target.sensitive else "call",
-        function=target.function,
-        model=scope.model or wire.UNKNOWN_MODEL,
+    return scope.question(
+        call_id,
+        "tool" if target.sensitive else "call",
+        target.function,
         tools=list(scope.tools),
         tool_name=target.tool_name,
         sensitive=target.sensitive,
-        workflow_id=scope.workflow_id,
-        run_id=scope.run_id,
-        chain=scope.chain,
-        agent=scope.agent,
-        user=scope.user,
-        tags=tags_of(scope.tags),
-        trace_id=scope.trace_id,
-        span_id=scope.span_id,
-        parent_span_id=scope.parent_span_id,
         note=scope.note,
     )
 

@@ -20,7 +20,6 @@ from guard.core import wire
 from guard.core.call_options import Ceiling
 from guard.core.leases import LaneKey, LeaseBook, request_subject, worst_case
 from guard.core.request_bound import RequestBound
-from guard.core.tags import tags_of
 from guard.runtime import decision_log
 from guard.runtime.event_pipeline import EventPipeline
 from guard.runtime.gate import Gate
@@ -172,20 +171,11 @@ class LlmRequests:
                 call.hold.give_back()
             else:
                 held = call.reservation_id
-        request = wire.GateRequest(
-            call_id=self._events.ids.uuid7(time.time_ns() // 1_000_000),
-            kind="llm",
-            function=bound.provider,
+        request = scope.question(
+            self._events.ids.uuid7(time.time_ns() // 1_000_000),
+            "llm",
+            bound.provider,
             model=bound.model or wire.UNKNOWN_MODEL,
-            workflow_id=scope.workflow_id,
-            run_id=scope.run_id,
-            chain=scope.chain,
-            agent=scope.agent,
-            user=scope.user,
-            tags=tags_of(scope.tags),
-            trace_id=scope.trace_id,
-            span_id=scope.span_id,
-            parent_span_id=scope.parent_span_id,
             max_input_tokens=bound.input_tokens,
             max_output_tokens=bound.output_tokens,
             streams=bound.streams,

@@ -11,7 +11,6 @@ from guard.control.enforcement import Enforcement, refusal_in
 from guard.control.warnings import WarningLog
 from guard.core import wire
 from guard.core.ids import IdFactory
-from guard.core.tags import tags_of
 from guard.core.tool_rules import ScopeToolRules
 from guard.loop import BackgroundLoop
 from guard.runtime.gate import Gate
@@ -133,22 +132,12 @@ class ToolPolicy:
 
     def _request(self, scope: Scope, name: str) -> wire.GateRequest:
         name = name[: wire.NAME_LENGTH_MAX]
-        return wire.GateRequest(
-            call_id=self._ids.uuid7(time.time_ns() // 1_000_000),
-            kind="tool",
-            function=name,
-            model=scope.model or wire.UNKNOWN_MODEL,
+        return scope.question(
+            self._ids.uuid7(time.time_ns() // 1_000_000),
+            "tool",
+            name,
             tools=list(scope.tools),
             tool_name=name,
-            workflow_id=scope.workflow_id,
-            run_id=scope.run_id,
-            chain=scope.chain,
-            agent=scope.agent,
-            user=scope.user,
-            tags=tags_of(scope.tags),
-            trace_id=scope.trace_id,
-            span_id=scope.span_id,
-            parent_span_id=scope.parent_span_id,
             note=scope.note,
             gates_requests=self._gates_requests(),
         )

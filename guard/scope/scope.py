@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct
 from msgspec.structs import force_setattr, replace
 
+from guard.core.tags import tags_of
 from guard.core.wire.events import Chain
-from guard.core.wire.fields import UNKNOWN_MODEL
+from guard.core.wire.fields import UNKNOWN_MODEL, CallKind
+from guard.core.wire.gate import GateRequest
 
 if TYPE_CHECKING:
     from guard.core.call_options import CallOptions
@@ -140,12 +142,32 @@ class Scope(Struct, frozen=True, eq=False):
             force_setattr(self, "_event_fields", fields)  # a cache, not a change
         return fields
 
-    @property
-    def chain(self) -> Chain | None:
-        """What a gate request says of the chain."""
-        if self.chain_id is None:
-            return None
-        return Chain(self.chain_id, "start" if self.chain_op == "start" else "continue")
+    def question(self, call_id: str, kind: CallKind, function: str, **fields: Any) -> GateRequest:
+        """Return what the gateway is asked from here.
+
+        Args:
+            call_id, kind, function: of the call or request.
+            fields: what else is asked; a ``model`` takes the place of the scope's.
+        """
+        fields.setdefault("model", self.model or UNKNOWN_MODEL)
+        chain = None
+        if self.chain_id is not None:
+            chain = Chain(self.chain_id, "start" if self.chain_op == "start" else "continue")
+        return GateRequest(
+            call_id,
+            kind,
+            function,
+            workflow_id=self.workflow_id,
+            run_id=self.run_id,
+            chain=chain,
+            agent=self.agent,
+            user=self.user,
+            tags=tags_of(self.tags),
+            trace_id=self.trace_id,
+            span_id=self.span_id,
+            parent_span_id=self.parent_span_id,
+            **fields,
+        )
 
     def evolve(self, **changes: Any) -> Scope:
         """Return a copy with some fields changed."""
