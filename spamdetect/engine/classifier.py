@@ -51,9 +51,13 @@ class Blend:
 
     def slopes(self, known: float) -> tuple[float, float, float]:
         """The offset and the factor of each score when this share of a text is known."""
-        parts = (self.offset, self.grams, self.meaning)
-        offset, grams, meaning = (least + more * known for least, more in parts)
-        return offset, grams, meaning
+        (offset, offset_more), (grams, grams_more) = self.offset, self.grams
+        meaning, meaning_more = self.meaning
+        return (
+            offset + offset_more * known,
+            grams + grams_more * known,
+            meaning + meaning_more * known,
+        )
 
     def probability(self, grams: float, meaning: float, known: float) -> float:
         """The calibrated probability of spam."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-import attrs
+from typing import NamedTuple
 
 from spamdetect.engine import bulk, classifier, language, native
 from spamdetect.engine.counts import Counts, count
@@ -31,8 +30,7 @@ _HEAD = 75_000
 _EMPTY = Verdict(is_spam=False, ham_score=1.0, spam_score=0.0)
 
 
-@attrs.define(eq=False)
-class _Reading:
+class _Reading(NamedTuple):
     """One text, read once."""
 
     text: str

@@ -240,7 +240,7 @@ def spoken(text: str) -> str:
         text = unicodedata.normalize("NFKC", text)
     text = text.lower()
     if may_link(text):
-        text = replace_links(text, lambda _: " ")
+        text = replace_links(text, lambda _kind, _link: " ")
     return text
 
 

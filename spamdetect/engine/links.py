@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Final
 
 from spamdetect.engine import native
@@ -75,9 +76,30 @@ def may_link(text: str) -> bool:
     return "." in text or "@" in text or "//" in text
 
 
-def replace_links(text: str, replace: Callable[[re.Match[str]], str]) -> str:
-    """Replace the matches of `LINK`, looking only at words that can contain one."""
+def replace_links(text: str, replace: Callable[[str, str], str]) -> str:
+    """Replace the matches of `LINK`.
+
+    Args:
+        text: the text.
+        replace: takes ``url``, ``mail`` or ``mention`` and the match, and returns what takes its
+            place.
+    """
+    found = _find_links(text)
+    if not found:
+        return text
     parts: list[str] = []
+    done = 0
+    for start, end, kind in found:
+        parts += (text[done:start], replace(kind, text[start:end]))
+        done = end
+    return "".join((*parts, text[done:]))
+
+
+# Normalising a text and telling its language both ask for its links.
+@lru_cache(maxsize=1)
+def _find_links(text: str) -> tuple[tuple[int, int, str], ...]:
+    """Where the matches of `LINK` are and what they are, read only from words that may hold one."""
+    found: list[tuple[int, int, str]] = []
     done = 0
     for sign in MAY_LINK.finditer(text):
         place = sign.start()
@@ -86,9 +108,12 @@ def replace_links(text: str, replace: Callable[[re.Match[str]], str]) -> str:
         start = text.rfind(" ", done, place) + 1 or done
         end = text.find(" ", place)
         end = len(text) if end < 0 else end
-        parts += (text[done:start], LINK.sub(replace, text[start:end]))
+        found += [
+            (start + link.start(), start + link.end(), link.lastgroup or "url")
+            for link in LINK.finditer(text[start:end])
+        ]
         done = end
-    return "".join((*parts, text[done:])) if parts else text
+    return tuple(found)
 
 
 def host_of(url: str) -> str:

@@ -57,7 +57,6 @@ URL, MAIL, MENTION = "\ue000", "\ue001", "\ue002"
 NUMBER, HOST = "\ue003", "\ue004"
 _PUBLIC: Final = {URL: "<url>", MAIL: "<mail>", MENTION: "<mention>"}
 _MARKERS: Final = {"url": URL, "mail": MAIL, "mention": MENTION}
-_MARKER: Final = re.compile("[\ue000-\ue002]")
 
 _ENTITY: Final = re.compile(r"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z]{2,31});")
 _SPACED: Final = re.compile(r"(?<![^\W_])[^\W\d_]([ ._*|·~-])[^\W\d_](?:\1[^\W\d_]){2,}(?![^\W_])")
@@ -134,7 +133,10 @@ class Normalised:
         """The text as published: markers spelled out."""
         if not (self.urls or self.mails or self.mentions):
             return self.marked
-        return _MARKER.sub(lambda match: _PUBLIC[match.group()], self.marked)
+        text = self.marked
+        for marker, name in _PUBLIC.items():
+            text = text.replace(marker, name)
+        return text
 
     @property
     def readable(self) -> str:
@@ -285,10 +287,9 @@ def _plain_capitals(match: re.Match[str]) -> str:
 
 
 def _replace_links(text: str, found: Normalised) -> str:
-    def replace(match: re.Match[str]) -> str:
-        name = match.lastgroup or "url"
+    def replace(name: str, link: str) -> str:
         if name == "url":
-            found.urls.append(match.group())
+            found.urls.append(link)
         elif name == "mail":
             found.mails += 1
         else:

@@ -67,6 +67,11 @@ class SpamService:
         """The key store, while the service runs."""
         return self._running_state().store
 
+    @property
+    def routes(self) -> HotRoutes | None:
+        """The routes that take texts, while the service runs."""
+        return self._hot
+
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[SpamService]:
         """Load the model and open the stores, and close them at the end.

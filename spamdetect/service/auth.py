@@ -2,43 +2,74 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from spamdetect.models import ErrorCode
 from spamdetect.service.keys import KeyRecord, KeyStore, StoreError, parse_key, secret_matches
-from spamdetect.service.respond import RefusalError, retry_after
+from spamdetect.service.respond import Headers, RefusalError, retry_after
 
 
-async def authenticate(scope: Any, store: KeyStore) -> KeyRecord:
+async def authenticate(headers: Headers, store: KeyStore) -> KeyRecord:
     """Find the key of a request.
 
     Raises:
         RefusalError: 401 ``MISSING_API_KEY`` or ``INVALID_API_KEY``; 503 ``UNAVAILABLE`` when the
             key store cannot be asked.
     """
-    values = [value for name, value in scope["headers"] if name == b"x-api-key"]
-    if not values or not values[0].strip():
-        raise RefusalError(
-            401,
-            ErrorCode.MISSING_API_KEY,
-            "Send your API key in the header x-api-key.",
-            close=True,
-        )
-    parts = parse_key(values[0].decode("latin-1").strip()) if len(values) == 1 else None
-    if parts is not None:
-        try:
-            record = await store.find(parts[0])
-        except StoreError:
+    values = [value for name, value in headers if name == b"x-api-key"]
+    key_id, secret = _parts(values[0] if values else b"", len(values))
+    try:
+        record = await store.find(key_id)
+    except StoreError:
+        raise unavailable() from None
+    return _checked(record, secret)
+
+
+def authenticate_now(api_key: bytes, store: KeyStore) -> KeyRecord:
+    """:func:`authenticate` without waiting, for a request with one key or none (empty).
+
+    Raises:
+        WouldWaitError: The key store must be awaited.
+    """
+    key_id, secret = _parts(api_key, 1)
+    try:
+        record = store.find_now(key_id)
+    except StoreError:
+        raise unavailable() from None
+    return _checked(record, secret)
+
+
+def _parts(api_key: bytes, count: int) -> tuple[str, str]:
+    parts = parse_key(api_key.decode("latin-1").strip()) if count == 1 else None
+    if parts is None:
+        if not api_key.strip():
             raise RefusalError(
-                503,
-                ErrorCode.UNAVAILABLE,
-                "The service cannot check API keys at the moment; try again in a moment.",
-                headers=retry_after(1),
+                401,
+                ErrorCode.MISSING_API_KEY,
+                "Send your API key in the header x-api-key.",
                 close=True,
-            ) from None
-        if record is not None and secret_matches(parts[1], record) and record.revoked_s is None:
-            return record
+            )
+        raise _invalid()
+    return parts
+
+
+def _checked(record: KeyRecord | None, secret: str) -> KeyRecord:
+    if record is None or not secret_matches(secret, record) or record.revoked_s is not None:
+        raise _invalid()
+    return record
+
+
+def _invalid() -> RefusalError:
     # One answer for unknown, wrong and revoked keys, so that it reveals nothing.
-    raise RefusalError(
+    return RefusalError(
         401, ErrorCode.INVALID_API_KEY, "The API key is not valid or was revoked.", close=True
+    )
+
+
+def unavailable() -> RefusalError:
+    """503 when the key store cannot be asked."""
+    return RefusalError(
+        503,
+        ErrorCode.UNAVAILABLE,
+        "The service cannot check API keys at the moment; try again in a moment.",
+        headers=retry_after(1),
+        close=True,
     )

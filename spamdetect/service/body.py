@@ -10,9 +10,8 @@ import msgspec
 
 from spamdetect._exchange import too_long_message
 from spamdetect.models import ErrorCode
-from spamdetect.service.respond import RefusalError
+from spamdetect.service.respond import Headers, RefusalError
 
-Scope = Any
 Receive = Any
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -26,23 +25,24 @@ class ClientGoneError(Exception):
     """The client closed the connection before its request was complete."""
 
 
-def header(scope: Scope, name: bytes) -> bytes | None:
+def header(headers: Headers, name: bytes) -> bytes | None:
     """The value of a header, or None; the first one when there are several."""
-    for key, value in scope["headers"]:
+    for key, value in headers:
         if key == name:
-            found: bytes = value
-            return found
+            return value
     return None
 
 
-def check_media_type(scope: Scope) -> None:
+def check_media_type(declared: bytes | None, encoding: bytes | None) -> None:
     """Refuse a body that is not declared as JSON in UTF-8.
+
+    Args:
+        declared: ``Content-Type``.
+        encoding: ``Content-Encoding``.
 
     Raises:
         RefusalError: 415 ``UNSUPPORTED_MEDIA_TYPE``.
     """
-    declared = header(scope, b"content-type")
-    encoding = header(scope, b"content-encoding")
     if encoding not in {None, b"identity"}:
         raise RefusalError(
             415, ErrorCode.UNSUPPORTED_MEDIA_TYPE, "Compressed bodies are not taken.", close=True
@@ -63,15 +63,15 @@ class RequestBody:
     """The body of one request: read within limits, or read and discarded.
 
     Args:
-        scope: The ASGI scope.
+        headers: The headers of the request.
         receive: The ASGI channel.
         timeout_s: Seconds in which the whole body must arrive.
     """
 
-    __slots__ = ("_complete", "_deadline_s", "_receive", "_scope", "_timeout_s")
+    __slots__ = ("_complete", "_deadline_s", "_headers", "_receive", "_timeout_s")
 
-    def __init__(self, scope: Scope, receive: Receive, timeout_s: float) -> None:
-        self._scope = scope
+    def __init__(self, headers: Headers, receive: Receive, timeout_s: float) -> None:
+        self._headers = headers
         self._receive = receive
         self._timeout_s = timeout_s
         self._deadline_s = 0.0
@@ -84,7 +84,7 @@ class RequestBody:
             RefusalError: 413 ``TEXT_TOO_LONG`` or 408 ``REQUEST_TIMEOUT``.
             ClientGoneError: The client has gone.
         """
-        declared = header(self._scope, b"content-length")
+        declared = header(self._headers, b"content-length")
         if declared is not None and int(declared) > max_bytes:
             raise too_long(max_chars)
         chunks: list[bytes] = []
@@ -108,7 +108,7 @@ class RequestBody:
         Raises:
             ClientGoneError: The client has gone.
         """
-        if header(self._scope, b"expect") is not None:
+        if header(self._headers, b"expect") is not None:
             return self._complete
         size = 0
         while not self._complete:

@@ -69,6 +69,13 @@ class KeySpec:
 class KeyStore(Protocol):
     """Where keys, usage counts and feedback live; one conformance suite tests every store."""
 
+    def find_now(self, key_id: str) -> KeyRecord | None:
+        """:meth:`find` without waiting.
+
+        Raises:
+            WouldWaitError: The store must be awaited.
+        """
+
     async def find(self, key_id: str) -> KeyRecord | None:
         """The key with this id, revoked or not."""
 
@@ -107,6 +114,10 @@ class KeyStore(Protocol):
 
     async def close(self) -> None:
         """Release connections."""
+
+
+class WouldWaitError(Exception):
+    """What was asked for at once takes time; use the coroutine."""
 
 
 class StoreError(Exception):

@@ -17,7 +17,7 @@ from typing import Final, Protocol
 import attrs
 
 from spamdetect.models import ErrorCode
-from spamdetect.service.keys import KeyRecord, KeyStore, StoreError
+from spamdetect.service.keys import KeyRecord, KeyStore, StoreError, WouldWaitError
 from spamdetect.service.respond import RefusalError, retry_after
 
 _log = logging.getLogger("spamdetect.service")
@@ -98,6 +98,13 @@ def quota_refusal(allowance: Allowance, wait_s: float) -> RefusalError:
 class Limits(Protocol):
     """Counts requests against the limits of their keys."""
 
+    def admit_now(self, key: KeyRecord) -> None:
+        """:meth:`admit` without waiting.
+
+        Raises:
+            WouldWaitError: The limiter must be awaited; the request was not counted.
+        """
+
     async def admit(self, key: KeyRecord) -> None:
         """Count a request, or raise :class:`RefusalError` 429."""
 
@@ -132,6 +139,14 @@ class MemoryLimits:
         self._today = ""
         self._flusher: asyncio.Task[None] | None = None
 
+    def admit_now(self, key: KeyRecord) -> None:
+        """See :class:`Limits`."""
+        wall_s = time.time()
+        counter = self._counters.get(key.key_id)
+        if counter is None or wall_s >= self._day_ends_s or counter.day != self._today:
+            raise WouldWaitError
+        self._count(key, counter, wall_s)
+
     async def admit(self, key: KeyRecord) -> None:
         """See :class:`Limits`."""
         wall_s = time.time()
@@ -141,15 +156,19 @@ class MemoryLimits:
         counter = self._counters.get(key.key_id)
         if counter is None or counter.day != self._today:
             counter = await self._load(key.key_id, counter)
-        allowance = Allowance.of(key, self._default)
-        if allowance.quota_per_day and counter.used >= allowance.quota_per_day:
-            raise quota_refusal(allowance, seconds_to_midnight(wall_s))
-        if allowance.rate_per_minute:
-            counter.cell_s, wait_s = next_cell(
-                counter.cell_s, time.monotonic(), allowance.rate_per_minute
-            )
+        self._count(key, counter, wall_s)
+
+    def _count(self, key: KeyRecord, counter: _Counter, wall_s: float) -> None:
+        default = self._default
+        rate, quota = key.rate_per_minute, key.quota_per_day
+        rate = default.rate_per_minute if rate is None else rate
+        quota = default.quota_per_day if quota is None else quota
+        if quota and counter.used >= quota:
+            raise quota_refusal(Allowance(rate, quota), seconds_to_midnight(wall_s))
+        if rate:
+            counter.cell_s, wait_s = next_cell(counter.cell_s, time.monotonic(), rate)
             if wait_s:
-                raise rate_refusal(allowance, wait_s)
+                raise rate_refusal(Allowance(rate, quota), wait_s)
         counter.used += 1
         slot = (key.key_id, self._today)
         self._unsaved[slot] = self._unsaved.get(slot, 0) + 1

@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 
 import asyncpg  # type: ignore[import-untyped]  # ships no types
 
-from spamdetect.service.keys import KeyRecord, KeySpec, NewKey, StoreError, make_key
+from spamdetect.service.keys import KeyRecord, KeySpec, NewKey, StoreError, WouldWaitError, make_key
 
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS spamdetect_api_keys (
@@ -91,6 +91,10 @@ class PostgresKeyStore:
                 "Is the server up and the database URL right?"
             ) from None
         return cls(pool)
+
+    def find_now(self, key_id: str) -> KeyRecord | None:
+        """See :class:`~spamdetect.service.keys.KeyStore`."""
+        raise WouldWaitError
 
     async def find(self, key_id: str) -> KeyRecord | None:
         """See :class:`~spamdetect.service.keys.KeyStore`."""

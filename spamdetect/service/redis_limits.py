@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from spamdetect.errors import SpamConfigError
-from spamdetect.service.keys import KeyRecord
+from spamdetect.service.keys import KeyRecord, WouldWaitError
 from spamdetect.service.limits import (
     BURST_S,
     Allowance,
@@ -94,6 +94,10 @@ class RedisLimits:
                 "The Redis URL must look like redis://host:6379/0 (SPAMDETECT_REDIS_URL)."
             ) from None
         return cls(redis, fallback, default, metrics)
+
+    def admit_now(self, key: KeyRecord) -> None:
+        """See :class:`~spamdetect.service.limits.Limits`."""
+        raise WouldWaitError
 
     async def admit(self, key: KeyRecord) -> None:
         """See :class:`~spamdetect.service.limits.Limits`."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+import attrs
 import msgspec
 
 from spamdetect import _messages
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
     from spamdetect.engine import Analysis, Preprocessed
 
 Send = Any
+Headers = Sequence[tuple[bytes, bytes]]
 _ENCODER: Final = msgspec.json.Encoder()
 
 
@@ -97,25 +100,40 @@ def envelope(message: str, data: dict[str, object]) -> bytes:
     return _ENCODER.encode({"message": message, "data": data})
 
 
-async def send_json(
-    send: Send,
-    status_code: int,
-    body: bytes,
-    *,
-    headers: tuple[tuple[bytes, bytes], ...] = (),
-    close: bool = False,
-) -> None:
-    """Send one JSON answer over ASGI."""
-    fields = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-        (b"cache-control", b"no-store"),
-        *headers,
-    ]
-    if close:
-        fields.append((b"connection", b"close"))
-    await send({"type": "http.response.start", "status": status_code, "headers": fields})
-    await send({"type": "http.response.body", "body": body})
+@attrs.define(slots=True)
+class Reply:
+    """The answer to a request for one of the routes that take texts.
+
+    Attributes:
+        status_code: HTTP status.
+        body: The envelope.
+        headers: Further headers, such as ``retry-after``.
+        close: Whether the connection closes after this answer, because the body was not read.
+    """
+
+    status_code: int
+    body: bytes
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    close: bool = False
+
+    def all_headers(self) -> list[tuple[bytes, bytes]]:
+        """The headers to send."""
+        fields = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(self.body)).encode()),
+            (b"cache-control", b"no-store"),
+            *self.headers,
+        ]
+        if self.close:
+            fields.append((b"connection", b"close"))
+        return fields
+
+
+async def send_reply(send: Send, reply: Reply) -> None:
+    """Send an answer over ASGI."""
+    status, fields = reply.status_code, reply.all_headers()
+    await send({"type": "http.response.start", "status": status, "headers": fields})
+    await send({"type": "http.response.body", "body": reply.body})
 
 
 def _language(found: Analysis | Preprocessed) -> dict[str, object]:

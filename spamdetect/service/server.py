@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import importlib.util
 import socket
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -14,6 +15,7 @@ import uvicorn
 
 from spamdetect.errors import SpamConfigError
 from spamdetect.service.app import SpamService
+from spamdetect.service.hot import HotRoutes
 from spamdetect.service.keys import KeySpec, NewKey
 from spamdetect.service.protocol import hardened_protocol
 from spamdetect.service.settings import ServiceSettings
@@ -81,7 +83,8 @@ async def serving(service: SpamService) -> AsyncIterator[RunningServer]:
         if monitor is not None:
             pages = _listening(service.monitoring, monitor, settings)
             monitor_url = (await stack.enter_async_context(pages)).base_url
-        listening = await stack.enter_async_context(_listening(service, listener, settings))
+        api = _listening(service, listener, settings, service.routes)
+        listening = await stack.enter_async_context(api)
         yield RunningServer(listening, first_key, monitor_url or listening.base_url)
 
 
@@ -99,7 +102,10 @@ async def serving_app(app: Any, settings: ServiceSettings) -> AsyncIterator[List
 
 @contextlib.asynccontextmanager
 async def _listening(
-    app: Any, listener: socket.socket, settings: ServiceSettings
+    app: Any,
+    listener: socket.socket,
+    settings: ServiceSettings,
+    routes: HotRoutes | None = None,
 ) -> AsyncIterator[Listening]:
     server = _Server(
         uvicorn.Config(
@@ -110,7 +116,7 @@ async def _listening(
             server_header=False,
             proxy_headers=False,
             ws="none",
-            http=hardened_protocol(settings),
+            http=hardened_protocol(settings) if routes is None else _direct(settings, routes),
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_GRACE_S,
         )
@@ -125,6 +131,14 @@ async def _listening(
         server.should_exit = True
         stopper.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+def _direct(settings: ServiceSettings, routes: HotRoutes) -> type[asyncio.Protocol]:
+    if importlib.util.find_spec("httptools") is None:
+        return hardened_protocol(settings)
+    from spamdetect.service.direct import direct_protocol
+
+    return direct_protocol(settings, routes)
 
 
 class _Server(uvicorn.Server):

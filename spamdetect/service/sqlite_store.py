@@ -89,6 +89,10 @@ class SqliteKeyStore:
 
     async def find(self, key_id: str) -> KeyRecord | None:
         """See :class:`~spamdetect.service.keys.KeyStore`."""
+        return self.find_now(key_id)
+
+    def find_now(self, key_id: str) -> KeyRecord | None:
+        """See :class:`~spamdetect.service.keys.KeyStore`."""
         if not self._checked:
             self._forget_changed()
             # Requests of the same turn of the loop share the check.

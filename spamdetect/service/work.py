@@ -9,10 +9,12 @@ overloaded service answers quickly instead of ever later.
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 import attrs
@@ -42,6 +44,8 @@ class EngineFailedError(Exception):
 # A text, whether a verdict is wanted, and the lowest score that is spam (None: the engine's).
 Item = tuple[str, bool, float | None]
 Outcome = tuple[bytes, bool | None] | EngineFailedError
+# Refused: the service stops.
+Done = Callable[[Outcome | RefusalError], None]
 
 _BATCH_TEXTS: Final = 64
 _BATCH_CHARS: Final = 50_000
@@ -79,15 +83,20 @@ class BatchRunner(Protocol):
 
 
 @attrs.define(eq=False, slots=True)
-class _Job:
-    text: str = attrs.field(repr=False)
-    predict: bool
-    threshold: float | None
-    future: asyncio.Future[tuple[bytes, bool | None]]
+class Job:
+    """A text that waits for the engine, or is being read.
 
-    @property
-    def cost_chars(self) -> int:
-        return _BASE_COST_CHARS + len(self.text)
+    Attributes:
+        item: The text, and what is wanted.
+        cost_chars: What it costs, in characters.
+        done: Takes the outcome.
+        is_wanted: Whether anybody still needs the outcome.
+    """
+
+    item: Item = attrs.field(repr=False)
+    cost_chars: int
+    done: Done
+    is_wanted: bool = True
 
 
 class WorkerPool:
@@ -117,13 +126,14 @@ class WorkerPool:
         self._processes = processes
         self._running: set[asyncio.Future[list[Outcome]]] = set()
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="spamdetect-engine")
-        self._queue: deque[_Job] = deque()
+        self._queue: deque[Job] = deque()
         self._queued_chars = 0
         self._busy = 0
         self._busy_chars = 0
         self._busy_since_s = 0.0
         # Zero until warm_up or the first batch: shedding needs evidence.
         self._seconds_per_char = 0.0
+        self._is_starting = False
         self._closed = False
 
     @property
@@ -139,19 +149,22 @@ class WorkerPool:
     @property
     def estimated_wait_s(self) -> float:
         """How long a job submitted now would wait, in seconds."""
-        if self._busy < self._workers:
+        if self._busy + len(self._queue) < self._workers:
             return 0.0
-        elapsed_s = time.perf_counter() - self._busy_since_s
-        running_s = self._busy_chars * self._seconds_per_char - elapsed_s
-        queued_s = self._queued_chars * self._seconds_per_char
-        return (max(0.0, running_s) + queued_s) / self._workers
+        wait_s = self._queued_chars * self._seconds_per_char
+        if self._busy == self._workers:
+            elapsed_s = time.perf_counter() - self._busy_since_s
+            wait_s += max(0.0, self._busy_chars * self._seconds_per_char - elapsed_s)
+        return wait_s / self._workers
 
     async def warm_up(self) -> None:
         """Run the engine a few times, so that its speed is known before the first request."""
-        for _ in range(3):
+        for is_first in (True, False, False):
             # As many at once as there are workers, so that each process starts now.
-            runs = [self.run(_WARM_UP_TEXT, predict=True) for _ in range(self._workers)]
+            runs = [self.run((_WARM_UP_TEXT, True, None)) for _ in range(self._workers)]
             await asyncio.gather(*runs)
+            if is_first:
+                self._seconds_per_char = 0.0  # tables were made, processes were started
 
     def threshold_of(self, threshold: Threshold) -> float:
         """The number that a threshold stands for.
@@ -161,18 +174,45 @@ class WorkerPool:
         """
         return self._engine.threshold_of(threshold)
 
-    async def run(
-        self, text: str, *, predict: bool, threshold: float | None = None
-    ) -> tuple[bytes, bool | None]:
+    async def run(self, item: Item) -> tuple[bytes, bool | None]:
         """Analyse one text.
 
         Args:
-            text: The text.
-            predict: Whether to give a verdict.
-            threshold: Lowest score that is spam; None takes the service's.
+            item: The text, whether to give a verdict, and the lowest score that is spam.
 
         Returns:
             The body of the answer, and the verdict where there is one.
+
+        Raises:
+            RefusalError: 503 ``OVERLOADED`` when the queue is full or the wait too long.
+        """
+        future: asyncio.Future[tuple[bytes, bool | None]] = (
+            asyncio.get_running_loop().create_future()
+        )
+
+        def done(outcome: Outcome | RefusalError) -> None:
+            if future.done():
+                return
+            if isinstance(outcome, BaseException):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+
+        job = self.submit(item, done)
+        try:
+            return await future
+        finally:
+            job.is_wanted = False
+
+    def submit(self, item: Item, done: Done) -> Job:
+        """Let one text be analysed.
+
+        Args:
+            item: The text, whether to give a verdict, and the lowest score that is spam.
+            done: Called with the outcome, on the loop, but not before this returns.
+
+        Returns:
+            The job; set ``is_wanted`` to false when nobody needs it any more.
 
         Raises:
             RefusalError: 503 ``OVERLOADED`` when the queue is full or the wait too long.
@@ -185,29 +225,60 @@ class WorkerPool:
                 "The service has more to do than it can; try again in a moment.",
                 headers=retry_after(wait_s),
             )
-        job = _Job(text, predict, threshold, asyncio.get_running_loop().create_future())
+        job = Job(item, _BASE_COST_CHARS + len(item[0]), done)
         self._queue.append(job)
         self._queued_chars += job.cost_chars
-        if self._busy < self._workers:
-            self._start_batch()
-        return await job.future
+        self._start_soon()
+        return job
 
     async def close(self) -> None:
         """Refuse new and waiting work, and finish what is running."""
         self._closed = True
         for job in self._queue:
-            if not job.future.done():
-                job.future.set_exception(
-                    RefusalError(503, ErrorCode.OVERLOADED, "The service is stopping.")
-                )
+            if job.is_wanted:
+                job.done(RefusalError(503, ErrorCode.OVERLOADED, "The service is stopping."))
         self._queue.clear()
         await asyncio.to_thread(self._threads.shutdown)
         if self._processes is not None:
             await asyncio.gather(*self._running, return_exceptions=True)
             await self._processes.close()
 
+    def _start_soon(self) -> None:
+        # What arrives in the same turn of the loop is analysed together.
+        if self._queue and self._busy < self._workers and not self._is_starting:
+            self._is_starting = True
+            asyncio.get_running_loop().call_soon(self._start_batch)
+
     def _start_batch(self) -> None:
-        batch: list[_Job] = []
+        self._is_starting = False
+        brief_chars = self._brief_chars
+        batch, chars = self._next_batch(brief_chars)
+        if batch:
+            started_s = time.perf_counter()
+            self._busy += 1
+            self._busy_chars += chars
+            self._busy_since_s = started_s
+            items = [job.item for job in batch]
+            if chars <= brief_chars:
+                self._finish(batch, chars, started_s, self._analyse_now(items))
+            else:
+                running = self._submit(items)
+                self._running.add(running)
+                running.add_done_callback(partial(self._ended, batch, chars, started_s))
+        self._start_soon()
+
+    @property
+    def _brief_chars(self) -> float:
+        """How much is done sooner than the interpreter would take a thread's turn away.
+
+        So much is analysed on the loop, which a thread would stop for as long.
+        """
+        if self._processes is not None or not self._seconds_per_char:
+            return 0.0
+        return sys.getswitchinterval() / self._seconds_per_char
+
+    def _next_batch(self, brief_chars: float) -> tuple[list[Job], int]:
+        batch: list[Job] = []
         chars = 0
         # With several workers, leave something for the others.
         most = max(1, min(_BATCH_TEXTS, -(-len(self._queue) // (self._workers - self._busy))))
@@ -216,37 +287,22 @@ class WorkerPool:
         if self._seconds_per_char:
             most_chars = min(most_chars, self._max_wait_s / 4 / self._seconds_per_char)
         while self._queue and len(batch) < most and (not batch or chars < most_chars):
+            cost_chars = self._queue[0].cost_chars
+            if batch and chars <= brief_chars < chars + cost_chars:
+                break
             job = self._queue.popleft()
-            self._queued_chars -= job.cost_chars
+            self._queued_chars -= cost_chars
             # The client has gone: nobody needs the answer any more.
-            if not job.future.done():
+            if job.is_wanted:
                 batch.append(job)
-                chars += job.cost_chars
-        if not batch:
-            return
-        self._busy += 1
-        self._busy_chars += chars
-        started_s = self._busy_since_s = time.perf_counter()
+                chars += cost_chars
+        return batch, chars
 
-        def finished(done: asyncio.Future[list[Outcome]]) -> None:
-            self._running.discard(done)
-            self._busy -= 1
-            self._busy_chars -= chars
-            self._learn_speed((time.perf_counter() - started_s) / chars)
-            for job, outcome in zip(batch, self._outcomes(done, len(batch)), strict=True):
-                if job.future.done():
-                    continue
-                if isinstance(outcome, BaseException):
-                    job.future.set_exception(outcome)
-                else:
-                    job.future.set_result(outcome)
-            if self._queue and not self._closed:
-                self._start_batch()
-
-        items = [(job.text, job.predict, job.threshold) for job in batch]
-        running = self._submit(items)
-        self._running.add(running)
-        running.add_done_callback(finished)
+    def _analyse_now(self, items: list[Item]) -> list[Outcome]:
+        try:
+            return analyse(self._engine, items)
+        except Exception as error:  # noqa: BLE001 - the batch fails, not the loop
+            return [EngineFailedError(type(error).__name__, place_of(error))] * len(items)
 
     def _submit(self, items: list[Item]) -> asyncio.Future[list[Outcome]]:
         loop = asyncio.get_running_loop()
@@ -254,9 +310,29 @@ class WorkerPool:
             return loop.create_task(self._processes.analyse(items))
         return loop.run_in_executor(self._threads, analyse, self._engine, items)
 
+    def _ended(
+        self, batch: list[Job], chars: int, started_s: float, done: asyncio.Future[list[Outcome]]
+    ) -> None:
+        self._running.discard(done)
+        self._finish(batch, chars, started_s, self._outcomes(done, len(batch)))
+        if not self._closed:
+            self._start_soon()
+
+    def _finish(
+        self, batch: list[Job], chars: int, started_s: float, outcomes: list[Outcome]
+    ) -> None:
+        self._busy -= 1
+        self._busy_chars -= chars
+        self._learn_speed((time.perf_counter() - started_s) / chars)
+        for job, outcome in zip(batch, outcomes, strict=True):
+            if job.is_wanted:
+                job.done(outcome)
+
     def _learn_speed(self, seconds_per_char: float) -> None:
         if self._seconds_per_char:
-            self._seconds_per_char += _SPEED_WEIGHT * (seconds_per_char - self._seconds_per_char)
+            # One batch during which the machine did something else says little.
+            learnt = min(seconds_per_char, 2 * self._seconds_per_char)
+            self._seconds_per_char += _SPEED_WEIGHT * (learnt - self._seconds_per_char)
         else:
             self._seconds_per_char = seconds_per_char
 

@@ -55,12 +55,14 @@ async def test_texts_that_wait_together_are_analysed_together(
 ) -> None:
     gate = Gate(engine)
     pool = WorkerPool(gate, 1, 1000, 60)
-    calls = [asyncio.create_task(pool.run(f"text {n}", predict=True)) for n in range(100)]
-    await until(lambda: pool.pending == 99)
+    calls = [asyncio.create_task(pool.run((f"text {n}", True, None))) for n in range(100)]
+    await until(lambda: pool.pending == 36)
     gate.open.set()
     bodies = await asyncio.gather(*calls)
     assert all(f"text {n}".encode() in body for n, (body, _) in enumerate(bodies))
-    assert gate.batches == [1, 64, 35]
+    assert gate.batches[0] == 64
+    assert sum(gate.batches) == 100
+    assert len(gate.batches) < 20  # where the speed is not known yet
     await pool.close()
 
 
@@ -70,8 +72,8 @@ async def test_one_text_that_fails_fails_alone(
     gate = Gate(engine)
     pool = WorkerPool(gate, 1, 1000, 60)
     texts = ["a", "b", "poison", "c"]
-    calls = [asyncio.create_task(pool.run(text, predict=True)) for text in texts]
-    await until(lambda: pool.pending == 3)
+    calls = [asyncio.create_task(pool.run((text, True, None))) for text in texts]
+    await until(lambda: pool.busy)
     gate.open.set()
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     assert [isinstance(outcome, EngineFailedError) for outcome in outcomes] == [
@@ -80,22 +82,24 @@ async def test_one_text_that_fails_fails_alone(
         True,
         False,
     ]
-    assert (await pool.run("next", predict=True))[1] in {True, False}
+    assert (await pool.run(("next", True, None)))[1] in {True, False}
     await pool.close()
 
 
 async def test_a_full_queue_refuses(engine: Engine, until: Callable[..., Awaitable[None]]) -> None:
     gate = Gate(engine)
     pool = WorkerPool(gate, 1, 5, 60)
-    calls = [asyncio.create_task(pool.run("text", predict=True)) for _ in range(6)]
+    calls = [asyncio.create_task(pool.run(("text", True, None)))]
+    await until(lambda: pool.busy)
+    calls += [asyncio.create_task(pool.run(("text", True, None))) for _ in range(5)]
     await until(lambda: pool.pending == 5)
     with pytest.raises(RefusalError) as caught:
-        await pool.run("one more", predict=True)
+        await pool.run(("one more", True, None))
     assert (caught.value.status_code, caught.value.error_code.value) == (503, "OVERLOADED")
     assert dict(caught.value.headers)[b"retry-after"] == b"1"
     gate.open.set()
     await asyncio.gather(*calls)
-    await pool.run("one more", predict=True)
+    await pool.run(("one more", True, None))
     await pool.close()
 
 
@@ -104,8 +108,8 @@ async def test_a_long_estimated_wait_refuses_before_the_queue_is_full(engine: En
     gate.open.set()
     gate.seconds_per_text = 0.02
     pool = WorkerPool(gate, 1, 100_000, 0.2)
-    await pool.run("learn the speed", predict=True)
-    calls = [asyncio.create_task(pool.run("learn the speed", predict=True)) for _ in range(500)]
+    await pool.run(("learn the speed", True, None))
+    calls = [asyncio.create_task(pool.run(("learn the speed", True, None))) for _ in range(500)]
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     refused = sum(isinstance(outcome, RefusalError) for outcome in outcomes)
     assert 400 < refused < 500
@@ -117,15 +121,38 @@ async def test_who_has_gone_is_not_worked_for(
 ) -> None:
     gate = Gate(engine)
     pool = WorkerPool(gate, 1, 1000, 60)
-    calls = [asyncio.create_task(pool.run("text", predict=True)) for _ in range(10)]
+    calls = [asyncio.create_task(pool.run(("text", True, None)))]
+    await until(lambda: pool.busy)
+    calls += [asyncio.create_task(pool.run(("text", True, None))) for _ in range(9)]
     await until(lambda: pool.pending == 9)
     for call in calls[1:]:
         call.cancel()
-    last = asyncio.create_task(pool.run("last", predict=True))
+    last = asyncio.create_task(pool.run(("last", True, None)))
     await until(lambda: pool.pending == 10)
     gate.open.set()
     await last
     assert sum(gate.batches) == 2
+    await pool.close()
+
+
+async def test_short_texts_are_analysed_on_the_loop_and_long_ones_beside_it(
+    engine: Engine,
+) -> None:
+    threads: list[threading.Thread] = []
+
+    class Seen(Gate):
+        def predict_many(self, texts: Sequence[str]) -> list[Analysis]:
+            threads.append(threading.current_thread())
+            return super().predict_many(texts)
+
+    seen = Seen(engine)
+    seen.open.set()
+    pool = WorkerPool(seen, 1, 1000, 60)
+    pool._seconds_per_char = 1e-6  # as if measured: 5,000 characters take five milliseconds
+    await asyncio.gather(*(pool.run((f"text {n}", True, None)) for n in range(3)))
+    await pool.run(("long text " * 2_000, True, None))
+    assert seen.batches == [3, 1]
+    assert [each is threading.current_thread() for each in threads] == [True, False]
     await pool.close()
 
 
@@ -134,7 +161,9 @@ async def test_closing_refuses_what_waits(
 ) -> None:
     gate = Gate(engine)
     pool = WorkerPool(gate, 1, 1000, 60)
-    calls = [asyncio.create_task(pool.run("text", predict=True)) for _ in range(3)]
+    calls = [asyncio.create_task(pool.run(("text", True, None)))]
+    await until(lambda: pool.busy)
+    calls += [asyncio.create_task(pool.run(("text", True, None))) for _ in range(2)]
     await until(lambda: pool.pending == 2)
     closing = asyncio.create_task(pool.close())
     await until(lambda: pool.pending == 0)
@@ -143,7 +172,7 @@ async def test_closing_refuses_what_waits(
     outcomes: list[Any] = await asyncio.gather(*calls, return_exceptions=True)
     assert [isinstance(outcome, RefusalError) for outcome in outcomes] == [False, True, True]
     with pytest.raises(RefusalError):
-        await pool.run("text", predict=True)
+        await pool.run(("text", True, None))
 
 
 async def test_an_overloaded_service_answers_fast_and_most_with_503(engine: Engine) -> None:
@@ -188,9 +217,9 @@ async def test_the_engine_runs_in_processes_and_a_killed_one_is_replaced(engine:
     await pool.warm_up()
     texts = [f"You won prize number {n}, claim it now" for n in range(200)]
     expected = [analysis.prediction.is_spam for analysis in engine.predict_many(texts)]
-    found = await asyncio.gather(*(pool.run(text, predict=True) for text in texts))
+    found = await asyncio.gather(*(pool.run((text, True, None)) for text in texts))
     assert [is_spam for _, is_spam in found] == expected
-    assert b"processed_text" in (await pool.run("hello", predict=False))[0]
+    assert b"processed_text" in (await pool.run(("hello", False, None)))[0]
     for when_idle in (True, False):
         children = [psutil.Process(pid) for pid in processes.pids]
         assert len(children) == 2
@@ -202,7 +231,7 @@ async def test_the_engine_runs_in_processes_and_a_killed_one_is_replaced(engine:
         async with asyncio.timeout(60):
             while True:
                 try:
-                    outcome = await pool.run(texts[0], predict=True)
+                    outcome = await pool.run((texts[0], True, None))
                     break
                 except EngineFailedError as error:
                     failures.append(error.kind)
