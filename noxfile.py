@@ -109,7 +109,7 @@ def proofs(session: nox.Session) -> None:
         ("10", "tests/gateway/test_database_deaths.py"),
         ("2", "tests/gateway/test_database_partitions.py"),
         ("2", "tests/gateway/test_redis_partitions.py"),
-        ("6", "tests/gateway/test_document.py"),
+        ("10", "tests/gateway/test_document.py"),
         ("10", "tests/gateway/test_fleet.py"),
     ):
         session.run("pytest", "-s", test, *session.posargs, env={"GUARD_PROOF_SCALE": scale})

@@ -56,8 +56,11 @@ def _postgres(folder: Path, **options: Any) -> Storage:
 
 
 def examples(factory: Callable[..., Storage], proof_scale: float) -> int:
-    """Return how many runs a model gets; those over PostgreSQL take ten times as long."""
-    return max(1, round((6 if factory is _postgres else 25) * proof_scale))
+    """Return how many runs a model gets.
+
+    Those over PostgreSQL take ten times as long; a sync of each commit changes no rule.
+    """
+    return max(1, round((6 if factory in (_postgres, _sqlite_durable) else 25) * proof_scale))
 
 
 @pytest.fixture(scope="session", params=[_sqlite, _sqlite_durable], ids=lambda make: make.__name__)

@@ -19,6 +19,8 @@ from guard.gateway.embedded import run_gateway
 from guard.gateway.services.load import REQUEST_BYTES, Load
 
 _MB = 1 << 20
+BATCH = 300
+"""Events of a batch; of 2,700 bytes, so that bytes fill the store's queue, and not events."""
 
 
 def batch(number: int, events: int, padding: int) -> bytes:
@@ -71,7 +73,7 @@ def test_a_stalled_store_refuses_events_before_memory_grows(serve: Any, tmp_path
     served = serve("--max-pending-bytes", "16MiB")
     process = psutil.Process(served.process.pid)
     headers = {"X-API-Key": served.api_key, "X-Guard-Protocol": "3"}
-    bodies = [batch(number, 900, 800) for number in range(120)]  # 100 MB
+    bodies = [batch(number, BATCH, 2600) for number in range(120)]  # 100 MB
     with httpx.Client(base_url=served.base_url, headers=headers) as http:
         call = {"call_id": "warm", "kind": "call", "function": "f"}
         assert http.post("/gate", json=call).status_code == 200
@@ -108,10 +110,10 @@ def test_a_stalled_store_refuses_events_before_memory_grows(serve: Any, tmp_path
             reply = http.post(
                 "/api/v1/events", content=body, headers={"content-type": "application/json"}
             )
-            assert (reply.status_code, reply.json()["accepted"]) == (202, 900)
+            assert (reply.status_code, reply.json()["accepted"]) == (202, BATCH)
     with contextlib.closing(sqlite3.connect(tmp_path / "gateway.sqlite3")) as reading:
         assert reading.execute("SELECT count(*), sum(cost_nanousd) FROM events").fetchone() == (
-            120 * 900, 120 * 900,
+            120 * BATCH, 120 * BATCH,
         )  # fmt: skip
 
 

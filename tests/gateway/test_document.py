@@ -36,7 +36,7 @@ def test_schemathesis_finds_nothing(proof_scale: float) -> None:
         bound = gateway.admin.create_key("one organisation's", role="admin")
 
         @settings(
-            max_examples=max(1, round(8 * proof_scale)),
+            max_examples=max(1, round(5 * proof_scale)),
             deadline=None,
             suppress_health_check=list(HealthCheck),
             database=None,

@@ -86,7 +86,7 @@ STEPS = pytest.mark.parametrize("step_s", [600, -600, TWO_YEARS_S], ids=["ahead"
 
 @STEPS
 def test_nothing_ends_early_or_late(clocks: Clocks, step_s: int) -> None:
-    clocks.admin.update_settings(reservation_ttl_ms=20_000)
+    clocks.admin.update_settings(reservation_ttl_ms=10_000)
     clocks.admin.set_budget(10_000)
     for served in (clocks.stepped, clocks.right):
         assert clocks.gate(served).status_code == 200
