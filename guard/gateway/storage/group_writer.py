@@ -10,6 +10,10 @@ decisions to a thread and back costs more than deciding them, because both sides
 interpreter lock. Durable commits, heavy work and groups behind them go to the writer thread, and so
 does everything for a while after a slow commit on the loop. The two never run at the same time: the
 loop hands over to the idle thread, and waits until it is idle again before running a group itself.
+
+A store in a process of its own works while the loop reads what comes next, but only if something
+is left to come: callers that are all answered at once all ask again at once. So its groups are
+smaller, and heavy work does not wait for more.
 """
 
 from __future__ import annotations
@@ -34,6 +38,9 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 GROUP_WEIGHT_MAX: Final = 2048
 """A group is committed at this weight, so that the next one does not wait for long."""
+
+REMOTE_WEIGHT_MAX: Final = 256
+"""The same for a store in a process of its own."""
 
 GATHER_MAX: Final = 64
 INLINE_WEIGHT_MAX: Final = 256
@@ -72,6 +79,7 @@ class GroupWriter(Generic[UnitT]):
         unit: the unit of work that the work runs on; used for one transaction after another.
         deliver: called on the loop with a commit's events, before any answer.
         inline: whether commits are fast enough to run on the loop.
+        remote: whether the store works in a process of its own.
         failures: exceptions of a failed store, of which callers get :class:`StoreError`.
     """
 
@@ -81,12 +89,15 @@ class GroupWriter(Generic[UnitT]):
         deliver: Callable[[list[PostCommitEvent]], None],
         *,
         inline: bool,
+        remote: bool = False,
         failures: tuple[type[Exception], ...] = (),
     ) -> None:
         self._unit = unit
         self._deliver_events = deliver
         self._failures = failures
         self._inline = inline
+        self._remote = remote
+        self._weight_max = REMOTE_WEIGHT_MAX if remote else GROUP_WEIGHT_MAX
         self._loop = asyncio.get_running_loop()
         self._collected: list[_Item[UnitT]] = []
         self._weight = 0
@@ -151,7 +162,8 @@ class GroupWriter(Generic[UnitT]):
     def _gather(self, seen: int) -> None:
         # Requests arrive over a few ticks; while more come, the group waits for them.
         count = len(self._collected)
-        if seen < count < GATHER_MAX and not self._closing:
+        gathered = self._weight if self._remote else count
+        if seen < count and gathered < GATHER_MAX and not self._closing:
             self._loop.call_soon(self._gather, count)
         else:
             self._start()
@@ -180,7 +192,7 @@ class GroupWriter(Generic[UnitT]):
         if not collected[0].outside:
             for item in itertools.islice(collected, 1, None):
                 weight += item.weight
-                if item.outside or weight > GROUP_WEIGHT_MAX:
+                if item.outside or weight > self._weight_max:
                     break
                 count += 1
         group, self._collected = collected[:count], collected[count:]

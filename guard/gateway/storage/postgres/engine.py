@@ -146,7 +146,7 @@ class PostgresEngine(SqlEngine[PostgresUnitOfWork, ReadConnection]):
             await asyncio.to_thread(self._close_connections)
             reason = reason_of(exc, self._dsn)
             raise StoreError(f"cannot open the database: {reason}") from None
-        self._writer = GroupWriter(unit, deliver, inline=False, failures=self.failures)
+        self._writer = GroupWriter(unit, deliver, inline=False, remote=True, failures=self.failures)
 
     def _open(self) -> PostgresUnitOfWork:
         connection = WriteConnection(self._dsn, "guard-gateway", self._watch)
