@@ -245,6 +245,11 @@ class GuardedHttpProtocol(HttpToolsProtocol):
         self.waiting_since = None
         self.watch.forget(self)
         super().connection_lost(exc)
+        # uvicorn leaves the timer where the connection was reset: it would hold everything of the
+        # connection for as long as an idle one is kept.
+        self._unset_keepalive_if_required()
+        # Both refer to this connection; whoever still serves the request has them.
+        self.cycle = self.scope = None  # type: ignore[assignment]  # uvicorn never asks again
 
     def end_stalled(self) -> None:
         """Answer 408 where an answer is still possible, and close."""
