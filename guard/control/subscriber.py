@@ -134,12 +134,15 @@ class Subscriber:
                     logger.exception("control socket")  # a mistake must not end the channel
                 self._use("none", self._channel == "websocket")
                 # A gateway that accepts sockets and drops them again is not to be hammered.
-                attempt = 1 if self._was_up_for_s() > _STABLE_S else attempt + 1
+                attempt = 1 if self._was_stable() else attempt + 1
         finally:
             self._stop_fallback_poll()
 
-    def _was_up_for_s(self) -> float:
-        return 0.0 if self._up_since_s is None else time.monotonic() - self._up_since_s
+    def _was_stable(self) -> bool:
+        """Tell whether the socket was up for a while, or ended because its gateway drains."""
+        if self._up_since_s is None:
+            return False
+        return self._was_told_to_move or time.monotonic() - self._up_since_s > _STABLE_S
 
     def _start_fallback_poll(self, after_s: float = 0.0) -> None:
         """Have the poller listen while the socket is away, from some time on."""

@@ -554,10 +554,12 @@ class Herd:
                 apply=lambda *_: None, switched=lambda _: None, recalled=lambda _: None,
             )  # fmt: skip
             tasks.append(asyncio.create_task(each.run()))
-        await asyncio.sleep(seconds)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def most_within(width_s: float, times: list[float]) -> int:
@@ -583,6 +585,44 @@ async def test_whoever_was_told_to_move_does_so(monkeypatch: pytest.MonkeyPatch)
     herd = Herd(monkeypatch, 10.0, told=True)
     await herd.run(100, 2.0)
     assert all(herd.sockets.values())
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("greeted", "told", "attempts"),
+    [(True, True, {0}), (True, False, {0, 1, 2, 3}), (False, True, {0, 1, 2, 3})],
+    ids=["drained", "dropped", "refused"],
+)
+async def test_a_socket_that_moves_early_does_not_flap(
+    monkeypatch: pytest.MonkeyPatch, greeted: bool, told: bool, attempts: set[int]
+) -> None:
+    """Replicas that drain one after another say goodbye; one that drops its sockets is spared."""
+    asked: list[int] = []
+    moved = asyncio.Event()
+
+    class Delays:
+        cap_s = 10.0
+
+        def delay_s(self, attempt: int, _: float) -> float:
+            asked.append(attempt)
+            if len(asked) == 4:
+                moved.set()
+            return 0.001
+
+    async def listen(each: subscriber.Subscriber) -> None:
+        each._up_since_s = time.monotonic() if greeted else None
+        each._was_told_to_move = told
+        raise subscriber.ChannelError("closed")
+
+    herd = Herd(monkeypatch, 0.0, told)
+    monkeypatch.setattr(subscriber, "RECONNECT", Delays())
+    monkeypatch.setattr(subscriber.Subscriber, "_listen", listen)
+    running = asyncio.create_task(herd.run(1, 20.0))
+    async with asyncio.timeout(10):
+        await moved.wait()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert set(asked[:4]) == attempts
 
 
 def test_a_gateway_asks_for_a_millisecond_for_each_socket(tenant: Any) -> None:
