@@ -24,9 +24,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-_TEXTS = (
-    "Congratulations! You won a free prize. Claim now: http://bit.ly/x1 or call 0800 123 456",
-)
+# Each a little different, so that nothing is read from a memory of the last one.
+_TEXTS = [
+    f"Congratulations! You won a free prize. Claim now: http://bit.ly/x{n} or call 0800 {n} 456"
+    for n in range(100, 600)
+]
 _PATH = b"/v1/spam-detection/predict"
 
 
@@ -206,7 +208,7 @@ def main() -> None:
     asked = parser.parse_args()
     import uvloop
 
-    texts = Path(asked.texts).read_text().splitlines() if asked.texts else list(_TEXTS)
+    texts = Path(asked.texts).read_text().splitlines() if asked.texts else _TEXTS
     print(f"{'':<12}{'conns':>6}{'req/s':>9}{'p50 ms':>9}{'p99 ms':>9}{'refused':>9}", end="")
     print(f"{'CPU us':>9}{'busiest':>9}  of null: req/s, requests per CPU second (of the busiest)")
     with contextlib.ExitStack() as stack:

@@ -27,6 +27,8 @@ from spamdetect.thresholds import Threshold
 
 MAX_READ = 100_000
 _HEAD = 75_000
+_FEW = 3
+_GROUP = 32  # more texts gain nothing more from being read step by step
 _EMPTY = Verdict(is_spam=False, ham_score=1.0, spam_score=0.0)
 
 
@@ -131,8 +133,11 @@ class Engine:
         """
         if isinstance(texts, str | bytes):
             raise TypeError("predict_many takes a sequence of texts, not one: pass [text]")
-        if native.compiled is not None:
+        if native.compiled is not None and len(texts) < _FEW:
             return [self.predict(text) for text in texts]
+        together, group = self._predict_short, bulk.GROUP
+        if native.compiled is not None:
+            together, group = self._predict_in_steps, _GROUP
         found: dict[int, Analysis] = {}
         short: list[int] = []
         for number, text in enumerate(texts):
@@ -140,10 +145,36 @@ class Engine:
                 found[number] = self.predict(text)
             else:
                 short.append(number)
-        for start in range(0, len(short), bulk.GROUP):
-            part = short[start : start + bulk.GROUP]
-            found.update(zip(part, self._predict_short([texts[i] for i in part]), strict=True))
+        for start in range(0, len(short), group):
+            part = short[start : start + group]
+            found.update(zip(part, together([texts[i] for i in part]), strict=True))
         return [found[number] for number in range(len(texts))]
+
+    def _predict_in_steps(self, texts: list[str]) -> list[Analysis]:
+        """`predict` for each short text, each step for all texts before the next one.
+
+        A step finds its code and its tables in the processor's caches for every text but the
+        first; reading one text to the end before the next takes a third longer.
+        """
+        model = self._model
+        normalised = normalise_many(texts)
+        languages = self._detector.detect_many(texts)
+        counts = [count(text) for text in texts]
+        structures = [
+            structure(found, counted, len(text))
+            for text, found, counted in zip(texts, normalised, counts, strict=True)
+        ]
+        on = [
+            model.traits(each, found.marked)
+            for each, found in zip(structures, normalised, strict=True)
+        ]
+        sums = [model.gram_sums(text) for text in [found.readable for found in normalised]]
+        chances = [
+            model.combine(*grams, traits) if found.marked else None
+            for found, grams, traits in zip(normalised, sums, on, strict=True)
+        ]
+        words = [counted.words for counted in counts]
+        return list(map(self._analysis, texts, normalised, words, languages, chances))
 
     def _predict_short(self, texts: list[str]) -> list[Analysis]:
         kinds, scripts, words = bulk.statistics(texts)

@@ -150,7 +150,14 @@ class LanguageModel:
 
     def detect(self, text: str) -> Language:
         """The language of a text; links and digits are not read."""
-        letters, group, size = _compiled_letters(text) or read_letters(text)
+        return self._of_letters(*(_compiled_letters(text) or read_letters(text)))
+
+    def detect_many(self, texts: Sequence[str]) -> list[Language]:
+        """`detect` for each text, in order; see `Engine.predict_many`."""
+        read = [_compiled_letters(text) or read_letters(text) for text in texts]
+        return [self._of_letters(*each) for each in read]
+
+    def _of_letters(self, letters: NDArray[np.uint32] | bytes, group: str, size: int) -> Language:
         if not size:
             return UNKNOWN
         model = self.scripts.get(group)

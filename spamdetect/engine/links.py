@@ -21,6 +21,8 @@ BARE_TLDS = (
     "money|cash|bet|casino|page|blog|cloud|art|ink|run|sbs|cyou|lol|tel|asia|cat|рф|рус"
 )
 
+_KEPT: Final = 1_000  # the longest text whose links are kept for a moment
+
 _BODY = r"[^\s<>\"'\ue000-\ue00f]"
 LINK = re.compile(
     rf"(?P<url>(?:https?|hxxps?|ftp)\s?:\s?//{_BODY}*"
@@ -84,7 +86,7 @@ def replace_links(text: str, replace: Callable[[str, str], str]) -> str:
         replace: takes ``url``, ``mail`` or ``mention`` and the match, and returns what takes its
             place.
     """
-    found = _find_links(text)
+    found = _find_links(text) if len(text) <= _KEPT else _find_links.__wrapped__(text)
     if not found:
         return text
     parts: list[str] = []
@@ -95,8 +97,8 @@ def replace_links(text: str, replace: Callable[[str, str], str]) -> str:
     return "".join((*parts, text[done:]))
 
 
-# Normalising a text and telling its language both ask for its links.
-@lru_cache(maxsize=1)
+# Normalising a text and telling its language both ask for its links: those of a batch are kept.
+@lru_cache(maxsize=32)
 def _find_links(text: str) -> tuple[tuple[int, int, str], ...]:
     """Where the matches of `LINK` are and what they are, read only from words that may hold one."""
     found: list[tuple[int, int, str]] = []

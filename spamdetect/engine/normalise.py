@@ -159,9 +159,7 @@ def normalise(text: str) -> Normalised:
     """
     text, found = _read(text)
     if native.compiled is not None:
-        found.marked, found.repeats = native.compiled.shape(native.tables(), text)
-        if "0" in found.marked:
-            found.numbers = _NUMBER.findall(text)[:NUMBERS_READ]
+        _finish_compiled(text, found)
     elif len(text) > _SHORT:
         _finish_many([text], [found])
     else:
@@ -175,6 +173,10 @@ def normalise_many(texts: Sequence[str]) -> list[Normalised]:
         return []
     read = [_read(text) for text in texts]
     found = [each for _, each in read]
+    if native.compiled is not None:
+        for text, each in read:
+            _finish_compiled(text, each)
+        return found
     _finish_many([text for text, _ in read], found)
     return found
 
@@ -203,6 +205,14 @@ def _hints(text: str) -> int:
         return _ANYTHING
     found: int = native.compiled.hints(text)
     return found
+
+
+def _finish_compiled(text: str, found: Normalised) -> None:
+    """`_finish` by its compiled twin, for texts of any length."""
+    assert native.compiled is not None
+    found.marked, found.repeats = native.compiled.shape(native.tables(), text)
+    if "0" in found.marked:
+        found.numbers = _NUMBER.findall(text)[:NUMBERS_READ]
 
 
 def _finish(text: str, found: Normalised) -> None:

@@ -9,7 +9,6 @@ overloaded service answers quickly instead of ever later.
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -51,6 +50,9 @@ _BATCH_TEXTS: Final = 64
 _BATCH_CHARS: Final = 50_000
 # Cost of a text besides its length, in characters, so that many tiny texts are not free.
 _BASE_COST_CHARS: Final = 100
+# What takes no longer is analysed on the loop: a thread would keep the interpreter from it for
+# 5 ms. Not more, so that the loop comes round often.
+_BRIEF_S: Final = 0.002
 _SPEED_WEIGHT: Final = 0.2
 _WARM_UP_TEXT: Final = "Are we still on for lunch? Reply here or call me. " * 4
 
@@ -269,13 +271,10 @@ class WorkerPool:
 
     @property
     def _brief_chars(self) -> float:
-        """How much is done sooner than the interpreter would take a thread's turn away.
-
-        So much is analysed on the loop, which a thread would stop for as long.
-        """
+        """How much is analysed on the loop at once."""
         if self._processes is not None or not self._seconds_per_char:
             return 0.0
-        return sys.getswitchinterval() / self._seconds_per_char
+        return _BRIEF_S / self._seconds_per_char
 
     def _next_batch(self, brief_chars: float) -> tuple[list[Job], int]:
         batch: list[Job] = []

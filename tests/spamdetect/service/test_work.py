@@ -148,7 +148,7 @@ async def test_short_texts_are_analysed_on_the_loop_and_long_ones_beside_it(
     seen = Seen(engine)
     seen.open.set()
     pool = WorkerPool(seen, 1, 1000, 60)
-    pool._seconds_per_char = 1e-6  # as if measured: 5,000 characters take five milliseconds
+    pool._seconds_per_char = 1e-6  # as if measured: 2,000 characters take two milliseconds
     await asyncio.gather(*(pool.run((f"text {n}", True, None)) for n in range(3)))
     await pool.run(("long text " * 2_000, True, None))
     assert seen.batches == [3, 1]
