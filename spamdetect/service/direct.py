@@ -120,7 +120,7 @@ class DirectProtocol(HardenedProtocol):
             super().on_message_complete()
 
     def _is_plain(self) -> bool:
-        parser = self.parser
+        parser: Any = self.parser
         return bool(
             self._is_between_requests()
             and not self.expect_100_continue
