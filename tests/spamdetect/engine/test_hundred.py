@@ -1,4 +1,4 @@
-"""The shipped model on twice a hundred messages that it was never tuned to.
+"""The shipped model on hundreds of messages that it was never tuned to.
 
 The counts below are what the shipped model reaches; the aim is in `AIM`. A model that reaches
 more raises its count; nobody changes a message, a recipe or a threshold because of one of them.
@@ -13,13 +13,14 @@ from typing import Final
 import pytest
 
 from spamdetect.engine import Analysis, Engine
-from tests.spamdetect.engine import second_hundred
+from tests.spamdetect.engine import second_hundred, third_hundred
 from tests.spamdetect.engine.hundred import ORDINARY, SCAMS
 
 AIM: Final = {"ordinary": 47, "scams": 42}
-JUDGES: Final = {
+JUDGES: Final[Mapping[str, Mapping[str, Mapping[str, tuple[str, ...]]]]] = {
     "first": {"ordinary": ORDINARY, "scams": SCAMS},
     "second": {"ordinary": second_hundred.ORDINARY, "scams": second_hundred.SCAMS},
+    "third": {"ordinary": third_hundred.ORDINARY, "scams": third_hundred.SCAMS},
 }
 REACHED: Final = {
     "first": {"ordinary": 49, "scams": 44},
@@ -38,7 +39,7 @@ def missed(engine: Engine, messages: Mapping[str, tuple[str, ...]], *, spam: boo
     ]
 
 
-@pytest.mark.parametrize("judge", JUDGES)
+@pytest.mark.parametrize("judge", REACHED)
 @pytest.mark.parametrize("kind", AIM)
 def test_the_model_reaches_what_it_reached(engine: Engine, judge: str, kind: str) -> None:
     wrong = missed(engine, JUDGES[judge][kind], spam=kind == "scams")
@@ -56,8 +57,11 @@ def test_there_are_a_hundred_in_ten_languages(judge: str) -> None:
 
 
 def test_the_judges_share_no_message() -> None:
-    first, second = (
-        {text for languages in judge.values() for part in languages.values() for text in part}
+    texts = [
+        text
         for judge in JUDGES.values()
-    )
-    assert not first & second
+        for languages in judge.values()
+        for part in languages.values()
+        for text in part
+    ]
+    assert len(set(texts)) == 100 * len(JUDGES)
