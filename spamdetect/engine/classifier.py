@@ -31,7 +31,7 @@ Floats = NDArray[np.float64]
 
 FILE_NAME = "spam.model"
 KIND = "spam"
-FORMAT = 3
+FORMAT = 4
 STEEPNESS = 4
 SILENT = -128  # an n-gram that training has seen and that says nothing
 

@@ -12,13 +12,13 @@ from spamdetect.engine.classifier import SpamModel, familiarity, unique_buckets,
 from spamdetect.engine.features import text_buckets
 from spamdetect.engine.normalise import MAIL, MENTION, URL, Normalised
 from spamdetect.engine.results import Reason
-from spamdetect.engine.structure import GROUPS
+from spamdetect.engine.structure import GROUPS, LINK_GROUPS
 from spamdetect.engine.traits import NAMED_EDGES, trait_names
 
 _PIECE: Final = re.compile(r"\S+")
 _NAMED: Final = {URL: "<url>", MAIL: "<mail>", MENTION: "<mention>"}
 _PIECES_READ: Final = 2000
-_EDGES: Final = {**dict(GROUPS), "concepts named": NAMED_EDGES}
+_EDGES: Final = {**dict(GROUPS), **dict(LINK_GROUPS), "concepts named": NAMED_EDGES}
 
 
 def explain(model: SpamModel, normalised: Normalised, on: list[int], *, top: int) -> list[Reason]:

@@ -147,3 +147,17 @@ def host_kind(url: str) -> str:
     if last in RISKY_TLDS:
         return "risky"
     return "ordinary" if last in ORDINARY_TLDS else "other"
+
+
+def link_form(url: str) -> tuple[int, int, int, int, int]:
+    """How an address is built.
+
+    Returns:
+        The hyphens, the digits and the dots in its host, the length of its host, and that of what
+        follows the host.
+    """
+    host = host_of(url)
+    match = HOST.match(url)
+    rest = url[match.end(1) :].strip("/") if match else ""
+    digits = sum(map(str.isdigit, host))
+    return host.count("-"), digits, host.count("."), len(host), len(rest)

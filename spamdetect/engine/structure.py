@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from spamdetect.engine import native
 from spamdetect.engine.characters import SCRIPTS, Kind
 from spamdetect.engine.counts import Counts
-from spamdetect.engine.links import host_kind
+from spamdetect.engine.links import host_kind, link_form
 from spamdetect.engine.normalise import Normalised
 
 # Each group is a quantity and the edges of its buckets: below the first edge is bucket 0.
@@ -48,6 +48,14 @@ GROUPS: Final[tuple[tuple[str, tuple[float, ...]], ...]] = (
 HOST_KINDS: Final = (
     "empty", "address", "shortener", "messenger", "familiar", "risky", "ordinary", "other",
 )  # fmt: skip
+# How a link is built: what `links.link_form` counts, and the edges of the buckets.
+LINK_GROUPS: Final[tuple[tuple[str, tuple[float, ...]], ...]] = (
+    ("hyphens in a link's host", (1, 2)),
+    ("digits in a link's host", (1, 3)),
+    ("dots in a link's host", (2, 3)),
+    ("length of a link's host", (10, 15, 22)),
+    ("length of a link's path", (1, 12)),
+)
 SCRIPT_GROUP: Final = ("none", *SCRIPTS[1:])
 
 _OFFSETS: Final[list[int]] = []
@@ -57,6 +65,10 @@ for _name, _edges in GROUPS:
     _NAMES.extend(f"{_name}:{index}" for index in range(len(_edges) + 1))
 _HOST_OFFSET: Final = len(_NAMES)
 _NAMES.extend(f"link to:{kind}" for kind in HOST_KINDS)
+_LINK_PLAN: Final[list[tuple[int, tuple[float, ...]]]] = []
+for _name, _edges in LINK_GROUPS:
+    _LINK_PLAN.append((len(_NAMES), _edges))
+    _NAMES.extend(f"{_name}:{index}" for index in range(len(_edges) + 1))
 _SCRIPT_OFFSET: Final = len(_NAMES)
 _NAMES.extend(f"script:{script}" for script in SCRIPT_GROUP)
 
@@ -158,7 +170,7 @@ def structure(normalised: Normalised, counts: Counts, length: int) -> list[int]:
     )
     on = features(values)
     if normalised.urls:
-        on += _hosts(normalised.urls)
+        on += _links(normalised.urls)
     on.append(_SCRIPT_OFFSET + counts.script)
     return on
 
@@ -222,7 +234,7 @@ def structure_many(
     rows: list[list[int]] = np.column_stack((on, main + _SCRIPT_OFFSET)).tolist()
     for row, text in zip(rows, texts, strict=True):
         if text.urls:
-            row[-1:-1] = _hosts(text.urls)
+            row[-1:-1] = _links(text.urls)
     return rows
 
 
@@ -245,6 +257,11 @@ def _of_digits(marked: str, digits: int) -> tuple[int, int, int, int]:
     )
 
 
-def _hosts(urls: Sequence[str]) -> set[int]:
-    """The features of what the first links lead to."""
-    return {_HOST_INDEX[host_kind(url)] for url in urls[:_HOSTS_READ]}
+def _links(urls: Sequence[str]) -> set[int]:
+    """The features of what the first links lead to, and of how they are built."""
+    on = set()
+    for url in urls[:_HOSTS_READ]:
+        on.add(_HOST_INDEX[host_kind(url)])
+        for (offset, edges), value in zip(_LINK_PLAN, link_form(url), strict=True):
+            on.add(offset + bisect_right(edges, value))
+    return on

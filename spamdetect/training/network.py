@@ -33,6 +33,8 @@ class NetworkSettings:
         forgotten: the same for concepts, since no lexicon knows all words.
         silenced: share of the texts whose concepts a step does not see at all, since no lexicon
             knows all languages.
+        fits: the number of fits, with different seeds, whose mean is taken: what one network
+            makes of unseen texts depends on its seed.
     """
 
     hidden: int = 96
@@ -43,6 +45,7 @@ class NetworkSettings:
     dropped: float = 0.3
     forgotten: float = 0.05
     silenced: float = 0.1
+    fits: int = 2
 
 
 def fit(
@@ -53,7 +56,7 @@ def fit(
     settings: NetworkSettings,
     seed: int,
 ) -> Network:
-    """Fit a network.
+    """Fit networks and take the mean of their scores, which is a network again.
 
     Args:
         rows: for each text, 1 where a trait is active.
@@ -63,10 +66,26 @@ def fit(
         settings: see `NetworkSettings`.
         seed: seeds the initial weights, the order of the rows and what is dropped.
     """
-    random = np.random.Generator(np.random.PCG64(seed))
-    size, width = rows.shape
     rows[:, SCRIPT_COLUMNS] = 0.0  # the network must judge scripts that it has not seen
     usual_share = portable.column_sums(rows, weights) / weights.sum()
+    fits = [
+        fit_one(rows, labels, weights, concepts, settings, np.random.PCG64([seed, number]))
+        for number in range(settings.fits)
+    ]
+    return _rounded(mean_of(fits), usual_share)
+
+
+def fit_one(
+    rows: Floats,
+    labels: NDArray[np.bool_],
+    weights: NDArray[np.float64],
+    concepts: slice,
+    settings: NetworkSettings,
+    bits: np.random.BitGenerator,
+) -> list[Floats]:
+    """The values of one network; see `fit`."""
+    random = np.random.Generator(bits)
+    size, width = rows.shape
     usual = max(1.0, float(rows.sum(axis=1).mean()))
     first = random.standard_normal((width, settings.hidden)) * np.sqrt(0.5 / usual)
     output = random.standard_normal(settings.hidden) / np.sqrt(settings.hidden)
@@ -100,7 +119,20 @@ def fit(
             part[silent, NAMED.start] = 1.0
         gradients = _gradients(state.values, part, target[chosen], share[chosen])
         state.step(gradients, settings.rate * (1.0 - step / steps))
-    return _rounded(state.values, usual_share)
+    return state.values
+
+
+def mean_of(fits: list[list[Floats]]) -> list[Floats]:
+    """The values of a network whose score is the mean of the scores of all: it has their units."""
+    firsts, biases, outputs, directs, constants = zip(*fits, strict=True)
+    share = np.float32(1.0 / len(fits))
+    return [
+        np.concatenate(firsts, axis=1),
+        np.concatenate(biases),
+        np.concatenate(outputs) * share,
+        np.sum(directs, axis=0) * share,
+        np.sum(constants, axis=0) * share,
+    ]
 
 
 def _gradients(values: list[Floats], rows: Floats, target: Floats, share: Floats) -> list[Floats]:

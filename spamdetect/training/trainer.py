@@ -24,18 +24,18 @@ from spamdetect.training.matrix import Progress, silent
 from spamdetect.training.profiles import measured_profiles
 from spamdetect.training.spam_fit import DEFAULTS, Corpus, corpus, table_bits
 
-VERSION: Final = "2.1.0"
+VERSION: Final = "2.2.0"
 THRESHOLD: Final = 0.5
 WAYS: Final = ("fold", "family", "kind", "domain")
 WAYS_OF_BLEND: Final = ("fold", "family", "kind")
 SHARES: Final = {"fold": 1.0, "family": 1.0, "kind": 1.0, "domain": 0.0}
 MOST_FOLDS: Final = 3  # fewer would do: a blend has six numbers
-PRIOR: Final = 0.3
+PRIOR: Final = 0.28
 # The weight, in texts of the folds, of a family or domain of sent texts, of one of notices, and
 # of all notices of a fold.
-SENT_SHARE: Final = 500.0
-NOTICE_SHARE: Final = 100.0
-NOTICES_OF_FOLD: Final = 500.0
+SENT_SHARE: Final = 125.0
+NOTICE_SHARE: Final = 150.0
+NOTICES_OF_FOLD: Final = 300.0
 
 Flags = NDArray[np.bool_]
 Floats = NDArray[np.float64]

@@ -23,8 +23,9 @@ JUDGES: Final[Mapping[str, Mapping[str, Mapping[str, tuple[str, ...]]]]] = {
     "third": {"ordinary": third_hundred.ORDINARY, "scams": third_hundred.SCAMS},
 }
 REACHED: Final = {
-    "first": {"ordinary": 49, "scams": 44},
-    "second": {"ordinary": 47, "scams": 46},
+    "first": {"ordinary": 49, "scams": 45},
+    "second": {"ordinary": 48, "scams": 45},
+    "third": {"ordinary": 50, "scams": 46},
 }
 
 

@@ -7,6 +7,7 @@ from random import Random
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from spamdetect.engine.classifier import Blend, familiarity
 from spamdetect.engine.traits import traits_size
@@ -21,6 +22,7 @@ from spamdetect.training.made import made_rows
 from spamdetect.training.matrix import dense
 
 SETTINGS = Settings(bits=12)
+Floats = NDArray[np.float32]
 QUIET = Plan(disguised=0, ordinary=0, copied=0, fragmented=0)
 
 
@@ -167,6 +169,31 @@ def test_the_network_learns_what_no_sum_can(data: spam_fit.Corpus) -> None:
     assert metrics.auc(labels, network.scores(fitted, table)) > 0.99
     again = network.fit(table.copy(), labels, np.ones(2000), slice(first, width), settings, 0)
     np.testing.assert_array_equal(fitted.weights, again.weights)
+
+
+def test_the_network_is_the_mean_of_its_fits() -> None:
+    random = np.random.Generator(np.random.PCG64(4))
+    table = (random.random((400, traits_size(4))) < 0.2).astype(np.float32)
+    labels = table[:, -1] > table[:, -2]
+    concepts = slice(traits_size(0), traits_size(4))
+    settings = network.NetworkSettings(hidden=8, epochs=4)
+    fits = [
+        network.fit_one(
+            table, labels, np.ones(400), concepts, settings, np.random.PCG64([0, number])
+        )
+        for number in range(3)
+    ]
+
+    def said(
+        first: Floats, bias: Floats, output: Floats, direct: Floats, constant: Floats
+    ) -> Floats:
+        return np.maximum(table @ first + bias, 0.0) @ output + table @ direct + constant
+
+    mean = network.mean_of(fits)
+    assert mean[0].shape == (traits_size(4), 3 * 8)
+    each = [said(*values) for values in fits]
+    assert np.abs(each[0] - each[1]).max() > 0.1
+    np.testing.assert_allclose(said(*mean), np.mean(each, axis=0), rtol=1e-4, atol=1e-4)
 
 
 def test_the_engine_reads_the_network_as_the_training_does(data: spam_fit.Corpus) -> None:

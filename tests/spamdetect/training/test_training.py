@@ -104,7 +104,7 @@ def test_shipped_classifier_has_learnt_its_data(data_dir: Path) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_the_shipped_classifier_is_what_training_gives(data_dir: Path) -> None:
-    """The n-grams exactly; the network was fitted with other roundings, so nearly.
+    """The n-grams and the network exactly.
 
     The blend is not fitted again, which would take twenty-two more fits.
     """
@@ -114,12 +114,6 @@ def test_the_shipped_classifier_is_what_training_gives(data_dir: Path) -> None:
     judge = fit_judge(data, np.ones(len(rows), bool))
     model = finish(data, shipped.blend, judge, data.labels.astype(float))
     np.testing.assert_array_equal(model.weights, shipped.weights)
-    assert model.scale == shipped.scale
-    texts = [row.text for row in rows[::40]]
-    old, new = (
-        [found.prediction for found in Engine(one, language.load()).predict_many(texts)]
-        for one in (shipped, model)
-    )
-    apart = [abs(a.spam_score - b.spam_score) for a, b in zip(old, new, strict=True)]
-    assert max(apart) < 0.005
-    assert [a.is_spam for a in old] == [b.is_spam for b in new]
+    assert (model.scale, model.version) == (shipped.scale, shipped.version)
+    for name in ("weights", "scale", "bias", "output"):
+        np.testing.assert_array_equal(getattr(model.network, name), getattr(shipped.network, name))
