@@ -45,17 +45,19 @@ class RedisConnection:
 
     Args:
         url: such as ``redis://:password@host:6379/0``, ``rediss://...`` or ``unix:///path``.
+        answer_wait_s: how long an answer is waited for, in seconds; then Redis counts as away.
 
     Attributes:
         is_up: whether the last answer came.
         failures: how often Redis went away.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, answer_wait_s: float = ANSWER_WAIT_S) -> None:
+        self._answer_wait_s = answer_wait_s
         self._redis = Redis.from_url(
             url,
-            socket_timeout=ANSWER_WAIT_S,
-            socket_connect_timeout=ANSWER_WAIT_S,
+            socket_timeout=answer_wait_s,
+            socket_connect_timeout=answer_wait_s,
             retry=Retry(NoBackoff(), 0),
         )
         self._calls: list[_Call] = []
@@ -112,7 +114,7 @@ class RedisConnection:
 
     async def _send(self, calls: list[_Call]) -> None:
         try:
-            async with asyncio.timeout(ANSWER_WAIT_S):
+            async with asyncio.timeout(self._answer_wait_s):
                 answers = await self._asked(calls)
                 unknown = [n for n, each in enumerate(answers) if isinstance(each, NoScriptError)]
                 if unknown:  # Redis has restarted; those calls did nothing yet
@@ -161,7 +163,7 @@ class RedisConnection:
                 logger.warning("Redis is available again")
 
     async def _ping(self) -> None:
-        async with asyncio.timeout(ANSWER_WAIT_S):
+        async with asyncio.timeout(self._answer_wait_s):
             await self._redis.ping()
 
 
