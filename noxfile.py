@@ -104,7 +104,7 @@ def proofs(session: nox.Session) -> None:
         ("10", "tests/gateway/test_ledger_model.py"),
         ("10", "tests/gateway/test_lease_model.py"),
         ("180", hammer),
-        ("10", f"{hammer}_while_everything_dies"),
+        ("25", f"{hammer}_while_everything_dies"),
         ("10", "tests/gateway/test_replica_deaths.py"),
         ("10", "tests/gateway/test_database_deaths.py"),
         ("2", "tests/gateway/test_database_partitions.py"),
