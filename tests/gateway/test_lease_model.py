@@ -199,6 +199,13 @@ class LeaseMachine(RuleBasedStateMachine):
     def request(self, holder: str, key: str | None = None) -> Request:
         return Request(organisation_id=self.org, key_id=holder, idempotency_key=key)
 
+    def question(self, key: str, lane: Lane, lease: wire.LeaseAsk | None) -> wire.GateRequest:
+        return wire.GateRequest(
+            call_id="c", kind="call", function=key, gates_requests=True,
+            workflow_id=lane.workflow, user=lane.user, model=lane.model or wire.UNKNOWN_MODEL,
+            chain=None if lane.chain is None else wire.Chain(lane.chain, "start"), lease=lease,
+        )  # fmt: skip
+
     def lease_of(self, lane: Lane) -> Held | None:
         known = [h for h in self.all_held if h.is_lease and h.known and h.lane == lane]
         return known[-1] if known else None
@@ -231,13 +238,7 @@ class LeaseMachine(RuleBasedStateMachine):
         key = f"ask-{next(self.serial)}"
 
         def command() -> GateCommand:
-            call = wire.GateRequest(
-                call_id="c", kind="call", function=key, gates_requests=True,
-                workflow_id=lane.workflow, user=lane.user,
-                model=lane.model or wire.UNKNOWN_MODEL,
-                chain=None if lane.chain is None else wire.Chain(lane.chain, "start"),
-                lease=msgspec.structs.replace(asked) if leased else None,
-            )  # fmt: skip
+            call = self.question(key, lane, msgspec.structs.replace(asked) if leased else None)
             return GateCommand(
                 request=self.request(lane.holder, key), call=call, declared_nanousd=amount,
                 grants_lease=leased, recalls=True,
@@ -337,13 +338,8 @@ class LeaseMachine(RuleBasedStateMachine):
         lane, key = held.lane, f"ahead-{next(self.serial)}"
 
         def command() -> GateCommand:
-            call = wire.GateRequest(
-                call_id="c", kind="call", function=key, gates_requests=True,
-                workflow_id=lane.workflow, user=lane.user,
-                model=lane.model or wire.UNKNOWN_MODEL,
-                chain=None if lane.chain is None else wire.Chain(lane.chain, "start"),
-                lease=wire.LeaseAsk(held.id, demand_nanousd=demand, ahead=True),
-            )  # fmt: skip
+            lease = wire.LeaseAsk(held.id, demand_nanousd=demand, ahead=True)
+            call = self.question(key, lane, lease)
             return GateCommand(
                 request=self.request(lane.holder, key), call=call, grants_lease=True
             )  # fmt: skip
