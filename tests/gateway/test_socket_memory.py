@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import socket
 import struct
+from collections.abc import Iterator
 
 from guard.gateway.embedded import run_gateway
 from guard.gateway.server import GuardedHttpProtocol
@@ -18,7 +20,9 @@ def living() -> int:
     return sum(isinstance(each, kinds) for each in gc.get_objects())
 
 
-def test_it_is_in_no_cycle() -> None:
+@contextlib.contextmanager
+def freed_without_collection() -> Iterator[tuple[str, str, list[socket.socket]]]:
+    """Yield a gateway's address, its key and ten connections, and check that all are freed."""
     with run_gateway() as gateway:
         netloc = gateway.base_url.removeprefix("http://")
         host, port = netloc.split(":")
@@ -26,38 +30,28 @@ def test_it_is_in_no_cycle() -> None:
         gc.disable()
         try:
             before = living()
-            sockets = [socket.create_connection((host, int(port))) for _ in range(10)]
-            for each in sockets:
-                each.sendall(handshake(netloc, gateway.api_key))
-                each.settimeout(20)
-                while b'"hello"' not in each.recv(65_536):
-                    pass
+            sockets = [socket.create_connection((host, int(port)), 20) for _ in range(10)]
+            yield netloc, gateway.api_key, sockets
             assert living() >= before + 10
             for each in sockets:
                 each.close()
             until(lambda: living() <= before, 20)
         finally:
             gc.enable()
+
+
+def test_it_is_in_no_cycle() -> None:
+    with freed_without_collection() as (netloc, api_key, sockets):
+        for each in sockets:
+            each.sendall(handshake(netloc, api_key))
+            while b'"hello"' not in each.recv(65_536):
+                pass
 
 
 def test_it_is_freed_when_it_is_reset() -> None:
     """Its request was answered, and it was kept open for the next one."""
-    with run_gateway() as gateway:
-        netloc = gateway.base_url.removeprefix("http://")
-        host, port = netloc.split(":")
-        gc.collect()
-        gc.disable()
-        try:
-            before = living()
-            sockets = [socket.create_connection((host, int(port))) for _ in range(10)]
-            for each in sockets:
-                each.settimeout(20)
-                each.sendall(f"GET /healthz HTTP/1.1\r\nHost: {netloc}\r\n\r\n".encode())
-                assert each.recv(65_536).startswith(b"HTTP/1.1 200")
-            assert living() >= before + 10
-            for each in sockets:
-                each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                each.close()
-            until(lambda: living() <= before, 20)
-        finally:
-            gc.enable()
+    with freed_without_collection() as (netloc, _, sockets):
+        for each in sockets:
+            each.sendall(f"GET /healthz HTTP/1.1\r\nHost: {netloc}\r\n\r\n".encode())
+            assert each.recv(65_536).startswith(b"HTTP/1.1 200")
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
