@@ -48,6 +48,7 @@ _DEFAULTS: Final = {
     "keepalives_count": "3", "tcp_user_timeout": "10000",
 }  # fmt: skip
 _SERVER_SETTINGS: Final = {
+    "jit": "off",  # compiling takes longer than any statement of the store
     "lock_timeout": LOCK_TIMEOUT_MS,
     "idle_in_transaction_session_timeout": IDLE_TIMEOUT_MS,
     # The session of a machine that has vanished ends soon, and so do the locks that it holds.
@@ -55,6 +56,21 @@ _SERVER_SETTINGS: Final = {
     "tcp_keepalives_interval": 2,
     "tcp_keepalives_count": 3,
     "tcp_user_timeout": 10_000,
+}
+_SETTINGS_OF_READERS: Final = {
+    "statement_timeout": 0,
+    "default_transaction_read_only": "on",
+    # Planned each time for the size that a table has now: reports are rare and differ.
+    "plan_cache_mode": "force_custom_plan",
+}
+_SETTINGS_OF_WRITERS: Final = {
+    "statement_timeout": STATEMENT_TIMEOUT_MS,
+    "default_transaction_read_only": "off",
+    # A prepared statement keeps the plan that was best while its tables were small, until they are
+    # analysed again, and reads all of what they have become. What is written is found by an index.
+    "enable_seqscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
 }
 _TYPES: Final = (
     "SELECT table_name, column_name, data_type FROM information_schema.columns"
@@ -130,8 +146,7 @@ def _opened(dsn: str, name: str) -> psycopg.Connection[Any]:
 def _configure(connection: psycopg.Connection[Any], *, reading: bool) -> None:
     settings = {
         **_SERVER_SETTINGS,
-        "statement_timeout": 0 if reading else STATEMENT_TIMEOUT_MS,
-        "default_transaction_read_only": "on" if reading else "off",
+        **(_SETTINGS_OF_READERS if reading else _SETTINGS_OF_WRITERS),
     }
     connection.execute(
         "SELECT set_config(name, value, false)"
