@@ -50,8 +50,8 @@ _TABLES = (
     "CREATE TABLE balance (balance_id bigint PRIMARY KEY, room bigint, reserved bigint)",
     "INSERT INTO balance VALUES (1, 1152921504606846976, 0)",
     (
-        "CREATE TABLE reservation (reservation_id text PRIMARY KEY, balance_id bigint, amount bigint,"
-        " created_at_ms bigint, expires_at_ms bigint, state text)"
+        "CREATE TABLE reservation (reservation_id text PRIMARY KEY, balance_id bigint, amount"
+        " bigint, created_at_ms bigint, expires_at_ms bigint, state text)"
     ),
 )
 
