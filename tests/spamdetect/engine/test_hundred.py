@@ -2,7 +2,7 @@
 
 The counts below are what the shipped model reaches; the aim is in `AIM`. A model that reaches
 more raises its count; nobody changes a message, a recipe or a threshold because of one of them.
-A model that misses the aim is not shipped.
+A model that misses the aim is not shipped. The fourth hundred has not been asked yet.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 
 from spamdetect.engine import Analysis, Engine
-from tests.spamdetect.engine import second_hundred, third_hundred
+from tests.spamdetect.engine import fourth_hundred, second_hundred, third_hundred
 from tests.spamdetect.engine.hundred import ORDINARY, SCAMS
 
 AIM: Final = {"ordinary": 47, "scams": 42}
@@ -21,6 +21,7 @@ JUDGES: Final[Mapping[str, Mapping[str, Mapping[str, tuple[str, ...]]]]] = {
     "first": {"ordinary": ORDINARY, "scams": SCAMS},
     "second": {"ordinary": second_hundred.ORDINARY, "scams": second_hundred.SCAMS},
     "third": {"ordinary": third_hundred.ORDINARY, "scams": third_hundred.SCAMS},
+    "fourth": {"ordinary": fourth_hundred.ORDINARY, "scams": fourth_hundred.SCAMS},
 }
 REACHED: Final = {
     "first": {"ordinary": 49, "scams": 45},
