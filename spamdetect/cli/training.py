@@ -20,7 +20,7 @@ from spamdetect.cli.options import model_option, threshold_option
 from spamdetect.engine import Engine, ModelError
 from spamdetect.errors import SpamConfigError
 from spamdetect.thresholds import Threshold
-from spamdetect.training import DataError, evaluate, train, train_language
+from spamdetect.training import DataError, Fits, evaluate, train, train_language
 
 _DATA = click.argument(
     "data",
@@ -50,17 +50,39 @@ _DATA = click.argument(
     type=click.IntRange(min=0),
     help="Add so many made notices of each template; the shipped model has 2.",
 )
+@click.option(
+    "--fits",
+    "folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Keep the scores of each fit in this folder, and take them from there when run again.",
+)
+@click.option(
+    "--jobs",
+    default=1,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Processes that share the fits; the file is the same whatever their number.",
+)
 def train_command(
-    data: tuple[Path, ...], output: Path, seed: int, is_language: bool, notices: int
+    data: tuple[Path, ...],
+    output: Path,
+    seed: int,
+    is_language: bool,
+    notices: int,
+    folder: Path | None,
+    jobs: int,
 ) -> None:
     """Train a model on DATA: JSONL or CSV files, or folders of them.
 
     Each row needs text and label (spam or ham); source and fold are optional. Takes minutes; the
-    file replaces nothing until it is complete.
+    file replaces nothing until it is complete. --notices, --fits and --jobs are for the spam
+    classifier.
     """
     started_s = time.monotonic()
     ready = output.with_name(f"{output.name}.tmp")
-    fit: Callable[..., object] = train_language if is_language else partial(train, notices=notices)
+    fit: Callable[..., object] = train_language
+    if not is_language:
+        fit = partial(train, notices=notices, fits=Fits(folder, jobs))
     with _told() as tell, _data_errors():
         fit(list(data), ready, seed, tell)
         ready.replace(output)

@@ -7,7 +7,8 @@ Example:
 
 from spamdetect.training.dataset import DataError
 from spamdetect.training.evaluate import evaluate
+from spamdetect.training.fits import Fits
 from spamdetect.training.language_fit import train_language
 from spamdetect.training.trainer import train
 
-__all__ = ["DataError", "evaluate", "train", "train_language"]
+__all__ = ["DataError", "Fits", "evaluate", "train", "train_language"]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import attrs
@@ -11,6 +10,7 @@ import attrs
 from spamdetect.training.augment import Plan
 from spamdetect.training.dataset import SpamRow
 from spamdetect.training.evaluate import Evaluation, check, suite
+from spamdetect.training.fits import ALONE, Fits
 from spamdetect.training.linear import Settings
 from spamdetect.training.matrix import Progress, silent
 from spamdetect.training.spam_fit import DEFAULT_PLAN, DEFAULTS, corpus
@@ -44,7 +44,7 @@ def ablation(
     sources: Sequence[str],
     progress: Progress = silent,
     known: Mapping[str, Evaluation] | None = None,
-    jobs: int = 1,
+    fits: Fits = ALONE,
 ) -> dict[str, Evaluation]:
     """Evaluate each variant over the first folds, under disguise and on some left-out sources.
 
@@ -54,7 +54,7 @@ def ablation(
         sources: left out one at a time.
         progress: receives the progress.
         known: variants that are already evaluated.
-        jobs: how many processes share the work, where the system can fork.
+        fits: makes the fits.
     """
     data = corpus(rows, seed, DEFAULTS, DEFAULT_PLAN, progress)
     tests = suite(rows, seed, DEFAULTS.bits, progress, data.lexicon)
@@ -66,28 +66,7 @@ def ablation(
         settings, plan = VARIANTS[name]
         same = plan == attrs.evolve(DEFAULT_PLAN, fragmented=plan.fragmented)
         of = attrs.evolve(data, plan=plan) if same else corpus(rows, seed, settings, plan, told)
-        return check(of, tests, settings, told, sources, MOST_FOLDS, ("fold",))
+        return check(of, tests, settings, told, sources, MOST_FOLDS, ("fold",), fits)
 
-    found = dict(known or {})
-    missing = [name for name in VARIANTS if name not in found]
-    found.update(zip(missing, forked(evaluated, missing, jobs), strict=True))
-    return {name: found[name] for name in VARIANTS}
-
-
-def forked(work: Callable[[str], Evaluation], names: Sequence[str], jobs: int) -> list[Evaluation]:
-    """Do the work in forked processes, which share memory; results come in order."""
-    if jobs < 2 or "fork" not in multiprocessing.get_all_start_methods():
-        return [work(name) for name in names]
-    _shared.append(work)
-    try:
-        with multiprocessing.get_context("fork").Pool(jobs) as pool:
-            return pool.map(_forked, names, chunksize=1)
-    finally:
-        _shared.clear()
-
-
-_shared: Final[list[Callable[[str], Evaluation]]] = []
-
-
-def _forked(name: str) -> Evaluation:
-    return _shared[0](name)
+    found = known or {}
+    return {name: found.get(name) or evaluated(name) for name in VARIANTS}

@@ -11,15 +11,18 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from spamdetect.engine.classifier import Blend
 from spamdetect.engine.concepts import Lexicon
 from spamdetect.engine.core import Engine
 from spamdetect.training import metrics, spam_fit
 from spamdetect.training.attacks import ATTACKS, Disguise
 from spamdetect.training.augment import Plan
+from spamdetect.training.blending import Signals
 from spamdetect.training.dataset import FOLDS, DataError, SpamRow, read_spam
-from spamdetect.training.judge import Judge, fit_judge, tells
+from spamdetect.training.fits import ALONE, Fits, Wanted
+from spamdetect.training.judge import tells
 from spamdetect.training.linear import Settings
-from spamdetect.training.matrix import Matrix, Progress, build, silent
+from spamdetect.training.matrix import Matrix, Progress, build, join, silent
 from spamdetect.training.metrics import Scores
 from spamdetect.training.mirror import COPIES, MIRROR
 from spamdetect.training.spam_fit import Corpus
@@ -100,6 +103,12 @@ class Suite:
     clean: Matrix
     changed: Mapping[str, Mapping[str, Matrix]]
 
+    def matrix(self) -> Matrix:
+        """All of them: the unchanged ones, then those of each change in turn."""
+        return join(
+            [self.clean, *(each for kind in self.changed.values() for each in kind.values())]
+        )
+
 
 def suite(
     rows: Sequence[SpamRow],
@@ -160,6 +169,7 @@ def cross_check(
     *,
     plan: Plan = spam_fit.DEFAULT_PLAN,
     sources: Sequence[str] | None = None,
+    fits: Fits = ALONE,
 ) -> Evaluation:
     """Evaluate the training recipe, testing each fit on data that it has not seen.
 
@@ -170,10 +180,11 @@ def cross_check(
         progress: receives the progress.
         plan: the copies to add.
         sources: left out one at a time; all by default.
+        fits: makes the fits.
     """
     data = spam_fit.corpus(rows, seed, settings, plan, progress)
     tests = suite(rows, seed, settings.bits, progress, data.lexicon)
-    return check(data, tests, settings, progress, sources)
+    return check(data, tests, settings, progress, sources, fits=fits)
 
 
 def check(
@@ -184,6 +195,7 @@ def check(
     sources: Sequence[str] | None = None,
     most_folds: int = FOLDS,
     ways: Sequence[str] = WAYS,
+    fits: Fits = ALONE,
 ) -> Evaluation:
     """`cross_check` on features already computed.
 
@@ -195,19 +207,21 @@ def check(
         sources: left out one at a time; all by default.
         most_folds: cross-validate over at most this many folds.
         ways: the ways of leaving parts out.
+        fits: makes the fits.
     """
-    found = held_out(data, settings, progress, ways, most_folds)
+    found = held_out(data, settings, progress, ways, most_folds, fits)
     chances, left_out = judged(data, found)
     names = sorted(set(data.sources.tolist()) - data.made) if sources is None else sources
     first = data.folds == SUITE_FOLD
-    judge = fit_judge(data, ~first, settings, progress)
-    disguised = Changes.of(tests, judge, data, found, first)
+    wanted = Wanted(~first, tests.matrix())
+    (signals,) = fits.signals(data, [wanted], settings, progress, "fitting for the disguises")
+    disguised = Changes.of(tests, signals, blend(data, found, first))
     sent = ~np.isin(data.sources, sorted(data.made))
     held = ~np.isnan(chances) & sent
     return Evaluation(
         in_domain=metrics.scores(data.labels[held], chances[held], THRESHOLD),
         by_fold={int(name): scores for name, scores in left_out["fold", SENT].items()},
-        by_source=leave_one_source_out(data, settings, found, names, progress),
+        by_source=leave_one_source_out(data, settings, found, names, progress, fits),
         left_out=left_out,
         attacks=disguised.attacks,
         clean=disguised.clean,
@@ -258,16 +272,21 @@ class Changes:
     copies: dict[str, float]
 
     @classmethod
-    def of(
-        cls, tests: Suite, judge: Judge, data: Corpus, found: Sequence[HeldOut], unseen: Flags
-    ) -> Changes:
-        """Test a fit that has not seen the texts."""
-        mixed, labels = blend(data, found, unseen), tests.labels
-        clean = judge.signals(tests.clean).probabilities(mixed)
+    def of(cls, tests: Suite, signals: Signals, mixed: Blend) -> Changes:
+        """Judge the texts by signals of a fit, and by a blend, that have not seen them.
+
+        Args:
+            tests: the texts.
+            signals: those of the rows of `Suite.matrix`.
+            mixed: the blend.
+        """
+        labels = tests.labels
+        clean, *rest = np.split(
+            signals.probabilities(mixed), 1 + sum(map(len, tests.changed.values()))
+        )
+        chances = iter(rest)
         said = {
-            kind: {
-                name: judge.signals(matrix).probabilities(mixed) for name, matrix in changed.items()
-            }
+            kind: {name: next(chances) for name in changed}
             for kind, changed in tests.changed.items()
         }
         verdict = clean >= THRESHOLD
@@ -300,6 +319,7 @@ def leave_one_source_out(
     found: Sequence[HeldOut],
     left_out: Sequence[str],
     progress: Progress = silent,
+    fits: Fits = ALONE,
 ) -> dict[str, Scores]:
     """For each source named, the figures of a fit without it, and without its translations.
 
@@ -309,24 +329,28 @@ def leave_one_source_out(
         found: signals for the calibration, which leaves the source out too.
         left_out: the names.
         progress: receives the progress.
+        fits: makes the fits.
     """
     sources = data.sources
     names = sorted(set(sources.tolist()))
-    scores = {}
-    for number, name in enumerate(left_out):
-        progress("leaving one source out", number / len(left_out))
-        inside = sources == name
-        if not tells(data.labels[inside]):
-            continue
-        kin = np.isin(sources, sorted(related(name, names)))
-        if data.labels[~kin].all() or not data.labels[~kin].any():
-            continue
-        judge = fit_judge(data, ~kin, settings)
-        signals = judge.signals(data.matrix.select(np.flatnonzero(inside)))
-        said = signals.probabilities(blend(data, found, kin))
-        scores[name] = metrics.scores(data.labels[inside], said, THRESHOLD)
-    progress("leaving one source out", 1.0)
-    return scores
+    inside = {name: np.flatnonzero(sources == name) for name in left_out}
+    kin = {name: np.isin(sources, sorted(related(name, names))) for name in left_out}
+    told = [
+        name for name in left_out
+        if tells(data.labels[inside[name]])
+        and not data.labels[~kin[name]].all()
+        and data.labels[~kin[name]].any()
+    ]  # fmt: skip
+    wanted = [Wanted(~kin[name], inside[name]) for name in told]
+    signals = fits.signals(data, wanted, settings, progress, "leaving one source out")
+    return {
+        name: metrics.scores(
+            data.labels[inside[name]],
+            of.probabilities(blend(data, found, kin[name])),
+            THRESHOLD,
+        )
+        for name, of in zip(told, signals, strict=True)
+    }
 
 
 def evaluate(

@@ -19,6 +19,7 @@ from spamdetect.training.ablation import MOST_SOURCES, ablation
 from spamdetect.training.card import card
 from spamdetect.training.dataset import DataError, read_language, read_spam
 from spamdetect.training.evaluate import cross_check
+from spamdetect.training.fits import Fits
 from spamdetect.training.made import PER_TEMPLATE, made_rows
 from spamdetect.training.tables import (
     OURS,
@@ -64,7 +65,12 @@ def parser() -> argparse.ArgumentParser:
         "--notices", type=int, default=PER_TEMPLATE, help="made notices of each template to add"
     )
     made.add_argument("--ablation", action="store_true", help="also without each ingredient")
-    made.add_argument("--jobs", type=int, default=1, help="processes that share the ablation")
+    made.add_argument("--jobs", type=int, default=1, help="processes that share our fits")
+    made.add_argument(
+        "--fits",
+        type=Path,
+        help="a folder that keeps the scores of our fits: the same command goes on from there",
+    )
     made.add_argument("--card", type=Path, help="also write the model card to this file")
     made.add_argument(
         "--save", type=Path, help="measure only the others, and save their figures in this file"
@@ -113,14 +119,15 @@ def report(chosen: argparse.Namespace, progress: Log) -> None:
         sys.stdout.write(f"## {title}\n\n{body}\n\n")
         sys.stdout.flush()
 
-    evaluation = cross_check(rows, chosen.seed, progress=progress)
+    fits = Fits(chosen.fits, chosen.jobs)
+    evaluation = cross_check(rows, chosen.seed, progress=progress, fits=fits)
     show("Left out", left_out_table(evaluation))
     show("Details", detail_tables(evaluation))
     if chosen.ablation:
         largest = peers.largest_sources(sent, MOST_SOURCES)
         sources = [name for name in largest if name in evaluation.by_source]
         known = {"as shipped": evaluation}
-        variants = ablation(rows, chosen.seed, sources, progress, known, chosen.jobs)
+        variants = ablation(rows, chosen.seed, sources, progress, known, fits)
         show("Ablation", ablation_table(variants, sources))
     progress("our detector", 0.0)
     texts = read_language([chosen.data / "lang"], "dev")

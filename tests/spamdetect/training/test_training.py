@@ -12,6 +12,7 @@ from spamdetect.engine import Engine, classifier, language
 from spamdetect.training import evaluate, language_fit, train, train_language
 from spamdetect.training.dataset import DataError, read_language, read_spam
 from spamdetect.training.evaluate import cross_check
+from spamdetect.training.fits import Fits
 from spamdetect.training.judge import fit_judge
 from spamdetect.training.made import made_rows
 from spamdetect.training.spam_fit import corpus
@@ -23,7 +24,7 @@ def test_train_is_reproducible_and_the_engine_reads_it(small_spam: Path, tmp_pat
     seen: list[tuple[str, float]] = []
     first, second, other = (tmp_path / name for name in ("a.model", "b.model", "c.model"))
     train([small_spam], first, seed=3, progress=lambda stage, share: seen.append((stage, share)))
-    train([small_spam], second, seed=3)
+    train([small_spam], second, seed=3, fits=Fits(tmp_path / "fits", jobs=2))
     train([small_spam], other, seed=4)
     assert first.read_bytes() == second.read_bytes()
     assert first.read_bytes() != other.read_bytes()
