@@ -1,7 +1,7 @@
 """Replicas on PostgreSQL beside SQLite, a bare ``UPDATE`` and a bare Lua script.
 
 Run: ``python -m benchmarks.scale [--replicas 1 2 4] [--seconds 3] [--rounds 3]``
-``[--postgres URI] [--redis URI] [--results FOLDER]``
+``[--share 0] [--postgres URI] [--redis URI] [--results FOLDER]``
 
 Rows, each with 32 questions or four connections in flight for each replica, in turns round after
 round:
@@ -15,7 +15,9 @@ round:
 
 All processes share the machine: on few cores replicas take them from each other and from
 PostgreSQL. So the CPU time that a decision takes is printed as well, for the replicas and for
-PostgreSQL's processes together.
+PostgreSQL's processes together. ``--share 0.2`` gives each replica a fifth of a core and no more
+(control groups of Linux, as root), as if each had a machine of its own, a fifth as fast; the
+database and the clients have the rest.
 """
 
 from __future__ import annotations
@@ -25,7 +27,6 @@ import asyncio
 import contextlib
 import datetime
 import json
-import multiprocessing
 import os
 import platform
 import secrets
@@ -34,7 +35,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +44,12 @@ import msgspec
 import psutil
 import websockets
 
+from benchmarks._cluster import CONNECTIONS, Cluster, cluster, fresh_database
 from benchmarks.gateway import _BODY, _Asker, _handshake
 from benchmarks.sizing import BATCH, _event
 from guard.core.ids import IdFactory
-from guard.gateway.cli.admin_client import AdminClient
 
 IN_FLIGHT = 32
-CONNECTIONS = 4
 LEASED = 100
 POSTGRES = "postgresql://root@127.0.0.1:5432/test"
 REDIS = "redis://127.0.0.1:6379"
@@ -69,93 +68,6 @@ class Figures:
     p99_us: float
     cpu_us: float = 0.0
     database_us: float = 0.0
-
-
-# -- servers -----------------------------------------------------------------------------------
-
-
-def _serve(pipe: Connection, database: str) -> None:
-    from guard.gateway.app import GatewayApp
-    from guard.gateway.bootstrap import first_run
-    from guard.gateway.server import GatewayServer, bind, new_event_loop, tune_process
-    from guard.gateway.settings import GatewaySettings
-
-    async def main() -> None:
-        listening = bind("127.0.0.1", 0)
-        app = GatewayApp(GatewaySettings(database=database))
-        await app.open()
-        made = await first_run(app.storage, app.clock_ms())
-        pipe.send((listening.getsockname()[1], "" if made is None else made.admin_key))
-        tune_process()
-        await GatewayServer(app, listening).serve()
-
-    new_event_loop().run_until_complete(main())
-
-
-@attrs.frozen
-class Cluster:
-    """Replicas on one database, and the keys of its organisations."""
-
-    ports: list[int]
-    keys: list[str]
-    processes: list[psutil.Process]
-
-    def cpu_s(self) -> float:
-        """Return the CPU time that the replicas have used."""
-        return sum(sum(process.cpu_times()[:2]) for process in self.processes)
-
-
-@contextlib.contextmanager
-def cluster(database: str, replicas: int) -> Iterator[Cluster]:
-    """Run replicas with an organisation for each connection until the block ends."""
-    context = multiprocessing.get_context("spawn")
-    started, ports, admin_key = [], [], ""
-    try:
-        for _ in range(replicas):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, database), daemon=True)
-            process.start()
-            started.append(process)
-            if not ours.poll(60):
-                raise RuntimeError("a replica did not start")
-            port, first_key = ours.recv()
-            ports.append(port)
-            admin_key = admin_key or first_key
-        keys = _organisations(ports[0], admin_key, replicas * CONNECTIONS)
-        yield Cluster(ports, keys, [psutil.Process(each.pid) for each in started])
-    finally:
-        for process in started:
-            process.terminate()
-        for process in started:
-            process.join(30)
-
-
-def _organisations(port: int, admin_key: str, count: int) -> list[str]:
-    url, keys = f"http://127.0.0.1:{port}", []
-    for number in range(count):
-        name = f"o{number}"
-        admin = AdminClient(url, admin_key, organisation=name)
-        admin.create_organisation(name)
-        admin.set_budget(window="month", limit_nanousd=2**60)
-        admin.set_budget(scope_kind="workflow", scope_id="*", window="day", limit_nanousd=2**60)
-        keys.append(admin.create_key(organisation=name))
-        admin.close()
-    return keys
-
-
-@contextlib.contextmanager
-def fresh_database(dsn: str) -> Iterator[str]:
-    """Make a database and drop it at the end."""
-    import psycopg
-
-    name = f"guard_bench_{secrets.token_hex(4)}"
-    with psycopg.connect(dsn, autocommit=True) as admin:
-        admin.execute(f"CREATE DATABASE {name}")
-    try:
-        yield dsn.rpartition("/")[0] + "/" + name
-    finally:
-        with psycopg.connect(dsn, autocommit=True) as admin:
-            admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 def _postgres_cpu_s() -> float:
@@ -361,7 +273,11 @@ def measure(options: argparse.Namespace) -> dict[str, list[Figures]]:
             for name, row in limits.items():
                 found.setdefault(name, []).append(figures(row, None))
             for name, replicas in [("SQLite", 1), *_names(options.replicas)]:
-                with _database(name, options) as database, cluster(database, replicas) as servers:
+                share = options.share
+                with (
+                    _database(name, options) as database,
+                    cluster(database, replicas, share) as servers,
+                ):
                     for what, row in rows_of(servers, options.seconds).items():
                         found.setdefault(f"{name}: {what}", []).append(figures(row, servers))
     return found
@@ -387,6 +303,7 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--share", type=float, default=0.0, help="of a core, for each replica")
     parser.add_argument("--postgres", default=POSTGRES, metavar="URI")
     parser.add_argument("--redis", default=REDIS, metavar="URI")
     parser.add_argument("--results", type=Path, help="folder for a JSON file of the results")
@@ -406,8 +323,9 @@ def main() -> None:
         today = datetime.datetime.now(datetime.UTC).date().isoformat()
         python = platform.python_version()
         machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {python}"
-        target = options.results / f"scale-{today}.json"
-        target.write_text(json.dumps({"date": today, "machine": machine, "rows": report}, indent=1))
+        target = options.results / f"scale{'_shares' if options.share else ''}-{today}.json"
+        told = {"date": today, "machine": machine, "share": options.share, "rows": report}
+        target.write_text(json.dumps(told, indent=1))
         print(f"written to {target}")
 
 

@@ -32,8 +32,9 @@ from typing import Any, Final
 
 import psycopg
 
+from benchmarks._cluster import fresh_database
 from benchmarks.gateway import _BODY
-from benchmarks.scale import POSTGRES, fresh_database
+from benchmarks.scale import POSTGRES
 from guard.core import wire
 from guard.core.ids import IdFactory
 from guard.gateway.domain.commands import Actor, GateCommand, Request

@@ -1,9 +1,10 @@
-"""Writes ``deploy/sizing.md`` from the newest results of two benchmarks.
+"""Writes ``deploy/sizing.md`` from the newest results of the benchmarks.
 
 Run it after a measurement::
 
     python -m benchmarks.sizing --results benchmarks/results
     python -m benchmarks.scale --results benchmarks/results
+    python -m benchmarks.scale --share 0.2 --results benchmarks/results
     python docs/generate_sizing.py
 """
 
@@ -176,7 +177,7 @@ def shown(value: float) -> str:
 
 def page() -> str:
     """Return the page."""
-    results, scale = newest(), newest("scale")
+    results, scale, shares = newest(), newest("scale"), newest("scale_shares")
     own: dict[str, float] = results["constants"]
     of_replicas = scaled(scale["rows"])
     columns = [needs(agents, own | of_replicas) for agents in SIZES]
@@ -187,7 +188,8 @@ def page() -> str:
     lines += [f"| `{name}` | {shown(value)} | {text} |" for name, (value, text) in ASSUMED.items()]
     lines += [_NEEDS, *_table(ROWS, columns)]
     lines += [_SCALE.format(**scale), *_beside_sqlite(scale["rows"], of_replicas)]
-    lines += [_BROUGHT, *_brought(scale["rows"]), _DATABASE, *_table(DATABASE_ROWS, columns)]
+    lines += [_BROUGHT.format(**shares), *_brought(shares["rows"])]
+    lines += [_SHARED, *_brought(scale["rows"]), _DATABASE, *_table(DATABASE_ROWS, columns)]
     per_event = own["cpu_us_per_event"]
     turn = of_replicas["replica_us_per_event"] + of_replicas["database_us_per_event"]
     told = columns[-1] | {
@@ -260,9 +262,12 @@ _SCALE: Final = """
 Measured by `benchmarks/scale.py` on {machine}, {date}, with one replica:
 """
 _BROUGHT: Final = """
-What more replicas brought there, where clients, replicas and PostgreSQL shared two cores. A replica
-takes what it needs from the others on a machine that is full; what it brings on cores of its own
-follows from the CPU times above:
+What more replicas bring when each has a machine of its own: here each, and the gateway over SQLite,
+is given {share:g} of a core and no more, and the rest of the machine belongs to PostgreSQL and the
+clients. Compare the columns; a whole core does more in each of them:
+"""
+_SHARED: Final = """
+Where they all share the two cores instead, a replica takes what it needs from the others:
 """
 _DATABASE: Final = """
 What the same agents need then. Units of work of one organisation take turns, whatever replica they
