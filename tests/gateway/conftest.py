@@ -55,7 +55,7 @@ def _postgres(folder: Path, **options: Any) -> Storage:
     return postgres.store(folder, **options)
 
 
-def examples(factory: Callable[..., Storage], proof_scale: float) -> int:
+def examples_of(factory: Callable[..., Storage], proof_scale: float) -> int:
     """Return how many runs a model gets.
 
     Those over PostgreSQL take ten times as long; a sync of each commit changes no rule.

@@ -2,41 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
-import itertools
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 import msgspec
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
     multiple,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 from guard.core import wire
 from guard.gateway.domain.commands import (
-    Actor,
     GateCommand,
     IngestCommand,
     LeaseCommand,
     PricedEvent,
     Request,
 )
-from guard.gateway.domain.records import Budget, OrganisationSettings
+from guard.gateway.domain.records import OrganisationSettings
 from guard.gateway.storage.port import Storage
-from tests.gateway.conftest import examples
+from tests.gateway.conftest import examples_of
+from tests.support.storage_machine import StorageMachine, run_model
 
 HOUR = 3_600_000
 TTL = 30_000
@@ -44,7 +35,6 @@ CLOSING = 5_000
 LONG = HOUR // 4
 AMOUNTS = (1, 50, 99, 100, 101, 400)
 DATED = "gpt-4o-2024-08-06"
-ACTOR = Actor("model")
 
 Key = tuple[str, str, int]
 
@@ -95,59 +85,30 @@ class Paid:
     answered_by: str | None
 
 
-class LeaseMachine(RuleBasedStateMachine):
+class LeaseMachine(StorageMachine):
     """Holders take from their leases by themselves; the gateway hears of it by events."""
 
     on_their_way = Bundle("on_their_way")
 
+    of_organisation: ClassVar = OrganisationSettings(reservation_ttl_ms=LONG, lease_ttl_ms=TTL)
+
     def __init__(self, make_storage: Callable[..., Storage]) -> None:
-        super().__init__()
-        self.make_storage = make_storage
-        self.folder = tempfile.TemporaryDirectory()
-        self.runner = asyncio.Runner()
-        self.now = 1_800_000_000_000
-        self.serial = itertools.count(1)
-        self.limits = {"organisation": 2000, "workflow": 900, "model": 700, "chain": 500,
-                       "user": 600}  # fmt: skip
+        super().__init__(
+            make_storage,
+            {"organisation": 2000, "workflow": 900, "model": 700, "chain": 500, "user": 600},
+        )
         self.accounts: dict[Key, Account] = {}
         self.all_held: list[Held] = []
         self.delivered: dict[str, int] = {}
         self.paid: list[Paid] = []
         self.answers: dict[str, tuple[str, int]] = {}
-        self.storage = self.new_storage()
-
-    def new_storage(self) -> Storage:
-        storage = self.make_storage(Path(self.folder.name), clock_ms=lambda: self.now)
-        self.run(storage.open(lambda _: None))
-        return storage
-
-    def run(self, coroutine: Any) -> Any:
-        async def main() -> Any:
-            return await coroutine
-
-        return self.runner.run(main())
-
-    @initialize()
-    def begin(self) -> None:
-        made = self.run(self.storage.create_organisation(ACTOR, "o"))
-        self.org: str = made.organisation_id
-        self.run(
-            self.storage.update_organisation(
-                ACTOR, self.org, OrganisationSettings(reservation_ttl_ms=LONG, lease_ttl_ms=TTL)
-            )
-        )
-        self.set_limits()
 
     def set_limits(self) -> None:
-        for kind, scope_id, window in (
-            ("organisation", "", "total"), ("workflow", "*", "hour"), ("model", "gpt-4o", "total"),
-            ("model", DATED, "total"), ("chain", "*", "total"), ("user", "u*", "hour"),
-        ):  # fmt: skip
-            budget = Budget(
-                budget_id="", organisation_id=self.org, scope_kind=kind, scope_id=scope_id,  # type: ignore[arg-type]
-                window=window, limit_nanousd=self.limits[kind],  # type: ignore[arg-type]
-            )  # fmt: skip
-            self.run(self.storage.put_budget(ACTOR, budget))
+        self.put_budgets(
+            [("organisation", "", "total", "organisation"), ("workflow", "*", "hour", "workflow"),
+             ("model", "gpt-4o", "total", "model"), ("model", DATED, "total", "model"),
+             ("chain", "*", "total", "chain"), ("user", "u*", "hour", "user")]
+        )  # fmt: skip
 
     # -- what the gateway should think -----------------------------------------------------------
 
@@ -468,21 +429,10 @@ class LeaseMachine(RuleBasedStateMachine):
         self.limits = limits
         self.set_limits()
 
-    @rule()
-    def restart(self) -> None:
-        self.run(self.storage.close())
-        self.storage = self.new_storage()
-
     # -- what always holds ---------------------------------------------------------------------
 
-    @invariant()
-    def the_books_agree(self) -> None:
-        report = self.run(self.storage.verify_ledger())
-        assert report.problems == []
-        if not hasattr(self, "org"):
-            return
-        views = self.run(self.storage.balances(self.org, current_only=False))
-        seen = {(v.scope_kind, v.scope_id, v.epoch_ms): v for v in views}
+    def the_model_agrees(self) -> None:
+        seen = {(v.scope_kind, v.scope_id, v.epoch_ms): v for v in self.balances()}
         for key, account in self.accounts.items():
             view = seen.get(key)
             if view is None:
@@ -509,11 +459,10 @@ class LeaseMachine(RuleBasedStateMachine):
             self.crash("x")
             self.crash("y")
             self.time_passes(HOUR)
-            views = self.run(self.storage.balances(self.org, current_only=False))
-            assert all(view.reserved_nanousd == 0 for view in views), "nothing is held for ever"
-        self.run(self.storage.close())
-        self.runner.close()
-        self.folder.cleanup()
+            assert all(view.reserved_nanousd == 0 for view in self.balances()), (
+                "nothing is held for ever"
+            )
+        super().teardown()
 
 
 @pytest.mark.long
@@ -521,11 +470,5 @@ class LeaseMachine(RuleBasedStateMachine):
 def test_leases_against_their_model(
     storage_factory: Callable[..., Storage], proof_scale: float
 ) -> None:
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
-        lambda: LeaseMachine(storage_factory),
-        settings=settings(
-            max_examples=examples(storage_factory, proof_scale),
-            stateful_step_count=50,
-            deadline=None,
-        ),
-    )
+    examples = examples_of(storage_factory, proof_scale)
+    run_model(lambda: LeaseMachine(storage_factory), examples, steps=50)

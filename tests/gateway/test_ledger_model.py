@@ -2,41 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
-import itertools
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
-    RuleBasedStateMachine,
     consumes,
-    initialize,
-    invariant,
     multiple,
     rule,
-    run_state_machine_as_test,
 )
 
 from guard.core import wire
 from guard.gateway.domain.commands import (
-    Actor,
     GateCommand,
     IngestCommand,
     PricedEvent,
     ReleaseCommand,
     Request,
 )
-from guard.gateway.domain.records import Budget, OrganisationSettings
+from guard.gateway.domain.records import OrganisationSettings
 from guard.gateway.storage.port import Storage
-from tests.gateway.conftest import examples
+from tests.gateway.conftest import examples_of
 from tests.support.memory_store import MemoryStorage
+from tests.support.storage_machine import StorageMachine, run_model
 
 HOUR = 3_600_000
 TTL = HOUR // 2
@@ -44,7 +35,6 @@ KEEP_DAYS = 40
 SEASON = 100 * 24 * HOUR
 USERS = (None, "user-1", "user-2", "guest")
 AMOUNTS = (1, 99, 100, 101, 200, 400)  # often just fit, or just do not
-ACTOR = Actor("model")
 
 
 @attrs.define
@@ -71,20 +61,17 @@ class Hold:
     forgotten: bool = False
 
 
-class LedgerMachine(RuleBasedStateMachine):
+class LedgerMachine(StorageMachine):
     """Three scopes: the organisation and one kind of users for ever, each workflow by the hour."""
 
     holds = Bundle("holds")
     events = Bundle("events")
 
+    options: ClassVar = {"retention_days": KEEP_DAYS}
+    of_organisation: ClassVar = OrganisationSettings(reservation_ttl_ms=TTL)
+
     def __init__(self, make_storage: Callable[..., Storage]) -> None:
-        super().__init__()
-        self.make_storage = make_storage
-        self.folder = tempfile.TemporaryDirectory()
-        self.runner = asyncio.Runner()
-        self.now = 1_800_000_000_000
-        self.serial = itertools.count(1)
-        self.limits = {"org": 1000, "flow": 600, "user": 500}
+        super().__init__(make_storage, {"org": 1000, "flow": 600, "user": 500})
         self.accounts: dict[tuple[str, int], Account] = {}
         self.all_holds: list[Hold] = []
         self.charged: set[str] = set()
@@ -92,39 +79,12 @@ class LedgerMachine(RuleBasedStateMachine):
         self.newest = ""
         self.either_way: set[str] = set()
         self.kept_from = 0
-        self.storage = self.new_storage()
-
-    def new_storage(self) -> Storage:
-        storage = self.make_storage(
-            Path(self.folder.name), clock_ms=lambda: self.now, retention_days=KEEP_DAYS
-        )
-        self.run(storage.open(lambda events: None))
-        return storage
-
-    def run(self, coroutine: Any) -> Any:
-        async def main() -> Any:
-            return await coroutine
-
-        return self.runner.run(main())
-
-    @initialize()
-    def begin(self) -> None:
-        made = self.run(self.storage.create_organisation(ACTOR, "o"))
-        self.org: str = made.organisation_id
-        settings = OrganisationSettings(reservation_ttl_ms=TTL)
-        self.run(self.storage.update_organisation(ACTOR, self.org, settings))
-        self.set_limits()
 
     def set_limits(self) -> None:
-        for kind, scope_id, window, name in (
-            ("organisation", "", "total", "org"), ("workflow", "*", "hour", "flow"),
-            ("user", "user-*", "total", "user"),
-        ):  # fmt: skip
-            budget = Budget(
-                budget_id="", organisation_id=self.org, scope_kind=kind, scope_id=scope_id,  # type: ignore[arg-type]
-                window=window, limit_nanousd=self.limits[name],  # type: ignore[arg-type]
-            )  # fmt: skip
-            self.run(self.storage.put_budget(ACTOR, budget))
+        self.put_budgets(
+            [("organisation", "", "total", "org"), ("workflow", "*", "hour", "flow"),
+             ("user", "user-*", "total", "user")]
+        )  # fmt: skip
         for (name, epoch), account in self.accounts.items():
             if not epoch or epoch + HOUR > self.now:
                 account.authorized_max = max(account.authorized_max, self.limit((name, epoch)))
@@ -294,22 +254,11 @@ class LedgerMachine(RuleBasedStateMachine):
         self.limits = limits
         self.set_limits()
 
-    @rule()
-    def restart(self) -> None:
-        self.run(self.storage.close())
-        self.storage = self.new_storage()
-
     # -- what always holds ---------------------------------------------------------------------
 
-    @invariant()
-    def the_books_agree(self) -> None:
-        report = self.run(self.storage.verify_ledger())
-        assert report.problems == []
-        if not hasattr(self, "org"):
-            return
-        views = self.run(self.storage.balances(self.org, current_only=False))
+    def the_model_agrees(self) -> None:
         seen = {("org" if v.scope_kind == "organisation" else v.scope_id, v.epoch_ms): v
-                for v in views}  # fmt: skip
+                for v in self.balances()}  # fmt: skip
         for key, account in list(self.accounts.items()):
             if key not in seen and 0 < key[1] < self.kept_from:
                 assert account.reserved == 0
@@ -326,22 +275,11 @@ class LedgerMachine(RuleBasedStateMachine):
         org_total = self.accounts.get(("org", 0), Account()).committed
         assert org_total == self.total
 
-    def teardown(self) -> None:
-        self.run(self.storage.close())
-        self.runner.close()
-        self.folder.cleanup()
-
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_ledger_against_its_model(
     storage_factory: Callable[..., Storage], proof_scale: float
 ) -> None:
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
-        lambda: LedgerMachine(storage_factory),
-        settings=settings(
-            max_examples=examples(storage_factory, proof_scale),
-            stateful_step_count=40,
-            deadline=None,
-        ),
-    )
+    examples = examples_of(storage_factory, proof_scale)
+    run_model(lambda: LedgerMachine(storage_factory), examples, steps=40)
