@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+
+from psycopg import Cursor
 
 from guard.gateway.domain import records
 from guard.gateway.domain.commands import PricedEvent
@@ -49,6 +51,13 @@ _BALANCES: Final = (
     f"SELECT {columns('balances', 'b')}, u.organisation_id"  # noqa: S608 (constant text)
     " FROM balances b LEFT JOIN budgets u USING (budget_id)"
 )
+
+
+class AskedReservations(NamedTuple):
+    """Reservations that were asked for, and what the database answers."""
+
+    ids: list[str]
+    rows: Cursor[Any] | None
 
 
 class PostgresMoney(MoneyTables):
@@ -178,16 +187,20 @@ class PostgresMoney(MoneyTables):
 
     # -- reservations --------------------------------------------------------------------------
 
-    def read_named(self, reservation_ids: set[str]) -> None:
-        """Read reservations that commands name, and cache the open ones."""
+    def ask_named(self, reservation_ids: set[str]) -> AskedReservations:
+        """Ask for reservations that commands name; :meth:`take_named` reads the answer."""
         unknown = [each for each in reservation_ids if each not in self.reservations]
-        if unknown:
-            rows = self.connection.psycopg.execute(
-                f"{SELECT_RESERVATIONS} WHERE reservation_id = ANY(%s) AND state = 'open'"
-                " AND organisation_id = ANY(%s)", (unknown, self.locked)
-            )  # fmt: skip
-            for row in rows:
-                self._adopt(reservation_from_row(row))
+        if not unknown:
+            return AskedReservations(unknown, None)
+        sql = f"{SELECT_RESERVATIONS} WHERE reservation_id = ANY(%s) AND state = 'open'"
+        return AskedReservations(unknown, self.connection.psycopg.execute(sql, (unknown,)))
+
+    def take_named(self, asked: AskedReservations) -> None:
+        """Cache the open reservations among those asked for."""
+        for row in () if asked.rows is None else asked.rows:
+            found = reservation_from_row(row)
+            if found.organisation_id in self.locked:
+                self._adopt(found)
 
     def reservation(self, reservation_id: str) -> Reservation | None:
         """Return a reservation in any state."""

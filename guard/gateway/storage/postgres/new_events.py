@@ -6,7 +6,9 @@ The organisations of a unit are locked, so nobody else adds to their events mean
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+
+from psycopg import Cursor
 
 from guard.gateway.domain.commands import PricedEvent
 from guard.gateway.storage.postgres.connection import WriteConnection
@@ -34,6 +36,15 @@ _REQUEST_ID: Final = 26
 """Where a row of an event has its ``request_id``."""
 
 
+class Asked(NamedTuple):
+    """What was asked of some events: their ids, and which of them answer a vendor's request."""
+
+    ids: list[tuple[str, str]]
+    same: Cursor[Any]
+    answered: list[tuple[str, PricedEvent]]
+    responses: Cursor[Any] | None
+
+
 class NewEvents:
     """Used by the unit of work, inside its transactions."""
 
@@ -50,24 +61,22 @@ class NewEvents:
         self._rows: list[list[Any]] = []
         self._written = 0
 
-    def begin(self, events: Iterable[tuple[str, PricedEvent]]) -> None:
-        """Look up which events of a unit are recorded already.
+    def ask(self, events: Iterable[tuple[str, PricedEvent]]) -> Asked | None:
+        """Ask which events are recorded already; :meth:`take` reads the answer.
 
         Args:
             events: with their organisations.
         """
-        self.forget()
         found = list(events)
         if not found:
-            return
-        self._look_up(found)
-
-    def _look_up(self, events: list[tuple[str, PricedEvent]]) -> None:
+            return None
         connection = self._tables.connection
         assert isinstance(connection, WriteConnection)
-        owners = [own for own, _ in events]
-        ids = [priced.event.event_id for _, priced in events]
-        answered = [(own, each) for own, each in events if each.response_id is not None]
+        ids = [(own, priced.event.event_id) for own, priced in found]
+        same = connection.psycopg.execute(_IDS, tuple(map(list, zip(*ids, strict=True))))
+        answered = [(own, each) for own, each in found if each.response_id is not None]
+        if not answered:
+            return Asked(ids, same, answered, None)
         columns = (
             list(range(len(answered))),
             [own for own, _ in answered],
@@ -75,13 +84,16 @@ class NewEvents:
             [each.response_id for _, each in answered],
             [each.request_id for _, each in answered],
         )
-        with connection.psycopg.pipeline():
-            same = connection.psycopg.execute(_IDS, (owners, ids))
-            responses = connection.psycopg.execute(_RESPONSES, columns) if answered else None
-        self._looked_up.update(dict.fromkeys(zip(owners, ids, strict=True), False))
-        self._looked_up.update(dict.fromkeys(same.fetchall(), True))
-        for number, event_seq, request_id in () if responses is None else responses:
-            own, priced = answered[number]
+        return Asked(ids, same, answered, connection.psycopg.execute(_RESPONSES, columns))
+
+    def take(self, asked: Asked | None) -> None:
+        """Read which events are recorded already."""
+        if asked is None:
+            return
+        self._looked_up.update(dict.fromkeys(asked.ids, False))
+        self._looked_up.update(dict.fromkeys(asked.same.fetchall(), True))
+        for number, event_seq, request_id in () if asked.responses is None else asked.responses:
+            own, priced = asked.answered[number]
             response = (own, priced.provider, priced.response_id)
             self._responses[response] = None
             if request_id is not None:
@@ -96,7 +108,7 @@ class NewEvents:
         """Record an event; ``False`` when its id or its response was recorded before."""
         key = (organisation_id, priced.event.event_id)
         if key not in self._looked_up:  # no command of this unit has named it
-            self._look_up([(organisation_id, priced)])
+            self.take(self.ask([(organisation_id, priced)]))
         response = (organisation_id, priced.provider, priced.response_id)
         is_answer = priced.response_id is not None and priced.provider is not None
         if is_answer and self._is_repeated(response, priced.request_id):

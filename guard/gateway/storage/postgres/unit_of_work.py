@@ -106,37 +106,54 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
         self._begin(scopes)
 
     def _begin(self, scopes: Sequence[Scopes]) -> None:
+        """Lock, and ask for all that the commands name, in one round trip."""
         self._undo_from = 0
+        self.new_events.forget()
+        lookup_keys = [s.lookup_key for s in scopes if s.lookup_key is not None]
+        named = set[str]().union(*(each.reservation_ids() for each in scopes))
+        events = [event for each in scopes for event in each.priced_events()]
         self.connection.expect(ANSWER_WAIT_S)
+        found = self.connection.psycopg
         try:
-            self._lock(_organisations(scopes))
-            self._answers.begin([s.lookup_key for s in scopes if s.lookup_key is not None])
-            self.read_named(set().union(*(each.reservation_ids() for each in scopes)))
-            self.new_events.begin(event for each in scopes for event in each.priced_events())
+            with found.pipeline():
+                found.execute("BEGIN")
+                rows = self._lock(_organisations(scopes))
+                clock = found.execute(CLOCK)
+                answers = self._answers.ask(lookup_keys)
+                reservations = self.ask_named(named)
+                recorded = self.new_events.ask(events)
+            self._read_clock(clock.fetchall()[0][0])
+            self._locked(rows.fetchall())
+            self._answers.take(self._answers.ask(lookup_keys) if self._answers.turn() else answers)
+            self.take_named(reservations)
+            # Those that were cached may have been forgotten meanwhile.
+            self.take_named(self.ask_named(named.difference(reservations.ids)))
+            self.new_events.take(recorded)
         except psycopg.Error as exc:
             self._lost(exc)
             raise
 
-    def _lock(self, wanted: list[str] | None) -> None:
+    def _lock(self, wanted: list[str] | None) -> psycopg.Cursor[Any]:
+        """Lock organisations, ``None``: all, and return a cursor of their rows."""
         found = self.connection.psycopg
-        with found.pipeline():
-            found.execute("BEGIN")
-            if wanted is None:
-                found.execute(_ALONE, (schema.WRITE,))
-                rows = found.execute(_LOCK_ALL)
-            else:
-                found.execute(_SHARED, (schema.WRITE,))
-                rows = found.execute(_LOCK_SOME, (wanted,))
-            clock = found.execute(CLOCK)
-        database_ms = clock.fetchall()[0][0]
+        if wanted is None:
+            found.execute(_ALONE, (schema.WRITE,))
+            return found.execute(_LOCK_ALL)
+        found.execute(_SHARED, (schema.WRITE,))
+        return found.execute(_LOCK_SOME, (wanted,))
+
+    def _read_clock(self, database_ms: int) -> None:
         wall_ms = database_ms if self._clock_ms is None else self._clock_ms()
         self._read_at_ms = self._monotonic_ms()
         self.now_ms = self._clock.read(wall_ms, self._read_at_ms)
+
+    def _locked(self, rows: Iterable[tuple[str, str, int, str]]) -> None:
+        """Note which organisations are locked; read again what others may have changed."""
         self.forget_transient()
         self._taken = []
         self.locked = []
         stale = []
-        for organisation_id, settings, control_seq, writer in rows.fetchall():
+        for organisation_id, settings, control_seq, writer in rows:
             self.locked.append(organisation_id)
             if writer != self.replica or organisation_id not in self.orgs:
                 stale.append((organisation_id, settings, control_seq))

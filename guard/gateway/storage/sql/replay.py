@@ -11,6 +11,7 @@ from typing import Final
 from guard.core import wire
 from guard.gateway.domain.windows import HOUR_MS
 from guard.gateway.ledger.state import StoredAnswer
+from guard.gateway.storage.sql.connection import Cursor
 from guard.gateway.storage.sql.tables import Tables
 
 PERIOD_MS: Final = 12 * HOUR_MS
@@ -48,19 +49,31 @@ class ReplayTable:
 
     def begin(self, lookup_keys: list[str]) -> None:
         """Look up the answers of a whole group at once."""
+        self.turn()
+        self.take(self.ask(lookup_keys))
+
+    def turn(self) -> bool:
+        """Empty the older table and use it, if it is time; tell whether it was."""
         period = self._tables.now_ms // PERIOD_MS
-        if period != self._period:
+        is_time = period != self._period
+        if is_time:
             self._rotate(period)
-        self._found.clear()
-        self._new.clear()
+        return is_time
+
+    def ask(self, lookup_keys: list[str]) -> Cursor | None:
+        """Look up answers; :meth:`take` reads what was found."""
         if not lookup_keys:
-            return
+            return None
         execute = self._tables.connection.execute
         if len(lookup_keys) == 1:
-            found = execute(_FIND_ONE, lookup_keys * 2)
-        else:
-            found = execute(_FIND, (wire.encode(lookup_keys).decode(),))
-        for name, fingerprint, status, body in found:
+            return execute(_FIND_ONE, lookup_keys * 2)
+        return execute(_FIND, (wire.encode(lookup_keys).decode(),))
+
+    def take(self, asked: Cursor | None) -> None:
+        """Read the answers that were looked up for a group."""
+        self._found.clear()
+        self._new.clear()
+        for name, fingerprint, status, body in () if asked is None else asked:
             if status or name not in self._found:  # the same name may be in both tables
                 self._found[name] = StoredAnswer(fingerprint, status, body)
 
