@@ -50,8 +50,8 @@ numpy {numpy}. Speeds and memory depend on the machine; compare them within a ta
 - `spam.model` {spam}: a linear classifier over character 2-5-grams and word 1-2-grams hashed to
   {buckets} buckets; a network with {hidden} hidden units over {structural} traits, of which
   {concepts} are concepts of a lexicon in many languages; the two are blended by how much of a
-  text's n-grams the training knows, calibrated on texts whose fold, family of languages or kind
-  the fits have not seen; eight-bit weights; threshold {threshold}.
+  text's n-grams the training knows and corrected by its traits, calibrated on texts whose fold,
+  family of languages or kind the fits have not seen; eight-bit weights; threshold {threshold}.
 - `language.model` {detector}: the script decides the candidates, a softmax over hashed words and
   1-5-grams chooses among them; {count} languages; reliable from a probability of {reliable} and
   {letters} letters.

@@ -11,13 +11,12 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from spamdetect.engine.classifier import Blend
 from spamdetect.engine.concepts import Lexicon
 from spamdetect.engine.core import Engine
 from spamdetect.training import metrics, spam_fit
 from spamdetect.training.attacks import ATTACKS, Disguise
 from spamdetect.training.augment import Plan
-from spamdetect.training.blending import Signals
+from spamdetect.training.blending import Mixture, Signals
 from spamdetect.training.dataset import FOLDS, DataError, SpamRow, read_spam
 from spamdetect.training.fits import ALONE, Fits, Wanted
 from spamdetect.training.judge import tells
@@ -26,7 +25,7 @@ from spamdetect.training.matrix import Matrix, Progress, build, join, silent
 from spamdetect.training.metrics import Scores
 from spamdetect.training.mirror import COPIES, MIRROR
 from spamdetect.training.spam_fit import Corpus
-from spamdetect.training.trainer import WAYS, HeldOut, blend, held_out
+from spamdetect.training.trainer import WAYS, HeldOut, held_out, mixture
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -215,7 +214,7 @@ def check(
     first = data.folds == SUITE_FOLD
     wanted = Wanted(~first, tests.matrix())
     (signals,) = fits.signals(data, [wanted], settings, progress, "fitting for the disguises")
-    disguised = Changes.of(tests, signals, blend(data, found, first))
+    disguised = Changes.of(tests, signals, mixture(data, found, first))
     sent = ~np.isin(data.sources, sorted(data.made))
     held = ~np.isnan(chances) & sent
     return Evaluation(
@@ -234,7 +233,7 @@ def check(
 def judged(
     data: Corpus, found: Sequence[HeldOut]
 ) -> tuple[Floats, dict[tuple[str, str], dict[str, Scores]]]:
-    """Judge the texts of each part by fits and a blend that have not seen them.
+    """Judge the texts of each part by fits and a mixture that have not seen them.
 
     Args:
         data: the texts.
@@ -245,13 +244,14 @@ def judged(
         by way of leaving out, by whether the texts were sent or made, and by part.
     """
     chances = np.full(len(data.rows), np.nan)
+    of_all = mixture(data, found)
     made = np.isin(data.sources, sorted(data.made))
     scores: dict[tuple[str, str], dict[str, Scores]] = {}
     for held in found:
         for name, inside in held.part.groups.items():
             here = inside[held.texts]
             texts = held.texts[here]
-            said = held.signals.select(here).probabilities(blend(data, found, inside))
+            said = held.signals.select(here).probabilities(mixture(data, found, inside, of_all))
             if held.part.way == "fold":
                 chances[texts] = said
             for of, mask in ((SENT, ~made[texts]), (MADE, made[texts])):
@@ -272,13 +272,13 @@ class Changes:
     copies: dict[str, float]
 
     @classmethod
-    def of(cls, tests: Suite, signals: Signals, mixed: Blend) -> Changes:
-        """Judge the texts by signals of a fit, and by a blend, that have not seen them.
+    def of(cls, tests: Suite, signals: Signals, mixed: Mixture) -> Changes:
+        """Judge the texts by signals of a fit, and by a mixture, that have not seen them.
 
         Args:
             tests: the texts.
             signals: those of the rows of `Suite.matrix`.
-            mixed: the blend.
+            mixed: the mixture.
         """
         labels = tests.labels
         clean, *rest = np.split(
@@ -346,7 +346,7 @@ def leave_one_source_out(
     return {
         name: metrics.scores(
             data.labels[inside[name]],
-            of.probabilities(blend(data, found, kin[name])),
+            of.probabilities(mixture(data, found, kin[name])),
             THRESHOLD,
         )
         for name, of in zip(told, signals, strict=True)

@@ -161,7 +161,7 @@ def _read(path: Path) -> Signals | None:
 def _write(path: Path, signals: Signals) -> None:
     ready = path.with_suffix(f".{os.getpid()}.tmp")
     with ready.open("wb") as out:
-        np.savez(out, **{name: getattr(signals, name) for name in _NAMES})
+        np.savez_compressed(out, **{name: getattr(signals, name) for name in _NAMES})
     ready.replace(path)
 
 

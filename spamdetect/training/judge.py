@@ -45,10 +45,12 @@ class Judge:
 
     def signals(self, matrix: Matrix) -> Signals:
         """The signals of some texts."""
+        traits = dense(matrix)
         return Signals(
             self.grams.scores(matrix),
-            network.scores(self.network, dense(matrix)),
+            network.scores(self.network, traits),
             familiarities(matrix, self.met),
+            traits > 0,
         )
 
 

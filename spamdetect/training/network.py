@@ -210,23 +210,27 @@ def centred(
 def with_linear(
     network: Network,
     structure: NDArray[np.float64],
+    direct: NDArray[np.float64],
     bias: float,
     usual: NDArray[np.float64],
 ) -> Network:
-    """The network with the linear classifier's weights of the traits.
+    """The network with the linear classifier's weights of the traits, and corrected.
 
     Args:
         network: the network without them.
-        structure: the weights of the traits.
-        bias: the constant term.
+        structure: the weights of the traits in the linear classifier.
+        direct: what is added to their weights to the output of the network.
+        bias: the constant term of the linear classifier.
         usual: how often each trait is active.
     """
-    column, shift = centred(structure[:, None], np.array([bias]), usual)
-    rounded, scale = _eight_bits(column)
+    own = network.weights[:, -2] * network.scale[-2] + direct
+    columns = np.column_stack([own, structure])
+    moved, shift = centred(columns, np.array([network.bias[-2], bias]), usual)
+    rounded, scale = _eight_bits(moved)
     return Network(
-        np.column_stack([network.weights[:, :-1], rounded]),
-        np.append(network.scale[:-1], scale),
-        np.append(network.bias[:-1], shift),
+        np.column_stack([network.weights[:, :-2], rounded]),
+        np.append(network.scale[:-2], scale),
+        np.append(network.bias[:-2], shift),
         network.output,
     )
 

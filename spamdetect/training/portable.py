@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 Singles = NDArray[np.float32]
+Flags = NDArray[np.bool_]
 
 _LN2: Final = 0.6931471805599453
 _LN2_HIGH: Final = 0.693147180369123816490  # its last 21 bits are zero: exact when multiplied
@@ -27,6 +28,7 @@ _INVERSE_FACTORIALS: Final = tuple(
 )  # fmt: skip
 _INVERSE_ODD: Final = tuple(1.0 / odd for odd in range(25, 0, -2))
 _BITS: Final = 24  # of a float32
+_DOUBLE_BITS: Final = 53
 _ROWS: Final = 4096
 
 
@@ -74,8 +76,7 @@ def _horner(values: Floats, coefficients: tuple[float, ...]) -> Floats:
 def column_sums(rows: NDArray[Any], weights: Floats) -> Floats:
     """The weighted sum of each column of a matrix."""
     total = np.zeros(rows.shape[1])
-    for start in range(0, len(rows), _ROWS):
-        part = slice(start, start + _ROWS)
+    for part in _slices(len(rows)):
         total += (rows[part] * weights[part, None]).sum(axis=0)
     return total
 
@@ -102,8 +103,39 @@ def of_flags(flags: Singles, values: Singles) -> Singles:
     return np.asarray(flags @ coarse(values, _BITS - summands.bit_length()))
 
 
-def coarse(values: Singles, bits: int) -> Singles:
+def coarse(values: NDArray[Any], bits: int) -> NDArray[Any]:
     """Values rounded to multiples of the largest one's power of two divided by ``2 ** bits``."""
     _, twos = np.frexp(np.abs(values).max(initial=0.0))
-    unit = np.float32(2.0 ** (int(twos) - bits))
+    unit = values.dtype.type(2.0 ** (int(twos) - bits))
     return np.asarray(np.rint(values / unit) * unit) if unit else values
+
+
+def flag_rows(flags: Flags, values: Floats) -> Floats:
+    """For each row of flags, the sum of the values of those that are set; exact as `of_flags`."""
+    summands = int(flags.sum(axis=1).max(initial=0))
+    rounded = coarse(values, _DOUBLE_BITS - summands.bit_length())
+    parts = [flags[part].astype(float) @ rounded for part in _slices(len(flags))]
+    return np.concatenate(parts) if parts else np.zeros(0)
+
+
+def flag_sums(flags: Flags, values: Floats) -> Floats:
+    """For each flag, the sum of the rows of values where it is set; exact as `of_flags`."""
+    rounded = coarse(values, _DOUBLE_BITS - len(flags).bit_length())
+    total = np.zeros((flags.shape[1], values.shape[1]))
+    for part in _slices(len(flags)):
+        total += flags[part].astype(float).T @ rounded[part]
+    return total
+
+
+def flag_pairs(flags: Flags, weights: Floats) -> Floats:
+    """For each pair of flags, the sum of the weights where both are set; exact as `of_flags`."""
+    rounded = coarse(weights, _DOUBLE_BITS - len(flags).bit_length())
+    total = np.zeros((flags.shape[1], flags.shape[1]))
+    for part in _slices(len(flags)):
+        own = flags[part].astype(float)
+        total += own.T @ (own * rounded[part, None])
+    return total
+
+
+def _slices(rows: int) -> list[slice]:
+    return [slice(start, start + _ROWS) for start in range(0, rows, _ROWS)]

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spamdetect.engine import classifier
-from spamdetect.engine.classifier import SILENT, Blend, SpamModel
+from spamdetect.engine.classifier import SILENT, SpamModel
 from spamdetect.engine.container import pack
 from spamdetect.training import blending, network
-from spamdetect.training.blending import Signals
+from spamdetect.training.blending import Mixture, Signals
 from spamdetect.training.dataset import FOLDS, read_spam
 from spamdetect.training.fits import ALONE, Fits, Wanted
 from spamdetect.training.judge import Judge, Part, fit_judge, parts, tells
@@ -25,17 +25,16 @@ from spamdetect.training.matrix import Progress, silent
 from spamdetect.training.profiles import measured_profiles
 from spamdetect.training.spam_fit import DEFAULTS, Corpus, corpus, table_bits
 
-VERSION: Final = "2.2.0"
+VERSION: Final = "2.3.0"
 THRESHOLD: Final = 0.5
 WAYS: Final = ("fold", "family", "kind", "domain")
 WAYS_OF_BLEND: Final = ("fold", "family", "kind")
 SHARES: Final = {"fold": 1.0, "family": 1.0, "kind": 1.0, "domain": 0.0}
-MOST_FOLDS: Final = 3  # fewer would do: a blend has six numbers
-PRIOR: Final = 0.28
+PRIOR: Final = 0.275
 # The weight, in texts of the folds, of a family or domain of sent texts, of one of notices, and
 # of all notices of a fold.
 SENT_SHARE: Final = 125.0
-NOTICE_SHARE: Final = 150.0
+NOTICE_SHARE: Final = 200.0
 NOTICES_OF_FOLD: Final = 300.0
 
 Flags = NDArray[np.bool_]
@@ -85,17 +84,23 @@ def held_out(
     ]
 
 
-def blend(data: Corpus, found: Sequence[HeldOut], without: Flags | None = None) -> Blend:
-    """Fit the best blend of the classifier's two parts.
+def mixture(
+    data: Corpus,
+    found: Sequence[HeldOut],
+    without: Flags | None = None,
+    start: Mixture | None = None,
+) -> Mixture:
+    """Fit the best mixture of the classifier's two parts.
 
     Each text of a held-out fold counts once, made notices together as a fixed share. A family, kind
     or domain counts as much as any other, whatever its size, and spam as `PRIOR` of it, whatever
-    its share: the blend must learn what scores mean there, not how much spam somebody collected.
+    its share: the mixture must learn what scores mean there, not how much spam somebody collected.
 
     Args:
         data: the texts.
         found: the signals of fits for texts that they have not seen.
         without: texts to leave out here too.
+        start: a mixture that is near, which saves time.
     """
     made = np.isin(data.sources, sorted(data.made))
     signals, texts, weights = [], [], []
@@ -126,7 +131,7 @@ def blend(data: Corpus, found: Sequence[HeldOut], without: Flags | None = None) 
                 if share := SHARES[held.part.way] * total:
                     add(held, inside & mask, 0.0, share)
     of = np.concatenate(texts)
-    return blending.fit(blending.joined(signals), data.labels[of], np.concatenate(weights))
+    return blending.fit(blending.joined(signals), data.labels[of], np.concatenate(weights), start)
 
 
 def train(
@@ -162,33 +167,34 @@ def train(
     if notices:
         rows += made_rows(seed, notices)
     data = corpus(rows, seed, progress=progress)
-    found = held_out(data, progress=progress, ways=WAYS_OF_BLEND, most_folds=MOST_FOLDS, fits=fits)
+    found = held_out(data, progress=progress, ways=WAYS_OF_BLEND, fits=fits)
     judge = fit_judge(data, np.ones(len(data.rows), bool), progress=progress)
-    model = finish(data, blend(data, found), judge, chances_by_fold(data, found))
+    mixed = mixture(data, found)
+    model = finish(data, mixed, judge, chances_by_fold(data, found, mixed))
     Path(out).write_bytes(pack(*classifier.dump(model)))
     return model
 
 
-def chances_by_fold(data: Corpus, found: Sequence[HeldOut]) -> Floats:
-    """The probability of each text that was really sent, from fits and a blend without its fold.
+def chances_by_fold(data: Corpus, found: Sequence[HeldOut], start: Mixture) -> Floats:
+    """The probability of each text that was really sent, from fits and a mixture without its fold.
 
     NaN where no fold was tried, and for made notices: their content is not typical.
     """
     chances = np.full(len(data.rows), np.nan)
     for held in found:
         if held.part.way == "fold":
-            mixed = blend(data, found, held.part.inside)
+            mixed = mixture(data, found, held.part.inside, start)
             chances[held.texts] = held.signals.probabilities(mixed)
     chances[np.isin(data.sources, sorted(data.made))] = np.nan
     return chances
 
 
-def finish(data: Corpus, mixed: Blend, judge: Judge, chances: Floats) -> SpamModel:
+def finish(data: Corpus, mixed: Mixture, judge: Judge, chances: Floats) -> SpamModel:
     """Build the model from a fit.
 
     Args:
         data: the texts.
-        mixed: the blend of its parts.
+        mixed: how its parts are mixed.
         judge: the fit to all texts.
         chances: probabilities of texts from fits that have not seen them, for the profiles.
     """
@@ -196,6 +202,7 @@ def finish(data: Corpus, mixed: Blend, judge: Judge, chances: Floats) -> SpamMod
     last = int(data.matrix.structure_starts[len(data.rows)])
     used = np.bincount(data.matrix.structure[:last], minlength=data.matrix.width)
     usual = used / len(data.rows)
+    structure, direct = mixed.shares()
     weights = np.rint(fitted.weights / fitted.scale).astype(np.int8)
     weights[(weights == 0) & judge.met] = SILENT
     return SpamModel(
@@ -204,8 +211,10 @@ def finish(data: Corpus, mixed: Blend, judge: Judge, chances: Floats) -> SpamMod
         scale=fitted.scale,
         power=fitted.power,
         lexicon=data.lexicon,
-        network=network.with_linear(judge.network, fitted.structure, fitted.bias, usual),
-        blend=mixed,
+        network=network.with_linear(
+            judge.network, fitted.structure + structure, direct, fitted.bias, usual
+        ),
+        blend=mixed.blend,
         threshold=THRESHOLD,
         version=VERSION,
         profiles=measured_profiles(data.labels, chances, THRESHOLD),

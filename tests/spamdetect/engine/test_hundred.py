@@ -2,7 +2,7 @@
 
 The counts below are what the shipped model reaches; the aim is in `AIM`. A model that reaches
 more raises its count; nobody changes a message, a recipe or a threshold because of one of them.
-A model that misses the aim is not shipped. The fourth hundred has not been asked yet.
+A model that misses the aim is not shipped.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ JUDGES: Final[Mapping[str, Mapping[str, Mapping[str, tuple[str, ...]]]]] = {
     "fourth": {"ordinary": fourth_hundred.ORDINARY, "scams": fourth_hundred.SCAMS},
 }
 REACHED: Final = {
-    "first": {"ordinary": 49, "scams": 45},
-    "second": {"ordinary": 48, "scams": 45},
-    "third": {"ordinary": 50, "scams": 46},
+    "first": {"ordinary": 48, "scams": 45},
+    "second": {"ordinary": 47, "scams": 47},
+    "third": {"ordinary": 50, "scams": 47},
+    "fourth": {"ordinary": 47, "scams": 50},
 }
 
 

@@ -57,7 +57,7 @@ def same(some: list[Signals], others: list[Signals]) -> bool:
     return len(some) == len(others) and all(
         np.array_equal(getattr(one, name), getattr(other, name))
         for one, other in zip(some, others, strict=True)
-        for name in ("grams", "meaning", "known")
+        for name in ("grams", "meaning", "known", "traits")
     )
 
 

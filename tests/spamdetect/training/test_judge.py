@@ -5,23 +5,29 @@ from __future__ import annotations
 from collections import Counter
 from random import Random
 
+import attrs
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from spamdetect.engine.classifier import Blend, familiarity
+from spamdetect.engine.counts import count
+from spamdetect.engine.normalise import normalise
+from spamdetect.engine.structure import SCRIPT_COLUMNS, structure
 from spamdetect.engine.traits import traits_size
 from spamdetect.training import blending, judge, metrics, network, spam_fit
 from spamdetect.training.augment import Plan
-from spamdetect.training.blending import Signals
+from spamdetect.training.blending import Mixture, Signals
 from spamdetect.training.dataset import SpamRow
 from spamdetect.training.families import families
 from spamdetect.training.letters import LETTER, PER_FOLD, letters
 from spamdetect.training.linear import Settings
 from spamdetect.training.made import made_rows
 from spamdetect.training.matrix import dense
+from spamdetect.training.trainer import finish
 
 SETTINGS = Settings(bits=12)
+WIDTH = traits_size(4)
 Floats = NDArray[np.float32]
 QUIET = Plan(disguised=0, ordinary=0, copied=0, fragmented=0)
 
@@ -138,23 +144,104 @@ def test_the_blend_corrects_the_spread_of_what_is_unknown() -> None:
     odds = random.normal(0, 2, 20_000)
     labels = random.random(odds.size) < 1 / (1 + np.exp(-odds))
     known = random.random(odds.size).round()
-    signals = Signals(odds * np.where(known == 1, 1.0, 0.2), np.zeros(odds.size), known)
+    scores = odds * np.where(known == 1, 1.0, 0.2)
+    signals = Signals(scores, np.zeros(odds.size), known, np.zeros((odds.size, WIDTH), bool))
     found = blending.fit(signals, labels, np.ones(odds.size))
     chance = signals.probabilities(found)
     for share in (0.0, 1.0):
         assert metrics.ece(labels[known == share], chance[known == share]) < 0.03
-    _, slope, _ = found.slopes(0.0)
+    assert not found.traits.any()
+    _, slope, _ = found.blend.slopes(0.0)
     assert slope == pytest.approx(5.0, rel=0.25)
 
 
+def corrupted(size: int = 6000) -> tuple[Signals, NDArray[np.bool_]]:
+    """Scores that take one trait for spam which is none, and a script that is always spam."""
+    random = np.random.Generator(np.random.PCG64(6))
+    traits = random.random((size, WIDTH)) < 0.1
+    odds = random.normal(0, 2, size)
+    labels = random.random(size) < 1 / (1 + np.exp(-odds))
+    traits[labels, SCRIPT_COLUMNS.start] = True
+    misled = odds + 3.0 * traits[:, -1]
+    return Signals(misled, odds, random.uniform(0.6, 1.0, size), traits), labels
+
+
+def test_the_correction_takes_back_what_misleads() -> None:
+    signals, labels = corrupted()
+    alone = attrs.evolve(signals, meaning=np.zeros(labels.size))
+    found = blending.fit(alone, labels, np.ones(labels.size))
+    assert -3.0 * found.blend.slopes(0.8)[1] < found.traits[-1] < -1.0
+    assert np.abs(found.traits[:-1]).max() < 0.3
+    assert not found.traits[SCRIPT_COLUMNS].any()
+    plain = attrs.evolve(found, traits=np.zeros(WIDTH))
+    aucs = [metrics.auc(labels, alone.probabilities(mixed)) for mixed in (plain, found)]
+    assert aucs[1] > aucs[0] + 0.01
+    again = blending.fit(alone, labels, np.ones(labels.size), plain)
+    np.testing.assert_allclose(again.traits, found.traits, atol=1e-8)
+
+
+def test_the_fit_is_at_the_bottom() -> None:
+    """The gradient of the weighted loss and the penalty is zero there."""
+    signals, labels = corrupted(2000)
+    weights = np.random.Generator(np.random.PCG64(8)).random(labels.size)
+    found = blending.fit(signals, labels, weights)
+    error = weights / weights.sum() * (signals.probabilities(found) - labels)
+    pull = (error * signals.known) @ signals.traits + blending.TRAIT_PENALTY * found.traits
+    pull[SCRIPT_COLUMNS] = 0.0
+    np.testing.assert_allclose(pull, 0.0, atol=1e-9)
+    for column, (least, more) in (
+        (np.ones(labels.size), found.blend.offset),
+        (signals.grams, found.blend.grams),
+        (signals.meaning, found.blend.meaning),
+    ):
+        assert error @ column == pytest.approx(-blending.PENALTY * least, abs=1e-9)
+        assert error @ (column * signals.known) == pytest.approx(-blending.PENALTY * more, abs=1e-9)
+
+
+@pytest.mark.parametrize("known", [0.0, 0.4, 1.0])
+def test_both_scores_together_add_the_correction(known: float) -> None:
+    traits = np.random.Generator(np.random.PCG64(7)).normal(size=WIDTH)
+    mixed = Mixture(Blend((0.1, 0.2), (3.4, 1.0), (0.36, -0.19)), traits)
+    grams, meaning = mixed.shares()
+    _, slope, worth = mixed.blend.slopes(known)
+    np.testing.assert_allclose(
+        slope * grams + worth * meaning, known * traits, rtol=1e-3, atol=1e-3
+    )
+
+
 def test_one_text_and_many_are_blended_alike() -> None:
-    mixed = Blend((-1.0, 0.5), (2.0, -1.0), (0.3, 0.2))
-    signals = Signals(np.array([0.4, -2.0]), np.array([1.0, 3.0]), np.array([0.0, 0.7]))
+    blend = Blend((-1.0, 0.5), (2.0, -1.0), (0.3, 0.2))
+    traits = np.zeros((2, WIDTH), bool)
+    traits[1, 3:5] = True
+    mixed = Mixture(blend, np.arange(WIDTH) / 10.0)
+    signals = Signals(np.array([0.4, -2.0]), np.array([1.0, 3.0]), np.array([0.0, 0.7]), traits)
     one = [
-        mixed.probability(*row)
+        blend.probability(*row)
         for row in zip(signals.grams, signals.meaning, signals.known, strict=True)
     ]
+    one[1] = 1 / (1 + np.exp(-np.log(one[1] / (1 - one[1])) - 0.7 * 0.7))
     np.testing.assert_allclose(signals.probabilities(mixed), one)
+
+
+def test_a_model_says_what_its_signals_say() -> None:
+    """The correction is part of the network's weights, rounded to eight bits."""
+    settings = Settings(bits=14)
+    data = spam_fit.corpus(rows(), 0, settings, QUIET)
+    fitted = judge.fit_judge(data, np.ones(len(data.rows), bool), settings)
+    random = np.random.Generator(np.random.PCG64(9))
+    traits = random.normal(0, 0.5, data.matrix.width)
+    traits[SCRIPT_COLUMNS] = 0.0
+    mixed = Mixture(Blend((0.1, 0.2), (3.4, 1.0), (0.36, -0.19)), traits)
+    model = finish(data, mixed, fitted, data.labels.astype(float))
+    texts = np.arange(len(data.rows))
+    expected = fitted.signals(data.matrix.select(texts)).probabilities(mixed)
+    found = []
+    for row in data.rows:
+        normalised = normalise(row.text)
+        on = structure(normalised, count(row.text), len(row.text))
+        found.append(model.probability(normalised.readable, model.traits(on, normalised.marked)))
+    np.testing.assert_allclose(found, expected, atol=0.03)
+    assert np.ptp(expected) > 0.5
 
 
 def test_the_network_learns_what_no_sum_can(data: spam_fit.Corpus) -> None:
@@ -200,7 +287,13 @@ def test_the_engine_reads_the_network_as_the_training_does(data: spam_fit.Corpus
     fitted = judge.fit_judge(data, np.ones(len(data.rows), bool), SETTINGS)
     matrix = data.matrix.select(np.arange(50))
     usual = dense(matrix).mean(axis=0).astype(float)
-    whole = network.with_linear(fitted.network, fitted.grams.structure, fitted.grams.bias, usual)
+    whole = network.with_linear(
+        fitted.network,
+        fitted.grams.structure,
+        np.zeros(usual.size),
+        fitted.grams.bias,
+        usual,
+    )
     on = [part.tolist() for part in np.split(matrix.structure, matrix.structure_starts[1:-1])]
     one = [whole.scores(whole.sums(part)) for part in on]
     many = whole.scores_many(whole.sums_many(on))

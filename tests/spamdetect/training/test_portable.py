@@ -69,6 +69,22 @@ def test_sums_of_flags_do_not_depend_on_their_order() -> None:
     assert not portable.of_flags(flags, np.zeros_like(values)).any()
 
 
+def test_double_sums_of_flags_do_not_depend_on_their_order() -> None:
+    random = np.random.Generator(np.random.PCG64(5))
+    flags = random.random((9000, 30)) < 0.2
+    values, weights, each = random.random((9000, 3)), random.random(9000), random.random(30)
+    order, columns = random.permutation(9000), random.permutation(30)
+    sums, pairs = portable.flag_sums(flags, values), portable.flag_pairs(flags, weights)
+    rows = portable.flag_rows(flags, each)
+    np.testing.assert_array_equal(portable.flag_sums(flags[order], values[order]), sums)
+    np.testing.assert_array_equal(portable.flag_pairs(flags[order], weights[order]), pairs)
+    np.testing.assert_array_equal(portable.flag_rows(flags[:, columns], each[columns]), rows)
+    np.testing.assert_allclose(sums, flags.T @ values, rtol=1e-9)
+    np.testing.assert_allclose(pairs, flags.T @ (flags * weights[:, None]), rtol=1e-9)
+    np.testing.assert_allclose(rows, flags @ each, rtol=1e-9)
+    assert not portable.flag_rows(flags, np.zeros(30)).any()
+
+
 def test_systems_are_solved() -> None:
     random = np.random.Generator(np.random.PCG64(4))
     half = random.standard_normal((8, 8))
