@@ -103,6 +103,9 @@ def document(operations: Sequence[Operation]) -> dict[str, Any]:
     }
 
 
+_NO_NUL = r"^[^\x00]*$"
+
+
 def _sdk_paths(by_kind: dict[str, Any]) -> dict[str, Any]:
     protocol = {
         "name": wire.HEADER_PROTOCOL,
@@ -129,7 +132,8 @@ def _sdk_paths(by_kind: dict[str, Any]) -> dict[str, Any]:
     names = [
         {"name": name, "in": "query", "required": name == "workflow",
          "schema": {"type": "string", "minLength": int(name == "workflow"),
-                    "maxLength": wire.NAME_LENGTH_MAX}, "description": description}
+                    "maxLength": wire.NAME_LENGTH_MAX, "pattern": _NO_NUL},
+         "description": description}
         for name, description in (
             ("workflow", "Within the key's organisation, and its workflow if it is for one."),
             ("run", "One of its runs."), ("agent", "Whose budgets are shown as well."),
