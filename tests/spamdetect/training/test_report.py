@@ -10,7 +10,7 @@ import attrs
 import numpy as np
 import pytest
 
-from spamdetect.training import baselines, peers, report, tables, targets
+from spamdetect.training import baselines, footprint, peers, report, tables, targets
 from spamdetect.training.ablation import VARIANTS
 from spamdetect.training.dataset import DataError, SpamRow, read_spam
 from spamdetect.training.evaluate import cross_check
@@ -190,3 +190,15 @@ def test_tfidf_alone_predicts_as_with_shared_counts(small_spam: Path) -> None:
             alone(unknown), trained.predict(unknown), atol=1e-5, err_msg=name
         )
         assert size > 0
+
+
+def test_load_time_is_that_of_an_installation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Modules come from compiled bytecode, even if this process may not write any."""
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    program = "import sys, spamdetect; print(sys.dont_write_bytecode, spamdetect.__cached__)"
+    told, place = footprint._run(program, str(tmp_path)).split(maxsplit=1)
+    assert told == "False"
+    assert Path(place.strip()).is_relative_to(tmp_path)
+    assert Path(place.strip()).exists()
