@@ -141,8 +141,8 @@ Macro accuracy over the common languages of the development texts; a detector wi
 reliability is taken to be reliable from a probability of 0.7. All choose among all languages that
 they know. Speed is over texts of all kinds, one by one.""",
     "Cost": """\
-Load time and memory are of fresh processes, memory is the peak after one text; speeds are the best
-of three runs, per second of processor time. `one` is a whole answer for one text, `many` the same
+Load time and memory are of fresh processes with compiled bytecode, memory is the peak after one
+text; speeds are the best of three runs, per second of processor time. `one` is a whole answer for one text, `many` the same
 for a list, `language` the detector alone.""",
 }
 
