@@ -142,8 +142,8 @@ reliability is taken to be reliable from a probability of 0.7. All choose among 
 they know. Speed is over texts of all kinds, one by one.""",
     "Cost": """\
 Load time and memory are of fresh processes with compiled bytecode, memory is the peak after one
-text; speeds are the best of three runs, per second of processor time. `one` is a whole answer for one text, `many` the same
-for a list, `language` the detector alone.""",
+text; speeds are the best of three runs, per second of processor time. `one` is a whole answer for
+one text, `many` the same for a list, `language` the detector alone.""",
 }
 
 
