@@ -87,9 +87,9 @@ def solved(matrix: Floats, right: Floats) -> Floats:
     size = len(rows)
     for pivot in range(size):
         rows[pivot] /= rows[pivot, pivot]
-        for row in range(size):
-            if row != pivot:
-                rows[row] -= rows[row, pivot] * rows[pivot]
+        factors = rows[:, pivot].copy()
+        factors[pivot] = 0.0
+        rows -= factors[:, None] * rows[pivot]
     return rows[:, -1]
 
 

@@ -27,6 +27,7 @@ def _python(arguments: list[str], **environment: str) -> str:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_training_gives_the_same_file_on_other_processors(small_spam: Path, tmp_path: Path) -> None:
     """An older processor is simulated by turning off what this one can."""
     others = {

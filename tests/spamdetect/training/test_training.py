@@ -21,6 +21,7 @@ from spamdetect.training.trainer import finish
 
 
 @pytest.mark.long
+@pytest.mark.timeout(400)
 def test_train_is_reproducible_and_the_engine_reads_it(small_spam: Path, tmp_path: Path) -> None:
     seen: list[tuple[str, float]] = []
     first, second, other = (tmp_path / name for name in ("a.model", "b.model", "c.model"))
