@@ -24,7 +24,7 @@ from guard.control.bodies import TaskBody
 from guard.control.enforcement import Enforcement
 from guard.control.last_decision import Decisions
 from guard.core import wire
-from guard.core.leases import LeaseBook
+from guard.core.leases import LaneKey, LeaseBook
 from guard.loop import (
     Admission,
     AdmissionError,
@@ -98,6 +98,10 @@ class Gate:
         """Forget the parent's callers in a forked child."""
         self._admission.after_fork()
         self._lanes.after_fork()
+
+    def told_ahead(self, lane: LaneKey) -> None:
+        """It is known whether a lane's lease was topped up; on the background loop."""
+        self._lanes.told_ahead(lane)
 
     def _mind_people(self, request: wire.GateRequest) -> None:
         """Say what goes with a question to a person, as far as the gateway knows of it."""

@@ -109,6 +109,9 @@ class Lanes:
         if waiting:
             self._read_answers()  # what they used is less than what is held for them
             waiting = self._uncovered(waiting)
+        if waiting and self._book.is_asked_ahead(lane):  # its answer may cover them
+            queue.waiting = waiting
+            return
         queue.waiting = deque()
         leasable = self._can_lease()
         for question in waiting:
@@ -120,6 +123,13 @@ class Lanes:
             self._ask(lane, queue, queue.waiting.popleft())
         elif self._queues.get(lane) is queue:
             del self._queues[lane]
+
+    def told_ahead(self, lane: LaneKey) -> None:
+        """Look again at those that have waited while a lane's lease was topped up."""
+        queue = self._queues.get(lane)
+        if queue is not None:
+            with self._questions.in_one_frame():
+                self._pump(lane, queue)
 
     def _uncovered(self, questions: deque[Question]) -> deque[Question]:
         now_s = time.monotonic()

@@ -18,7 +18,7 @@ from guard.breaker.exceptions import BreakerTransportError, GuardError, GuardTra
 from guard.control.ask_channel import AskChannel
 from guard.core import wire
 from guard.core.ids import IdFactory
-from guard.core.leases import Asked, Lease, LeaseBook, Update
+from guard.core.leases import Asked, LaneKey, Lease, LeaseBook, Update
 from guard.delivery.flusher import Flusher
 from guard.runtime import decision_log
 from guard.transport.client import GatewayClient
@@ -43,6 +43,7 @@ class LeaseKeeper:
         flusher: delivers what was spent before its lease is closed.
         ids: keys of requests.
         read_answers: reads the LLM answers that are unread, so that their holds settle.
+        told_ahead: told the lane of a lease when it is known whether it was topped up.
 
     Attributes:
         asks_ahead: whether the gateway tops leases up before a call has to wait.
@@ -58,6 +59,7 @@ class LeaseKeeper:
         flusher: Flusher,
         ids: IdFactory,
         read_answers: Callable[[], None],
+        told_ahead: Callable[[LaneKey], None],
     ) -> None:
         self._book = book
         self._asks = asks
@@ -65,6 +67,7 @@ class LeaseKeeper:
         self._flusher = flusher
         self._ids = ids
         self._read_answers = read_answers
+        self._told_ahead = told_ahead
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -94,8 +97,7 @@ class LeaseKeeper:
 
     def _top_up(self, lease: Lease, asked: Asked) -> None:
         """Ask for more of what a lease was granted for last, before a call has to wait for it."""
-        if lease.question is None:
-            return
+        assert lease.question is not None
         call_id = self._ids.uuid7(time.time_ns() // 1_000_000)
         ask = structs.replace(
             lease.question, call_id=call_id, lease=asked.ask, events=[], within=None, held=None,
@@ -105,10 +107,15 @@ class LeaseKeeper:
         self._asks.ask("gate", call_id, wire.encode(ask), answered, _ANSWER_S)
 
     def _topped_up(self, asked: Asked, told: wire.Told | None) -> None:
+        self._take_in(asked, told)
+        self._told_ahead(asked.lane)
+
+    def _take_in(self, asked: Asked, told: wire.Told | None) -> None:
         if told is None:  # whether it was granted is not known
             self._book.unanswered(asked)
             return
         if told.status != 200:  # a call that asks is told why
+            self._book.not_topped_up(asked)
             return
         reply = Reply(wire.GATE_PATH, told.status, bytes(told.body), now_s=time.time())
         try:
@@ -117,8 +124,12 @@ class LeaseKeeper:
             logger.debug("a lease could not be topped up: %s", exc)
             self._book.unanswered(asked)
             return
-        if answer.lease is not None:
-            self._book.topped_up(asked, answer.lease)
+        if answer.lease is None:
+            self._book.not_topped_up(asked)
+            return
+        back = self._book.topped_up(asked, answer.lease)
+        if back is not None:
+            self._start(self._send(back))
 
     def pushed(self, messages: Iterable[wire.ControlMessage]) -> None:
         """Void what control messages concern."""

@@ -263,6 +263,7 @@ class GuardRuntime:
             on_decision=self._apply_decision,
             leases=self.leases,
             read_answers=self._read_answers,
+            told_ahead=self.gate.told_ahead,
             local_gateway=self._local_gateway,
         )
 

@@ -21,7 +21,7 @@ from guard.control.subscriber import Subscriber
 from guard.core import wire
 from guard.core.buffer import EventBuffer
 from guard.core.ids import IdFactory
-from guard.core.leases import LeaseBook
+from guard.core.leases import LaneKey, LeaseBook
 from guard.delivery.flusher import Flusher, OnDecision
 from guard.delivery.health import Health
 from guard.delivery.spool import Spool, owner_of
@@ -65,6 +65,7 @@ class Session:
         on_decision: called with decisions in replies to events, if there is no control channel.
         leases: what this process may spend without asking.
         read_answers: reads the LLM answers that are unread, so that their holds settle.
+        told_ahead: told the lane of a lease when it is known whether it was topped up.
 
     Attributes:
         client: the gateway over HTTP.
@@ -89,6 +90,7 @@ class Session:
         on_decision: OnDecision,
         leases: LeaseBook,
         read_answers: Callable[[], None],
+        told_ahead: Callable[[LaneKey], None],
         local_gateway: LocalGateway | None = None,
     ) -> None:
         self._health = health
@@ -118,7 +120,9 @@ class Session:
         self._services: list[asyncio.Task[None]] = []
         self.features: frozenset[str] | None = None
         self.asks = AskChannel(settings.hmac_secret, switched=self._asks_switched)
-        self._leases = LeaseKeeper(leases, self.asks, self.client, self.flusher, ids, read_answers)
+        self._leases = LeaseKeeper(
+            leases, self.asks, self.client, self.flusher, ids, read_answers, told_ahead
+        )
         self.subscriber = Subscriber(
             settings,
             self.client,

@@ -259,7 +259,8 @@ class LeaseBook:
     def low(self, now_s: float) -> list[tuple[Lease, Asked]]:
         """Return the leases that would soon be used up, and what to ask for each of them.
 
-        Nothing is given back by asking; :meth:`topped_up` takes in the answer.
+        Nothing is given back by asking; :meth:`topped_up` or :meth:`not_topped_up` takes in the
+        answer. Until then the lane is not asked for, and its lease is not closed.
         """
         found: list[tuple[Lease, Asked]] = []
         with self.lock:
@@ -267,10 +268,13 @@ class LeaseBook:
                 lease = lane.lease
                 if lease is None or now_s >= min(lease.expires_s, self._usable_until_s):
                     continue
+                if lease.question is None:
+                    continue
                 if not lease.covered or key[0] in self.metered or now_s - lease.used_s >= IDLE_S:
                     continue
                 lacking = lane.lacks(now_s)
                 if lacking:
+                    lane.asked_ahead = True
                     lane.ahead_s = now_s + _PATIENCE_S  # unless it is answered sooner
                     ask = LeaseAsk(
                         lease.lease_id, demand_nanousd=min(lacking, NANOUSD_MAX), ahead=True
@@ -278,17 +282,40 @@ class LeaseBook:
                     found.append((lease, Asked(key, now_s, self._voided, ask)))
         return found
 
-    def topped_up(self, asked: Asked, granted: Granted) -> None:
-        """Take in what was granted before anybody had to wait."""
+    def is_asked_ahead(self, key: LaneKey) -> bool:
+        """Tell whether a question that tops up a lane's lease is under way."""
+        lane = self._lanes.get(key)
+        return lane is not None and lane.asked_ahead
+
+    def topped_up(self, asked: Asked, granted: Granted) -> Update | None:
+        """Take in what was granted before anybody had to wait.
+
+        Returns:
+            What goes back at once, if the lease was closed meanwhile.
+        """
         with self.lock:
+            self._not_asked_ahead(asked)
             lease = self._leases.get(granted.lease_id)
-            if lease is None:  # closed meanwhile, and with it what was granted
-                return
+            if lease is None:
+                lease = Lease(granted.lease_id, asked.lane, asked.sent_s)
+                back = LeaseUpdate(granted.lease_id, granted.granted_nanousd, close=True)
+                return Update(lease, back)
             self._add(lease, asked.sent_s, granted)
             self._under_policy(lease, granted.policy_version)
             lane = self._lanes.get(asked.lane)
             if lane is not None and granted.granted_nanousd >= asked.ask.demand_nanousd:
                 lane.ahead_s = asked.sent_s
+            return None
+
+    def not_topped_up(self, asked: Asked) -> None:
+        """Take in that nothing was granted before somebody had to wait."""
+        with self.lock:
+            self._not_asked_ahead(asked)
+
+    def _not_asked_ahead(self, asked: Asked) -> None:
+        lane = self._lanes.get(asked.lane)
+        if lane is not None:
+            lane.asked_ahead = False
 
     def unanswered(self, asked: Asked) -> None:
         """An ask had no usable answer: whether it gave back or was granted, nobody knows.
@@ -296,6 +323,8 @@ class LeaseBook:
         Nothing more is taken from the lease that it named. The holds under way stay in it.
         """
         with self.lock:
+            if asked.ask.ahead:
+                self._not_asked_ahead(asked)
             lease = self._leases.get(asked.ask.lease_id or "")
             if lease is not None:
                 self._retire(lease)
@@ -359,7 +388,7 @@ class LeaseBook:
         updates: list[Update] = []
         with self.lock:
             for lease in list(self._leases.values()):
-                idle = now_s - lease.used_s >= IDLE_S
+                idle = now_s - lease.used_s >= IDLE_S and not self._is_topped_up(lease)
                 if lease.unseen or now_s - lease.began_s >= _AGE_MAX_S:
                     self._retire(lease)
                 if idle:
@@ -377,6 +406,10 @@ class LeaseBook:
                     updates.append(Update(lease, LeaseUpdate(lease.lease_id)))
             self._forget_lanes(now_s)
         return updates
+
+    def _is_topped_up(self, lease: Lease) -> bool:
+        lane = self._lanes.get(lease.lane)
+        return lane is not None and lane.asked_ahead and lane.lease is lease
 
     def answered(self, update: Update, state: LeaseState | None, sent_s: float) -> None:
         """Take in the answer to an update; None when the gateway does not know the lease."""
@@ -403,7 +436,7 @@ class LeaseBook:
         unused: Iterable[LaneKey] = [
             key
             for key, lane in self._lanes.items()
-            if lane.lease is None and now_s - lane.began_s >= 2 * WINDOW_S
+            if lane.lease is None and not lane.asked_ahead and now_s - lane.began_s >= 2 * WINDOW_S
         ]
         for key in unused:
             del self._lanes[key]

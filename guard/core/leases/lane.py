@@ -24,14 +24,25 @@ class Lane:
         began_s: when the window began.
         largest: what the call took that was granted last.
         ahead_s: not before then is the lease topped up again.
+        asked_ahead: whether a question that tops it up is under way.
     """
 
-    __slots__ = ("_earlier", "ahead_s", "began_s", "calls", "largest", "lease", "spent")
+    __slots__ = (
+        "_earlier",
+        "ahead_s",
+        "asked_ahead",
+        "began_s",
+        "calls",
+        "largest",
+        "lease",
+        "spent",
+    )
 
     def __init__(self, now_s: float) -> None:
         self.lease: Lease | None = None
         self.began_s = now_s
         self.ahead_s = now_s
+        self.asked_ahead = False
         self.spent = 0
         self.calls = 0
         self.largest = 0
@@ -60,7 +71,7 @@ class Lane:
         the answer to another one is still unread.
         """
         lease = self.lease
-        if lease is None or lease.calls is not None or now_s < self.ahead_s:
+        if lease is None or lease.calls is not None or self.asked_ahead or now_s < self.ahead_s:
             return 0
         spent, calls = self.recent(now_s)
         if not calls:

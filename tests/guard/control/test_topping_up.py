@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import guard
 from guard.breaker.refusals import Refusal
 from guard.core import wire
+from guard.core.leases import Asked
 from guard.core.request_bound import RequestBound
 from guard.core.usage import Usage
 from guard.runtime.runtime import GuardRuntime
@@ -61,6 +63,24 @@ def steady(runtime: GuardRuntime, seconds: float) -> list[bool]:
     return covered
 
 
+def until_refused(runtime: GuardRuntime, tenant: Any) -> int:
+    """Make requests under a budget for 100 of them, by their worst case; return how many ran."""
+    tenant.admin.set_budget(limit_nanousd=100 * COST, scope_kind="workflow", scope_id="w")
+    ran = 0
+
+    def agent() -> None:
+        nonlocal ran
+        while ran < 1000:
+            request(runtime)
+            ran += 1
+            time.sleep(0.01)
+
+    with pytest.raises(Refusal) as refused:
+        agent()
+    assert isinstance(refused.value.error, guard.GuardBudgetError)
+    return ran
+
+
 def test_a_steady_caller_does_not_wait(leasing: GuardRuntime, tenant: Any) -> None:
     first = steady(leasing, 1.5)
     then = steady(leasing, 6.0)
@@ -74,22 +94,30 @@ def test_a_steady_caller_does_not_wait(leasing: GuardRuntime, tenant: Any) -> No
 def test_nothing_is_overspent_and_the_rest_of_a_budget_is_used(
     leasing: GuardRuntime, tenant: Any
 ) -> None:
-    tenant.admin.set_budget(limit_nanousd=100 * COST, scope_kind="workflow", scope_id="w")
-    ran = 0
-
-    def agent() -> None:
-        nonlocal ran
-        while ran < 1000:
-            request(leasing)
-            ran += 1
-            time.sleep(0.01)
-
-    with pytest.raises(Refusal) as refused:
-        agent()
-    assert isinstance(refused.value.error, guard.GuardBudgetError)
+    ran = until_refused(leasing, tenant)
     leasing.flush()
     assert 198 <= ran <= 199, "each has cost half of its worst case"
     assert tenant.spent_nanousd("w") == ran * COST // 2
+
+
+def test_no_room_is_missed_while_an_answer_is_under_way(
+    leasing: GuardRuntime, tenant: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call waits for what its lane is being granted, instead of asking beside it."""
+    session = leasing.events.session
+    assert session is not None
+    keeper = session._leases
+    topped_up = keeper._topped_up
+    late: list[Asked] = []
+
+    def later(asked: Asked, told: wire.Told | None) -> None:
+        late.append(asked)
+        asyncio.get_running_loop().call_later(2.0, topped_up, asked, told)
+
+    monkeypatch.setattr(keeper, "_topped_up", later)
+    ran = until_refused(leasing, tenant)
+    assert late, "it came when the budget would have been used up"
+    assert 198 <= ran <= 199, "each has cost half of its worst case"
 
 
 def test_what_is_not_used_comes_back(leasing: GuardRuntime) -> None:

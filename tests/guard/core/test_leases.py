@@ -28,7 +28,7 @@ from guard.core.leases import (
 from guard.core.leases.book import IDLE_S
 from guard.core.request_bound import RequestBound
 from guard.core.usage import Usage
-from guard.core.wire import Lease, LeaseState, ModelRates
+from guard.core.wire import GateRequest, Lease, LeaseState, LeaseUpdate, ModelRates
 
 KEY = ("w", "a", None, None, "m")
 CALL = ("call", "f", "f", ())
@@ -561,6 +561,7 @@ class TestToppingUp:
     def spending(self, granted: int = 100, **fields: Any) -> LeaseBook:
         """A book whose lease has paid for nine calls of ten in its first second."""
         book, first = opened(granted=granted, **fields)
+        first.lease.question = GateRequest(call_id="c", kind="call", function="f")
         first.settle(10)
         for _ in range(8):
             hold = book.take(KEY, CALL, 0.9)
@@ -608,12 +609,32 @@ class TestToppingUp:
         [update] = [each for each in book.due(1.1) if each.body.lease_id == "l"]
         assert (update.body.unused_nanousd, update.closes) == (190, True)
 
-    def test_what_comes_for_a_lease_that_is_gone_is_nobodys(self) -> None:
+    def test_what_comes_for_a_lease_that_is_gone_goes_back_at_once(self) -> None:
         book = self.spending()
         [(_, asked)] = book.low(1.0)
         book.close()
-        book.topped_up(asked, lease(190))
+        back = book.topped_up(asked, lease(190))
+        assert back is not None
+        assert back.body == LeaseUpdate("l", unused_nanousd=190, close=True)
         assert book.totals() == Totals()
+
+    def test_until_it_is_answered_nothing_is_asked_again_or_closed(self) -> None:
+        book = self.spending()
+        [(_, asked)] = book.low(1.0)
+        idle_s = 1.0 + IDLE_S
+        assert book.is_asked_ahead(KEY)
+        assert book.low(1.5) == []
+        assert not any(update.closes for update in book.due(idle_s))
+        book.not_topped_up(asked)
+        assert not book.is_asked_ahead(KEY)
+        assert [update.closes for update in book.due(idle_s)] == [True]
+
+    def test_without_an_answer_nothing_more_is_taken(self) -> None:
+        book = self.spending()
+        [(_, asked)] = book.low(1.0)
+        book.unanswered(asked)
+        assert not book.is_asked_ahead(KEY)
+        assert book.take(KEY, CALL, 1.1) is None
 
     def test_what_comes_under_another_policy_covers_nothing(self) -> None:
         book = self.spending()
