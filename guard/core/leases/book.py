@@ -388,7 +388,8 @@ class LeaseBook:
         updates: list[Update] = []
         with self.lock:
             for lease in list(self._leases.values()):
-                idle = now_s - lease.used_s >= IDLE_S and not self._is_topped_up(lease)
+                is_topped_up = lease.is_current and self.is_asked_ahead(lease.lane)
+                idle = now_s - lease.used_s >= IDLE_S and not is_topped_up
                 if lease.unseen or now_s - lease.began_s >= _AGE_MAX_S:
                     self._retire(lease)
                 if idle:
@@ -406,10 +407,6 @@ class LeaseBook:
                     updates.append(Update(lease, LeaseUpdate(lease.lease_id)))
             self._forget_lanes(now_s)
         return updates
-
-    def _is_topped_up(self, lease: Lease) -> bool:
-        lane = self._lanes.get(lease.lane)
-        return lane is not None and lane.asked_ahead and lane.lease is lease
 
     def answered(self, update: Update, state: LeaseState | None, sent_s: float) -> None:
         """Take in the answer to an update; None when the gateway does not know the lease."""

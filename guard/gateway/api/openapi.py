@@ -14,6 +14,7 @@ from guard.gateway.api.admin.app import ADMIN_PATH
 from guard.gateway.api.admin.operations import Operation
 
 _REF: Final = "#/components/schemas/{name}"
+_NO_NUL: Final = r"^[^\x00]*$"
 _JSON: Final = "application/json"
 _PROBLEM: Final = "application/problem+json"
 _NUMBER: Final = {"type": "integer", "minimum": 0, "maximum": 10**15 - 1}
@@ -101,9 +102,6 @@ def document(operations: Sequence[Operation]) -> dict[str, Any]:
             },
         },
     }
-
-
-_NO_NUL = r"^[^\x00]*$"
 
 
 def _sdk_paths(by_kind: dict[str, Any]) -> dict[str, Any]:
