@@ -20,7 +20,6 @@ import os
 import platform
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -28,96 +27,22 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
+from tests.support.llm_vendor import vendor_process
+
 _ROOT = Path(__file__).parents[1]
 MODEL: Final = "bench-model"
 INPUT_NANOUSD: Final = 1_000
 OUTPUT_NANOUSD: Final = 4_000
 PROMPT: Final = "word " * 80
 MAX_TOKENS: Final = 100
-INPUT_TOKENS: Final = 110
+BESIDE: Final = 30
+"""Tokens of the prompt besides its words."""
+INPUT_TOKENS: Final = 80 + BESIDE
 COST: Final = INPUT_TOKENS * INPUT_NANOUSD + MAX_TOKENS * OUTPUT_NANOUSD
 """Of one request, in nano-dollars."""
 LIMIT: Final = 10 * COST + 10 * 40 * INPUT_NANOUSD
 """Ten requests, each with a bound that is 40 tokens above what its prompt has."""
 MESSAGES: Final = [{"role": "user", "content": PROMPT}]
-
-# -- the vendor -------------------------------------------------------------------------------
-
-
-class Vendor(asyncio.Protocol):
-    """Answers OpenAI's and Anthropic's formats after ``delay_s``; counts requests."""
-
-    delay_s = 0.02
-    requests = 0
-
-    def connection_made(self, transport: Any) -> None:
-        self._transport = transport
-        self._waiting = b""
-
-    def data_received(self, data: bytes) -> None:
-        self._waiting += data
-        while b"\r\n\r\n" in self._waiting:
-            head, _, rest = self._waiting.partition(b"\r\n\r\n")
-            length = head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0]
-            size = int(length or 0)
-            if len(rest) < size:
-                return
-            self._waiting = rest[size:]
-            self._answer(head.split(b" ", 2)[1], rest[:size])
-
-    def _answer(self, path: bytes, raw: bytes) -> None:
-        if path == b"/stats":
-            self._write(json.dumps({"requests": Vendor.requests}).encode())
-            return
-        if path.startswith(b"/delay/"):
-            Vendor.delay_s = float(path.rpartition(b"/")[2])
-            self._write(b"{}")
-            return
-        Vendor.requests += 1
-        body = json.loads(raw)
-        if path.endswith(b"/messages"):
-            answer, kind = self._anthropic(), b"application/json"
-        elif body.get("stream"):
-            answer, kind = self._stream(), b"text/event-stream"
-        else:
-            answer, kind = json.dumps(self._openai("chat.completion")).encode(), b"application/json"
-        asyncio.get_running_loop().call_later(Vendor.delay_s, self._write, answer, kind)
-
-    def _openai(self, kind: str) -> dict[str, Any]:
-        message = {"role": "assistant", "content": "ok"}
-        return {"id": f"c-{Vendor.requests}", "object": kind, "created": 1, "model": MODEL,
-                "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
-                "usage": {"prompt_tokens": INPUT_TOKENS, "completion_tokens": MAX_TOKENS,
-                          "total_tokens": INPUT_TOKENS + MAX_TOKENS}}  # fmt: skip
-
-    def _stream(self) -> bytes:
-        chunk = self._openai("chat.completion.chunk")
-        usage = chunk.pop("usage")
-        chunks = [{**chunk, "choices": [{"index": 0, "delta": {"content": "word "}}]}] * MAX_TOKENS
-        last = {**chunk, "choices": [], "usage": usage}
-        events = b"".join(b"data: %b\n\n" % json.dumps(each).encode() for each in [*chunks, last])
-        return events + b"data: [DONE]\n\n"
-
-    def _anthropic(self) -> bytes:
-        body = {"id": f"m-{Vendor.requests}", "type": "message", "role": "assistant",
-                "model": MODEL, "content": [{"type": "text", "text": "ok"}],
-                "stop_reason": "end_turn", "stop_sequence": None,
-                "usage": {"input_tokens": INPUT_TOKENS,
-                          "output_tokens": MAX_TOKENS}}  # fmt: skip
-        return json.dumps(body).encode()
-
-    def _write(self, body: bytes, kind: bytes = b"application/json") -> None:
-        self._transport.write(
-            b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n%b"
-            % (kind, len(body), body)
-        )
-
-
-async def _serve_vendor() -> None:
-    server = await asyncio.get_running_loop().create_server(Vendor, "127.0.0.1", 0, backlog=1024)
-    print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
-    threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
-    await server.serve_forever()
 
 
 def _serve_gateway() -> None:
@@ -283,11 +208,15 @@ PROGRAMS: Final = [
 
 
 class Bench:
-    """A gateway, a vendor, and programs run against them."""
+    """A gateway, a vendor, and programs run against them.
 
-    def __init__(self) -> None:
-        (self.vendor,) = self._start("--vendor")
-        self.gateway, self.key, self.admin_key = self._start("--gateway")
+    Args:
+        vendor: the vendor's address.
+    """
+
+    def __init__(self, vendor: str) -> None:
+        self.vendor = vendor
+        self.gateway, self.key, self.admin_key = self._start_gateway()
         from guard.gateway.cli.admin_client import AdminClient
 
         self.admin = AdminClient(self.gateway, self.admin_key)
@@ -296,19 +225,24 @@ class Bench:
         )
         self.number = 0
 
-    def _start(self, what: str) -> list[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.hard_stop", what],
+    def _start_gateway(self) -> list[str]:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.hard_stop", "--gateway"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=_ROOT,
         )  # fmt: skip
-        self.processes = [*getattr(self, "processes", []), process]
-        assert process.stdout is not None
-        return process.stdout.readline().split()
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().split()
 
     def vendor_says(self, path: str) -> Any:
         import httpx
 
         return httpx.get(f"{self.vendor}{path}").json()
+
+    def _billed(self, before: tuple[int, int] = (0, 0)) -> tuple[int, int]:
+        """How many requests the vendor has answered, and what it bills for them, since."""
+        stats = self.vendor_says("/stats")
+        bill = stats["input_tokens"] * INPUT_NANOUSD + stats["output_tokens"] * OUTPUT_NANOUSD
+        return stats["answered"] - before[0], bill - before[1]
 
     def run(self, program: str, count: int, gated: bool) -> dict[str, Any]:
         self.number += 1
@@ -317,16 +251,16 @@ class Bench:
         if program == "a forbidden model":
             self._forbid(workflow)
         self.vendor_says("/delay/0.001" if "1 ms" in program else "/delay/0.02")
-        before = self.vendor_says("/stats")["requests"]
+        before = self._billed()
         outcomes = self._processes(
             sys.executable, program, count, 4 if program.startswith("4") else 1,
             GUARD_API_URL=self.gateway, GUARD_API_KEY=self.key, BENCH_WORKFLOW=workflow,
             GUARD_GATE_REQUESTS="1" if gated else "0",
         )  # fmt: skip
-        ran = self.vendor_says("/stats")["requests"] - before
+        ran, spent = self._billed(before)
         ledger = [row for row in self.admin.ledger() if row["scope_id"] == workflow]
         booked = ledger[0] if ledger else {}
-        return {"ran": ran, "spent_nanousd": ran * COST, "outcomes": outcomes, "ledger": booked}
+        return {"ran": ran, "spent_nanousd": spent, "outcomes": outcomes, "ledger": booked}
 
     def _forbid(self, workflow: str) -> None:
         self.admin.set_policy(
@@ -334,10 +268,10 @@ class Bench:
         )
 
     def peer(self, python: str, count: int) -> dict[str, Any]:
-        before = self.vendor_says("/stats")["requests"]
+        before = self._billed()
         outcomes = self._processes(python, "litellm", count, 1)
-        ran = self.vendor_says("/stats")["requests"] - before
-        return {"ran": ran, "spent_nanousd": ran * COST, "outcomes": outcomes}
+        ran, spent = self._billed(before)
+        return {"ran": ran, "spent_nanousd": spent, "outcomes": outcomes}
 
     def _processes(
         self, python: str, program: str, count: int, processes: int, **environ: str
@@ -360,9 +294,8 @@ class Bench:
 
     def stop(self) -> None:
         self.admin.close()
-        for process in self.processes:
-            process.kill()
-            process.communicate()
+        self._process.kill()
+        self._process.communicate()
 
 
 def main() -> None:
@@ -374,23 +307,20 @@ def main() -> None:
     parser.add_argument("--results", type=Path, help="folder for a JSON file of the results")
     for hidden in ("--work", "--url"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
-    for hidden in ("--vendor", "--gateway"):
-        parser.add_argument(hidden, action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--gateway", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.vendor:
-        asyncio.run(_serve_vendor())
-    elif given.gateway:
+    if given.gateway:
         _serve_gateway()
     elif given.work == "litellm":
         _litellm(given.url, given.requests)
     elif given.work:
         _guarded(given.work, given.url, given.requests)
     else:
-        _compare(given)
+        with vendor_process(beside=BESIDE, unlimited=MAX_TOKENS) as vendor:
+            _compare(given, Bench(vendor))
 
 
-def _compare(given: argparse.Namespace) -> None:
-    bench = Bench()
+def _compare(given: argparse.Namespace, bench: Bench) -> None:
     found: dict[str, Any] = {}
     print(f"Python {platform.python_version()}, {os.cpu_count()} CPUs; limit {LIMIT / 1e9:.6f} USD,"
           f" {given.requests} requests of {COST / 1e9:.6f} USD each")  # fmt: skip

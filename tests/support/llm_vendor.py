@@ -1,7 +1,8 @@
 """A stand-in of an LLM vendor, in a process of its own, that counts what it answers.
 
-It speaks OpenAI's chat completions, whole and streamed, and uses all of ``max_tokens``. It answers
-within a few milliseconds. ``GET /stats`` says how many requests it has answered.
+It speaks OpenAI's chat completions, whole and streamed, and Anthropic's messages, and uses all of
+``max_tokens``. ``GET /stats`` says how many requests it has answered and what they used;
+``GET /delay/SECONDS`` sets how long it takes for an answer, at first a few milliseconds.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from pathlib import Path
 from typing import Any
 
 _ROOT = Path(__file__).parents[2]
-_DELAY_S = 0.003
 
 
 class _Connection(asyncio.Protocol):
-    answered = 0
+    delay_s = 0.003
+    beside = 4
+    unlimited = 50
+    answered = input_tokens = output_tokens = 0
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
@@ -37,33 +40,33 @@ class _Connection(asyncio.Protocol):
             if len(rest) < size:
                 return
             self._waiting = rest[size:]
-            if head.startswith(b"GET /stats"):
-                self._write(json.dumps({"answered": _Connection.answered}).encode())
+            path = head.split(b" ", 2)[1]
+            if path == b"/stats":
+                self._write(json.dumps(_stats()).encode())
+            elif path.startswith(b"/delay/"):
+                _Connection.delay_s = float(path.rpartition(b"/")[2])
+                self._write(b"{}")
             else:
-                asyncio.get_running_loop().call_later(_DELAY_S, self._answer, rest[:size])
+                loop = asyncio.get_running_loop()
+                loop.call_later(_Connection.delay_s, self._answer, path, json.loads(rest[:size]))
 
-    def _answer(self, raw: bytes) -> None:
-        _Connection.answered += 1
-        body = json.loads(raw)
-        tokens = body.get("max_tokens", 50)
+    def _answer(self, path: bytes, body: dict[str, Any]) -> None:
+        output = body.get("max_tokens", _Connection.unlimited)
         words = sum(len(message["content"].split()) for message in body["messages"])
-        answer: dict[str, Any] = {
-            "id": f"chatcmpl-{_Connection.answered}", "object": "chat.completion", "created": 1,
-            "model": body["model"],
-            "usage": {"prompt_tokens": words + 4, "completion_tokens": tokens,
-                      "total_tokens": words + 4 + tokens},
-        }  # fmt: skip
-        if not body.get("stream"):
+        used = words + _Connection.beside
+        _Connection.answered += 1
+        _Connection.input_tokens += used
+        _Connection.output_tokens += output
+        if path.endswith(b"/messages"):
+            self._write(_anthropic(body["model"], used, output))
+        elif body.get("stream"):
+            answer = _openai(body["model"], used, output)
+            self._write(_streamed(answer), b"text/event-stream")
+        else:
+            answer = _openai(body["model"], used, output)
             message = {"role": "assistant", "content": "ok"}
             answer["choices"] = [{"index": 0, "message": message, "finish_reason": "stop"}]
             self._write(json.dumps(answer).encode())
-            return
-        usage = answer.pop("usage")
-        delta = {"index": 0, "delta": {"content": "word "}, "finish_reason": None}
-        chunks = [{**answer, "choices": [delta]}] * tokens
-        chunks.append({**answer, "choices": [], "usage": usage})
-        events = b"".join(b"data: %b\n\n" % json.dumps(chunk).encode() for chunk in chunks)
-        self._write(events + b"data: [DONE]\n\n", b"text/event-stream")
 
     def _write(self, body: bytes, kind: bytes = b"application/json") -> None:
         self._transport.write(
@@ -72,11 +75,50 @@ class _Connection(asyncio.Protocol):
         )
 
 
+def _stats() -> dict[str, int]:
+    seen = _Connection
+    return {"answered": seen.answered, "input_tokens": seen.input_tokens,
+            "output_tokens": seen.output_tokens}  # fmt: skip
+
+
+def _openai(model: str, used: int, output: int) -> dict[str, Any]:
+    return {
+        "id": f"chatcmpl-{_Connection.answered}", "object": "chat.completion", "created": 1,
+        "model": model,
+        "usage": {"prompt_tokens": used, "completion_tokens": output,
+                  "total_tokens": used + output},
+    }  # fmt: skip
+
+
+def _streamed(answer: dict[str, Any]) -> bytes:
+    usage = answer.pop("usage")
+    delta = {"index": 0, "delta": {"content": "word "}, "finish_reason": None}
+    chunks = [{**answer, "choices": [delta]}] * usage["completion_tokens"]
+    chunks.append({**answer, "choices": [], "usage": usage})
+    events = b"".join(b"data: %b\n\n" % json.dumps(chunk).encode() for chunk in chunks)
+    return events + b"data: [DONE]\n\n"
+
+
+def _anthropic(model: str, used: int, output: int) -> bytes:
+    answer = {
+        "id": f"msg-{_Connection.answered}", "type": "message", "role": "assistant",
+        "model": model, "content": [{"type": "text", "text": "ok"}],
+        "stop_reason": "end_turn", "stop_sequence": None,
+        "usage": {"input_tokens": used, "output_tokens": output},
+    }  # fmt: skip
+    return json.dumps(answer).encode()
+
+
 @contextlib.contextmanager
-def vendor_process() -> Iterator[str]:
-    """Run the vendor until the block ends; gives its address."""
+def vendor_process(*, beside: int = 4, unlimited: int = 50) -> Iterator[str]:
+    """Run the vendor until the block ends; gives its address.
+
+    Args:
+        beside: tokens of a prompt besides its words.
+        unlimited: output tokens of a request without ``max_tokens``.
+    """
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.llm_vendor"],
+        [sys.executable, "-m", "tests.support.llm_vendor", str(beside), str(unlimited)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=_ROOT,
     )  # fmt: skip
     try:
@@ -87,6 +129,7 @@ def vendor_process() -> Iterator[str]:
 
 
 async def _main() -> None:
+    _Connection.beside, _Connection.unlimited = map(int, sys.argv[1:])
     loop = asyncio.get_running_loop()
     server = await loop.create_server(_Connection, "127.0.0.1", 0, backlog=1024)
     print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
