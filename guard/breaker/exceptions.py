@@ -404,3 +404,13 @@ class InsecureTransportError(BreakerTransportError):
         "network, name the host in GUARD_ALLOW_PLAINTEXT_HOSTS."
     )
     retryable = False
+
+
+def was_shut_down() -> GuardTransportError:
+    """Return the error for a call that is interrupted by the end of the runtime."""
+    return GuardTransportError(
+        "guard was shut down; call guard.init() again",
+        source="BREAKER_OPEN",
+        error_code="GD-B006",
+        retryable=False,
+    )

@@ -12,7 +12,12 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from guard.breaker.exceptions import BreakerTransportError, GuardError, GuardTransportError
+from guard.breaker.exceptions import (
+    BreakerTransportError,
+    GuardError,
+    GuardTransportError,
+    was_shut_down,
+)
 from guard.core.buffer import EventBuffer, Record
 from guard.core.ids import IdFactory
 from guard.core.leases import LeaseBook
@@ -164,6 +169,8 @@ class EventPipeline:
         try:
             await session.probe()
         except GuardTransportError as exc:
+            if exc.error_code == "GD-B006":  # shut down meanwhile
+                raise
             logger.warning("the gateway cannot be used yet: %s", exc)
         else:
             await session.caught_up()
@@ -349,13 +356,3 @@ def _seen(attempt: asyncio.Task[Session]) -> None:
     """Retrieve an attempt's exception, even when nobody waits for it any more."""
     if not attempt.cancelled():
         attempt.exception()
-
-
-def was_shut_down() -> GuardTransportError:
-    """Return the error for a call that is interrupted by the end of the runtime."""
-    return GuardTransportError(
-        "guard was shut down; call guard.init() again",
-        source="BREAKER_OPEN",
-        error_code="GD-B006",
-        retryable=False,
-    )

@@ -19,6 +19,7 @@ from guard.breaker.exceptions import (
     GuardError,
     GuardToolBlockedError,
     GuardTransportError,
+    was_shut_down,
 )
 from guard.control.bodies import TaskBody
 from guard.control.enforcement import Enforcement
@@ -35,7 +36,7 @@ from guard.loop import (
     Ticket,
 )
 from guard.runtime import decision_log
-from guard.runtime.event_pipeline import EventPipeline, was_shut_down
+from guard.runtime.event_pipeline import EventPipeline
 from guard.runtime.lanes import Lanes
 from guard.runtime.questions import Asking, Grant, Question, Questions, granted
 from guard.scope.scope import Scope

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import attrs
 
 from guard import hooks
-from guard.breaker.exceptions import GuardConfigError, GuardError, docs_at
+from guard.breaker.exceptions import GuardConfigError, GuardError, docs_at, was_shut_down
 from guard.control.enforcement import Enforcement
 from guard.control.last_decision import Decisions
 from guard.control.warnings import WarningLog
@@ -27,7 +27,7 @@ from guard.hooks import ErrorContext
 from guard.instrumentation import Instrumentation
 from guard.loop import BackgroundLoop
 from guard.runtime import active, debug_log, local
-from guard.runtime.event_pipeline import EventPipeline, was_shut_down
+from guard.runtime.event_pipeline import EventPipeline
 from guard.runtime.exit_hooks import ExitHooks
 from guard.runtime.gate import Gate
 from guard.runtime.llm_requests import LlmRequests

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import attrs
 
-from guard.breaker.exceptions import GuardTransportError
+from guard.breaker.exceptions import GuardTransportError, was_shut_down
 from guard.core import wire
 from guard.scope.scope import OWN_TRAFFIC
 from guard.settings import Settings, is_loopback, require_secure
@@ -120,7 +120,7 @@ class GatewayHttp:
         A signed request that is refused because of its time is sent again by the gateway's clock.
 
         Raises:
-            GuardTransportError: no reply, or one above the size cap.
+            GuardTransportError: no reply, or one above the size cap, or closed.
         """
         reply = await self._send(request)
         if self.signer.resynchronised(reply):
@@ -128,6 +128,8 @@ class GatewayHttp:
         return reply
 
     async def _send(self, request: Request) -> Reply:
+        if self._client.is_closed:
+            raise was_shut_down()
         endpoint = request.endpoint
         outgoing = self._client.build_request(
             request.method,
@@ -146,6 +148,8 @@ class GatewayHttp:
                 body = await _read(response, endpoint)
         except (httpx.HTTPError, httpx.StreamError, ssl.SSLError, OSError) as exc:
             # `from None`: the cause holds the request, which holds the key.
+            if self._client.is_closed:
+                raise was_shut_down() from None
             text = f"{endpoint}: {_why(exc)}"
             if isinstance(exc, httpx.ConnectError | httpx.ConnectTimeout):
                 text = unreachable(self._address, _why(exc))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import email.utils
 import gzip
 from collections.abc import AsyncIterator, Iterator
@@ -260,3 +261,28 @@ async def test_a_key_is_in_no_error_and_its_causes(
     while error is not None:
         assert "k" * 24 not in repr(error) + str(vars(error))
         error = error.__cause__
+
+
+class TestAfterTheEnd:
+    async def test_a_request_says_that_guard_was_shut_down(self, client: GatewayClient) -> None:
+        await client.close()
+        assert (await refused(client)).error_code == "GD-B006"
+
+    async def test_a_request_that_is_interrupted_is_not_sent_again(self) -> None:
+        arrived: list[bytes] = []
+
+        async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            arrived.append(await reader.readuntil(b"\r\n\r\n"))
+            await reader.read()  # until the client closes
+            writer.close()
+
+        server = await asyncio.start_server(hang, "127.0.0.1", 0)
+        async with server:
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            made = GatewayClient(Settings.load({}, api_key="k" * 24, api_url=url), _heard)
+            asking = asyncio.create_task(refused(made))
+            while not arrived:
+                await asyncio.sleep(0.01)
+            await made.close()
+            assert (await asking).error_code == "GD-B006"
+        assert len(arrived) == 1
