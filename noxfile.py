@@ -178,16 +178,15 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def evaluate(session: nox.Session) -> None:
-    """Evaluate the spam engine beside others, and write its model card: takes hours.
+    """Evaluate the spam engine beside others, and write its model card: takes about an hour.
 
-    That is about 90 fits of the engine, half a minute to a minute each on an idle core, and those
-    of the others: an estimated two to three hours, less on several cores. The data directory comes
-    from SPAMDETECT_DATA or from the first argument after ``--``. Without further arguments
-    everything is measured, our fits on all cores, and docs/spamdetect/model-card.md is written;
-    otherwise they go to the report and say what is
-    (``--seed N``, ``--quick``, ``--ablation``, ``--jobs N``, ``--fits FOLDER``, ``--card FILE``,
-    ``--no-baselines``, ``--join FILE``). What the others score is kept in a file for each
-    environment.
+    That is about 90 fits of the engine, half a minute to a minute each on a core, and those of the
+    others: 68 minutes on two cores that also ran tests. The data directory comes from
+    SPAMDETECT_DATA or from the first argument after ``--``. Without further arguments everything is
+    measured, our fits on all cores, and docs/spamdetect/model-card.md is written; otherwise they go
+    to the report and say what is (``--seed N``, ``--quick``, ``--ablation``, ``--jobs N``,
+    ``--fits FOLDER``, ``--card FILE``, ``--no-baselines``, ``--join FILE``). What the others score
+    is kept in a file for each environment.
     """
     given = list(session.posargs)
     data = given.pop(0) if given and not given[0].startswith("-") else None
