@@ -16,6 +16,9 @@ from guard.breaker.portable import _Portable
 
 TransportSource = Literal["NETWORK_ERROR", "GATEWAY_ERROR", "BREAKER_OPEN", "AUTH_ERROR"]
 
+SHUT_DOWN: Final = "GD-B006"
+"""Code of a call or a request that came after the end of the runtime."""
+
 DOCS_PATH: Final = "/docs/errors"
 """Path at which every gateway serves the pages of the error codes."""
 
@@ -143,7 +146,7 @@ class GuardTransportError(GuardError):
         if error_code is None and source == "BREAKER_OPEN" and type(self) is GuardTransportError:
             error_code = "GD-B005"
         super().__init__(text, error_code=error_code, retryable=retryable)
-        if error_code == "GD-B006":
+        if error_code == SHUT_DOWN:
             self.user_action = "Call guard.init() again, or make no protected call after shutdown."
         self.source: TransportSource = source
         self.endpoint = endpoint
@@ -411,6 +414,6 @@ def was_shut_down() -> GuardTransportError:
     return GuardTransportError(
         "guard was shut down; call guard.init() again",
         source="BREAKER_OPEN",
-        error_code="GD-B006",
+        error_code=SHUT_DOWN,
         retryable=False,
     )

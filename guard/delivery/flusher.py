@@ -16,6 +16,7 @@ from typing import Final, cast
 import msgspec
 
 from guard.breaker.exceptions import (
+    SHUT_DOWN,
     BreakerTransportError,
     GuardConsumeOverbudgetError,
     GuardError,
@@ -409,8 +410,8 @@ class Flusher:
             )  # fmt: skip
 
     def _trouble(self, exc: BaseException) -> None:
-        if self._in_trouble:
-            return
+        if self._in_trouble or getattr(exc, "error_code", None) == SHUT_DOWN:
+            return  # `shutdown` counts what is lost, and tells
         self._in_trouble = True
         where = self._spooler.where
         if isinstance(exc, GuardError):

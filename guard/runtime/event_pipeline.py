@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from guard.breaker.exceptions import (
+    SHUT_DOWN,
     BreakerTransportError,
     GuardError,
     GuardTransportError,
@@ -169,7 +170,7 @@ class EventPipeline:
         try:
             await session.probe()
         except GuardTransportError as exc:
-            if exc.error_code == "GD-B006":  # shut down meanwhile
+            if exc.error_code == SHUT_DOWN:
                 raise
             logger.warning("the gateway cannot be used yet: %s", exc)
         else:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from guard.breaker.exceptions import (
+    SHUT_DOWN,
     GuardBlockedException,
     GuardBudgetError,
     GuardConfigError,
@@ -203,7 +204,7 @@ class LlmRequests:
         if (
             isinstance(error, GuardTransportError)
             and not isinstance(error, RateLimitError)  # a cap is a decision of the gateway
-            and error.error_code != "GD-B006"  # shut down
+            and error.error_code != SHUT_DOWN
             and self._settings.fallback_mode == "open"
             and (scope.options is None or scope.options.ceiling is None)  # it could not be kept
         ):

@@ -71,6 +71,30 @@ class TestAgainstAGatewayThatHangs:
         # The call's own closing events came after the end: counted, like everything else.
         assert status.events_sent + status.events_lost >= 1
 
+    def test_while_another_thread_flushes(
+        self, against: Against, scripted: Scripted, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        scripted.answer = lambda path, body: HANG if path == EVENTS else None
+        runtime = against(timeout_ms=FOR_EVER_MS)
+        track(10)
+        failed: list[BreakerTransportError] = []
+
+        def flush() -> None:
+            try:
+                runtime.flush()
+            except BreakerTransportError as exc:
+                failed.append(exc)
+
+        thread = threading.Thread(target=flush)
+        thread.start()
+        until(lambda: scripted.count() == 1)
+        with contextlib.suppress(BreakerTransportError):
+            runtime.shutdown(timeout=1.0)
+        thread.join(10)
+        assert len(failed) == 1
+        assert runtime.status().events_lost == 10
+        assert "they wait" not in caplog.text  # they do not: nothing sends them any more
+
     def test_while_init_is_probing(self, scripted: Scripted) -> None:
         scripted.answer = lambda path, body: HANG
         failed: list[BaseException] = []
