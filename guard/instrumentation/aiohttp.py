@@ -17,7 +17,7 @@ import msgspec
 
 from guard.instrumentation import patching
 from guard.instrumentation.interruptible import llm_request_async, other_request_async
-from guard.instrumentation.observed_call import ObservedCall, is_signed
+from guard.instrumentation.observed_call import ObservedCall, call_being_sent, is_signed
 from guard.instrumentation.realtime import SESSION_ATTRIBUTE
 from guard.instrumentation.tool_watch import ToolWatch, check_answer_async
 
@@ -34,6 +34,7 @@ def patch(module: ModuleType) -> None:
     """Hook the session of ``aiohttp``."""
     reader = _observed_reader(module.StreamReader)
     patching.replace(module.ClientSession, "_request", lambda request: _request(request, reader))
+    patching.replace(module.BaseConnector, "connect", _connect)
     patching.replace(module.ClientSession, "_ws_connect", _ws_connect)
     response = module.ClientWebSocketResponse
     patching.replace(response, "receive", _receive)
@@ -56,6 +57,28 @@ def _request(original: Any, reader: Any) -> Any:
         return response
 
     return request
+
+
+def _connect(original: Any) -> Any:
+    @functools.wraps(original)
+    async def connect(self: Any, *args: Any, **options: Any) -> Any:
+        call = call_being_sent()
+        if call is None or call.unsent is not None:  # a redirect: the first request has left
+            return await original(self, *args, **options)
+        call.unsent = _yes
+        connection = await original(self, *args, **options)
+        call.unsent = _no
+        return connection
+
+    return connect
+
+
+def _yes() -> bool:
+    return True
+
+
+def _no() -> bool:
+    return False
 
 
 def _ws_connect(original: Any) -> Any:

@@ -39,15 +39,72 @@ from guard.scope.scope import OWN_TRAFFIC
 def patch(module: ModuleType) -> None:
     """Hook both clients of ``httpx`` or ``httpx2``."""
     sync_tee, async_tee = _tees(module)
-    stream = module.ByteStream
-    patching.replace(module.Client, "send", lambda send: _sync_send(send, sync_tee, stream))
-    patching.replace(module.AsyncClient, "send", lambda send: _async_send(send, async_tee, stream))
+    outgoing = Outgoing(module)
+    patching.replace(module.Client, "send", lambda send: _sync_send(send, sync_tee, outgoing))
+    patching.replace(
+        module.AsyncClient, "send", lambda send: _async_send(send, async_tee, outgoing)
+    )
 
 
-def _sync_send(original: Any, tee: Any, byte_stream: Any) -> Any:
+class Outgoing:
+    """The bodies of requests: other ones for a module's requests, and whether one has left.
+
+    Args:
+        module: ``httpx`` or ``httpx2``.
+    """
+
+    def __init__(self, module: ModuleType) -> None:
+        self._body: Any = _body_class(module)
+        self._bytes = module.ByteStream, self._body
+        self._transports = module.HTTPTransport, module.AsyncHTTPTransport
+
+    def replace(self, request: Any, body: bytes) -> bool:
+        """Give a request another body; tells whether that was possible."""
+        if is_signed(request.headers):
+            return False
+        request._content = body
+        request.stream = self._body(body)
+        request.headers["content-length"] = str(len(body))
+        return True
+
+    def watch(self, call: ObservedCall, client: Any, request: Any) -> None:
+        """Let a call tell whether its request has left, where httpx sends it itself."""
+        if type(request.stream) not in self._bytes:
+            return
+        request.stream = body = self._body(_body(request))
+
+        def unsent() -> bool:
+            if body.was_read:
+                return False
+            find = getattr(client, "_transport_for_url", None)  # others may not read the stream
+            return find is not None and isinstance(find(request.url), self._transports)
+
+        call.unsent = unsent
+
+
+def _body_class(module: ModuleType) -> type[Any]:
+    base: Any = module.ByteStream
+
+    class Body(base):  # type: ignore[misc]  # the base is known at run time only
+        """A body that knows whether it was read, which it is once there is a connection."""
+
+        was_read = False
+
+        def __iter__(self) -> Iterator[bytes]:
+            self.was_read = True
+            return iter(super().__iter__())
+
+        def __aiter__(self) -> AsyncIterator[bytes]:
+            self.was_read = True
+            return aiter(super().__aiter__())
+
+    return Body
+
+
+def _sync_send(original: Any, tee: Any, outgoing: Outgoing) -> Any:
     @functools.wraps(original)
     def send(self: Any, request: Any, **options: Any) -> Any:
-        call = _begin(request, byte_stream)
+        call = _begin(self, request, outgoing)
         if call is None:
             return other_request(original, self, request, **options)
         if call.uncovered:
@@ -61,10 +118,10 @@ def _sync_send(original: Any, tee: Any, byte_stream: Any) -> Any:
     return send
 
 
-def _async_send(original: Any, tee: Any, byte_stream: Any) -> Any:
+def _async_send(original: Any, tee: Any, outgoing: Outgoing) -> Any:
     @functools.wraps(original)
     async def send(self: Any, request: Any, **options: Any) -> Any:
-        call = _begin(request, byte_stream)
+        call = _begin(self, request, outgoing)
         if call is None:
             return await other_request_async(original, self, request, **options)
         if call.uncovered:
@@ -78,7 +135,7 @@ def _async_send(original: Any, tee: Any, byte_stream: Any) -> Any:
     return send
 
 
-def _begin(request: Any, byte_stream: Any) -> ObservedCall | None:
+def _begin(client: Any, request: Any, outgoing: Outgoing) -> ObservedCall | None:
     observer = patching.active()
     if observer is None or request.extensions.get(OWN_TRAFFIC):
         return None
@@ -88,31 +145,26 @@ def _begin(request: Any, byte_stream: Any) -> ObservedCall | None:
         url.host,
         url.path,
         lambda: _body(request),
-        (lambda body: _replace(request, body, byte_stream)) if observer.limits_output else None,
+        (lambda body: outgoing.replace(request, body)) if observer.limits_output else None,
     )
-    if call is not None and call.endpoint.injectable:
-        _ask_for_usage(observer, call, request, byte_stream)
+    if call is not None:
+        if call.endpoint.injectable:
+            _ask_for_usage(observer, call, request, outgoing)
+        outgoing.watch(call, client, request)
     return call
 
 
-def _ask_for_usage(observer: Observer, call: ObservedCall, request: Any, byte_stream: Any) -> None:
+def _ask_for_usage(
+    observer: Observer, call: ObservedCall, request: Any, outgoing: Outgoing
+) -> None:
     if not observer.inject_stream_usage:
         return
     body = asking_for_usage(_body(request))
     if body is not None:
-        _replace(request, body, byte_stream)
+        outgoing.replace(request, body)
         # The added chunk must be removed again, so the stream must not be compressed.
         request.headers["accept-encoding"] = "identity"
         call.filter = UsageChunkFilter()
-
-
-def _replace(request: Any, body: bytes, byte_stream: Any) -> bool:
-    if is_signed(request.headers):
-        return False
-    request._content = body
-    request.stream = byte_stream(body)
-    request.headers["content-length"] = str(len(body))
-    return True
 
 
 def _body(request: Any) -> bytes:

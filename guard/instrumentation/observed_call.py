@@ -80,6 +80,7 @@ class ObservedCall:
         recording: the recorded part of the stream that is being read.
         filter: removes the usage chunk from a stream whose caller did not ask for it.
         sent: whether the request was handed to the client.
+        unsent: tells whether nothing of it has left this process; None where that is not known.
         cover: the money set aside for it; None where requests are not gated.
         uncovered: whether the gateway must be asked first, by :meth:`ask` or :meth:`ask_async`.
         watch: counts a stream that may outgrow its cover.
@@ -89,7 +90,7 @@ class ObservedCall:
     __slots__ = (
         "_body", "_complete", "_content", "_done", "_header", "_path", "_reports", "cover",
         "endpoint", "filter", "host", "recording", "scope", "sent", "started_s", "tool_watch",
-        "uncovered", "watch",
+        "uncovered", "unsent", "watch",
     )  # fmt: skip
 
     def __init__(
@@ -108,6 +109,7 @@ class ObservedCall:
         self.started_s = time.monotonic()
         self.filter: UsageChunkFilter | None = None
         self.sent = False
+        self.unsent: Callable[[], bool] | None = None
         self.cover: Cover | None = None
         self.uncovered = False
         self.watch: StreamWatch | None = None
@@ -164,7 +166,8 @@ class ObservedCall:
         if self._done:
             return
         self._done = True
-        if self.sent and _ends_a_wait(exc):
+        has_left = self.sent and (self.unsent is None or not self.unsent())
+        if has_left and _ends_a_wait(exc):
             self._reports.ended(self)
         else:
             self._forget()
@@ -383,8 +386,11 @@ class Sending:
     ) -> None:
         call, self._call = self._call, None
         nested_call.reset(self._token)
-        if exc is not None and call is not None:
+        if call is None:
+            return
+        if exc is not None:
             call.unanswered(exc)
+        call.unsent = None
 
     @property
     def call(self) -> ObservedCall | None:

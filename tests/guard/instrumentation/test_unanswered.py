@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
-from collections.abc import Callable
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import aiohttp
 import httpx
+import httpx2
 import pytest
 import requests
 
@@ -16,6 +20,7 @@ import guard
 from guard.runtime.runtime import GuardRuntime
 from tests.guard.delivery.conftest import Answer, Scripted, Spawn, against, scripted, spawn  # noqa: F401
 from tests.guard.instrumentation.conftest import Observed
+from tests.guard.instrumentation.fake_gate import FakeGate
 from tests.guard.instrumentation.standin.server import StandIn
 from tests.support.waiting import until
 
@@ -29,6 +34,20 @@ def mute(scripted: Scripted) -> str:  # noqa: F811
     """A vendor that takes a request and never answers."""
     scripted.answer = lambda path, body: Answer(hang=True)
     return scripted.url + CHAT
+
+
+@pytest.fixture
+def crowded() -> Iterator[str]:
+    """A vendor to which no connection can be made: its backlog is full."""
+    with contextlib.ExitStack() as opened:
+        server = opened.enter_context(socket.socket())
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)
+        for _ in range(4):
+            waiting = opened.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(server.getsockname())
+        yield f"http://127.0.0.1:{server.getsockname()[1]}{CHAT}"
 
 
 def read_timeout(url: str, scripted: Scripted) -> None:  # noqa: F811
@@ -63,6 +82,31 @@ def cancelled(url: str, scripted: Scripted) -> None:  # noqa: F811
     asyncio.run(main())
 
 
+Post = Callable[[str], Awaitable[Any]]
+OneConnection = Callable[[], AbstractAsyncContextManager[Post]]
+
+
+@contextlib.asynccontextmanager
+async def through_httpx() -> AsyncIterator[Post]:
+    limits = httpx.Limits(max_connections=1)
+    async with httpx.AsyncClient(limits=limits, timeout=WAIT_S, follow_redirects=True) as client:
+        yield lambda url: client.post(url, json=ASK)
+
+
+@contextlib.asynccontextmanager
+async def through_httpx2() -> AsyncIterator[Post]:
+    limits = httpx2.Limits(max_connections=1)
+    async with httpx2.AsyncClient(limits=limits, timeout=WAIT_S, follow_redirects=True) as client:
+        yield lambda url: client.post(url, json=ASK)
+
+
+@contextlib.asynccontextmanager
+async def through_aiohttp() -> AsyncIterator[Post]:
+    connector = aiohttp.TCPConnector(limit=1)
+    async with aiohttp.ClientSession(connector=connector) as session:
+        yield lambda url: session.post(url, json=ASK)
+
+
 class TestUnanswered:
     @pytest.mark.parametrize(
         "gives_up", [read_timeout, read_timeout_of_requests, total_timeout_of_aiohttp, cancelled]
@@ -86,6 +130,87 @@ class TestUnanswered:
         with pytest.raises(requests.ConnectionError):
             requests.post("http://127.0.0.1:1" + CHAT, json=ASK, timeout=WAIT_S)
         assert observed.events == []
+
+    @pytest.mark.parametrize("client", [through_httpx, through_httpx2, through_aiohttp])
+    def test_what_waits_for_a_connection_costs_nothing_when_it_is_cancelled(
+        self,
+        gate: FakeGate,
+        gated: Observed,
+        mute: str,
+        scripted: Scripted,  # noqa: F811
+        client: OneConnection,
+    ) -> None:
+        async def main() -> None:
+            async with client() as post:
+                first = asyncio.create_task(post(mute))
+                while not scripted.requests:
+                    await asyncio.sleep(0.01)
+                second = asyncio.create_task(post(mute))
+                while len(gate.holds) < 2:
+                    await asyncio.sleep(0.01)
+                await asyncio.sleep(0.05)
+                for task in (second, first):
+                    task.cancel()
+                    await asyncio.gather(task, return_exceptions=True)
+
+        asyncio.run(main())
+        assert len(gated.events) == 1
+        assert [hold.ends for hold in gate.holds] == [["kept"], ["back"]]
+        assert len(scripted.requests) == 1
+
+    @pytest.mark.parametrize("client", [through_httpx, through_httpx2, through_aiohttp])
+    def test_nor_what_is_connecting(
+        self, gate: FakeGate, gated: Observed, crowded: str, client: OneConnection
+    ) -> None:
+        async def main() -> None:
+            async with client() as post:
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(post(crowded), 0.3)
+
+        asyncio.run(main())
+        assert gated.events == []
+        assert [hold.ends for hold in gate.holds] == [["back"]]
+
+    @pytest.mark.parametrize("client", [through_httpx, through_httpx2, through_aiohttp])
+    def test_what_was_redirected_was_sent_before(
+        self,
+        gate: FakeGate,
+        gated: Observed,
+        mute: str,
+        scripted: Scripted,  # noqa: F811
+        crowded: str,
+        client: OneConnection,
+    ) -> None:
+        scripted.answer = lambda path, body: Answer(307, headers={"Location": crowded})
+
+        async def main() -> None:
+            async with client() as post:
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(post(mute), 0.5)
+
+        asyncio.run(main())
+        assert len(gated.events) == 1
+        assert [hold.ends for hold in gate.holds] == [["kept"]]
+
+    def test_another_transport_may_have_sent_it_in_its_own_way(
+        self, gate: FakeGate, gated: Observed
+    ) -> None:
+        taken: list[bytes] = []
+
+        class Transport(httpx.AsyncBaseTransport):
+            async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+                taken.append(request.content)
+                await asyncio.sleep(WAIT_S)
+                raise AssertionError
+
+        async def main() -> None:
+            async with httpx.AsyncClient(transport=Transport()) as client:
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(client.post("http://llm" + CHAT, json=ASK), 0.3)
+
+        asyncio.run(main())
+        assert len(taken) == len(gated.events) == 1
+        assert [hold.ends for hold in gate.holds] == [["kept"]]
 
     def test_a_stream_that_is_closed_before_its_first_chunk(
         self, standin: StandIn, observed: Observed
