@@ -71,15 +71,11 @@ class Outgoing:
         """Let a call tell whether its request has left, where httpx sends it itself."""
         if type(request.stream) not in self._bytes:
             return
+        find = getattr(client, "_transport_for_url", None)
+        if find is None or not isinstance(find(request.url), self._transports):
+            return  # which may send it without reading the stream
         request.stream = body = self._body(_body(request))
-
-        def unsent() -> bool:
-            if body.was_read:
-                return False
-            find = getattr(client, "_transport_for_url", None)  # others may not read the stream
-            return find is not None and isinstance(find(request.url), self._transports)
-
-        call.unsent = unsent
+        call.unsent = lambda: not body.was_read
 
 
 def _body_class(module: ModuleType) -> type[Any]:

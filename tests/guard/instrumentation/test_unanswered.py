@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 import httpx
 import httpx2
+import httpx_aiohttp
 import pytest
 import requests
 
@@ -101,10 +102,22 @@ async def through_httpx2() -> AsyncIterator[Post]:
 
 
 @contextlib.asynccontextmanager
+async def through_httpx_over_aiohttp() -> AsyncIterator[Post]:
+    limits = httpx.Limits(max_connections=1)
+    async with httpx_aiohttp.HttpxAiohttpClient(
+        limits=limits, timeout=WAIT_S, follow_redirects=True
+    ) as client:
+        yield lambda url: client.post(url, json=ASK)
+
+
+@contextlib.asynccontextmanager
 async def through_aiohttp() -> AsyncIterator[Post]:
     connector = aiohttp.TCPConnector(limit=1)
     async with aiohttp.ClientSession(connector=connector) as session:
         yield lambda url: session.post(url, json=ASK)
+
+
+CLIENTS = [through_httpx, through_httpx2, through_httpx_over_aiohttp, through_aiohttp]
 
 
 class TestUnanswered:
@@ -131,7 +144,7 @@ class TestUnanswered:
             requests.post("http://127.0.0.1:1" + CHAT, json=ASK, timeout=WAIT_S)
         assert observed.events == []
 
-    @pytest.mark.parametrize("client", [through_httpx, through_httpx2, through_aiohttp])
+    @pytest.mark.parametrize("client", CLIENTS)
     def test_what_waits_for_a_connection_costs_nothing_when_it_is_cancelled(
         self,
         gate: FakeGate,
@@ -158,7 +171,7 @@ class TestUnanswered:
         assert [hold.ends for hold in gate.holds] == [["kept"], ["back"]]
         assert len(scripted.requests) == 1
 
-    @pytest.mark.parametrize("client", [through_httpx, through_httpx2, through_aiohttp])
+    @pytest.mark.parametrize("client", CLIENTS)
     def test_nor_what_is_connecting(
         self, gate: FakeGate, gated: Observed, crowded: str, client: OneConnection
     ) -> None:
@@ -171,7 +184,7 @@ class TestUnanswered:
         assert gated.events == []
         assert [hold.ends for hold in gate.holds] == [["back"]]
 
-    @pytest.mark.parametrize("client", [through_httpx, through_httpx2, through_aiohttp])
+    @pytest.mark.parametrize("client", CLIENTS)
     def test_what_was_redirected_was_sent_before(
         self,
         gate: FakeGate,
