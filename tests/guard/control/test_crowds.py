@@ -123,13 +123,25 @@ class TestTheDeadlineOfTheGateway:
         assert runtime.status().breaker == "open"
 
 
-class TestAdmission:
-    def admission(self, wait_s: float = WAIT_S, waiting_max: int = 10) -> Admission:
-        two = Concurrency(WAIT_S, least=2, most=2)
-        return Admission(BackgroundLoop(), concurrency=two, waiting_max=waiting_max, wait_s=wait_s)
+Admit = Callable[..., Admission]
 
-    def test_first_come_first_served_and_never_more_than_may_run(self) -> None:
-        admission = self.admission()
+
+@pytest.fixture
+def admit() -> Iterator[Admit]:
+    """Makes the admission of two at a time to a loop that ends with the test."""
+    background = BackgroundLoop()
+
+    def made(wait_s: float = WAIT_S, waiting_max: int = 10) -> Admission:
+        two = Concurrency(WAIT_S, least=2, most=2)
+        return Admission(background, concurrency=two, waiting_max=waiting_max, wait_s=wait_s)
+
+    yield made
+    background.close()
+
+
+class TestAdmission:
+    def test_first_come_first_served_and_never_more_than_may_run(self, admit: Admit) -> None:
+        admission = admit()
         go = threading.Event()
         running: list[int] = []
         most: list[int] = []
@@ -152,8 +164,8 @@ class TestAdmission:
         assert max(most) == 2
         assert order == sorted(order)
 
-    def test_too_many_and_too_long(self) -> None:
-        admission = self.admission(wait_s=0.05, waiting_max=1)
+    def test_too_many_and_too_long(self, admit: Admit) -> None:
+        admission = admit(wait_s=0.05, waiting_max=1)
         end = threading.Event()
         ran: list[str] = []
 
@@ -175,8 +187,8 @@ class TestAdmission:
         admission.submit(work).result(WAIT_S)
         assert "late" not in ran, "its caller has given up, or is about to"
 
-    def test_a_failure_gives_its_place_back_as_well(self) -> None:
-        admission = self.admission()
+    def test_a_failure_gives_its_place_back_as_well(self, admit: Admit) -> None:
+        admission = admit()
 
         async def fails() -> None:
             raise LookupError
@@ -186,8 +198,8 @@ class TestAdmission:
                 each.result(WAIT_S)
         assert not len(admission)
 
-    def test_who_leaves_the_line_is_never_run(self) -> None:
-        admission = self.admission()
+    def test_who_leaves_the_line_is_never_run(self, admit: Admit) -> None:
+        admission = admit()
         go = threading.Event()
         ran: list[str] = []
 
@@ -205,8 +217,8 @@ class TestAdmission:
             each.result(WAIT_S)
         assert ran == ["first", "first", "last"]
 
-    def test_a_result_that_nobody_waits_for_is_told(self) -> None:
-        admission = self.admission()
+    def test_a_result_that_nobody_waits_for_is_told(self, admit: Admit) -> None:
+        admission = admit()
         go, told, started = threading.Event(), threading.Event(), threading.Event()
         results: list[str] = []
 
