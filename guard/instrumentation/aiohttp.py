@@ -60,6 +60,8 @@ def _request(original: Any, reader: Any) -> Any:
 
 
 def _connect(original: Any) -> Any:
+    """Wait for a connection: until there is one, nothing of a request has left."""
+
     @functools.wraps(original)
     async def connect(self: Any, *args: Any, **options: Any) -> Any:
         call = call_being_sent()
