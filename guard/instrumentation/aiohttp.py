@@ -67,20 +67,12 @@ def _connect(original: Any) -> Any:
         call = call_being_sent()
         if call is None or call.unsent is not None:  # a redirect: the first request has left
             return await original(self, *args, **options)
-        call.unsent = _yes
+        call.unsent = True
         connection = await original(self, *args, **options)
-        call.unsent = _no
+        call.unsent = False
         return connection
 
     return connect
-
-
-def _yes() -> bool:
-    return True
-
-
-def _no() -> bool:
-    return False
 
 
 def _ws_connect(original: Any) -> Any:

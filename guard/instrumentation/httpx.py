@@ -25,7 +25,7 @@ from guard.instrumentation.interruptible import (
     other_request,
     other_request_async,
 )
-from guard.instrumentation.observed_call import ObservedCall, is_signed
+from guard.instrumentation.observed_call import ObservedCall, call_being_sent, is_signed
 from guard.instrumentation.observer import Observer
 from guard.instrumentation.tool_watch import (
     check_answer,
@@ -68,33 +68,37 @@ class Outgoing:
         return True
 
     def watch(self, call: ObservedCall, client: Any, request: Any) -> None:
-        """Let a call tell whether its request has left, where httpx sends it itself."""
+        """Let a call know when its request leaves, where httpx sends it itself."""
         if type(request.stream) not in self._bytes:
             return
         find = getattr(client, "_transport_for_url", None)
         if find is None or not isinstance(find(request.url), self._transports):
             return  # which may send it without reading the stream
-        request.stream = body = self._body(_body(request))
-        call.unsent = lambda: not body.was_read
+        request.stream = self._body(_body(request))
+        call.unsent = True
 
 
 def _body_class(module: ModuleType) -> type[Any]:
     base: Any = module.ByteStream
 
     class Body(base):  # type: ignore[misc]  # the base is known at run time only
-        """A body that knows whether it was read, which it is once there is a connection."""
-
-        was_read = False
+        """A body that is read once there is a connection: then its request leaves."""
 
         def __iter__(self) -> Iterator[bytes]:
-            self.was_read = True
+            _leaves()
             return iter(super().__iter__())
 
         def __aiter__(self) -> AsyncIterator[bytes]:
-            self.was_read = True
+            _leaves()
             return aiter(super().__aiter__())
 
     return Body
+
+
+def _leaves() -> None:
+    call = call_being_sent()
+    if call is not None:
+        call.unsent = False
 
 
 def _sync_send(original: Any, tee: Any, outgoing: Outgoing) -> Any:

@@ -80,7 +80,7 @@ class ObservedCall:
         recording: the recorded part of the stream that is being read.
         filter: removes the usage chunk from a stream whose caller did not ask for it.
         sent: whether the request was handed to the client.
-        unsent: tells whether nothing of it has left this process; None where that is not known.
+        unsent: whether nothing of it has left this process yet; None where that is not known.
         cover: the money set aside for it; None where requests are not gated.
         uncovered: whether the gateway must be asked first, by :meth:`ask` or :meth:`ask_async`.
         watch: counts a stream that may outgrow its cover.
@@ -109,7 +109,7 @@ class ObservedCall:
         self.started_s = time.monotonic()
         self.filter: UsageChunkFilter | None = None
         self.sent = False
-        self.unsent: Callable[[], bool] | None = None
+        self.unsent: bool | None = None
         self.cover: Cover | None = None
         self.uncovered = False
         self.watch: StreamWatch | None = None
@@ -166,8 +166,7 @@ class ObservedCall:
         if self._done:
             return
         self._done = True
-        has_left = self.sent and (self.unsent is None or not self.unsent())
-        if has_left and _ends_a_wait(exc):
+        if self.sent and not self.unsent and _ends_a_wait(exc):
             self._reports.ended(self)
         else:
             self._forget()
@@ -386,11 +385,8 @@ class Sending:
     ) -> None:
         call, self._call = self._call, None
         nested_call.reset(self._token)
-        if call is None:
-            return
-        if exc is not None:
+        if exc is not None and call is not None:
             call.unanswered(exc)
-        call.unsent = None
 
     @property
     def call(self) -> ObservedCall | None:
