@@ -37,7 +37,7 @@ PROMPT: Final = "word " * 80
 MAX_TOKENS: Final = 100
 BESIDE: Final = 30
 """Tokens of the prompt besides its words."""
-INPUT_TOKENS: Final = 80 + BESIDE
+INPUT_TOKENS: Final = len(PROMPT.split()) + BESIDE
 COST: Final = INPUT_TOKENS * INPUT_NANOUSD + MAX_TOKENS * OUTPUT_NANOUSD
 """Of one request, in nano-dollars."""
 LIMIT: Final = 10 * COST + 10 * 40 * INPUT_NANOUSD

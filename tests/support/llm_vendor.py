@@ -59,11 +59,11 @@ class _Connection(asyncio.Protocol):
         _Connection.output_tokens += output
         if path.endswith(b"/messages"):
             self._write(_anthropic(body["model"], used, output))
-        elif body.get("stream"):
-            answer = _openai(body["model"], used, output)
+            return
+        answer = _openai(body["model"], used, output)
+        if body.get("stream"):
             self._write(_streamed(answer), b"text/event-stream")
         else:
-            answer = _openai(body["model"], used, output)
             message = {"role": "assistant", "content": "ok"}
             answer["choices"] = [{"index": 0, "message": message, "finish_reason": "stop"}]
             self._write(json.dumps(answer).encode())

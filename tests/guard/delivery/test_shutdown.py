@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import pytest
 
@@ -18,6 +18,7 @@ from guard.serverless import flush_on_return
 from tests.guard.delivery.conftest import EVENTS, Answer, Scripted
 from tests.support.waiting import until
 
+E = TypeVar("E", bound=Exception)
 Against = Callable[..., GuardRuntime]
 HANG = Answer(hang=True)
 FOR_EVER_MS = 600_000
@@ -27,6 +28,23 @@ FOR_EVER_MS = 600_000
 def track(count: int) -> None:
     for number in range(count):
         guard.track_llm(number, 1, model="m")
+
+
+@contextlib.contextmanager
+def in_a_thread(work: Callable[[], object], kind: type[E]) -> Iterator[list[E]]:
+    """Run something meanwhile, to its end; gives the errors of that kind that it raises."""
+    raised: list[E] = []
+
+    def run() -> None:
+        try:
+            work()
+        except kind as exc:
+            raised.append(exc)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    yield raised
+    thread.join(10)
 
 
 class TestAgainstAGatewayThatHangs:
@@ -47,7 +65,6 @@ class TestAgainstAGatewayThatHangs:
     ) -> None:
         scripted.answer = lambda path, body: HANG if path == "/gate" else None
         runtime = against(timeout_ms=FOR_EVER_MS)
-        failed: list[BaseException] = []
 
         @guard.protect
         def work() -> None: ...
@@ -55,18 +72,13 @@ class TestAgainstAGatewayThatHangs:
         def call() -> None:
             with guard.workflow("w"):
                 guard.track_llm(1, 1)  # travels with the gate request
-                try:
-                    work()
-                except GuardTransportError as exc:
-                    failed.append(exc)
+                work()
 
-        thread = threading.Thread(target=call)
-        thread.start()
-        until(lambda: scripted.count("/gate") == 1)
-        with contextlib.suppress(BreakerTransportError):
-            runtime.shutdown(timeout=2.0)
-        thread.join(10)
-        assert [error.source for error in failed] == ["BREAKER_OPEN"]  # type: ignore[attr-defined]
+        with in_a_thread(call, GuardTransportError) as failed:
+            until(lambda: scripted.count("/gate") == 1)
+            with contextlib.suppress(BreakerTransportError):
+                runtime.shutdown(timeout=2.0)
+        assert [error.source for error in failed] == ["BREAKER_OPEN"]
         status = runtime.status()
         # The call's own closing events came after the end: counted, like everything else.
         assert status.events_sent + status.events_lost >= 1
@@ -77,40 +89,20 @@ class TestAgainstAGatewayThatHangs:
         scripted.answer = lambda path, body: HANG if path == EVENTS else None
         runtime = against(timeout_ms=FOR_EVER_MS)
         track(10)
-        failed: list[BreakerTransportError] = []
-
-        def flush() -> None:
-            try:
-                runtime.flush()
-            except BreakerTransportError as exc:
-                failed.append(exc)
-
-        thread = threading.Thread(target=flush)
-        thread.start()
-        until(lambda: scripted.count() == 1)
-        with contextlib.suppress(BreakerTransportError):
-            runtime.shutdown(timeout=1.0)
-        thread.join(10)
+        with in_a_thread(runtime.flush, BreakerTransportError) as failed:
+            until(lambda: scripted.count() == 1)
+            with contextlib.suppress(BreakerTransportError):
+                runtime.shutdown(timeout=1.0)
         assert len(failed) == 1
         assert runtime.status().events_lost == 10
         assert "they wait" not in caplog.text  # they do not: nothing sends them any more
 
     def test_while_init_is_probing(self, scripted: Scripted) -> None:
         scripted.answer = lambda path, body: HANG
-        failed: list[BaseException] = []
         runtime = GuardRuntime("k" * 24, scripted.url, timeout_ms=FOR_EVER_MS)
-
-        def opening() -> None:
-            try:
-                runtime.open()
-            except GuardTransportError as exc:
-                failed.append(exc)
-
-        thread = threading.Thread(target=opening)
-        thread.start()
-        until(lambda: scripted.count("/api/v1/capabilities") >= 1)
-        runtime.shutdown(timeout=2.0)
-        thread.join(10)
+        with in_a_thread(runtime.open, GuardTransportError) as failed:
+            until(lambda: scripted.count("/api/v1/capabilities") >= 1)
+            runtime.shutdown(timeout=2.0)
         assert len(failed) == 1
 
     def test_from_several_threads(self, against: Against, scripted: Scripted) -> None:
