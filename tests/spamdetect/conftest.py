@@ -10,9 +10,12 @@ import shutil
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from spamdetect.engine import classifier
+from spamdetect.engine.features import table_size
 from spamdetect.testing import RunningService, run_service
 from tests.support.private_server import Server, find, private_postgres  # noqa: F401  # a fixture
 
@@ -35,6 +38,14 @@ def service() -> Iterator[RunningService]:
     """One real service for every test that does not change it; a busy machine sheds no request."""
     with run_service(store_feedback=True, max_queue_wait_ms=60_000) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def small_model() -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """What `pack` takes: the shipped model with few n-grams, since packing all takes seconds."""
+    kind, meta, arrays = classifier.dump(classifier.load())
+    bits = 8
+    return kind, meta | {"bits": bits}, arrays | {"weights": arrays["weights"][: table_size(bits)]}
 
 
 class Wire:

@@ -86,9 +86,9 @@ def test_profiles_keep_their_share_of_false_alarms(seed: int, size: int) -> None
             assert profile.false_alarms <= FALSE_ALARMS[name] + 0.0001
 
 
-def test_profiles_lie_in_the_model_file(tmp_path: Path, engine: Engine) -> None:
+def test_profiles_lie_in_the_model_file(tmp_path: Path, small_model: Any) -> None:
     path = tmp_path / "own.model"
-    kind, meta, arrays = classifier.dump(classifier.load())
+    kind, meta, arrays = small_model
     changed = {
         name: {"threshold": 0.1 * number, "false_alarms": 0.5, "recall": 0.5}
         for number, name in enumerate(PROFILE_NAMES, 1)
@@ -195,9 +195,9 @@ def test_every_command_takes_it(
 
 
 def test_predict_and_explain_take_a_model(
-    tmp_path: Path, spam_text: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, spam_text: str, small_model: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kind, meta, arrays = classifier.dump(classifier.load())
+    kind, meta, arrays = small_model
     path = tmp_path / "own.model"
     path.write_bytes(pack(kind, meta | {"threshold": 1.0}, arrays))
     for command in ("predict", "explain"):

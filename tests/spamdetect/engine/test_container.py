@@ -7,6 +7,7 @@ import json
 import struct
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -97,8 +98,10 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
             Engine.load(path)
 
 
-def test_another_format_is_refused(tmp_path: Path) -> None:
-    kind, meta, arrays = classifier.dump(classifier.load())
+def test_another_format_is_refused(tmp_path: Path, small_model: Any) -> None:
+    kind, meta, arrays = small_model
+    (tmp_path / "spam.model").write_bytes(pack(kind, meta, arrays))
+    assert classifier.dump(classifier.load(tmp_path / "spam.model"))[1] == meta, "sound, unchanged"
     nowhere = meta["blend"] | {"grams": (float("nan"), 0.0)}
     fewer = {name: array for name, array in arrays.items() if name != "lexicon"}
     for changed, of in (
