@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import os
+import random
+import subprocess
 import sys
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
 from pathlib import Path
 
 import nox
+from nox.command import CommandFailed
 
 nox.needs_version = ">=2025.5"
 nox.options.sessions = ["tests"]
@@ -54,6 +62,63 @@ def tests_full(session: nox.Session) -> None:
     install(session)
     session.run(*PYTEST, "-m", f"not ({REST})", *session.posargs)
     session.run(*PYTEST, "-m", REST, *session.posargs)
+
+
+@contextlib.contextmanager
+def busy(processes: int) -> Iterator[None]:
+    """Keep this many processes busy beside the block."""
+    started = [subprocess.Popen([sys.executable, "-c", "while True: pass"])
+               for _ in range(processes)]  # fmt: skip
+    try:
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+@nox.session
+def flaky(session: nox.Session) -> None:
+    """Repeat the test command in random order, the second half of the runs on a busy machine.
+
+    ``nox -s flaky -- --runs 8 --load 6``, and whatever else goes to pytest. To repeat the order of
+    a run, give pytest its seed: ``nox -s tests -- --random-order --random-order-seed=SEED``.
+    """
+    parser = argparse.ArgumentParser("nox -s flaky --")
+    parser.add_argument("--runs", type=int, default=8, help="how many runs (8)")
+    parser.add_argument("--load", type=int, default=6, help="busy processes in the second half (6)")
+    given, others = parser.parse_known_args(session.posargs)
+    install(session)
+    report = Path(session.create_tmp()) / "report.xml"
+    lines, failures = [], 0
+    for number in range(given.runs):
+        seed = random.randrange(1_000_000)
+        load = given.load if number >= given.runs // 2 else 0
+        order = "--random-order", f"--random-order-seed={seed}", f"--junitxml={report}"
+        report.unlink(missing_ok=True)
+        began = time.monotonic()
+        broken = 0
+        with busy(load):
+            try:
+                session.run(*PYTEST, "-m", f"not ({REST})", *order, *others)
+            except CommandFailed:
+                broken = 1
+        seconds = time.monotonic() - began
+        suite = ET.parse(report).getroot()[0].attrib if report.exists() else {}
+        tests, skipped, failed, errors = (
+            int(suite.get(name, 0)) for name in ("tests", "skipped", "failures", "errors")
+        )
+        failed = failed + errors or broken  # pytest may also fail without a test that does
+        failures += failed
+        passed = max(0, tests - skipped - failed)
+        lines.append(
+            f"run {number + 1}: seed {seed}, load {load}, {passed} passed, {failed} failed, "
+            f"{seconds:.0f} s"
+        )
+        session.log(lines[-1])
+    session.log("in summary:\n" + "\n".join(lines))
+    if failures:
+        session.error(f"{failures} failed")
 
 
 @nox.session(python=["3.11", "3.12", "3.13", "3.14"])
