@@ -39,7 +39,7 @@ def doctor_command(base_url: str | None) -> int:
         _speedups,
         _key_store,
         _redis,
-        lambda: _optional("asyncpg", "PostgreSQL key store"),
+        lambda: _optional("psycopg", "PostgreSQL key store", "psycopg[binary]"),
         lambda: _optional("redis", "limits shared by replicas"),
         lambda: _optional("telegram", "the key bot", "python-telegram-bot"),
         lambda: _optional("pyarrow", "Parquet output"),
@@ -49,7 +49,7 @@ def doctor_command(base_url: str | None) -> int:
     table = Table("What", "State", "Details", box=None, pad_edge=False, show_header=False)
     for finding in findings:
         colour = _COLOURS[finding.state]
-        table.add_row(finding.subject, Text(finding.state, style=colour), Text(finding.text))
+        table.add_row(Text(finding.subject), Text(finding.state, style=colour), Text(finding.text))
     Console().print(table)
     wrong = sum(finding.state == "wrong" for finding in findings)
     if wrong:

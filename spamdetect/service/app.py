@@ -194,7 +194,7 @@ async def open_store(database_url: str) -> KeyStore:
                 from spamdetect.service.postgres_store import PostgresKeyStore
             except ImportError:
                 raise SpamConfigError(
-                    "A PostgreSQL key store needs asyncpg: pip install asyncpg."
+                    "A PostgreSQL key store needs psycopg: pip install 'guard[postgres]'."
                 ) from None
             return await PostgresKeyStore.open(database_url)
     except StoreError as error:

@@ -1,4 +1,4 @@
-"""The key store for replicas: PostgreSQL through asyncpg.
+"""The key store for replicas: PostgreSQL through psycopg.
 
 Nothing is cached: each request asks the database, so that a key revoked anywhere is refused
 everywhere at once.
@@ -6,13 +6,13 @@ everywhere at once.
 
 from __future__ import annotations
 
-import asyncio
 import time
-from typing import Any, Final, Self
+from typing import Any, Final, LiteralString, Self
 
-import asyncpg  # type: ignore[import-untyped]  # ships no types
+import psycopg
 
 from spamdetect.service.keys import KeyRecord, KeySpec, NewKey, StoreError, WouldWaitError, make_key
+from spamdetect.service.postgres_pool import Pool
 
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS spamdetect_api_keys (
@@ -43,16 +43,8 @@ _COLUMNS: Final = (
 )
 # An arbitrary lock number: replicas that start together must not create the schema concurrently.
 _SCHEMA_LOCK: Final = 7_236_114_501
-_TIMEOUT_S: Final = 2.0
-_FAILURES: Final = (
-    asyncpg.PostgresError,
-    asyncpg.InterfaceError,
-    # Raised by asyncpg when a connection breaks at the wrong moment.
-    asyncpg.InternalClientError,
-    OSError,
-    TimeoutError,
-    ValueError,
-)
+_SCHEMA_TIMEOUT_S: Final = 5.0
+_FAILURES: Final = (psycopg.Error, OSError, TimeoutError, ValueError)
 
 
 class PostgresKeyStore:
@@ -62,7 +54,7 @@ class PostgresKeyStore:
         pool: Connections to the database.
     """
 
-    def __init__(self, pool: asyncpg.Pool) -> None:
+    def __init__(self, pool: Pool) -> None:
         self._pool = pool
 
     @classmethod
@@ -75,14 +67,11 @@ class PostgresKeyStore:
         Raises:
             StoreError: The database cannot be reached or refuses the connection.
         """
+        pool = Pool(dsn)
         try:
-            pool = await asyncio.wait_for(
-                asyncpg.create_pool(dsn, min_size=1, max_size=10, command_timeout=_TIMEOUT_S),
-                2 * _TIMEOUT_S,
-            )
-            assert pool is not None
-            async with pool.acquire() as connection, connection.transaction():
-                await connection.execute(f"SELECT pg_advisory_xact_lock({_SCHEMA_LOCK})")
+            # Replicas that start together wait for one another.
+            async with pool.connection(_SCHEMA_TIMEOUT_S) as connection, connection.transaction():
+                await connection.execute("SELECT pg_advisory_xact_lock(%s)", (_SCHEMA_LOCK,))
                 await connection.execute(_SCHEMA)
         except _FAILURES as error:
             # Only the error's type: its message could contain the DSN and so the password.
@@ -99,7 +88,7 @@ class PostgresKeyStore:
     async def find(self, key_id: str) -> KeyRecord | None:
         """See :class:`~spamdetect.service.keys.KeyStore`."""
         rows = await self._fetch(
-            f"SELECT {_COLUMNS} FROM spamdetect_api_keys WHERE key_id = $1",  # noqa: S608 - constant
+            f"SELECT {_COLUMNS} FROM spamdetect_api_keys WHERE key_id = %s",  # noqa: S608 - constant
             key_id,
         )
         return KeyRecord(*rows[0]) if rows else None
@@ -109,29 +98,23 @@ class PostgresKeyStore:
         new, secret_hash = make_key()
         now_s = time.time()
         try:
-            async with self._pool.acquire(timeout=_TIMEOUT_S) as db, db.transaction():
+            async with self._pool.connection() as db, db.transaction():
                 if spec.owner:
                     # Two concurrent requests of one owner take turns, instead of one failing.
                     await db.execute(
-                        "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", spec.owner
+                        "SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (spec.owner,)
                     )
                     await db.execute(
-                        "UPDATE spamdetect_api_keys SET revoked_s = $1"
-                        " WHERE owner = $2 AND revoked_s IS NULL",
-                        now_s,
-                        spec.owner,
+                        "UPDATE spamdetect_api_keys SET revoked_s = %s"
+                        " WHERE owner = %s AND revoked_s IS NULL",
+                        (now_s, spec.owner),
                     )
                 await db.execute(
                     f"INSERT INTO spamdetect_api_keys ({_COLUMNS})"  # noqa: S608 - constant
-                    " VALUES ($1, $2, $3, $4, $5, NULL, $6, $7)",
-                    new.key_id,
-                    secret_hash,
-                    spec.label,
-                    spec.owner,
-                    now_s,
-                    spec.rate_per_minute,
-                    spec.quota_per_day,
-                )
+                    " VALUES (%s, %s, %s, %s, %s, NULL, %s, %s)",
+                    (new.key_id, secret_hash, spec.label, spec.owner, now_s, spec.rate_per_minute,
+                     spec.quota_per_day),
+                )  # fmt: skip
         except _FAILURES as error:
             raise _store_error(error) from None
         return new
@@ -139,8 +122,8 @@ class PostgresKeyStore:
     async def revoke(self, key_id: str) -> bool:
         """See :class:`~spamdetect.service.keys.KeyStore`."""
         rows = await self._fetch(
-            "UPDATE spamdetect_api_keys SET revoked_s = $1"
-            " WHERE key_id = $2 AND revoked_s IS NULL RETURNING key_id",
+            "UPDATE spamdetect_api_keys SET revoked_s = %s"
+            " WHERE key_id = %s AND revoked_s IS NULL RETURNING key_id",
             time.time(),
             key_id,
         )
@@ -161,7 +144,7 @@ class PostgresKeyStore:
         """See :class:`~spamdetect.service.keys.KeyStore`."""
         rows = await self._fetch(
             f"SELECT {_COLUMNS} FROM spamdetect_api_keys"  # noqa: S608 - constant
-            " WHERE owner = $1 AND revoked_s IS NULL",
+            " WHERE owner = %s AND revoked_s IS NULL",
             owner,
         )
         return KeyRecord(*rows[0]) if rows else None
@@ -169,7 +152,7 @@ class PostgresKeyStore:
     async def issued_since(self, owner: str, since_s: float) -> int:
         """See :class:`~spamdetect.service.keys.KeyStore`."""
         rows = await self._fetch(
-            "SELECT count(*) FROM spamdetect_api_keys WHERE owner = $1 AND created_s >= $2",
+            "SELECT count(*) FROM spamdetect_api_keys WHERE owner = %s AND created_s >= %s",
             owner,
             since_s,
         )
@@ -181,7 +164,7 @@ class PostgresKeyStore:
         ordered = sorted(counts.items())
         await self._fetch(
             "INSERT INTO spamdetect_key_usage (key_id, day, requests)"
-            " SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[])"
+            " SELECT * FROM unnest(%s::text[], %s::text[], %s::bigint[])"
             " ON CONFLICT (key_id, day) DO UPDATE"
             " SET requests = spamdetect_key_usage.requests + excluded.requests",
             [key_id for (key_id, _), _ in ordered],
@@ -192,7 +175,7 @@ class PostgresKeyStore:
     async def usage(self, key_id: str, day: str) -> int:
         """See :class:`~spamdetect.service.keys.KeyStore`."""
         rows = await self._fetch(
-            "SELECT requests FROM spamdetect_key_usage WHERE key_id = $1 AND day = $2", key_id, day
+            "SELECT requests FROM spamdetect_key_usage WHERE key_id = %s AND day = %s", key_id, day
         )
         return int(rows[0][0]) if rows else 0
 
@@ -201,7 +184,7 @@ class PostgresKeyStore:
         # Bytes, because PostgreSQL's text type cannot hold U+0000 and a reported text may.
         await self._fetch(
             "INSERT INTO spamdetect_feedback (feedback_id, key_id, received_s, is_spam, text)"
-            " VALUES ($1, $2, $3, $4, $5) ON CONFLICT (feedback_id) DO NOTHING",
+            " VALUES (%s, %s, %s, %s, %s) ON CONFLICT (feedback_id) DO NOTHING",
             feedback_id,
             key_id,
             time.time(),
@@ -222,16 +205,13 @@ class PostgresKeyStore:
 
     async def close(self) -> None:
         """See :class:`~spamdetect.service.keys.KeyStore`."""
-        try:
-            await asyncio.wait_for(self._pool.close(), _TIMEOUT_S)
-        except TimeoutError:
-            self._pool.terminate()
+        await self._pool.close()
 
-    async def _fetch(self, sql: str, *parameters: Any) -> list[Any]:
+    async def _fetch(self, sql: LiteralString, *parameters: Any) -> list[Any]:
         try:
-            async with self._pool.acquire(timeout=_TIMEOUT_S) as connection:
-                rows: list[Any] = await connection.fetch(sql, *parameters)
-                return rows
+            async with self._pool.connection() as connection:
+                cursor = await connection.execute(sql, parameters)
+                return await cursor.fetchall() if cursor.description else []
         except _FAILURES as error:
             raise _store_error(error) from None
 

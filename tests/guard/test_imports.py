@@ -139,7 +139,7 @@ def test_listing_the_names_loads_nothing() -> None:
 
 VENDORS = {
     "openai", "anthropic", "langgraph", "langchain_core", "agents", "mcp", "litellm", "aiohttp",
-    "requests", "botocore", "google", "starlette", "uvicorn", "jinja2", "asyncpg",
+    "requests", "botocore", "google", "starlette", "uvicorn", "jinja2",
     "psycopg", "redis", "click", "rich", "argon2", "genai_prices", "prometheus_client", "numpy",
     "spamdetect", "telegram", "opentelemetry",
 }  # fmt: skip
@@ -441,7 +441,7 @@ def test_the_ledgers_rules_know_no_store_and_no_loop() -> None:
 
 WEB: Final = {
     "starlette", "uvicorn", "httpx", "httpx2", "websockets", "anyio", "socket", "http",
-    "urllib.request", "telegram", "aiogram", "asyncpg", "psycopg", "redis", "prometheus_client",
+    "urllib.request", "telegram", "aiogram", "psycopg", "redis", "prometheus_client",
     "click", "rich",
 }  # fmt: skip
 

@@ -9,11 +9,13 @@ import secrets
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import psutil
+import psycopg
 import pytest
+from psycopg import sql
 
 
 def find(name: str) -> str | None:
@@ -119,6 +121,19 @@ def postgres_server() -> Iterator[Server]:
     yield server
     server.stop()
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.asynccontextmanager
+async def schema_in(url: str) -> AsyncIterator[str]:
+    """Make a schema in a database, dropped in the end; yield the URL that selects it."""
+    schema = f"test_{secrets.token_hex(6)}"
+    name = sql.Identifier(schema)
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(sql.SQL("CREATE SCHEMA {}").format(name))
+    joint = "&" if "?" in url else "?"
+    yield f"{url}{joint}options=-csearch_path%3D{schema}"
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(name))
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from spamdetect.service.keys import KeySpec
 from spamdetect.service.server import serving
 from spamdetect.service.settings import ServiceSettings, read_service_settings
 from spamdetect.testing import RunningService, run_service, run_service_async
+from tests.support.private_server import schema_in
 
 PREDICT = "/v1/spam-detection/predict"
 
@@ -238,14 +238,8 @@ async def test_a_failing_engine_is_500_and_leaks_nothing(caplog: pytest.LogCaptu
 async def test_postgres_away_and_back(
     private_postgres: Any, until: Callable[..., Awaitable[None]]
 ) -> None:
-    import asyncpg
-
-    schema = f"spamdetect_test_{secrets.token_hex(6)}"
-    connection = await asyncpg.connect(private_postgres.url)
-    await connection.execute(f"CREATE SCHEMA {schema}")
-    await connection.close()
-    url = f"{private_postgres.url}&search_path={schema}"
     async with (
+        schema_in(private_postgres.url) as url,
         run_service_async(database_url=url) as service,
         AsyncSpamClient(service.base_url, service.api_key, retries=0) as spam,
         httpx.AsyncClient(base_url=service.base_url) as client,

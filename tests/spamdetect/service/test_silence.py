@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 from spamdetect.errors import SpamConfigError
 from spamdetect.service.app import open_store
 from spamdetect.testing import RunningService, run_service_async
+from tests.support.private_server import schema_in
 from tests.support.proxy import ChaosProxy
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.fault, pytest.mark.timeout(120)]
@@ -81,17 +81,12 @@ async def recovered(caller: Caller) -> None:
 @contextlib.asynccontextmanager
 async def database(server: Any) -> AsyncIterator[tuple[ChaosProxy, str]]:
     """A schema of its own, and what stands between it and the service."""
-    import asyncpg
-
     server.start()
-    schema = f"spamdetect_test_{secrets.token_hex(6)}"
-    connection = await asyncpg.connect(server.url)
-    await connection.execute(f"CREATE SCHEMA {schema}")
-    await connection.close()
     folder = parse_qs(urlsplit(server.url).query)["host"][0]
     with line_to(f"unix://{folder}/.s.PGSQL.5432") as line:
         port = line.url.rpartition(":")[2]
-        yield line, f"postgresql://postgres@127.0.0.1:{port}/postgres?search_path={schema}"
+        async with schema_in(server.url) as url:
+            yield line, f"postgresql://postgres@127.0.0.1:{port}/postgres?{url.partition('&')[2]}"
 
 
 @pytest.mark.parametrize("kind", ["hang", "partition"])

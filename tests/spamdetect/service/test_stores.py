@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-import secrets
 import sqlite3
 import stat
 import time
@@ -19,28 +19,21 @@ from spamdetect.errors import SpamConfigError
 from spamdetect.service.app import open_store
 from spamdetect.service.keys import KeySpec, KeyStore, StoreError, parse_key, secret_matches
 from spamdetect.service.sqlite_store import SqliteKeyStore
+from tests.support.private_server import schema_in
 
 pytestmark = pytest.mark.asyncio
 
 
 @pytest_asyncio.fixture(params=["sqlite", "postgres"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[KeyStore]:
-    if request.param == "sqlite":
-        opened = await open_store(f"sqlite:///{tmp_path / 'folder' / 'keys.sqlite3'}")
-    else:
-        url = request.getfixturevalue("postgres_url")
-        schema = f"spamdetect_test_{secrets.token_hex(6)}"
-        import asyncpg
-
-        connection = await asyncpg.connect(url)
-        await connection.execute(f"CREATE SCHEMA {schema}")
-        joint = "&" if "?" in url else "?"
-        opened = await open_store(f"{url}{joint}search_path={schema}")
-    yield opened
-    await opened.close()
-    if request.param == "postgres":
-        await connection.execute(f"DROP SCHEMA {schema} CASCADE")
-        await connection.close()
+    async with contextlib.AsyncExitStack() as stack:
+        url = f"sqlite:///{tmp_path / 'folder' / 'keys.sqlite3'}"
+        if request.param == "postgres":
+            server_url = request.getfixturevalue("postgres_url")
+            url = await stack.enter_async_context(schema_in(server_url))
+        opened = await open_store(url)
+        yield opened
+        await opened.close()
 
 
 async def test_a_key_is_made_found_and_revoked(store: KeyStore) -> None:
@@ -248,15 +241,7 @@ async def test_an_unreachable_database_names_no_password() -> None:
 
 
 async def test_replicas_may_start_together(postgres_url: str) -> None:
-    import asyncpg
-
-    schema = f"spamdetect_test_{secrets.token_hex(6)}"
-    connection = await asyncpg.connect(postgres_url)
-    await connection.execute(f"CREATE SCHEMA {schema}")
-    joint = "&" if "?" in postgres_url else "?"
-    url = f"{postgres_url}{joint}search_path={schema}"
-    stores: list[Any] = await asyncio.gather(*(open_store(url) for _ in range(6)))
-    assert not await stores[0].has_keys()
-    await asyncio.gather(*(store.close() for store in stores))
-    await connection.execute(f"DROP SCHEMA {schema} CASCADE")
-    await connection.close()
+    async with schema_in(postgres_url) as url:
+        stores: list[Any] = await asyncio.gather(*(open_store(url) for _ in range(6)))
+        assert not await stores[0].has_keys()
+        await asyncio.gather(*(store.close() for store in stores))
