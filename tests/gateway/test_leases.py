@@ -48,8 +48,7 @@ async def ask(
 ) -> Any:  # fmt: skip
     lease = wire.LeaseAsk(lease_id=lease_id, unused_nanousd=unused, demand_nanousd=demand)
     call = wire.GateRequest(call_id="c", kind="call", function="f", lease=lease, **fields)
-    request = store.request(key)
-    request.key_id = key_id
+    request = store.request(key, key_id=key_id)
     answer = await store.storage.gate(
         GateCommand(request=request, call=call, declared_nanousd=amount, grants_lease=True)
     )
@@ -70,8 +69,7 @@ async def update(
     store: Store, lease: wire.Lease, unused: int = 0, *, close: bool = False, key_id: str = "k",
     key: str | None = None,
 ) -> Any:  # fmt: skip
-    request = store.request(key)
-    request.key_id = key_id
+    request = store.request(key, key_id=key_id)
     change = wire.LeaseUpdate(lease.lease_id, unused_nanousd=unused, close=close)
     answer = await store.storage.lease(LeaseCommand(request=request, update=change))
     if answer.status == 200:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 
@@ -57,12 +58,12 @@ async def test_a_refusal_names_the_leases_that_hold_the_room(store: Store) -> No
     assert (answer.status, answer.recall) == (0, {"k": [lease_id]})
     update = wire.LeaseUpdate(str(lease_id), unused_nanousd=30)
     await store.storage.lease(LeaseCommand(request=store.request(), update=update))
-    asked.is_again = True
+    asked = msgspec.structs.replace(asked, is_again=True)
     assert (await store.storage.gate(asked)).status == 200
     assert await held(store) == 80
     again = question(store, "b", 21)
     assert set((await store.storage.gate(again)).recall["k"]) > {lease_id}
-    again.is_again = True
+    again = msgspec.structs.replace(again, is_again=True)
     answer = await store.storage.gate(again)
     assert (answer.status, answer.recall) == (402, {})
 

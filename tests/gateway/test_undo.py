@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from guard.core import wire
 from guard.gateway.domain.commands import (
+    Answer,
     GateCommand,
     IngestCommand,
     PricedEvent,
@@ -24,7 +26,16 @@ from guard.gateway.domain.commands import (
 )
 from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.records import Budget, OrganisationSettings, Webhook
-from guard.gateway.ledger import catalogue, charge, control, directory, expiry, gate, webhooks
+from guard.gateway.ledger import (
+    catalogue,
+    charge,
+    control,
+    directory,
+    expiry,
+    gate,
+    idempotency,
+    webhooks,
+)
 from guard.gateway.ledger.state import Scopes
 from guard.gateway.storage.sql.retention import Retention
 from guard.gateway.storage.sqlite import schema
@@ -79,19 +90,24 @@ class Machine:
         name, size = step
         number, workflow = next(self.numbers), f"w{size % 2}"
         held = self.held[size % len(self.held)] if self.held and size % 3 else None
-        if name in ("gate", "lease"):
+        if name in ("gate", "lease", "question"):
             call = wire.GateRequest(
                 call_id=f"c{number}", kind="call", function="f", workflow_id=workflow, run_id="r",
                 chain=wire.Chain(id=workflow, op="continue"),
             )  # fmt: skip
-            asked = GateCommand(request=self.request(), call=call)
-            if name == "lease":
+            if name != "gate":
                 call.lease = wire.LeaseAsk(demand_nanousd=size * 3, lease_id=held)
-                asked.grants_lease = True
+            asks = name == "question"
+            asked = GateCommand(
+                request=self.request(), call=call, grants_lease=name != "gate", recalls=asks,
+                declared_nanousd=max(1, size) if asks else None,
+            )  # fmt: skip
             return lambda unit: gate.gate(unit, asked)
         if name == "charge":
-            event = wire.Event(event_id=f"e{number % 7}", type="llm", at_ms=1,
-                               workflow_id=workflow, reservation_id=held)  # fmt: skip
+            event = wire.Event(
+                event_id=f"e{number % 7}", type="llm", at_ms=1, reservation_id=held,
+                workflow_id=None if held else workflow,
+            )  # fmt: skip
             priced = PricedEvent(event, b"{}", cost=size, final=size % 2 == 0)
             told = IngestCommand(request=self.request(), events=[priced])
             return lambda unit: charge.ingest(unit, told)
@@ -108,8 +124,8 @@ class Machine:
             return lambda unit: directory.create_organisation(unit, ACTOR, f"o{number}")
         return self.retention.step if name == "retention" else expiry.sweep
 
-    def run(self, group: list[Work], ending: str) -> None:
-        unit = self.unit
+    def run(self, group: list[Work], ending: str) -> list[Any]:
+        unit, answers = self.unit, []
         unit.begin([Scopes() for _ in group])
         for work in group:
             unit.savepoint()
@@ -119,12 +135,14 @@ class Machine:
                 unit.undo()
             else:
                 self.note(answer)
+                answers.append(answer)
         if ending == "commit":
             unit.commit()
         else:
             if ending == "flush":
                 unit.flush()
             unit.rollback()
+        return answers
 
     def note(self, answer: Any) -> None:
         if getattr(answer, "status", 0) == 200 and b"reserved_nanousd" in answer.body:
@@ -206,6 +224,74 @@ def broken(work: Work) -> Work:
         raise Breakdown
 
     return fail
+
+
+# -- a group that runs again -------------------------------------------------------------------
+
+
+def said(answer: Any) -> Any:
+    """What an answer says, but for the names that every run makes up."""
+    if not isinstance(answer, Answer):
+        return None
+    body = json.loads(answer.body) if answer.body else {}
+    for part in (body, body.get("lease") or {}):
+        part.pop("reservation_id", None)
+        part.pop("lease_id", None)
+    recalled = {key: len(leases) for key, leases in answer.recall.items()}
+    return answer.status, answer.replay, recalled, body
+
+
+def balances(machine: Machine) -> list[Any]:
+    rows = machine.unit.connection.execute(
+        "SELECT scope_id, period_start_ms, committed, reserved, overspend, authorized_max, leases,"
+        " exhausted FROM balances ORDER BY 1, 2, 3, 4"
+    )
+    return rows.fetchall()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    before=st.lists(st.tuples(st.sampled_from(["gate", "lease", "lease"]), st.integers(0, 60)),
+                    max_size=4),
+    group=st.lists(
+        st.tuples(st.sampled_from(["gate", "lease", "question", "question", "charge", "release"]),
+                  st.integers(0, 60), st.booleans()),
+        min_size=1, max_size=5,
+    ),
+    ending=st.sampled_from(["rollback", "flush"]),
+)  # fmt: skip
+def test_a_group_that_is_run_again_has_the_outcome_of_one_run(
+    before: list[Any], group: list[Any], ending: str
+) -> None:
+    """As the group writer does it: together first, and after a failure one by one."""
+    with new_machine() as once, new_machine() as again:
+        said_by = []
+        for machine in (once, again):
+            for step in before:
+                machine.run([machine.work(step)], "commit")
+            works = []
+            for name, size, is_repeated in group:
+                works += [machine.work((name, size))] * (1 + is_repeated)
+            if machine is again:
+                machine.run(works, ending)
+            said_by.append(
+                [said(answer) for work in works for answer in machine.run([work], "commit")]
+            )
+        assert said_by[1] == said_by[0]
+        assert balances(again) == balances(once)
+        again.compare()
+
+
+def test_a_question_still_asks_for_a_recall_when_its_group_has_failed() -> None:
+    """Its repeat in the same group was decided without one, and was undone with it."""
+    with new_machine() as machine:
+        machine.run([machine.work(("lease", 30))], "commit")  # takes half of the room
+        question = machine.work(("question", 90))
+        first, repeat = machine.run([question, question], "rollback")
+        assert (first.status, repeat.status) == (idempotency.UNDECIDED, 402)
+        (answer,) = machine.run([question], "commit")
+        assert answer.status == idempotency.UNDECIDED
+        assert answer.recall
 
 
 # -- one tenant's failures ---------------------------------------------------------------------

@@ -273,7 +273,9 @@ class MemoryUnitOfWork:
         for known in self.data.events:
             if is_repeat(known):
                 if known.priced.event.event_id != priced.event.event_id:
-                    known.priced.request_id = known.priced.request_id or priced.request_id
+                    known.priced = msgspec.structs.replace(
+                        known.priced, request_id=known.priced.request_id or priced.request_id
+                    )
                 return False
         self.data.events.append(new)
         return True

@@ -32,8 +32,10 @@ class Store:
     reopen: Callable[[], Any]
     post_commit_events: list[Any]
 
-    def request(self, key: str | None = None, fingerprint: bytes = b"") -> Request:
-        return Request(organisation_id=self.org, key_id="k", idempotency_key=key,
+    def request(
+        self, key: str | None = None, fingerprint: bytes = b"", key_id: str = "k"
+    ) -> Request:
+        return Request(organisation_id=self.org, key_id=key_id, idempotency_key=key,
                        fingerprint=fingerprint)  # fmt: skip
 
     async def gate(self, amount: int = 10, key: str | None = None, **fields: Any) -> Any:

@@ -120,19 +120,20 @@ def request_of(identity: Identity, path: str, key: str | None, body: bytes) -> R
     Raises:
         ProblemError: the key is empty or too long.
     """
-    request = Request(
-        organisation_id=identity.organisation_id,
-        key_id=identity.key_id,
-        key_workflow_id=identity.workflow_id,
-    )
+    fingerprint = b""
     if key is not None:
         if not 1 <= len(key) <= wire.NAME_LENGTH_MAX:
             raise fail(400, "GD-P002", "Bad request", "Idempotency-Key: 1 to 256 characters")
-        request.idempotency_key = key
-        fingerprint = _hash_of(path).copy()
-        fingerprint.update(body)
-        request.fingerprint = fingerprint.digest()
-    return request
+        hashed = _hash_of(path).copy()
+        hashed.update(body)
+        fingerprint = hashed.digest()
+    return Request(
+        organisation_id=identity.organisation_id,
+        key_id=identity.key_id,
+        key_workflow_id=identity.workflow_id,
+        idempotency_key=key,
+        fingerprint=fingerprint,
+    )
 
 
 @functools.lru_cache(maxsize=16)

@@ -1,4 +1,8 @@
-"""Commands that services give to a storage, and their results. One command, one transaction."""
+"""Commands that services give to a storage, and their results. One command, one transaction.
+
+All are frozen: a store may run a command twice, because the group that it was committed with has
+failed, and the second run must find what the first one found.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from guard.core import wire
 from guard.gateway.domain import models
 
 
-class Refusal(Struct, kw_only=True):
+class Refusal(Struct, kw_only=True, frozen=True):
     """Why a call is refused, with the protocol's status and code.
 
     ``recall`` names leases, by the key that holds them, which hold the room that the call lacks.
@@ -31,14 +35,14 @@ class Refusal(Struct, kw_only=True):
     recall: dict[str, list[str]] = {}
 
 
-class ApprovalNeed(Struct, kw_only=True):
+class ApprovalNeed(Struct, kw_only=True, frozen=True):
     """A call that a person has to approve."""
 
     tool_name: str | None
     timeout_ms: int
 
 
-class PricedEvent(Struct):
+class PricedEvent(Struct, frozen=True):
     """An event that was checked and priced, ready to be charged."""
 
     event: wire.Event
@@ -56,7 +60,7 @@ class PricedEvent(Struct):
     observed: bool = False
 
 
-class Request(Struct, kw_only=True):
+class Request(Struct, kw_only=True, frozen=True):
     """Who makes a request, and how a repeat is recognised."""
 
     organisation_id: str
@@ -66,7 +70,7 @@ class Request(Struct, kw_only=True):
     fingerprint: bytes = b""
 
 
-class GateCommand(Struct, kw_only=True):
+class GateCommand(Struct, kw_only=True, frozen=True):
     """Ingest the piggybacked events, then decide one call.
 
     Args:
@@ -75,10 +79,9 @@ class GateCommand(Struct, kw_only=True):
         grants_lease: a lease may be granted.
         lease_calls: how many calls the lease's share of rate caps allows; ``None``: no cap.
         policy_version: identifies the policies, prices and settings that the decision rests on.
-        recalls: instead of a refusal, ask for a recall of the leases that hold the room.
+        recalls: rather than refuse, ask for a recall of the leases that hold the room.
         is_again: it is decided once more, after a recall.
         judges_model: refuses a model by its name; for the one that is expected to answer.
-        answered_by: the model that is expected to answer, if another than the one asked for.
         note: for the person who approves the call, if one has to.
     """
 
@@ -98,7 +101,6 @@ class GateCommand(Struct, kw_only=True):
     recalls: bool = False
     is_again: bool = False
     judges_model: Callable[[str], Refusal | None] | None = None
-    answered_by: str | None = None
     note: wire.ApprovalNote | None = None
 
     @property
@@ -115,7 +117,7 @@ class GateCommand(Struct, kw_only=True):
         return models.answers(call.model)
 
 
-class IngestCommand(Struct, kw_only=True):
+class IngestCommand(Struct, kw_only=True, frozen=True):
     """Record and charge events."""
 
     request: Request
@@ -124,21 +126,21 @@ class IngestCommand(Struct, kw_only=True):
     batch: bool = True
 
 
-class ReleaseCommand(Struct, kw_only=True):
+class ReleaseCommand(Struct, kw_only=True, frozen=True):
     """Release a reservation."""
 
     request: Request
     reservation_id: str
 
 
-class LeaseCommand(Struct, kw_only=True):
+class LeaseCommand(Struct, kw_only=True, frozen=True):
     """Renew a lease, give back a part of it, or close it."""
 
     request: Request
     update: wire.LeaseUpdate
 
 
-class Answer(Struct):
+class Answer(Struct, frozen=True):
     """A finished reply. ``replay`` marks a repeat of an earlier one.
 
     With ``recall`` (as in a refusal) it is not finished: the same command decides once more, after
@@ -155,14 +157,14 @@ class Answer(Struct):
     lease_id: str | None = None
 
 
-class Actor(Struct):
+class Actor(Struct, frozen=True):
     """Who acts, for the audit log."""
 
     name: str
     organisation_id: str | None = None
 
 
-class PostCommitEvent(Struct):
+class PostCommitEvent(Struct, frozen=True):
     """A change that a commit has made visible, delivered before any answer that depends on it.
 
     ``control`` carries a message for the organisation's control channels (of one key only, when

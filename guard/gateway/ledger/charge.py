@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
 from guard.core import wire
 from guard.gateway.domain import ledger, models, render
 from guard.gateway.domain.commands import Answer, IngestCommand, PricedEvent, Request
@@ -21,14 +26,15 @@ def ingest(unit: UnitOfWork, command: IngestCommand) -> Answer:
     if kept is not None:
         return kept
     org = organisation(unit, request.organisation_id)
-    outcome, over = record_events(unit, org, request, command.events, command.rejected)
+    recorded = record_events(unit, org, request, command.events, command.rejected)
+    outcome, over = recorded.outcome, recorded.over
     reply = wire.EventsReply(outcome.accepted, outcome.duplicates, outcome.rejected)
-    if command.events:
-        _add_verdict(unit, org, request, command.events[-1].event, reply)
+    if recorded.last is not None:
+        _add_verdict(unit, org, request, recorded.last, reply)
     if over is None:
         answer = Answer(202, wire.encode(reply))
     else:
-        answer = Answer(422, render.over_budget(reply, over[0].view(), over[1]))
+        answer = Answer(422, render.over_budget(reply, over.view(), recorded.over_workflow))
     idempotency.keep(unit, request, answer)
     return answer
 
@@ -51,22 +57,34 @@ def _add_verdict(
         reply.decision = "exhausted" if spent_up else "allow"
 
 
+class Recorded(Struct):
+    """What became of some events.
+
+    Attributes:
+        outcome: how many were recorded, were known, or are rejected.
+        last: the last event, with what it inherits from its reservation.
+        over: the last account that a cost exceeded.
+        over_workflow: the workflow of that cost.
+    """
+
+    outcome: wire.EventsOutcome
+    last: wire.Event | None = None
+    over: Account | None = None
+    over_workflow: str | None = None
+
+
 def record_events(
     unit: UnitOfWork,
     org: OrganisationState,
     request: Request,
     events: list[PricedEvent],
     rejected: list[wire.RejectedEvent],
-) -> tuple[wire.EventsOutcome, tuple[Account, str | None] | None]:
-    """Record and charge events.
-
-    Returns:
-        The outcome, and the last account that a cost exceeded, with its workflow.
-    """
+) -> Recorded:
+    """Record and charge events."""
     outcome = wire.EventsOutcome(rejected=list(rejected))
-    over: tuple[Account, str | None] | None = None
+    recorded = Recorded(outcome)
     for priced in events:
-        event = priced.event
+        recorded.last = event = priced.event
         if priced.cost and _overflows(unit, org, priced.cost):
             detail = "the organisation's total would pass what can be counted"
             outcome.rejected.append(wire.RejectedEvent(event.event_id, "GD-E001", detail))
@@ -78,7 +96,10 @@ def record_events(
             if reservation is None:
                 flags.append("unknown_reservation")
             else:
-                _inherit(event, reservation)
+                event = _inherited(event, reservation)
+                if event is not priced.event:
+                    priced = msgspec.structs.replace(priced, event=event)
+                    recorded.last = event
                 if reservation.state != "open":
                     flags.append("late")
         charged = _record(unit, org, request, priced, reservation, flags)
@@ -87,8 +108,8 @@ def record_events(
             continue
         outcome.accepted += 1
         if charged.over and charged.over_account is not None:
-            over = (charged.over_account, event.workflow_id)
-    return outcome, over
+            recorded.over, recorded.over_workflow = charged.over_account, event.workflow_id
+    return recorded
 
 
 def _overflows(unit: UnitOfWork, org: OrganisationState, cost: int) -> bool:
@@ -97,14 +118,20 @@ def _overflows(unit: UnitOfWork, org: OrganisationState, cost: int) -> bool:
     return spent + cost > wire.NANOUSD_MAX
 
 
-def _inherit(event: wire.Event, reservation: Reservation) -> None:
-    """Fill missing fields of the event from the call that it belongs to."""
-    event.workflow_id = event.workflow_id or reservation.workflow_id
-    event.run_id = event.run_id or reservation.run_id
-    event.chain_id = event.chain_id or reservation.chain_id
-    event.agent = event.agent or reservation.agent
-    event.user = event.user or reservation.user
-    event.call_id = event.call_id or reservation.call_id
+_INHERITED: Final = ("workflow_id", "run_id", "chain_id", "agent", "user", "call_id")
+
+
+def _inherited(event: wire.Event, reservation: Reservation) -> wire.Event:
+    """Return the event with what it leaves out of the call that it belongs to.
+
+    A copy: if this unit fails, the event runs again, and its reservation may be gone by then.
+    """
+    missing = {
+        name: known
+        for name in _INHERITED
+        if not getattr(event, name) and (known := getattr(reservation, name))
+    }
+    return msgspec.structs.replace(event, **missing) if missing else event
 
 
 def _record(

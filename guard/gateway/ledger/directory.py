@@ -59,7 +59,7 @@ def create_key(
     """
     if key.organisation_id is not None:
         organisation(unit, key.organisation_id)
-    key.created_at_ms = unit.now_ms
+    key = msgspec.structs.replace(key, created_at_ms=unit.now_ms)
     unit.add_key(key, key_hash, hmac_secret)
     details = {"name": key.name, "role": key.role, "prefix": key.prefix,
                "workflow_id": key.workflow_id, "signed": key.signed}  # fmt: skip
@@ -86,8 +86,13 @@ def rotate_key(
     old = _own_key(unit, organisation_id, key_id)
     if old.revoked_at_ms is not None:
         raise ConflictError("the key is revoked")
-    successor.organisation_id, successor.role = old.organisation_id, old.role
-    successor.workflow_id, successor.name = old.workflow_id, old.name
+    successor = msgspec.structs.replace(
+        successor,
+        organisation_id=old.organisation_id,
+        role=old.role,
+        workflow_id=old.workflow_id,
+        name=old.name,
+    )
     created = create_key(unit, actor, successor, key_hash, hmac_secret)
     ends_ms = unit.now_ms + overlap_ms
     if old.expires_at_ms is not None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import msgspec
+from msgspec import Struct
+
 from guard.core import wire
 from guard.gateway.domain import policy
 from guard.gateway.domain.commands import (
     Answer,
+    ApprovalNeed,
     GateCommand,
     IngestCommand,
     LeaseCommand,
@@ -22,6 +26,25 @@ from guard.gateway.services.catalogue import CatalogueCache, OrgView
 from guard.gateway.services.rate_shares import RateShares, RateStore
 from guard.gateway.services.recalls import Recalls
 from guard.gateway.storage.port import Ledger
+
+
+class _Ruling(Struct, frozen=True):
+    """What the policies and the rate caps make of a call."""
+
+    refusal: Refusal | None = None
+    approval: ApprovalNeed | None = None
+    grants_lease: bool = False
+    lease_calls: int | None = None
+    judges_model: Callable[[str], Refusal | None] | None = None
+
+
+class _CallPrice(Struct, frozen=True):
+    """What is known of a call's price before it is made."""
+
+    refusal: Refusal | None = None
+    rates: wire.ModelRates | None = None
+    declared_nanousd: int | None = None
+    is_worst_case: bool = False
 
 
 class Gatekeeper:
@@ -61,73 +84,85 @@ class Gatekeeper:
             view = await self._catalogue.view(request.organisation_id)
         if call.workflow_id is None:
             call.workflow_id = request.key_workflow_id
-        command = GateCommand(request=request, call=call)
-        if call.events:
-            command.events, command.rejected = self._prepare(request, view, call.events)
-            call.events = []
-        command.note, call.note = call.note, None  # nobody but a person who approves sees it
-        if not command.is_ahead:
+        events, rejected = self._prepare(request, view, call.events) if call.events else ([], [])
+        call.events = []
+        note, call.note = call.note, None  # only a person who approves sees it
+        lease = call.lease
+        is_ahead = lease is not None and lease.ahead
+        if not is_ahead:
             recent = RecentCall(self._clock_ms(), request.key_id, call)
             self.recent.note(request.organisation_id, recent)
-        command.refusal = _confined(request, call)
-        command.grants_lease = leases and call.lease is not None and not call.sensitive
-        command.policy_version = view.version
-        if view.rules and command.refusal is None:
-            await self._apply_rules(command, view)
-        if command.refusal is None:
-            self._price(command, view)
-        answer = await self._decide(command)
+        ruling = _Ruling(
+            refusal=_confined(request, call),
+            grants_lease=leases and lease is not None and not call.sensitive,
+        )
+        if view.rules and ruling.refusal is None:
+            ruling = await self._ruled(request, call, view, ruling.grants_lease)
+        price = _price(call, view) if ruling.refusal is None else _CallPrice()
+        command = GateCommand(
+            request=request,
+            call=call,
+            events=events,
+            rejected=rejected,
+            refusal=ruling.refusal or price.refusal,
+            approval=ruling.approval,
+            declared_nanousd=price.declared_nanousd,
+            worst_case=price.is_worst_case,
+            rates=price.rates,
+            output_max=None if price.rates is None else price.rates.context_tokens,
+            # Asked last, after all that may wait: a recall may have come meanwhile.
+            grants_lease=ruling.grants_lease and not (is_ahead and self._is_wanted_back(call)),
+            lease_calls=ruling.lease_calls,
+            policy_version=view.version,
+            recalls=not is_ahead,
+            judges_model=ruling.judges_model,
+            note=note,
+        )
+        answer = await self._ledger.gate(command)
+        if not is_ahead:
+            if lease is not None and lease.lease_id is not None:
+                self._recalls.answered(lease.lease_id)
+            if answer.recall:  # decided once more, after the holders have given back
+                await self._recalls.recall(request.organisation_id, answer.recall)
+                again = msgspec.structs.replace(command, is_again=True, recalls=False)
+                answer = await self._ledger.gate(again)
         if command.lease_calls is not None:
             await self._shares.decided(command, answer, view.settings.lease_ttl_ms)
         return answer
 
-    async def _apply_rules(self, command: GateCommand, view: OrgView) -> None:
-        call, organisation_id = command.call, command.request.organisation_id
-        key_id = command.request.key_id
+    async def _ruled(
+        self, request: Request, call: wire.GateRequest, view: OrgView, grants_lease: bool
+    ) -> _Ruling:
+        """Apply the policies, and count the call against its rate caps."""
+        organisation_id, key_id = request.organisation_id, request.key_id
         verdict = policy.evaluate(view.rules, call, key_id)
-        if command.answers_function is not None:
-            command.judges_model = lambda model: policy.refuse_model(
-                view.rules, call, key_id, model
-            )
-        command.refusal = verdict.refusal
-        if command.is_ahead:
+
+        def judges_model(model: str) -> Refusal | None:
+            return policy.refuse_model(view.rules, call, key_id, model)
+
+        if call.lease is not None and call.lease.ahead:
             # What is counted, or waits for a person, is granted to a call that asks.
             if verdict.caps or verdict.sensitive or verdict.approval is not None:
-                command.grants_lease = False
-            return
-        command.approval = verdict.approval
-        if verdict.caps and verdict.refusal is None:
+                grants_lease = False
+            return _Ruling(verdict.refusal, None, grants_lease, None, judges_model)
+        refusal = verdict.refusal
+        if verdict.caps and refusal is None:
             wait_ms = await self._rates.take(organisation_id, verdict.caps)
             if wait_ms is not None:
-                command.refusal = policy.rate_refusal(call, wait_ms)
+                refusal = policy.rate_refusal(call, wait_ms)
         if verdict.sensitive or verdict.approval is not None or verdict.is_capped_by_tool:
-            command.grants_lease = False
-        if command.grants_lease and command.refusal is None and verdict.lane_caps:
-            command.lease_calls = await self._shares.lend(
-                command, verdict.lane_caps, view.settings.lease_ttl_ms
+            grants_lease = False
+        lease_calls = None
+        if grants_lease and refusal is None and verdict.lane_caps:
+            lease_calls = await self._shares.lend(
+                request, call, verdict.lane_caps, view.settings.lease_ttl_ms
             )
+        return _Ruling(refusal, verdict.approval, grants_lease, lease_calls, judges_model)
 
-    async def _decide(self, command: GateCommand) -> Answer:
-        """Decide, and once more when leases held the room: their holders give back first."""
-        if command.is_ahead:
-            return await self._top_up(command)
-        command.recalls = True
-        answer = await self._ledger.gate(command)
-        lease = command.call.lease
-        if lease is not None and lease.lease_id is not None:
-            self._recalls.answered(lease.lease_id)
-        if answer.recall:
-            await self._recalls.recall(command.request.organisation_id, answer.recall)
-            command.is_again, command.recalls = True, False
-            answer = await self._ledger.gate(command)
-        return answer
-
-    async def _top_up(self, command: GateCommand) -> Answer:
-        """Top up a lease for which no call waits, unless somebody waits for what it has."""
-        lease = command.call.lease
-        if lease is None or lease.lease_id is None or self._recalls.is_recalled(lease.lease_id):
-            command.grants_lease = False
-        return await self._ledger.gate(command)
+    def _is_wanted_back(self, call: wire.GateRequest) -> bool:
+        """Tell whether a lease for which no call waits must not grow: others wait for it."""
+        lease_id = None if call.lease is None else call.lease.lease_id
+        return lease_id is None or self._recalls.is_recalled(lease_id)
 
     async def lease(self, request: Request, update: wire.LeaseUpdate) -> Answer:
         """Renew a lease, give back a part of it, or close it."""
@@ -165,30 +200,28 @@ class Gatekeeper:
             ),
         )
 
-    def _price(self, command: GateCommand, view: OrgView) -> None:
-        call = command.call
-        strict = view.settings.strict
-        if call.kind == "llm":
-            if strict and view.prices.tariff(call.function, call.model) is None:
-                command.refusal = _unknown_price(call)
-            command.rates = view.prices.model_rates(call.function, call.model)
-            command.output_max = command.rates.context_tokens
-            return
-        if call.model == wire.UNKNOWN_MODEL and not strict:
-            return
-        if view.prices.tariff(None, call.model) is None:
-            if call.model == wire.UNKNOWN_MODEL:
-                command.refusal = _unpriced(call)
-                return
-            command.refusal = _unknown_price(call)
-            return
-        if call.lease is not None and call.model != wire.UNKNOWN_MODEL:
-            command.rates = view.prices.model_rates(None, call.model)
-            command.output_max = command.rates.context_tokens
-        command.worst_case = strict
-        command.declared_nanousd = view.prices.declared(
-            call.model, call.max_input_tokens, call.max_output_tokens, strict=strict
+
+def _price(call: wire.GateRequest, view: OrgView) -> _CallPrice:
+    strict = view.settings.strict
+    if call.kind == "llm":
+        is_unknown = strict and view.prices.tariff(call.function, call.model) is None
+        return _CallPrice(
+            refusal=_unknown_price(call) if is_unknown else None,
+            rates=view.prices.model_rates(call.function, call.model),
         )
+    if call.model == wire.UNKNOWN_MODEL and not strict:
+        return _CallPrice()
+    if view.prices.tariff(None, call.model) is None:
+        is_named = call.model != wire.UNKNOWN_MODEL
+        return _CallPrice(refusal=_unknown_price(call) if is_named else _unpriced(call))
+    has_rates = call.lease is not None and call.model != wire.UNKNOWN_MODEL
+    return _CallPrice(
+        rates=view.prices.model_rates(None, call.model) if has_rates else None,
+        is_worst_case=strict,
+        declared_nanousd=view.prices.declared(
+            call.model, call.max_input_tokens, call.max_output_tokens, strict=strict
+        ),
+    )
 
 
 def _unknown_price(call: wire.GateRequest) -> Refusal:

@@ -53,13 +53,6 @@ def _confine(event: wire.Event, workflow_id: str) -> None:
         raise _RejectedError("GD-W004", "the key is for another workflow")
 
 
-def _check_tokens(data: wire.LlmData) -> None:
-    counts = (data.input_tokens, data.output_tokens, data.cache_read_tokens,
-              data.cache_write_tokens, data.reasoning_tokens, data.audio_tokens)  # fmt: skip
-    if max(counts) > EVENT_TOKENS_MAX:
-        raise _RejectedError("GD-E001", f"more than {EVENT_TOKENS_MAX} tokens of one kind")
-
-
 def _price(
     event: wire.Event,
     prices: PriceBook,
@@ -76,33 +69,46 @@ def _price(
         raise _RejectedError("GD-E002", f"data is larger than {max_event_bytes} bytes")
     if nested_deeper(data_json, DEPTH_MAX):
         raise _RejectedError("GD-E001", f"data is nested deeper than {DEPTH_MAX}")
-    priced = PricedEvent(event, data_json)
     kind = _SDK_TYPES.get(event.type)
     if kind is None:
-        return priced
+        return PricedEvent(event, data_json)
     try:
         data = msgspec.convert(event.data, kind)
     except (msgspec.ValidationError, RecursionError) as exc:
         raise _RejectedError("GD-E001", f"data: {exc}") from None
     if isinstance(data, wire.LlmData):
-        _check_tokens(data)
-        priced.cost, priced.price_source = prices.cost(data)
-        if priced.cost > EVENT_NANOUSD_MAX:
-            raise _RejectedError("GD-E001", f"cost above {EVENT_NANOUSD_MAX} nano-dollars")
-        priced.provider, priced.model = data.provider, data.model
-        priced.observed = data.source == "auto"
-        priced.response_id = data.response_id or None
-        priced.request_id = data.request_id or None
-        if priced.response_id is not None and priced.provider is None:
-            priced.provider = ""
-        priced.input_tokens = data.input_tokens + data.cache_read_tokens + data.cache_write_tokens
-        priced.output_tokens = data.output_tokens + data.reasoning_tokens + data.audio_tokens
-        flags = ["estimated"] if data.estimated else []
-        if priced.price_source == "fallback":
-            flags.append("unpriced")
-        priced.flags = " ".join(flags)
-    elif isinstance(data, wire.ToolData):
-        priced.flags = "blocked_tool" if blocks(event, data.tool_name) else ""
-    elif isinstance(data, wire.SpanData):
-        priced.final = data.final
-    return priced
+        return _price_tokens(event, data_json, data, prices)
+    if isinstance(data, wire.ToolData):
+        blocked = blocks(event, data.tool_name)
+        return PricedEvent(event, data_json, flags="blocked_tool" if blocked else "")
+    return PricedEvent(event, data_json, final=isinstance(data, wire.SpanData) and data.final)
+
+
+def _price_tokens(
+    event: wire.Event, data_json: bytes, data: wire.LlmData, prices: PriceBook
+) -> PricedEvent:
+    counts = (data.input_tokens, data.output_tokens, data.cache_read_tokens,
+              data.cache_write_tokens, data.reasoning_tokens, data.audio_tokens)  # fmt: skip
+    if max(counts) > EVENT_TOKENS_MAX:
+        raise _RejectedError("GD-E001", f"more than {EVENT_TOKENS_MAX} tokens of one kind")
+    cost, source = prices.cost(data)
+    if cost > EVENT_NANOUSD_MAX:
+        raise _RejectedError("GD-E001", f"cost above {EVENT_NANOUSD_MAX} nano-dollars")
+    response_id = data.response_id or None
+    flags = ["estimated"] if data.estimated else []
+    if source == "fallback":
+        flags.append("unpriced")
+    return PricedEvent(
+        event,
+        data_json,
+        cost=cost,
+        price_source=source,
+        provider="" if response_id is not None and data.provider is None else data.provider,
+        model=data.model,
+        response_id=response_id,
+        request_id=data.request_id or None,
+        input_tokens=data.input_tokens + data.cache_read_tokens + data.cache_write_tokens,
+        output_tokens=data.output_tokens + data.reasoning_tokens + data.audio_tokens,
+        flags=" ".join(flags),
+        observed=data.source == "auto",
+    )

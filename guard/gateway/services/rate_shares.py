@@ -50,20 +50,22 @@ class RateShares:
     def __init__(self, rates: RateStore) -> None:
         self._rates = rates
 
-    async def lend(self, command: GateCommand, caps: Sequence[CapUse], ttl_ms: int) -> int:
+    async def lend(
+        self, request: Request, call: wire.GateRequest, caps: Sequence[CapUse], ttl_ms: int
+    ) -> int:
         """Take back what the caller's lease has left, and lend what it is expected to need.
 
         Args:
-            command: the question; the call itself is counted already.
+            request: who asks.
+            call: the question; the call itself is counted already.
             caps: those that count every call of the lane.
             ttl_ms: how long a lease lasts.
 
         Returns:
             How many calls the lease allows, this one included if caps count it.
         """
-        call, own = command.call, command.request.organisation_id
         assert call.lease is not None
-        name = _name(command)
+        own, name = request.organisation_id, _name(request, call)
         if call.lease.lease_id is not None:
             unused = call.lease.calls_left
             await self._rates.settle(own, call.lease.lease_id, unused, unless=name)
@@ -75,7 +77,7 @@ class RateShares:
 
     async def decided(self, command: GateCommand, answer: Answer, ttl_ms: int) -> None:
         """Bind what was lent to the lease that was granted, or take it back."""
-        own, name = command.request.organisation_id, _name(command)
+        own, name = command.request.organisation_id, _name(command.request, command.call)
         with _decided_anyway():
             if answer.lease_id is None:
                 await self._rates.settle(own, name, command.call.lease.demand_calls)  # type: ignore[union-attr]  # only asks for leases borrow
@@ -101,7 +103,6 @@ def _decided_anyway() -> Iterator[None]:
         logger.warning("a share of a rate cap was not updated: %s", exc)
 
 
-def _name(command: GateCommand) -> str:
+def _name(request: Request, call: wire.GateRequest) -> str:
     """Name a loan until its lease is known; a repeat of the question has the same name."""
-    request = command.request
-    return f"{request.key_id}/{request.idempotency_key or command.call.call_id}"
+    return f"{request.key_id}/{request.idempotency_key or call.call_id}"
