@@ -1,44 +1,33 @@
-"""Authentication: the API key of a request."""
+"""Who asks, and whether they may: the API key of a request and its limits."""
 
 from __future__ import annotations
 
 from spamdetect.models import ErrorCode
-from spamdetect.service.keys import KeyRecord, KeyStore, StoreError, parse_key, secret_matches
-from spamdetect.service.respond import Headers, RefusalError, retry_after
+from spamdetect.service.keys import (
+    KeyRecord,
+    KeyStore,
+    StoreError,
+    WouldWaitError,
+    parse_key,
+    secret_matches,
+)
+from spamdetect.service.limits import Limits
+from spamdetect.service.respond import RefusalError, retry_after
+from spamdetect.service.steps import Steps
 
 
-async def authenticate(headers: Headers, store: KeyStore) -> KeyRecord:
+def authenticate(api_key: bytes, store: KeyStore) -> Steps[KeyRecord]:
     """Find the key of a request.
+
+    Args:
+        api_key: The header ``x-api-key``; empty when there was none.
+        store: Where the keys are.
 
     Raises:
         RefusalError: 401 ``MISSING_API_KEY`` or ``INVALID_API_KEY``; 503 ``UNAVAILABLE`` when the
             key store cannot be asked.
     """
-    values = [value for name, value in headers if name == b"x-api-key"]
-    key_id, secret = _parts(values[0] if values else b"", len(values))
-    try:
-        record = await store.find(key_id)
-    except StoreError:
-        raise unavailable() from None
-    return _checked(record, secret)
-
-
-def authenticate_now(api_key: bytes, store: KeyStore) -> KeyRecord:
-    """:func:`authenticate` without waiting, for a request with one key or none (empty).
-
-    Raises:
-        WouldWaitError: The key store must be awaited.
-    """
-    key_id, secret = _parts(api_key, 1)
-    try:
-        record = store.find_now(key_id)
-    except StoreError:
-        raise unavailable() from None
-    return _checked(record, secret)
-
-
-def _parts(api_key: bytes, count: int) -> tuple[str, str]:
-    parts = parse_key(api_key.decode("latin-1").strip()) if count == 1 else None
+    parts = parse_key(api_key.decode("latin-1").strip())
     if parts is None:
         if not api_key.strip():
             raise RefusalError(
@@ -48,13 +37,33 @@ def _parts(api_key: bytes, count: int) -> tuple[str, str]:
                 close=True,
             )
         raise _invalid()
-    return parts
-
-
-def _checked(record: KeyRecord | None, secret: str) -> KeyRecord:
+    key_id, secret = parts
+    try:
+        try:
+            record = store.find_now(key_id)
+        except WouldWaitError:
+            record = yield store.find(key_id)
+    except StoreError:
+        raise unavailable() from None
     if record is None or not secret_matches(secret, record) or record.revoked_s is not None:
         raise _invalid()
     return record
+
+
+def count(key: KeyRecord, limits: Limits) -> Steps[None]:
+    """Count a request against the limits of its key.
+
+    Raises:
+        RefusalError: 429 when they are used up; 503 ``UNAVAILABLE`` when the limiter could not
+            read how often the key was used today.
+    """
+    try:
+        try:
+            limits.admit_now(key)
+        except WouldWaitError:
+            yield limits.admit(key)
+    except StoreError:
+        raise unavailable() from None
 
 
 def _invalid() -> RefusalError:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
+from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -11,6 +13,7 @@ import msgspec
 from spamdetect._exchange import too_long_message
 from spamdetect.models import ErrorCode
 from spamdetect.service.respond import Headers, RefusalError
+from spamdetect.service.steps import Steps
 
 Receive = Any
 T = TypeVar("T", bound=msgspec.Struct)
@@ -25,12 +28,14 @@ class ClientGoneError(Exception):
     """The client closed the connection before its request was complete."""
 
 
-def header(headers: Headers, name: bytes) -> bytes | None:
-    """The value of a header, or None; the first one when there are several."""
-    for key, value in headers:
-        if key == name:
-            return value
-    return None
+def fields_of(headers: Headers) -> dict[bytes, bytes]:
+    """The headers by name; the values of one that came several times are joined (RFC 9110, 5.3)."""
+    fields = dict(headers)
+    if len(fields) != len(headers):
+        fields = {}
+        for name, value in headers:
+            fields[name] = fields[name] + b", " + value if name in fields else value
+    return fields
 
 
 def check_media_type(declared: bytes | None, encoding: bytes | None) -> None:
@@ -63,62 +68,74 @@ class RequestBody:
     """The body of one request: read within limits, or read and discarded.
 
     Args:
-        headers: The headers of the request.
-        receive: The ASGI channel.
+        content: The body, where all of it has come.
+        fields: The headers of the request.
+        receive: The ASGI channel that the rest comes from.
         timeout_s: Seconds in which the whole body must arrive.
     """
 
-    __slots__ = ("_complete", "_deadline_s", "_headers", "_receive", "_timeout_s")
+    __slots__ = ("_content", "_deadline_s", "_fields", "_receive", "_timeout_s", "complete")
 
-    def __init__(self, headers: Headers, receive: Receive, timeout_s: float) -> None:
-        self._headers = headers
+    def __init__(
+        self,
+        content: bytes,
+        fields: Mapping[bytes, bytes] | None = None,
+        receive: Receive = None,
+        timeout_s: float = 0.0,
+    ) -> None:
+        self.complete = receive is None
+        self._content = content
+        self._fields = fields or {}
         self._receive = receive
         self._timeout_s = timeout_s
         self._deadline_s = 0.0
-        self._complete = False
 
-    async def read(self, *, max_bytes: int, max_chars: int) -> bytes:
-        """Read the whole body.
+    def content(self, *, max_bytes: int, too_long: Callable[[], RefusalError]) -> Steps[bytes]:
+        """The whole body.
 
         Raises:
-            RefusalError: 413 ``TEXT_TOO_LONG`` or 408 ``REQUEST_TIMEOUT``.
+            RefusalError: What ``too_long`` makes, or 408 ``REQUEST_TIMEOUT``.
             ClientGoneError: The client has gone.
         """
-        declared = header(self._headers, b"content-length")
-        if declared is not None and int(declared) > max_bytes:
-            raise too_long(max_chars)
-        chunks: list[bytes] = []
-        size = 0
-        while not self._complete:
-            chunks.append(await self._next())
-            size += len(chunks[-1])
-            if size > max_bytes:
-                raise too_long(max_chars)
-        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        if not self.complete:
+            yield self._read(max_bytes, too_long)
+        if len(self._content) > max_bytes:
+            raise too_long()
+        return self._content
 
-    async def drain(self, *, max_bytes: int) -> bool:
-        """Read and discard the rest of a refused request's body.
+    def is_drained(self, *, max_bytes: int) -> Steps[bool]:
+        """Read and discard the rest of a refused request's body; false when it does not end.
 
         Closing a connection while the client is still sending makes TCP reset it, and the client
         then loses the answer that says why.
 
-        Returns:
-            True when the body is complete, so that the connection can be kept open.
-
         Raises:
             ClientGoneError: The client has gone.
         """
-        if header(self._headers, b"expect") is not None:
-            return self._complete
+        if not self.complete:
+            yield self._drain(max_bytes)
+        return self.complete
+
+    async def _read(self, max_bytes: int, too_long: Callable[[], RefusalError]) -> None:
+        declared = self._fields.get(b"content-length")
+        if declared is not None and int(declared) > max_bytes:
+            raise too_long()
+        chunks: list[bytes] = []
         size = 0
-        while not self._complete:
-            try:
-                size += len(await self._next())
-            except RefusalError:
-                return False
+        while not self.complete:
+            chunks.append(await self._next())
+            size += len(chunks[-1])
             if size > max_bytes:
-                return False
-        return True
+                raise too_long()
+        self._content = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    async def _drain(self, max_bytes: int) -> None:
+        if b"expect" in self._fields:
+            return
+        size = 0
+        with contextlib.suppress(RefusalError):
+            while not self.complete and size <= max_bytes:
+                size += len(await self._next())
 
     async def _next(self) -> bytes:
         now_s = asyncio.get_running_loop().time()
@@ -132,7 +149,7 @@ class RequestBody:
             ) from None
         if message["type"] == "http.disconnect":
             raise ClientGoneError
-        self._complete = not message.get("more_body", False)
+        self.complete = not message.get("more_body", False)
         chunk: bytes = message.get("body", b"")
         return chunk
 

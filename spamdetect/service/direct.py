@@ -15,11 +15,12 @@ from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from spamdetect.service.hot import ENDPOINTS, HotRoutes
-from spamdetect.service.keys import WouldWaitError
+from spamdetect.service.body import RequestBody, fields_of
+from spamdetect.service.hot import ENDPOINTS, HotRoutes, Request
 from spamdetect.service.protocol import HardenedProtocol
 from spamdetect.service.respond import Reply
 from spamdetect.service.settings import ServiceSettings
+from spamdetect.service.steps import run_soon
 
 _ENDPOINTS: Final = {path.encode(): endpoint for path, endpoint in ENDPOINTS.items()}
 
@@ -110,14 +111,8 @@ class DirectProtocol(HardenedProtocol):
         cycle.more_body = False
         parts = cycle.parts
         content = parts[0] if len(parts) == 1 else b"".join(parts)
-        fields = dict(cycle.headers)
-        try:
-            if len(fields) != len(cycle.headers):
-                raise WouldWaitError
-            self.routes.answer_soon(cycle.endpoint, fields, content, partial(self._send, cycle))
-        except WouldWaitError:
-            self._hand_over_body(cycle)
-            super().on_message_complete()
+        request = Request(cycle.endpoint, "POST", fields_of(cycle.headers), RequestBody(content))
+        run_soon(self.routes.answer(request), partial(self._send, cycle))
 
     def _is_plain(self) -> bool:
         parser: Any = self.parser

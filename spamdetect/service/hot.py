@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 import attrs
@@ -18,20 +19,19 @@ from spamdetect._exchange import (
     THRESHOLD_HEADER,
 )
 from spamdetect.models import ErrorCode
-from spamdetect.service.auth import authenticate, authenticate_now, unavailable
+from spamdetect.service.auth import authenticate, count
 from spamdetect.service.body import (
     ClientGoneError,
     RequestBody,
     check_media_type,
     decode,
-    header,
+    fields_of,
     too_long,
 )
-from spamdetect.service.keys import KeyRecord, KeyStore, StoreError, WouldWaitError
+from spamdetect.service.keys import KeyRecord, KeyStore, StoreError
 from spamdetect.service.limits import Limits
 from spamdetect.service.metrics import Metrics
 from spamdetect.service.respond import (
-    Headers,
     RefusalError,
     Reply,
     envelope,
@@ -39,7 +39,8 @@ from spamdetect.service.respond import (
     send_reply,
 )
 from spamdetect.service.settings import ServiceSettings
-from spamdetect.service.work import EngineFailedError, Item, Outcome, WorkerPool, place_of
+from spamdetect.service.steps import Steps, run_steps
+from spamdetect.service.work import EngineFailedError, Item, WorkerPool, place_of
 from spamdetect.thresholds import PROFILE_NAMES, checked_threshold
 
 _log = logging.getLogger("spamdetect.service")
@@ -89,6 +90,23 @@ class HotState:
     metrics: Metrics
 
 
+@attrs.frozen
+class Request:
+    """One request for one of the routes.
+
+    Attributes:
+        endpoint: One of :data:`ENDPOINTS`.
+        method: The HTTP method.
+        fields: The headers, names in lower case.
+        body: The body.
+    """
+
+    endpoint: str
+    method: str
+    fields: Mapping[bytes, bytes] = attrs.field(repr=False)
+    body: RequestBody
+
+
 class HotRoutes:
     """Answers ``predict``, ``preprocess`` and ``feedback``."""
 
@@ -97,115 +115,50 @@ class HotRoutes:
         self._max_drained_bytes = _DRAIN_FACTOR * state.settings.max_body_bytes
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        headers = scope["headers"]
-        body = RequestBody(headers, receive, self._state.settings.body_timeout_s)
-        reply = await self.answer(ENDPOINTS[scope["path"]], scope["method"], headers, body)
-        if reply is not None:
-            await send_reply(send, reply)
+        fields = fields_of(scope["headers"])
+        body = RequestBody(b"", fields, receive, self._state.settings.body_timeout_s)
+        request = Request(ENDPOINTS[scope["path"]], scope["method"], fields, body)
+        with contextlib.suppress(ClientGoneError):
+            await send_reply(send, await run_steps(self.answer(request)))
 
-    async def answer(
-        self, endpoint: str, method: str, headers: Headers, body: RequestBody
-    ) -> Reply | None:
+    def answer(self, request: Request) -> Steps[Reply]:
         """Answer one request.
 
-        Args:
-            endpoint: One of :data:`ENDPOINTS`.
-            method: The HTTP method.
-            headers: The request's headers, names in lower case.
-            body: The request's body.
-
-        Returns:
-            The answer, or None when the client has gone.
+        Raises:
+            ClientGoneError: The client has gone before its request was complete.
         """
         started_s = time.perf_counter()
         error_code = ""
         try:
-            content, fields = await self._answer(endpoint, method, headers, body)
-            reply = Reply(200, content, fields)
-        except RefusalError as refusal:
-            try:
-                close = refusal.close and not await body.drain(max_bytes=self._max_drained_bytes)
-            except ClientGoneError:
-                return None
-            error_code = refusal.error_code.value
-            reply = _refused(refusal, close)
+            content, headers = yield from self._answer(request)
+            reply = Reply(200, content, headers)
         except ClientGoneError:
-            return None
+            raise
+        except RefusalError as refusal:
+            drained = yield from request.body.is_drained(max_bytes=self._max_drained_bytes)
+            error_code = refusal.error_code.value
+            reply = Reply(
+                refusal.status_code,
+                refusal.body(),
+                refusal.headers,
+                refusal.close and not drained,
+            )
         except Exception as error:  # noqa: BLE001 - the last resort, answered as 500 INTERNAL
             error_code = ErrorCode.INTERNAL.value
-            reply = _internal(endpoint, error)
+            reply = _internal(request.endpoint, error)
         self._state.metrics.answered(
-            endpoint, reply.status_code, error_code, time.perf_counter() - started_s
+            request.endpoint, reply.status_code, error_code, time.perf_counter() - started_s
         )
         return reply
 
-    def answer_soon(
-        self,
-        endpoint: str,
-        fields: Mapping[bytes, bytes],
-        content: bytes,
-        send: Callable[[Reply], None],
-    ) -> None:
-        """Answer a POST request whose body has come, without a task.
-
-        Args:
-            endpoint: One of :data:`ENDPOINTS`.
-            fields: The request's headers, names in lower case, none of which came twice.
-            content: The body.
-            send: Takes the answer, perhaps before this returns.
-
-        Raises:
-            WouldWaitError: Only :meth:`answer` can answer this request; nothing was done.
-        """
-        started_s = time.perf_counter()
-        state = self._state
-
-        def finish(reply: Reply, error_code: str = "") -> None:
-            seconds = time.perf_counter() - started_s
-            state.metrics.answered(endpoint, reply.status_code, error_code, seconds)
-            send(reply)
-
-        def refuse(error: Exception) -> None:
-            if isinstance(error, RefusalError):
-                close = error.close and len(content) > self._max_drained_bytes
-                finish(_refused(error, close), error.error_code.value)
-            else:
-                finish(_internal(endpoint, error), ErrorCode.INTERNAL.value)
-
-        def analysed(outcome: Outcome | RefusalError) -> None:
-            if isinstance(outcome, Exception):
-                refuse(outcome)
-                return
-            answer, is_spam = outcome
-            if is_spam is not None:
-                state.metrics.classified(is_spam)
-            finish(Reply(200, answer, headers))
-
-        if endpoint == "feedback":
-            raise WouldWaitError
-        try:
-            key = authenticate_now(fields.get(b"x-api-key", b""), state.store)
-            state.limits.admit_now(key)
-            check_media_type(fields.get(b"content-type"), fields.get(b"content-encoding"))
-            if len(content) > state.settings.max_body_bytes:
-                raise too_long(state.settings.max_text_chars)
-            item, headers = self._item(endpoint, content)
-            state.workers.submit(item, analysed)
-        except WouldWaitError:
-            raise
-        except Exception as error:  # noqa: BLE001 - the last resort, answered as 500 INTERNAL
-            refuse(error)
-
-    async def _answer(
-        self, endpoint: str, method: str, headers: Headers, body: RequestBody
-    ) -> tuple[bytes, Fields]:
-        state = self._state
+    def _answer(self, request: Request) -> Steps[tuple[bytes, Fields]]:
+        state, endpoint, fields = self._state, request.endpoint, request.fields
         settings = state.settings
         if endpoint == "feedback" and not settings.store_feedback:
             raise RefusalError(
                 404, ErrorCode.NOT_FOUND, "This service does not collect feedback.", close=True
             )
-        if method != "POST":
+        if request.method != "POST":
             raise RefusalError(
                 405,
                 ErrorCode.METHOD_NOT_ALLOWED,
@@ -213,22 +166,21 @@ class HotRoutes:
                 headers=((b"allow", b"POST"),),
                 close=True,
             )
-        key = await authenticate(headers, state.store)
-        try:
-            await state.limits.admit(key)
-        except StoreError:  # it could not say how often the key was used today
-            raise unavailable() from None
-        check_media_type(header(headers, b"content-type"), header(headers, b"content-encoding"))
-        content = await body.read(
-            max_bytes=settings.max_body_bytes, max_chars=settings.max_text_chars
+        key = yield from authenticate(fields.get(b"x-api-key", b""), state.store)
+        yield from count(key, state.limits)
+        check_media_type(fields.get(b"content-type"), fields.get(b"content-encoding"))
+        content = yield from request.body.content(
+            max_bytes=settings.max_body_bytes,
+            too_long=partial(too_long, settings.max_text_chars),
         )
         if endpoint == "feedback":
-            return await self._take_feedback(decode(content, _FEEDBACK), key), ()
-        item, fields = self._item(endpoint, content)
-        answer, is_spam = await state.workers.run(item)
+            answer = yield self._take_feedback(decode(content, _FEEDBACK), key)
+            return answer, ()
+        item, headers = self._item(endpoint, content)
+        answer, is_spam = yield state.workers.submit(item)
         if is_spam is not None:
             state.metrics.classified(is_spam)
-        return answer, fields
+        return answer, headers
 
     def _item(self, endpoint: str, content: bytes) -> tuple[Item, Fields]:
         """What the engine is to do for a body, and further headers of the answer."""
@@ -281,10 +233,6 @@ class HotRoutes:
                 headers=retry_after(1),
             ) from None
         return envelope("Thank you, the report was stored.", {"error_code": ""})
-
-
-def _refused(refusal: RefusalError, close: bool) -> Reply:
-    return Reply(refusal.status_code, refusal.body(), refusal.headers, close)
 
 
 def _internal(endpoint: str, error: Exception) -> Reply:

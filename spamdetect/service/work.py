@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import attrs
 
@@ -43,9 +43,6 @@ class EngineFailedError(Exception):
 # A text, whether a verdict is wanted, and the lowest score that is spam (None: the engine's).
 Item = tuple[str, bool, float | None]
 Outcome = tuple[bytes, bool | None] | EngineFailedError
-# Refused: the service stops.
-Done = Callable[[Outcome | RefusalError], None]
-
 _BATCH_TEXTS: Final = 64
 _BATCH_CHARS: Final = 50_000
 # Cost of a text besides its length, in characters, so that many tiny texts are not free.
@@ -86,19 +83,40 @@ class BatchRunner(Protocol):
 
 @attrs.define(eq=False, slots=True)
 class Job:
-    """A text that waits for the engine, or is being read.
+    """A text that waits for the engine, or is being read; await it for its outcome.
 
     Attributes:
         item: The text, and what is wanted.
         cost_chars: What it costs, in characters.
-        done: Takes the outcome.
         is_wanted: Whether anybody still needs the outcome.
+        outcome: The outcome, once it is there.
+        done: Takes the outcome, on the loop; not before the turn in which the job was made is over.
     """
 
     item: Item = attrs.field(repr=False)
     cost_chars: int
-    done: Done
     is_wanted: bool = True
+    outcome: Outcome | RefusalError | None = attrs.field(default=None, repr=False)
+    done: Callable[[Outcome | RefusalError], None] | None = None
+
+    def finish(self, outcome: Outcome | RefusalError) -> None:
+        """Hand the outcome over."""
+        self.outcome = outcome
+        if self.done is not None:
+            self.done(outcome)
+
+    def __await__(self) -> Generator[Any, None, tuple[bytes, bool | None]]:
+        if self.outcome is None:
+            ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self.done = lambda _: None if ended.done() else ended.set_result(None)
+            try:
+                yield from ended
+            finally:
+                self.is_wanted = False
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        assert self.outcome is not None
+        return self.outcome
 
 
 class WorkerPool:
@@ -163,8 +181,9 @@ class WorkerPool:
         """Run the engine a few times, so that its speed is known before the first request."""
         for is_first in (True, False, False):
             # As many at once as there are workers, so that each process starts now.
-            runs = [self.run((_WARM_UP_TEXT, True, None)) for _ in range(self._workers)]
-            await asyncio.gather(*runs)
+            jobs = [self.submit((_WARM_UP_TEXT, True, None)) for _ in range(self._workers)]
+            for job in jobs:
+                await job
             if is_first:
                 self._seconds_per_char = 0.0  # tables were made, processes were started
 
@@ -176,45 +195,15 @@ class WorkerPool:
         """
         return self._engine.threshold_of(threshold)
 
-    async def run(self, item: Item) -> tuple[bytes, bool | None]:
-        """Analyse one text.
-
-        Args:
-            item: The text, whether to give a verdict, and the lowest score that is spam.
-
-        Returns:
-            The body of the answer, and the verdict where there is one.
-
-        Raises:
-            RefusalError: 503 ``OVERLOADED`` when the queue is full or the wait too long.
-        """
-        future: asyncio.Future[tuple[bytes, bool | None]] = (
-            asyncio.get_running_loop().create_future()
-        )
-
-        def done(outcome: Outcome | RefusalError) -> None:
-            if future.done():
-                return
-            if isinstance(outcome, BaseException):
-                future.set_exception(outcome)
-            else:
-                future.set_result(outcome)
-
-        job = self.submit(item, done)
-        try:
-            return await future
-        finally:
-            job.is_wanted = False
-
-    def submit(self, item: Item, done: Done) -> Job:
+    def submit(self, item: Item) -> Job:
         """Let one text be analysed.
 
         Args:
             item: The text, whether to give a verdict, and the lowest score that is spam.
-            done: Called with the outcome, on the loop, but not before this returns.
 
         Returns:
-            The job; set ``is_wanted`` to false when nobody needs it any more.
+            The job; set its ``done``, or await it for the body of the answer and the verdict where
+            there is one. Set ``is_wanted`` to false when nobody needs it any more.
 
         Raises:
             RefusalError: 503 ``OVERLOADED`` when the queue is full or the wait too long.
@@ -227,7 +216,7 @@ class WorkerPool:
                 "The service has more to do than it can; try again in a moment.",
                 headers=retry_after(wait_s),
             )
-        job = Job(item, _BASE_COST_CHARS + len(item[0]), done)
+        job = Job(item, _BASE_COST_CHARS + len(item[0]))
         self._queue.append(job)
         self._queued_chars += job.cost_chars
         self._start_soon()
@@ -238,7 +227,7 @@ class WorkerPool:
         self._closed = True
         for job in self._queue:
             if job.is_wanted:
-                job.done(RefusalError(503, ErrorCode.OVERLOADED, "The service is stopping."))
+                job.finish(RefusalError(503, ErrorCode.OVERLOADED, "The service is stopping."))
         self._queue.clear()
         await asyncio.to_thread(self._threads.shutdown)
         if self._processes is not None:
@@ -325,7 +314,7 @@ class WorkerPool:
         self._learn_speed((time.perf_counter() - started_s) / chars)
         for job, outcome in zip(batch, outcomes, strict=True):
             if job.is_wanted:
-                job.done(outcome)
+                job.finish(outcome)
 
     def _learn_speed(self, seconds_per_char: float) -> None:
         if self._seconds_per_char:

@@ -22,6 +22,10 @@ from spamdetect.testing import run_service_async
 pytestmark = pytest.mark.asyncio
 
 
+async def run(pool: WorkerPool, item: Any) -> Any:
+    return await pool.submit(item)
+
+
 class Gate:
     """The real engine behind a gate, so that a test decides when work goes on."""
 
@@ -55,7 +59,7 @@ async def test_texts_that_wait_together_are_analysed_together(
 ) -> None:
     gate = Gate(engine)
     pool = WorkerPool(gate, 1, 1000, 60)
-    calls = [asyncio.create_task(pool.run((f"text {n}", True, None))) for n in range(100)]
+    calls = [asyncio.create_task(run(pool, (f"text {n}", True, None))) for n in range(100)]
     await until(lambda: pool.pending == 36)
     gate.open.set()
     bodies = await asyncio.gather(*calls)
@@ -72,7 +76,7 @@ async def test_one_text_that_fails_fails_alone(
     gate = Gate(engine)
     pool = WorkerPool(gate, 1, 1000, 60)
     texts = ["a", "b", "poison", "c"]
-    calls = [asyncio.create_task(pool.run((text, True, None))) for text in texts]
+    calls = [asyncio.create_task(run(pool, (text, True, None))) for text in texts]
     await until(lambda: pool.busy)
     gate.open.set()
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
@@ -82,24 +86,24 @@ async def test_one_text_that_fails_fails_alone(
         True,
         False,
     ]
-    assert (await pool.run(("next", True, None)))[1] in {True, False}
+    assert (await run(pool, ("next", True, None)))[1] in {True, False}
     await pool.close()
 
 
 async def test_a_full_queue_refuses(engine: Engine, until: Callable[..., Awaitable[None]]) -> None:
     gate = Gate(engine)
     pool = WorkerPool(gate, 1, 5, 60)
-    calls = [asyncio.create_task(pool.run(("text", True, None)))]
+    calls = [asyncio.create_task(run(pool, ("text", True, None)))]
     await until(lambda: pool.busy)
-    calls += [asyncio.create_task(pool.run(("text", True, None))) for _ in range(5)]
+    calls += [asyncio.create_task(run(pool, ("text", True, None))) for _ in range(5)]
     await until(lambda: pool.pending == 5)
     with pytest.raises(RefusalError) as caught:
-        await pool.run(("one more", True, None))
+        await run(pool, ("one more", True, None))
     assert (caught.value.status_code, caught.value.error_code.value) == (503, "OVERLOADED")
     assert dict(caught.value.headers)[b"retry-after"] == b"1"
     gate.open.set()
     await asyncio.gather(*calls)
-    await pool.run(("one more", True, None))
+    await run(pool, ("one more", True, None))
     await pool.close()
 
 
@@ -108,8 +112,8 @@ async def test_a_long_estimated_wait_refuses_before_the_queue_is_full(engine: En
     gate.open.set()
     gate.seconds_per_text = 0.02
     pool = WorkerPool(gate, 1, 100_000, 0.2)
-    await pool.run(("learn the speed", True, None))
-    calls = [asyncio.create_task(pool.run(("learn the speed", True, None))) for _ in range(500)]
+    await run(pool, ("learn the speed", True, None))
+    calls = [asyncio.create_task(run(pool, ("learn the speed", True, None))) for _ in range(500)]
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     refused = sum(isinstance(outcome, RefusalError) for outcome in outcomes)
     assert 400 < refused < 500
@@ -121,13 +125,13 @@ async def test_who_has_gone_is_not_worked_for(
 ) -> None:
     gate = Gate(engine)
     pool = WorkerPool(gate, 1, 1000, 60)
-    calls = [asyncio.create_task(pool.run(("text", True, None)))]
+    calls = [asyncio.create_task(run(pool, ("text", True, None)))]
     await until(lambda: pool.busy)
-    calls += [asyncio.create_task(pool.run(("text", True, None))) for _ in range(9)]
+    calls += [asyncio.create_task(run(pool, ("text", True, None))) for _ in range(9)]
     await until(lambda: pool.pending == 9)
     for call in calls[1:]:
         call.cancel()
-    last = asyncio.create_task(pool.run(("last", True, None)))
+    last = asyncio.create_task(run(pool, ("last", True, None)))
     await until(lambda: pool.pending == 10)
     gate.open.set()
     await last
@@ -149,8 +153,8 @@ async def test_short_texts_are_analysed_on_the_loop_and_long_ones_beside_it(
     seen.open.set()
     pool = WorkerPool(seen, 1, 1000, 60)
     pool._seconds_per_char = 1e-6  # as if measured: 2,000 characters take two milliseconds
-    await asyncio.gather(*(pool.run((f"text {n}", True, None)) for n in range(3)))
-    await pool.run(("long text " * 2_000, True, None))
+    await asyncio.gather(*(run(pool, (f"text {n}", True, None)) for n in range(3)))
+    await run(pool, ("long text " * 2_000, True, None))
     assert seen.batches == [3, 1]
     assert [each is threading.current_thread() for each in threads] == [True, False]
     await pool.close()
@@ -161,9 +165,9 @@ async def test_closing_refuses_what_waits(
 ) -> None:
     gate = Gate(engine)
     pool = WorkerPool(gate, 1, 1000, 60)
-    calls = [asyncio.create_task(pool.run(("text", True, None)))]
+    calls = [asyncio.create_task(run(pool, ("text", True, None)))]
     await until(lambda: pool.busy)
-    calls += [asyncio.create_task(pool.run(("text", True, None))) for _ in range(2)]
+    calls += [asyncio.create_task(run(pool, ("text", True, None))) for _ in range(2)]
     await until(lambda: pool.pending == 2)
     closing = asyncio.create_task(pool.close())
     await until(lambda: pool.pending == 0)
@@ -172,7 +176,7 @@ async def test_closing_refuses_what_waits(
     outcomes: list[Any] = await asyncio.gather(*calls, return_exceptions=True)
     assert [isinstance(outcome, RefusalError) for outcome in outcomes] == [False, True, True]
     with pytest.raises(RefusalError):
-        await pool.run(("text", True, None))
+        await run(pool, ("text", True, None))
 
 
 async def test_an_overloaded_service_answers_fast_and_most_with_503(engine: Engine) -> None:
@@ -217,9 +221,9 @@ async def test_the_engine_runs_in_processes_and_a_killed_one_is_replaced(engine:
     await pool.warm_up()
     texts = [f"You won prize number {n}, claim it now" for n in range(200)]
     expected = [analysis.prediction.is_spam for analysis in engine.predict_many(texts)]
-    found = await asyncio.gather(*(pool.run((text, True, None)) for text in texts))
+    found = await asyncio.gather(*(run(pool, (text, True, None)) for text in texts))
     assert [is_spam for _, is_spam in found] == expected
-    assert b"processed_text" in (await pool.run(("hello", False, None)))[0]
+    assert b"processed_text" in (await run(pool, ("hello", False, None)))[0]
     for when_idle in (True, False):
         children = [psutil.Process(pid) for pid in processes.pids]
         assert len(children) == 2
@@ -231,7 +235,7 @@ async def test_the_engine_runs_in_processes_and_a_killed_one_is_replaced(engine:
         async with asyncio.timeout(60):
             while True:
                 try:
-                    outcome = await pool.run((texts[0], True, None))
+                    outcome = await run(pool, (texts[0], True, None))
                     break
                 except EngineFailedError as error:
                     failures.append(error.kind)
