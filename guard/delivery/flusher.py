@@ -7,10 +7,11 @@ event ends up delivered, in the buffer, on disk or in ``events_lost``.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, cast
 
 import msgspec
@@ -98,6 +99,10 @@ class Flusher:
         self._one_flush = asyncio.Lock()
         self._in_flight: list[Batch] = []
         self._piggybacked: dict[int, list[Record]] = {}
+        # At most how many records are on their way out of the buffer. A thread that counts just
+        # then may find a record twice, which is harmless; if it found it nowhere, everything would
+        # seem delivered, and a signal would end the process without it.
+        self._being_taken = 0
         self._in_trouble = False
         self._busy = False
         self.limits = wire.Limits()
@@ -105,9 +110,9 @@ class Flusher:
     @property
     def in_flight(self) -> int:
         """How many events are not in the buffer and not known to be at the gateway."""
-        return sum(len(batch.records) for batch in self._in_flight) + sum(
-            len(records) for records in self._piggybacked.values()
-        )
+        in_batches = sum(len(batch.records) for batch in self._in_flight)
+        piggybacked = sum(len(records) for records in list(self._piggybacked.values()))
+        return self._being_taken + in_batches + piggybacked
 
     @property
     def spooled(self) -> int:
@@ -222,20 +227,21 @@ class Flusher:
     async def _send_buffered(self) -> int:
         async with self._one_flush:
             self._losses.count_drops()
-            records = self._next_records()
-            report = self._losses.report()
-            if report is not None:
-                records.append(report)
-            if not records:
-                return 0
+            with self._taking():
+                records = self._next_records()
+                report = self._losses.report()
+                if report is not None:
+                    records.append(report)
+                self._in_flight = [Batch([], records=records)]
             taken = len(records)
-            self._in_flight = [Batch([], records=records)]
             try:
+                if not records:
+                    return 0
                 events, records, broken = encoded(records, self._ids)
                 self._losses.lose(broken, "an event cannot be encoded")
                 fits = fitting(events, self.limits.max_batch_bytes)
-                self._in_flight = [Batch(events[:fits], records=records[:fits])]
                 self._requeue(records[fits:])
+                self._in_flight = [Batch(events[:fits], records=records[:fits])]
                 if fits:
                     await self._deliver()
             except Exception:
@@ -246,6 +252,15 @@ class Flusher:
                     self._requeue(batch.records)
                 self._in_flight = []
             return taken
+
+    @contextlib.contextmanager
+    def _taking(self) -> Iterator[None]:
+        """Count all that is buffered as in flight too, until what is taken is noted somewhere."""
+        self._being_taken = len(self._buffer)
+        try:
+            yield
+        finally:
+            self._being_taken = 0
 
     def _next_records(self) -> list[Record]:
         most = self._settings.batch_size
@@ -331,31 +346,34 @@ class Flusher:
         Returns:
             The records, for :meth:`acknowledge` or :meth:`requeue`, and their events.
         """
-        records = self._buffer.take_if(
-            lambda record: record.event_fields[0] == workflow_id,
-            _GATE_EVENTS_MAX,
-            _GATE_LOOKED_AT_MAX,
-        )
-        if not records:
-            return records, []
-        events, records, broken = encoded(records, self._ids)
-        self._losses.lose(broken, "an event cannot be encoded")
-        fits = fitting(events, _GATE_BYTES_MAX)
-        if fits < len(records):
-            self._buffer.put_back(records[fits:])
-            del records[fits:]
-        self._piggybacked[id(records)] = records
+        with self._taking():
+            records = self._buffer.take_if(
+                lambda record: record.event_fields[0] == workflow_id,
+                _GATE_EVENTS_MAX,
+                _GATE_LOOKED_AT_MAX,
+            )
+            if not records:
+                return records, []
+            events, records, broken = encoded(records, self._ids)
+            self._losses.lose(broken, "an event cannot be encoded")
+            fits = fitting(events, _GATE_BYTES_MAX)
+            if fits < len(records):
+                self._buffer.put_back(records[fits:])
+                del records[fits:]
+            self._piggybacked[id(records)] = records
         return records, cast("list[wire.Event]", [msgspec.Raw(event) for event in events[:fits]])
 
     def acknowledge(self, records: list[Record], outcome: wire.EventsOutcome | None) -> None:
         """Count piggybacked records as delivered."""
-        if self._piggybacked.pop(id(records), None) is not None:
+        if id(records) in self._piggybacked:
             self._count(len(records), outcome.rejected if outcome is not None else [])
+            del self._piggybacked[id(records)]
 
     def requeue(self, records: list[Record]) -> None:
         """Put piggybacked records back into the buffer; the ledger charges a repeated one once."""
-        if self._piggybacked.pop(id(records), None) is not None:
+        if id(records) in self._piggybacked:
             self._buffer.put_back(records)
+            del self._piggybacked[id(records)]
 
     # -- undelivered events -------------------------------------------------------------------
 
@@ -368,7 +386,8 @@ class Flusher:
             return
         while len(self._buffer):
             async with self._one_flush:
-                self._in_flight = [Batch([], records=self._buffer.take(1000))]
+                with self._taking():
+                    self._in_flight = [Batch([], records=self._buffer.take(1000))]
                 try:
                     await self._store_in_flight()
                     if self._in_flight:

@@ -13,6 +13,7 @@ import pytest
 
 import guard
 from guard.breaker.exceptions import BreakerTransportError, GuardTransportError
+from guard.core.buffer import EventBuffer, Record
 from guard.runtime.runtime import GuardRuntime
 from guard.serverless import flush_on_return
 from tests.guard.delivery.conftest import EVENTS, Answer, Scripted
@@ -170,6 +171,33 @@ class TestAgainstAGatewayThatHangs:
 
 
 class TestAccounting:
+    @pytest.mark.parametrize("take", ["take", "take_if"])
+    def test_what_leaves_the_buffer_is_counted_all_the_while(
+        self, against: Against, monkeypatch: pytest.MonkeyPatch, take: str
+    ) -> None:
+        """Another thread that saw nothing waiting would let the process end."""
+        runtime = against(flush_interval_ms=3_600_000)
+        original = getattr(EventBuffer, take)
+        seen: list[int] = []
+
+        def taken(buffer: EventBuffer, *args: Any) -> list[Record]:
+            records: list[Record] = original(buffer, *args)
+            if records:
+                seen.append(runtime.events.waiting)
+            return records
+
+        monkeypatch.setattr(EventBuffer, take, taken)
+        with guard.workflow("w"):
+            track(5)
+            if take == "take_if":
+                guard.protect(lambda: None)()  # its question takes them along
+            else:
+                runtime.flush()
+        assert seen[0] >= 5
+        runtime.flush()
+        status = runtime.status()
+        assert (status.buffered, status.events_lost) == (0, 0)
+
     def test_without_flush_the_events_are_counted_not_raised(self, against: Against) -> None:
         runtime = against(flush_interval_ms=3_600_000)
         track(20)
