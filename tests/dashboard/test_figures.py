@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import doctest
-from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
@@ -14,7 +13,6 @@ from guard.gateway.dashboard import charts, formatting, spans
 from guard.gateway.domain.budget_preview import preview
 from guard.gateway.domain.records import Budget, StoredEvent
 from guard.gateway.domain.usage import HOUR_MS, ChargedEvent, UsagePoint
-from guard.gateway.embedded import run_gateway
 
 NOW_MS = 1_800_000_000_000
 
@@ -131,33 +129,6 @@ def test_a_preview_of_each_workflow_keeps_them_apart() -> None:
     assert preview(budget(5, **own), charges).stopped_calls == 1
     assert preview(budget(5, **own | {"scope_id": "b"}), charges).charges == 1
     assert preview(budget(5, **own | {"scope_id": "b*"}), charges).charges == 1
-
-
-def test_an_older_database_gets_its_figures(tmp_path: Path) -> None:
-    """The migration fills the hours from the events that are there."""
-    import sqlite3
-
-    from guard.gateway.storage.sqlite import schema as sqlite_schema
-
-    database = tmp_path / "g.sqlite3"
-    connection = sqlite3.connect(database, isolation_level=None)
-    connection.executescript(f"BEGIN;{sqlite_schema.MIGRATIONS[0]}PRAGMA user_version = 1;COMMIT;")
-    connection.execute("INSERT INTO organisations VALUES ('o', 'default', 1, '{}', 0)")
-    connection.execute(
-        "INSERT INTO events VALUES (1,'o','e','llm',?,?,?,'k','w',NULL,NULL,NULL,NULL,NULL,NULL,"
-        "'gpt',NULL,10,5,700,'usage','','[]','{}')",
-        (NOW_MS, NOW_MS, NOW_MS),
-    )
-    connection.close()
-    with run_gateway(database, clock_ms=lambda: NOW_MS):
-        pass
-    connection = sqlite3.connect(database)
-    rows = connection.execute(
-        "SELECT workflow_id, model, cost_nanousd, llm_calls, input_tokens, bucket_ms"
-        " FROM usage_rollups"
-    ).fetchall()
-    connection.close()
-    assert rows == [("w", "gpt", 700, 1, 10, NOW_MS - NOW_MS % HOUR_MS)]
 
 
 @pytest.mark.parametrize("path", ["/", "/budgets", "/workflow"])

@@ -17,9 +17,8 @@ from click.testing import CliRunner, Result
 from guard.gateway.cli.admin_client import AdminClient
 from guard.gateway.cli.main import gateway as command
 from guard.gateway.embedded import run_gateway
-from guard.gateway.storage.sqlite import schema
 from tests.gateway.conftest import Tenant, new_tenant
-from tests.support import postgres
+from tests.support import postgres, release_0_7
 from tests.support.asker import ask, asker, call
 
 
@@ -152,8 +151,7 @@ def test_only_from_a_stopped_gateway_of_this_version(
         fails("another gateway is using this database", copied(origin.path, target))
     fails("no database at", copied(tmp_path / "none", target))
     old = tmp_path / "old.sqlite3"
-    with contextlib.closing(sqlite3.connect(old)) as connection:
-        connection.executescript(f"BEGIN;{schema.MIGRATIONS[0]}PRAGMA user_version = 1;COMMIT;")
+    release_0_7.filled(old)
     fails("guard gateway migrate up", copied(old, target))
 
 

@@ -16,8 +16,9 @@ from guard.gateway.cli.main import gateway as command
 from guard.gateway.embedded import run_gateway
 from guard.gateway.storage.sqlite import schema
 from tests.gateway.conftest import new_tenant
+from tests.support import release_0_7
 
-NEWEST = len(schema.MIGRATIONS)
+NEWEST = schema.newest()
 UP_TO_DATE = f"schema {NEWEST} of {NEWEST}\n"
 
 
@@ -164,11 +165,9 @@ def test_a_noted_head_must_be_in_it(backup: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def old(tmp_path: Path) -> Path:
-    """A file of the first gateway."""
+    """A file of release 0.7."""
     path = tmp_path / "old.sqlite3"
-    connection = sqlite3.connect(path)
-    connection.executescript(f"BEGIN;{schema.MIGRATIONS[0]}PRAGMA user_version = 1;COMMIT;")
-    connection.close()
+    release_0_7.filled(path)
     return path
 
 
@@ -180,12 +179,16 @@ def version_of(path: Path) -> Any:
 def test_status_dry_run_and_up(old: Path) -> None:
     at = ("--database", old)
     status = json.loads(run("migrate", "status", "--json", *at).output)
-    assert (status["version"], status["newest"]) == (1, NEWEST)
-    assert [step["number"] for step in status["pending"]] == list(range(2, NEWEST + 1))
+    assert (status["version"], status["newest"]) == (2, NEWEST)
+    first, *others = status["pending"]
+    assert first == {"number": schema.BASELINE, "name": "from release 0.7"}
+    assert [step["number"] for step in others] == list(range(schema.BASELINE + 1, NEWEST + 1))
     dry = run("migrate", "up", "--dry-run", *at)
-    assert dry.output.splitlines()[0] == "would be applied: 2"
-    assert version_of(old) == 1, "all was taken back"
-    assert run("migrate", "up", *at).output.splitlines()[-1] == f"applied: {NEWEST}"
+    assert dry.output.splitlines()[0] == f"would be applied: {schema.BASELINE} from release 0.7"
+    assert version_of(old) == 2, "nothing was changed"
+    assert left_of(old.parent) == {"old.sqlite3", "old.sqlite3.lock"}
+    applied = run("migrate", "up", *at).output.splitlines()
+    assert applied[0] == f"applied: {schema.BASELINE} from release 0.7"
     assert version_of(old) == NEWEST
     assert run("migrate", "up", *at).output == "nothing to do\n"
     assert "pending" not in run("migrate", "status", *at).output
@@ -197,7 +200,8 @@ def test_a_step_that_fails_leaves_what_was(old: Path) -> None:
     change(old, "DROP TABLE events")
     for words in (("migrate", "up", "--dry-run"), ("migrate", "up")):
         fails("old.sqlite3: no such table", *words, "--database", old)
-    assert version_of(old) < NEWEST
+    assert version_of(old) == 2
+    assert left_of(old.parent) == {"old.sqlite3", "old.sqlite3.lock"}
 
 
 def test_there_must_be_a_database(tmp_path: Path) -> None:
@@ -211,5 +215,5 @@ async def test_a_backup_of_an_older_gateway_is_migrated(old: Path, tmp_path: Pat
     target = tmp_path / "g.sqlite3"
     result = await asyncio.to_thread(run, "restore", old, "--database", target)
     assert result.exit_code == 0, result.output
-    assert "(schema 1)" in result.output
-    assert (version_of(target), version_of(old)) == (NEWEST, 1), "the backup stays as it is"
+    assert "(schema 2)" in result.output
+    assert (version_of(target), version_of(old)) == (NEWEST, 2), "the backup stays as it is"

@@ -15,7 +15,7 @@ import pytest_asyncio
 from guard.core import wire
 from guard.gateway.domain.commands import GateCommand, IngestCommand, PricedEvent, Request
 from guard.gateway.domain.records import Budget
-from guard.gateway.storage.sqlite import schema
+from guard.gateway.storage.sqlite.migrations import convert_0_7
 from guard.gateway.storage.sqlite.store import SqliteStorage
 from tests.support import large_store
 from tests.support.store import ACTOR
@@ -41,9 +41,7 @@ def database(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     path = tmp_path_factory.mktemp("scale") / "g.sqlite3"
     events, workflows = request.param
     large_store.make(path, events=events, workflows=workflows, now_ms=NOW, days=30)
-    connection = schema.connect(str(path), durable=False)
-    schema.migrate(connection)
-    connection.close()
+    convert_0_7(path)
     return path
 
 

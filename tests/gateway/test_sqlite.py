@@ -12,13 +12,9 @@ from typing import Any
 import pytest
 
 from guard.core import wire
-from guard.gateway.domain.commands import GateCommand, Request
 from guard.gateway.domain.errors import StoreError
-from guard.gateway.domain.records import Budget
-from guard.gateway.domain.windows import DAY_MS as DAY
 from guard.gateway.ledger import audit
 from guard.gateway.ledger.state import AuditRow
-from guard.gateway.storage.sqlite import schema
 from guard.gateway.storage.sqlite.store import SqliteStorage
 from tests.support.store import ACTOR, Clock, Store
 
@@ -51,57 +47,6 @@ async def test_full_disk_refuses_and_recovers(tmp_path: Path, durable: bool) -> 
     assert balance.committed_nanousd == 500
     assert (await storage.verify_ledger()).problems == []
     await storage.close()
-
-
-@pytest.mark.asyncio
-async def test_a_file_from_before_users_opens_and_keeps_its_sums(tmp_path: Path) -> None:
-    """Its events, reservations and approvals were for nobody in particular."""
-    path = tmp_path / "g.sqlite3"
-    connection = schema.connect(str(path), durable=False)
-    connection.create_function("model_family", 1, lambda model: model, deterministic=True)
-    for number, script in enumerate(schema.MIGRATIONS[:10], start=1):
-        connection.executescript(f"BEGIN;{script}PRAGMA user_version = {number};COMMIT;")
-    connection.executescript(BEFORE_USERS)
-    connection.close()
-    storage = SqliteStorage(path, clock_ms=lambda: 2 * DAY + 1)
-    await storage.open(lambda _: None)
-    try:
-        for until_ms in (2**53, 2 * DAY):  # the running totals, and the days
-            rows = await storage.usage("o", "user", 0, until_ms, 10)
-            assert [(row.group, row.cost_nanousd, row.events) for row in rows] == [(None, 7, 2)]
-        (event,) = await storage.events("o", 0, 10, None, None)
-        assert (event.user, event.tags) == (None, {})
-        (approval,) = await storage.approvals("o", None, 10)
-        assert (approval.status, approval.user) == ("pending", None)
-        call = wire.GateRequest(call_id="c", kind="call", function="f", user="u")
-        request = Request(organisation_id="o", key_id="k")
-        command = GateCommand(request=request, call=call, declared_nanousd=1)
-        await storage.put_budget(ACTOR, Budget(
-            budget_id="", organisation_id="o", scope_kind="user", scope_id="u", window="total",
-            limit_nanousd=1,
-        ))  # fmt: skip
-        assert [(await storage.gate(command)).status for _ in range(2)] == [200, 402]
-        assert (await storage.verify_ledger()).problems == []
-    finally:
-        await storage.close()
-
-
-BEFORE_USERS = f"""
-INSERT INTO organisations VALUES ('o', 'o', 1, '{{}}', 0);
-INSERT INTO scope_totals VALUES ('o', 'organisation', '', 7, {DAY}, 7, {DAY}, 7, 0, 7, 2, 2, 0,
-  5, 5, 0);
-INSERT INTO scope_days VALUES ('o', 'key', 'k', 0, 3, 1, 1, 0, 1, 1, 0),
-  ('o', 'key', 'l', {DAY}, 4, 1, 1, 0, 4, 4, 0);
-INSERT INTO events (event_seq, organisation_id, event_id, type, at_ms, received_at_ms,
-  charged_at_ms, key_id, input_tokens, output_tokens, cost_nanousd, flags, balance_ids, data)
-  VALUES (2, 'o', 'e', 'llm', 1, {DAY}, {DAY}, 'l', 4, 4, 4, '', '[]', '{{}}');
-UPDATE facts SET value = '2' WHERE name = 'summed_event_seq';
-INSERT INTO reservations VALUES ('018f0000-0000-7000-8000-000000000000', 'o', 'k', 'c', '[]', 5, 5,
-  {DAY}, {9 * DAY}, 0, 'open', 'default', NULL, NULL, NULL, NULL, NULL, 'call:f');
-INSERT INTO approvals VALUES ('018f0000-0000-7000-8000-000000000001', 'o', 'k', 'c', 's',
-  'pending', 't', 'f', NULL, NULL, NULL, {DAY}, {9 * DAY}, NULL, NULL, '', '{{}}', NULL);
-"""
-"""A record of the tenth schema: two events, the older one gone, all of it summed."""
 
 
 @pytest.mark.asyncio

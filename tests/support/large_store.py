@@ -1,11 +1,11 @@
-"""A database of the fourth schema with many events, made in seconds."""
+"""A database of release 0.7 with many events, made in seconds; a gateway converts it."""
 
 from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
 
-from guard.gateway.storage.sqlite import schema
+from tests.support import release_0_7
 
 HOUR = 3_600_000
 
@@ -29,10 +29,8 @@ def make(path: Path, *, events: int, workflows: int, now_ms: int, days: int) -> 
 
     The organisation has a budget for everything and one for each workflow, with balances.
     """
-    connection = schema.connect(str(path), durable=False)
+    connection = release_0_7.empty(path)
     connection.execute("PRAGMA synchronous = OFF")
-    for number, script in enumerate(schema.MIGRATIONS[:4], start=1):
-        connection.executescript(f"BEGIN;{script}PRAGMA user_version = {number};COMMIT;")
     span = days * 24 * HOUR
     connection.execute("INSERT INTO organisations VALUES ('o', 'o', 1, '{}', 0)")
     connection.executemany(
@@ -51,7 +49,7 @@ INSERT INTO workflows SELECT 'o', workflow_id, min(at_ms), max(at_ms), sum(cost_
   sum(type = 'llm'), count(*) FROM events GROUP BY workflow_id;
 INSERT INTO runs SELECT 'o', run_id, min(workflow_id), min(at_ms), max(at_ms), sum(cost_nanousd)
   FROM events GROUP BY run_id;
-INSERT INTO usage_rollups SELECT 'o', size, charged_at_ms - charged_at_ms % size, workflow_id,
+INSERT INTO figures SELECT 'o', size, charged_at_ms - charged_at_ms % size, workflow_id,
   model, sum(cost_nanousd), sum(type = 'llm'), sum(type = 'tool'), sum(input_tokens),
   sum(output_tokens) FROM events, (SELECT 60000 AS size UNION ALL SELECT 3600000)
   WHERE type IN ('llm', 'tool')

@@ -18,7 +18,7 @@ from guard.gateway.cli.main import gateway
 from guard.gateway.storage.postgres import schema
 from guard.gateway.storage.postgres.schema import Migration
 
-PRESENT = len(schema.MIGRATIONS)
+PRESENT = schema.newest()
 NEXT = PRESENT + 3
 LAST = PRESENT + 4
 

@@ -105,7 +105,7 @@ def _copied(source: Path, dsn: str, dry_run: bool, told: Callable[[str, int], No
         ledger, head = _checked(reading, None, "the file")
         with contextlib.closing(connect(dsn, "guard-gateway-copy")) as target:
             migrate(target)
-            if read_version(target).number > len(schema.MIGRATIONS):
+            if read_version(target).number > schema.newest():
                 raise RuntimeError("the target's schema is newer: copy with the newest gateway")
             for setting in ("statement_timeout", "idle_in_transaction_session_timeout"):
                 target.execute("SELECT set_config(%s, '0', false)", (setting,))

@@ -74,7 +74,12 @@ def read_version(connection: psycopg.Connection[Any]) -> SchemaVersion:
     number = facts.get("schema", 0)
     if number == 0:
         raise SchemaError("this is not a gateway's database")
-    known = len(schema.MIGRATIONS)
+    if number < schema.FIRST:
+        raise SchemaError(
+            f"the database has schema {number}, which no release has written: go on with the "
+            "version of guard that wrote it, or name an empty schema"
+        )
+    known = schema.newest()
     oldest = facts.get("schema_oldest", number if number > known else 1)
     if known < oldest:
         raise SchemaError(
@@ -90,7 +95,7 @@ def note_running(connection: psycopg.Connection[Any]) -> None:
     Raises:
         SchemaError: it must not, because the schema has changed.
     """
-    connection.execute(_RUN, (schema.RUNS, str(len(schema.MIGRATIONS))))
+    connection.execute(_RUN, (schema.RUNS, str(schema.newest())))
     read_version(connection)
 
 
@@ -112,7 +117,7 @@ def migrate(connection: psycopg.Connection[Any]) -> list[Step]:
         time.sleep(RETRY_S * random.uniform(0.05, 0.2))
     try:
         done = []
-        for number, migration in _missing(connection):
+        for number, migration in schema.after(read_version(connection).number):
             _apply(connection, number, migration)
             done.append(Step(number, migration.name))
         return done
@@ -131,7 +136,7 @@ def rehearse(connection: psycopg.Connection[Any]) -> list[Step]:
     number, migration = 0, Migration("")
     try:
         with _step(connection, force_rollback=True):
-            for number, migration in _missing(connection):
+            for number, migration in schema.after(read_version(connection).number):
                 _require_bearable(connection, number, migration)
                 if migration.script:
                     _run_script(connection, migration)
@@ -142,11 +147,6 @@ def rehearse(connection: psycopg.Connection[Any]) -> list[Step]:
     except (LockNotAvailable, DeadlockDetected):
         raise _in_use(number, migration) from None
     return done
-
-
-def _missing(connection: psycopg.Connection[Any]) -> list[tuple[int, Migration]]:
-    known = read_version(connection).number
-    return list(enumerate(schema.MIGRATIONS, start=1))[known:]
 
 
 def _apply(connection: psycopg.Connection[Any], number: int, migration: Migration) -> None:
@@ -210,7 +210,7 @@ def _require_bearable(
 
 
 def _record(connection: psycopg.Connection[Any], number: int, migration: Migration) -> None:
-    oldest = max(each.oldest for each in schema.MIGRATIONS[:number])
+    oldest = max(each.oldest for at, each in schema.after(0) if at <= number)
     for name, value in (("schema", number), ("schema_oldest", oldest)):
         connection.execute(_SET_FACT, (name, str(value)))
 
@@ -241,12 +241,8 @@ class PostgresMigrator:
         """Return the versions; gateways may be running."""
         with self._connected() as connection:
             found = read_version(connection)
-        pending = [
-            Step(number, each.name)
-            for number, each in enumerate(schema.MIGRATIONS, start=1)
-            if number > found.number
-        ]
-        return SchemaStatus(found.number, len(schema.MIGRATIONS), pending, found.oldest)
+        pending = [Step(number, each.name) for number, each in schema.after(found.number)]
+        return SchemaStatus(found.number, schema.newest(), pending, found.oldest)
 
     def up(self, *, dry_run: bool) -> Sequence[Step]:
         """Apply the pending steps; in one transaction, which is taken back, when dry."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sqlite3
 from collections.abc import Callable, Sequence
@@ -19,7 +20,10 @@ from guard.gateway.storage.sql.retention import Retention
 from guard.gateway.storage.sql.rows import monotonic_clock_ms, wall_clock_ms
 from guard.gateway.storage.sqlite import file_lock, schema
 from guard.gateway.storage.sqlite.connection import ReadConnection
+from guard.gateway.storage.sqlite.migrations import convert_0_7
 from guard.gateway.storage.sqlite.unit_of_work import SqliteUnitOfWork
+
+logger = logging.getLogger("guard.gateway")
 
 CHECKPOINT_BYTES: Final = 16 * 1024 * 1024
 """The write-ahead log is copied into the database from this size on."""
@@ -92,6 +96,9 @@ class SqliteEngine(SqlEngine[SqliteUnitOfWork, ReadConnection]):
     def _open(self) -> SqliteUnitOfWork:
         self._lock_file = file_lock.take(self.path)
         os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
+        kept = convert_0_7(self.path)
+        if kept is not None:
+            logger.warning("%s was of release 0.7 and is converted; kept as %s", self.path, kept)
         self._connection = schema.connect(str(self.path), durable=self._durable)
         schema.migrate(self._connection)
         return SqliteUnitOfWork(self._connection, self.clock_ms, self._monotonic_ms)

@@ -1,8 +1,9 @@
-"""Migrations of a SQLite file, without a gateway."""
+"""Migrations of a SQLite file, with and without a gateway."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from urllib.parse import quote
 
 from guard.gateway.domain.errors import StoreError
 from guard.gateway.storage.migrations import SchemaStatus, Step
-from guard.gateway.storage.sqlite import file_lock, schema
+from guard.gateway.storage.sqlite import file_lock, release_0_7, schema
 
 
 class SqliteMigrator:
@@ -26,19 +27,116 @@ class SqliteMigrator:
     def status(self) -> SchemaStatus:
         """Return the versions; a gateway may be running."""
         with _failures(self._path), contextlib.closing(open_to_read(self._path)) as reading:
-            return _status(reading)
+            version = schema.read_version(reading)
+        newest = schema.newest()
+        names = {schema.BASELINE: "from release 0.7" if version else ""}
+        first = max(version + 1, schema.BASELINE)
+        pending = [Step(number, names.get(number, "")) for number in range(first, newest + 1)]
+        return SchemaStatus(version, newest, pending)
 
     def up(self, *, dry_run: bool) -> Sequence[Step]:
-        """Apply the pending steps, one transaction each; all in one when dry."""
+        """Apply the pending steps; to a copy, when dry."""
         with _failures(self._path), file_lock.held(self._path):
-            with contextlib.closing(open_to_read(self._path)) as reading:
-                pending = _status(reading).pending
-            with contextlib.closing(schema.connect(str(self._path), durable=True)) as connection:
-                if dry_run:
-                    schema.rehearse(connection)
-                else:
-                    schema.migrate(connection)
+            pending = self.status().pending
+            if dry_run:
+                with partial(self._path, "rehearsal") as copy:
+                    copy_up_to_date(self._path, copy)
+            else:
+                convert_0_7(self._path)
+                with contextlib.closing(schema.connect(str(self._path), durable=True)) as writing:
+                    schema.migrate(writing)
         return pending
+
+
+def convert_0_7(path: Path) -> Path | None:
+    """Replace a file of release 0.7 by one of today's, and keep it under another name.
+
+    The new file is complete before it takes its place, in one rename, so that whatever ends this
+    leaves a file that can be opened. The caller holds the lock of the file.
+
+    Returns:
+        Where the old file is; ``None`` if it was not one of 0.7.
+    """
+    with contextlib.closing(open_to_read(path)) as reading:
+        if schema.read_version(reading) != schema.RELEASE_0_7:
+            return None
+    with partial(path, "converting") as converted:
+        copy_up_to_date(path, converted)
+        return put_in_place(converted, path, "0.7")
+
+
+def copy_up_to_date(source: Path, target: Path) -> None:
+    """Write what a file holds into an empty one, with the newest schema; both are closed then.
+
+    Raises:
+        RuntimeError: the source is damaged, or of an unknown version.
+        sqlite3.Error: the source cannot be read, or the disk is full.
+    """
+    with contextlib.closing(open_to_read(source)) as reading:
+        version = schema.read_version(reading)
+        found = reading.execute("PRAGMA integrity_check(1)").fetchone()[0]
+        if found != "ok":
+            raise RuntimeError(f"the database is damaged: {found}")
+        if version != schema.RELEASE_0_7:
+            with contextlib.closing(sqlite3.connect(target)) as writing:
+                reading.backup(writing)
+    with contextlib.closing(schema.connect(str(target), durable=True)) as writing:
+        schema.migrate(writing)
+        if version == schema.RELEASE_0_7:
+            release_0_7.convert(_read_only(source), writing)
+
+
+@contextlib.contextmanager
+def partial(target: Path, ending: str) -> Iterator[Path]:
+    """Make an empty file beside another one; it is removed in the end, unless it was renamed.
+
+    The caller holds the lock of the target: what lies there was left by a process that was killed.
+    """
+    made = target.with_name(f"{target.name}.{ending}")
+    _remove(made)
+    os.close(os.open(made, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    try:
+        yield made
+    finally:
+        _remove(made)
+
+
+def _remove(path: Path) -> None:
+    for end in ("", "-wal", "-shm"):
+        Path(f"{path}{end}").unlink(missing_ok=True)
+
+
+def put_in_place(made: Path, target: Path, label: str) -> Path | None:
+    """Rename a complete file to what a gateway opens; keep what was there, and return its name."""
+    kept = _set_aside(target, label) if target.exists() else None
+    _sync(made)
+    os.replace(made, target)
+    _sync(target.parent)
+    return kept
+
+
+def _set_aside(target: Path, label: str) -> Path:
+    """Keep the old database under another name, its log within or beside it."""
+    number = 1
+    while (kept := target.with_name(f"{target.name}.{label}-{number}")).exists():
+        number += 1
+    with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(target)) as old:
+        old.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    # A log that is left belongs to a damaged file, and must not meet the new one.
+    log = Path(f"{target}-wal")
+    if log.exists():
+        os.replace(log, f"{kept}-wal")
+    Path(f"{target}-shm").unlink(missing_ok=True)
+    os.link(target, kept)
+    return kept
+
+
+def _sync(path: Path) -> None:
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 def open_to_read(path: Path) -> sqlite3.Connection:
@@ -49,21 +147,13 @@ def open_to_read(path: Path) -> sqlite3.Connection:
     """
     if not path.is_file():
         raise FileNotFoundError(f"no database at {path}")
+    return sqlite3.connect(_read_only(path), uri=True)
+
+
+def _read_only(path: Path) -> str:
     # Without a log beside it nothing changes it, and it may lie where nothing can be written.
     fixed = "" if Path(f"{path}-wal").exists() else "&immutable=1"
-    return sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro{fixed}", uri=True)
-
-
-def _status(connection: sqlite3.Connection) -> SchemaStatus:
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    newest = len(schema.MIGRATIONS)
-    if version > newest:
-        raise RuntimeError(f"the database has schema {version}, newer than this gateway knows")
-    if tables and not version:
-        raise RuntimeError("this is not a gateway's database")
-    pending = [Step(number) for number in range(version + 1, newest + 1)]
-    return SchemaStatus(version, newest, pending)
+    return f"file:{quote(str(path.absolute()))}?mode=ro{fixed}"
 
 
 @contextlib.contextmanager

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 
 from msgspec import Struct
@@ -14,9 +12,14 @@ from guard.gateway.domain.errors import StoreError
 from guard.gateway.domain.records import LedgerReport
 from guard.gateway.ledger.audit import GENESIS
 from guard.gateway.storage.sql import verify
-from guard.gateway.storage.sqlite import file_lock, schema
+from guard.gateway.storage.sqlite import file_lock
 from guard.gateway.storage.sqlite.connection import ReadConnection
-from guard.gateway.storage.sqlite.migrations import SqliteMigrator, open_to_read
+from guard.gateway.storage.sqlite.migrations import (
+    SqliteMigrator,
+    copy_up_to_date,
+    partial,
+    put_in_place,
+)
 
 
 class Restored(Struct, frozen=True):
@@ -61,44 +64,17 @@ def restore(
         with file_lock.held(target):
             if target.exists() and not replace:
                 raise FileExistsError(f"{target} is there already; --replace keeps it beside")
-            with _partial(target) as partial:
-                _copy(source, partial)
-                ledger, head = _checked(partial, expect)
-                kept = _set_aside(target) if target.exists() else None
-                _sync(partial)
-                os.replace(partial, target)
-                _sync(target.parent)
+            with partial(target, "restoring") as copy:
+                copy_up_to_date(source, copy)
+                ledger, head = _checked(copy, expect)
+                kept = put_in_place(copy, target, "replaced")
     except (OSError, RuntimeError, sqlite3.Error) as exc:
         raise StoreError(str(exc)) from exc
     return Restored(version, ledger, head, kept)
 
 
-@contextlib.contextmanager
-def _partial(target: Path) -> Iterator[Path]:
-    partial = target.with_name(target.name + ".restoring")
-    os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-    try:
-        yield partial
-    finally:
-        for end in ("", "-wal", "-shm"):
-            Path(f"{partial}{end}").unlink(missing_ok=True)
-
-
-def _copy(source: Path, partial: Path) -> None:
-    with (
-        contextlib.closing(open_to_read(source)) as reading,
-        contextlib.closing(sqlite3.connect(partial)) as writing,
-    ):
-        reading.backup(writing)
-        found = writing.execute("PRAGMA integrity_check(1)").fetchone()[0]
-        if found != "ok":
-            raise RuntimeError(f"the backup is damaged: {found}")
-    with contextlib.closing(schema.connect(str(partial), durable=True)) as connection:
-        schema.migrate(connection)
-
-
-def _checked(partial: Path, expect: tuple[int, str] | None) -> tuple[LedgerReport, tuple[int, str]]:
-    reading = ReadConnection(partial)
+def _checked(copy: Path, expect: tuple[int, str] | None) -> tuple[LedgerReport, tuple[int, str]]:
+    reading = ReadConnection(copy)
     try:
         ledger = verify.verify_ledger(reading)
         if ledger.problems:
@@ -110,27 +86,3 @@ def _checked(partial: Path, expect: tuple[int, str] | None) -> tuple[LedgerRepor
         return ledger, (rows[0][0], rows[0][1]) if rows else (0, GENESIS)
     finally:
         reading.sqlite.close()
-
-
-def _set_aside(target: Path) -> Path:
-    """Keep the old database under another name, its log within or beside it."""
-    number = 1
-    while (kept := target.with_name(f"{target.name}.replaced-{number}")).exists():
-        number += 1
-    with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(target)) as old:
-        old.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-    # A log that is left belongs to a damaged file, and must not meet the new one.
-    log = Path(f"{target}-wal")
-    if log.exists():
-        os.replace(log, f"{kept}-wal")
-    Path(f"{target}-shm").unlink(missing_ok=True)
-    os.link(target, kept)
-    return kept
-
-
-def _sync(path: Path) -> None:
-    opened = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)

@@ -1,0 +1,102 @@
+"""Writes what a file of release 0.7 holds into a new file of the first schema.
+
+Rows are copied as they are. The sums that 0.7 did not keep, by scope and by organisation, are made
+from its events, all of which it kept.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Final
+
+from guard.core import wire
+from guard.gateway.domain import models
+from guard.gateway.domain.commands import PricedEvent
+from guard.gateway.storage.sql.money import MoneyTables
+
+BATCH_EVENTS: Final = 1000
+"""Events whose sums are written together."""
+
+_TABLES: Final = {"orders": "directives", "figures": "usage_rollups"}
+_COLUMNS: Final = {
+    "epoch_ms": "period_start_ms",
+    "overshoot": "overspend",
+    "bound": "authorized_max",
+}
+"""Names that have changed: 0.7's, and today's."""
+
+_OLD_TABLES: Final = (
+    "SELECT name FROM old.sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
+)
+_EVENTS: Final = (
+    "SELECT organisation_id, charged_at_ms, workflow_id, agent, chain_id, key_id, model, type,"
+    " run_id, provider, cost_nanousd, input_tokens, output_tokens, flags FROM old.events"
+)
+_DERIVED: Final = """
+UPDATE events SET request_id = event_id WHERE response_id IS NOT NULL;
+INSERT OR REPLACE INTO directives SELECT organisation_id,
+  json_extract(message, '$.budget.scope'), '', 'budget', message, key_id, 0 FROM control
+  WHERE type = 'budget' AND json_extract(message, '$.budget.scope') IS NOT NULL
+  ORDER BY organisation_id, seq;
+DELETE FROM directives WHERE slot = 'budget'
+  AND NOT coalesce(json_extract(message, '$.exhausted'), 0);
+UPDATE directives SET at_ms = coalesce(json_extract(message, '$.at_ms'), 0);
+"""
+"""What 0.7 looked up elsewhere: exhausted budgets among the control messages, for one."""
+
+
+def convert(old: str, connection: sqlite3.Connection) -> None:
+    """Fill an empty database of the first schema, in one transaction.
+
+    Args:
+        old: a URI of the file of 0.7, which is only read.
+        connection: to the new database, opened with ``uri=True`` and outside of a transaction.
+
+    Raises:
+        sqlite3.Error: the old file is damaged, or the disk is full.
+    """
+    connection.execute("ATTACH ? AS old", (old,))
+    connection.execute("PRAGMA foreign_keys = OFF")  # tables come in any order
+    connection.execute("BEGIN")
+    _sum_events(connection)
+    # The sums of workflows are those that 0.7 kept, which has dropped old minutes.
+    connection.execute("DELETE FROM usage_rollups")
+    for (table,) in connection.execute(_OLD_TABLES).fetchall():
+        columns = [row[1] for row in connection.execute(f"PRAGMA old.table_info({table})")]
+        names = ", ".join(f'"{_COLUMNS.get(each, each)}"' for each in columns)
+        target = _TABLES.get(table, table)
+        connection.execute(f"INSERT INTO {target} ({names}) SELECT * FROM old.{table}")  # noqa: S608 (names of 0.7's own)
+    for statement in _DERIVED.split(";"):
+        connection.execute(statement)
+    connection.execute("COMMIT")
+    connection.execute("DETACH old")
+
+
+def _sum_events(connection: sqlite3.Connection) -> None:
+    tables = MoneyTables(connection)
+    for number, row in enumerate(connection.execute(_EVENTS), start=1):
+        _count(tables, *row)
+        if number % BATCH_EVENTS == 0:
+            _write(tables)
+    _write(tables)
+
+
+def _count(
+    tables: MoneyTables, organisation_id: str, charged_at_ms: int, workflow_id: str | None,
+    agent: str | None, chain_id: str | None, key_id: str, model: str | None, kind: str,
+    run_id: str | None, provider: str | None, cost: int, input_tokens: int, output_tokens: int,
+    flags: str,
+) -> None:  # fmt: skip
+    priced = PricedEvent(
+        wire.Event("", kind, charged_at_ms, workflow_id, run_id), b"", cost,
+        provider=provider, model=model, input_tokens=input_tokens, output_tokens=output_tokens,
+        flags=flags,
+    )  # fmt: skip
+    keys = (workflow_id, agent, chain_id, None, key_id, models.names(model))
+    tables.count_usage(organisation_id, keys, charged_at_ms, priced)
+
+
+def _write(tables: MoneyTables) -> None:
+    tables.totals.flush()
+    tables.rollups.flush()
+    tables.undo_log.clear()

@@ -1,0 +1,202 @@
+"""A file of release 0.7 opens, with everything in it; other old files are left as they are."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from click.testing import CliRunner
+
+from guard.gateway.cli.main import gateway as command
+from guard.gateway.domain import models
+from guard.gateway.domain.errors import StoreError
+from guard.gateway.embedded import run_gateway
+from guard.gateway.storage.postgres.store import PostgresStorage
+from guard.gateway.storage.sqlite import release_0_7 as converter
+from guard.gateway.storage.sqlite import schema
+from guard.gateway.storage.sqlite.migrations import convert_0_7
+from guard.gateway.storage.sqlite.store import SqliteStorage
+from tests.support import postgres, release_0_7
+
+NOW_MS = release_0_7.WRITTEN_AT_MS
+RENAMED = {"orders": "directives", "figures": "usage_rollups"}
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    path = tmp_path / "g.sqlite3"
+    release_0_7.filled(path)
+    return path
+
+
+def rows_of(path: Path, sql: str) -> list[Any]:
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        return connection.execute(sql).fetchall()
+
+
+def all_rows(path: Path) -> dict[str, list[Any]]:
+    tables = rows_of(path, "SELECT name FROM sqlite_master WHERE type = 'table'")
+    return {name: sorted(rows_of(path, f"SELECT * FROM {name}"), key=repr) for (name,) in tables}
+
+
+def test_every_row_is_there_and_the_old_file_is_kept(old: Path) -> None:
+    before = all_rows(old)
+    kept = convert_0_7(old)
+    assert kept == old.with_name("g.sqlite3.0.7-1")
+    assert all_rows(kept) == before
+    after = all_rows(old)
+    for name, rows in before.items():
+        found = after[RENAMED.get(name, name)]
+        if name == "facts":
+            assert set(rows) < set(found)
+        elif name == "orders":
+            assert {row[:5] for row in found} >= set(rows)
+        else:
+            width = len(rows[0]) if rows else 0
+            assert sorted((row[:width] for row in found), key=repr) == rows, name
+    assert rows_of(old, "PRAGMA foreign_key_check") == []
+    assert rows_of(old, "PRAGMA user_version") == [(schema.newest(),)]
+    assert convert_0_7(old) is None, "it is one of today's"
+
+
+def test_the_sums_that_it_did_not_have_are_those_of_its_events(old: Path) -> None:
+    events = rows_of(
+        old, "SELECT workflow_id, model, cost_nanousd, type, charged_at_ms, run_id FROM events"
+    )
+    convert_0_7(old)
+    totals = {
+        (kind, scope_id): (cost, count, day_ms, day)
+        for kind, scope_id, cost, count, day_ms, day in rows_of(
+            old,
+            "SELECT scope_kind, scope_id, cost_nanousd, events, day_ms, day_nanousd"
+            " FROM scope_totals",
+        )
+    }
+
+    def expected(members: list[Any]) -> tuple[int, int, int, int]:
+        days = [at_ms // 86_400_000 * 86_400_000 for *_, at_ms, _ in members]
+        of_last_day = sum(e[2] for e, day in zip(members, days, strict=True) if day == max(days))
+        return sum(e[2] for e in members), len(members), max(days), of_last_day
+
+    assert totals["organisation", ""] == expected(events)
+    for workflow_id in ("alpha", "beta", "poor"):
+        assert totals["workflow", workflow_id] == expected(
+            [e for e in events if e[0] == workflow_id]
+        )
+    assert totals["no workflow", ""] == expected([e for e in events if e[0] is None])
+    assert totals["no user", ""] == expected(events)
+    assert totals["run", "run-1"] == expected([e for e in events if e[5] == "run-1"])
+    for name in ("gpt-4o", "gpt-4o-2024-08-06"):
+        members = [e for e in events if name in models.names(e[1])]
+        assert totals["model", name] == expected(members)
+    by_day = rows_of(
+        old, "SELECT sum(cost_nanousd), sum(events) FROM organisation_rollups GROUP BY size_ms"
+    )
+    assert by_day == [expected(events)[:2]] * 2
+
+
+def test_a_gateway_goes_on_with_it(old: Path) -> None:
+    spent = sum(cost for (cost,) in rows_of(old, "SELECT cost_nanousd FROM events"))
+    with (
+        run_gateway(old, clock_ms=lambda: NOW_MS) as gateway,
+        httpx.Client(base_url=gateway.base_url) as http,
+    ):
+        headers = {"X-API-Key": release_0_7.API_KEY, "X-Guard-Protocol": "3"}
+        call = {"kind": "call", "function": "work"}
+
+        def ask(workflow_id: str) -> int:
+            body = {**call, "call_id": workflow_id, "workflow_id": workflow_id}
+            return http.post("/gate", json=body, headers=headers).status_code
+
+        statuses = {name: ask(name) for name in ("alpha", "beta", "gamma", "poor")}
+        assert statuses == {"alpha": 200, "beta": 403, "gamma": 403, "poor": 402}
+        reply = http.post("/gate", headers=headers, json={
+            "call_id": "t", "kind": "tool", "function": "t", "tool_name": "delete_all",
+        })  # fmt: skip
+        assert reply.status_code == 403, "its policy holds"
+        admin = gateway.admin
+        assert admin.verify_ledger()["problems"] == []
+        assert admin.verify_audit()["ok"]
+        assert len(admin.budgets()) == 4
+        (total,) = [b for b in admin.ledger() if (b["scope_kind"], b["ends_ms"]) == (
+            "organisation", None)]  # fmt: skip
+        assert total["committed_nanousd"] == spent
+        # The reservation that was open, and the one of the call above.
+        assert total["reserved_nanousd"] >= 1_250_000
+
+
+@pytest.mark.asyncio
+async def test_it_can_be_copied_to_postgresql(old: Path, tmp_path: Path) -> None:
+    target = postgres.url_of(tmp_path)
+    before = all_rows(old)
+    run = CliRunner().invoke
+    assert run(command, ["migrate", "up", "--database", str(old)]).exit_code == 0
+    result = run(command, ["copy", "--from", f"sqlite:{old}", "--to", target])
+    assert result.exit_code == 0, result.output
+    storage = PostgresStorage(target, clock_ms=lambda: NOW_MS)
+    await storage.open(lambda events: None)
+    try:
+        assert (await storage.verify_ledger()).problems == []
+        assert await storage.audit_head() == max((row[0], row[-1]) for row in before["audit"])
+        (organisation_id,) = {row[1] for row in before["events"]}
+        budgets = await storage.budgets(organisation_id)
+        assert sorted(b.budget_id for b in budgets) == [row[0] for row in before["budgets"]]
+        views = await storage.balances(organisation_id, current_only=False)
+        assert {v.balance_id: v.committed_nanousd for v in views} == {
+            row[0]: row[6] for row in before["balances"]
+        }
+        assert len(await storage.keys(None)) == len(before["keys"])
+    finally:
+        await storage.close()
+
+
+def test_an_interrupted_conversion_begins_anew(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = all_rows(old)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            convert_0_7(old)
+    assert all_rows(old) == before
+    # A process that is killed leaves its file behind.
+    Path(f"{old}.converting").write_text("half of a database")
+    assert convert_0_7(old) == old.with_name("g.sqlite3.0.7-2")
+    assert all_rows(old)["events"]
+    assert not Path(f"{old}.converting").exists()
+
+
+def test_sums_of_many_events_are_written_in_batches(
+    old: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    other = tmp_path / "other.sqlite3"
+    release_0_7.filled(other)
+    convert_0_7(other)
+    monkeypatch.setattr(converter, "BATCH_EVENTS", 3)
+    convert_0_7(old)
+    assert all_rows(old) == all_rows(other)
+
+
+@pytest.mark.parametrize("version", [1, 3, 10])
+@pytest.mark.asyncio
+async def test_a_file_between_two_releases_is_refused_and_left_as_it_is(
+    old: Path, version: int
+) -> None:
+    with contextlib.closing(sqlite3.connect(old, isolation_level=None)) as connection:
+        connection.execute(f"PRAGMA user_version = {version}")
+    before = all_rows(old)
+    text = f"schema {version}, which no release has written.*0.7.*Nothing was changed"
+    with pytest.raises(StoreError, match=text):
+        await SqliteStorage(old).open(lambda events: None)
+    for words in (["migrate", "status"], ["migrate", "up"]):
+        result = CliRunner().invoke(command, [*words, "--database", str(old)])
+        assert result.exit_code == 1
+        assert "no release has written" in result.output
+    assert all_rows(old) == before
+    assert rows_of(old, "PRAGMA user_version") == [(version,)]
