@@ -32,6 +32,8 @@ import psutil
 
 from guard.core import wire
 from guard.core.ids import IdFactory
+from guard.gateway.ledger import catalogue
+from guard.gateway.ledger.state import within
 
 _ANSWERS = msgspec.json.Decoder(wire.Answers)
 _IDS = IdFactory()
@@ -113,7 +115,9 @@ async def _set_budgets(app: Any, organisation_id: str) -> None:
             budget_id="", organisation_id=organisation_id, scope_kind=kind, scope_id=scope_id,
             window=window, limit_nanousd=2**60,
         )  # fmt: skip
-        await app.storage.put_budget(Actor("benchmark"), budget)
+        await app.storage.write(
+            within(budget.organisation_id), catalogue.put_budget, Actor("benchmark"), budget
+        )
 
 
 @contextlib.contextmanager

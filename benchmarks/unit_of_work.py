@@ -26,7 +26,7 @@ import platform
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,8 +37,10 @@ from benchmarks.gateway import _BODY
 from benchmarks.scale import POSTGRES
 from guard.core import wire
 from guard.core.ids import IdFactory
-from guard.gateway.domain.commands import Actor, GateCommand, Request
+from guard.gateway.domain.commands import Actor, Answer, GateCommand, Request
 from guard.gateway.domain.records import Budget
+from guard.gateway.ledger import catalogue, directory, gate
+from guard.gateway.ledger.state import NOTHING, scopes_of, within
 from guard.gateway.storage.port import Storage
 from guard.gateway.storage.postgres.store import PostgresStorage
 from guard.gateway.storage.sqlite.store import SqliteStorage
@@ -111,10 +113,12 @@ async def opened(store: Storage) -> AsyncIterator[str]:
     """Open a store with one organisation and its budget; give the organisation's id."""
     await store.open(lambda events: None)
     try:
-        own = (await store.create_organisation(_OPERATOR, "o")).organisation_id
+        own = (
+            await store.write(NOTHING, directory.create_organisation, _OPERATOR, "o")
+        ).organisation_id
         wanted = Budget(budget_id="", organisation_id=own, scope_kind="organisation", scope_id="",
                         window="month", limit_nanousd=LIMIT)  # fmt: skip
-        await store.put_budget(_OPERATOR, wanted)
+        await store.write(within(wanted.organisation_id), catalogue.put_budget, _OPERATOR, wanted)
         yield own
     finally:
         await store.close()
@@ -136,6 +140,11 @@ def as_asked(own: str) -> GateCommand:
     return GateCommand(request=request, call=call, declared_nanousd=AMOUNT)
 
 
+def decided(store: Storage, command: GateCommand) -> Awaitable[Answer]:
+    """Decide one call."""
+    return store.write(scopes_of(command), gate.gate, command)
+
+
 async def of_store(
     make: Callable[[], Storage], command: Callable[[str], GateCommand], group: int, seconds: float
 ) -> float:
@@ -144,7 +153,7 @@ async def of_store(
     async with opened(store) as own:
         began, done = time.perf_counter(), 0
         while time.perf_counter() - began < seconds:
-            answers = await asyncio.gather(*(store.gate(command(own)) for _ in range(group)))
+            answers = await asyncio.gather(*(decided(store, command(own)) for _ in range(group)))
             if any(answer.status != 200 for answer in answers):
                 raise RuntimeError("a decision was refused")
             done += group

@@ -7,6 +7,8 @@ from msgspec import Struct
 from guard.core.ids import IdFactory
 from guard.gateway.domain.commands import Actor
 from guard.gateway.domain.errors import ConflictError
+from guard.gateway.ledger import directory
+from guard.gateway.ledger.state import NOTHING, within
 from guard.gateway.services.keys import make_key
 from guard.gateway.storage.port import Storage
 
@@ -30,13 +32,15 @@ async def first_run(storage: Storage, now_ms: int) -> FirstRun | None:
         return None
     actor = Actor("first run")
     try:
-        organisation = await storage.create_organisation(actor, FIRST_ORGANISATION)
+        organisation = await storage.write(
+            NOTHING, directory.create_organisation, actor, FIRST_ORGANISATION
+        )
     except ConflictError:  # another replica that started at the same time
         return None
     own = organisation.organisation_id
     ids = IdFactory()
     sdk = make_key(ids, now_ms, role="sdk", organisation_id=own, name="first key")
-    await storage.create_key(actor, sdk.key, sdk.key_hash, None)
+    await storage.write(within(own), directory.create_key, actor, sdk.key, sdk.key_hash, None)
     return FirstRun(own, sdk.api_key, await new_admin_key(storage, now_ms, "first admin key"))
 
 
@@ -55,23 +59,29 @@ async def local_keys(storage: Storage, now_ms: int) -> LocalKeys:
     """Make the keys of a local gateway, and its organisation when the store is empty."""
     actor = Actor("first run")
     there = await storage.organisations()
-    organisation = there[0] if there else await storage.create_organisation(actor, "local")
+    if there:
+        organisation = there[0]
+    else:
+        organisation = await storage.write(NOTHING, directory.create_organisation, actor, "local")
+    own = organisation.organisation_id
     sdk = make_key(
         IdFactory(),
         now_ms,
         role="sdk",
-        organisation_id=organisation.organisation_id,
+        organisation_id=own,
         name="local",
         signed=True,
     )
     secret = sdk.hmac_secret
     assert secret is not None
-    await storage.create_key(actor, sdk.key, sdk.key_hash, secret)
+    await storage.write(within(own), directory.create_key, actor, sdk.key, sdk.key_hash, secret)
     return LocalKeys(sdk.api_key, secret, await new_admin_key(storage, now_ms, "local"))
 
 
 async def new_admin_key(storage: Storage, now_ms: int, name: str) -> str:
     """Make an admin key for the whole gateway and return it."""
     admin = make_key(IdFactory(), now_ms, role="admin", organisation_id=None, name=name)
-    await storage.create_key(Actor("first run"), admin.key, admin.key_hash, None)
+    await storage.write(
+        NOTHING, directory.create_key, Actor("first run"), admin.key, admin.key_hash, None
+    )
     return admin.api_key

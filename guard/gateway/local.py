@@ -199,16 +199,20 @@ async def _remove_run(app: GatewayApp, key_id: str, organisation_id: str) -> Non
 
     from guard.gateway.domain.commands import Actor
     from guard.gateway.domain.errors import NotFoundError
+    from guard.gateway.ledger import catalogue, directory
+    from guard.gateway.ledger.state import within
 
-    actor, storage = Actor("end of a run"), app.storage
+    actor, storage, own = Actor("end of a run"), app.storage, within(organisation_id)
     with contextlib.suppress(NotFoundError):
-        await storage.revoke_key(actor, organisation_id, key_id)
+        await storage.write(own, directory.revoke_key, actor, organisation_id, key_id)
     with contextlib.suppress(NotFoundError):
-        await storage.delete_policy(actor, organisation_id, policy_of(key_id))
+        await storage.write(own, catalogue.delete_policy, actor, organisation_id, policy_of(key_id))
     for budget in await storage.budgets(organisation_id):
         if (budget.scope_kind, budget.scope_id) == ("key", key_id):
             with contextlib.suppress(NotFoundError):
-                await storage.delete_budget(actor, organisation_id, budget.budget_id)
+                await storage.write(
+                    own, catalogue.delete_budget, actor, organisation_id, budget.budget_id
+                )
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ from guard.gateway.embedded import Gateway, run_gateway
 from guard.gateway.storage.port import Storage
 from guard.gateway.storage.sqlite.store import SqliteStorage
 from tests.support import postgres
-from tests.support.memory_store import MemoryStorage
 
 _numbers = itertools.count(1)
 
@@ -47,10 +46,6 @@ def _sqlite_durable(folder: Path, **options: Any) -> Storage:
     return SqliteStorage(folder / "gateway.sqlite3", durable=True, **options)
 
 
-def _memory(folder: Path, **options: Any) -> Storage:
-    return cast("Storage", MemoryStorage(folder, **options))  # without the operators' queries
-
-
 def _postgres(folder: Path, **options: Any) -> Storage:
     return postgres.store(folder, **options)
 
@@ -71,7 +66,7 @@ def sqlite_factory(request: pytest.FixtureRequest) -> Callable[..., Storage]:
 
 @pytest.fixture(
     scope="session",
-    params=[_sqlite, _sqlite_durable, _memory, _postgres],
+    params=[_sqlite, _sqlite_durable, _postgres],
     ids=lambda make: make.__name__,
 )
 def storage_factory(request: pytest.FixtureRequest) -> Callable[..., Storage]:

@@ -13,7 +13,10 @@ from guard.core import wire
 from guard.gateway.domain.clock import CATCH_UP, SteadyClock
 from guard.gateway.domain.commands import Actor, GateCommand, Request
 from guard.gateway.domain.records import OrganisationSettings
+from guard.gateway.ledger import control, directory
+from guard.gateway.ledger.state import NOTHING, within
 from guard.gateway.storage.sqlite.store import SqliteStorage
+from tests.support.store import decide
 
 TWO_YEARS = 2 * 365 * 86_400_000
 START = 1_700_000_000_000
@@ -84,9 +87,15 @@ async def test_a_reading_two_years_ahead_expires_no_reservation_and_is_not_kept(
 
     store = storage()
     await store.open(lambda events: None)
-    org = (await store.create_organisation(ACTOR, "o")).organisation_id
-    await store.update_organisation(ACTOR, org, OrganisationSettings(reservation_ttl_ms=60_000))
-    assert (await store.gate(gate(1))).status == 200
+    org = (await store.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
+    await store.write(
+        within(org),
+        directory.update_organisation,
+        ACTOR,
+        org,
+        OrganisationSettings(reservation_ttl_ms=60_000),
+    )
+    assert (await decide(store, gate(1))).status == 200
     machine.advance(1000)
     machine.wall += TWO_YEARS
     assert await store.sweep() == 0, "the reservation is alive"
@@ -94,14 +103,14 @@ async def test_a_reading_two_years_ahead_expires_no_reservation_and_is_not_kept(
     machine.advance(1000)
     assert await store.sweep() == 0
     pause = wire.ControlMessage(seq=0, type="pause", workflow_id="w", resume_after_ms=30_000)
-    await store.issue_directive(ACTOR, org, pause)
-    assert (await store.gate(gate(2, workflow_id="w"))).status == 403
+    await store.write(within(org), control.issue_directive, ACTOR, org, pause)
+    assert (await decide(store, gate(2, workflow_id="w"))).status == 403
     await store.close()
 
     store = storage()
     await store.open(lambda events: None)
     machine.advance(45_000)
-    assert (await store.gate(gate(3, workflow_id="w"))).status == 200, "the pause has ended"
+    assert (await decide(store, gate(3, workflow_id="w"))).status == 200, "the pause has ended"
     machine.advance(30_000)
     assert await store.sweep() == 1, "only the first reservation is past its minute"
     await store.close()

@@ -15,7 +15,10 @@ from hypothesis import strategies as st
 from guard.core import wire
 from guard.gateway.domain.commands import Actor, IngestCommand, PricedEvent, Request
 from guard.gateway.domain.records import Budget
+from guard.gateway.ledger import catalogue, directory
+from guard.gateway.ledger.state import NOTHING, within
 from guard.gateway.storage.port import Storage
+from tests.support.store import ingest as ingest_command
 
 COST = 7
 
@@ -70,17 +73,21 @@ def test_repeats_in_batches(storage_factory: Callable[..., Storage], tmp_path: P
     storage = storage_factory(tmp_path, clock_ms=lambda: 1_800_000_000_000)
 
     async def ingest(groups: list[list[list[Report]]]) -> tuple[list[int], int]:
-        made = await storage.create_organisation(Actor("test"), f"o{next(serial)}")
+        made = await storage.write(
+            NOTHING, directory.create_organisation, Actor("test"), f"o{next(serial)}"
+        )
         own = made.organisation_id
         budget = Budget(
             budget_id="", organisation_id=own, scope_kind="organisation", scope_id="",
             window="total", limit_nanousd=10**9,
         )  # fmt: skip
-        await storage.put_budget(Actor("test"), budget)
+        await storage.write(
+            within(budget.organisation_id), catalogue.put_budget, Actor("test"), budget
+        )
         accepted = []
         for group in groups:  # the commands of a group share a unit of work
             answers = await asyncio.gather(*(
-                storage.ingest(IngestCommand(
+                ingest_command(storage, IngestCommand(
                     request=Request(organisation_id=own, key_id="k"),
                     events=[_priced(report) for report in batch],
                 ))

@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from guard.core import wire
 from guard.gateway.domain import models
 from guard.gateway.domain.commands import IngestCommand, PricedEvent
+from guard.gateway.ledger import directory
+from guard.gateway.ledger.state import NOTHING
 from guard.gateway.storage.port import Storage
 from tests.gateway.conftest import Tenant
-from tests.support.store import ACTOR, Clock, Store
+from tests.support.store import ACTOR, Clock, Store, ingest
 
 CENT = 10_000_000
 _numbers = itertools.count(1)
@@ -143,13 +145,13 @@ async def test_the_last_model_is_known_for_an_hour(
     clock = Clock()
     storage = storage_factory(tmp_path, clock_ms=clock)
     await storage.open(lambda _: None)
-    org = (await storage.create_organisation(ACTOR, "o")).organisation_id
+    org = (await storage.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
     store = Store(storage, clock, org, lambda: None, [])
     await store.budget(10, scope_kind="model", scope_id="m")
     reply = wire.decode((await store.gate(1)).body, wire.GateReply)
     event = wire.Event(event_id="e", type="llm", at_ms=1, reservation_id=reply.reservation_id)
     priced = PricedEvent(event, b"{}", cost=10, model="m", final=True)
-    await storage.ingest(IngestCommand(request=store.request(), events=[priced]))
+    await ingest(storage, IngestCommand(request=store.request(), events=[priced]))
     clock.now += 3_599_000
     assert (await store.gate(1)).status == 402
     clock.now += 1000

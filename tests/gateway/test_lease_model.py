@@ -28,6 +28,7 @@ from guard.gateway.domain.records import OrganisationSettings
 from guard.gateway.storage.port import Storage
 from tests.gateway.conftest import examples_of
 from tests.support.storage_machine import StorageMachine, run_model
+from tests.support.store import decide, ingest, update_lease
 
 HOUR = 3_600_000
 TTL = 30_000
@@ -206,14 +207,14 @@ class LeaseMachine(StorageMachine):
             )  # fmt: skip
 
         given = command()
-        answer = self.run(self.storage.gate(given))
+        answer = self.run(decide(self.storage, given))
         if answer.recall:
             self.recall([each for ids in answer.recall.values() for each in ids])
             given.is_again = True
-            answer = self.run(self.storage.gate(given))
+            answer = self.run(decide(self.storage, given))
         self.decided(lane, lease, answer, amount, demand, leased)
         if repeated:
-            again = self.run(self.storage.gate(command()))
+            again = self.run(decide(self.storage, command()))
             assert (again.status, again.body, again.replay) == (answer.status, answer.body, True)
 
     def recall(self, lease_ids: list[str]) -> None:
@@ -307,9 +308,9 @@ class LeaseMachine(StorageMachine):
 
         keys = self.keys(lane, self.expected_to_answer(lane.model))
         rooms = {each: self.room(each, lane) for each in keys}
-        answer = self.run(self.storage.gate(command()))
+        answer = self.run(decide(self.storage, command()))
         if repeated:
-            again = self.run(self.storage.gate(command()))
+            again = self.run(decide(self.storage, command()))
             assert (again.status, again.body) == (answer.status, answer.body)
         if not held.open or held.keys != keys or self.now - held.created >= HOUR:
             assert answer.status in (402, 404), "nothing is granted to one that is over, or too old"
@@ -358,7 +359,7 @@ class LeaseMachine(StorageMachine):
             event, b"{}", cost=paid.cost, model=paid.answered_by, final=True, observed=True
         )
         command = IngestCommand(request=self.request(held.lane.holder), events=[priced])
-        reply = wire.decode(self.run(self.storage.ingest(command)).body, wire.EventsReply)
+        reply = wire.decode(self.run(ingest(self.storage, command)).body, wire.EventsReply)
         keys = self.keys(held.lane, paid.answered_by)
         if paid.id in self.delivered:
             assert reply.duplicates == 1
@@ -382,7 +383,9 @@ class LeaseMachine(StorageMachine):
         unused = self.give_back(held)
         change = wire.LeaseUpdate(held.id, unused_nanousd=unused, close=close)
         answer = self.run(
-            self.storage.lease(LeaseCommand(request=self.request(held.lane.holder), update=change))
+            update_lease(
+                self.storage, LeaseCommand(request=self.request(held.lane.holder), update=change)
+            )
         )
         if not held.open:
             assert answer.status == 404

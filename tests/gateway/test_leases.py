@@ -18,8 +18,10 @@ from guard.gateway.domain.commands import (
     ReleaseCommand,
 )
 from guard.gateway.domain.records import OrganisationSettings
+from guard.gateway.ledger import directory
+from guard.gateway.ledger.state import NOTHING, within
 from guard.gateway.storage.port import Storage
-from tests.support.store import ACTOR, DAY, Clock, Store
+from tests.support.store import ACTOR, DAY, Clock, Store, decide, ingest, release, update_lease
 
 TTL = 30_000
 
@@ -29,7 +31,7 @@ async def store(storage_factory: Callable[..., Storage], tmp_path: Path) -> Asyn
     clock = Clock()
     made = storage_factory(tmp_path, clock_ms=clock)
     await made.open(lambda _: None)
-    org = (await made.create_organisation(ACTOR, "o")).organisation_id
+    org = (await made.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
 
     async def reopen() -> None:
         await store.storage.close()
@@ -49,8 +51,9 @@ async def ask(
     lease = wire.LeaseAsk(lease_id=lease_id, unused_nanousd=unused, demand_nanousd=demand)
     call = wire.GateRequest(call_id="c", kind="call", function="f", lease=lease, **fields)
     request = store.request(key, key_id=key_id)
-    answer = await store.storage.gate(
-        GateCommand(request=request, call=call, declared_nanousd=amount, grants_lease=True)
+    answer = await decide(
+        store.storage,
+        GateCommand(request=request, call=call, declared_nanousd=amount, grants_lease=True),
     )
     if answer.status == 200:
         return wire.decode(answer.body, wire.GateReply)
@@ -71,7 +74,7 @@ async def update(
 ) -> Any:  # fmt: skip
     request = store.request(key, key_id=key_id)
     change = wire.LeaseUpdate(lease.lease_id, unused_nanousd=unused, close=close)
-    answer = await store.storage.lease(LeaseCommand(request=request, update=change))
+    answer = await update_lease(store.storage, LeaseCommand(request=request, update=change))
     if answer.status == 200:
         return wire.decode(answer.body, wire.LeaseState)
     return answer.status
@@ -85,7 +88,7 @@ async def totals(store: Store) -> tuple[int, int]:
 async def span(store: Store, event_id: str, reservation_id: str) -> None:
     event = wire.Event(event_id=event_id, type="span", at_ms=1, reservation_id=reservation_id)
     priced = PricedEvent(event, b"{}", final=True)
-    await store.storage.ingest(IngestCommand(request=store.request(), events=[priced]))
+    await ingest(store.storage, IngestCommand(request=store.request(), events=[priced]))
 
 
 @pytest.mark.asyncio
@@ -225,7 +228,7 @@ async def test_a_lease_is_released_like_any_reservation(store: Store) -> None:
     await store.budget(1000)
     lease = await granted(store, 10, 100)
     command = ReleaseCommand(request=store.request(), reservation_id=lease.lease_id)
-    assert (await store.storage.release(command)).status == 200
+    assert (await release(store.storage, command)).status == 200
     assert await totals(store) == (0, 0)
 
 
@@ -244,7 +247,9 @@ async def test_a_lease_of_an_ended_period_is_replaced(store: Store) -> None:
     store.clock.now += DAY - store.clock.now % DAY - 10_000
     await store.budget(1000, window="day")
     settings = OrganisationSettings(lease_ttl_ms=3_600_000)
-    await store.storage.update_organisation(ACTOR, store.org, settings)
+    await store.storage.write(
+        within(store.org), directory.update_organisation, ACTOR, store.org, settings
+    )
     lease = await granted(store, 10, 100)
     store.clock.now += 20_000
     new = await granted(store, 10, 100, lease_id=lease.lease_id, unused=60)
@@ -257,7 +262,9 @@ async def test_a_lease_of_an_ended_period_is_replaced(store: Store) -> None:
 @pytest.mark.asyncio
 async def test_costs_under_an_old_lease_count_in_their_own_day(store: Store) -> None:
     settings = OrganisationSettings(lease_ttl_ms=3_600_000)
-    await store.storage.update_organisation(ACTOR, store.org, settings)
+    await store.storage.write(
+        within(store.org), directory.update_organisation, ACTOR, store.org, settings
+    )
     store.clock.now += DAY - store.clock.now % DAY - 1000
     lease = await granted(store, 10, 100)
     store.clock.now += 2000

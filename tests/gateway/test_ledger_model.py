@@ -26,8 +26,8 @@ from guard.gateway.domain.commands import (
 from guard.gateway.domain.records import OrganisationSettings
 from guard.gateway.storage.port import Storage
 from tests.gateway.conftest import examples_of
-from tests.support.memory_store import MemoryStorage
 from tests.support.storage_machine import StorageMachine, run_model
+from tests.support.store import decide, ingest, release
 
 HOUR = 3_600_000
 TTL = HOUR // 2
@@ -129,7 +129,7 @@ class LedgerMachine(StorageMachine):
             call_id=f"c{number}", kind="call", function="f", workflow_id=workflow, user=user
         )
         command = GateCommand(request=self.request(), call=call, declared_nanousd=amount)
-        answer = self.run(self.storage.gate(command))
+        answer = self.run(decide(self.storage, command))
         keys = self.scopes(workflow, user)
 
         def fits() -> bool:
@@ -139,10 +139,7 @@ class LedgerMachine(StorageMachine):
         expected = fits()
         if not expected:
             self.expire()
-            # A store with locks expires only what a command may touch; the sweep does the rest.
-            late = answer.status == 402 and isinstance(self.storage, MemoryStorage)
-            self.run(self.storage.sweep())
-            expected = fits() and not late
+            expected = fits()
         assert answer.status == (200 if expected else 402)
         if not expected:
             return multiple()
@@ -185,7 +182,7 @@ class LedgerMachine(StorageMachine):
         )  # fmt: skip
         priced = PricedEvent(event, b"{}", cost=cost, price_source="vendor", final=final)
         command = IngestCommand(request=self.request(), events=[priced])
-        answer = self.run(self.storage.ingest(command))
+        answer = self.run(ingest(self.storage, command))
         reply = wire.decode(answer.body, wire.EventsReply)
         current = self.scopes(
             workflow, user
@@ -223,7 +220,7 @@ class LedgerMachine(StorageMachine):
     def release(self, hold: Hold) -> None:
         command = ReleaseCommand(request=self.request(), reservation_id=hold.id)
         expected = 404 if hold.forgotten else 200
-        assert self.run(self.storage.release(command)).status == expected
+        assert self.run(release(self.storage, command)).status == expected
         self.close(hold)
 
     @rule(step=st.sampled_from([1000, TTL, HOUR]))
@@ -238,8 +235,6 @@ class LedgerMachine(StorageMachine):
     @rule()
     def a_season_passes(self) -> None:
         """Everything up to now leaves the record; the newest event with the next one."""
-        if isinstance(self.storage, MemoryStorage):
-            return  # it keeps everything
         self.now += SEASON
         self.kept_from = self.now
         self.run(self.storage.sweep())

@@ -15,7 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from guard.gateway.domain.records import Webhook
 from guard.gateway.embedded import Gateway, run_gateway
-from guard.gateway.ledger import webhooks
+from guard.gateway.ledger import directory, webhooks
+from guard.gateway.ledger.state import NOTHING, within
 from guard.gateway.storage.postgres import engine as postgres_engine
 from guard.gateway.storage.postgres.store import PostgresStorage
 from guard.gateway.storage.sql import samples
@@ -163,13 +164,13 @@ async def test_the_lag_of_retention_and_the_backlog(make: Make, tmp_path: Path) 
     clock = Clock()
     storage = make(tmp_path, clock_ms=clock, retention_days=40)
     await storage.open(lambda _: None)
-    org = (await storage.create_organisation(ACTOR, "o")).organisation_id
+    org = (await storage.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
     store = Store(storage, clock, org, lambda: None, [])
     hook = Webhook(webhook_id="", organisation_id=org, url="https://hooks.example/")
-    await storage.put_webhook(ACTOR, hook, "secret")
+    await storage.write(within(hook.organisation_id), webhooks.put, ACTOR, hook, "secret")
     for number in range(2):
         await store.charge(f"e{number}", 1)
-        await storage.write(lambda unit: webhooks.enqueue(unit, org, "budget.threshold", {}))
+        await storage.write(within(org), webhooks.enqueue, org, "budget.threshold", {})
     clock.now += 100 * DAY
     found = await storage.look_up(lambda reading: samples.read(reading, clock.now, 40 * DAY))
     assert found.retention_lag_s >= 60 * 86_400, "and never a day of the current month"

@@ -13,6 +13,8 @@ from guard.core import wire
 from guard.gateway.domain import ledger
 from guard.gateway.domain.ledger import Account, Balance, Reservation
 from guard.gateway.domain.records import Budget
+from guard.gateway.ledger import directory
+from guard.gateway.ledger.state import NOTHING
 from guard.gateway.storage.port import Storage
 from tests.support.store import ACTOR, Clock, Store
 
@@ -120,7 +122,7 @@ async def store(storage_factory: Callable[..., Storage], tmp_path: Path) -> Asyn
     post_commit_events: list[Any] = []
     storage = storage_factory(tmp_path, clock_ms=clock)
     await storage.open(post_commit_events.extend)
-    org = (await storage.create_organisation(ACTOR, "o")).organisation_id
+    org = (await storage.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
     yield Store(storage, clock, org, lambda: None, post_commit_events)
     assert (await storage.verify_ledger()).problems == []
     await storage.close()

@@ -28,6 +28,7 @@ from guard.gateway.app import GatewayApp
 from guard.gateway.cli.serve import _serving
 from guard.gateway.domain.errors import StoreError
 from guard.gateway.embedded import Gateway
+from guard.gateway.ledger.state import ANYTHING, Scopes
 from guard.gateway.server import GatewayServer, bind
 from guard.gateway.services import logs
 from guard.gateway.settings import GatewaySettings
@@ -198,7 +199,7 @@ async def test_not_ready_without_its_store(
     async with opening(database) as (app, http):
         await app.open()
         assert (await http.get("/readyz")).status_code == 200
-        stuck = app.storage.write(lambda _: go_on.wait(20), weight=10_000)  # type: ignore[attr-defined]
+        stuck = app.storage.write(Scopes(weight=10_000), lambda _: go_on.wait(20))  # type: ignore[attr-defined]
         assert (await http.get("/readyz")).status_code == 503
         assert (await http.get("/healthz")).status_code == 200
         go_on.set()
@@ -253,7 +254,7 @@ async def test_a_replica_has_nine_connections_with_limits() -> None:
             return [unit.connection.psycopg.execute(f"SHOW {name}").fetchone()[0] for name in names]
 
         wanted = [STATEMENT_TIMEOUT_MS, LOCK_TIMEOUT_MS, IDLE_TIMEOUT_MS]
-        assert await store.write(limits) == [f"{each // 1000}s" for each in wanted]
+        assert await store.write(ANYTHING, limits) == [f"{each // 1000}s" for each in wanted]
 
 
 @pytest.mark.asyncio

@@ -15,6 +15,8 @@ from click.testing import CliRunner
 from guard.gateway.bootstrap import first_run
 from guard.gateway.cli.main import gateway as cli
 from guard.gateway.domain.errors import StoreError
+from guard.gateway.ledger import catalogue, directory
+from guard.gateway.ledger.state import ANYTHING, NOTHING, within
 from guard.gateway.settings import DatabaseUrl, GatewaySettings
 from guard.gateway.storage.postgres.connection import WRITER
 from guard.gateway.storage.postgres.migrations import PostgresMigrator
@@ -137,13 +139,16 @@ async def test_organisations_do_not_wait_for_one_another(tmp_path: Path) -> None
     store = postgres.store(tmp_path)
     await store.open(lambda _: None)
     held, free = [
-        (await store.create_organisation(ACTOR, name)).organisation_id for name in ("a", "b")
+        (await store.write(NOTHING, directory.create_organisation, ACTOR, name)).organisation_id
+        for name in ("a", "b")
     ]
     with psycopg.connect(postgres.dsn_of(tmp_path)) as other:
         other.execute("SELECT 1 FROM organisations WHERE organisation_id = %s FOR UPDATE", (held,))
         async with asyncio.timeout(5):
-            await store.put_price(ACTOR, _price(free))
-        waiting: Any = asyncio.ensure_future(store.put_price(ACTOR, _price(held)))
+            await store.write(within(free), catalogue.put_price, ACTOR, _price(free))
+        waiting: Any = asyncio.ensure_future(
+            store.write(within(held), catalogue.put_price, ACTOR, _price(held))
+        )
         await asyncio.sleep(0.3)
         assert not waiting.done()
         other.rollback()
@@ -156,11 +161,11 @@ async def test_a_frozen_replica_stops_nobody_for_long(tmp_path: Path) -> None:
     frozen, live = postgres.store(tmp_path), postgres.store(tmp_path)
     for each in (frozen, live):
         await each.open(lambda _: None)
-    own = (await live.create_organisation(ACTOR, "o")).organisation_id
-    stuck: Any = frozen.write(lambda _: time.sleep(7))
+    own = (await live.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
+    stuck: Any = frozen.write(ANYTHING, lambda _: time.sleep(7))
     await asyncio.sleep(0.5)
     started = time.monotonic()
-    await live.put_price(ACTOR, _price(own))
+    await live.write(within(own), catalogue.put_price, ACTOR, _price(own))
     assert 3 < time.monotonic() - started < 6.5
     with pytest.raises(StoreError):
         await stuck
@@ -175,7 +180,7 @@ async def test_a_replica_that_froze_in_the_middle_of_a_pipeline_stops_nobody_for
     """The server waits for the rest, which it does not call idle."""
     live = postgres.store(tmp_path)
     await live.open(lambda _: None)
-    own = (await live.create_organisation(ACTOR, "o")).organisation_id
+    own = (await live.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
     dsn = postgres.dsn_of(tmp_path)
     with psycopg.connect(dsn, autocommit=True, application_name=WRITER) as frozen:
         frozen.pgconn.enter_pipeline_mode()
@@ -186,7 +191,7 @@ async def test_a_replica_that_froze_in_the_middle_of_a_pipeline_stops_nobody_for
         async with asyncio.timeout(30):
             while True:
                 try:
-                    await live.put_price(ACTOR, _price(own))
+                    await live.write(within(own), catalogue.put_price, ACTOR, _price(own))
                     break
                 except StoreError:  # a busy machine is not as quick
                     continue
@@ -199,7 +204,9 @@ async def test_the_server_looks_whether_a_silent_replica_is_there(tmp_path: Path
     store = postgres.store(tmp_path)
     await store.open(lambda _: None)
     names = ("tcp_keepalives_idle", "tcp_keepalives_interval", "tcp_keepalives_count")
-    found = await store.write(lambda unit: [unit.row(f"SHOW {name}")[0] for name in names])
+    found = await store.write(
+        ANYTHING, lambda unit: [unit.row(f"SHOW {name}")[0] for name in names]
+    )
     read = await store.look_up(lambda reading: [reading.rows(f"SHOW {n}")[0][0] for n in names])
     await store.close()
     if "host=/" in postgres.dsn_of(tmp_path):

@@ -14,9 +14,11 @@ import pytest_asyncio
 
 from guard.core import wire
 from guard.gateway.domain.commands import IngestCommand, PricedEvent
+from guard.gateway.ledger import directory
+from guard.gateway.ledger.state import ANYTHING, NOTHING
 from guard.gateway.storage.postgres.store import PostgresStorage
 from tests.support import postgres
-from tests.support.store import ACTOR, Clock, Store
+from tests.support.store import ACTOR, Clock, Store, ingest
 
 ROWS = 20_000
 _numbers = itertools.count()
@@ -37,7 +39,7 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
     clock = Clock()
     storage = postgres.store(tmp_path, clock_ms=clock)
     await storage.open(lambda _: None)
-    own = (await storage.create_organisation(ACTOR, "o")).organisation_id
+    own = (await storage.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
     yield Store(storage, clock, own, lambda: None, [])
     await storage.close()
 
@@ -54,7 +56,7 @@ async def a_round(store: Store) -> None:
         event = wire.Event(event_id=name, type="llm", at_ms=1, reservation_id=reservation)
         events.append(PricedEvent(event, b"{}", cost=5, model="m", response_id=name, final=True))
     request = store.request(f"i{next(_numbers)}")
-    await store.storage.ingest(IngestCommand(request=request, events=events))
+    await ingest(store.storage, IngestCommand(request=request, events=events))
 
 
 async def rows_read(storage: Any) -> int:
@@ -63,8 +65,8 @@ async def rows_read(storage: Any) -> int:
     def flush(unit: Any) -> None:
         unit.connection.psycopg.execute("SELECT pg_stat_force_next_flush()")
 
-    await storage.write(flush)
-    await storage.write(lambda unit: None)
+    await storage.write(ANYTHING, flush)
+    await storage.write(ANYTHING, lambda unit: None)
     sql = (
         "SELECT sum(seq_tup_read)::bigint FROM pg_stat_user_tables"
         " WHERE schemaname = current_schema()"

@@ -13,11 +13,13 @@ import pytest_asyncio
 
 from guard.core import wire
 from guard.gateway.domain.commands import GateCommand, LeaseCommand
+from guard.gateway.ledger import directory
+from guard.gateway.ledger.state import NOTHING
 from guard.gateway.services.recalls import Recalls
 from guard.gateway.storage.port import Storage
 from tests.gateway.conftest import Tenant
 from tests.support.asker import Asker, ask, asker, call
-from tests.support.store import ACTOR, Clock, Store
+from tests.support.store import ACTOR, Clock, Store, decide, update_lease
 
 
 @pytest_asyncio.fixture
@@ -25,7 +27,7 @@ async def store(storage_factory: Callable[..., Storage], tmp_path: Path) -> Asyn
     clock = Clock()
     made = storage_factory(tmp_path, clock_ms=clock)
     await made.open(lambda _: None)
-    org = (await made.create_organisation(ACTOR, "o")).organisation_id
+    org = (await made.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
     store = Store(made, clock, org, lambda: None, [])
     await store.budget(100)
     yield store
@@ -51,48 +53,48 @@ async def held(store: Store) -> int:
 
 @pytest.mark.asyncio
 async def test_a_refusal_names_the_leases_that_hold_the_room(store: Store) -> None:
-    first = await store.storage.gate(question(store, "a", 10, demand_nanousd=40))
+    first = await decide(store.storage, question(store, "a", 10, demand_nanousd=40))
     lease_id = wire.decode(first.body, wire.GateReply).reservation_id
     asked = question(store, "b", 70)
-    answer = await store.storage.gate(asked)
+    answer = await decide(store.storage, asked)
     assert (answer.status, answer.recall) == (0, {"k": [lease_id]})
     update = wire.LeaseUpdate(str(lease_id), unused_nanousd=30)
-    await store.storage.lease(LeaseCommand(request=store.request(), update=update))
+    await update_lease(store.storage, LeaseCommand(request=store.request(), update=update))
     asked = msgspec.structs.replace(asked, is_again=True)
-    assert (await store.storage.gate(asked)).status == 200
+    assert (await decide(store.storage, asked)).status == 200
     assert await held(store) == 80
     again = question(store, "b", 21)
-    assert set((await store.storage.gate(again)).recall["k"]) > {lease_id}
+    assert set((await decide(store.storage, again)).recall["k"]) > {lease_id}
     again = msgspec.structs.replace(again, is_again=True)
-    answer = await store.storage.gate(again)
+    answer = await decide(store.storage, again)
     assert (answer.status, answer.recall) == (402, {})
 
 
 @pytest.mark.asyncio
 async def test_nobody_is_asked_for_what_is_not_there(store: Store) -> None:
     await store.gate(90)
-    own = await store.storage.gate(question(store, "a", 10, demand_nanousd=10))
+    own = await decide(store.storage, question(store, "a", 10, demand_nanousd=10))
     own_id = wire.decode(own.body, wire.GateReply).reservation_id
-    answer = await store.storage.gate(question(store, "a", 50, lease_id=own_id))
+    answer = await decide(store.storage, question(store, "a", 50, lease_id=own_id))
     assert (answer.status, answer.recall) == (402, {})
 
 
 @pytest.mark.asyncio
 async def test_a_question_that_is_decided_twice_gives_back_once(store: Store) -> None:
-    await store.storage.gate(question(store, "a", 10, demand_nanousd=20))
-    first = await store.storage.gate(question(store, "b", 10, demand_nanousd=20))
+    await decide(store.storage, question(store, "a", 10, demand_nanousd=20))
+    first = await decide(store.storage, question(store, "b", 10, demand_nanousd=20))
     lease_id = wire.decode(first.body, wire.GateReply).reservation_id
     assert await held(store) == 40
 
     def asked() -> GateCommand:
         return question(store, "b", 95, lease_id=lease_id, unused_nanousd=5)
 
-    assert (await store.storage.gate(asked())).recall
+    assert (await decide(store.storage, asked())).recall
     assert await held(store) == 35
-    repeat = await store.storage.gate(asked())  # as after a lost connection
+    repeat = await decide(store.storage, asked())  # as after a lost connection
     assert (repeat.status, repeat.recall, repeat.replay) == (402, {}, False)
     assert await held(store) == 35
-    repeat = await store.storage.gate(asked())
+    repeat = await decide(store.storage, asked())
     assert (repeat.status, repeat.replay) == (402, True)
 
 

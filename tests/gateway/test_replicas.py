@@ -26,7 +26,8 @@ from guard.gateway.cli.admin_client import AdminClient
 from guard.gateway.domain.commands import PostCommitEvent
 from guard.gateway.domain.records import Webhook
 from guard.gateway.embedded import Gateway, run_gateway
-from guard.gateway.ledger import webhooks
+from guard.gateway.ledger import control, directory, webhooks
+from guard.gateway.ledger.state import NOTHING, within
 from guard.gateway.services import webhooks as sender
 from guard.gateway.storage.postgres.money import CLAIM_MS
 from guard.gateway.storage.postgres.unit_of_work import PostgresUnitOfWork
@@ -188,14 +189,14 @@ async def test_a_notification_that_no_replica_sends_is_passed_over(tmp_path: Pat
     one, other = postgres.store(tmp_path), postgres.store(tmp_path)
     await one.open(lambda _: None)
     await other.open(heard.extend)
-    owner = (await one.create_organisation(ACTOR, "o")).organisation_id
+    owner = (await one.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
     texts = ("", "x", "x recall", "x recall o", "x recall o {", "x recall o [1]", "x answered o 7",
              "x nothing o", "x control")  # fmt: skip
     with psycopg.connect(postgres.dsn_of(tmp_path), autocommit=True) as stranger:
         for text in texts:
             stranger.execute("SELECT pg_notify(%s, %s)", (other._channel, text))
     kill = wire.ControlMessage(seq=0, type="kill", workflow_id="w")
-    await one.issue_directive(ACTOR, owner, kill)
+    await one.write(within(owner), control.issue_directive, ACTOR, owner, kill)
     async with asyncio.timeout(10):
         while not any(event.kind == "control" for event in heard):
             await asyncio.sleep(0.02)
@@ -278,7 +279,10 @@ async def test_replicas_that_expire_at_once_end_each_orphan_once(tmp_path: Path)
     stores = [postgres.store(tmp_path, clock_ms=clock) for _ in range(2)]
     for each in stores:
         await each.open(lambda _: None)
-    made = [await stores[0].create_organisation(ACTOR, f"o{n}") for n in range(4)]
+    made = [
+        await stores[0].write(NOTHING, directory.create_organisation, ACTOR, f"o{n}")
+        for n in range(4)
+    ]
     owners = [Store(stores[0], clock, each.organisation_id, lambda: None, []) for each in made]
     for owner in owners:
         await owner.budget(1_000_000)
@@ -309,28 +313,36 @@ async def test_replicas_that_send_at_once_share_the_messages(tmp_path: Path) -> 
     for each in (a, b):
         await each.open(lambda _: None)
     for number in range(6):
-        owner = (await a.create_organisation(ACTOR, f"o{number}")).organisation_id
+        owner = (
+            await a.write(NOTHING, directory.create_organisation, ACTOR, f"o{number}")
+        ).organisation_id
         owners.append(owner)
         hook = Webhook(webhook_id="", organisation_id=owner, url="https://example.com/",
                        types=[], created_at_ms=0)  # fmt: skip
-        await a.put_webhook(ACTOR, hook, "whsec_AAAA")
+        await a.write(within(hook.organisation_id), webhooks.put, ACTOR, hook, "whsec_AAAA")
         await a.write(functools.partial(_queue, owner))
     sent: list[str] = []
     async with asyncio.timeout(60):
         while len(sent) < 24:
-            pages = await asyncio.gather(*(each.due_deliveries(7, {}) for each in (a, b)))
+            pages = await asyncio.gather(
+                *(each.write(NOTHING, webhooks.due, 7, {}) for each in (a, b))
+            )
             sent += [due.delivery_id for page in pages for due in page]
     assert len(sent) == len(set(sent)) == 24
-    assert await a.due_deliveries(100, {}) == await b.due_deliveries(100, {}) == []
+    assert (
+        await a.write(NOTHING, webhooks.due, 100, {})
+        == await b.write(NOTHING, webhooks.due, 100, {})
+        == []
+    )
     clock.now += CLAIM_MS  # as if both had died
     with psycopg.connect(postgres.dsn_of(tmp_path)) as other:
         held = other.execute("SELECT delivery_id FROM deliveries LIMIT 5 FOR UPDATE").fetchall()
         async with asyncio.timeout(5):
-            again = {due.delivery_id for due in await b.due_deliveries(100, {})}
+            again = {due.delivery_id for due in await b.write(NOTHING, webhooks.due, 100, {})}
         assert not again & {row[0] for row in held}
         other.rollback()
     clock.now += CLAIM_MS
-    page = await a.due_deliveries(100, {owners[0]: 3})
+    page = await a.write(NOTHING, webhooks.due, 100, {owners[0]: 3})
     found = collections.Counter(due.organisation_id for due in page)
     assert found == {owners[0]: 1, **dict.fromkeys(owners[1:], 4)}, "three of the first are sent"
     for each in (a, b):

@@ -18,12 +18,14 @@ from guard.gateway.domain.commands import GateCommand, ReleaseCommand
 from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.records import OrganisationSettings
 from guard.gateway.embedded import run_gateway
+from guard.gateway.ledger import control, directory, webhooks
+from guard.gateway.ledger.state import ANYTHING, NOTHING, within
 from guard.gateway.storage.port import Storage
 from guard.gateway.storage.sql import retention as sqlite_retention
 from guard.gateway.storage.sql.engine import SqlEngine
 from guard.gateway.storage.sqlite.store import SqliteStorage
 from tests.support import postgres
-from tests.support.store import ACTOR, DAY, Clock, Store
+from tests.support.store import ACTOR, DAY, Clock, Store, decide, release
 from tests.support.waiting import until
 
 HOUR = 3_600_000
@@ -38,7 +40,7 @@ async def store(sqlite_factory: Callable[..., Storage], tmp_path: Path) -> Async
     made = sqlite_factory(tmp_path, **options)
     post_commit_events: list[Any] = []
     await made.open(post_commit_events.extend)
-    org = (await made.create_organisation(ACTOR, "o")).organisation_id
+    org = (await made.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
 
     async def reopen() -> None:
         await store.storage.close()
@@ -81,9 +83,9 @@ async def hold(store: Store, amount: int = 10, **fields: Any) -> str:
     return reservation_id
 
 
-async def release(store: Store, reservation_id: str) -> Any:
+async def free(store: Store, reservation_id: str) -> Any:
     command = ReleaseCommand(request=store.request(), reservation_id=reservation_id)
-    return await store.storage.release(command)
+    return await release(store.storage, command)
 
 
 async def committed(store: Store) -> list[int]:
@@ -99,10 +101,10 @@ async def test_old_rows_leave_and_the_sums_stay(store: Store, tmp_path: Path) ->
         fields: Any = {"workflow_id": f"w{number % 2}", "run_id": f"r{number}"}
         held = await hold(store, model="m", **fields)
         await store.charge(f"e{number}", 7, reservation_id=held, **fields)
-        await release(store, held)
+        await free(store, held)
         store.clock.now += DAY
     await prune(store)
-    await store.storage.write(lambda unit: unit.scope_days.step())  # type: ignore[attr-defined]
+    await store.storage.write(ANYTHING, lambda unit: unit.scope_days.step())  # type: ignore[attr-defined]
     assert counts(tmp_path, "scope_days") == [120]  # day by day in six kinds of scope
     tables = ("events", "reservations", "runs", "workflows", "estimates")
     assert counts(tmp_path, *tables) == [20, 20, 20, 2, 4]
@@ -158,7 +160,7 @@ async def test_the_current_month_stays_whole_however_short_the_retention(
     clock = Clock(MID_MONTH + 16 * DAY)  # the last day of January
     storage = sqlite_factory(tmp_path, clock_ms=clock, retention_days=1)
     await storage.open(lambda events: None)
-    org = (await storage.create_organisation(ACTOR, "o")).organisation_id
+    org = (await storage.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
     store = Store(storage, clock, org, lambda: None, [])
     await store.charge("january", 5)
     clock.now += DAY
@@ -178,9 +180,11 @@ async def test_open_holds_and_what_they_hold_on_stay(store: Store, tmp_path: Pat
     await store.budget(100, window="hour")
     await store.budget(100)
     closed = await hold(store, 10)
-    await release(store, closed)
+    await free(store, closed)
     settings = OrganisationSettings(reservation_ttl_ms=300 * DAY)
-    await store.storage.update_organisation(ACTOR, store.org, settings)
+    await store.storage.write(
+        within(store.org), directory.update_organisation, ACTOR, store.org, settings
+    )
     open_hold = await hold(store, 60)
     store.clock.now += 200 * DAY
     await hold(store, 1)
@@ -190,7 +194,7 @@ async def test_open_holds_and_what_they_hold_on_stay(store: Store, tmp_path: Pat
     await store.reopen()
     assert (await store.gate(40)).status == 402
     await store.charge("cost", 50, reservation_id=open_hold)
-    assert (await release(store, open_hold)).status == 200
+    assert (await free(store, open_hold)).status == 200
     views = await store.storage.balances(store.org, current_only=False)
     assert [(v.committed_nanousd, v.reserved_nanousd) for v in views] == [
         (50, 0),
@@ -198,7 +202,7 @@ async def test_open_holds_and_what_they_hold_on_stay(store: Store, tmp_path: Pat
         (0, 1),
         (0, 0),
     ]
-    assert (await release(store, closed)).status == 404
+    assert (await free(store, closed)).status == 404
 
 
 @pytest.mark.asyncio
@@ -232,10 +236,12 @@ async def test_a_closed_hold_stays_until_its_time_and_so_does_its_window(
     store: Store, tmp_path: Path
 ) -> None:
     settings = OrganisationSettings(reservation_ttl_ms=200 * DAY)
-    await store.storage.update_organisation(ACTOR, store.org, settings)
+    await store.storage.write(
+        within(store.org), directory.update_organisation, ACTOR, store.org, settings
+    )
     await store.budget(100, window="hour")
     held = await hold(store, 60)
-    await release(store, held)
+    await free(store, held)
     store.clock.now += 100 * DAY
     await store.gate(1)
     await prune(store)
@@ -256,7 +262,7 @@ async def test_windows_that_have_ended_leave_with_their_last_entry(
     for number in range(5):
         held = await hold(store, 10, workflow_id="w")
         await store.charge(f"e{number}", 100, reservation_id=held)  # used up: exhausted
-        await release(store, held)
+        await free(store, held)
         store.clock.now += HOUR
     assert counts(tmp_path, "balances") == [5]
     store.clock.now += 100 * DAY
@@ -278,7 +284,7 @@ async def test_an_event_that_comes_again_after_its_time_is_a_new_one(store: Stor
     await store.budget(1000)
     held = await hold(store, 10)
     await store.charge("again", 7, reservation_id=held)
-    await release(store, held)
+    await free(store, held)
     await store.charge("again", 7, reservation_id=held)
     assert await committed(store) == [7]
     store.clock.now += 30 * DAY
@@ -318,7 +324,7 @@ async def test_a_chain_is_forgotten_with_its_budget_when_nothing_names_it(
     async def step(chain_id: str, op: str, cost: int) -> None:
         held = await hold(store, cost, chain=wire.Chain(id=chain_id, op=op))  # type: ignore[arg-type]
         await store.charge(f"{chain_id} {store.clock.now}", cost, reservation_id=held)
-        await release(store, held)
+        await free(store, held)
 
     await step("gone", "start", 60)
     await step("stays", "start", 60)
@@ -339,20 +345,22 @@ async def test_approvals_deliveries_and_refusals_leave(store: Store, tmp_path: P
     from guard.gateway.domain.records import Webhook
 
     webhook = Webhook(webhook_id="", organisation_id=store.org, url="https://example.com/hook")
-    await store.storage.put_webhook(ACTOR, webhook, "whsec_secret")
+    await store.storage.write(
+        within(webhook.organisation_id), webhooks.put, ACTOR, webhook, "whsec_secret"
+    )
 
     async def ask(call_id: str, **more: Any) -> Any:
         call = wire.GateRequest(call_id=call_id, kind="call", function="f", tool_name="pay")
-        return await store.storage.gate(GateCommand(request=store.request(), call=call, **more))
+        return await decide(store.storage, GateCommand(request=store.request(), call=call, **more))
 
     await ask("old", approval=ApprovalNeed(tool_name="pay", timeout_ms=DAY))
     await ask("slow", approval=ApprovalNeed(tool_name="pay", timeout_ms=300 * DAY))
     refusal = Refusal(status=403, error_code="GD-T001", title="no", reason="no")
     await ask("refused", refusal=refusal)
     await ask("refused again", refusal=refusal)
-    first, second = await store.storage.due_deliveries(10, {})
-    await store.storage.delivery_done(
-        first.delivery_id, status=200, delivered=True, retry_in_ms=None
+    first, second = await store.storage.write(NOTHING, webhooks.due, 10, {})
+    await store.storage.write(
+        NOTHING, webhooks.attempted, first.delivery_id, status=200, delivered=True, retry_in_ms=None
     )
     store.clock.now += 2 * DAY
     await store.storage.sweep()
@@ -379,7 +387,7 @@ async def test_a_step_is_small_and_a_long_backlog_keeps_no_table_out(
     for number in range(60):
         held = await hold(store, 1, run_id=f"r{number}")
         await store.charge(f"e{number}", 1, reservation_id=held, run_id=f"r{number}")
-        await release(store, held)
+        await free(store, held)
     store.clock.now += 100 * DAY
     tables = ("events", "reservations", "runs")
     seen = [counts(tmp_path, *tables)]
@@ -418,10 +426,10 @@ async def test_the_audit_log_stays_verifiable_when_old_entries_leave(
     clock = Clock(MID_MONTH)
     storage = sqlite_factory(tmp_path, clock_ms=clock, audit_retention_days=30)
     await storage.open(lambda events: None)
-    org = (await storage.create_organisation(ACTOR, "o")).organisation_id
+    org = (await storage.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
     kill = wire.ControlMessage(seq=0, type="kill", workflow_id="w")
     for _ in range(5):
-        await storage.issue_directive(ACTOR, org, kill)
+        await storage.write(within(org), control.issue_directive, ACTOR, org, kill)
         clock.now += 10 * DAY
     await storage.sweep()
     assert await storage.verify_audit() == (4, None)
@@ -429,13 +437,13 @@ async def test_the_audit_log_stays_verifiable_when_old_entries_leave(
     assert [entry.seq for entry in entries] == [4, 5, 6, 7]
     assert [entry.action for entry in entries] == ["workflow.kill"] * 3 + ["audit.prune"]
     assert entries[-1].details["through"] == 3
-    await storage.issue_directive(ACTOR, org, kill)
+    await storage.write(within(org), control.issue_directive, ACTOR, org, kill)
     clock.now += 300 * DAY
     await storage.sweep()
     assert await storage.verify_audit() == (2, None), "the newest entry stays"
     clock.now += DAY
     for _ in range(3):
-        await storage.issue_directive(ACTOR, org, kill)
+        await storage.write(within(org), control.issue_directive, ACTOR, org, kill)
     await storage.sweep()
     count, bad = await storage.verify_audit()
     assert (count, bad) == (5, None)
@@ -468,7 +476,7 @@ async def test_without_a_retention_everything_stays(
     clock = Clock(MID_MONTH)
     storage = sqlite_factory(tmp_path, clock_ms=clock, retention_days=0)
     await storage.open(lambda events: None)
-    org = (await storage.create_organisation(ACTOR, "o")).organisation_id
+    org = (await storage.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
     store = Store(storage, clock, org, lambda: None, [])
     for number in range(3):
         await store.charge(f"e{number}", 1)
@@ -532,7 +540,7 @@ async def test_on_postgresql_a_sweep_deletes_a_little_and_lets_others_in(
     clock = Clock(MID_MONTH)
     storage = postgres.store(tmp_path, clock_ms=clock, retention_days=KEEP_DAYS)
     await storage.open(lambda events: None)
-    org = (await storage.create_organisation(ACTOR, "o")).organisation_id
+    org = (await storage.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
     store = Store(storage, clock, org, lambda: None, [])
     await store.budget(10_000)
     for number in range(80):

@@ -15,10 +15,12 @@ import pytest_asyncio
 from guard.core import wire
 from guard.gateway.domain.commands import GateCommand, IngestCommand, PricedEvent, Request
 from guard.gateway.domain.records import Budget
+from guard.gateway.ledger import catalogue
+from guard.gateway.ledger.state import within
 from guard.gateway.storage.sqlite.migrations import convert_0_7
 from guard.gateway.storage.sqlite.store import SqliteStorage
 from tests.support import large_store
-from tests.support.store import ACTOR
+from tests.support.store import ACTOR, decide, ingest
 
 NOW = 1_800_000_000_000
 HOUR = 3_600_000
@@ -87,7 +89,7 @@ async def test_the_gate_and_the_charge_are_flat(storage: SqliteStorage) -> None:
             wanted = Budget(budget_id="", organisation_id="o", scope_kind=kind,  # type: ignore[arg-type]
                             scope_id="" if kind == "organisation" else "*", window=window,  # type: ignore[arg-type]
                             limit_nanousd=10**15)  # fmt: skip
-            await storage.put_budget(ACTOR, wanted)
+            await storage.write(within(wanted.organisation_id), catalogue.put_budget, ACTOR, wanted)
     names: list[dict[str, str]] = [
         {"workflow_id": f"new{next(_numbers)}", "agent": f"new{next(_numbers)}"},
         {"workflow_id": "w5", "agent": "a5"},
@@ -100,12 +102,12 @@ async def test_the_gate_and_the_charge_are_flat(storage: SqliteStorage) -> None:
             call=wire.GateRequest(call_id=f"c{next(_numbers)}", kind="call", function="f", **call),  # type: ignore[arg-type]
             declared_nanousd=5,
         )
-        assert await steps_of_writer(storage, storage.gate(gate)) < STEPS_MAX
+        assert await steps_of_writer(storage, decide(storage, gate)) < STEPS_MAX
         for model in ("m5", f"new{next(_numbers)}"):
             event = wire.Event(event_id=f"x{next(_numbers)}", type="llm", at_ms=1, **fields)  # type: ignore[arg-type]
             priced = PricedEvent(event, b"{}", cost=5, model=model)
             charge = IngestCommand(request=request(), events=[priced])
-            assert await steps_of_writer(storage, storage.ingest(charge)) < STEPS_MAX
+            assert await steps_of_writer(storage, ingest(storage, charge)) < STEPS_MAX
     assert (await storage.verify_ledger()).problems == []
 
 

@@ -11,6 +11,8 @@ import pytest_asyncio
 
 from guard.core import wire
 from guard.core.control import ControlState
+from guard.gateway.ledger import control, directory
+from guard.gateway.ledger.state import NOTHING, within
 from guard.gateway.storage.sqlite.store import SqliteStorage
 from tests.support.store import ACTOR, DAY, Clock, Store
 
@@ -28,7 +30,7 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
     options = {"clock_ms": clock, "retention_days": 40}
     storage = SqliteStorage(tmp_path / "g.sqlite3", **options)  # type: ignore[arg-type]
     await storage.open(lambda _: None)
-    org = (await storage.create_organisation(ACTOR, "o")).organisation_id
+    org = (await storage.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
 
     async def reopen() -> None:
         await store.storage.close()
@@ -41,7 +43,9 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
 
 
 async def issue(store: Store, kind: str, **fields: object) -> None:
-    await store.storage.issue_directive(ACTOR, store.org, _message(kind, **fields))
+    await store.storage.write(
+        within(store.org), control.issue_directive, ACTOR, store.org, _message(kind, **fields)
+    )
 
 
 async def kill_runs(store: Store, count: int) -> None:

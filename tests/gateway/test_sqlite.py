@@ -13,8 +13,8 @@ import pytest
 
 from guard.core import wire
 from guard.gateway.domain.errors import StoreError
-from guard.gateway.ledger import audit
-from guard.gateway.ledger.state import AuditRow
+from guard.gateway.ledger import audit, control, directory
+from guard.gateway.ledger.state import ANYTHING, NOTHING, AuditRow, within
 from guard.gateway.storage.sqlite.store import SqliteStorage
 from tests.support.store import ACTOR, Clock, Store
 
@@ -24,21 +24,22 @@ from tests.support.store import ACTOR, Clock, Store
 async def test_full_disk_refuses_and_recovers(tmp_path: Path, durable: bool) -> None:
     storage = SqliteStorage(tmp_path / "g.sqlite3", durable=durable)
     await storage.open(lambda events: None)
-    org = (await storage.create_organisation(ACTOR, "o")).organisation_id
+    org = (await storage.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
     store = Store(storage, Clock(), org, lambda: None, [])
     await store.budget(1_000_000)
     (pages,) = await storage.write(
-        lambda unit: unit.connection.execute("PRAGMA page_count").fetchone()
+        ANYTHING, lambda unit: unit.connection.execute("PRAGMA page_count").fetchone()
     )
     await storage.write(
-        lambda unit: unit.connection.execute(f"PRAGMA max_page_count = {pages}").fetchone()
+        ANYTHING,
+        lambda unit: unit.connection.execute(f"PRAGMA max_page_count = {pages}").fetchone(),
     )
     results = await asyncio.gather(
         *(store.charge(f"e{n}" + "x" * 200, 1) for n in range(500)), return_exceptions=True
     )
     assert any(isinstance(r, StoreError) for r in results)
     await storage.write(
-        lambda unit: unit.connection.execute("PRAGMA max_page_count = 1000000").fetchone()
+        ANYTHING, lambda unit: unit.connection.execute("PRAGMA max_page_count = 1000000").fetchone()
     )
     assert await storage.ready()
     for n in range(500):
@@ -66,14 +67,22 @@ async def test_replays_are_bounded_by_what_still_holds(
     monkeypatch.setattr("guard.gateway.ledger.control.CONTROL_KEEP", 5)
     storage = SqliteStorage(tmp_path / "g.sqlite3")
     await storage.open(lambda events: None)
-    org = (await storage.create_organisation(ACTOR, "o")).organisation_id
-    await storage.issue_directive(
-        ACTOR, org, wire.ControlMessage(seq=0, type="kill", workflow_id="dead")
+    org = (await storage.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
+    await storage.write(
+        within(org),
+        control.issue_directive,
+        ACTOR,
+        org,
+        wire.ControlMessage(seq=0, type="kill", workflow_id="dead"),
     )
     for _ in range(20):
         for kind in ("pause", "resume"):
-            await storage.issue_directive(
-                ACTOR, org, wire.ControlMessage(seq=0, type=kind, workflow_id="w")
+            await storage.write(
+                within(org),
+                control.issue_directive,
+                ACTOR,
+                org,
+                wire.ControlMessage(seq=0, type=kind, workflow_id="w"),
             )
     await storage.sweep()
     kept = [stored.message for stored in await storage.control_after(org, 0, 100)]
@@ -86,9 +95,9 @@ async def test_replays_are_bounded_by_what_still_holds(
 async def test_lookups_and_replays_do_not_wait_for_reports(tmp_path: Path) -> None:
     storage = SqliteStorage(tmp_path / "g.sqlite3")
     await storage.open(lambda events: None)
-    org = (await storage.create_organisation(ACTOR, "o")).organisation_id
+    org = (await storage.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
     kill = wire.ControlMessage(seq=0, type="kill", workflow_id="w")
-    await storage.issue_directive(ACTOR, org, kill)
+    await storage.write(within(org), control.issue_directive, ACTOR, org, kill)
     finish = threading.Event()
     started = threading.Semaphore(0)
 
@@ -118,11 +127,11 @@ async def test_lookups_and_replays_do_not_wait_for_reports(tmp_path: Path) -> No
 async def test_a_noted_head_shows_a_chain_that_was_computed_anew(tmp_path: Path) -> None:
     storage = SqliteStorage(tmp_path / "g.sqlite3")
     await storage.open(lambda events: None)
-    org = (await storage.create_organisation(ACTOR, "o")).organisation_id
+    org = (await storage.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
     heads = [await storage.audit_head()]
     for n in range(3):
         kill = wire.ControlMessage(seq=0, type="kill", workflow_id=str(n))
-        await storage.issue_directive(ACTOR, org, kill)
+        await storage.write(within(org), control.issue_directive, ACTOR, org, kill)
         heads.append(await storage.audit_head())
     for head in heads:
         assert await storage.verify_audit(head) == (4, None)
@@ -153,10 +162,14 @@ async def test_a_noted_head_shows_a_chain_that_was_computed_anew(tmp_path: Path)
 async def test_audit_notices_every_change(sqlite_factory: Any, tmp_path: Path) -> None:
     storage = sqlite_factory(tmp_path)
     await storage.open(lambda events: None)
-    org = (await storage.create_organisation(ACTOR, "o")).organisation_id
+    org = (await storage.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
     for n in range(3):
-        await storage.issue_directive(
-            ACTOR, org, wire.ControlMessage(seq=0, type="kill", workflow_id=str(n))
+        await storage.write(
+            within(org),
+            control.issue_directive,
+            ACTOR,
+            org,
+            wire.ControlMessage(seq=0, type="kill", workflow_id=str(n)),
         )
     assert await storage.verify_audit() == (4, None)
     await storage.close()

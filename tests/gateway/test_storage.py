@@ -23,9 +23,11 @@ from guard.gateway.domain.records import (
     Rates,
 )
 from guard.gateway.domain.rulesets import RuleSet
+from guard.gateway.ledger import catalogue, directory
+from guard.gateway.ledger.state import NOTHING, within
 from guard.gateway.storage.memory_rates import MemoryRates
 from guard.gateway.storage.port import Storage
-from tests.support.store import ACTOR, DAY, Clock, Store
+from tests.support.store import ACTOR, DAY, Clock, Store, decide
 
 
 @pytest_asyncio.fixture
@@ -34,7 +36,7 @@ async def store(storage_factory: Callable[..., Storage], tmp_path: Path) -> Asyn
     post_commit_events: list[Any] = []
     made = storage_factory(tmp_path, clock_ms=clock)
     await made.open(post_commit_events.extend)
-    org = (await made.create_organisation(ACTOR, "o")).organisation_id
+    org = (await made.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
 
     async def reopen() -> None:
         await store.storage.close()
@@ -58,14 +60,16 @@ async def test_concurrent_grants_never_go_over(store: Store) -> None:
 @pytest.mark.parametrize("mode", ["declared", "guessed"])
 async def test_a_hold_takes_the_last_nano_dollar_and_none_beyond(store: Store, mode: str) -> None:
     settings = OrganisationSettings(default_hold_nanousd=60)
-    await store.storage.update_organisation(ACTOR, store.org, settings)
+    await store.storage.write(
+        within(store.org), directory.update_organisation, ACTOR, store.org, settings
+    )
     await store.budget(100)
 
     async def ask(amount: int) -> int | None:
         call = wire.GateRequest(call_id="c", kind="call", function="f")
         declared = amount if mode == "declared" else None
         command = GateCommand(request=store.request(), call=call, declared_nanousd=declared)
-        answer = await store.storage.gate(command)
+        answer = await decide(store.storage, command)
         if answer.status == 402:
             return None
         return wire.decode(answer.body, wire.GateReply).reserved_nanousd
@@ -140,7 +144,9 @@ async def test_a_failing_command_leaves_its_neighbours_alone(store: Store) -> No
     await store.budget(100)
     results = await asyncio.gather(
         store.gate(10),
-        store.storage.delete_budget(ACTOR, store.org, "nothing"),
+        store.storage.write(
+            within(store.org), catalogue.delete_budget, ACTOR, store.org, "nothing"
+        ),
         store.gate(10),
         return_exceptions=True,
     )
@@ -152,7 +158,9 @@ async def test_a_failing_command_leaves_its_neighbours_alone(store: Store) -> No
 @pytest.mark.asyncio
 async def test_a_set_of_rules_comes_into_force_whole_or_not_at_all(store: Store) -> None:
     await store.budget(7, window="day")
-    await store.storage.put_price(ACTOR, price(store.org, "old"))
+    await store.storage.write(
+        within(store.org), catalogue.put_price, ACTOR, price(store.org, "old")
+    )
 
     def budget(limit: int, organisation_id: str = "", **fields: Any) -> Budget:
         wanted = {"scope_kind": "organisation", "scope_id": "", "window": "total", **fields}
@@ -166,7 +174,9 @@ async def test_a_set_of_rules_comes_into_force_whole_or_not_at_all(store: Store)
     store.post_commit_events.clear()
     neighbour = store.gate(1)
     failed, answer = await asyncio.gather(
-        store.storage.apply(ACTOR, store.org, rules, dry_run=False, prune=True),
+        store.storage.write(
+            within(store.org), catalogue.apply, ACTOR, store.org, rules, dry_run=False, prune=True
+        ),
         neighbour,
         return_exceptions=True,
     )
@@ -175,9 +185,13 @@ async def test_a_set_of_rules_comes_into_force_whole_or_not_at_all(store: Store)
     assert store.post_commit_events == []
     assert await everything(store) == before
     rules.budgets.pop()
-    planned = await store.storage.apply(ACTOR, store.org, rules, dry_run=True, prune=True)
+    planned = await store.storage.write(
+        within(store.org), catalogue.apply, ACTOR, store.org, rules, dry_run=True, prune=True
+    )
     assert await everything(store) == before
-    done = await store.storage.apply(ACTOR, store.org, rules, dry_run=False, prune=True)
+    done = await store.storage.write(
+        within(store.org), catalogue.apply, ACTOR, store.org, rules, dry_run=False, prune=True
+    )
     assert planned == done
     assert [(c.kind, c.name, c.change) for c in done] == [
         ("budget", "organisation total", "create"), ("policy", "p", "create"),
@@ -185,7 +199,9 @@ async def test_a_set_of_rules_comes_into_force_whole_or_not_at_all(store: Store)
         ("price", "*/old", "delete"),
     ]  # fmt: skip
     after = await everything(store)
-    again = await store.storage.apply(ACTOR, store.org, rules, dry_run=False, prune=True)
+    again = await store.storage.write(
+        within(store.org), catalogue.apply, ACTOR, store.org, rules, dry_run=False, prune=True
+    )
     assert {c.change for c in again} == {"unchanged"}
     assert await everything(store) == after
     assert (await store.gate(101)).status == 402
@@ -214,14 +230,14 @@ async def test_lowered_limits_refuse_and_keep_what_was_granted(store: Store) -> 
 
 @pytest.mark.asyncio
 async def test_nonces_count_once(store: Store) -> None:
-    assert await store.storage.use_nonce("k", "n", 1000)
-    assert not await store.storage.use_nonce("k", "n", 1000)
-    assert await store.storage.use_nonce("other", "n", 1000)
+    assert await store.storage.write(NOTHING, directory.use_nonce, "k", "n", 1000)
+    assert not await store.storage.write(NOTHING, directory.use_nonce, "k", "n", 1000)
+    assert await store.storage.write(NOTHING, directory.use_nonce, "other", "n", 1000)
     await store.reopen()
-    assert not await store.storage.use_nonce("k", "n", 1000)
+    assert not await store.storage.write(NOTHING, directory.use_nonce, "k", "n", 1000)
     store.clock.now += 2000
     await store.storage.sweep()
-    assert await store.storage.use_nonce("k", "n", 1000)
+    assert await store.storage.write(NOTHING, directory.use_nonce, "k", "n", 1000)
 
 
 @pytest.mark.asyncio

@@ -36,7 +36,7 @@ from guard.gateway.ledger import (
     idempotency,
     webhooks,
 )
-from guard.gateway.ledger.state import Scopes
+from guard.gateway.ledger.state import ANYTHING, NOTHING, Scopes, within
 from guard.gateway.storage.sql.retention import Retention
 from guard.gateway.storage.sqlite import schema
 from guard.gateway.storage.sqlite.store import SqliteStorage
@@ -301,19 +301,29 @@ def test_a_question_still_asks_for_a_recall_when_its_group_has_failed() -> None:
 async def test_failing_requests_of_one_tenant_read_nothing_again(tmp_path: Path) -> None:
     storage = SqliteStorage(tmp_path / "g.sqlite3")
     await storage.open(lambda events: None)
-    own = (await storage.create_organisation(ACTOR, "good")).organisation_id
-    other = (await storage.create_organisation(ACTOR, "failing")).organisation_id
+    own = (
+        await storage.write(NOTHING, directory.create_organisation, ACTOR, "good")
+    ).organisation_id
+    other = (
+        await storage.write(NOTHING, directory.create_organisation, ACTOR, "failing")
+    ).organisation_id
     store = Store(storage, Clock(), own, lambda: None, [])
     await store.budget(10**9)
     for _ in range(50):
         assert (await store.gate(1)).status == 200
     statements: list[str] = []
-    known = await storage.write(lambda unit: (unit, dict(unit.orgs), dict(unit.reservations)))
+    known = await storage.write(
+        ANYTHING, lambda unit: (unit, dict(unit.orgs), dict(unit.reservations))
+    )
     unit, orgs, reservations = known
     unit.connection.set_trace_callback(statements.append)
     answers = await asyncio.gather(
         *itertools.chain.from_iterable(
-            (store.gate(1), storage.delete_budget(ACTOR, other, "nothing")) for _ in range(30)
+            (
+                store.gate(1),
+                storage.write(within(other), catalogue.delete_budget, ACTOR, other, "nothing"),
+            )
+            for _ in range(30)
         ),
         return_exceptions=True,
     )

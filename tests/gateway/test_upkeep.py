@@ -18,7 +18,7 @@ from guard.gateway.storage.sqlite import engine
 from guard.gateway.storage.sqlite.backup import backup
 from guard.gateway.storage.sqlite.store import SqliteStorage
 from tests.support import large_store
-from tests.support.store import DAY, Clock
+from tests.support.store import DAY, Clock, ingest
 
 NOW = 1_800_000_000_000
 _numbers = itertools.count()
@@ -51,7 +51,7 @@ async def charge(storage: SqliteStorage, count: int = 1) -> None:
         for _ in range(count)
     ]
     request = Request(organisation_id="o", key_id="k1")
-    answer = await storage.ingest(IngestCommand(request=request, events=events))
+    answer = await ingest(storage, IngestCommand(request=request, events=events))
     assert answer.status == 202
 
 

@@ -20,6 +20,8 @@ from hypothesis.stateful import (
 
 from guard.gateway.domain.commands import Actor
 from guard.gateway.domain.records import Budget, OrganisationSettings
+from guard.gateway.ledger import catalogue, directory
+from guard.gateway.ledger.state import NOTHING, within
 from guard.gateway.storage.port import Storage
 
 ACTOR = Actor("model")
@@ -63,8 +65,18 @@ class StorageMachine(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.org = self.run(self.storage.create_organisation(ACTOR, "o")).organisation_id
-        self.run(self.storage.update_organisation(ACTOR, self.org, self.of_organisation))
+        self.org = self.run(
+            self.storage.write(NOTHING, directory.create_organisation, ACTOR, "o")
+        ).organisation_id
+        self.run(
+            self.storage.write(
+                within(self.org),
+                directory.update_organisation,
+                ACTOR,
+                self.org,
+                self.of_organisation,
+            )
+        )
         self.set_limits()
 
     def set_limits(self) -> None:
@@ -78,7 +90,11 @@ class StorageMachine(RuleBasedStateMachine):
                 budget_id="", organisation_id=self.org, scope_kind=kind, scope_id=scope_id,  # type: ignore[arg-type]
                 window=window, limit_nanousd=self.limits[name],  # type: ignore[arg-type]
             )  # fmt: skip
-            self.run(self.storage.put_budget(ACTOR, budget))
+            self.run(
+                self.storage.write(
+                    within(budget.organisation_id), catalogue.put_budget, ACTOR, budget
+                )
+            )
 
     @rule()
     def restart(self) -> None:

@@ -2,18 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import attrs
 
 from guard.core import wire
-from guard.gateway.domain.commands import Actor, GateCommand, IngestCommand, PricedEvent, Request
+from guard.gateway.domain.commands import (
+    Actor,
+    Answer,
+    GateCommand,
+    IngestCommand,
+    LeaseCommand,
+    PricedEvent,
+    ReleaseCommand,
+    Request,
+)
 from guard.gateway.domain.records import Budget
-from guard.gateway.storage.port import Storage
+from guard.gateway.ledger import catalogue, charge, expiry, gate, leases
+from guard.gateway.ledger.state import scopes_of, within
+from guard.gateway.storage.port import Storage, Writer
 
 ACTOR = Actor("test")
 DAY = 86_400_000
+
+
+def decide(storage: Writer, command: GateCommand) -> Awaitable[Answer]:
+    return storage.write(scopes_of(command), gate.gate, command)
+
+
+def ingest(storage: Writer, command: IngestCommand) -> Awaitable[Answer]:
+    return storage.write(scopes_of(command), charge.ingest, command)
+
+
+def release(storage: Writer, command: ReleaseCommand) -> Awaitable[Answer]:
+    return storage.write(scopes_of(command), expiry.release, command)
+
+
+def update_lease(storage: Writer, command: LeaseCommand) -> Awaitable[Answer]:
+    return storage.write(scopes_of(command), leases.update, command)
 
 
 @attrs.define
@@ -41,18 +68,20 @@ class Store:
     async def gate(self, amount: int = 10, key: str | None = None, **fields: Any) -> Any:
         call = wire.GateRequest(call_id="c", kind="call", function="f", **fields)
         command = GateCommand(request=self.request(key), call=call, declared_nanousd=amount)
-        return await self.storage.gate(command)
+        return await decide(self.storage, command)
 
     async def charge(self, event_id: str, cost: int, key: str | None = None, **fields: Any) -> Any:
         event = wire.Event(event_id=event_id, type="llm", at_ms=1, **fields)
         command = IngestCommand(
             request=self.request(key), events=[PricedEvent(event, b"{}", cost=cost)]
         )
-        return await self.storage.ingest(command)
+        return await ingest(self.storage, command)
 
     async def budget(self, limit: int, **fields: Any) -> Budget:
         wanted = {"scope_kind": "organisation", "scope_id": "", "window": "total", **fields}
-        return await self.storage.put_budget(
+        return await self.storage.write(
+            within(self.org),
+            catalogue.put_budget,
             ACTOR,
             Budget(budget_id="", organisation_id=self.org, limit_nanousd=limit, **wanted),
         )

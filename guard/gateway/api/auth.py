@@ -9,6 +9,8 @@ from msgspec import Struct
 from guard.core import signing, wire
 from guard.gateway.api.http import ProblemError, Scope, fail
 from guard.gateway.domain.commands import Answer
+from guard.gateway.ledger import directory
+from guard.gateway.ledger.state import NOTHING
 from guard.gateway.services.keys import KeyRing
 from guard.gateway.services.logs import note_request
 from guard.gateway.storage.port import Directory
@@ -155,7 +157,9 @@ class Authenticator:
         except signing.SignatureError as exc:
             raise self._bad_signature(str(exc)) from None
         nonce = parameters.nonce
-        if not await self._directory.use_nonce(identity.key_id, nonce, _NONCE_KEEP_MS):
+        if not await self._directory.write(
+            NOTHING, directory.use_nonce, identity.key_id, nonce, _NONCE_KEEP_MS
+        ):
             raise self._bad_signature("the nonce was used before")
         identity.nonce = nonce
 

@@ -69,6 +69,11 @@ class Request(Struct, kw_only=True, frozen=True):
     idempotency_key: str | None = None
     fingerprint: bytes = b""
 
+    @property
+    def lookup_key(self) -> str | None:
+        """The name under which its answer is stored; ``None`` if it is not."""
+        return None if self.idempotency_key is None else f"{self.key_id}/{self.idempotency_key}"
+
 
 class GateCommand(Struct, kw_only=True, frozen=True):
     """Ingest the piggybacked events, then decide one call.

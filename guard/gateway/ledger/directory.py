@@ -166,3 +166,13 @@ def open_session(
     """Start a session, by the hash of its token."""
     unit.add_session(token_hash, operator_id, unit.now_ms + keep_ms)
     audit.record(unit, actor, "operator.sign_in", actor.name, {}, actor.organisation_id)
+
+
+def touch_session(unit: UnitOfWork, token_hash: bytes) -> None:
+    """Note that a session is in use."""
+    unit.touch_session(token_hash)
+
+
+def end_session(unit: UnitOfWork, token_hash: bytes) -> None:
+    """End a session."""
+    unit.end_session(token_hash)

@@ -11,23 +11,16 @@ from guard.gateway.domain.render import conflict
 from guard.gateway.ledger.state import StoredAnswer
 from guard.gateway.ledger.unit_of_work import UnitOfWork
 
-
-def lookup_key(request: Request) -> str | None:
-    """Return the name under which a request's answer is stored; ``None`` if it is not."""
-    if request.idempotency_key is None:
-        return None
-    return f"{request.key_id}/{request.idempotency_key}"
-
-
 UNDECIDED: Final = 0
 """Status of a stored answer whose request was taken in and is going to be decided once more."""
 
 
 def replay(unit: UnitOfWork, request: Request) -> Answer | None:
     """Return the stored answer to a repeated request, a conflict, or ``None`` for a new one."""
-    if request.idempotency_key is None:
+    lookup_key = request.lookup_key
+    if lookup_key is None:
         return None
-    kept = unit.stored_answer(f"{request.key_id}/{request.idempotency_key}")
+    kept = unit.stored_answer(lookup_key)
     if kept is None:
         return None
     if kept.fingerprint != request.fingerprint:
@@ -51,10 +44,9 @@ def keep(
         answer: the answer.
         reply: its body, if that is a reply of the gate; stored in a shorter form.
     """
-    if request.idempotency_key is None or not answer.kept:
+    lookup_key = request.lookup_key
+    if lookup_key is None or not answer.kept:
         return
     body = None if reply is None else stored_reply.packed(reply)
-    unit.store_answer(
-        f"{request.key_id}/{request.idempotency_key}",
-        StoredAnswer(request.fingerprint, answer.status, answer.body if body is None else body),
-    )
+    kept = StoredAnswer(request.fingerprint, answer.status, answer.body if body is None else body)
+    unit.store_answer(lookup_key, kept)

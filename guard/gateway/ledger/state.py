@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from msgspec import Struct
 
-from guard.core import wire
-from guard.gateway.domain import models, records
+from guard.gateway.domain import records
 from guard.gateway.domain.commands import (
     GateCommand,
     IngestCommand,
@@ -17,7 +15,7 @@ from guard.gateway.domain.commands import (
     ReleaseCommand,
 )
 from guard.gateway.domain.control import Directives
-from guard.gateway.domain.ledger import Account, Reservation
+from guard.gateway.domain.ledger import Account
 
 ScopeKeys = tuple[str | None, str | None, str | None, str | None, str | None, tuple[str, ...]]
 """Workflow, agent, chain, user and key of a call or an event, and every name of its models."""
@@ -47,24 +45,25 @@ BudgetIndex = dict[str, BudgetsOfKind]
 """Budgets by kind of scope."""
 
 
-class Scopes(Struct):
-    """What a command is going to touch, known before it runs.
+LedgerCommand = GateCommand | IngestCommand | LeaseCommand | ReleaseCommand
+
+
+class Scopes(Struct, frozen=True):
+    """What a use case is going to touch, known before it runs: its unit of work reads and locks it.
+
+    Made by :func:`scopes_of` or :func:`within`, or one of ``ANYTHING`` and ``NOTHING``.
 
     Args:
-        lookup_key: the name under which an earlier answer to the same request is stored.
+        organisations: those whose rows may change; ``None``: any.
         command: the ledger command; ``None`` for administration.
-        organisations: the organisations that administration touches; ``None``: any.
+        lookup_key: the name under which an earlier answer to the same request is stored.
+        weight: how many small commands the use case is worth.
     """
 
-    lookup_key: str | None = None
-    command: GateCommand | IngestCommand | LeaseCommand | ReleaseCommand | None = None
     organisations: tuple[str, ...] | None = None
-
-    def organisation_ids(self) -> tuple[str, ...] | None:
-        """Return the organisations whose rows the command may change; ``None``: any."""
-        if self.command is not None:
-            return (self.command.request.organisation_id,)
-        return self.organisations
+    command: LedgerCommand | None = None
+    lookup_key: str | None = None
+    weight: int = 1
 
     def reservation_ids(self) -> set[str]:
         """Return the reservations that the command names."""
@@ -93,53 +92,24 @@ class Scopes(Struct):
         own = self.command.request.organisation_id
         return [(own, priced) for priced in self.command.events]
 
-    def scope_keys(
-        self,
-        find: Callable[[str], Reservation | None],
-        last_model: Callable[[str, str, str | None], str | None],
-    ) -> set[ScopeKeys]:
-        """Return the scopes whose balances the command may read or change.
 
-        Args:
-            find: returns a reservation by its id; an event inherits what it leaves out.
-            last_model: returns the model that calls of an organisation, function and workflow
-                have used last; a gate that names none reads its balances.
-        """
-        command = self.command
-        if command is None or isinstance(command, (LeaseCommand, ReleaseCommand)):
-            return set()
-        key_id = command.request.key_id
-        found: set[ScopeKeys] = set()
-        for priced in command.events:
-            event = priced.event
-            held = None if event.reservation_id is None else find(event.reservation_id)
-            workflow, agent, chain = event.workflow_id, event.agent, event.chain_id
-            user = event.user
-            if held is not None:
-                workflow = workflow or held.workflow_id
-                agent = agent or held.agent
-                chain = chain or held.chain_id
-                user = user or held.user
-            asked = None if held is None else held.model
-            found.add((workflow, agent, chain, user, key_id, models.names(priced.model, asked)))
-            found.add((workflow, agent, chain, user, key_id, ()))
-        if isinstance(command, GateCommand):
-            call = command.call
-            chain = None if call.chain is None else call.chain.id
-            asked = None if call.model == wire.UNKNOWN_MODEL else call.model
-            own_scopes = (call.workflow_id, call.agent, chain, call.user, key_id)
-            found.add((*own_scopes, models.names(asked)))
-            answers = command.answers_function
-            if answers is not None:
-                answered = last_model(command.request.organisation_id, answers, None)
-                named = models.names(answered, asked)
-                found.add((*own_scopes, named))
-            if asked is None:
-                function = f"{call.kind}:{call.function}"
-                own = command.request.organisation_id
-                guessed = models.names(last_model(own, function, call.workflow_id))
-                found.add((*NO_SCOPES, guessed))
-        return found
+ANYTHING: Final = Scopes()
+NOTHING: Final = Scopes(organisations=())
+"""No organisation: what belongs to all of them, or is added."""
+
+
+def scopes_of(command: LedgerCommand) -> Scopes:
+    """Return what a ledger command touches."""
+    request = command.request
+    weight = 1
+    if isinstance(command, (GateCommand, IngestCommand)):
+        weight += len(command.events)
+    return Scopes((request.organisation_id,), command, request.lookup_key, weight)
+
+
+def within(organisation_id: str, weight: int = 1) -> Scopes:
+    """Return what the administration of one organisation touches."""
+    return Scopes((organisation_id,), weight=weight)
 
 
 class Chain(Struct, frozen=True):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -21,11 +22,16 @@ from guard.gateway.domain.commands import (
     Request,
 )
 from guard.gateway.domain.preview import RecentCall, RecentCalls
+from guard.gateway.ledger import charge, expiry, gate, leases
+from guard.gateway.ledger.state import LedgerCommand, scopes_of
+from guard.gateway.ledger.unit_of_work import UnitOfWork
 from guard.gateway.services import intake
 from guard.gateway.services.catalogue import CatalogueCache, OrgView
 from guard.gateway.services.rate_shares import RateShares, RateStore
 from guard.gateway.services.recalls import Recalls
-from guard.gateway.storage.port import Ledger
+from guard.gateway.storage.port import Writer
+
+CommandT = TypeVar("CommandT", bound=LedgerCommand)
 
 
 class _Ruling(Struct, frozen=True):
@@ -52,7 +58,7 @@ class Gatekeeper:
 
     def __init__(
         self,
-        ledger: Ledger,
+        ledger: Writer,
         catalogue: CatalogueCache,
         rates: RateStore,
         recalls: Recalls,
@@ -118,14 +124,14 @@ class Gatekeeper:
             judges_model=ruling.judges_model,
             note=note,
         )
-        answer = await self._ledger.gate(command)
+        answer = await self._write(gate.gate, command)
         if not is_ahead:
             if lease is not None and lease.lease_id is not None:
                 self._recalls.answered(lease.lease_id)
             if answer.recall:  # decided once more, after the holders have given back
                 await self._recalls.recall(request.organisation_id, answer.recall)
                 again = msgspec.structs.replace(command, is_again=True, recalls=False)
-                answer = await self._ledger.gate(again)
+                answer = await self._write(gate.gate, again)
         if command.lease_calls is not None:
             await self._shares.decided(command, answer, view.settings.lease_ttl_ms)
         return answer
@@ -166,7 +172,7 @@ class Gatekeeper:
 
     async def lease(self, request: Request, update: wire.LeaseUpdate) -> Answer:
         """Renew a lease, give back a part of it, or close it."""
-        answer = await self._ledger.lease(LeaseCommand(request=request, update=update))
+        answer = await self._write(leases.update, LeaseCommand(request=request, update=update))
         self._recalls.answered(update.lease_id)
         view = await self._catalogue.view(request.organisation_id)
         if view.rules and not answer.replay:
@@ -177,15 +183,18 @@ class Gatekeeper:
         """Record and charge a batch of events."""
         view = await self._catalogue.view(request.organisation_id)
         priced, rejected = self._prepare(request, view, batch.events)
-        return await self._ledger.ingest(
-            IngestCommand(request=request, events=priced, rejected=rejected)
-        )
+        command = IngestCommand(request=request, events=priced, rejected=rejected)
+        return await self._write(charge.ingest, command)
 
     async def release(self, request: Request, body: wire.ReleaseRequest) -> Answer:
         """Release a reservation."""
-        return await self._ledger.release(
-            ReleaseCommand(request=request, reservation_id=body.reservation_id)
-        )
+        command = ReleaseCommand(request=request, reservation_id=body.reservation_id)
+        return await self._write(expiry.release, command)
+
+    def _write(
+        self, use_case: Callable[[UnitOfWork, CommandT], Answer], command: CommandT
+    ) -> Awaitable[Answer]:
+        return self._ledger.write(scopes_of(command), use_case, command)
 
     def _prepare(
         self, request: Request, view: OrgView, events: Sequence[wire.Event]

@@ -15,6 +15,8 @@ from argon2.exceptions import VerifyMismatchError
 
 from guard.gateway.domain.commands import Actor
 from guard.gateway.domain.operators import Operator, Session
+from guard.gateway.ledger import directory
+from guard.gateway.ledger.state import NOTHING
 from guard.gateway.storage.port import Operators
 
 FIRST_OPERATOR: Final = "admin"
@@ -122,7 +124,7 @@ class OperatorService:
             )
         hashed = await asyncio.to_thread(self._hasher.hash, password)
         wanted = Operator(operator_id="", name=name, organisation_id=organisation_id)
-        return await self._store.put_operator(actor, wanted, hashed)
+        return await self._store.write(NOTHING, directory.put_operator, actor, wanted, hashed)
 
     async def sign_in(self, name: str, password: str, address: str) -> str:
         """Check a password and start a session; return its token.
@@ -144,7 +146,9 @@ class OperatorService:
         self._throttle.succeeded(address, name)
         operator = found[0]
         token = secrets.token_urlsafe(32)
-        await self._store.open_session(
+        await self._store.write(
+            NOTHING,
+            directory.open_session,
             Actor(actor_name(operator), operator.organisation_id),
             operator.operator_id,
             token_hash(token),
@@ -177,12 +181,12 @@ class OperatorService:
         if found is None or found.expires_at_ms <= now_ms or found.seen_at_ms + IDLE_MS <= now_ms:
             return None
         if now_ms - found.seen_at_ms >= _TOUCH_MS:
-            await self._store.touch_session(token_hash(token))
+            await self._store.write(NOTHING, directory.touch_session, token_hash(token))
         return found
 
     async def sign_out(self, token: str) -> None:
         """End a session."""
-        await self._store.end_session(token_hash(token))
+        await self._store.write(NOTHING, directory.end_session, token_hash(token))
 
 
 def actor_name(operator: Operator) -> str:

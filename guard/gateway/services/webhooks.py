@@ -18,7 +18,9 @@ import httpx
 
 from guard.gateway.domain.errors import StoreError
 from guard.gateway.domain.records import DueDelivery
-from guard.gateway.storage.port import Catalogue
+from guard.gateway.ledger import webhooks
+from guard.gateway.ledger.state import NOTHING
+from guard.gateway.storage.port import Writer
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +100,7 @@ class WebhookSender:
     """
 
     def __init__(
-        self, catalogue: Catalogue, clock_ms: Callable[[], int], *, private: bool = False
+        self, catalogue: Writer, clock_ms: Callable[[], int], *, private: bool = False
     ) -> None:
         self._catalogue = catalogue
         self._clock_ms = clock_ms
@@ -120,8 +122,8 @@ class WebhookSender:
                 while True:
                     self._due.clear()
                     try:
-                        page = await self._catalogue.due_deliveries(
-                            CONCURRENT_MAX, dict(self._sending)
+                        page = await self._catalogue.write(
+                            NOTHING, webhooks.due, CONCURRENT_MAX, dict(self._sending)
                         )
                     except StoreError as exc:
                         logger.warning("webhooks wait: %s", exc)
@@ -164,8 +166,13 @@ class WebhookSender:
         if not delivered and status != 410 and due.attempts < len(RETRY_AFTER_MS):
             retry_in_ms = RETRY_AFTER_MS[due.attempts]
         try:
-            await self._catalogue.delivery_done(
-                due.delivery_id, status=status, delivered=delivered, retry_in_ms=retry_in_ms
+            await self._catalogue.write(
+                NOTHING,
+                webhooks.attempted,
+                due.delivery_id,
+                status=status,
+                delivered=delivered,
+                retry_in_ms=retry_in_ms,
             )
         except StoreError as exc:
             logger.warning("a webhook's delivery could not be recorded: %s", exc)

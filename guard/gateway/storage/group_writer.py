@@ -30,7 +30,7 @@ from typing import Any, Final, Generic, TypeVar
 from guard.gateway.domain.commands import PostCommitEvent
 from guard.gateway.domain.errors import StoreError, StoreLostError
 from guard.gateway.domain.statistics import WriterStatistics
-from guard.gateway.ledger.state import Scopes
+from guard.gateway.ledger.state import ANYTHING, Scopes
 from guard.gateway.ledger.unit_of_work import Transaction
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,6 @@ GATHER_MAX: Final = 64
 INLINE_WEIGHT_MAX: Final = 256
 SLOW_COMMIT_S: Final = 0.05
 SLOW_PENALTY_S: Final = 0.2
-ANYTHING: Final = Scopes()
 
 
 UnitT = TypeVar("UnitT", bound=Transaction)

@@ -1,55 +1,68 @@
-"""The storage port: what the gateway stores, and the guarantees of a storage.
+"""The storage port: what the gateway asks of a storage, and the guarantees of one.
 
-Every method is one transaction. A method that returns has committed. ``gate``, ``ingest`` and
-``release`` keep the ledger's property (see :mod:`guard.gateway.domain.ledger`) under any
+A use case of :mod:`guard.gateway.ledger` is written with :meth:`Writer.write`, and what it returns
+has been committed. The ledger's property (see :mod:`guard.gateway.domain.ledger`) is kept under any
 interleaving, crash and retry. One conformance suite runs against every implementation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from guard.core import wire
 from guard.gateway.domain import records, usage
-from guard.gateway.domain.commands import (
-    Actor,
-    Answer,
-    GateCommand,
-    IngestCommand,
-    LeaseCommand,
-    PostCommitEvent,
-    ReleaseCommand,
-)
+from guard.gateway.domain.commands import PostCommitEvent
 from guard.gateway.domain.operators import Operator, Session
-from guard.gateway.domain.records import DueDelivery, KeySecret, StoredControl
-from guard.gateway.domain.rulesets import Change, RuleSet
+from guard.gateway.domain.records import KeySecret, StoredControl
 from guard.gateway.domain.statistics import StoreStatistics
-from guard.gateway.ledger.state import ScopeKeys
+from guard.gateway.ledger.state import ScopeKeys, Scopes
+from guard.gateway.ledger.unit_of_work import UnitOfWork
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
-class Ledger(Protocol):
-    """Budgets at work: decisions and charges.
+class Writer(Protocol):
+    """Runs use cases, many to a transaction."""
 
-    What ``gate`` returns is awaited without a task (:mod:`guard.gateway.api.stepping`): a store
-    whose decision needs one, such as for ``asyncio.timeout``, returns the task.
-    """
+    def write(
+        self,
+        scopes: Scopes,
+        use_case: Callable[Concatenate[UnitOfWork, P], T],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Awaitable[T]:
+        """Run a use case in the next unit of work; its result comes after the commit.
 
-    def gate(self, command: GateCommand) -> Awaitable[Answer]: ...
-    async def ingest(self, command: IngestCommand) -> Answer: ...
-    async def release(self, command: ReleaseCommand) -> Answer: ...
-    async def lease(self, command: LeaseCommand) -> Answer: ...
-    async def sweep(self) -> int: ...
-    async def resume(self) -> int: ...
+        It may run twice, when the group that it was committed with has failed: so it must not
+        change its arguments. What is returned is awaited without a task
+        (:mod:`guard.gateway.api.stepping`): a store whose commit needs one, such as for
+        ``asyncio.timeout``, returns the task.
+
+        Args:
+            scopes: what the use case touches.
+            use_case: a function of the ledger, which gets the unit of work first.
+            args: the rest of its arguments.
+            kwargs: the same.
+        """
+
+
+class Ledger(Writer, Protocol):
+    """Budgets at work."""
+
+    async def sweep(self) -> int:
+        """Run the periodic work; return how many reservations have expired."""
+
+    async def resume(self) -> int:
+        """Renew open leases after a time without a gateway; return how many there are."""
+
     async def verify_ledger(self) -> records.LedgerReport: ...
 
 
-class ControlLog(Protocol):
+class ControlLog(Writer, Protocol):
     """Directives and their messages, numbered per organisation."""
 
-    async def issue_directive(
-        self, actor: Actor, organisation_id: str, draft: wire.ControlMessage
-    ) -> wire.ControlMessage: ...
     async def control_after(
         self, organisation_id: str, after: int, limit: int
     ) -> list[StoredControl]: ...
@@ -57,59 +70,24 @@ class ControlLog(Protocol):
         self, organisation_id: str, key_id: str
     ) -> list[wire.ControlMessage]: ...
     async def control_seq(self, organisation_id: str) -> int: ...
-    async def answer_approval(
-        self, actor: Actor, organisation_id: str, approval_id: str, *, approved: bool, reason: str
-    ) -> records.Approval: ...
 
 
-class Directory(Protocol):
-    """Organisations, keys and nonces."""
+class Directory(Writer, Protocol):
+    """Organisations and keys."""
 
-    async def create_organisation(self, actor: Actor, name: str) -> records.Organisation: ...
-    async def update_organisation(
-        self, actor: Actor, organisation_id: str, settings: records.OrganisationSettings
-    ) -> records.Organisation: ...
     async def organisations(self) -> list[records.Organisation]: ...
-    async def create_key(
-        self, actor: Actor, key: records.Key, key_hash: bytes, hmac_secret: str | None
-    ) -> records.Key: ...
-    async def rotate_key(
-        self, actor: Actor, organisation_id: str | None, key_id: str, successor: records.Key,
-        key_hash: bytes, hmac_secret: str | None, overlap_ms: int,
-    ) -> records.Key: ...  # fmt: skip
-    async def revoke_key(
-        self, actor: Actor, organisation_id: str | None, key_id: str
-    ) -> records.Key: ...
     async def find_key(self, key_hash: bytes) -> KeySecret | None: ...
     async def keys(self, organisation_id: str | None) -> list[records.Key]: ...
-    async def use_nonce(self, key_id: str, nonce: str, keep_ms: int) -> bool: ...
 
 
-class Catalogue(Protocol):
+class Catalogue(Writer, Protocol):
     """Budgets, policies, prices and webhooks: data that operators write."""
 
-    async def put_budget(self, actor: Actor, budget: records.Budget) -> records.Budget: ...
-    async def delete_budget(self, actor: Actor, organisation_id: str, budget_id: str) -> None: ...
     async def budgets(self, organisation_id: str) -> list[records.Budget]: ...
-    async def put_policy(self, actor: Actor, policy: records.Policy) -> records.Policy: ...
-    async def delete_policy(self, actor: Actor, organisation_id: str, name: str) -> None: ...
     async def policies(self, organisation_id: str) -> list[records.Policy]: ...
     async def policy_versions(self, organisation_id: str, name: str) -> list[records.Policy]: ...
-    async def put_price(self, actor: Actor, price: records.Price) -> records.Price: ...
-    async def delete_price(self, actor: Actor, organisation_id: str, price_id: str) -> None: ...
     async def prices(self, organisation_id: str) -> list[records.Price]: ...
-    async def apply(
-        self, actor: Actor, organisation_id: str, wanted: RuleSet, *, dry_run: bool, prune: bool
-    ) -> list[Change]: ...
-    async def put_webhook(
-        self, actor: Actor, webhook: records.Webhook, secret: str
-    ) -> records.Webhook: ...
-    async def delete_webhook(self, actor: Actor, organisation_id: str, webhook_id: str) -> None: ...
     async def webhooks(self, organisation_id: str) -> list[records.Webhook]: ...
-    async def due_deliveries(self, limit: int, sending: Mapping[str, int]) -> list[DueDelivery]: ...
-    async def delivery_done(
-        self, delivery_id: str, *, status: int | None, delivered: bool, retry_in_ms: int | None
-    ) -> None: ...
     async def deliveries(self, organisation_id: str, limit: int) -> list[records.Delivery]: ...
 
 
@@ -188,20 +166,12 @@ class DashboardQueries(Protocol):
     ) -> dict[str, usage.Watermark]: ...
 
 
-class Operators(Protocol):
+class Operators(Writer, Protocol):
     """People who sign in to the dashboard, and their sessions (by the hash of their token)."""
 
-    async def put_operator(
-        self, actor: Actor, operator: Operator, password_hash: str
-    ) -> Operator: ...
     async def find_operator(self, name: str) -> tuple[Operator, str] | None: ...
     async def has_operators(self) -> bool: ...
-    async def open_session(
-        self, actor: Actor, operator_id: str, token_hash: bytes, keep_ms: int
-    ) -> None: ...
     async def find_session(self, token_hash: bytes) -> Session | None: ...
-    async def touch_session(self, token_hash: bytes) -> None: ...
-    async def end_session(self, token_hash: bytes) -> None: ...
 
 
 class Storage(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import Concatenate, ParamSpec, TypeVar
 
 from guard.core import wire
 from guard.core.ids import IdFactory
@@ -12,6 +13,7 @@ from guard.gateway.api.admin import bodies
 from guard.gateway.api.admin.operations import Call
 from guard.gateway.api.http import fail
 from guard.gateway.domain import records
+from guard.gateway.domain.commands import Actor
 from guard.gateway.domain.errors import ConflictError
 from guard.gateway.domain.preview import (
     EXAMPLES_MAX,
@@ -21,9 +23,15 @@ from guard.gateway.domain.preview import (
     replaced,
 )
 from guard.gateway.domain.rulesets import RuleSet, first_named_twice
+from guard.gateway.ledger import approvals, catalogue, control, directory, webhooks
+from guard.gateway.ledger.state import NOTHING, within
+from guard.gateway.ledger.unit_of_work import UnitOfWork
 from guard.gateway.services.keys import NewKey, make_key
 from guard.gateway.services.webhooks import check_url
 from guard.gateway.storage.port import Storage
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class AdminHandlers:
@@ -43,6 +51,17 @@ class AdminHandlers:
         self._clock_ms = clock_ms
         self._ids = IdFactory()
 
+    def _write(
+        self,
+        call: Call,
+        use_case: Callable[Concatenate[UnitOfWork, Actor, P], T],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Awaitable[T]:
+        """Run a use case on the caller's organisation, as the caller."""
+        own = within(call.caller.organisation())
+        return self._storage.write(own, use_case, call.caller.actor, *args, **kwargs)
+
     # -- organisations and keys ----------------------------------------------------------------
 
     async def organisations(self, call: Call) -> list[records.Organisation]:
@@ -53,11 +72,13 @@ class AdminHandlers:
     async def create_organisation(self, call: Call) -> records.Organisation:
         if call.caller.bound_to is not None:
             raise ConflictError("this admin key is for one organisation")
-        return await self._storage.create_organisation(call.caller.actor, call.body.name)
+        return await self._storage.write(
+            NOTHING, directory.create_organisation, call.caller.actor, call.body.name
+        )
 
     async def settings(self, call: Call) -> records.Organisation:
-        return await self._storage.update_organisation(
-            call.caller.actor, call.caller.organisation(), call.body
+        return await self._write(
+            call, directory.update_organisation, call.caller.organisation(), call.body
         )
 
     async def keys(self, call: Call) -> list[records.Key]:
@@ -76,8 +97,8 @@ class AdminHandlers:
             signed=wanted.signed,
             hmac_secret=wanted.hmac_secret,
         )
-        key = await self._storage.create_key(
-            call.caller.actor, made.key, made.key_hash, made.hmac_secret
+        key = await self._write(
+            call, directory.create_key, made.key, made.key_hash, made.hmac_secret
         )
         return _shown_once(made, key)
 
@@ -93,8 +114,9 @@ class AdminHandlers:
             name="",
             signed=old is not None and old.signed,
         )
-        key = await self._storage.rotate_key(
-            call.caller.actor,
+        key = await self._write(
+            call,
+            directory.rotate_key,
             own,
             key_id,
             made.key,
@@ -105,8 +127,8 @@ class AdminHandlers:
         return _shown_once(made, key)
 
     async def revoke_key(self, call: Call) -> records.Key:
-        return await self._storage.revoke_key(
-            call.caller.actor, call.caller.organisation(), call.path["key_id"]
+        return await self._write(
+            call, directory.revoke_key, call.caller.organisation(), call.path["key_id"]
         )
 
     # -- budgets, policies, prices -------------------------------------------------------------
@@ -117,11 +139,11 @@ class AdminHandlers:
     async def put_budget(self, call: Call) -> records.Budget:
         wanted: bodies.BudgetBody = call.body
         budget = as_budget(call.caller.organisation(), wanted)
-        return await self._storage.put_budget(call.caller.actor, budget)
+        return await self._write(call, catalogue.put_budget, budget)
 
     async def delete_budget(self, call: Call) -> None:
-        await self._storage.delete_budget(
-            call.caller.actor, call.caller.organisation(), call.path["budget_id"]
+        await self._write(
+            call, catalogue.delete_budget, call.caller.organisation(), call.path["budget_id"]
         )
 
     async def policies(self, call: Call) -> list[records.Policy]:
@@ -129,11 +151,11 @@ class AdminHandlers:
 
     async def put_policy(self, call: Call) -> records.Policy:
         policy = as_policy(call.caller.organisation(), call.path["name"], call.body)
-        return await self._storage.put_policy(call.caller.actor, policy)
+        return await self._write(call, catalogue.put_policy, policy)
 
     async def delete_policy(self, call: Call) -> None:
-        await self._storage.delete_policy(
-            call.caller.actor, call.caller.organisation(), call.path["name"]
+        await self._write(
+            call, catalogue.delete_policy, call.caller.organisation(), call.path["name"]
         )
 
     async def policy_versions(self, call: Call) -> list[records.Policy]:
@@ -145,11 +167,11 @@ class AdminHandlers:
     async def put_price(self, call: Call) -> records.Price:
         wanted: bodies.PriceBody = call.body
         price = as_price(call.caller.organisation(), wanted)
-        return await self._storage.put_price(call.caller.actor, price)
+        return await self._write(call, catalogue.put_price, price)
 
     async def delete_price(self, call: Call) -> None:
-        await self._storage.delete_price(
-            call.caller.actor, call.caller.organisation(), call.path["price_id"]
+        await self._write(
+            call, catalogue.delete_price, call.caller.organisation(), call.path["price_id"]
         )
 
     async def preview(self, call: Call) -> bodies.Preview:
@@ -179,8 +201,14 @@ class AdminHandlers:
         twice = first_named_twice(rules)
         if twice is not None:
             raise ConflictError(f"named twice: {twice}")
-        changes = await self._storage.apply(
-            call.caller.actor, own, rules, dry_run=wanted.dry_run, prune=wanted.prune
+        changes = await self._storage.write(
+            within(own, weight=1 + len(rules.budgets) + len(rules.policies) + len(rules.prices)),
+            catalogue.apply,
+            call.caller.actor,
+            own,
+            rules,
+            dry_run=wanted.dry_run,
+            prune=wanted.prune,
         )
         changed = sum(change.change != "unchanged" for change in changes)
         return bodies.Plan(dry_run=wanted.dry_run, changed=changed, changes=changes)
@@ -210,9 +238,7 @@ class AdminHandlers:
             reason=wanted.reason,
             resume_after_ms=wanted.resume_after_ms if wanted.action == "pause" else None,
         )
-        return await self._storage.issue_directive(
-            call.caller.actor, call.caller.organisation(), draft
-        )
+        return await self._write(call, control.issue_directive, call.caller.organisation(), draft)
 
     async def approvals(self, call: Call) -> list[records.Approval]:
         query: bodies.ApprovalsQuery = call.query
@@ -220,8 +246,9 @@ class AdminHandlers:
 
     async def answer_approval(self, call: Call) -> records.Approval:
         wanted: bodies.ApprovalBody = call.body
-        return await self._storage.answer_approval(
-            call.caller.actor,
+        return await self._write(
+            call,
+            approvals.answer,
             call.caller.organisation(),
             call.path["approval_id"],
             approved=wanted.approved,
@@ -289,12 +316,12 @@ class AdminHandlers:
             types=wanted.types,
             enabled=wanted.enabled,
         )
-        stored = await self._storage.put_webhook(call.caller.actor, webhook, secret)
+        stored = await self._write(call, webhooks.put, webhook, secret)
         return bodies.CreatedWebhook(webhook=stored, secret=secret)
 
     async def delete_webhook(self, call: Call) -> None:
-        await self._storage.delete_webhook(
-            call.caller.actor, call.caller.organisation(), call.path["webhook_id"]
+        await self._write(
+            call, webhooks.delete, call.caller.organisation(), call.path["webhook_id"]
         )
 
     async def deliveries(self, call: Call) -> list[records.Delivery]:

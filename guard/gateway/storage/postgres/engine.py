@@ -16,7 +16,7 @@ import psycopg
 from guard.gateway.domain.commands import PostCommitEvent
 from guard.gateway.domain.errors import StoreError, StoreLostError
 from guard.gateway.domain.statistics import StoreStatistics
-from guard.gateway.ledger.state import Scopes
+from guard.gateway.ledger.state import NOTHING
 from guard.gateway.storage.group_writer import GroupWriter
 from guard.gateway.storage.postgres.connection import (
     ANSWER_WAIT_S,
@@ -258,7 +258,7 @@ class PostgresEngine(SqlEngine[PostgresUnitOfWork, ReadConnection]):
     async def ready(self) -> bool:
         """Tell whether the database answers and the last commit succeeded."""
         try:
-            await self.write(lambda unit: unit.now_ms, Scopes(organisations=()))
+            await self.write(NOTHING, lambda unit: unit.now_ms)
         except StoreError:
             return False
         return True

@@ -67,7 +67,7 @@ class RateUnit(RateCounters):
             self.connection.close()
             self.connection = self._connect()
             self._forget()
-        own = sorted({each for scope in scopes for each in scope.organisation_ids() or ()})
+        own = sorted({each for scope in scopes for each in scope.organisations or ()})
         found = self.connection.psycopg
         self.connection.expect(ANSWER_WAIT_S)
         try:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from guard.gateway.ledger import expiry, leases
-from guard.gateway.ledger.state import Scopes
-from guard.gateway.storage.commands import CommandStorage
+from guard.gateway.ledger.state import ANYTHING, NOTHING, Scopes
 from guard.gateway.storage.postgres.engine import PostgresEngine
 from guard.gateway.storage.postgres.unit_of_work import AWAY_MS, PostgresUnitOfWork
 from guard.gateway.storage.sql.analytics import Reports
@@ -31,7 +30,7 @@ _DUE: Final = (
 )
 
 
-class PostgresStorage(PostgresEngine, Queries, Reports, Dashboard, CommandStorage):
+class PostgresStorage(PostgresEngine, Queries, Reports, Dashboard):
     """Implements :class:`guard.gateway.storage.port.Storage` on a database that replicas share.
 
     Args:
@@ -51,9 +50,9 @@ class PostgresStorage(PostgresEngine, Queries, Reports, Dashboard, CommandStorag
         expired = 0
         for start in range(0, len(due), SWEEP_ORGANISATIONS):
             some = tuple(due[start : start + SWEEP_ORGANISATIONS])
-            expired += await self.write(expiry.sweep, Scopes(organisations=some))
+            expired += await self.write(Scopes(organisations=some), expiry.sweep)
         if not due:
-            await self.write(expiry.sweep, Scopes(organisations=()))
+            await self.write(NOTHING, expiry.sweep)
         if now_ms - self._rates_cleaned_ms >= CLEAN_MS:
             self._rates_cleaned_ms = now_ms
             await self.rates.delete_old()
@@ -64,14 +63,14 @@ class PostgresStorage(PostgresEngine, Queries, Reports, Dashboard, CommandStorag
 
     async def resume(self) -> int:
         """Renew open leases, unless another replica served their holders; return how many."""
-        return await self.write(_resume)
+        return await self.write(ANYTHING, _resume)
 
     def resume_in(self, unit: PostgresUnitOfWork) -> None:
         """Do so in the first unit after the connection was lost, before anything can expire."""
         _resume(unit)
 
     async def _note_alive(self) -> None:
-        self.peers.are_there = await self.write(_note_alive, Scopes(organisations=()))
+        self.peers.are_there = await self.write(NOTHING, _note_alive)
 
 
 def _note_alive(unit: PostgresUnitOfWork) -> bool:

@@ -19,8 +19,7 @@ from guard.gateway.domain import records
 from guard.gateway.domain.clock import SteadyClock
 from guard.gateway.domain.commands import PostCommitEvent
 from guard.gateway.domain.errors import StoreError, StoreLostError
-from guard.gateway.ledger.state import OrganisationState, Scopes
-from guard.gateway.storage.group_writer import ANYTHING
+from guard.gateway.ledger.state import ANYTHING, NOTHING, OrganisationState, Scopes
 from guard.gateway.storage.postgres import schema
 from guard.gateway.storage.postgres.connection import ANSWER_WAIT_S, CLOCK, WriteConnection
 from guard.gateway.storage.postgres.money import PostgresMoney
@@ -35,7 +34,6 @@ _LOCK: Final = (
 )
 _LOCK_SOME: Final = _LOCK.format(" WHERE organisation_id = ANY(%s)")
 _LOCK_ALL: Final = _LOCK.format("")
-_NOTHING: Final = Scopes(organisations=())
 AWAY_MS: Final = 5000
 """If no replica was seen for so long, none could serve the holders of leases."""
 
@@ -95,7 +93,7 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
         if self.connection.is_broken():
             self._reconnect()
         if self._has_to_resume:
-            self._begin([_NOTHING])
+            self._begin([NOTHING])
             is_needed = not self.anybody_alive(AWAY_MS)
             self.rollback()
             if is_needed:
@@ -324,7 +322,7 @@ def _organisations(scopes: Sequence[Scopes]) -> list[str] | None:
     """Return the organisations that a group may touch; ``None``: any."""
     found: set[str] = set()
     for each in scopes:
-        named = each.organisation_ids()
+        named = each.organisations
         if named is None:
             return None
         found.update(named)

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import ClassVar, Final, Generic, TypeVar
+from typing import ClassVar, Concatenate, Final, Generic, ParamSpec, TypeVar
 
 import msgspec
 
 from guard.gateway.domain.errors import StoreError
 from guard.gateway.domain.statistics import StoreStatistics
 from guard.gateway.ledger.state import Scopes
-from guard.gateway.storage.group_writer import ANYTHING, INLINE_WEIGHT_MAX, GroupWriter
+from guard.gateway.storage.group_writer import INLINE_WEIGHT_MAX, GroupWriter
 from guard.gateway.storage.sql import samples
 from guard.gateway.storage.sql.connection import ReadingStore
 from guard.gateway.storage.sql.read_pool import PooledT, ReadPool
 from guard.gateway.storage.sql.retention import STEPS_MAX, Retention
 from guard.gateway.storage.sql.unit_of_work import SqlUnitOfWork
 
+P = ParamSpec("P")
 T = TypeVar("T")
 UnitT = TypeVar("UnitT", bound=SqlUnitOfWork)
 
@@ -29,8 +30,8 @@ REPORT_WAIT_S: Final = 900.0
 SUM_STEPS_MAX: Final = 8
 """Steps of one sweep that sum events by scope and day: at most a fifth of the writer's time."""
 
-_LONG: Final = INLINE_WEIGHT_MAX + 1
-"""The weight of a step that is not run on the loop."""
+_LONG: Final = Scopes(weight=INLINE_WEIGHT_MAX + 1)
+"""The scopes of a step that is not run on the loop."""
 
 
 class SqlEngine(ReadingStore, Generic[UnitT, PooledT]):
@@ -76,12 +77,18 @@ class SqlEngine(ReadingStore, Generic[UnitT, PooledT]):
     # -- work ----------------------------------------------------------------------------------
 
     def write(
-        self, work: Callable[[UnitT], T], scopes: Scopes | None = None, *, weight: int = 1
+        self,
+        scopes: Scopes,
+        use_case: Callable[Concatenate[UnitT, P], T],
+        *args: P.args,
+        **kwargs: P.kwargs,
     ) -> asyncio.Future[T]:
-        """Run a command in the writer's next unit of work."""
+        """Run a use case in the writer's next unit of work; its result comes after the commit."""
         if self._writer is None:
             raise StoreError("the store is not open")
-        return self._writer.submit(work, scopes or ANYTHING, weight=weight)
+        return self._writer.submit(
+            lambda unit: use_case(unit, *args, **kwargs), scopes, weight=scopes.weight
+        )
 
     async def look_up(self, work: Callable[[PooledT], T]) -> T:
         """Run a short query that requests and control channels wait for."""
@@ -129,7 +136,7 @@ class SqlEngine(ReadingStore, Generic[UnitT, PooledT]):
             await self._step(lambda unit: unit.scope_days.step())
 
     async def _step(self, work: Callable[[UnitT], object]) -> None:
-        await self.write(work, weight=_LONG)
+        await self.write(_LONG, work)
 
     def statistics(self) -> StoreStatistics:
         """Return counters for metrics; nothing before the store is open."""

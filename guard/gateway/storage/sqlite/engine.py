@@ -13,6 +13,7 @@ from typing import Final
 from guard.gateway.domain.commands import PostCommitEvent
 from guard.gateway.domain.errors import StoreError
 from guard.gateway.domain.statistics import StoreStatistics
+from guard.gateway.ledger.state import NOTHING
 from guard.gateway.storage.group_writer import GroupWriter
 from guard.gateway.storage.sql.engine import LOOKUP_WAIT_S, SqlEngine
 from guard.gateway.storage.sql.read_pool import ReadPool
@@ -141,7 +142,7 @@ class SqliteEngine(SqlEngine[SqliteUnitOfWork, ReadConnection]):
         if self._writer is None:
             return False
         try:
-            await self.write(lambda unit: unit.now_ms)
+            await self.write(NOTHING, lambda unit: unit.now_ms)
         except StoreError:
             return False
         return True

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from guard.gateway.storage.commands import CommandStorage
+from guard.gateway.ledger import expiry, leases
+from guard.gateway.ledger.state import ANYTHING
 from guard.gateway.storage.sql.analytics import Reports
 from guard.gateway.storage.sql.dashboard import Dashboard
 from guard.gateway.storage.sql.queries import Queries
 from guard.gateway.storage.sqlite.engine import SqliteEngine
 
 
-class SqliteStorage(SqliteEngine, Queries, Reports, Dashboard, CommandStorage):
+class SqliteStorage(SqliteEngine, Queries, Reports, Dashboard):
     """Implements :class:`guard.gateway.storage.port.Storage` on one file.
 
     Args:
@@ -22,9 +23,13 @@ class SqliteStorage(SqliteEngine, Queries, Reports, Dashboard, CommandStorage):
 
     async def sweep(self) -> int:
         """Run the periodic work, delete old rows, copy the log at intervals, sample figures."""
-        expired = await super().sweep()
+        expired = await self.write(ANYTHING, expiry.sweep)
         await self.sum_days()
         await self.retain()
         await self.checkpoint()
         await self.sample()
         return expired
+
+    async def resume(self) -> int:
+        """Renew open leases after a time without a gateway; return how many there are."""
+        return await self.write(ANYTHING, leases.resume)
