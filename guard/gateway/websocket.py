@@ -15,8 +15,6 @@ from http import HTTPStatus
 from typing import Any, ClassVar, Final, cast
 from urllib.parse import unquote
 
-from uvicorn.config import Config
-from uvicorn.server import ServerState
 from websockets.datastructures import Headers
 from websockets.frames import Frame, Opcode
 from websockets.http11 import Request, Response
@@ -30,6 +28,7 @@ from guard.gateway.api.socket import (
     FrameReader,
     Socket,
 )
+from guard.gateway.uvicorn_http import Config, ServerState
 
 PING_INTERVAL_S: Final = 20.0
 PING_TIMEOUT_S: Final = 20.0

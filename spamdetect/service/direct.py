@@ -13,11 +13,9 @@ import asyncio
 from functools import partial
 from typing import Any, Final
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE
-
 from spamdetect.service.body import RequestBody, fields_of
 from spamdetect.service.hot import ENDPOINTS, HotRoutes, Request
-from spamdetect.service.protocol import HardenedProtocol
+from spamdetect.service.protocol import STATUS_LINE, HardenedProtocol
 from spamdetect.service.respond import Reply
 from spamdetect.service.settings import ServiceSettings
 from spamdetect.service.steps import run_soon

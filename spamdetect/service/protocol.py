@@ -2,6 +2,10 @@
 
 uvicorn bounds neither, so a few thousand idle or slow connections would block the service. Both
 refusals use the service's own envelope.
+
+This is the one file that imports uvicorn's internals, whose names are not promised to stay;
+:mod:`.direct` builds on it. ``pyproject.toml`` has an upper bound, and a test that fails where one
+of the names is gone says what to do.
 """
 
 from __future__ import annotations
@@ -15,9 +19,14 @@ from spamdetect.service.respond import RefusalError
 from spamdetect.service.settings import ServiceSettings
 
 if TYPE_CHECKING or importlib.util.find_spec("httptools") is not None:
+    from uvicorn.protocols.http.httptools_impl import STATUS_LINE
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as _Base
 else:
     from uvicorn.protocols.http.h11_impl import H11Protocol as _Base
+
+    STATUS_LINE: dict[int, bytes] = {}  # only :mod:`.direct` reads it, which needs httptools
+
+__all__ = ["STATUS_LINE", "HardenedProtocol", "hardened_protocol"]
 
 
 def hardened_protocol(settings: ServiceSettings) -> type[asyncio.Protocol]:

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Iterator
 
 from guard.gateway.embedded import run_gateway
-from guard.gateway.server import GuardedHttpProtocol
+from guard.gateway.uvicorn_http import GuardedHttpProtocol
 from guard.gateway.websocket import SocketProtocol
 from tests.guard.control.test_fanout import handshake
 from tests.support.waiting import until
