@@ -108,10 +108,10 @@ def _serve_gateway(pipe: Connection, durable: bool) -> None:
 
 async def _set_budgets(app: Any, organisation_id: str) -> None:
     from guard.gateway.domain.commands import Actor
-    from guard.gateway.domain.records import Budget
+    from guard.gateway.domain.records import BudgetRule
 
     for kind, scope_id, window in (("organisation", "", "month"), ("workflow", "*", "day")):
-        budget = Budget(
+        budget = BudgetRule(
             budget_id="", organisation_id=organisation_id, scope_kind=kind, scope_id=scope_id,
             window=window, limit_nanousd=2**60,
         )  # fmt: skip

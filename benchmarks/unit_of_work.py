@@ -37,8 +37,8 @@ from benchmarks.gateway import _BODY
 from benchmarks.scale import POSTGRES
 from guard.core import wire
 from guard.core.ids import IdFactory
-from guard.gateway.domain.commands import Actor, Answer, GateCommand, Request
-from guard.gateway.domain.records import Budget
+from guard.gateway.domain.commands import Actor, EncodedAnswer, GateCommand, RequestOrigin
+from guard.gateway.domain.records import BudgetRule
 from guard.gateway.ledger import catalogue, directory, gate
 from guard.gateway.ledger.state import NOTHING, scopes_of, within
 from guard.gateway.storage.port import Storage
@@ -116,8 +116,10 @@ async def opened(store: Storage) -> AsyncIterator[str]:
         own = (
             await store.write(NOTHING, directory.create_organisation, _OPERATOR, "o")
         ).organisation_id
-        wanted = Budget(budget_id="", organisation_id=own, scope_kind="organisation", scope_id="",
-                        window="month", limit_nanousd=LIMIT)  # fmt: skip
+        wanted = BudgetRule(
+            budget_id="", organisation_id=own, scope_kind="organisation", scope_id="",
+            window="month", limit_nanousd=LIMIT,
+        )  # fmt: skip
         await store.write(within(wanted.organisation_id), catalogue.put_budget, _OPERATOR, wanted)
         yield own
     finally:
@@ -128,7 +130,7 @@ def hold(own: str) -> GateCommand:
     """Ask for a hold and nothing else."""
     call = wire.GateRequest(call_id="c", kind="call", function="f")
     return GateCommand(
-        request=Request(organisation_id=own, key_id="k"), call=call, declared_nanousd=AMOUNT
+        request=RequestOrigin(organisation_id=own, key_id="k"), call=call, declared_nanousd=AMOUNT
     )
 
 
@@ -136,11 +138,13 @@ def as_asked(own: str) -> GateCommand:
     """Ask as an agent does: with a name for repeats, a workflow, a run and a model."""
     name = _IDS.uuid7(time.time_ns() // 1_000_000)
     call = wire.decode(json.dumps({**_BODY, "call_id": name}).encode(), wire.GateRequest)
-    request = Request(organisation_id=own, key_id="k", idempotency_key=name, fingerprint=b"f" * 32)
+    request = RequestOrigin(
+        organisation_id=own, key_id="k", idempotency_key=name, fingerprint=b"f" * 32
+    )
     return GateCommand(request=request, call=call, declared_nanousd=AMOUNT)
 
 
-def decided(store: Storage, command: GateCommand) -> Awaitable[Answer]:
+def decided(store: Storage, command: GateCommand) -> Awaitable[EncodedAnswer]:
     """Decide one call."""
     return store.write(scopes_of(command), gate.gate, command)
 

@@ -17,7 +17,7 @@ from guard.gateway.api.admin.table import operations
 from guard.gateway.api.auth import Authenticator
 from guard.gateway.api.control import ControlRoutes
 from guard.gateway.api.control_socket import ControlSocketRoute
-from guard.gateway.api.decisions import Decisions
+from guard.gateway.api.decisions import DecisionHandlers
 from guard.gateway.api.document import DocumentRoutes
 from guard.gateway.api.health import HealthRoutes
 from guard.gateway.api.hot import HotRoutes
@@ -137,7 +137,7 @@ class GatewayApp:
             clock_ms=clock_ms,
         )
         authenticator = Authenticator(self.keys, self.storage, clock_ms, settings.public_url)
-        decisions = Decisions(gatekeeper, self.counts, settings.max_batch_events)
+        decisions = DecisionHandlers(gatekeeper, self.counts, settings.max_batch_events)
         tools = ToolRulesOf(self.catalogue)
         control = ControlRoutes(self.storage, self.hub, authenticator, tools, settings, clock_ms)
         self.control_socket = ControlSocketRoute(

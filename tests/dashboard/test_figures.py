@@ -11,7 +11,7 @@ from hypothesis import given
 
 from guard.gateway.dashboard import charts, formatting, spans
 from guard.gateway.domain.budget_preview import preview
-from guard.gateway.domain.records import Budget, StoredEvent
+from guard.gateway.domain.records import BudgetRule, StoredEvent
 from guard.gateway.domain.usage import HOUR_MS, ChargedEvent, UsagePoint
 
 NOW_MS = 1_800_000_000_000
@@ -101,9 +101,9 @@ def test_no_event_is_lost_in_the_tree_whatever_the_parents_say(rows: Any) -> Non
     assert all(0 <= line.left <= 100 and line.left + line.width <= 100.01 for line in drawn)
 
 
-def budget(limit: int, **fields: Any) -> Budget:
+def budget(limit: int, **fields: Any) -> BudgetRule:
     known = {"scope_kind": "organisation", "scope_id": "", "window": "hour", **fields}
-    return Budget(budget_id="", organisation_id="o", limit_nanousd=limit, **known)
+    return BudgetRule(budget_id="", organisation_id="o", limit_nanousd=limit, **known)
 
 
 @given(st.lists(st.tuples(st.integers(0, 5 * HOUR_MS), st.integers(1, 50)), max_size=60),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from guard.core import wire
 from guard.gateway.domain.clock import CATCH_UP, SteadyClock
-from guard.gateway.domain.commands import Actor, GateCommand, Request
+from guard.gateway.domain.commands import Actor, GateCommand, RequestOrigin
 from guard.gateway.domain.records import OrganisationSettings
 from guard.gateway.ledger import control, directory
 from guard.gateway.ledger.state import NOTHING, within
@@ -81,7 +81,7 @@ async def test_a_reading_two_years_ahead_expires_no_reservation_and_is_not_kept(
         )
 
     def gate(number: int, **fields: Any) -> GateCommand:
-        request = Request(organisation_id=org, key_id="k")
+        request = RequestOrigin(organisation_id=org, key_id="k")
         call = wire.GateRequest(call_id=f"c{number}", kind="call", function="f", **fields)
         return GateCommand(request=request, call=call)
 

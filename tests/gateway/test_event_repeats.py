@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from guard.core import wire
-from guard.gateway.domain.commands import Actor, IngestCommand, PricedEvent, Request
-from guard.gateway.domain.records import Budget
+from guard.gateway.domain.commands import Actor, IngestCommand, PricedEvent, RequestOrigin
+from guard.gateway.domain.records import BudgetRule
 from guard.gateway.ledger import catalogue, directory
 from guard.gateway.ledger.state import NOTHING, within
 from guard.gateway.storage.port import Storage
@@ -77,7 +77,7 @@ def test_repeats_in_batches(storage_factory: Callable[..., Storage], tmp_path: P
             NOTHING, directory.create_organisation, Actor("test"), f"o{next(serial)}"
         )
         own = made.organisation_id
-        budget = Budget(
+        budget = BudgetRule(
             budget_id="", organisation_id=own, scope_kind="organisation", scope_id="",
             window="total", limit_nanousd=10**9,
         )  # fmt: skip
@@ -88,7 +88,7 @@ def test_repeats_in_batches(storage_factory: Callable[..., Storage], tmp_path: P
         for group in groups:  # the commands of a group share a unit of work
             answers = await asyncio.gather(*(
                 ingest_command(storage, IngestCommand(
-                    request=Request(organisation_id=own, key_id="k"),
+                    request=RequestOrigin(organisation_id=own, key_id="k"),
                     events=[_priced(report) for report in batch],
                 ))
                 for batch in group

@@ -22,7 +22,7 @@ from guard.gateway.domain.commands import (
     IngestCommand,
     LeaseCommand,
     PricedEvent,
-    Request,
+    RequestOrigin,
 )
 from guard.gateway.domain.records import OrganisationSettings
 from guard.gateway.storage.port import Storage
@@ -158,8 +158,8 @@ class LeaseMachine(StorageMachine):
             self.move(held, -min(unused, held.held))
         return unused
 
-    def request(self, holder: str, key: str | None = None) -> Request:
-        return Request(organisation_id=self.org, key_id=holder, idempotency_key=key)
+    def request(self, holder: str, key: str | None = None) -> RequestOrigin:
+        return RequestOrigin(organisation_id=self.org, key_id=holder, idempotency_key=key)
 
     def question(self, key: str, lane: Lane, lease: wire.LeaseAsk | None) -> wire.GateRequest:
         return wire.GateRequest(

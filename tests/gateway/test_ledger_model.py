@@ -21,7 +21,7 @@ from guard.gateway.domain.commands import (
     IngestCommand,
     PricedEvent,
     ReleaseCommand,
-    Request,
+    RequestOrigin,
 )
 from guard.gateway.domain.records import OrganisationSettings
 from guard.gateway.storage.port import Storage
@@ -112,8 +112,8 @@ class LedgerMachine(StorageMachine):
                 self.accounts[key].reserved -= hold.held
             hold.open, hold.held = False, 0
 
-    def request(self) -> Request:
-        return Request(organisation_id=self.org, key_id="k")
+    def request(self) -> RequestOrigin:
+        return RequestOrigin(organisation_id=self.org, key_id="k")
 
     # -- steps ---------------------------------------------------------------------------------
 

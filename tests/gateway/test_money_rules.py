@@ -11,8 +11,8 @@ import pytest_asyncio
 
 from guard.core import wire
 from guard.gateway.domain import ledger
-from guard.gateway.domain.ledger import Account, Balance, Reservation
-from guard.gateway.domain.records import Budget
+from guard.gateway.domain.ledger import Balance, BudgetAccount, Reservation
+from guard.gateway.domain.records import BudgetRule
 from guard.gateway.ledger import directory
 from guard.gateway.ledger.state import NOTHING
 from guard.gateway.storage.port import Storage
@@ -21,15 +21,15 @@ from tests.support.store import ACTOR, Clock, Store
 TTL = 900_000
 
 
-def account(limit: int, committed: int = 0, reserved: int = 0, **fields: Any) -> Account:
-    rule = Budget(
+def account(limit: int, committed: int = 0, reserved: int = 0, **fields: Any) -> BudgetAccount:
+    rule = BudgetRule(
         budget_id="b", organisation_id="o", limit_nanousd=limit,
         **{"scope_kind": "organisation", "scope_id": "", "window": "total", **fields},
     )  # fmt: skip
     balance = Balance(
         1, "b", "", 0, None, committed=committed, reserved=reserved, authorized_max=limit
     )
-    return Account(rule, balance)
+    return BudgetAccount(rule, balance)
 
 
 def reservation(held: int, **fields: Any) -> Reservation:

@@ -22,7 +22,7 @@ from guard.gateway.storage.postgres.connection import WRITER
 from guard.gateway.storage.postgres.migrations import PostgresMigrator
 from guard.gateway.storage.postgres.spelling import bulk, spelled
 from guard.gateway.storage.postgres.store import PostgresStorage
-from guard.gateway.storage.postgres.watch import AnswerWatch, Line
+from guard.gateway.storage.postgres.watch import AnswerWatch, WatchedSocket
 from tests.support import postgres
 from tests.support.store import ACTOR
 
@@ -218,7 +218,7 @@ def test_a_silent_server_is_a_lost_connection() -> None:
     watch = AnswerWatch()
     watch.start()
     here, there = socket.socketpair()
-    line = Line(here.fileno())
+    line = WatchedSocket(here.fileno())
     watch.add(line)
     here.settimeout(10)
     line.expect(60)

@@ -341,7 +341,7 @@ async def test_a_chain_is_forgotten_with_its_budget_when_nothing_names_it(
 
 @pytest.mark.asyncio
 async def test_approvals_deliveries_and_refusals_leave(store: Store, tmp_path: Path) -> None:
-    from guard.gateway.domain.commands import ApprovalNeed, Refusal
+    from guard.gateway.domain.commands import ApprovalNeed, CallRefusal
     from guard.gateway.domain.records import Webhook
 
     webhook = Webhook(webhook_id="", organisation_id=store.org, url="https://example.com/hook")
@@ -355,7 +355,7 @@ async def test_approvals_deliveries_and_refusals_leave(store: Store, tmp_path: P
 
     await ask("old", approval=ApprovalNeed(tool_name="pay", timeout_ms=DAY))
     await ask("slow", approval=ApprovalNeed(tool_name="pay", timeout_ms=300 * DAY))
-    refusal = Refusal(status=403, error_code="GD-T001", title="no", reason="no")
+    refusal = CallRefusal(status=403, error_code="GD-T001", title="no", reason="no")
     await ask("refused", refusal=refusal)
     await ask("refused again", refusal=refusal)
     first, second = await store.storage.write(NOTHING, webhooks.due, 10, {})

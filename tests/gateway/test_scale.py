@@ -13,8 +13,8 @@ import pytest
 import pytest_asyncio
 
 from guard.core import wire
-from guard.gateway.domain.commands import GateCommand, IngestCommand, PricedEvent, Request
-from guard.gateway.domain.records import Budget
+from guard.gateway.domain.commands import GateCommand, IngestCommand, PricedEvent, RequestOrigin
+from guard.gateway.domain.records import BudgetRule
 from guard.gateway.ledger import catalogue
 from guard.gateway.ledger.state import within
 from guard.gateway.storage.sqlite.migrations import convert_0_7
@@ -65,8 +65,8 @@ def readable(database: Path) -> Iterator[sqlite3.Connection]:
 pytestmark = pytest.mark.timeout(600)
 
 
-def request() -> Request:
-    return Request(organisation_id="o", key_id="k1")
+def request() -> RequestOrigin:
+    return RequestOrigin(organisation_id="o", key_id="k1")
 
 
 async def steps_of_writer(storage: SqliteStorage, work: Any) -> int:
@@ -86,9 +86,9 @@ async def steps_of_writer(storage: SqliteStorage, work: Any) -> int:
 async def test_the_gate_and_the_charge_are_flat(storage: SqliteStorage) -> None:
     for kind in ("organisation", "workflow", "agent", "chain", "key", "model"):
         for window in ("hour", "day", "month", "total"):
-            wanted = Budget(budget_id="", organisation_id="o", scope_kind=kind,  # type: ignore[arg-type]
-                            scope_id="" if kind == "organisation" else "*", window=window,  # type: ignore[arg-type]
-                            limit_nanousd=10**15)  # fmt: skip
+            wanted = BudgetRule(budget_id="", organisation_id="o", scope_kind=kind,  # type: ignore[arg-type]
+                                scope_id="" if kind == "organisation" else "*", window=window,  # type: ignore[arg-type]
+                                limit_nanousd=10**15)  # fmt: skip
             await storage.write(within(wanted.organisation_id), catalogue.put_budget, ACTOR, wanted)
     names: list[dict[str, str]] = [
         {"workflow_id": f"new{next(_numbers)}", "agent": f"new{next(_numbers)}"},

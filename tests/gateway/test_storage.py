@@ -15,7 +15,7 @@ from guard.gateway.domain.commands import GateCommand
 from guard.gateway.domain.errors import NotFoundError, StoreError
 from guard.gateway.domain.policy import CapUse
 from guard.gateway.domain.records import (
-    Budget,
+    BudgetRule,
     OrganisationSettings,
     Policy,
     PolicyDocument,
@@ -162,10 +162,10 @@ async def test_a_set_of_rules_comes_into_force_whole_or_not_at_all(store: Store)
         within(store.org), catalogue.put_price, ACTOR, price(store.org, "old")
     )
 
-    def budget(limit: int, organisation_id: str = "", **fields: Any) -> Budget:
+    def budget(limit: int, organisation_id: str = "", **fields: Any) -> BudgetRule:
         wanted = {"scope_kind": "organisation", "scope_id": "", "window": "total", **fields}
         own = organisation_id or store.org
-        return Budget(budget_id="", organisation_id=own, limit_nanousd=limit, **wanted)
+        return BudgetRule(budget_id="", organisation_id=own, limit_nanousd=limit, **wanted)
 
     policy = Policy(policy_id="", organisation_id=store.org, name="p", document=PolicyDocument())
     rules = RuleSet([budget(100), budget(5, "nobody", window="hour")], [policy],

@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 
 from guard.core import wire
 from guard.gateway.domain.commands import (
-    Answer,
+    EncodedAnswer,
     GateCommand,
     IngestCommand,
     PricedEvent,
     ReleaseCommand,
-    Request,
+    RequestOrigin,
 )
 from guard.gateway.domain.errors import NotFoundError
-from guard.gateway.domain.records import Budget, OrganisationSettings, Webhook
+from guard.gateway.domain.records import BudgetRule, OrganisationSettings, Webhook
 from guard.gateway.ledger import (
     catalogue,
     charge,
@@ -78,13 +78,13 @@ class Machine:
     def put_budget(
         self, unit: SqliteUnitOfWork, kind: Any, scope_id: str, window: Any, limit: int
     ) -> None:
-        wanted = Budget(budget_id="", organisation_id=self.org, scope_kind=kind,
-                        scope_id=scope_id, window=window, limit_nanousd=limit)  # fmt: skip
+        wanted = BudgetRule(budget_id="", organisation_id=self.org, scope_kind=kind,
+                            scope_id=scope_id, window=window, limit_nanousd=limit)  # fmt: skip
         catalogue.put_budget(unit, ACTOR, wanted)
 
-    def request(self) -> Request:
+    def request(self) -> RequestOrigin:
         key = f"request-{next(self.numbers)}"
-        return Request(organisation_id=self.org, key_id="k", idempotency_key=key)
+        return RequestOrigin(organisation_id=self.org, key_id="k", idempotency_key=key)
 
     def work(self, step: tuple[str, int]) -> Work:
         name, size = step
@@ -231,7 +231,7 @@ def broken(work: Work) -> Work:
 
 def said(answer: Any) -> Any:
     """What an answer says, but for the names that every run makes up."""
-    if not isinstance(answer, Answer):
+    if not isinstance(answer, EncodedAnswer):
         return None
     body = json.loads(answer.body) if answer.body else {}
     for part in (body, body.get("lease") or {}):

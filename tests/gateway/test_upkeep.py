@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from guard.core import wire
-from guard.gateway.domain.commands import IngestCommand, PricedEvent, Request
+from guard.gateway.domain.commands import IngestCommand, PricedEvent, RequestOrigin
 from guard.gateway.storage.sql.retention import STEP_ROWS, STEPS_MAX
 from guard.gateway.storage.sqlite import engine
 from guard.gateway.storage.sqlite.backup import backup
@@ -50,7 +50,7 @@ async def charge(storage: SqliteStorage, count: int = 1) -> None:
         )
         for _ in range(count)
     ]
-    request = Request(organisation_id="o", key_id="k1")
+    request = RequestOrigin(organisation_id="o", key_id="k1")
     answer = await ingest(storage, IngestCommand(request=request, events=events))
     assert answer.status == 202
 

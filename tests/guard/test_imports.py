@@ -439,6 +439,27 @@ def test_the_ledgers_rules_know_no_store_and_no_loop() -> None:
     assert not wrong
 
 
+NAMED_TWICE: Final = {
+    "Account", "Asked", "Body", "Entry", "Hold", "Lane", "Lease", "Limits", "Record", "Request",
+    "Spend", "ToolCall", "ToolRules",
+}  # fmt: skip
+"""Classes of the SDK that share a name; the list only gets shorter."""
+
+
+def test_each_public_class_of_guard_has_a_name_of_its_own() -> None:
+    """A reader who meets a name knows which class it is."""
+    places: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "guard").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert len(places) > 300
+    twice = {name: found for name, found in places.items() if len(found) > 1}
+    assert not {name: found for name, found in twice.items() if name not in NAMED_TWICE}
+    in_gateway = [found for found in twice.values() if any("gateway" in each for each in found)]
+    assert not in_gateway
+
+
 WEB: Final = {
     "starlette", "uvicorn", "httpx", "httpx2", "websockets", "anyio", "socket", "http",
     "urllib.request", "telegram", "aiogram", "psycopg", "redis", "prometheus_client",

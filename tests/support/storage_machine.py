@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 )
 
 from guard.gateway.domain.commands import Actor
-from guard.gateway.domain.records import Budget, OrganisationSettings
+from guard.gateway.domain.records import BudgetRule, OrganisationSettings
 from guard.gateway.ledger import catalogue, directory
 from guard.gateway.ledger.state import NOTHING, within
 from guard.gateway.storage.port import Storage
@@ -86,7 +86,7 @@ class StorageMachine(RuleBasedStateMachine):
     def put_budgets(self, budgets: Iterable[tuple[str, str, str, str]]) -> None:
         """Make budgets of kind, scope, window and the name of the limit."""
         for kind, scope_id, window, name in budgets:
-            budget = Budget(
+            budget = BudgetRule(
                 budget_id="", organisation_id=self.org, scope_kind=kind, scope_id=scope_id,  # type: ignore[arg-type]
                 window=window, limit_nanousd=self.limits[name],  # type: ignore[arg-type]
             )  # fmt: skip

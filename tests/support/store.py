@@ -10,15 +10,15 @@ import attrs
 from guard.core import wire
 from guard.gateway.domain.commands import (
     Actor,
-    Answer,
+    EncodedAnswer,
     GateCommand,
     IngestCommand,
     LeaseCommand,
     PricedEvent,
     ReleaseCommand,
-    Request,
+    RequestOrigin,
 )
-from guard.gateway.domain.records import Budget
+from guard.gateway.domain.records import BudgetRule
 from guard.gateway.ledger import catalogue, charge, expiry, gate, leases
 from guard.gateway.ledger.state import scopes_of, within
 from guard.gateway.storage.port import Storage, Writer
@@ -27,19 +27,19 @@ ACTOR = Actor("test")
 DAY = 86_400_000
 
 
-def decide(storage: Writer, command: GateCommand) -> Awaitable[Answer]:
+def decide(storage: Writer, command: GateCommand) -> Awaitable[EncodedAnswer]:
     return storage.write(scopes_of(command), gate.gate, command)
 
 
-def ingest(storage: Writer, command: IngestCommand) -> Awaitable[Answer]:
+def ingest(storage: Writer, command: IngestCommand) -> Awaitable[EncodedAnswer]:
     return storage.write(scopes_of(command), charge.ingest, command)
 
 
-def release(storage: Writer, command: ReleaseCommand) -> Awaitable[Answer]:
+def release(storage: Writer, command: ReleaseCommand) -> Awaitable[EncodedAnswer]:
     return storage.write(scopes_of(command), expiry.release, command)
 
 
-def update_lease(storage: Writer, command: LeaseCommand) -> Awaitable[Answer]:
+def update_lease(storage: Writer, command: LeaseCommand) -> Awaitable[EncodedAnswer]:
     return storage.write(scopes_of(command), leases.update, command)
 
 
@@ -61,9 +61,9 @@ class Store:
 
     def request(
         self, key: str | None = None, fingerprint: bytes = b"", key_id: str = "k"
-    ) -> Request:
-        return Request(organisation_id=self.org, key_id=key_id, idempotency_key=key,
-                       fingerprint=fingerprint)  # fmt: skip
+    ) -> RequestOrigin:
+        return RequestOrigin(organisation_id=self.org, key_id=key_id, idempotency_key=key,
+                             fingerprint=fingerprint)  # fmt: skip
 
     async def gate(self, amount: int = 10, key: str | None = None, **fields: Any) -> Any:
         call = wire.GateRequest(call_id="c", kind="call", function="f", **fields)
@@ -77,11 +77,11 @@ class Store:
         )
         return await ingest(self.storage, command)
 
-    async def budget(self, limit: int, **fields: Any) -> Budget:
+    async def budget(self, limit: int, **fields: Any) -> BudgetRule:
         wanted = {"scope_kind": "organisation", "scope_id": "", "window": "total", **fields}
         return await self.storage.write(
             within(self.org),
             catalogue.put_budget,
             ACTOR,
-            Budget(budget_id="", organisation_id=self.org, limit_nanousd=limit, **wanted),
+            BudgetRule(budget_id="", organisation_id=self.org, limit_nanousd=limit, **wanted),
         )

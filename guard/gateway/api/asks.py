@@ -11,8 +11,8 @@ from typing import Final
 import msgspec
 
 from guard.core import signing, wire
-from guard.gateway.api.auth import Authenticator, Identity
-from guard.gateway.api.decisions import Decisions, Operation, overloaded, request_of
+from guard.gateway.api.auth import Authenticator, KeyIdentity
+from guard.gateway.api.decisions import DecisionHandlers, Operation, overloaded, request_of
 from guard.gateway.api.http import ProblemError, fail
 from guard.gateway.api.socket import (
     CLOSE_ERROR,
@@ -22,7 +22,7 @@ from guard.gateway.api.socket import (
     Socket,
 )
 from guard.gateway.api.stepping import Stepping
-from guard.gateway.domain.commands import Answer
+from guard.gateway.domain.commands import EncodedAnswer
 from guard.gateway.domain.errors import StoreError
 from guard.gateway.services.load import REQUEST_BYTES, Load
 
@@ -67,10 +67,10 @@ class SocketAsks:
     def __init__(
         self,
         socket: Socket,
-        identity: Identity,
+        identity: KeyIdentity,
         headers: dict[bytes, bytes],
         authenticator: Authenticator,
-        decisions: Decisions,
+        decisions: DecisionHandlers,
         load: Load,
         clock_ms: Callable[[], int],
     ) -> None:
@@ -199,7 +199,7 @@ class SocketAsks:
         else:
             self._tell(ask.id, overloaded().answer)
 
-    async def _decided(self, ask: wire.Ask, size: int) -> tuple[str, Answer, int]:
+    async def _decided(self, ask: wire.Ask, size: int) -> tuple[str, EncodedAnswer, int]:
         try:
             path, operation = self._operations[ask.op]
             request = request_of(self._identity, path, ask.id, ask.body)
@@ -214,7 +214,7 @@ class SocketAsks:
             answer = fail(500, "GD-B002", "Internal error").answer
         return ask.id, answer, size
 
-    def _answered(self, decided: tuple[str, Answer, int]) -> None:
+    def _answered(self, decided: tuple[str, EncodedAnswer, int]) -> None:
         self._in_flight -= 1
         self._tell(*decided)
         if not self._in_flight and not self._is_reading:
@@ -222,7 +222,7 @@ class SocketAsks:
 
     # -- answers -------------------------------------------------------------------------------
 
-    def _tell(self, ask_id: str, answer: Answer, size: int = 0) -> None:
+    def _tell(self, ask_id: str, answer: EncodedAnswer, size: int = 0) -> None:
         """Send an answer at the end of this turn of the loop, with all others of the turn.
 
         Args:
@@ -291,7 +291,7 @@ class _Typed(msgspec.Struct):
     type: str
 
 
-def sealed(identity: Identity, payload: bytes) -> bytes:
+def sealed(identity: KeyIdentity, payload: bytes) -> bytes:
     """Return a frame to the client, signed if its key has a secret."""
     if identity.hmac_secret is None:
         return payload

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from guard.core import signing, wire
 from guard.gateway.api.http import ProblemError, Scope, fail
-from guard.gateway.domain.commands import Answer
+from guard.gateway.domain.commands import EncodedAnswer
 from guard.gateway.ledger import directory
 from guard.gateway.ledger.state import NOTHING
 from guard.gateway.services.keys import KeyRing
@@ -18,7 +18,7 @@ from guard.gateway.storage.port import Directory
 _NONCE_KEEP_MS = 2 * signing.SKEW_MAX_S * 1000
 
 
-class Identity(Struct):
+class KeyIdentity(Struct):
     """The caller whose key a request carries."""
 
     organisation_id: str
@@ -29,7 +29,7 @@ class Identity(Struct):
     expires_at_ms: int | None = None
 
 
-def signature_of(identity: Identity, answer: Answer) -> list[tuple[bytes, bytes]] | None:
+def signature_of(identity: KeyIdentity, answer: EncodedAnswer) -> list[tuple[bytes, bytes]] | None:
     """Return the header that signs an answer; None for keys without a secret."""
     if identity.hmac_secret is None:
         return None
@@ -82,7 +82,7 @@ class Authenticator:
                 min_required_version=wire.SDK_MIN_VERSION_FOR_V3,
             )
 
-    async def identify(self, headers: dict[bytes, bytes]) -> Identity:
+    async def identify(self, headers: dict[bytes, bytes]) -> KeyIdentity:
         """Return the owner of a request's key, before its body is read.
 
         A key with a secret also needs :meth:`check_signature`.
@@ -103,7 +103,7 @@ class Authenticator:
         key = found.key
         assert key.organisation_id is not None
         note_request(key.organisation_id, headers.get(b"x-request-id"))
-        return Identity(
+        return KeyIdentity(
             key.organisation_id,
             key.key_id,
             key.workflow_id,
@@ -113,7 +113,7 @@ class Authenticator:
 
     async def authenticate(
         self, scope: Scope, headers: dict[bytes, bytes], body: bytes
-    ) -> Identity:
+    ) -> KeyIdentity:
         """Check key and signature, and return the caller.
 
         Raises:
@@ -124,7 +124,7 @@ class Authenticator:
             await self.check_signature(identity, scope, headers, body)
         return identity
 
-    async def still_valid(self, identity: Identity, headers: dict[bytes, bytes]) -> bool:
+    async def still_valid(self, identity: KeyIdentity, headers: dict[bytes, bytes]) -> bool:
         """Tell whether the key of an open channel is still valid, and update its expiry."""
         api_key = headers.get(b"x-api-key", b"").decode("latin-1").strip()
         found = await self._keys.find(api_key, "sdk")
@@ -134,7 +134,7 @@ class Authenticator:
         return True
 
     async def check_signature(
-        self, identity: Identity, scope: Scope, headers: dict[bytes, bytes], body: bytes
+        self, identity: KeyIdentity, scope: Scope, headers: dict[bytes, bytes], body: bytes
     ) -> None:
         """Check a request's signature and use up its nonce.
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from guard.core import wire
-from guard.gateway.api.auth import Authenticator, Identity, signature_of
+from guard.gateway.api.auth import Authenticator, KeyIdentity, signature_of
 from guard.gateway.api.http import (
     Receive,
     Scope,
@@ -20,7 +20,7 @@ from guard.gateway.api.http import (
     read_body,
     send_answer,
 )
-from guard.gateway.domain.commands import Answer
+from guard.gateway.domain.commands import EncodedAnswer
 from guard.gateway.services.fanout import Hub
 from guard.gateway.services.tool_rules import ToolRulesOf
 from guard.gateway.settings import GatewaySettings
@@ -62,12 +62,12 @@ class ControlRoutes:
         tools = KnownTools(self._tools, text_in(scope, "tools"))
         identity = await self._authenticator.authenticate(scope, headers, body)
         reply = await self._wait_for_messages(identity, headers, after, tools, wait_ms)
-        answer = Answer(200, wire.encode(reply))
+        answer = EncodedAnswer(200, wire.encode(reply))
         await send_answer(scope, send, answer, signature_of(identity, answer))
 
     async def _wait_for_messages(
         self,
-        identity: Identity,
+        identity: KeyIdentity,
         headers: dict[bytes, bytes],
         after: int,
         tools: KnownTools,
@@ -121,7 +121,7 @@ class KnownTools:
         self._rules = rules
         self._known = known
 
-    async def news(self, identity: Identity) -> wire.ToolRules | None:
+    async def news(self, identity: KeyIdentity) -> wire.ToolRules | None:
         """Return the key's rules if the client has others; from then on it has these."""
         if self._known is None:
             return None
@@ -143,7 +143,7 @@ async def epoch_of(log: ControlLog, organisation_id: str, seq: int) -> str:
     return page[0].message.epoch if page and page[0].message.seq == seq else ""
 
 
-def seconds_left(identity: Identity, now_ms: int) -> float:
+def seconds_left(identity: KeyIdentity, now_ms: int) -> float:
     """Return how long the identity's key stays valid."""
     if identity.expires_at_ms is None:
         return math.inf

@@ -8,7 +8,7 @@ from typing import Final
 
 from guard.core import wire
 from guard.gateway.api.asks import SocketAsks, sealed
-from guard.gateway.api.auth import Authenticator, Identity
+from guard.gateway.api.auth import Authenticator, KeyIdentity
 from guard.gateway.api.control import (
     PAGE,
     KnownTools,
@@ -18,7 +18,7 @@ from guard.gateway.api.control import (
     text_in,
     tools_message,
 )
-from guard.gateway.api.decisions import Decisions
+from guard.gateway.api.decisions import DecisionHandlers
 from guard.gateway.api.http import PROBLEM_JSON, ProblemError, Scope, fail, headers_of
 from guard.gateway.api.socket import (
     CLOSE_ERROR,
@@ -47,7 +47,7 @@ class ControlSocketRoute:
         hub: Hub,
         authenticator: Authenticator,
         tools: ToolRulesOf,
-        decisions: Decisions,
+        decisions: DecisionHandlers,
         load: Load,
         settings: GatewaySettings,
         clock_ms: Callable[[], int],
@@ -90,7 +90,7 @@ class ControlSocketRoute:
         finally:
             self._hub.unsubscribe(identity.organisation_id, subscription)
 
-    async def _admitted(self, scope: Scope) -> tuple[dict[bytes, bytes], Identity, int]:
+    async def _admitted(self, scope: Scope) -> tuple[dict[bytes, bytes], KeyIdentity, int]:
         """Return the headers, the caller, and the number of the newest message it knows.
 
         Raises:
@@ -172,7 +172,7 @@ class _Channel:
     def __init__(
         self,
         socket: Socket,
-        identity: Identity,
+        identity: KeyIdentity,
         headers: dict[bytes, bytes],
         subscription: Subscription,
         tools: KnownTools,

@@ -9,21 +9,21 @@ from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 from guard.core import wire
-from guard.gateway.api.auth import Identity
+from guard.gateway.api.auth import KeyIdentity
 from guard.gateway.api.http import ProblemError, fail
-from guard.gateway.domain.commands import Answer, Request
+from guard.gateway.domain.commands import EncodedAnswer, RequestOrigin
 from guard.gateway.domain.errors import StoreError
 from guard.gateway.domain.nesting import nested_deeper
 from guard.gateway.services.gatekeeper import Gatekeeper
 from guard.gateway.services.metrics import Counts
 
 T = TypeVar("T")
-Operation = Callable[[Request, bytes], Awaitable[Answer]]
+Operation = Callable[[RequestOrigin, bytes], Awaitable[EncodedAnswer]]
 
 _PERSON_BYTES: Final = 16
 
 
-class Decisions:
+class DecisionHandlers:
     """Decodes a body and has the gatekeeper decide.
 
     Args:
@@ -37,7 +37,9 @@ class Decisions:
         self._counts = counts
         self._events_max = events_max
 
-    async def gate(self, request: Request, body: bytes, *, leases: bool = False) -> Answer:
+    async def gate(
+        self, request: RequestOrigin, body: bytes, *, leases: bool = False
+    ) -> EncodedAnswer:
         """Decide one call.
 
         Args:
@@ -68,7 +70,7 @@ class Decisions:
         self._counts.answered(wire.GATE_PATH, answer.status)
         return answer
 
-    async def release(self, request: Request, body: bytes) -> Answer:
+    async def release(self, request: RequestOrigin, body: bytes) -> EncodedAnswer:
         """Release a reservation.
 
         Raises:
@@ -79,7 +81,7 @@ class Decisions:
         self._counts.answered(wire.RELEASE_PATH, answer.status)
         return answer
 
-    async def lease(self, request: Request, body: bytes) -> Answer:
+    async def lease(self, request: RequestOrigin, body: bytes) -> EncodedAnswer:
         """Renew a lease, give back a part of it, or close it.
 
         Raises:
@@ -90,7 +92,7 @@ class Decisions:
         self._counts.answered(wire.LEASE_PATH, answer.status)
         return answer
 
-    async def ingest(self, request: Request, body: bytes) -> Answer:
+    async def ingest(self, request: RequestOrigin, body: bytes) -> EncodedAnswer:
         """Record and charge a batch of events.
 
         Raises:
@@ -108,7 +110,7 @@ class Decisions:
         return fail(413, "GD-P003", "Body too large", f"at most {self._events_max} events")
 
 
-def request_of(identity: Identity, path: str, key: str | None, body: bytes) -> Request:
+def request_of(identity: KeyIdentity, path: str, key: str | None, body: bytes) -> RequestOrigin:
     """Return who asks, and how a repeat of the request is recognised.
 
     Args:
@@ -127,7 +129,7 @@ def request_of(identity: Identity, path: str, key: str | None, body: bytes) -> R
         hashed = _hash_of(path).copy()
         hashed.update(body)
         fingerprint = hashed.digest()
-    return Request(
+    return RequestOrigin(
         organisation_id=identity.organisation_id,
         key_id=identity.key_id,
         key_workflow_id=identity.workflow_id,

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 from typing import Self
 
 from guard.core import wire
-from guard.gateway.api.auth import Authenticator, Identity, signature_of
-from guard.gateway.api.decisions import Decisions, overloaded, request_of
+from guard.gateway.api.auth import Authenticator, KeyIdentity, signature_of
+from guard.gateway.api.decisions import DecisionHandlers, overloaded, request_of
 from guard.gateway.api.http import (
     IDENTIFIED,
     Receive,
@@ -19,7 +19,7 @@ from guard.gateway.api.http import (
     read_body,
     send_answer,
 )
-from guard.gateway.domain.commands import Request
+from guard.gateway.domain.commands import RequestOrigin
 from guard.gateway.services.load import REQUEST_BYTES, Load
 from guard.gateway.settings import GatewaySettings
 
@@ -62,7 +62,7 @@ class HotRoutes:
 
     def __init__(
         self,
-        decisions: Decisions,
+        decisions: DecisionHandlers,
         authenticator: Authenticator,
         settings: GatewaySettings,
         load: Load,
@@ -104,7 +104,7 @@ class HotRoutes:
             request, body = await self._enter(scope, receive, headers, identity, held)
             await send_answer(scope, send, await self._decisions.ingest(request, body))
 
-    async def _identify(self, scope: Scope) -> tuple[dict[bytes, bytes], Identity]:
+    async def _identify(self, scope: Scope) -> tuple[dict[bytes, bytes], KeyIdentity]:
         """Return the headers and the owner of their key, before the body is read."""
         if scope["method"] != "POST":
             raise fail(405, "GD-P005", "Method not allowed", headers=[(b"allow", b"POST")])
@@ -121,9 +121,9 @@ class HotRoutes:
         scope: Scope,
         receive: Receive,
         headers: dict[bytes, bytes],
-        identity: Identity,
+        identity: KeyIdentity,
         held: _Held,
-    ) -> tuple[Request, bytes]:
+    ) -> tuple[RequestOrigin, bytes]:
         bytes_max = self._settings.max_batch_bytes
         raw = await read_body(headers, receive, bytes_max, held.grow)
         if identity.hmac_secret is not None:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from guard.core import wire
 from guard.gateway.domain import render
-from guard.gateway.domain.commands import Answer
+from guard.gateway.domain.commands import EncodedAnswer
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -31,7 +31,9 @@ connection's key belongs to."""
 class ProblemError(Exception):
     """A request that is answered with a problem document."""
 
-    def __init__(self, answer: Answer, headers: list[tuple[bytes, bytes]] | None = None) -> None:
+    def __init__(
+        self, answer: EncodedAnswer, headers: list[tuple[bytes, bytes]] | None = None
+    ) -> None:
         super().__init__(answer.status)
         self.answer = answer
         self.headers = headers or []
@@ -49,7 +51,7 @@ def fail(
     document = render.problem(status, error_code, title, detail=detail, **members)
     retry_after_ms = _RETRY_AFTER_MS if status in (429, 503) else None
     document.retry_after_ms = retry_after_ms
-    return ProblemError(Answer(status, wire.encode(document), retry_after_ms), headers)
+    return ProblemError(EncodedAnswer(status, wire.encode(document), retry_after_ms), headers)
 
 
 def headers_of(scope: Scope) -> dict[bytes, bytes]:
@@ -146,7 +148,10 @@ def _too_large(bytes_max: int) -> ProblemError:
 
 
 async def send_answer(
-    scope: Scope, send: Send, answer: Answer, headers: list[tuple[bytes, bytes]] | None = None
+    scope: Scope,
+    send: Send,
+    answer: EncodedAnswer,
+    headers: list[tuple[bytes, bytes]] | None = None,
 ) -> None:
     """Send a finished reply: in one write where the server offers it, else by ASGI messages."""
     status = answer.status

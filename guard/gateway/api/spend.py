@@ -7,7 +7,7 @@ from guard.gateway.api.auth import Authenticator, signature_of
 from guard.gateway.api.control import text_in
 from guard.gateway.api.decisions import overloaded
 from guard.gateway.api.http import Receive, Scope, Send, fail, headers_of, read_body, send_answer
-from guard.gateway.domain.commands import Answer
+from guard.gateway.domain.commands import EncodedAnswer
 from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.services.load import REQUEST_BYTES, Load
 from guard.gateway.settings import GatewaySettings
@@ -53,7 +53,7 @@ class SpendRoute:
             raise fail(404, "GD-P004", "Not found", str(exc)) from None
         finally:
             self._load.release(owner, REQUEST_BYTES)
-        answer = Answer(200, wire.encode(reply))
+        answer = EncodedAnswer(200, wire.encode(reply))
         await send_answer(scope, send, answer, signature_of(identity, answer))
 
 

@@ -13,7 +13,7 @@ from guard.gateway.dashboard import forms
 from guard.gateway.dashboard.site import RequestContext, Site
 from guard.gateway.domain import budget_preview
 from guard.gateway.domain.errors import NotFoundError
-from guard.gateway.domain.records import Budget, Policy, PolicyDocument, RateCap
+from guard.gateway.domain.records import BudgetRule, Policy, PolicyDocument, RateCap
 
 BALANCES_MAX = 200
 PREVIEW_CALLS = 1000
@@ -47,7 +47,7 @@ class BudgetsAndPolicies:
 
     async def budgets(self, context: RequestContext) -> Response:
         """List budgets with their fullest balances."""
-        budgets: list[Budget] = await self._handlers.budgets(context.call())
+        budgets: list[BudgetRule] = await self._handlers.budgets(context.call())
         balances = await self._storage.fullest_balances(context.org(), BALANCES_MAX)
         by_budget: dict[str, list[Any]] = {}
         for balance in balances:
@@ -56,8 +56,8 @@ class BudgetsAndPolicies:
             context, "budgets.html", budgets=budgets, by_budget=by_budget
         )
 
-    async def _budget(self, context: RequestContext, budget_id: str) -> Budget:
-        budgets: list[Budget] = await self._handlers.budgets(context.call())
+    async def _budget(self, context: RequestContext, budget_id: str) -> BudgetRule:
+        budgets: list[BudgetRule] = await self._handlers.budgets(context.call())
         for budget in budgets:
             if budget.budget_id == budget_id:
                 return budget
@@ -68,7 +68,7 @@ class BudgetsAndPolicies:
         budget_id = context.query("id")
         if budget_id:
             return await self._budget_form(context, await self._budget(context, budget_id))
-        new = Budget(
+        new = BudgetRule(
             budget_id="", organisation_id=context.org(), scope_kind="organisation", scope_id="",
             window="day", limit_nanousd=10_000_000_000,
         )  # fmt: skip
@@ -78,7 +78,7 @@ class BudgetsAndPolicies:
         return await self._budget_form(context, new)
 
     async def _budget_form(
-        self, context: RequestContext, budget: Budget, **values: Any
+        self, context: RequestContext, budget: BudgetRule, **values: Any
     ) -> Response:
         values = {"preview": None, "error": ""} | values
         return await self._site.render(context, "budget_edit.html", budget=budget, **values)
@@ -189,8 +189,8 @@ class BudgetsAndPolicies:
         return self._site.done(context, "policy-deleted", "/policies")
 
 
-def _blank_budget(context: RequestContext) -> Budget:
-    return Budget(
+def _blank_budget(context: RequestContext) -> BudgetRule:
+    return BudgetRule(
         budget_id="", organisation_id=context.org(), scope_kind="organisation", scope_id="",
         window="day", limit_nanousd=0,
     )  # fmt: skip

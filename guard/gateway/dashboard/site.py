@@ -14,14 +14,14 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from guard.gateway.api.admin.handlers import AdminHandlers
-from guard.gateway.api.admin.operations import Call, Caller
+from guard.gateway.api.admin.operations import AdminCall, Caller
 from guard.gateway.api.http import ProblemError
 from guard.gateway.dashboard import formatting, security
 from guard.gateway.dashboard.assets import Assets
 from guard.gateway.dashboard.security import ForbiddenError, Form, OriginChecks
 from guard.gateway.domain.commands import Actor
 from guard.gateway.domain.errors import ConflictError, NotFoundError, StoreError
-from guard.gateway.domain.operators import Session
+from guard.gateway.domain.operators import OperatorSession
 from guard.gateway.domain.records import Organisation
 from guard.gateway.services.change_watcher import ChangeWatcher
 from guard.gateway.services.operators import OperatorService, actor_name
@@ -60,7 +60,7 @@ class RequestContext(Struct):
 
     request: Request
     token: str
-    session: Session
+    session: OperatorSession
     organisation: Organisation
     organisations: list[Organisation]
     form: Form
@@ -74,10 +74,10 @@ class RequestContext(Struct):
         operator = self.session.operator
         return Actor(actor_name(operator), operator.organisation_id)
 
-    def call(self, *, body: Any = None, query: Any = None, **path: str) -> Call:
+    def call(self, *, body: Any = None, query: Any = None, **path: str) -> AdminCall:
         """Return an admin call of this operator."""
         bound_to = self.session.operator.organisation_id
-        return Call(Caller(self.actor(), bound_to, self.org()), path, query, body)
+        return AdminCall(Caller(self.actor(), bound_to, self.org()), path, query, body)
 
     def link(self, path: str, **query: Any) -> str:
         """Return a URL on this site that keeps the organisation."""

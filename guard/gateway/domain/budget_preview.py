@@ -8,7 +8,7 @@ from typing import Final
 from msgspec import Struct
 
 from guard.core import globs
-from guard.gateway.domain.records import Budget
+from guard.gateway.domain.records import BudgetRule
 from guard.gateway.domain.usage import ChargedEvent
 from guard.gateway.domain.windows import period_of
 
@@ -52,7 +52,7 @@ def _applies(target: str, scope_id: str) -> bool:
     return globs.is_pattern(target) and globs.matches(target, scope_id)
 
 
-def preview(budget: Budget, newest_first: Sequence[ChargedEvent]) -> BudgetPreview:
+def preview(budget: BudgetRule, newest_first: Sequence[ChargedEvent]) -> BudgetPreview:
     """Replay charges against a budget.
 
     A charge is stopped when its window had already spent the limit; the call that crosses the

@@ -15,7 +15,7 @@ from guard.core import wire
 from guard.gateway.domain import models
 
 
-class Refusal(Struct, kw_only=True, frozen=True):
+class CallRefusal(Struct, kw_only=True, frozen=True):
     """Why a call is refused, with the protocol's status and code.
 
     ``recall`` names leases, by the key that holds them, which hold the room that the call lacks.
@@ -60,7 +60,7 @@ class PricedEvent(Struct, frozen=True):
     observed: bool = False
 
 
-class Request(Struct, kw_only=True, frozen=True):
+class RequestOrigin(Struct, kw_only=True, frozen=True):
     """Who makes a request, and how a repeat is recognised."""
 
     organisation_id: str
@@ -90,11 +90,11 @@ class GateCommand(Struct, kw_only=True, frozen=True):
         note: for the person who approves the call, if one has to.
     """
 
-    request: Request
+    request: RequestOrigin
     call: wire.GateRequest
     events: list[PricedEvent] = []
     rejected: list[wire.RejectedEvent] = []
-    refusal: Refusal | None = None
+    refusal: CallRefusal | None = None
     approval: ApprovalNeed | None = None
     declared_nanousd: int | None = None
     worst_case: bool = False
@@ -105,7 +105,7 @@ class GateCommand(Struct, kw_only=True, frozen=True):
     policy_version: str = ""
     recalls: bool = False
     is_again: bool = False
-    judges_model: Callable[[str], Refusal | None] | None = None
+    judges_model: Callable[[str], CallRefusal | None] | None = None
     note: wire.ApprovalNote | None = None
 
     @property
@@ -125,7 +125,7 @@ class GateCommand(Struct, kw_only=True, frozen=True):
 class IngestCommand(Struct, kw_only=True, frozen=True):
     """Record and charge events."""
 
-    request: Request
+    request: RequestOrigin
     events: list[PricedEvent]
     rejected: list[wire.RejectedEvent] = []
     batch: bool = True
@@ -134,18 +134,18 @@ class IngestCommand(Struct, kw_only=True, frozen=True):
 class ReleaseCommand(Struct, kw_only=True, frozen=True):
     """Release a reservation."""
 
-    request: Request
+    request: RequestOrigin
     reservation_id: str
 
 
 class LeaseCommand(Struct, kw_only=True, frozen=True):
     """Renew a lease, give back a part of it, or close it."""
 
-    request: Request
+    request: RequestOrigin
     update: wire.LeaseUpdate
 
 
-class Answer(Struct, frozen=True):
+class EncodedAnswer(Struct, frozen=True):
     """A finished reply. ``replay`` marks a repeat of an earlier one.
 
     With ``recall`` (as in a refusal) it is not finished: the same command decides once more, after

@@ -19,7 +19,7 @@ from guard.core.wire import ControlMessage
 State = Literal["active", "paused", "killed"]
 
 
-class ControlState(Struct, frozen=True):
+class TargetState(Struct, frozen=True):
     """The control state of one workflow or run at one moment."""
 
     state: State = "active"
@@ -28,7 +28,7 @@ class ControlState(Struct, frozen=True):
     by_run: bool = False
 
 
-ACTIVE = ControlState()
+ACTIVE = TargetState()
 Undo = Callable[[], None]
 
 
@@ -70,7 +70,7 @@ class Directives:
 
         return undo
 
-    def state_of(self, workflow_id: str | None, run_id: str | None, now_ms: int) -> ControlState:
+    def state_of(self, workflow_id: str | None, run_id: str | None, now_ms: int) -> TargetState:
         """Return the current state of a run of a workflow."""
         if not (self._exact or self._patterns or self._runs):
             return ACTIVE
@@ -81,10 +81,10 @@ class Directives:
             if slots.timed is not None and now_ms < end_of(slots.timed):
                 flow = newest(flow, slots.timed)
         if life is not None and life.type == "kill":
-            return ControlState("killed", life.reason, None, life.run_id is not None)
+            return TargetState("killed", life.reason, None, life.run_id is not None)
         if flow is not None and flow.type == "pause":
             resume_at_ms = end_of(flow) if is_timed(flow) else None
-            return ControlState("paused", flow.reason, resume_at_ms, flow.run_id is not None)
+            return TargetState("paused", flow.reason, resume_at_ms, flow.run_id is not None)
         return ACTIVE
 
     def targets(self) -> list[str]:

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from guard.core import wire
 from guard.core.wire import NANOUSD_MAX
-from guard.gateway.domain.records import Budget
+from guard.gateway.domain.records import BudgetRule
 
 EVENT_NANOUSD_MAX: Final = 10**15
 """Maximum cost of one event (a million dollars)."""
@@ -51,10 +51,10 @@ class Balance(Struct, gc=False):
     leases: int = 0
 
 
-class Account(Struct):
+class BudgetAccount(Struct):
     """A balance with its budget."""
 
-    rule: Budget
+    rule: BudgetRule
     balance: Balance
 
     def room(self, chain_over_permille: int | None = None) -> int:
@@ -130,7 +130,7 @@ class Judgement(Struct):
     """Whether an amount fits all balances at once."""
 
     amount: int
-    refused_by: Account | None = None
+    refused_by: BudgetAccount | None = None
     refused_by_chain: bool = False
     warnings: list[str] = []
 
@@ -139,13 +139,13 @@ class Charge(Struct):
     """The effects of committing a cost."""
 
     over: bool = False
-    over_account: Account | None = None
-    exhausted: list[Account] = []
-    crossed: list[tuple[Account, float]] = []
+    over_account: BudgetAccount | None = None
+    exhausted: list[BudgetAccount] = []
+    crossed: list[tuple[BudgetAccount, float]] = []
 
 
 def judge(
-    accounts: Sequence[Account],
+    accounts: Sequence[BudgetAccount],
     amount: int,
     *,
     guess: bool,
@@ -183,7 +183,7 @@ def judge(
 
 
 def reserve(
-    accounts: Iterable[Account], amount: int, chain_over_permille: int | None = None
+    accounts: Iterable[BudgetAccount], amount: int, chain_over_permille: int | None = None
 ) -> None:
     """Reserve an amount that :func:`judge` has allowed."""
     for account in accounts:
@@ -221,7 +221,7 @@ def give_back(reservation: Reservation, balances: Iterable[Balance], amount: int
 
 
 def charge(
-    accounts: Sequence[Account],
+    accounts: Sequence[BudgetAccount],
     cost: int,
     reservation: Reservation | None,
     reserved_balances: Iterable[Balance],
@@ -266,7 +266,7 @@ def charge(
     return outcome
 
 
-def _note_levels(account: Account, outcome: Charge) -> None:
+def _note_levels(account: BudgetAccount, outcome: Charge) -> None:
     balance, limit = account.balance, account.rule.limit_nanousd
     thresholds = sorted(account.rule.thresholds)
     level = sum(1 for share in thresholds if balance.committed >= share * limit)
@@ -278,7 +278,7 @@ def _note_levels(account: Account, outcome: Charge) -> None:
         outcome.exhausted.append(account)
 
 
-def tightest(accounts: Iterable[Account]) -> Account | None:
+def tightest(accounts: Iterable[BudgetAccount]) -> BudgetAccount | None:
     """Return the account with the least room, hard ones before soft ones."""
     found, least = None, (True, 0)
     for account in accounts:

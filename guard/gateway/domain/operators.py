@@ -15,7 +15,7 @@ class Operator(Struct, kw_only=True):
     changed_at_ms: int = 0
 
 
-class Session(Struct, kw_only=True):
+class OperatorSession(Struct, kw_only=True):
     """A signed-in browser; the token itself is only in the browser's cookie."""
 
     operator: Operator

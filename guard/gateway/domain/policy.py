@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from guard.core import globs, wire
 from guard.gateway.domain import models
-from guard.gateway.domain.commands import ApprovalNeed, Refusal
+from guard.gateway.domain.commands import ApprovalNeed, CallRefusal
 from guard.gateway.domain.records import Policy, RateCap
 
 WORK_MAX: Final = 2_000_000
@@ -72,7 +72,7 @@ class Verdict(Struct):
     can be shared out in advance. A call that another cap counts is asked about each time.
     """
 
-    refusal: Refusal | None = None
+    refusal: CallRefusal | None = None
     approval: ApprovalNeed | None = None
     sensitive: bool = False
     caps: list[CapUse] = []
@@ -153,12 +153,12 @@ def _applies(policy: Policy, call: wire.GateRequest | wire.Event, key_id: str) -
     return value is not None and globs.matches(policy.scope_id, value)
 
 
-def _too_many(policy: Policy, call: wire.GateRequest, count: int) -> Refusal:
+def _too_many(policy: Policy, call: wire.GateRequest, count: int) -> CallRefusal:
     reason = f"{count} tools are too many for as many patterns as the policies have"
     return _refuse(policy, call, "GD-T001", reason, "block", call.tool_name)
 
 
-def _blocked(rules: Rules, call: wire.GateRequest, tools: Iterable[str]) -> Refusal | None:
+def _blocked(rules: Rules, call: wire.GateRequest, tools: Iterable[str]) -> CallRefusal | None:
     policy = rules.policy
     for tool in tools:
         pattern = rules.tools_block.find(tool)
@@ -174,7 +174,7 @@ def _blocked(rules: Rules, call: wire.GateRequest, tools: Iterable[str]) -> Refu
 
 def refuse_model(
     rules: Sequence[Rules], call: wire.GateRequest, key_id: str, model: str
-) -> Refusal | None:
+) -> CallRefusal | None:
     """Refuse a request because of the model that is expected to answer it."""
     for each in rules:
         if _applies(each.policy, call, key_id):
@@ -184,7 +184,7 @@ def refuse_model(
     return None
 
 
-def _blocked_model(rules: Rules, call: wire.GateRequest, *named: str) -> Refusal | None:
+def _blocked_model(rules: Rules, call: wire.GateRequest, *named: str) -> CallRefusal | None:
     """Refuse a model by its own name or its family's; either may be on the allow list."""
     policy = rules.policy
     if call.model == wire.UNKNOWN_MODEL:
@@ -206,8 +206,8 @@ def _refuse(
     reason: str,
     action: str,
     tool_name: str | None,
-) -> Refusal:
-    return Refusal(
+) -> CallRefusal:
+    return CallRefusal(
         status=403,
         error_code=error_code,
         title="Tool blocked" if error_code == "GD-T001" else "Blocked by policy",
@@ -249,9 +249,9 @@ def _counted(cap: RateCap, call: wire.GateRequest, key_id: str) -> str:
     return values[cap.by] or ""
 
 
-def rate_refusal(call: wire.GateRequest, retry_after_ms: int) -> Refusal:
+def rate_refusal(call: wire.GateRequest, retry_after_ms: int) -> CallRefusal:
     """Return the refusal of a call that came too soon."""
-    return Refusal(
+    return CallRefusal(
         status=429,
         error_code="GD-R001",
         title="Rate cap reached",

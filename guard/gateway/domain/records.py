@@ -69,7 +69,7 @@ class Key(Struct, kw_only=True):
     revoked_at_ms: int | None = None
 
 
-class Budget(Struct, kw_only=True):
+class BudgetRule(Struct, kw_only=True):
     """A limit on one scope and window.
 
     ``scope_id`` is an exact id; a glob gives each matching id a balance of its own, and ``"*"``

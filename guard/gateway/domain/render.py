@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from guard.core import wire
-from guard.gateway.domain.commands import Answer, Refusal
+from guard.gateway.domain.commands import CallRefusal, EncodedAnswer
 
 PROBLEM_BASE: Final = "https://guard.invalid/problems/"
 """Base of problem type URIs: identifiers (RFC 9457 part 3.1.1), not addresses."""
@@ -22,7 +22,7 @@ def problem(
     *,
     detail: str = "",
     events: wire.EventsOutcome | None = None,
-    refusal: Refusal | None = None,
+    refusal: CallRefusal | None = None,
     server_time_ms: int | None = None,
     min_required_version: str | None = None,
     reason: str | None = None,
@@ -52,12 +52,12 @@ def problem(
     return document
 
 
-def refused(refusal: Refusal, events: wire.EventsOutcome | None = None) -> Answer:
+def refused(refusal: CallRefusal, events: wire.EventsOutcome | None = None) -> EncodedAnswer:
     """Return the answer to a call that is refused."""
     document = problem(
         refusal.status, refusal.error_code, refusal.title, refusal=refusal, events=events
     )
-    return Answer(
+    return EncodedAnswer(
         refusal.status,
         wire.encode(document),
         refusal.retry_after_ms,
@@ -65,7 +65,7 @@ def refused(refusal: Refusal, events: wire.EventsOutcome | None = None) -> Answe
     )
 
 
-def conflict() -> Answer:
+def conflict() -> EncodedAnswer:
     """Return the answer to an idempotency key that was used for another request."""
     document = problem(
         409,
@@ -73,12 +73,14 @@ def conflict() -> Answer:
         "Idempotency key reused",
         detail="this Idempotency-Key was used before with another request",
     )
-    return Answer(409, wire.encode(document), kept=False)
+    return EncodedAnswer(409, wire.encode(document), kept=False)
 
 
-def not_found(detail: str) -> Answer:
+def not_found(detail: str) -> EncodedAnswer:
     """Return the answer to a request for something that does not exist."""
-    return Answer(404, wire.encode(problem(404, "GD-N001", "Not found", detail=detail)), kept=False)
+    return EncodedAnswer(
+        404, wire.encode(problem(404, "GD-N001", "Not found", detail=detail)), kept=False
+    )
 
 
 def over_budget(reply: wire.EventsReply, budget: wire.Budget, workflow_id: str | None) -> bytes:
@@ -87,7 +89,7 @@ def over_budget(reply: wire.EventsReply, budget: wire.Budget, workflow_id: str |
         422,
         "GD-O001",
         "Consumed over budget",
-        refusal=Refusal(
+        refusal=CallRefusal(
             status=422,
             error_code="GD-O001",
             title="Consumed over budget",

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec import Struct
 
-from guard.gateway.domain.records import Budget, Policy, Price
+from guard.gateway.domain.records import BudgetRule, Policy, Price
 
 ChangeKind = Literal["create", "update", "unchanged", "delete"]
 RuleKind = Literal["budget", "policy", "price"]
@@ -28,19 +28,19 @@ class Change(Struct, kw_only=True):
 class RuleSet(Struct):
     """Budgets, policies and prices of one organisation."""
 
-    budgets: list[Budget] = []
+    budgets: list[BudgetRule] = []
     policies: list[Policy] = []
     prices: list[Price] = []
 
 
-class Step(Struct):
+class PlannedStep(Struct):
     """A change with the item to put or, for a deletion, to remove."""
 
     change: Change
-    record: Budget | Policy | Price
+    record: BudgetRule | Policy | Price
 
 
-def plan(current: RuleSet, wanted: RuleSet, *, prune: bool) -> list[Step]:
+def plan(current: RuleSet, wanted: RuleSet, *, prune: bool) -> list[PlannedStep]:
     """Return the steps, in order, that lead from the current rules to those wanted.
 
     Args:
@@ -55,8 +55,8 @@ def plan(current: RuleSet, wanted: RuleSet, *, prune: bool) -> list[Step]:
         >>> plan(RuleSet(prices=[price]), RuleSet(), prune=True)[0].change.change
         'delete'
     """
-    steps: list[Step] = []
-    there: dict[tuple[RuleKind, str], Budget | Policy | Price] = {
+    steps: list[PlannedStep] = []
+    there: dict[tuple[RuleKind, str], BudgetRule | Policy | Price] = {
         (kind, name): record for kind, name, record in _named(current)
     }
     for kind, name, record in _named(wanted):
@@ -64,10 +64,10 @@ def plan(current: RuleSet, wanted: RuleSet, *, prune: bool) -> list[Step]:
         change: ChangeKind = "create"
         if old is not None:
             change = "unchanged" if _content(old) == _content(record) else "update"
-        steps.append(Step(Change(kind=kind, name=name, change=change), record))
+        steps.append(PlannedStep(Change(kind=kind, name=name, change=change), record))
     if prune:
         steps += [
-            Step(Change(kind=kind, name=name, change="delete"), record)
+            PlannedStep(Change(kind=kind, name=name, change="delete"), record)
             for (kind, name), record in there.items()
         ]
     return steps
@@ -83,7 +83,7 @@ def first_named_twice(rules: RuleSet) -> str | None:
     return None
 
 
-def _named(rules: RuleSet) -> Sequence[tuple[RuleKind, str, Budget | Policy | Price]]:
+def _named(rules: RuleSet) -> Sequence[tuple[RuleKind, str, BudgetRule | Policy | Price]]:
     return [
         *(("budget", _budget_name(b), b) for b in rules.budgets),
         *(("policy", p.name, p) for p in rules.policies),
@@ -91,10 +91,10 @@ def _named(rules: RuleSet) -> Sequence[tuple[RuleKind, str, Budget | Policy | Pr
     ]
 
 
-def _budget_name(budget: Budget) -> str:
+def _budget_name(budget: BudgetRule) -> str:
     return " ".join(filter(None, (budget.scope_kind, budget.scope_id, budget.window)))
 
 
-def _content(record: Budget | Policy | Price) -> dict[str, Any]:
+def _content(record: BudgetRule | Policy | Price) -> dict[str, Any]:
     fields: dict[str, Any] = msgspec.to_builtins(record)
     return {name: value for name, value in fields.items() if name not in _OWN_FIELDS}

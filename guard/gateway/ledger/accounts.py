@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from guard.core import globs
 from guard.gateway.domain import models, records, windows
 from guard.gateway.domain.errors import NotFoundError
-from guard.gateway.domain.ledger import Account, Balance
+from guard.gateway.domain.ledger import Balance, BudgetAccount
 from guard.gateway.ledger.state import (
     SCOPE_KINDS,
     BudgetIndex,
@@ -30,12 +30,12 @@ def organisation(unit: UnitOfWork, organisation_id: str) -> OrganisationState:
     return org
 
 
-def accounts_of(unit: UnitOfWork, org: OrganisationState, keys: ScopeKeys) -> list[Account]:
+def accounts_of(unit: UnitOfWork, org: OrganisationState, keys: ScopeKeys) -> list[BudgetAccount]:
     """Return every balance over a call or an event, in the current periods."""
     cached = unit.cached_accounts(org, keys)
     if cached is not None:
         return cached
-    accounts: list[Account] = []
+    accounts: list[BudgetAccount] = []
     valid_until_ms = float("inf")
     if org.budgets is None:
         org.budgets = index_of(unit.budgets(org.organisation_id))
@@ -43,14 +43,14 @@ def accounts_of(unit: UnitOfWork, org: OrganisationState, keys: ScopeKeys) -> li
         start_ms, end_ms = windows.period_of(budget.window, unit.now_ms)
         if end_ms is not None:
             valid_until_ms = min(valid_until_ms, end_ms)
-        accounts.append(Account(budget, _balance(unit, budget, scope_id, start_ms, end_ms)))
+        accounts.append(BudgetAccount(budget, _balance(unit, budget, scope_id, start_ms, end_ms)))
     # A fixed order, in which a storage with row locks takes the locks.
     accounts.sort(key=lambda account: account.balance.balance_id)
     unit.cache_accounts(org, keys, valid_until_ms, accounts)
     return accounts
 
 
-def index_of(budgets: Iterable[records.Budget]) -> BudgetIndex:
+def index_of(budgets: Iterable[records.BudgetRule]) -> BudgetIndex:
     """Return budgets by kind of scope, exact ones apart from those of several ids."""
     index: BudgetIndex = {}
     for budget in budgets:
@@ -64,7 +64,7 @@ def index_of(budgets: Iterable[records.Budget]) -> BudgetIndex:
     return index
 
 
-def applying(index: BudgetIndex, keys: ScopeKeys) -> Iterator[tuple[records.Budget, str]]:
+def applying(index: BudgetIndex, keys: ScopeKeys) -> Iterator[tuple[records.BudgetRule, str]]:
     """Yield the budgets over a call or an event, each with the id whose balance it is."""
     if "organisation" in index:
         for budget in index["organisation"].exact.get("", ()):
@@ -79,7 +79,7 @@ def applying(index: BudgetIndex, keys: ScopeKeys) -> Iterator[tuple[records.Budg
 
 def _applying_to_one(
     of_kind: BudgetsOfKind, names: tuple[str, ...], own: str
-) -> Iterator[tuple[records.Budget, str]]:
+) -> Iterator[tuple[records.BudgetRule, str]]:
     """Yield the exact budgets; for other windows those whose glob matches; then those for each.
 
     Args:
@@ -109,7 +109,7 @@ def _matching(pattern: str, names: tuple[str, ...]) -> str | None:
 
 
 def _balance(
-    unit: UnitOfWork, budget: records.Budget, scope_id: str, start_ms: int, end_ms: int | None
+    unit: UnitOfWork, budget: records.BudgetRule, scope_id: str, start_ms: int, end_ms: int | None
 ) -> Balance:
     found = unit.find_balance(budget.budget_id, scope_id, start_ms)
     if found is not None:

@@ -9,7 +9,13 @@ import msgspec
 
 from guard.core import wire
 from guard.gateway.domain import records
-from guard.gateway.domain.commands import Actor, ApprovalNeed, GateCommand, Refusal, Request
+from guard.gateway.domain.commands import (
+    Actor,
+    ApprovalNeed,
+    CallRefusal,
+    GateCommand,
+    RequestOrigin,
+)
 from guard.gateway.domain.errors import ConflictError, NotFoundError
 from guard.gateway.ledger import audit, control, webhooks
 from guard.gateway.ledger.accounts import organisation
@@ -32,7 +38,7 @@ _REASONS: Final = {
 
 def required(
     unit: UnitOfWork, org: OrganisationState, command: GateCommand, need: ApprovalNeed
-) -> wire.GateReply | Refusal | None:
+) -> wire.GateReply | CallRefusal | None:
     """Return ``None`` when a person has approved this very call; else what to answer."""
     call, own = command.call, org.organisation_id
     subject = json.dumps([call.kind, call.function, need.tool_name, call.workflow_id])
@@ -45,7 +51,7 @@ def required(
             return None
         if known.status == "pending" and unit.now_ms < known.deadline_ms:
             return _pending(call.call_id, known)
-    return Refusal(
+    return CallRefusal(
         status=403,
         error_code="GD-X001",
         title="Not approved",
@@ -57,7 +63,7 @@ def required(
     )
 
 
-def renew(unit: UnitOfWork, request: Request, approval_id: str) -> wire.LeaseState | None:
+def renew(unit: UnitOfWork, request: RequestOrigin, approval_id: str) -> wire.LeaseState | None:
     """Note that the caller still waits; ``None`` when it has asked for no such approval."""
     asked = _own(unit, request.organisation_id, request.key_id, approval_id)
     if asked is None:

@@ -9,13 +9,13 @@ import msgspec
 from guard.gateway.domain import records
 from guard.gateway.domain.commands import Actor
 from guard.gateway.domain.errors import NotFoundError
-from guard.gateway.domain.rulesets import Change, RuleSet, Step, plan
+from guard.gateway.domain.rulesets import Change, PlannedStep, RuleSet, plan
 from guard.gateway.ledger import audit, control
 from guard.gateway.ledger.accounts import organisation
 from guard.gateway.ledger.unit_of_work import UnitOfWork
 
 
-def put_budget(unit: UnitOfWork, actor: Actor, wanted: records.Budget) -> records.Budget:
+def put_budget(unit: UnitOfWork, actor: Actor, wanted: records.BudgetRule) -> records.BudgetRule:
     """Create a budget, or change the one of the same scope and window.
 
     Raises:
@@ -164,11 +164,11 @@ def apply(
     return [step.change for step in steps]
 
 
-def _take(unit: UnitOfWork, actor: Actor, organisation_id: str, step: Step) -> None:
+def _take(unit: UnitOfWork, actor: Actor, organisation_id: str, step: PlannedStep) -> None:
     change, record = step.change.change, step.record
     if change == "unchanged":
         return
-    if isinstance(record, records.Budget):
+    if isinstance(record, records.BudgetRule):
         if change == "delete":
             delete_budget(unit, actor, organisation_id, record.budget_id)
         else:

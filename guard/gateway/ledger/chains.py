@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from guard.core import wire
-from guard.gateway.ledger.state import Chain, OrganisationState
+from guard.gateway.ledger.state import ChainState, OrganisationState
 from guard.gateway.ledger.unit_of_work import UnitOfWork
 
 
-def open_chain(unit: UnitOfWork, organisation_id: str, chain_id: str) -> Chain | None:
+def open_chain(unit: UnitOfWork, organisation_id: str, chain_id: str) -> ChainState | None:
     """Return a chain if it is open now."""
     chain = unit.chain(organisation_id, chain_id)
     return chain if chain is not None and _is_open(chain, unit.now_ms) else None
@@ -24,15 +24,15 @@ def step(unit: UnitOfWork, org: OrganisationState, call: wire.Chain) -> int | No
     if call.op == "end":
         if known is None:
             return None
-        changed = Chain(known.opened_at_ms, now_ms, True)
+        changed = ChainState(known.opened_at_ms, now_ms, True)
     elif call.op == "start" or known is not None or stored is None:
         opened_at_ms = now_ms if known is None else known.opened_at_ms
-        changed = Chain(opened_at_ms, now_ms + org.settings.chain_ttl_ms, False)
+        changed = ChainState(opened_at_ms, now_ms + org.settings.chain_ttl_ms, False)
     else:
         return None
     unit.save_chain(org.organisation_id, call.id, changed)
     return org.settings.chain_over_permille
 
 
-def _is_open(chain: Chain, now_ms: int) -> bool:
+def _is_open(chain: ChainState, now_ms: int) -> bool:
     return not chain.closed and chain.expires_at_ms > now_ms

@@ -9,8 +9,8 @@ from msgspec import Struct
 
 from guard.core import wire
 from guard.gateway.domain import ledger, models, render
-from guard.gateway.domain.commands import Answer, IngestCommand, PricedEvent, Request
-from guard.gateway.domain.ledger import Account, Reservation
+from guard.gateway.domain.commands import EncodedAnswer, IngestCommand, PricedEvent, RequestOrigin
+from guard.gateway.domain.ledger import BudgetAccount, Reservation
 from guard.gateway.ledger import chains, control, expiry, idempotency, requests
 from guard.gateway.ledger.accounts import accounts_of, organisation
 from guard.gateway.ledger.state import OrganisationState, ScopeKeys
@@ -19,7 +19,7 @@ from guard.gateway.ledger.unit_of_work import UnitOfWork
 _DECISIONS = {"killed": "kill", "paused": "pause", "active": "allow"}
 
 
-def ingest(unit: UnitOfWork, command: IngestCommand) -> Answer:
+def ingest(unit: UnitOfWork, command: IngestCommand) -> EncodedAnswer:
     """Record and charge a batch of events."""
     request = command.request
     kept = idempotency.replay(unit, request)
@@ -32,9 +32,9 @@ def ingest(unit: UnitOfWork, command: IngestCommand) -> Answer:
     if recorded.last is not None:
         _add_verdict(unit, org, request, recorded.last, reply)
     if over is None:
-        answer = Answer(202, wire.encode(reply))
+        answer = EncodedAnswer(202, wire.encode(reply))
     else:
-        answer = Answer(422, render.over_budget(reply, over.view(), recorded.over_workflow))
+        answer = EncodedAnswer(422, render.over_budget(reply, over.view(), recorded.over_workflow))
     idempotency.keep(unit, request, answer)
     return answer
 
@@ -42,7 +42,7 @@ def ingest(unit: UnitOfWork, command: IngestCommand) -> Answer:
 def _add_verdict(
     unit: UnitOfWork,
     org: OrganisationState,
-    request: Request,
+    request: RequestOrigin,
     last: wire.Event,
     reply: wire.EventsReply,
 ) -> None:
@@ -57,7 +57,7 @@ def _add_verdict(
         reply.decision = "exhausted" if spent_up else "allow"
 
 
-class Recorded(Struct):
+class RecordedEvents(Struct):
     """What became of some events.
 
     Attributes:
@@ -69,20 +69,20 @@ class Recorded(Struct):
 
     outcome: wire.EventsOutcome
     last: wire.Event | None = None
-    over: Account | None = None
+    over: BudgetAccount | None = None
     over_workflow: str | None = None
 
 
 def record_events(
     unit: UnitOfWork,
     org: OrganisationState,
-    request: Request,
+    request: RequestOrigin,
     events: list[PricedEvent],
     rejected: list[wire.RejectedEvent],
-) -> Recorded:
+) -> RecordedEvents:
     """Record and charge events."""
     outcome = wire.EventsOutcome(rejected=list(rejected))
-    recorded = Recorded(outcome)
+    recorded = RecordedEvents(outcome)
     for priced in events:
         recorded.last = event = priced.event
         if priced.cost and _overflows(unit, org, priced.cost):
@@ -137,14 +137,14 @@ def _inherited(event: wire.Event, reservation: Reservation) -> wire.Event:
 def _record(
     unit: UnitOfWork,
     org: OrganisationState,
-    request: Request,
+    request: RequestOrigin,
     priced: PricedEvent,
     reservation: Reservation | None,
     flags: list[str],
 ) -> ledger.Charge | None:
     """Store one event and charge it; ``None`` for a duplicate."""
     event, cost, own = priced.event, priced.cost, org.organisation_id
-    accounts: list[Account] = []
+    accounts: list[BudgetAccount] = []
     asked = None if reservation is None else reservation.model
     named = models.names(priced.model, asked)
     keys = (event.workflow_id, event.agent, event.chain_id, event.user, request.key_id, named)
@@ -208,7 +208,7 @@ def _commit_cost(
     org: OrganisationState,
     event: wire.Event,
     cost: int,
-    accounts: list[Account],
+    accounts: list[BudgetAccount],
     reservation: Reservation | None,
 ) -> ledger.Charge:
     held_on = [] if reservation is None else [unit.balance(i) for i in reservation.balance_ids]
@@ -231,7 +231,7 @@ def _commit_cost(
 
 def _charged_accounts(
     unit: UnitOfWork, org: OrganisationState, keys: ScopeKeys, reservation: Reservation | None
-) -> list[Account]:
+) -> list[BudgetAccount]:
     """Return the accounts of the event's scopes, in the periods of its reservation if any."""
     accounts = accounts_of(unit, org, keys)
     if reservation is None:
@@ -241,6 +241,6 @@ def _charged_accounts(
         balance = unit.balance(balance_id)
         own[balance.budget_id, balance.scope_id] = balance
     return [
-        Account(a.rule, own.get((a.balance.budget_id, a.balance.scope_id), a.balance))
+        BudgetAccount(a.rule, own.get((a.balance.budget_id, a.balance.scope_id), a.balance))
         for a in accounts
     ]

@@ -8,8 +8,8 @@ import msgspec
 
 from guard.core import wire
 from guard.gateway.domain import ledger, records
-from guard.gateway.domain.commands import Actor, PostCommitEvent, Refusal
-from guard.gateway.domain.ledger import Account, Balance
+from guard.gateway.domain.commands import Actor, CallRefusal, PostCommitEvent
+from guard.gateway.domain.ledger import Balance, BudgetAccount
 from guard.gateway.ledger import audit, webhooks
 from guard.gateway.ledger.accounts import organisation
 from guard.gateway.ledger.state import OrganisationState
@@ -20,7 +20,7 @@ CONTROL_KEEP: Final = 5000
 
 def stopped(
     unit: UnitOfWork, org: OrganisationState, workflow_id: str | None, run_id: str | None
-) -> Refusal | None:
+) -> CallRefusal | None:
     """Return the refusal of a killed or paused workflow, or ``None`` when it may run."""
     found = org.directives.state_of(workflow_id, run_id, unit.now_ms)
     if found.state == "active":
@@ -30,7 +30,7 @@ def stopped(
     if found.resume_at_ms is not None:
         resume_after_ms = max(0, found.resume_at_ms - unit.now_ms)
     subject = "run" if found.by_run else "workflow"
-    return Refusal(
+    return CallRefusal(
         status=403,
         error_code="GD-W002" if killed else "GD-W003",
         title=f"{subject.capitalize()} {found.state}",
@@ -116,7 +116,7 @@ def announce_charge(unit: UnitOfWork, org: OrganisationState, charged: ledger.Ch
 
 
 def _announce_budget(
-    unit: UnitOfWork, org: OrganisationState, account: Account, *, exhausted: bool
+    unit: UnitOfWork, org: OrganisationState, account: BudgetAccount, *, exhausted: bool
 ) -> None:
     """Push a budget's state to the workflows that it stops.
 
@@ -145,17 +145,20 @@ def lift_ended(unit: UnitOfWork) -> None:
 
 
 def _lift(
-    unit: UnitOfWork, org: OrganisationState, rule: records.Budget | None, balance: Balance
+    unit: UnitOfWork, org: OrganisationState, rule: records.BudgetRule | None, balance: Balance
 ) -> None:
     unit.change_balances([balance])
     balance.exhausted = False
     unit.clear_exhausted(balance.balance_id)
     if rule is not None:
-        _announce_budget(unit, org, Account(rule, balance), exhausted=False)
+        _announce_budget(unit, org, BudgetAccount(rule, balance), exhausted=False)
 
 
 def budget_changed(
-    unit: UnitOfWork, org: OrganisationState, old: records.Budget, new: records.Budget | None
+    unit: UnitOfWork,
+    org: OrganisationState,
+    old: records.BudgetRule,
+    new: records.BudgetRule | None,
 ) -> None:
     """Apply a change of a budget's limit or mode to its open periods."""
     rule = new or old
@@ -169,4 +172,4 @@ def budget_changed(
         elif spent_up and not balance.exhausted:
             balance.exhausted = True
             unit.note_exhausted(balance.balance_id, org.organisation_id)
-            _announce_budget(unit, org, Account(rule, balance), exhausted=True)
+            _announce_budget(unit, org, BudgetAccount(rule, balance), exhausted=True)

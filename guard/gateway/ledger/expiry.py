@@ -6,7 +6,7 @@ from typing import Final
 
 from guard.core import wire
 from guard.gateway.domain import ledger, render
-from guard.gateway.domain.commands import Answer, ReleaseCommand, Request
+from guard.gateway.domain.commands import EncodedAnswer, ReleaseCommand, RequestOrigin
 from guard.gateway.domain.ledger import Reservation
 from guard.gateway.ledger import approvals, control, estimates, idempotency
 from guard.gateway.ledger.unit_of_work import UnitOfWork
@@ -43,7 +43,9 @@ def give_back(unit: UnitOfWork, reservation: Reservation, amount: int) -> None:
     ledger.give_back(reservation, balances, amount)
 
 
-def own_reservation(unit: UnitOfWork, request: Request, reservation_id: str) -> Reservation | None:
+def own_reservation(
+    unit: UnitOfWork, request: RequestOrigin, reservation_id: str
+) -> Reservation | None:
     """Return a reservation if it was made with the key, and for the workflow, of a request."""
     found = unit.reservation(reservation_id)
     if (
@@ -56,7 +58,7 @@ def own_reservation(unit: UnitOfWork, request: Request, reservation_id: str) -> 
     return found
 
 
-def release(unit: UnitOfWork, command: ReleaseCommand) -> Answer:
+def release(unit: UnitOfWork, command: ReleaseCommand) -> EncodedAnswer:
     """Release a reservation, or withdraw a request for approval.
 
     Repeating it changes nothing.
@@ -83,7 +85,7 @@ def release(unit: UnitOfWork, command: ReleaseCommand) -> Answer:
         }
     else:
         return render.not_found("no such reservation")
-    answer = Answer(200, wire.encode(body))
+    answer = EncodedAnswer(200, wire.encode(body))
     idempotency.keep(unit, request, answer)
     return answer
 

@@ -8,8 +8,8 @@ from msgspec import Struct
 
 from guard.core import wire
 from guard.gateway.domain import ledger, models, render
-from guard.gateway.domain.commands import Answer, GateCommand, Refusal
-from guard.gateway.domain.ledger import Account, Reservation
+from guard.gateway.domain.commands import CallRefusal, EncodedAnswer, GateCommand
+from guard.gateway.domain.ledger import BudgetAccount, Reservation
 from guard.gateway.ledger import (
     approvals,
     chains,
@@ -73,7 +73,7 @@ class _Amount(Struct, frozen=True):
         return self.least if self.is_guess else self.nanousd
 
 
-def gate(unit: UnitOfWork, command: GateCommand) -> Answer:
+def gate(unit: UnitOfWork, command: GateCommand) -> EncodedAnswer:
     """Record the piggybacked events, then decide one call."""
     request, call = command.request, command.call
     kept = idempotency.replay(unit, request)
@@ -89,11 +89,11 @@ def gate(unit: UnitOfWork, command: GateCommand) -> Answer:
     requests.release_guess(unit, command)
     lease = leases.take_back(unit, command, give_back=is_first)
     decided = _decide(unit, org, command, lease, recalls=command.recalls and is_first)
-    if isinstance(decided, Refusal) and decided.recall:
+    if isinstance(decided, CallRefusal) and decided.recall:
         # Committed all the same: the events are charged, and the lease has given back.
         idempotency.keep_undecided(unit, request)
-        return Answer(idempotency.UNDECIDED, b"", recall=decided.recall)
-    if isinstance(decided, Refusal):
+        return EncodedAnswer(idempotency.UNDECIDED, b"", recall=decided.recall)
+    if isinstance(decided, CallRefusal):
         if not command.is_ahead:
             unit.add_refusal(request, call, decided)
         answer = render.refused(decided, outcome)
@@ -103,7 +103,7 @@ def gate(unit: UnitOfWork, command: GateCommand) -> Answer:
         lease_id = None if decided.lease is None else decided.lease.lease_id
         # A pending approval is not kept: the repeat has to see what a person has answered.
         is_kept = decided.decision == "allow"
-        answer = Answer(200, wire.encode(decided), kept=is_kept, lease_id=lease_id)
+        answer = EncodedAnswer(200, wire.encode(decided), kept=is_kept, lease_id=lease_id)
         idempotency.keep(unit, request, answer, decided)
     if command.is_ahead:  # no call is made
         return answer
@@ -122,7 +122,7 @@ def _decide(
     lease: Reservation | None,
     *,
     recalls: bool,
-) -> wire.GateReply | Refusal:
+) -> wire.GateReply | CallRefusal:
     """Decide a call: operators first, then policies, a person, and budgets at last."""
     call = command.call
     stopped = control.stopped(unit, org, call.workflow_id, call.run_id)
@@ -164,12 +164,12 @@ def _allowance(unit: UnitOfWork, org: OrganisationState, command: GateCommand) -
     return org.settings.chain_over_permille if is_open else None
 
 
-def _reserve(decision: _Decision) -> wire.GateReply | Refusal:
+def _reserve(decision: _Decision) -> wire.GateReply | CallRefusal:
     """Reserve what the call may cost on every budget over it, or on none."""
     command, call = decision.command, decision.command.call
     # 1. It has no bound, and the settings require one: refused.
     amount = _amount(decision)
-    if isinstance(amount, Refusal):
+    if isinstance(amount, CallRefusal):
         return amount
     accounts, model = _accounts(decision), _model(call)
     # 2. It names no model, and the one that such calls used last has nothing left: refused.
@@ -186,7 +186,7 @@ def _reserve(decision: _Decision) -> wire.GateReply | Refusal:
     if decision.recalls and call.kind == "llm" and judgement.amount < amount.nanousd:
         held = _holders(decision, accounts, amount.nanousd)
         if held:
-            return Refusal(status=402, error_code="GD-B004", title="", reason="", recall=held)
+            return CallRefusal(status=402, error_code="GD-B004", title="", reason="", recall=held)
     # 5. No call waits, and there is no lease that may be topped up: refused.
     lease = leases.current(decision.unit, decision.lease, accounts)
     if command.is_ahead and (lease is None or not command.grants_lease):
@@ -195,7 +195,7 @@ def _reserve(decision: _Decision) -> wire.GateReply | Refusal:
     return _granted(decision, accounts, lease, judgement, amount.basis)
 
 
-def _accounts(decision: _Decision) -> list[Account]:
+def _accounts(decision: _Decision) -> list[BudgetAccount]:
     """Return every balance over the call."""
     call = decision.command.call
     named = models.names(decision.answered_by, _model(call))
@@ -208,7 +208,7 @@ def _model(call: wire.GateRequest) -> str | None:
     return None if call.model == wire.UNKNOWN_MODEL else call.model
 
 
-def _judge(decision: _Decision, accounts: list[Account], amount: _Amount) -> ledger.Judgement:
+def _judge(decision: _Decision, accounts: list[BudgetAccount], amount: _Amount) -> ledger.Judgement:
     """Judge the amount; what has expired, and no sweep has closed yet, must refuse nothing."""
 
     def judge() -> ledger.Judgement:
@@ -228,7 +228,7 @@ def _judge(decision: _Decision, accounts: list[Account], amount: _Amount) -> led
 
 def _granted(
     decision: _Decision,
-    accounts: list[Account],
+    accounts: list[BudgetAccount],
     lease: Reservation | None,
     judgement: ledger.Judgement,
     basis: ledger.Basis,
@@ -302,22 +302,22 @@ def _granted(
 # -- refusals ----------------------------------------------------------------------------------
 
 
-def _not_topped_up() -> Refusal:
+def _not_topped_up() -> CallRefusal:
     reason = "there is no such lease to top up; a call has to ask"
-    return Refusal(status=404, error_code="GD-N001", title="Not topped up", reason=reason)
+    return CallRefusal(status=404, error_code="GD-N001", title="Not topped up", reason=reason)
 
 
 def _over_budget(
     decision: _Decision,
-    accounts: list[Account],
+    accounts: list[BudgetAccount],
     judgement: ledger.Judgement,
     amount: _Amount,
     hint: str = "",
-) -> Refusal:
+) -> CallRefusal:
     call, account = decision.command.call, judgement.refused_by
     assert account is not None
     in_chain = judgement.refused_by_chain or account.rule.scope_kind == "chain"
-    return Refusal(
+    return CallRefusal(
         status=402,
         error_code="GD-CH001" if in_chain else "GD-B004",
         title="Chain ceiling reached" if in_chain else "Budget exhausted",
@@ -331,12 +331,14 @@ def _over_budget(
     )
 
 
-def _holders(decision: _Decision, accounts: list[Account], needed: int) -> dict[str, list[str]]:
+def _holders(
+    decision: _Decision, accounts: list[BudgetAccount], needed: int
+) -> dict[str, list[str]]:
     """Return the leases of others that hold money where less than ``needed`` is left."""
     return leases.holders(decision.unit, accounts, needed, decision.lease, decision.allowance)
 
 
-def _last_models_budget(decision: _Decision) -> Refusal | None:
+def _last_models_budget(decision: _Decision) -> CallRefusal | None:
     """Refuse a call that names no model when nothing is left for the model such calls used last.
 
     The model is a guess, so nothing is reserved on its budgets, and room of any size is enough.
@@ -358,7 +360,7 @@ def _last_models_budget(decision: _Decision) -> Refusal | None:
 # -- how much ----------------------------------------------------------------------------------
 
 
-def _amount(decision: _Decision) -> _Amount | Refusal:
+def _amount(decision: _Decision) -> _Amount | CallRefusal:
     """Return what to reserve, before anything is known of the room."""
     unit, org, command = decision.unit, decision.org, decision.command
     call = command.call
@@ -366,7 +368,7 @@ def _amount(decision: _Decision) -> _Amount | Refusal:
         return _Amount(1, "declared")
     if call.kind == "llm" and decision.rates is not None:
         cost = requests.worst_case(unit, org, command, decision.rates)
-        if isinstance(cost, Refusal):
+        if isinstance(cost, CallRefusal):
             return cost
         return _Amount(cost.amount, "learned" if cost.is_assumed else "worst_case", cost.least)
     if command.declared_nanousd is not None:
@@ -378,7 +380,7 @@ def _amount(decision: _Decision) -> _Amount | Refusal:
     return _Amount(org.settings.default_hold_nanousd, "default")
 
 
-def _within_room(decision: _Decision, accounts: list[Account], amount: _Amount) -> _Amount:
+def _within_room(decision: _Decision, accounts: list[BudgetAccount], amount: _Amount) -> _Amount:
     """Return what to reserve of a guess where little room is left."""
     call, allowance = decision.command.call, decision.allowance
     if amount.basis == "default":
@@ -390,7 +392,7 @@ def _within_room(decision: _Decision, accounts: list[Account], amount: _Amount) 
     return _Amount(share, "learned", share if call.max_input_tokens else amount.least)
 
 
-def _few_at_once(accounts: list[Account], amount: int, allowance: int | None) -> int:
+def _few_at_once(accounts: list[BudgetAccount], amount: int, allowance: int | None) -> int:
     """Return what to reserve for a call about which nothing is known.
 
     Where little room is left, a quarter of it. So few such calls run at once, and the cost of the
@@ -404,7 +406,7 @@ def _few_at_once(accounts: list[Account], amount: int, allowance: int | None) ->
 
 
 def _share_of_a_stream(
-    accounts: list[Account], amount: int, least: int, allowance: int | None
+    accounts: list[BudgetAccount], amount: int, least: int, allowance: int | None
 ) -> int:
     """Return what to reserve for a stream without a limit: where little is left, a share of it.
 

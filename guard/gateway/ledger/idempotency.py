@@ -6,7 +6,7 @@ from typing import Final
 
 from guard.core import wire
 from guard.gateway.domain import stored_reply
-from guard.gateway.domain.commands import Answer, Request
+from guard.gateway.domain.commands import EncodedAnswer, RequestOrigin
 from guard.gateway.domain.render import conflict
 from guard.gateway.ledger.state import StoredAnswer
 from guard.gateway.ledger.unit_of_work import UnitOfWork
@@ -15,7 +15,7 @@ UNDECIDED: Final = 0
 """Status of a stored answer whose request was taken in and is going to be decided once more."""
 
 
-def replay(unit: UnitOfWork, request: Request) -> Answer | None:
+def replay(unit: UnitOfWork, request: RequestOrigin) -> EncodedAnswer | None:
     """Return the stored answer to a repeated request, a conflict, or ``None`` for a new one."""
     lookup_key = request.lookup_key
     if lookup_key is None:
@@ -25,16 +25,19 @@ def replay(unit: UnitOfWork, request: Request) -> Answer | None:
         return None
     if kept.fingerprint != request.fingerprint:
         return conflict()
-    return Answer(kept.status, stored_reply.unpacked(kept.body), replay=True)
+    return EncodedAnswer(kept.status, stored_reply.unpacked(kept.body), replay=True)
 
 
-def keep_undecided(unit: UnitOfWork, request: Request) -> None:
+def keep_undecided(unit: UnitOfWork, request: RequestOrigin) -> None:
     """Note that a request was taken in, so that no repeat of it gives back twice."""
-    keep(unit, request, Answer(UNDECIDED, b""))
+    keep(unit, request, EncodedAnswer(UNDECIDED, b""))
 
 
 def keep(
-    unit: UnitOfWork, request: Request, answer: Answer, reply: wire.GateReply | None = None
+    unit: UnitOfWork,
+    request: RequestOrigin,
+    answer: EncodedAnswer,
+    reply: wire.GateReply | None = None,
 ) -> None:
     """Store an answer for repeats.
 

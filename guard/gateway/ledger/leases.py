@@ -12,8 +12,8 @@ from typing import Final
 
 from guard.core import wire
 from guard.gateway.domain import ledger, render
-from guard.gateway.domain.commands import Answer, GateCommand, LeaseCommand, Request
-from guard.gateway.domain.ledger import Account, Reservation
+from guard.gateway.domain.commands import EncodedAnswer, GateCommand, LeaseCommand, RequestOrigin
+from guard.gateway.domain.ledger import BudgetAccount, Reservation
 from guard.gateway.ledger import approvals, expiry, idempotency
 from guard.gateway.ledger.accounts import organisation
 from guard.gateway.ledger.state import OrganisationState
@@ -63,7 +63,7 @@ def take_back(unit: UnitOfWork, command: GateCommand, *, give_back: bool) -> Res
     return lease
 
 
-def _live(unit: UnitOfWork, request: Request, lease_id: str) -> Reservation | None:
+def _live(unit: UnitOfWork, request: RequestOrigin, lease_id: str) -> Reservation | None:
     """Return the key's own lease, unless it is over or its time has passed."""
     found = expiry.own_reservation(unit, request, lease_id)
     if found is None or not found.is_lease or found.state != "open":
@@ -78,7 +78,7 @@ def grant(
     unit: UnitOfWork,
     org: OrganisationState,
     draft: Reservation,
-    accounts: Sequence[Account],
+    accounts: Sequence[BudgetAccount],
     lease: Reservation | None,
     granted: int,
 ) -> Reservation:
@@ -107,7 +107,7 @@ def grant(
 
 
 def current(
-    unit: UnitOfWork, lease: Reservation | None, accounts: Sequence[Account]
+    unit: UnitOfWork, lease: Reservation | None, accounts: Sequence[BudgetAccount]
 ) -> Reservation | None:
     """Return a lease that may be topped up: the same balances apply, and it is not too old."""
     if (
@@ -119,7 +119,7 @@ def current(
     return lease
 
 
-def update(unit: UnitOfWork, command: LeaseCommand) -> Answer:
+def update(unit: UnitOfWork, command: LeaseCommand) -> EncodedAnswer:
     """Renew a lease and give back what is unused, or close it."""
     request, change = command.request, command.update
     kept = idempotency.replay(unit, request)
@@ -129,7 +129,7 @@ def update(unit: UnitOfWork, command: LeaseCommand) -> Answer:
     if lease is None:
         state = approvals.renew(unit, request, change.lease_id)
         if state is not None:  # not kept: nothing is lost when it is done twice
-            return Answer(200, wire.encode(state))
+            return EncodedAnswer(200, wire.encode(state))
         return render.not_found("no such lease")
     expiry.give_back(unit, lease, change.unused_nanousd)
     if change.close and not lease.held:
@@ -142,7 +142,7 @@ def update(unit: UnitOfWork, command: LeaseCommand) -> Answer:
         lease.expires_at_ms = unit.now_ms + ttl_ms
     left_ms = lease.expires_at_ms - unit.now_ms if lease.state == "open" else 0
     state = wire.LeaseState(lease.reservation_id, lease.state, lease.held, left_ms)
-    answer = Answer(200, wire.encode(state))
+    answer = EncodedAnswer(200, wire.encode(state))
     idempotency.keep(unit, request, answer)
     return answer
 
@@ -166,7 +166,7 @@ def resume(unit: UnitOfWork) -> int:
 
 def holders(
     unit: UnitOfWork,
-    accounts: Sequence[Account],
+    accounts: Sequence[BudgetAccount],
     needed: int,
     own: Reservation | None,
     chain_over_permille: int | None,
@@ -196,7 +196,7 @@ def holders(
 
 
 def size(
-    accounts: Sequence[Account],
+    accounts: Sequence[BudgetAccount],
     amount: int,
     demand: int,
     lease: Reservation | None,

@@ -9,7 +9,7 @@ import msgspec
 
 from guard.core import wire
 from guard.gateway.domain import estimates, models, request_cost
-from guard.gateway.domain.commands import GateCommand, PricedEvent, Refusal
+from guard.gateway.domain.commands import CallRefusal, GateCommand, PricedEvent
 from guard.gateway.domain.estimates import Estimate
 from guard.gateway.domain.ledger import Reservation
 from guard.gateway.domain.request_cost import RequestCost
@@ -21,11 +21,11 @@ from guard.gateway.ledger.unit_of_work import UnitOfWork
 
 def worst_case(
     unit: UnitOfWork, org: OrganisationState, command: GateCommand, rates: wire.ModelRates
-) -> RequestCost | Refusal:
+) -> RequestCost | CallRefusal:
     """Return what to reserve for an LLM request, or why it is refused without a limit."""
     call, rule = command.call, org.settings.unbounded_output
     if call.max_output_tokens is None and rule == "refuse":
-        return Refusal(
+        return CallRefusal(
             status=403,
             error_code="GD-X001",
             title="Blocked by policy",

@@ -15,7 +15,7 @@ from guard.gateway.domain.commands import (
     ReleaseCommand,
 )
 from guard.gateway.domain.control import Directives
-from guard.gateway.domain.ledger import Account
+from guard.gateway.domain.ledger import BudgetAccount
 
 ScopeKeys = tuple[str | None, str | None, str | None, str | None, str | None, tuple[str, ...]]
 """Workflow, agent, chain, user and key of a call or an event, and every name of its models."""
@@ -36,9 +36,9 @@ class BudgetsOfKind(Struct):
         each: for each id by itself.
     """
 
-    exact: dict[str, list[records.Budget]] = {}
-    globs: list[records.Budget] = []
-    each: list[records.Budget] = []
+    exact: dict[str, list[records.BudgetRule]] = {}
+    globs: list[records.BudgetRule] = []
+    each: list[records.BudgetRule] = []
 
 
 BudgetIndex = dict[str, BudgetsOfKind]
@@ -112,7 +112,7 @@ def within(organisation_id: str, weight: int = 1) -> Scopes:
     return Scopes((organisation_id,), weight=weight)
 
 
-class Chain(Struct, frozen=True):
+class ChainState(Struct, frozen=True):
     """A chain, open or closed."""
 
     opened_at_ms: int
@@ -153,5 +153,5 @@ class OrganisationState(Struct):
     control_seq: int
     directives: Directives
     budgets: BudgetIndex | None = None
-    accounts: dict[ScopeKeys, tuple[float, list[Account]]] = {}
+    accounts: dict[ScopeKeys, tuple[float, list[BudgetAccount]]] = {}
     compacted_seq: int = 0

@@ -19,17 +19,17 @@ from guard.core import wire
 from guard.core.ids import IdFactory
 from guard.gateway.domain import records
 from guard.gateway.domain.commands import (
+    CallRefusal,
     PostCommitEvent,
     PricedEvent,
-    Refusal,
-    Request,
+    RequestOrigin,
 )
 from guard.gateway.domain.estimates import Estimate
-from guard.gateway.domain.ledger import Account, Balance, Reservation
+from guard.gateway.domain.ledger import Balance, BudgetAccount, Reservation
 from guard.gateway.domain.operators import Operator
 from guard.gateway.ledger.state import (
     AuditRow,
-    Chain,
+    ChainState,
     OrganisationState,
     ScopeKeys,
     Scopes,
@@ -63,11 +63,17 @@ class Transaction(Protocol):
 class MoneyStore(Protocol):
     """Balances, reservations, events and learned estimates."""
 
-    def cached_accounts(self, org: OrganisationState, keys: ScopeKeys) -> list[Account] | None:
+    def cached_accounts(
+        self, org: OrganisationState, keys: ScopeKeys
+    ) -> list[BudgetAccount] | None:
         """Return the cached accounts of these scopes, unless a period has ended."""
 
     def cache_accounts(
-        self, org: OrganisationState, keys: ScopeKeys, valid_until_ms: float, found: list[Account]
+        self,
+        org: OrganisationState,
+        keys: ScopeKeys,
+        valid_until_ms: float,
+        found: list[BudgetAccount],
     ) -> None:
         """Offer accounts for later calls; a store that must not cache ignores it."""
 
@@ -128,10 +134,10 @@ class MoneyStore(Protocol):
     ) -> bool:  # fmt: skip
         """Record an event; ``False`` when its id or its response was recorded before."""
 
-    def chain(self, organisation_id: str, chain_id: str) -> Chain | None:
+    def chain(self, organisation_id: str, chain_id: str) -> ChainState | None:
         """Return a chain in any state."""
 
-    def save_chain(self, organisation_id: str, chain_id: str, chain: Chain) -> None:
+    def save_chain(self, organisation_id: str, chain_id: str, chain: ChainState) -> None:
         """Write a chain."""
 
     def estimate(self, organisation_id: str, subject: str) -> Estimate | None:
@@ -155,7 +161,9 @@ class MoneyStore(Protocol):
     ) -> None:
         """Add an event to the totals of its scopes and to the usage rollups."""
 
-    def add_refusal(self, request: Request, call: wire.GateRequest, refusal: Refusal) -> None:
+    def add_refusal(
+        self, request: RequestOrigin, call: wire.GateRequest, refusal: CallRefusal
+    ) -> None:
         """Record a refused call."""
 
     def stored_answer(self, lookup_key: str) -> StoredAnswer | None:
@@ -209,19 +217,19 @@ class ControlStore(Protocol):
 class CatalogueStore(Protocol):
     """Budgets, policies, prices and webhooks."""
 
-    def budget(self, budget_id: str) -> records.Budget | None:
+    def budget(self, budget_id: str) -> records.BudgetRule | None:
         """Return a budget."""
 
-    def find_budget(self, wanted: records.Budget) -> records.Budget | None:
+    def find_budget(self, wanted: records.BudgetRule) -> records.BudgetRule | None:
         """Return the budget of the same organisation, scope and window."""
 
-    def budgets(self, organisation_id: str) -> list[records.Budget]:
+    def budgets(self, organisation_id: str) -> list[records.BudgetRule]:
         """Return the budgets of an organisation."""
 
-    def save_budget(self, budget: records.Budget) -> None:
+    def save_budget(self, budget: records.BudgetRule) -> None:
         """Write a budget."""
 
-    def delete_budget(self, budget: records.Budget) -> None:
+    def delete_budget(self, budget: records.BudgetRule) -> None:
         """Remove a budget."""
 
     def policy(self, organisation_id: str, name: str) -> records.Policy | None:

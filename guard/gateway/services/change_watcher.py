@@ -16,7 +16,7 @@ LISTENERS_MAX: Final = 500
 logger = logging.getLogger(__name__)
 
 
-class Listener:
+class ChangeListener:
     """One listener; wait with :meth:`wait`."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class ChangeWatcher:
 
     def __init__(self, queries: DashboardQueries) -> None:
         self._queries = queries
-        self._listeners: dict[str, set[Listener]] = {}
+        self._listeners: dict[str, set[ChangeListener]] = {}
         self._watermarks: dict[str, Watermark] = {}
         self._wanted = asyncio.Event()
         self.healthy = True
@@ -56,14 +56,14 @@ class ChangeWatcher:
         """Tell whether there are too many listeners for another one."""
         return self.count() >= LISTENERS_MAX
 
-    def subscribe(self, organisation_id: str) -> Listener:
+    def subscribe(self, organisation_id: str) -> ChangeListener:
         """Open a listener."""
-        listener = Listener()
+        listener = ChangeListener()
         self._listeners.setdefault(organisation_id, set()).add(listener)
         self._wanted.set()
         return listener
 
-    def unsubscribe(self, organisation_id: str, listener: Listener) -> None:
+    def unsubscribe(self, organisation_id: str, listener: ChangeListener) -> None:
         """Close a listener."""
         group = self._listeners.get(organisation_id, set())
         group.discard(listener)

@@ -11,15 +11,15 @@ from msgspec import Struct
 from guard.core import wire
 from guard.gateway.domain import policy
 from guard.gateway.domain.commands import (
-    Answer,
     ApprovalNeed,
+    CallRefusal,
+    EncodedAnswer,
     GateCommand,
     IngestCommand,
     LeaseCommand,
     PricedEvent,
-    Refusal,
     ReleaseCommand,
-    Request,
+    RequestOrigin,
 )
 from guard.gateway.domain.preview import RecentCall, RecentCalls
 from guard.gateway.ledger import charge, expiry, gate, leases
@@ -37,17 +37,17 @@ CommandT = TypeVar("CommandT", bound=LedgerCommand)
 class _Ruling(Struct, frozen=True):
     """What the policies and the rate caps make of a call."""
 
-    refusal: Refusal | None = None
+    refusal: CallRefusal | None = None
     approval: ApprovalNeed | None = None
     grants_lease: bool = False
     lease_calls: int | None = None
-    judges_model: Callable[[str], Refusal | None] | None = None
+    judges_model: Callable[[str], CallRefusal | None] | None = None
 
 
 class _CallPrice(Struct, frozen=True):
     """What is known of a call's price before it is made."""
 
-    refusal: Refusal | None = None
+    refusal: CallRefusal | None = None
     rates: wire.ModelRates | None = None
     declared_nanousd: int | None = None
     is_worst_case: bool = False
@@ -76,8 +76,8 @@ class Gatekeeper:
         self._max_event_bytes = max_event_bytes
 
     async def gate(
-        self, request: Request, call: wire.GateRequest, *, leases: bool = False
-    ) -> Answer:
+        self, request: RequestOrigin, call: wire.GateRequest, *, leases: bool = False
+    ) -> EncodedAnswer:
         """Ingest the piggybacked events and decide one call.
 
         Args:
@@ -137,13 +137,13 @@ class Gatekeeper:
         return answer
 
     async def _ruled(
-        self, request: Request, call: wire.GateRequest, view: OrgView, grants_lease: bool
+        self, request: RequestOrigin, call: wire.GateRequest, view: OrgView, grants_lease: bool
     ) -> _Ruling:
         """Apply the policies, and count the call against its rate caps."""
         organisation_id, key_id = request.organisation_id, request.key_id
         verdict = policy.evaluate(view.rules, call, key_id)
 
-        def judges_model(model: str) -> Refusal | None:
+        def judges_model(model: str) -> CallRefusal | None:
             return policy.refuse_model(view.rules, call, key_id, model)
 
         if call.lease is not None and call.lease.ahead:
@@ -170,7 +170,7 @@ class Gatekeeper:
         lease_id = None if call.lease is None else call.lease.lease_id
         return lease_id is None or self._recalls.is_recalled(lease_id)
 
-    async def lease(self, request: Request, update: wire.LeaseUpdate) -> Answer:
+    async def lease(self, request: RequestOrigin, update: wire.LeaseUpdate) -> EncodedAnswer:
         """Renew a lease, give back a part of it, or close it."""
         answer = await self._write(leases.update, LeaseCommand(request=request, update=update))
         self._recalls.answered(update.lease_id)
@@ -179,25 +179,25 @@ class Gatekeeper:
             await self._shares.update(request, update, view.settings.lease_ttl_ms)
         return answer
 
-    async def ingest(self, request: Request, batch: wire.EventBatch) -> Answer:
+    async def ingest(self, request: RequestOrigin, batch: wire.EventBatch) -> EncodedAnswer:
         """Record and charge a batch of events."""
         view = await self._catalogue.view(request.organisation_id)
         priced, rejected = self._prepare(request, view, batch.events)
         command = IngestCommand(request=request, events=priced, rejected=rejected)
         return await self._write(charge.ingest, command)
 
-    async def release(self, request: Request, body: wire.ReleaseRequest) -> Answer:
+    async def release(self, request: RequestOrigin, body: wire.ReleaseRequest) -> EncodedAnswer:
         """Release a reservation."""
         command = ReleaseCommand(request=request, reservation_id=body.reservation_id)
         return await self._write(expiry.release, command)
 
     def _write(
-        self, use_case: Callable[[UnitOfWork, CommandT], Answer], command: CommandT
-    ) -> Awaitable[Answer]:
+        self, use_case: Callable[[UnitOfWork, CommandT], EncodedAnswer], command: CommandT
+    ) -> Awaitable[EncodedAnswer]:
         return self._ledger.write(scopes_of(command), use_case, command)
 
     def _prepare(
-        self, request: Request, view: OrgView, events: Sequence[wire.Event]
+        self, request: RequestOrigin, view: OrgView, events: Sequence[wire.Event]
     ) -> tuple[list[PricedEvent], list[wire.RejectedEvent]]:
         return intake.prepare(
             events,
@@ -233,8 +233,8 @@ def _price(call: wire.GateRequest, view: OrgView) -> _CallPrice:
     )
 
 
-def _unknown_price(call: wire.GateRequest) -> Refusal:
-    return Refusal(
+def _unknown_price(call: wire.GateRequest) -> CallRefusal:
+    return CallRefusal(
         status=403,
         error_code="GD-X001",
         title="Blocked by policy",
@@ -246,11 +246,11 @@ def _unknown_price(call: wire.GateRequest) -> Refusal:
     )
 
 
-def _unpriced(call: wire.GateRequest) -> Refusal | None:
+def _unpriced(call: wire.GateRequest) -> CallRefusal | None:
     """Refuse a call without a model in strict mode; tools that call no model have no price."""
     if call.kind == "tool":
         return None
-    return Refusal(
+    return CallRefusal(
         status=403,
         error_code="GD-X001",
         title="Blocked by policy",
@@ -262,11 +262,11 @@ def _unpriced(call: wire.GateRequest) -> Refusal | None:
     )
 
 
-def _confined(request: Request, call: wire.GateRequest) -> Refusal | None:
+def _confined(request: RequestOrigin, call: wire.GateRequest) -> CallRefusal | None:
     own = request.key_workflow_id
     if own is None or call.workflow_id == own:
         return None
-    return Refusal(
+    return CallRefusal(
         status=403,
         error_code="GD-W004",
         title="Other tenant",

@@ -14,7 +14,7 @@ import argon2
 from argon2.exceptions import VerifyMismatchError
 
 from guard.gateway.domain.commands import Actor
-from guard.gateway.domain.operators import Operator, Session
+from guard.gateway.domain.operators import Operator, OperatorSession
 from guard.gateway.ledger import directory
 from guard.gateway.ledger.state import NOTHING
 from guard.gateway.storage.port import Operators
@@ -174,7 +174,7 @@ class OperatorService:
         except VerifyMismatchError:
             return False
 
-    async def session(self, token: str) -> Session | None:
+    async def session(self, token: str) -> OperatorSession | None:
         """Return the session of a token while it is valid."""
         found = await self._store.find_session(token_hash(token))
         now_ms = self._clock_ms()

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from guard.core import wire
-from guard.gateway.domain.commands import Answer, GateCommand, Request
+from guard.gateway.domain.commands import EncodedAnswer, GateCommand, RequestOrigin
 from guard.gateway.domain.errors import StoreError
 from guard.gateway.domain.policy import CapUse
 
@@ -51,7 +51,7 @@ class RateShares:
         self._rates = rates
 
     async def lend(
-        self, request: Request, call: wire.GateRequest, caps: Sequence[CapUse], ttl_ms: int
+        self, request: RequestOrigin, call: wire.GateRequest, caps: Sequence[CapUse], ttl_ms: int
     ) -> int:
         """Take back what the caller's lease has left, and lend what it is expected to need.
 
@@ -75,7 +75,7 @@ class RateShares:
             return counted
         return counted + await self._rates.lend(own, caps, name, wanted, ttl_ms)
 
-    async def decided(self, command: GateCommand, answer: Answer, ttl_ms: int) -> None:
+    async def decided(self, command: GateCommand, answer: EncodedAnswer, ttl_ms: int) -> None:
         """Bind what was lent to the lease that was granted, or take it back."""
         own, name = command.request.organisation_id, _name(command.request, command.call)
         with _decided_anyway():
@@ -84,7 +84,7 @@ class RateShares:
             else:
                 await self._rates.extend(own, name, ttl_ms, answer.lease_id)
 
-    async def update(self, request: Request, update: wire.LeaseUpdate, ttl_ms: int) -> None:
+    async def update(self, request: RequestOrigin, update: wire.LeaseUpdate, ttl_ms: int) -> None:
         """Take back the calls of a lease that gives back, or give them more time."""
         own = request.organisation_id
         with _decided_anyway():
@@ -103,6 +103,6 @@ def _decided_anyway() -> Iterator[None]:
         logger.warning("a share of a rate cap was not updated: %s", exc)
 
 
-def _name(request: Request, call: wire.GateRequest) -> str:
+def _name(request: RequestOrigin, call: wire.GateRequest) -> str:
     """Name a loan until its lease is known; a repeat of the question has the same name."""
     return f"{request.key_id}/{request.idempotency_key or call.call_id}"

@@ -12,7 +12,7 @@ from typing import Protocol
 from msgspec import Struct
 
 
-class Step(Struct, frozen=True):
+class MigrationStep(Struct, frozen=True):
     """One migration.
 
     Attributes:
@@ -37,7 +37,7 @@ class SchemaStatus(Struct, frozen=True):
 
     version: int
     newest: int
-    pending: Sequence[Step]
+    pending: Sequence[MigrationStep]
     oldest: int = 1
 
 
@@ -51,7 +51,7 @@ class Migrator(Protocol):
             StoreError: the database cannot be read, or is for newer gateways only.
         """
 
-    def up(self, *, dry_run: bool) -> Sequence[Step]:
+    def up(self, *, dry_run: bool) -> Sequence[MigrationStep]:
         """Apply the pending steps and return them.
 
         Args:

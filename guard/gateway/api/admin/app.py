@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from guard.core import wire
-from guard.gateway.api.admin.operations import Call, Caller, Operation
+from guard.gateway.api.admin.operations import AdminCall, Caller, Operation
 from guard.gateway.api.decisions import parse
 from guard.gateway.api.http import ProblemError, decoded, fail, headers_of, read_body
 from guard.gateway.domain.commands import Actor
@@ -64,7 +64,7 @@ class AdminApp:
             if operation.body is not None:
                 body = parse(decoded(headers, raw, BODY_MAX), operation.body)
             path = {name: str(value) for name, value in request.path_params.items()}
-            call = Call(caller, path, _query(request, operation.query), body)
+            call = AdminCall(caller, path, _query(request, operation.query), body)
             try:
                 reply = await operation.handler(call)
             except ValueError as exc:

@@ -10,7 +10,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 from guard.core import wire
 from guard.core.ids import IdFactory
 from guard.gateway.api.admin import bodies
-from guard.gateway.api.admin.operations import Call
+from guard.gateway.api.admin.operations import AdminCall
 from guard.gateway.api.http import fail
 from guard.gateway.domain import records
 from guard.gateway.domain.commands import Actor
@@ -53,7 +53,7 @@ class AdminHandlers:
 
     def _write(
         self,
-        call: Call,
+        call: AdminCall,
         use_case: Callable[Concatenate[UnitOfWork, Actor, P], T],
         *args: P.args,
         **kwargs: P.kwargs,
@@ -64,27 +64,27 @@ class AdminHandlers:
 
     # -- organisations and keys ----------------------------------------------------------------
 
-    async def organisations(self, call: Call) -> list[records.Organisation]:
+    async def organisations(self, call: AdminCall) -> list[records.Organisation]:
         found = await self._storage.organisations()
         own = call.caller.bound_to
         return [o for o in found if own is None or o.organisation_id == own]
 
-    async def create_organisation(self, call: Call) -> records.Organisation:
+    async def create_organisation(self, call: AdminCall) -> records.Organisation:
         if call.caller.bound_to is not None:
             raise ConflictError("this admin key is for one organisation")
         return await self._storage.write(
             NOTHING, directory.create_organisation, call.caller.actor, call.body.name
         )
 
-    async def settings(self, call: Call) -> records.Organisation:
+    async def settings(self, call: AdminCall) -> records.Organisation:
         return await self._write(
             call, directory.update_organisation, call.caller.organisation(), call.body
         )
 
-    async def keys(self, call: Call) -> list[records.Key]:
+    async def keys(self, call: AdminCall) -> list[records.Key]:
         return await self._storage.keys(call.caller.organisation())
 
-    async def create_key(self, call: Call) -> bodies.CreatedKey:
+    async def create_key(self, call: AdminCall) -> bodies.CreatedKey:
         wanted: bodies.NewKeyBody = call.body
         made = make_key(
             self._ids,
@@ -102,7 +102,7 @@ class AdminHandlers:
         )
         return _shown_once(made, key)
 
-    async def rotate_key(self, call: Call) -> bodies.CreatedKey:
+    async def rotate_key(self, call: AdminCall) -> bodies.CreatedKey:
         key_id = call.path["key_id"]
         own = call.caller.organisation()
         old = next((k for k in await self._storage.keys(own) if k.key_id == key_id), None)
@@ -126,55 +126,55 @@ class AdminHandlers:
         )
         return _shown_once(made, key)
 
-    async def revoke_key(self, call: Call) -> records.Key:
+    async def revoke_key(self, call: AdminCall) -> records.Key:
         return await self._write(
             call, directory.revoke_key, call.caller.organisation(), call.path["key_id"]
         )
 
     # -- budgets, policies, prices -------------------------------------------------------------
 
-    async def budgets(self, call: Call) -> list[records.Budget]:
+    async def budgets(self, call: AdminCall) -> list[records.BudgetRule]:
         return await self._storage.budgets(call.caller.organisation())
 
-    async def put_budget(self, call: Call) -> records.Budget:
+    async def put_budget(self, call: AdminCall) -> records.BudgetRule:
         wanted: bodies.BudgetBody = call.body
         budget = as_budget(call.caller.organisation(), wanted)
         return await self._write(call, catalogue.put_budget, budget)
 
-    async def delete_budget(self, call: Call) -> None:
+    async def delete_budget(self, call: AdminCall) -> None:
         await self._write(
             call, catalogue.delete_budget, call.caller.organisation(), call.path["budget_id"]
         )
 
-    async def policies(self, call: Call) -> list[records.Policy]:
+    async def policies(self, call: AdminCall) -> list[records.Policy]:
         return await self._storage.policies(call.caller.organisation())
 
-    async def put_policy(self, call: Call) -> records.Policy:
+    async def put_policy(self, call: AdminCall) -> records.Policy:
         policy = as_policy(call.caller.organisation(), call.path["name"], call.body)
         return await self._write(call, catalogue.put_policy, policy)
 
-    async def delete_policy(self, call: Call) -> None:
+    async def delete_policy(self, call: AdminCall) -> None:
         await self._write(
             call, catalogue.delete_policy, call.caller.organisation(), call.path["name"]
         )
 
-    async def policy_versions(self, call: Call) -> list[records.Policy]:
+    async def policy_versions(self, call: AdminCall) -> list[records.Policy]:
         return await self._storage.policy_versions(call.caller.organisation(), call.path["name"])
 
-    async def prices(self, call: Call) -> list[records.Price]:
+    async def prices(self, call: AdminCall) -> list[records.Price]:
         return await self._storage.prices(call.caller.organisation())
 
-    async def put_price(self, call: Call) -> records.Price:
+    async def put_price(self, call: AdminCall) -> records.Price:
         wanted: bodies.PriceBody = call.body
         price = as_price(call.caller.organisation(), wanted)
         return await self._write(call, catalogue.put_price, price)
 
-    async def delete_price(self, call: Call) -> None:
+    async def delete_price(self, call: AdminCall) -> None:
         await self._write(
             call, catalogue.delete_price, call.caller.organisation(), call.path["price_id"]
         )
 
-    async def preview(self, call: Call) -> bodies.Preview:
+    async def preview(self, call: AdminCall) -> bodies.Preview:
         wanted: bodies.PreviewBody = call.body
         own = call.caller.organisation()
         calls = self._recent.newest(own, wanted.calls)
@@ -190,7 +190,7 @@ class AdminHandlers:
             examples=[_previewed(d) for d in found[-EXAMPLES_MAX:]],
         )
 
-    async def apply(self, call: Call) -> bodies.Plan:
+    async def apply(self, call: AdminCall) -> bodies.Plan:
         wanted: bodies.ApplyBody = call.body
         own = call.caller.organisation()
         rules = RuleSet(
@@ -215,20 +215,20 @@ class AdminHandlers:
 
     # -- control -------------------------------------------------------------------------------
 
-    async def workflows(self, call: Call) -> list[records.Workflow]:
+    async def workflows(self, call: AdminCall) -> list[records.Workflow]:
         query: bodies.Page = call.query
         return await self._storage.workflows(call.caller.organisation(), query.after, query.limit)
 
-    async def workflow(self, call: Call) -> records.Workflow:
+    async def workflow(self, call: AdminCall) -> records.Workflow:
         return await self._storage.workflow(call.caller.organisation(), call.path["workflow_id"])
 
-    async def runs(self, call: Call) -> list[records.Run]:
+    async def runs(self, call: AdminCall) -> list[records.Run]:
         query: bodies.RunsQuery = call.query
         return await self._storage.runs(
             call.caller.organisation(), query.workflow_id, query.after, query.limit
         )
 
-    async def control(self, call: Call) -> wire.ControlMessage:
+    async def control(self, call: AdminCall) -> wire.ControlMessage:
         wanted: bodies.ControlBody = call.body
         draft = wire.ControlMessage(
             seq=0,
@@ -240,11 +240,11 @@ class AdminHandlers:
         )
         return await self._write(call, control.issue_directive, call.caller.organisation(), draft)
 
-    async def approvals(self, call: Call) -> list[records.Approval]:
+    async def approvals(self, call: AdminCall) -> list[records.Approval]:
         query: bodies.ApprovalsQuery = call.query
         return await self._storage.approvals(call.caller.organisation(), query.status, query.limit)
 
-    async def answer_approval(self, call: Call) -> records.Approval:
+    async def answer_approval(self, call: AdminCall) -> records.Approval:
         wanted: bodies.ApprovalBody = call.body
         return await self._write(
             call,
@@ -257,19 +257,19 @@ class AdminHandlers:
 
     # -- usage and audit -----------------------------------------------------------------------
 
-    async def usage(self, call: Call) -> list[records.UsageRow]:
+    async def usage(self, call: AdminCall) -> list[records.UsageRow]:
         query: bodies.UsageQuery = call.query
         return await self._storage.usage(
             call.caller.organisation(), query.group_by, query.since_ms, query.until_ms, query.limit
         )
 
-    async def events(self, call: Call) -> list[records.StoredEvent]:
+    async def events(self, call: AdminCall) -> list[records.StoredEvent]:
         query: bodies.EventsQuery = call.query
         return await self._storage.events(
             call.caller.organisation(), query.after, query.limit, query.workflow_id, query.type
         )
 
-    async def ledger(self, call: Call) -> list[records.BalanceView]:
+    async def ledger(self, call: AdminCall) -> list[records.BalanceView]:
         query: bodies.LedgerQuery = call.query
         return await self._storage.balances(
             call.caller.organisation(),
@@ -278,18 +278,18 @@ class AdminHandlers:
             limit=query.limit,
         )
 
-    async def verify_ledger(self, _: Call) -> records.LedgerReport:
+    async def verify_ledger(self, _: AdminCall) -> records.LedgerReport:
         return await self._storage.verify_ledger()
 
-    async def audit(self, call: Call) -> list[records.AuditEntry]:
+    async def audit(self, call: AdminCall) -> list[records.AuditEntry]:
         query: bodies.NumberedPage = call.query
         return await self._storage.audit(call.caller.organisation(), query.after, query.limit)
 
-    async def audit_head(self, _: Call) -> bodies.AuditHead:
+    async def audit_head(self, _: AdminCall) -> bodies.AuditHead:
         seq, digest = await self._storage.audit_head()
         return bodies.AuditHead(seq=seq, hash=digest)
 
-    async def verify_audit(self, call: Call) -> bodies.AuditReport:
+    async def verify_audit(self, call: AdminCall) -> bodies.AuditReport:
         noted = None
         if isinstance(call.query, bodies.AuditCheck) and call.query.expect is not None:
             seq, digest = call.query.expect.split(":")
@@ -299,10 +299,10 @@ class AdminHandlers:
 
     # -- webhooks ------------------------------------------------------------------------------
 
-    async def webhooks(self, call: Call) -> list[records.Webhook]:
+    async def webhooks(self, call: AdminCall) -> list[records.Webhook]:
         return await self._storage.webhooks(call.caller.organisation())
 
-    async def put_webhook(self, call: Call) -> bodies.CreatedWebhook:
+    async def put_webhook(self, call: AdminCall) -> bodies.CreatedWebhook:
         wanted: bodies.WebhookBody = call.body
         try:
             check_url(wanted.url, private=self._private_webhooks)
@@ -319,22 +319,22 @@ class AdminHandlers:
         stored = await self._write(call, webhooks.put, webhook, secret)
         return bodies.CreatedWebhook(webhook=stored, secret=secret)
 
-    async def delete_webhook(self, call: Call) -> None:
+    async def delete_webhook(self, call: AdminCall) -> None:
         await self._write(
             call, webhooks.delete, call.caller.organisation(), call.path["webhook_id"]
         )
 
-    async def deliveries(self, call: Call) -> list[records.Delivery]:
+    async def deliveries(self, call: AdminCall) -> list[records.Delivery]:
         return await self._storage.deliveries(call.caller.organisation(), call.query.limit)
 
 
-def as_budget(organisation_id: str, body: bodies.BudgetBody) -> records.Budget:
+def as_budget(organisation_id: str, body: bodies.BudgetBody) -> records.BudgetRule:
     """Build a budget from its body.
 
     Raises:
         ValueError: the limit or the scope is contradictory.
     """
-    return records.Budget(
+    return records.BudgetRule(
         budget_id="",
         organisation_id=organisation_id,
         scope_kind=body.scope_kind,

@@ -23,7 +23,7 @@ class Caller(Struct):
         return self.organisation_id
 
 
-class Call(Struct):
+class AdminCall(Struct):
     """One checked admin request: the caller, path and query parameters, the decoded body."""
 
     caller: Caller
@@ -32,7 +32,7 @@ class Call(Struct):
     body: Any
 
 
-Handler = Callable[[Call], Awaitable[Any]]
+Handler = Callable[[AdminCall], Awaitable[Any]]
 
 
 class Operation(Struct):

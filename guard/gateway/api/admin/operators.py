@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from guard.gateway.api.admin.bodies import Strict
-from guard.gateway.api.admin.operations import Call, Operation
+from guard.gateway.api.admin.operations import AdminCall, Operation
 from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.operators import Operator
 from guard.gateway.services.operators import (
@@ -33,7 +33,7 @@ class OperatorHandlers:
         self._operators = operators
         self._directory = directory
 
-    async def put_operator(self, call: Call) -> Operator:
+    async def put_operator(self, call: AdminCall) -> Operator:
         name = call.path["name"]
         if not name.isprintable() or not 1 <= len(name) <= _NAME_MAX:
             # 404, as for any unknown path: the name is part of the URL.

@@ -16,7 +16,7 @@ from psycopg.types.numeric import Int8BinaryDumper, Int8Dumper
 from psycopg.types.string import StrDumperUnknown as StrDumper
 
 from guard.gateway.storage.postgres.spelling import Bulk, Spelled, bulk, spelled
-from guard.gateway.storage.postgres.watch import AnswerWatch, Line
+from guard.gateway.storage.postgres.watch import AnswerWatch, WatchedSocket
 from guard.gateway.storage.sql.connection import Cursor
 
 CLOCK: Final = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
@@ -167,7 +167,7 @@ class _Connection:
 
     def __init__(self, dsn: str, name: str, watch: AnswerWatch, *, reading: bool) -> None:
         self.psycopg = _opened(dsn, name)
-        self._line = Line(self.psycopg.fileno())
+        self._line = WatchedSocket(self.psycopg.fileno())
         self._watch = watch
         watch.add(self._line)
         self.expect(CONNECT_TIMEOUT_S)
@@ -275,7 +275,7 @@ _ELEMENTS: Final[dict[str, Callable[[Any], str]]] = {
 }
 
 
-class ReadConnection(_Connection):
+class PostgresReadConnection(_Connection):
     """Implements :class:`guard.gateway.storage.sql.connection.Connection`."""
 
     def __init__(self, dsn: str, name: str, watch: AnswerWatch) -> None:

@@ -16,11 +16,11 @@ from guard.gateway.domain.errors import StoreError
 from guard.gateway.domain.records import LedgerReport
 from guard.gateway.ledger.audit import GENESIS
 from guard.gateway.storage.postgres import schema
-from guard.gateway.storage.postgres.connection import ReadConnection, connect, reason_of
+from guard.gateway.storage.postgres.connection import PostgresReadConnection, connect, reason_of
 from guard.gateway.storage.postgres.migrations import migrate, read_version
 from guard.gateway.storage.sql import verify
 from guard.gateway.storage.sqlite import file_lock
-from guard.gateway.storage.sqlite.connection import ReadConnection as FileConnection
+from guard.gateway.storage.sqlite.connection import SqliteReadConnection
 from guard.gateway.storage.sqlite.migrations import SqliteMigrator
 
 _FIRST: Final = ("organisations", "operators", "budgets")
@@ -58,7 +58,7 @@ class Copied(Struct, frozen=True):
     audit_head: tuple[int, str]
 
 
-class _Inside(ReadConnection):
+class _Inside(PostgresReadConnection):
     """Reads inside the transaction that copies."""
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
@@ -100,7 +100,7 @@ def copy(
 
 
 def _copied(source: Path, dsn: str, dry_run: bool, told: Callable[[str, int], None]) -> Copied:
-    reading = FileConnection(source)
+    reading = SqliteReadConnection(source)
     try:
         ledger, head = _checked(reading, None, "the file")
         with contextlib.closing(connect(dsn, "guard-gateway-copy")) as target:
@@ -145,12 +145,12 @@ def _require_empty(target: psycopg.Connection[Any]) -> None:
         raise RuntimeError("the target is not empty: copy into a database that no gateway has used")
 
 
-def _tables(reading: FileConnection) -> list[str]:
+def _tables(reading: SqliteReadConnection) -> list[str]:
     found = [row[0] for row in reading.rows(_TABLES)]
     return [*_FIRST, *(name for name in found if name not in _FIRST)]
 
 
-def _copy_table(reading: FileConnection, target: psycopg.Connection[Any], table: str) -> int:
+def _copy_table(reading: SqliteReadConnection, target: psycopg.Connection[Any], table: str) -> int:
     rows = reading.sqlite.execute(f"SELECT * FROM {table}")  # noqa: S608 (a name of the schema)
     columns = sql.SQL(", ").join(sql.Identifier(column[0]) for column in rows.description)
     name = sql.Identifier(table)
@@ -180,7 +180,7 @@ def _set_identities(target: psycopg.Connection[Any]) -> None:
 
 
 def _compare(
-    reading: FileConnection, target: psycopg.Connection[Any], rows: dict[str, int]
+    reading: SqliteReadConnection, target: psycopg.Connection[Any], rows: dict[str, int]
 ) -> None:
     for table, count in rows.items():
         query = sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(table))

@@ -21,7 +21,7 @@ from guard.gateway.storage.group_writer import GroupWriter
 from guard.gateway.storage.postgres.connection import (
     ANSWER_WAIT_S,
     WRITER,
-    ReadConnection,
+    PostgresReadConnection,
     WriteConnection,
     reason_of,
 )
@@ -68,7 +68,7 @@ class _Open(NamedTuple):
     database_bytes: int = 0
 
 
-class PostgresEngine(SqlEngine[PostgresUnitOfWork, ReadConnection]):
+class PostgresEngine(SqlEngine[PostgresUnitOfWork, PostgresReadConnection]):
     """Connects to the database, and hears what other replicas do.
 
     Args:
@@ -197,9 +197,9 @@ class PostgresEngine(SqlEngine[PostgresUnitOfWork, ReadConnection]):
         connection.rest()
         return connection
 
-    def _read_connection(self) -> ReadConnection:
+    def _read_connection(self) -> PostgresReadConnection:
         with self._trying():
-            return ReadConnection(self._dsn, "guard-gateway-reader", self._watch)
+            return PostgresReadConnection(self._dsn, "guard-gateway-reader", self._watch)
 
     @contextlib.contextmanager
     def _trying(self) -> Iterator[None]:

@@ -18,7 +18,7 @@ from guard.gateway.domain.errors import StoreLostError
 from guard.gateway.storage.postgres.connection import (
     IDLE_TIMEOUT_MS,
     WRITER,
-    ReadConnection,
+    PostgresReadConnection,
 )
 from guard.gateway.storage.postgres.notices import Feed, newest_of_all, notices_of
 
@@ -62,7 +62,7 @@ class Listener:
 
     def __init__(
         self,
-        connect: Callable[[], ReadConnection],
+        connect: Callable[[], PostgresReadConnection],
         channel: str,
         feed: Feed,
         deliver: Deliver,
@@ -82,7 +82,7 @@ class Listener:
         """Listen; returns when whatever is committed from now on is heard."""
         connection = self._open()
         self._feed.start(newest_of_all(connection.psycopg))
-        self._first: ReadConnection | None = connection
+        self._first: PostgresReadConnection | None = connection
         self._thread.start()
 
     def close(self) -> None:
@@ -91,7 +91,7 @@ class Listener:
         if self._thread.is_alive():
             self._thread.join(WAIT_S * 5)
 
-    def _open(self) -> ReadConnection:
+    def _open(self) -> PostgresReadConnection:
         connection = self._connect()
         connection.expect(ANSWER_WAIT_S)
         try:
@@ -122,11 +122,11 @@ class Listener:
         if connection is not None:
             connection.close()
 
-    def _catch_up(self, connection: ReadConnection) -> None:
+    def _catch_up(self, connection: PostgresReadConnection) -> None:
         """Read what was committed while nothing was heard."""
         self._deliver([PostCommitEvent("catalogue", None), *self._unseen(connection)])
 
-    def _unseen(self, connection: ReadConnection) -> list[PostCommitEvent]:
+    def _unseen(self, connection: PostgresReadConnection) -> list[PostCommitEvent]:
         """Read the messages of all organisations that were not handed on yet."""
         events: list[PostCommitEvent] = []
         connection.expect(ANSWER_WAIT_S)
@@ -139,7 +139,7 @@ class Listener:
         self._asked_s = time.monotonic()
         return events
 
-    def _hear(self, connection: ReadConnection) -> None:
+    def _hear(self, connection: PostgresReadConnection) -> None:
         # All are taken first: those that arrive during a query inside the loop would be lost.
         notices = list(connection.psycopg.notifies(timeout=WAIT_S, stop_after=1))
         for payload in dict.fromkeys(notice.payload for notice in notices):
@@ -155,7 +155,11 @@ class Listener:
             self._deliver(self._unseen(connection))
 
     def _events(
-        self, connection: ReadConnection, kind: str, organisation_id: str | None, leases: Leases
+        self,
+        connection: PostgresReadConnection,
+        kind: str,
+        organisation_id: str | None,
+        leases: Leases,
     ) -> list[PostCommitEvent]:
         if kind in ("recall", "answered"):
             return [PostCommitEvent(kind, organisation_id, leases=leases)]  # type: ignore[arg-type]  # one of the two

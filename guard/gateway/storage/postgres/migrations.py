@@ -18,7 +18,7 @@ import psycopg
 from psycopg.errors import DeadlockDetected, LockNotAvailable
 
 from guard.gateway.domain.errors import StoreError
-from guard.gateway.storage.migrations import SchemaStatus, Step
+from guard.gateway.storage.migrations import MigrationStep, SchemaStatus
 from guard.gateway.storage.postgres import schema
 from guard.gateway.storage.postgres.connection import connect, reason_of
 from guard.gateway.storage.postgres.schema import Migration
@@ -99,7 +99,7 @@ def note_running(connection: psycopg.Connection[Any]) -> None:
     read_version(connection)
 
 
-def migrate(connection: psycopg.Connection[Any]) -> list[Step]:
+def migrate(connection: psycopg.Connection[Any]) -> list[MigrationStep]:
     """Apply the steps that are missing, each whole or not at all, and return them.
 
     Gateways that start at once take turns. What an interrupted one has done stays, and the next
@@ -119,20 +119,20 @@ def migrate(connection: psycopg.Connection[Any]) -> list[Step]:
         done = []
         for number, migration in schema.after(read_version(connection).number):
             _apply(connection, number, migration)
-            done.append(Step(number, migration.name))
+            done.append(MigrationStep(number, migration.name))
         return done
     finally:
         if not connection.closed:
             connection.execute(_RELEASE, (schema.MIGRATE,))
 
 
-def rehearse(connection: psycopg.Connection[Any]) -> list[Step]:
+def rehearse(connection: psycopg.Connection[Any]) -> list[MigrationStep]:
     """Run every step that is missing in one transaction, take it back, and return the steps.
 
     Raises:
         SchemaError: as :func:`migrate`, at once.
     """
-    done: list[Step] = []
+    done: list[MigrationStep] = []
     number, migration = 0, Migration("")
     try:
         with _step(connection, force_rollback=True):
@@ -143,7 +143,7 @@ def rehearse(connection: psycopg.Connection[Any]) -> list[Step]:
                 while migration.fill and connection.execute(migration.fill.encode()).rowcount:
                     pass
                 _record(connection, number, migration)
-                done.append(Step(number, migration.name))
+                done.append(MigrationStep(number, migration.name))
     except (LockNotAvailable, DeadlockDetected):
         raise _in_use(number, migration) from None
     return done
@@ -241,10 +241,10 @@ class PostgresMigrator:
         """Return the versions; gateways may be running."""
         with self._connected() as connection:
             found = read_version(connection)
-        pending = [Step(number, each.name) for number, each in schema.after(found.number)]
+        pending = [MigrationStep(number, each.name) for number, each in schema.after(found.number)]
         return SchemaStatus(found.number, schema.newest(), pending, found.oldest)
 
-    def up(self, *, dry_run: bool) -> Sequence[Step]:
+    def up(self, *, dry_run: bool) -> Sequence[MigrationStep]:
         """Apply the pending steps; in one transaction, which is taken back, when dry."""
         with self._connected() as connection:
             return rehearse(connection) if dry_run else migrate(connection)

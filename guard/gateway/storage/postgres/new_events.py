@@ -36,7 +36,7 @@ _REQUEST_ID: Final = 26
 """Where a row of an event has its ``request_id``."""
 
 
-class Asked(NamedTuple):
+class _Asked(NamedTuple):
     """What was asked of some events: their ids, and which of them answer a vendor's request."""
 
     ids: list[tuple[str, str]]
@@ -61,7 +61,7 @@ class NewEvents:
         self._rows: list[list[Any]] = []
         self._written = 0
 
-    def ask(self, events: Iterable[tuple[str, PricedEvent]]) -> Asked | None:
+    def ask(self, events: Iterable[tuple[str, PricedEvent]]) -> _Asked | None:
         """Ask which events are recorded already; :meth:`take` reads the answer.
 
         Args:
@@ -76,7 +76,7 @@ class NewEvents:
         same = connection.psycopg.execute(_IDS, tuple(map(list, zip(*ids, strict=True))))
         answered = [(own, each) for own, each in found if each.response_id is not None]
         if not answered:
-            return Asked(ids, same, answered, None)
+            return _Asked(ids, same, answered, None)
         columns = (
             list(range(len(answered))),
             [own for own, _ in answered],
@@ -84,9 +84,9 @@ class NewEvents:
             [each.response_id for _, each in answered],
             [each.request_id for _, each in answered],
         )
-        return Asked(ids, same, answered, connection.psycopg.execute(_RESPONSES, columns))
+        return _Asked(ids, same, answered, connection.psycopg.execute(_RESPONSES, columns))
 
-    def take(self, asked: Asked | None) -> None:
+    def take(self, asked: _Asked | None) -> None:
         """Read which events are recorded already."""
         if asked is None:
             return

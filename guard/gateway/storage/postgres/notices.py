@@ -12,11 +12,11 @@ import msgspec
 
 from guard.core import wire
 from guard.gateway.domain.commands import PostCommitEvent
-from guard.gateway.storage.postgres.connection import ReadConnection, WriteConnection
+from guard.gateway.storage.postgres.connection import PostgresReadConnection, WriteConnection
 
 
 def notices_of(
-    connection: ReadConnection | WriteConnection, organisation_id: str, after: int
+    connection: PostgresReadConnection | WriteConnection, organisation_id: str, after: int
 ) -> list[PostCommitEvent]:
     """Return the stored messages of an organisation that are newer than ``after``, in order."""
     rows = connection.psycopg.execute(

@@ -9,14 +9,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 from guard.gateway.domain.errors import StoreError
-from guard.gateway.storage.postgres.connection import ReadConnection
+from guard.gateway.storage.postgres.connection import PostgresReadConnection
 
 logger = logging.getLogger(__name__)
 
 LEASES_MAX: Final = 100
 """Leases in one notification, which has to stay below eight thousand bytes."""
 
-LookUp = Callable[[Callable[[ReadConnection], Any]], Awaitable[Any]]
+LookUp = Callable[[Callable[[PostgresReadConnection], Any]], Awaitable[Any]]
 
 
 class PostgresPeers:

@@ -19,7 +19,7 @@ from typing import Final
 CHECK_S: Final = 0.25
 
 
-class Line:
+class WatchedSocket:
     """The socket of a connection, for the one thing that another thread may do with it.
 
     Args:
@@ -54,7 +54,7 @@ class AnswerWatch:
     """Cuts the lines on which an answer is overdue, from a thread of its own."""
 
     def __init__(self) -> None:
-        self._lines: set[Line] = set()
+        self._lines: set[WatchedSocket] = set()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -71,11 +71,11 @@ class AnswerWatch:
             self._thread.join()
             self._thread = None
 
-    def add(self, line: Line) -> None:
+    def add(self, line: WatchedSocket) -> None:
         """Watch a line."""
         self._lines.add(line)
 
-    def remove(self, line: Line) -> None:
+    def remove(self, line: WatchedSocket) -> None:
         """Forget a line, and let go of its socket."""
         self._lines.discard(line)
         line.close()

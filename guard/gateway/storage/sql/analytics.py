@@ -185,7 +185,7 @@ def deliveries(reading: Connection, organisation_id: str, limit: int) -> list[re
     ]  # fmt: skip
 
 
-class Reports(ReadingStore):
+class SqlReports(ReadingStore):
     """The admin API's reports; no request and no kill waits for them."""
 
     async def workflows(

@@ -28,12 +28,12 @@ class CatalogueTables(ControlTables):
 
     # -- budgets -------------------------------------------------------------------------------
 
-    def budget(self, budget_id: str) -> records.Budget | None:
+    def budget(self, budget_id: str) -> records.BudgetRule | None:
         """Return a budget."""
         row = self.row(f"{SELECT_BUDGETS} WHERE budget_id = ?", budget_id)
         return None if row is None else budget_from_row(row)
 
-    def find_budget(self, wanted: records.Budget) -> records.Budget | None:
+    def find_budget(self, wanted: records.BudgetRule) -> records.BudgetRule | None:
         """Return the budget of the same organisation, scope and window."""
         row = self.row(
             f"{SELECT_BUDGETS} WHERE organisation_id = ? AND scope_kind = ?"
@@ -42,12 +42,12 @@ class CatalogueTables(ControlTables):
         )  # fmt: skip
         return None if row is None else budget_from_row(row)
 
-    def budgets(self, organisation_id: str) -> list[records.Budget]:
+    def budgets(self, organisation_id: str) -> list[records.BudgetRule]:
         """Return the budgets of an organisation."""
         rows = self.rows(f"{SELECT_BUDGETS} WHERE organisation_id = ?", organisation_id)
         return [budget_from_row(row) for row in rows]
 
-    def save_budget(self, budget: records.Budget) -> None:
+    def save_budget(self, budget: records.BudgetRule) -> None:
         """Write a budget."""
         b = budget
         self.write(
@@ -58,7 +58,7 @@ class CatalogueTables(ControlTables):
         )  # fmt: skip
         self._forget_budgets(budget.organisation_id)
 
-    def delete_budget(self, budget: records.Budget) -> None:
+    def delete_budget(self, budget: records.BudgetRule) -> None:
         """Remove a budget."""
         self.write("DELETE FROM budgets WHERE budget_id = ?", (budget.budget_id,))
         self._forget_budgets(budget.organisation_id)

@@ -30,7 +30,7 @@ class Cursor(Protocol):
     def __iter__(self) -> Iterator[Any]: ...
 
 
-class Database(Protocol):
+class WritingConnection(Protocol):
     """A connection to write on, inside a transaction."""
 
     def execute(self, sql: str, arguments: Sequence[Any] = (), /) -> Cursor:

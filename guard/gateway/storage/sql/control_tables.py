@@ -12,7 +12,7 @@ from guard.gateway.domain import records
 from guard.gateway.domain.control import Directives, is_timed
 from guard.gateway.ledger.state import OrganisationState
 from guard.gateway.storage.sql.columns import SELECT_APPROVALS
-from guard.gateway.storage.sql.connection import Database
+from guard.gateway.storage.sql.connection import WritingConnection
 from guard.gateway.storage.sql.rows import approval_from_row
 from guard.gateway.storage.sql.tables import Tables
 
@@ -27,7 +27,7 @@ _SLOTS: Final[dict[str, tuple[str, ...]]] = {
 class ControlTables(Tables):
     """Implements :class:`guard.gateway.ledger.unit_of_work.ControlStore`."""
 
-    def __init__(self, connection: Database) -> None:
+    def __init__(self, connection: WritingConnection) -> None:
         super().__init__(connection)
         self.orgs: dict[str, OrganisationState] = {}
 

@@ -183,7 +183,7 @@ def refusals(
     return [usage.Refused(**dict(zip(names, row, strict=True))) for row in rows]
 
 
-class Dashboard(ReadingStore):
+class SqlDashboardQueries(ReadingStore):
     """The dashboard's queries."""
 
     async def spend_over_time(

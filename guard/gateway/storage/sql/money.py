@@ -12,12 +12,12 @@ from typing import Any
 
 from guard.core import wire
 from guard.gateway.domain import records
-from guard.gateway.domain.commands import PricedEvent, Refusal, Request
+from guard.gateway.domain.commands import CallRefusal, PricedEvent, RequestOrigin
 from guard.gateway.domain.estimates import Estimate
-from guard.gateway.domain.ledger import Account, Balance, Reservation
-from guard.gateway.ledger.state import Chain, OrganisationState, ScopeKeys, StoredAnswer
+from guard.gateway.domain.ledger import Balance, BudgetAccount, Reservation
+from guard.gateway.ledger.state import ChainState, OrganisationState, ScopeKeys, StoredAnswer
 from guard.gateway.storage.sql.columns import SELECT_BALANCES, SELECT_RESERVATIONS
-from guard.gateway.storage.sql.connection import Database
+from guard.gateway.storage.sql.connection import WritingConnection
 from guard.gateway.storage.sql.event_table import add_event
 from guard.gateway.storage.sql.replay import ReplayTable
 from guard.gateway.storage.sql.reservation_counts import ReservationCounts
@@ -35,14 +35,14 @@ from guard.gateway.storage.sql.usage_rollups import UsageRollups
 class MoneyTables(Tables):
     """Implements :class:`guard.gateway.ledger.unit_of_work.MoneyStore`."""
 
-    def __init__(self, connection: Database) -> None:
+    def __init__(self, connection: WritingConnection) -> None:
         super().__init__(connection)
         self.balances: dict[int, Balance] = {}
         self.reservations: dict[str, Reservation] = {}
         self.leases: dict[str, Reservation] = {}
         self.counts = ReservationCounts()
         self.exhausted: dict[int, str] = {}
-        self.chains: dict[tuple[str, str], Chain | None] = {}
+        self.chains: dict[tuple[str, str], ChainState | None] = {}
         self.estimates: dict[tuple[str, str], Estimate | None] = {}
         self._expiries: list[tuple[int, str]] = []
         self._dirty_balances: dict[int, Balance] = {}
@@ -71,13 +71,19 @@ class MoneyTables(Tables):
 
     # -- balances ------------------------------------------------------------------------------
 
-    def cached_accounts(self, org: OrganisationState, keys: ScopeKeys) -> list[Account] | None:
+    def cached_accounts(
+        self, org: OrganisationState, keys: ScopeKeys
+    ) -> list[BudgetAccount] | None:
         """Return the cached accounts of these scopes, unless a period has ended."""
         cached = org.accounts.get(keys)
         return cached[1] if cached is not None and self.now_ms < cached[0] else None
 
     def cache_accounts(
-        self, org: OrganisationState, keys: ScopeKeys, valid_until_ms: float, found: list[Account]
+        self,
+        org: OrganisationState,
+        keys: ScopeKeys,
+        valid_until_ms: float,
+        found: list[BudgetAccount],
     ) -> None:
         """Cache accounts for later calls."""
         if len(org.accounts) >= CACHE_MAX:
@@ -262,7 +268,9 @@ class MoneyTables(Tables):
         self.totals.count(organisation_id, keys, at_ms, priced)
         self.rollups.count(organisation_id, at_ms, priced)
 
-    def add_refusal(self, request: Request, call: wire.GateRequest, refusal: Refusal) -> None:
+    def add_refusal(
+        self, request: RequestOrigin, call: wire.GateRequest, refusal: CallRefusal
+    ) -> None:
         """Record a refused call."""
         self.rollups.refuse(request, call, refusal)
 
@@ -276,7 +284,7 @@ class MoneyTables(Tables):
         """Store an answer for repeats."""
         self._answers.keep(lookup_key, answer)
 
-    def chain(self, organisation_id: str, chain_id: str) -> Chain | None:
+    def chain(self, organisation_id: str, chain_id: str) -> ChainState | None:
         """Return a chain in any state."""
         key = (organisation_id, chain_id)
         if key not in self.chains:
@@ -286,10 +294,10 @@ class MoneyTables(Tables):
                 *key,
             )
             make_room(self.chains, self._dirty_chains)
-            self.put(self.chains, key, row and Chain(row[0], row[1], bool(row[2])))
+            self.put(self.chains, key, row and ChainState(row[0], row[1], bool(row[2])))
         return self.chains[key]
 
-    def save_chain(self, organisation_id: str, chain_id: str, chain: Chain) -> None:
+    def save_chain(self, organisation_id: str, chain_id: str, chain: ChainState) -> None:
         """Write a chain."""
         key = (organisation_id, chain_id)
         self.put(self.chains, key, chain)

@@ -10,7 +10,7 @@ import msgspec
 from guard.core import wire
 from guard.gateway.domain import records, usage
 from guard.gateway.domain.control import end_of, is_timed
-from guard.gateway.domain.operators import Operator, Session
+from guard.gateway.domain.operators import Operator, OperatorSession
 from guard.gateway.domain.usage import DAY_MS
 from guard.gateway.storage.sql.columns import (
     SELECT_BUDGETS,
@@ -35,7 +35,7 @@ SNAPSHOT_BUDGETS_MAX: Final = 1000
 """Exhausted budgets in a snapshot, the newest ones; the gate knows of all."""
 
 
-class Queries(ReadingStore):
+class SqlQueries(ReadingStore):
     """Keys, control messages, the catalogue, operators and sessions."""
 
     # -- control -------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ class Queries(ReadingStore):
         """Tell whether anybody can sign in."""
         return bool(await self._rows("SELECT 1 FROM operators LIMIT 1"))
 
-    async def find_session(self, token_hash: bytes) -> Session | None:
+    async def find_session(self, token_hash: bytes) -> OperatorSession | None:
         """Return a session in any state, or ``None``."""
         rows = await self._rows(
             f"SELECT {columns('operators', 'o')}, s.created_at_ms, s.seen_at_ms,"  # noqa: S608 (constant text)
@@ -114,7 +114,7 @@ class Queries(ReadingStore):
 
     # -- catalogue -----------------------------------------------------------------------------
 
-    async def budgets(self, organisation_id: str) -> list[records.Budget]:
+    async def budgets(self, organisation_id: str) -> list[records.BudgetRule]:
         """Return the budgets of an organisation."""
         rows = await self._rows(f"{SELECT_BUDGETS} WHERE organisation_id = ?", organisation_id)
         return [budget_from_row(row) for row in rows]

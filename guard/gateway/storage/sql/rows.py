@@ -12,12 +12,12 @@ import msgspec
 from guard.core import wire
 from guard.gateway.domain import records
 from guard.gateway.domain.ledger import Balance, Reservation
-from guard.gateway.domain.operators import Operator, Session
+from guard.gateway.domain.operators import Operator, OperatorSession
 
 
-def budget_from_row(row: tuple[Any, ...]) -> records.Budget:
+def budget_from_row(row: tuple[Any, ...]) -> records.BudgetRule:
     """Build a budget from its row."""
-    return records.Budget(
+    return records.BudgetRule(
         budget_id=row[0], organisation_id=row[1], scope_kind=row[2], scope_id=row[3],
         window=row[4], limit_nanousd=row[5], mode=row[6], epsilon_nanousd=row[7],
         thresholds=json.loads(row[8]), version=row[9], created_at_ms=row[10],
@@ -95,10 +95,12 @@ def operator_from_row(row: tuple[Any, ...]) -> tuple[Operator, str]:
     return operator, row[3]
 
 
-def session_from_row(row: tuple[Any, ...]) -> Session:
+def session_from_row(row: tuple[Any, ...]) -> OperatorSession:
     """Build a session from a row of operators and the times of the session."""
     operator, _ = operator_from_row(row)
-    return Session(operator=operator, created_at_ms=row[6], seen_at_ms=row[7], expires_at_ms=row[8])
+    return OperatorSession(
+        operator=operator, created_at_ms=row[6], seen_at_ms=row[7], expires_at_ms=row[8]
+    )
 
 
 def audit_entry_from_row(row: tuple[Any, ...]) -> records.AuditEntry:

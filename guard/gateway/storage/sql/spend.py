@@ -7,7 +7,7 @@ from typing import Any
 from guard.core import wire
 from guard.gateway.domain import records, windows
 from guard.gateway.domain.errors import NotFoundError
-from guard.gateway.domain.ledger import Account, Balance
+from guard.gateway.domain.ledger import Balance, BudgetAccount
 from guard.gateway.ledger.accounts import applying, index_of
 from guard.gateway.ledger.state import ScopeKeys
 from guard.gateway.storage.sql.columns import SELECT_BALANCES, SELECT_BUDGETS
@@ -61,7 +61,9 @@ def _total(
     return tuple(rows[0]) if rows else None
 
 
-def _account(reading: Connection, budget: records.Budget, scope_id: str, now_ms: int) -> Account:
+def _account(
+    reading: Connection, budget: records.BudgetRule, scope_id: str, now_ms: int
+) -> BudgetAccount:
     """Return a budget with its balance; one that no call has opened yet begins with its totals."""
     start_ms, end_ms = windows.period_of(budget.window, now_ms)
     rows = reading.rows(
@@ -69,11 +71,11 @@ def _account(reading: Connection, budget: records.Budget, scope_id: str, now_ms:
         budget.budget_id, scope_id, start_ms,
     )  # fmt: skip
     if rows:
-        return Account(budget, balance_from_row(rows[0]))
+        return BudgetAccount(budget, balance_from_row(rows[0]))
     total = _total(reading, budget.organisation_id, budget.scope_kind, scope_id)
     at = {"total": 0, "hour": 1, "day": 3, "month": 5}[budget.window]
     spent = 0
     if total is not None and (at == 0 or total[at] == start_ms):
         spent = total[at + (at > 0)]
     balance = Balance(0, budget.budget_id, scope_id, start_ms, end_ms, spent, spent)
-    return Account(budget, balance)
+    return BudgetAccount(budget, balance)

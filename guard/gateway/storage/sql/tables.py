@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, MutableMapping
 from typing import Any, Final, TypeVar
 
-from guard.gateway.storage.sql.connection import Cursor, Database
+from guard.gateway.storage.sql.connection import Cursor, WritingConnection
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -19,7 +19,7 @@ class Tables:
     Cached copies are restored from the undo log, newest change first.
     """
 
-    def __init__(self, connection: Database) -> None:
+    def __init__(self, connection: WritingConnection) -> None:
         self.connection = connection
         self.now_ms = 0
         self.undo_log: list[tuple[Any, ...]] = []

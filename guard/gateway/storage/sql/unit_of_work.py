@@ -10,7 +10,7 @@ from guard.core.ids import IdFactory
 from guard.gateway.domain.commands import PostCommitEvent
 from guard.gateway.ledger.state import Scopes
 from guard.gateway.storage.sql.catalogue_tables import CatalogueTables
-from guard.gateway.storage.sql.connection import Database
+from guard.gateway.storage.sql.connection import WritingConnection
 from guard.gateway.storage.sql.directory_tables import DirectoryTables
 from guard.gateway.storage.sql.money import MoneyTables
 from guard.gateway.storage.sql.scope_days import ScopeDays
@@ -23,7 +23,7 @@ class SqlUnitOfWork(CatalogueTables, DirectoryTables, MoneyTables, abc.ABC):
     The undo log undoes a failed command or unit; nothing is read again.
     """
 
-    def __init__(self, connection: Database) -> None:
+    def __init__(self, connection: WritingConnection) -> None:
         super().__init__(connection)
         self.ids = IdFactory()
         self.incarnation = secrets.token_hex(8)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from guard.core import wire
-from guard.gateway.domain.commands import PricedEvent, Refusal, Request
+from guard.gateway.domain.commands import CallRefusal, PricedEvent, RequestOrigin
 from guard.gateway.domain.usage import DAY_MS, HOUR_MS, MINUTE_MS, ROLLUP_SIZES_MS
 from guard.gateway.storage.sql.tables import Tables
 
@@ -70,7 +70,7 @@ class UsageRollups:
         if self._events:  # empty where it was written in this unit already
             self._events.pop()
 
-    def refuse(self, request: Request, call: wire.GateRequest, why: Refusal) -> None:
+    def refuse(self, request: RequestOrigin, call: wire.GateRequest, why: CallRefusal) -> None:
         """Record one refusal."""
         model = None if call.model == wire.UNKNOWN_MODEL else call.model
         self._refusals.append(

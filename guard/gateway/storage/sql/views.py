@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from guard.core import wire
 from guard.gateway.domain import records
-from guard.gateway.domain.control import ControlState
-from guard.gateway.domain.ledger import Account
+from guard.gateway.domain.control import TargetState
+from guard.gateway.domain.ledger import BudgetAccount
 from guard.gateway.domain.nesting import DEPTH_MAX, nested_deeper
 from guard.gateway.storage.sql.columns import BALANCE_COLUMNS
 from guard.gateway.storage.sql.rows import balance_from_row, budget_from_row
@@ -36,10 +36,10 @@ def event_from_row(row: tuple[Any, ...]) -> records.StoredEvent:
 def balance_view_from_row(row: tuple[Any, ...]) -> records.BalanceView:
     """Build a balance with its budget from their joined row."""
     balance = balance_from_row(row)
-    return _balance_view(Account(budget_from_row(row[BALANCE_COLUMNS:]), balance))
+    return _balance_view(BudgetAccount(budget_from_row(row[BALANCE_COLUMNS:]), balance))
 
 
-def _balance_view(account: Account) -> records.BalanceView:
+def _balance_view(account: BudgetAccount) -> records.BalanceView:
     """Return a balance as the admin API shows it."""
     rule, balance = account.rule, account.balance
     return records.BalanceView(
@@ -63,7 +63,7 @@ def _balance_view(account: Account) -> records.BalanceView:
     )
 
 
-def workflow_record(row: tuple[Any, ...], control: ControlState) -> records.Workflow:
+def workflow_record(row: tuple[Any, ...], control: TargetState) -> records.Workflow:
     """Build a workflow from its row and its control state."""
     return records.Workflow(
         workflow_id=row[0],

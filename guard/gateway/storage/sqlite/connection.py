@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 
-class ReadConnection:
+class SqliteReadConnection:
     """Implements :class:`guard.gateway.storage.sql.read_pool.Pooled`."""
 
     def __init__(self, path: Path) -> None:

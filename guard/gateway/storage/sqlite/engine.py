@@ -20,7 +20,7 @@ from guard.gateway.storage.sql.read_pool import ReadPool
 from guard.gateway.storage.sql.retention import Retention
 from guard.gateway.storage.sql.rows import monotonic_clock_ms, wall_clock_ms
 from guard.gateway.storage.sqlite import file_lock, schema
-from guard.gateway.storage.sqlite.connection import ReadConnection
+from guard.gateway.storage.sqlite.connection import SqliteReadConnection
 from guard.gateway.storage.sqlite.migrations import convert_0_7
 from guard.gateway.storage.sqlite.unit_of_work import SqliteUnitOfWork
 
@@ -35,7 +35,7 @@ LOG_BYTES_MAX: Final = 64 * 1024 * 1024
 LOOKUP_CONNECTIONS: Final = 1
 
 
-class SqliteEngine(SqlEngine[SqliteUnitOfWork, ReadConnection]):
+class SqliteEngine(SqlEngine[SqliteUnitOfWork, SqliteReadConnection]):
     """Opens and closes the file, with its lock and its write-ahead log.
 
     Checkpoints have a connection and a thread of their own.
@@ -104,8 +104,8 @@ class SqliteEngine(SqlEngine[SqliteUnitOfWork, ReadConnection]):
         schema.migrate(self._connection)
         return SqliteUnitOfWork(self._connection, self.clock_ms, self._monotonic_ms)
 
-    def _read_connection(self) -> ReadConnection:
-        return ReadConnection(self.path)
+    def _read_connection(self) -> SqliteReadConnection:
+        return SqliteReadConnection(self.path)
 
     async def close(self) -> None:
         """Commit queued work and release the file. Idempotent."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from guard.gateway.domain.errors import StoreError
-from guard.gateway.storage.migrations import SchemaStatus, Step
+from guard.gateway.storage.migrations import MigrationStep, SchemaStatus
 from guard.gateway.storage.sqlite import file_lock, release_0_7, schema
 
 
@@ -31,10 +31,12 @@ class SqliteMigrator:
         newest = schema.newest()
         names = {schema.BASELINE: "from release 0.7" if version else ""}
         first = max(version + 1, schema.BASELINE)
-        pending = [Step(number, names.get(number, "")) for number in range(first, newest + 1)]
+        pending = [
+            MigrationStep(number, names.get(number, "")) for number in range(first, newest + 1)
+        ]
         return SchemaStatus(version, newest, pending)
 
-    def up(self, *, dry_run: bool) -> Sequence[Step]:
+    def up(self, *, dry_run: bool) -> Sequence[MigrationStep]:
         """Apply the pending steps; to a copy, when dry."""
         with _failures(self._path), file_lock.held(self._path):
             pending = self.status().pending

@@ -13,7 +13,7 @@ from guard.gateway.domain.records import LedgerReport
 from guard.gateway.ledger.audit import GENESIS
 from guard.gateway.storage.sql import verify
 from guard.gateway.storage.sqlite import file_lock
-from guard.gateway.storage.sqlite.connection import ReadConnection
+from guard.gateway.storage.sqlite.connection import SqliteReadConnection
 from guard.gateway.storage.sqlite.migrations import (
     SqliteMigrator,
     copy_up_to_date,
@@ -74,7 +74,7 @@ def restore(
 
 
 def _checked(copy: Path, expect: tuple[int, str] | None) -> tuple[LedgerReport, tuple[int, str]]:
-    reading = ReadConnection(copy)
+    reading = SqliteReadConnection(copy)
     try:
         ledger = verify.verify_ledger(reading)
         if ledger.problems:
