@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 
+import httpx
 from hypothesis import HealthCheck, settings
 
 # A run that was started in the background inherits an ignored SIGINT, and so would every program
@@ -19,3 +20,8 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.differing_executors],
 )
 settings.load_profile("suite")
+
+# A busy machine may take longer for an answer than httpx waits by itself, which is 5 seconds.
+for _ask in (httpx.Client.__init__, httpx.AsyncClient.__init__, httpx.request,
+             httpx.get, httpx.head, httpx.post, httpx.put, httpx.patch, httpx.delete):  # fmt: skip
+    _ask.__kwdefaults__["timeout"] = httpx.Timeout(60.0)

@@ -19,7 +19,7 @@ COMMAND = "import sys; from guard.gateway.cli.main import gateway; gateway(sys.a
 def run(*arguments: str, password: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", COMMAND, "password", "--password-stdin", *arguments],
-        input=password + "\n", capture_output=True, text=True, timeout=60, check=False,
+        input=password + "\n", capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
 
 
@@ -52,7 +52,7 @@ def serve(database: str) -> Iterator[Callable[[], tuple[subprocess.Popen[str], l
     yield start
     for process in started:
         process.terminate()
-        process.communicate(timeout=20)
+        process.communicate(timeout=60)
 
 
 def can_sign_in(base_url: str, name: str, password: str) -> bool:
@@ -90,7 +90,7 @@ def test_the_terminal_sets_the_first_password(
         busy = run("--database", database, password="second password")
         assert (busy.returncode, "another gateway" in busy.stderr) == (1, True)
     process.terminate()
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
     done = run("--database", database, password="second password")
     assert done.returncode == 0, done.stderr
     _, said = serve()

@@ -225,6 +225,6 @@ def serve(database: str) -> Iterator[Callable[..., Served]]:
     for process in started:
         if process.poll() is None:
             process.kill()
-        process.wait(10)
+        process.wait(60)
         assert process.stdout is not None
         process.stdout.close()

@@ -117,7 +117,7 @@ def test_who_stops_renewing_is_gone(tenant: Tenant, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(approvals, "PRESENCE_MS", 300)
     ask(tenant, renews=True)
     ask(tenant, "of an older SDK", renews=False)
-    until(lambda: audited(tenant), 20)
+    until(lambda: audited(tenant))
     assert audited(tenant) == [("gateway", "approval.expire", approvals.GONE)]
     states = {each["call_id"]: (each["status"], each["reason"])
               for each in tenant.admin.approvals(None)}  # fmt: skip
@@ -136,7 +136,7 @@ def test_renewing_keeps_a_question_open(tenant: Tenant, monkeypatch: pytest.Monk
         assert (state["state"], state["ttl_ms"]) == ("pending", 400)
         return int(shown(tenant)["present_until_ms"]) > first_ms + 1200
 
-    until(renewed, 20)
+    until(renewed)
     tenant.admin.answer_approval(approval_id, approved=False)
     assert renew(tenant, approval_id).json()["state"] == "refused"
 
@@ -153,7 +153,7 @@ def test_only_the_key_that_asked_renews(tenant: Tenant, make_tenant: Any) -> Non
 def test_the_deadline_holds_however_often_it_is_renewed(tenant: Tenant) -> None:
     tenant.admin.set_policy(approval_tools=["pay"], approval_timeout_ms=200)
     approval_id = ask(tenant, renews=True)
-    until(lambda: renew(tenant, approval_id).json()["state"] == "expired", 20)
+    until(lambda: renew(tenant, approval_id).json()["state"] == "expired")
     assert shown(tenant)["reason"] == "no answer in time"
 
 
@@ -172,8 +172,8 @@ def test_a_restart_of_the_gateway_ends_no_question(
     until(lambda: time.time() * 1000 > asked["present_until_ms"])
     monkeypatch.setattr(approvals, "PRESENCE_MS", 2000)
     with run_gateway(database, sweep_interval_ms=20) as after:
-        until(lambda: after.admin.approvals("pending"), 20)
+        until(lambda: after.admin.approvals("pending"))
         update = {"lease_id": asked["approval_id"]}
         state = httpx.post(f"{after.base_url}/gate/lease", json=update, headers=headers).json()
         assert state["state"] == "pending"
-        until(lambda: after.admin.approvals("expired"), 20)
+        until(lambda: after.admin.approvals("expired"))

@@ -84,7 +84,7 @@ def test_a_stalled_store_refuses_events_before_memory_grows(serve: Any, tmp_path
 
         async def stalled() -> None:
             flood = asyncio.ensure_future(_flood(served.base_url, served.api_key, bodies))
-            async with httpx.AsyncClient(base_url=served.base_url, timeout=30) as watching:
+            async with httpx.AsyncClient(base_url=served.base_url, timeout=60) as watching:
                 for _ in range(10):  # the loop answers while the store does not
                     assert (await watching.get("/healthz")).status_code == 200
                     await asyncio.sleep(0.05)

@@ -85,7 +85,7 @@ def test_each_takes_what_serve_takes_or_says_why_not(
 
 def _stop(process: subprocess.Popen[str]) -> None:
     process.terminate()
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
 
 
 @pytest.mark.parametrize("name", ["migrate status", "migrate up", "password"])

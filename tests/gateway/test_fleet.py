@@ -236,7 +236,7 @@ def test_a_replica_goes_and_its_sockets_move(
             at_s = time.monotonic()
             going.process.send_signal(signal.SIGTERM)
             control.kill(WORKFLOW)
-            assert going.process.wait(30) == 0
+            assert going.process.wait(60) == 0
             run.until(bodies=0, interrupts={"1": count})
             run.back(at_s, f"{count} sockets move", count)
         assert run.until(up=count)["failed"] == 0

@@ -36,7 +36,7 @@ class Unit:
         pass
 
     def commit(self) -> list[PostCommitEvent]:
-        assert self.may_commit.wait(20)
+        assert self.may_commit.wait(60)
         return []
 
     def rollback(self) -> None:
@@ -73,7 +73,7 @@ async def test_heavy_work_waits_for_more_only_where_nothing_is_gained(
     futures = await over_ticks(made, 4, 101)
     await until_async(lambda: unit.groups == groups[:1])
     unit.may_commit.set()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         assert await asyncio.gather(*futures) == [0, 1, 2, 3]
     assert unit.groups == groups
     await made.close()
@@ -85,7 +85,7 @@ async def test_small_work_is_gathered_over_ticks(remote: bool) -> None:
     unit = Unit()
     unit.may_commit.set()
     made = writer(unit, remote=remote)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await asyncio.gather(*await over_ticks(made, 8, 1))
     assert unit.groups == [8]
     await made.close()
@@ -97,7 +97,7 @@ async def test_one_piece_may_be_heavier_than_a_group() -> None:
     unit.may_commit.set()
     made = writer(unit, remote=True)
     futures = [made.submit(piece(n), weight=2 * REMOTE_WEIGHT_MAX) for n in range(3)]
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         assert await asyncio.gather(*futures) == [0, 1, 2]
     assert unit.groups == [1, 1, 1]
     await made.close()

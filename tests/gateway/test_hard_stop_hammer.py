@@ -78,7 +78,7 @@ class Watch(threading.Thread):
 
     def end(self) -> None:
         self._ended.set()
-        self.join(30)
+        self.join(60)
 
     def close(self) -> None:
         self.admin.close()
@@ -114,7 +114,7 @@ def _answered(vendor: str) -> int:
 def _check(watch: Watch, admin: AdminClient) -> None:
     assert watch.looks
     assert watch.wrong == [], [*map(str, watch.wrong[:2]), *map(str, watch.wrong[-1:])]
-    until(lambda: admin.verify_ledger()["reservations_open"] == 0, 60)
+    until(lambda: admin.verify_ledger()["reservations_open"] == 0)
     assert admin.verify_ledger()["problems"] == []
     assert all(balance["reserved_nanousd"] == 0 for balance in admin.ledger())
     answers = [event["data"].get("response_id") for event in _llm_events(admin)]
@@ -186,7 +186,7 @@ def test_no_budget_is_passed_while_everything_dies(
             proxy.cut()
         else:
             served.process.send_signal(signal.SIGKILL)
-            served.process.wait(10)
+            served.process.wait(60)
             served = serve(port=port)
     for agent in agents:
         assert agent.poll() is None, agent.communicate()[1]  # no undocumented exception ended it

@@ -34,7 +34,7 @@ def strict() -> Iterator[Gateway]:
         yield gateway
 
 
-def talk(gateway: Gateway, *parts: bytes, timeout_s: float = 10.0) -> bytes:
+def talk(gateway: Gateway, *parts: bytes, timeout_s: float = 60.0) -> bytes:
     """Send parts and read until the gateway closes."""
     host, port = gateway.base_url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=timeout_s) as sock:
@@ -85,14 +85,14 @@ def test_connections_are_capped(strict: Gateway) -> None:
     socks = [socket.create_connection((host, int(port))) for _ in range(30)]
     try:
         for sock in socks:
-            sock.settimeout(10)
+            sock.settimeout(60)
         ends = [_first_bytes(sock) for sock in socks]
         assert ends[:10] == [b""] * 10, "the oldest made room"
         assert set(ends[10:]) == {b"HTTP/1.1 408"}
     finally:
         for sock in socks:
             sock.close()
-    until(lambda: httpx.get(f"{strict.base_url}/healthz").status_code == 200, 20)
+    until(lambda: httpx.get(f"{strict.base_url}/healthz").status_code == 200)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_drain_lets_requests_finish_and_closes_channels(serve: Any) -> None:
         with http.stream("GET", "/metrics") as metrics:
             assert metrics.status_code == 200
         os.kill(served.process.pid, signal.SIGTERM)
-        assert served.process.wait(20) == 0
+        assert served.process.wait(60) == 0
 
 
 def test_metrics_count(tenant: Any) -> None:

@@ -58,8 +58,8 @@ def test_fewer_connections_where_it_is_not(tmp_path: Path) -> None:
         assert f"has room for {250 - RESERVED} connections and not for {WANTED}" in log.read_text()
         host, port = url.removeprefix("http://").split(":")
         for _ in range(300):
-            stack.enter_context(socket.create_connection((host, int(port)), timeout=20))
+            stack.enter_context(socket.create_connection((host, int(port)), timeout=60))
         for _ in range(3):
-            assert httpx.get(f"{url}/healthz", timeout=20).status_code == 200
+            assert httpx.get(f"{url}/healthz", timeout=60).status_code == 200
         assert len(list(Path(f"/proc/{process.pid}/fd").iterdir())) < 250
         assert "Too many open files" not in log.read_text()

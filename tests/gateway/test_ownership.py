@@ -111,5 +111,5 @@ def test_a_timed_pause_leaves_what_stood_before(tenant: Tenant) -> None:
     admin.pause("w", resume_after_ms=60_000)
     tenant.refused(403, "GD-W003", workflow_id="w")
     admin.pause("w", resume_after_ms=1)
-    until(lambda: tenant.gate(workflow_id="w").status_code == 200, 10)
+    until(lambda: tenant.gate(workflow_id="w").status_code == 200)
     tenant.refused(403, "GD-W003", workflow_id="other")

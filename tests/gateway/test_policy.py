@@ -119,7 +119,7 @@ def test_approval_without_an_answer_refuses(tenant: Any) -> None:
     def newest() -> Any:
         return tenant.http.get("/api/v1/control").json()["messages"][-1]
 
-    until(lambda: newest().get("approved") is False, 20)
+    until(lambda: newest().get("approved") is False)
     tenant.refused(403, "GD-X001", **call)
 
 

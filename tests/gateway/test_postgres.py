@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import time
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,14 @@ from guard.gateway.domain.errors import StoreError
 from guard.gateway.ledger import catalogue, directory
 from guard.gateway.ledger.state import ANYTHING, NOTHING, within
 from guard.gateway.settings import DatabaseUrl, GatewaySettings
-from guard.gateway.storage.postgres.connection import WRITER
+from guard.gateway.storage.postgres.connection import _SERVER_SETTINGS, WRITER
 from guard.gateway.storage.postgres.migrations import PostgresMigrator
 from guard.gateway.storage.postgres.spelling import bulk, spelled
 from guard.gateway.storage.postgres.store import PostgresStorage
 from guard.gateway.storage.postgres.watch import AnswerWatch, WatchedSocket
 from tests.support import postgres
 from tests.support.store import ACTOR
+from tests.support.waiting import until_async
 
 TYPES = {"t": {"a": "text", "b": "bigint", "c": "double precision"}}
 
@@ -144,12 +145,11 @@ async def test_organisations_do_not_wait_for_one_another(tmp_path: Path) -> None
     ]
     with psycopg.connect(postgres.dsn_of(tmp_path)) as other:
         other.execute("SELECT 1 FROM organisations WHERE organisation_id = %s FOR UPDATE", (held,))
-        async with asyncio.timeout(5):
-            await store.write(within(free), catalogue.put_price, ACTOR, _price(free))
+        await store.write(within(free), catalogue.put_price, ACTOR, _price(free))
         waiting: Any = asyncio.ensure_future(
             store.write(within(held), catalogue.put_price, ACTOR, _price(held))
         )
-        await asyncio.sleep(0.3)
+        await until_async(lambda: postgres.waits_for_a_lock(tmp_path))
         assert not waiting.done()
         other.rollback()
         await waiting
@@ -157,16 +157,26 @@ async def test_organisations_do_not_wait_for_one_another(tmp_path: Path) -> None
 
 
 @pytest.mark.asyncio
-async def test_a_frozen_replica_stops_nobody_for_long(tmp_path: Path) -> None:
+async def test_a_frozen_replica_stops_nobody_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server ends the transaction of who says nothing for a while."""
     frozen, live = postgres.store(tmp_path), postgres.store(tmp_path)
-    for each in (frozen, live):
-        await each.open(lambda _: None)
+    with monkeypatch.context() as impatient:
+        impatient.setitem(_SERVER_SETTINGS, "idle_in_transaction_session_timeout", 500)
+        await frozen.open(lambda _: None)
+    await live.open(lambda _: None)
     own = (await live.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
-    stuck: Any = frozen.write(ANYTHING, lambda _: time.sleep(7))
-    await asyncio.sleep(0.5)
-    started = time.monotonic()
+    is_frozen, go_on = threading.Event(), threading.Event()
+
+    def freeze(_: Any) -> None:
+        is_frozen.set()
+        assert go_on.wait(60)
+
+    stuck: Any = frozen.write(ANYTHING, freeze)
+    await asyncio.to_thread(is_frozen.wait, 60)
     await live.write(within(own), catalogue.put_price, ACTOR, _price(own))
-    assert 3 < time.monotonic() - started < 6.5
+    go_on.set()
     with pytest.raises(StoreError):
         await stuck
     assert await frozen.ready(), "it connects again"
@@ -188,7 +198,7 @@ async def test_a_replica_that_froze_in_the_middle_of_a_pipeline_stops_nobody_for
         frozen.pgconn.send_query_params(b"SELECT 1 FROM organisations FOR UPDATE", None)
         frozen.pgconn.send_flush_request()
         frozen.pgconn.flush()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while True:
                 try:
                     await live.write(within(own), catalogue.put_price, ACTOR, _price(own))
@@ -220,7 +230,7 @@ def test_a_silent_server_is_a_lost_connection() -> None:
     here, there = socket.socketpair()
     line = WatchedSocket(here.fileno())
     watch.add(line)
-    here.settimeout(10)
+    here.settimeout(60)
     line.expect(60)
     there.sendall(b"x")
     assert here.recv(1) == b"x"

@@ -44,6 +44,6 @@ asyncio.run(main())
 def test_the_price_tables_are_loaded_at_the_start_and_off_the_loop(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", WATCHED, str(tmp_path / "g.sqlite3")],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -34,7 +34,7 @@ class Caps:
         cap = {"calls": calls, "per_ms": per_ms, "tools": ["pay"]}
         self.admin.set_policy(rate_caps=[cap], tools_block=["blocked"])
         for each in replicas:  # each hears of the policy by itself
-            until(lambda each=each: self._is_known(each), 20)  # type: ignore[misc]
+            until(lambda each=each: self._is_known(each))  # type: ignore[misc]
 
     def _is_known(self, served: Served) -> bool:
         """Tell whether a replica knows the policy: it also blocks a tool."""
@@ -93,14 +93,14 @@ def test_capped_calls_are_refused_and_the_rest_goes_on(
             status, _, took_s, answer = caps.ask(each)
             assert status == 200, answer
             assert took_s < BUSY_S
-            assert httpx.get(f"{each.base_url}/readyz", timeout=30).status_code == 200
+            assert httpx.get(f"{each.base_url}/readyz", timeout=60).status_code == 200
     for each in replicas[away:]:
         assert caps.ask(each, tool_name="pay")[0] == 200
     for line in lines[:away]:
         line.strand()  # connections that were open stay silent for ever
         line.fault = "none"
     for each in replicas[:away]:
-        until(lambda each=each: caps.ask(each, tool_name="pay")[0] == 200, 20)  # type: ignore[misc]
+        until(lambda each=each: caps.ask(each, tool_name="pay")[0] == 200)  # type: ignore[misc]
         found = scraped(each.base_url)
         assert found["guard_gateway_redis_up"] == 1
         assert found["guard_gateway_redis_failures_total"] == 1
@@ -132,7 +132,7 @@ def test_killed_with_and_without_its_data(serve: Any, keeps: bool) -> None:
         assert [each["reserved_nanousd"] for each in caps.admin.ledger()] == held
         redis.start()
         for each in caps.replicas:
-            until(lambda each=each: scraped(each.base_url)["guard_gateway_redis_up"] == 1, 20)  # type: ignore[misc]
+            until(lambda each=each: scraped(each.base_url)["guard_gateway_redis_up"] == 1)  # type: ignore[misc]
         again = caps.ask(caps.replicas[1], key, tool_name="pay")[3]
         assert again == before, "the answer that was given, and no second hold"
         assert [each["reserved_nanousd"] for each in caps.admin.ledger()] == held

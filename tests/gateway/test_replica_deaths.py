@@ -19,7 +19,7 @@ def leave_orphans(site: Site, served: Served, name: str) -> None:  # noqa: F811
     for number in range(ORPHANS):
         body = {"call_id": f"{name}-{number}", "kind": "call", "function": "f",
                 "workflow_id": "orphans"}  # fmt: skip
-        reply = httpx.post(f"{served.base_url}/gate", json=body, headers=headers, timeout=30)
+        reply = httpx.post(f"{served.base_url}/gate", json=body, headers=headers, timeout=60)
         assert reply.status_code == 200, reply.text
 
 
@@ -34,7 +34,7 @@ def test_agents_and_orders_go_on_at_the_other(site: Site, proof_scale: float) ->
     ordered = site.obey("pause-w", *(f"{which}-{n}" for n in range(deaths) for which in "ab"))
     for death in range(deaths):
         dying, staying = pair[death % 2], pair[1 - death % 2]
-        until(lambda: site.leased() > 0, 60)
+        until(lambda: site.leased() > 0)
         site.goes_on(20)
         leave_orphans(site, dying, f"orphan-{death}")
         # The last thing that it says is "done".
@@ -51,5 +51,5 @@ def test_agents_and_orders_go_on_at_the_other(site: Site, proof_scale: float) ->
         site.goes_on()
         pair[death % 2] = site.replica()
     ends = "SELECT state, count(*) FROM reservations WHERE workflow_id = 'orphans' GROUP BY state"
-    until(lambda: site.rows(ends) == [("expired", ORPHANS * deaths)], 60)
+    until(lambda: site.rows(ends) == [("expired", ORPHANS * deaths)])
     site.check()

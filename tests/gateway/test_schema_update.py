@@ -58,7 +58,7 @@ class Newer:
 
     def ready(self) -> int:
         """Return the status of ``/readyz``."""
-        return httpx.get(f"{self.base_url}/readyz", timeout=20).status_code
+        return httpx.get(f"{self.base_url}/readyz", timeout=60).status_code
 
 
 def newer(release: str, *arguments: str, pause_s: float = 0.0) -> subprocess.Popen[str]:
@@ -124,7 +124,7 @@ class Load:
         until(lambda: self.charged > before + 10 or bool(self.failures), WAIT_S)
 
     def _run(self, number: int) -> None:
-        with httpx.Client(headers=self._headers, trust_env=False, timeout=30) as http:
+        with httpx.Client(headers=self._headers, trust_env=False, timeout=60) as http:
             while not self._ended.is_set():
                 try:
                     self._call(http, f"{number}-{next(_numbers)}")
@@ -231,7 +231,7 @@ def test_two_schemas_side_by_side(
         for each in (old, again):
             load.drop(each.base_url)
             each.process.send_signal(signal.SIGTERM)
-            assert each.process.wait(30) == 0
+            assert each.process.wait(60) == 0
         before = load.charged, worker.done, looker.looks
         until(lambda: load.charged > before[0] + 200 and worker.done > before[1] + 20, WAIT_S)
         until(lambda: runtime.status().leases > 0, WAIT_S)
@@ -301,7 +301,7 @@ def test_what_an_older_gateway_needs_is_not_taken_away_while_one_runs(
     bearing = start_newer("next")
     until(lambda: bearing.ready() == 200, WAIT_S)
     old.process.send_signal(signal.SIGTERM)
-    assert old.process.wait(30) == 0
+    assert old.process.wait(60) == 0
     assert migrated("last", database) == (0, f"applied: {LAST} take the trigger away\n")
     assert bearing.ready() == 200
     with pytest.raises(StoreError, match=f"schema {NEXT} is the least that runs on it"):

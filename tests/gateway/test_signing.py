@@ -124,7 +124,7 @@ def test_control_frames_and_polls_are_signed(make_tenant: Any) -> None:
     headers = signed(ws, tenant.api_key, "GET", path, b"", nonce="nonce-of-the-socket")
     headers.pop("Content-Type")
     with connect(ws + path, additional_headers=headers) as channel:
-        frames = [json.loads(channel.recv(timeout=20)) for _ in range(2)]
+        frames = [json.loads(channel.recv(timeout=60)) for _ in range(2)]
     for frame in frames:
         payload = frame["payload"].encode()
         assert signing.verify_frame(SECRET, "nonce-of-the-socket", payload, frame["signature"])

@@ -35,7 +35,7 @@ def freed_without_collection() -> Iterator[tuple[str, str, list[socket.socket]]]
             assert living() >= before + 10
             for each in sockets:
                 each.close()
-            until(lambda: living() <= before, 20)
+            until(lambda: living() <= before)
         finally:
             gc.enable()
 

@@ -33,7 +33,7 @@ async def test_it_begins_at_once_and_goes_on_when_its_future_is_done() -> None:
     assert seen == ["begun"]
     first.set_result(1)
     assert seen == ["begun"], "in the loop's next turn, as with a task"
-    assert await asyncio.wait_for(done, 20) == 112
+    assert await asyncio.wait_for(done, 60) == 112
 
 
 @pytest.mark.asyncio
@@ -61,4 +61,4 @@ async def test_a_failed_future_raises_where_it_is_awaited() -> None:
 
     Stepping(work(), done.set_result)
     broken.set_exception(OSError("gone"))
-    assert await asyncio.wait_for(done, 20) == "gone"
+    assert await asyncio.wait_for(done, 60) == "gone"

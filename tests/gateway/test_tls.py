@@ -227,7 +227,7 @@ def test_a_handshake_that_stalls_is_ended(tmp_path: Path) -> None:
         run_gateway(database, tls_self_signed=True, request_deadline_ms=300) as gateway,
         socket.create_connection(("127.0.0.1", int(gateway.base_url.rpartition(":")[2]))) as silent,
     ):
-        silent.settimeout(30)
+        silent.settimeout(60)
         assert silent.recv(1) == b""
         assert gateway.admin.budgets() == []
 
@@ -245,7 +245,7 @@ def test_serve_says_how_to_reach_it(serve: Any, capfd: pytest.CaptureFixture[str
     assert any(line.startswith("  GUARD_TLS_FINGERPRINT=sha256:") for line in lines)
     assert "not encrypted" not in capfd.readouterr().err
     served.process.terminate()
-    served.process.wait(20)
+    served.process.wait(60)
     lines_until_dashboard(serve("--host", "0.0.0.0"))
     assert "http://0.0.0.0:" in (said := capfd.readouterr().err)
     assert "--tls-self-signed" in said

@@ -79,7 +79,7 @@ def test_a_long_poll_brings_the_rules_and_wakes_for_a_change(tenant: Any) -> Non
     def poll(tools: str, wait_ms: int = 0) -> list[dict[str, Any]]:
         seq = tenant.http.get("/api/v1/control?after=0").json()["seq"]
         query = f"after={seq}&wait_ms={wait_ms}&tools={tools}"
-        reply = tenant.http.get(f"/api/v1/control?{query}", timeout=20).json()
+        reply = tenant.http.get(f"/api/v1/control?{query}", timeout=60).json()
         return [m["tools"] for m in reply["messages"] if "tools" in m]
 
     assert poll("none") == []

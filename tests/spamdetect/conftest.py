@@ -176,7 +176,7 @@ def redis_url(request: pytest.FixtureRequest) -> str:
 def until() -> Callable[..., Awaitable[None]]:
     """Wait for a condition, with a deadline."""
 
-    async def wait(condition: Callable[[], object], seconds: float = 20) -> None:
+    async def wait(condition: Callable[[], object], seconds: float = 60) -> None:
         async with asyncio.timeout(seconds):
             while not condition():
                 await asyncio.sleep(0.01)

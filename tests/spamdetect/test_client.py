@@ -82,7 +82,7 @@ async def test_predict_many_of_an_async_source_does_not_wait_for_the_window(
         yield "second"
 
     async with AsyncSpamClient(service.base_url, service.api_key) as spam:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             items = spam.predict_many(source())
             first = await anext(items)
             assert first.unwrap().input_text == "first"
@@ -124,7 +124,7 @@ async def test_leaving_predict_many_early_stops_what_is_under_way(wire: Serving)
             assert isinstance(item.error, SpamAuthError)
             break
         await items.aclose()  # type: ignore[attr-defined]  # an async generator
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await spam.aclose()
             while open_requests:
                 await asyncio.sleep(0.01)
@@ -336,7 +336,7 @@ async def test_cancelling_a_call_cancels_it(wire: Serving) -> None:
 
     async with wire(script) as server, AsyncSpamClient(server.base_url, "key") as spam:
         call = asyncio.create_task(spam.predict("hello"))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not server.requests:
                 await asyncio.sleep(0.01)
             call.cancel()

@@ -82,7 +82,7 @@ def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService
         assert api_key is not None
         yield RunningService(base_url[0], api_key[0])
         running.terminate()
-        assert running.wait(20) == 0
+        assert running.wait(60) == 0
         assert running.stderr.read() == ""
     finally:
         running.kill()
@@ -100,7 +100,7 @@ def _curl(url: str, key: str | None, body: bytes | None, *options: str) -> tuple
     if body is not None:
         command += ["-H", "accept: application/json", "-H", "Content-Type: application/json"]
         command += ["--data-binary", "@-"]
-    done = subprocess.run(command, input=body, capture_output=True, timeout=60, check=True)
+    done = subprocess.run(command, input=body, capture_output=True, timeout=240, check=True)
     content, _, status = done.stdout.rpartition(b"\n")
     return int(status), json.loads(content) if content else None
 
@@ -332,7 +332,7 @@ def test_a_second_service_on_the_port_says_so_in_one_line(
         [sys.executable, "-m", "spamdetect", "serve", "--port", port],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
         env={**os.environ, "XDG_DATA_HOME": str(tmp_path)},
     )

@@ -18,7 +18,7 @@ _HEAVY = ["httpx", "numpy", "starlette", "uvicorn", "telegram", "prometheus_clie
 def _loaded_after(statement: str) -> set[str]:
     script = f"{statement}\nimport sys; print(*sys.modules)"
     done = subprocess.run(
-        [sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=240
     )
     return set(done.stdout.split())
 

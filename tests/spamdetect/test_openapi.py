@@ -71,7 +71,7 @@ def test_schemathesis_finds_nothing(tmp_path: Path) -> None:
             ],
             capture_output=True,
             text=True,
-            timeout=110,
+            timeout=240,
             check=False,
             cwd=tmp_path,
         )

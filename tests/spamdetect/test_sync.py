@@ -77,7 +77,7 @@ def test_threads_share_a_client(service: RunningService) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join(60)
     assert sorted(lengths) == list(range(40))
 
 
@@ -121,7 +121,7 @@ def _run(script: str, service: RunningService, **options: Any) -> subprocess.Com
         [sys.executable, "-W", "error", "-c", textwrap.dedent(script)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         env=environment,
         check=False,
         **options,
@@ -210,7 +210,7 @@ def test_ctrl_c_interrupts_a_waiting_call() -> None:
     try:
         assert process.stdout.readline() == "waiting\n"
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=60)
     finally:
         process.kill()
     assert (out, err, process.returncode) == ("interrupted\n", "", 0)

@@ -13,7 +13,7 @@ from websockets.exceptions import ConnectionClosed
 
 from guard.core import wire
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 def call(number: object, **fields: Any) -> dict[str, Any]:
@@ -64,6 +64,7 @@ class Asker:
 async def asker(base_url: str, api_key: str, **options: Any) -> AsyncIterator[Asker]:
     headers = {"X-API-Key": api_key, "X-Guard-Protocol": "3"}
     url = base_url.replace("http", "ws", 1) + f"{wire.CONTROL_WS_PATH}?after=0"
+    options.setdefault("open_timeout", WAIT_S)
     async with connect(url, additional_headers=headers, proxy=None, **options) as channel:
         yield Asker(channel)
 

@@ -52,4 +52,4 @@ def gateway_process() -> Iterator[GatewayProcess]:
         yield GatewayProcess(url, key, admin)
         admin.close()
     finally:
-        process.communicate(timeout=30)  # its input ends, and so does it
+        process.communicate(timeout=60)  # its input ends, and so does it

@@ -90,6 +90,16 @@ def url_of(folder: Path) -> str:
     return f"{_uri(parts)}?{query}"
 
 
+def waits_for_a_lock(folder: Path) -> bool:
+    """Tell whether a connection to the database of a folder waits for a lock."""
+    with psycopg.connect(dsn_of(folder), autocommit=True) as connection:
+        waiting = connection.execute(
+            "SELECT 1 FROM pg_stat_activity WHERE datname = current_database()"
+            " AND wait_event_type = 'Lock'"
+        )
+        return waiting.fetchone() is not None
+
+
 def store(folder: Path, **options: Any) -> PostgresStorage:
     """Return a store on the schema of a folder."""
     return PostgresStorage(dsn_of(folder), **options)

@@ -49,7 +49,7 @@ class RedisServer:
              "--dir", str(self._folder)],
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        until(self._answers, 20)
+        until(self._answers)
 
     def _answers(self) -> bool:
         with Redis.from_url(self.url) as redis:
@@ -67,7 +67,7 @@ class RedisServer:
         """End it at once."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait(20)
+            self._process.wait(60)
             self._process = None
 
     def flush(self) -> None:

@@ -95,7 +95,7 @@ class Looks(threading.Thread):
 
     def end(self) -> None:
         self._ended.set()
-        self.join(30)
+        self.join(60)
 
 
 @attrs.define
@@ -144,7 +144,7 @@ class Site:
     def kill(self, served: Served) -> None:
         """Kill a replica at once."""
         served.process.kill()
-        served.process.wait(20)
+        served.process.wait(60)
 
     # -- the operator --------------------------------------------------------------------------
 
@@ -213,7 +213,7 @@ class Site:
 
     def answered(self) -> int:
         """Return how many requests the vendor has answered."""
-        return int(httpx.get(f"{self.vendor}/stats", timeout=30).json()["answered"])
+        return int(httpx.get(f"{self.vendor}/stats", timeout=60).json()["answered"])
 
     def goes_on(self, by: int = 40 if is_patient else 20, within_s: float = 60) -> None:
         """Wait until agents have spent some more."""
@@ -275,7 +275,7 @@ class Site:
         outcomes = self.end()
         answered = self.answered()
         try:
-            until(lambda: self.rows("SELECT 1 FROM reservations WHERE state = 'open'") == [], 60)
+            until(lambda: self.rows("SELECT 1 FROM reservations WHERE state = 'open'") == [])
         except AssertionError:
             late = "SELECT * FROM reservations WHERE state = 'open' ORDER BY created_at_ms"
             raise AssertionError(self.rows(late), time.time()) from None
@@ -320,7 +320,7 @@ class _Ordered:
         )  # fmt: skip
         self._reading = threading.Thread(target=self._read, daemon=True)
         self._reading.start()
-        until(lambda: all(each[-1:] == ["running"] for each in self.seen.values()), 60)
+        until(lambda: all(each[-1:] == ["running"] for each in self.seen.values()))
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -335,8 +335,8 @@ class _Ordered:
     def end(self) -> None:
         """Kill the process; no body was told twice that it is killed."""
         self.process.kill()
-        self.process.wait(20)
-        self._reading.join(10)
+        self.process.wait(60)
+        self._reading.join(60)
         for stream in (self.process.stdin, self.process.stdout):
             assert stream is not None
             stream.close()

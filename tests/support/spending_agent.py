@@ -57,7 +57,7 @@ class Agent:
     @guard.protect
     async def gathered(self) -> None:
         """Send many requests at once."""
-        async with httpx.AsyncClient(limits=_LIMITS, timeout=30) as client:
+        async with httpx.AsyncClient(limits=_LIMITS, timeout=60) as client:
 
             async def send() -> None:
                 (await client.post(self._url, json=self._body())).raise_for_status()

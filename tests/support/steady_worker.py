@@ -16,7 +16,7 @@ class SteadyWorker:
 
     Example:
         with SteadyWorker("steady") as worker:
-            until(lambda: worker.done > 20, 30)
+            until(lambda: worker.done > 20)
         assert worker.failures == []
     """
 

@@ -10,9 +10,11 @@ from typing import TypeVar
 T = TypeVar("T")
 
 _STEP_S = 0.005
+_DEADLINE_S = 60.0
+"""Far longer than any wait: only what would last for ever reaches it, also on a busy machine."""
 
 
-def until(condition: Callable[[], T], timeout_s: float = 10.0) -> T:
+def until(condition: Callable[[], T], timeout_s: float = _DEADLINE_S) -> T:
     """Wait in this thread until ``condition()`` is truthy and return its value."""
     ends = time.monotonic() + timeout_s
     while True:
@@ -24,7 +26,7 @@ def until(condition: Callable[[], T], timeout_s: float = 10.0) -> T:
         time.sleep(_STEP_S)
 
 
-async def until_async(condition: Callable[[], T], timeout_s: float = 10.0) -> T:
+async def until_async(condition: Callable[[], T], timeout_s: float = _DEADLINE_S) -> T:
     """Await until ``condition()`` is truthy and return its value."""
     ends = time.monotonic() + timeout_s
     while True:

@@ -406,7 +406,7 @@ def test_a_closed_pipe_is_no_error(environment: dict[str, str]) -> None:
         capture_output=True,
         text=True,
         env=environment,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert "Traceback" not in done.stderr
@@ -426,7 +426,7 @@ def test_serve_takes_a_signal_and_exits_cleanly(environment: dict[str, str]) -> 
             line = process.stdout.readline()
             assert re.match(r"spamdetect listens on http://127\.0\.0\.1:\d+", line), line
             process.send_signal(number)
-            out, err = process.communicate(timeout=30)
+            out, err = process.communicate(timeout=60)
         finally:
             process.kill()
         assert process.returncode == 0

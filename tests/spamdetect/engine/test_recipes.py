@@ -57,7 +57,7 @@ def test_recipe(name: str, module: str, program: str, tmp_path: Path) -> None:
         [sys.executable, str(script)],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=240,
         env={
             "PATH": "/usr/bin:/bin:/usr/local/bin",
             "HOME": str(tmp_path),

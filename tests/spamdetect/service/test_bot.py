@@ -84,7 +84,7 @@ class BotApi:
         return (await self.wait_for(before + 1))[-1]["text"]
 
     async def wait_for(self, count: int) -> list[dict[str, Any]]:
-        async with asyncio.timeout(20), self._answered:
+        async with asyncio.timeout(60), self._answered:
             await self._answered.wait_for(lambda: len(self.sent) >= count)
         return self.sent
 
@@ -238,7 +238,7 @@ async def test_usage_and_limits_of_a_key(api: BotApi, running: Running, database
                 await spam.predict("hello")
             assert caught.value.error_code == "QUOTA_EXCEEDED"
         store = await open_store(database_url)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while "3 requests today" not in await _usage_of(store, found[0]):
                 await asyncio.sleep(0.05)
         await store.close()
@@ -311,7 +311,7 @@ async def test_a_flood_is_throttled_and_told_once(
             await api.say("/token", 1)
         # Another user is answered meanwhile: the flood is one user's alone.
         await api.say("/help", 2)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not any(int(sent["chat_id"]) == 2 for sent in api.sent):
                 await asyncio.sleep(0.01)
         flooded = [sent["text"] for sent in api.sent if int(sent["chat_id"]) == 1]

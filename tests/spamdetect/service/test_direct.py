@@ -19,7 +19,7 @@ from spamdetect.service.keys import KeySpec
 from spamdetect.service.server import serving
 from spamdetect.service.settings import ServiceSettings
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.asyncio
 
 PREDICT = "/v1/spam-detection/predict"
 TEXT = b'{"text": "You won! Claim your free prize at http://bit.ly/x now"}'

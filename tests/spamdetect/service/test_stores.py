@@ -224,7 +224,7 @@ async def test_a_locked_file_is_waited_for(tmp_path: Path) -> None:
     assert await store.find("nosuchkey234") is None
     blocker.execute("COMMIT")
     blocker.close()
-    assert (await asyncio.wait_for(making, 20)).api_key
+    assert (await asyncio.wait_for(making, 60)).api_key
     await store.close()
 
 

@@ -40,7 +40,7 @@ class Gate:
         return self._engine.preprocess(text)
 
     def predict_many(self, texts: Sequence[str]) -> list[Analysis]:
-        assert self.open.wait(30)
+        assert self.open.wait(60)
         time.sleep(self.seconds_per_text * len(texts))
         self.batches.append(len(texts))
         for text in texts:

@@ -30,7 +30,7 @@ def test_the_fixtures_work(tmp_path: Path) -> None:
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=240,
         check=False,
         cwd=tmp_path,
     )
@@ -43,6 +43,6 @@ def test_the_helpers_need_no_pytest() -> None:
         "import spamdetect.testing, sys; print('pytest' in sys.modules, 'httpx' in sys.modules)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=240, check=True
     )
     assert done.stdout == "False False\n"
