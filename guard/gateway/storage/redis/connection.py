@@ -24,7 +24,8 @@ ANSWER_WAIT_S: Final = 1.0
 RECONNECT: Final = Backoff(base_s=0.1, cap_s=2.0)
 _BATCH_MAX: Final = 512
 
-Failure = (RedisError, OSError, TimeoutError)
+# uvloop raises RuntimeError for a write to a connection that was reset while nobody read from it.
+Failure = (RedisError, OSError, TimeoutError, RuntimeError)
 
 
 class _Call:
