@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import importlib
+import os
 import signal
+import ssl
+from collections.abc import Callable
+from typing import Any
 
 import httpx
 from hypothesis import HealthCheck, settings
@@ -25,3 +32,24 @@ settings.load_profile("suite")
 for _ask in (httpx.Client.__init__, httpx.AsyncClient.__init__, httpx.request,
              httpx.get, httpx.head, httpx.post, httpx.put, httpx.patch, httpx.delete):  # fmt: skip
     _ask.__kwdefaults__["timeout"] = httpx.Timeout(60.0)
+
+
+def _sharing(create: Callable[..., ssl.SSLContext]) -> Callable[..., ssl.SSLContext]:
+    """Read the certificates of all authorities once, and not for each of thousands of clients."""
+
+    @functools.cache
+    def shared(trust_env: bool, *named: str | None) -> ssl.SSLContext:
+        return create(trust_env=trust_env)
+
+    def context(verify: Any = True, cert: Any = None, trust_env: bool = True) -> ssl.SSLContext:
+        if verify is not True or cert is not None:
+            return create(verify=verify, cert=cert, trust_env=trust_env)
+        return shared(trust_env, os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
+
+    return context
+
+
+for _name in ("httpx", "httpx2"):
+    with contextlib.suppress(ImportError):
+        _transports: Any = importlib.import_module(f"{_name}._transports.default")
+        _transports.create_ssl_context = _sharing(_transports.create_ssl_context)

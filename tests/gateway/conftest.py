@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import subprocess
@@ -201,6 +202,13 @@ def database(tmp_path: Path) -> str:
 @pytest.fixture
 def serve(database: str) -> Iterator[Callable[..., Served]]:
     """Start ``guard gateway serve`` on a database that stays the same within the test."""
+    with serving(database) as start:
+        yield start
+
+
+@contextlib.contextmanager
+def serving(database: str) -> Iterator[Callable[..., Served]]:
+    """Start ``guard gateway serve`` on a database, until the block ends."""
     started: list[subprocess.Popen[str]] = []
     keys: dict[str, str] = {}
 
@@ -221,10 +229,12 @@ def serve(database: str) -> Iterator[Callable[..., Served]]:
                 keys[name] = value
         return Served(process, first.split()[-1], keys["GUARD_API_KEY"], keys["GUARD_ADMIN_KEY"])
 
-    yield start
-    for process in started:
-        if process.poll() is None:
-            process.kill()
-        process.wait(60)
-        assert process.stdout is not None
-        process.stdout.close()
+    try:
+        yield start
+    finally:
+        for process in started:
+            if process.poll() is None:
+                process.kill()
+            process.wait(60)
+            assert process.stdout is not None
+            process.stdout.close()
