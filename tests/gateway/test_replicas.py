@@ -319,7 +319,7 @@ async def test_replicas_that_send_at_once_share_the_messages(tmp_path: Path) -> 
         hook = Webhook(webhook_id="", organisation_id=owner, url="https://example.com/",
                        types=[], created_at_ms=0)  # fmt: skip
         await a.write(within(hook.organisation_id), webhooks.put, ACTOR, hook, "whsec_AAAA")
-        await a.write(functools.partial(_queue, owner))
+        await a.write(within(owner), functools.partial(_queue, owner))
     sent: list[str] = []
     async with asyncio.timeout(60):
         while len(sent) < 24:
