@@ -64,7 +64,7 @@ logger = logging.getLogger(__name__)
 
 _PROBES: Final = frozenset({"/healthz", "/readyz", "/metrics"})
 _OPEN_WAIT_S: Final = 2.0
-"""How long requests wait for a store that is being opened, before they are told to come again."""
+"""How long requests wait for a store that is being opened; then they are refused."""
 
 
 _STARTING: Final = fail(503, "GD-B002", "Starting", "the store is being opened")
@@ -221,7 +221,7 @@ class GatewayApp:
     def drain(self) -> None:
         """Report not ready and end the control channels; requests in flight continue.
 
-        Sockets are told to move over at most half the time that draining may take, a thousand a
+        Sockets are asked to move over at most half the time that draining may take, a thousand a
         second or faster. A second call ends the rest at once.
         """
         most_s = self.settings.drain_timeout_ms / 2000

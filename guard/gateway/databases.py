@@ -85,7 +85,7 @@ def own_schema(
     Args:
         url: of the database; whatever it holds stays as it is.
         prefix: of the schema's name.
-        left: told what to do when the schema could not be dropped.
+        left: called with what to do when the schema could not be dropped.
 
     Raises:
         StoreError: no schema could be made.

@@ -37,7 +37,7 @@ class _StartError(Exception):
 
 
 def main() -> None:
-    """Serve in the background until nobody uses the gateway any more."""
+    """Serve in the background until the gateway is no longer used."""
     if os.fork():  # the starter waits for this process only, and keeps no zombie of the gateway
         os._exit(0)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])  # the starter may have blocked some
@@ -60,7 +60,7 @@ def _report(error: str | None) -> None:
     try:
         print(json.dumps({"error": error}), flush=True)  # noqa: T201  # the protocol
     except OSError:
-        logger.warning("nobody waits for the start any more")
+        logger.warning("the program that started this gateway is gone")
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1)
     os.close(nothing)
@@ -156,7 +156,7 @@ def _fields(identity: Identity) -> dict[str, Any]:
 
 
 async def _stop_when_unused(files: Files, held: int, server: GatewayServer) -> None:
-    """Stop the server once nobody has used it for a while, or its files are gone."""
+    """Stop the server once it was not used for a while, or its files are gone."""
     import asyncio
 
     free_since_s: float | None = None

@@ -115,7 +115,7 @@ def _setting(
 
     Args:
         text: says what it is for; one or two sentences.
-        default: its value when nobody sets it.
+        default: its value where it is not set.
         check: raises ValueError with what the setting takes.
         served: the default of ``guard gateway serve``, where it is another one.
         option: of the command line, where it is not the field's name.

@@ -53,6 +53,7 @@ class HttpConnections:
     def __init__(self, settings: GatewaySettings) -> None:
         self.deadline_s = settings.request_deadline_ms / 1000
         self.connections_max = settings.connections_max
+        # All that may stall. Weak, so that a connection that uvicorn has let go of is gone at once.
         self.protocols: weakref.WeakSet[GuardedHttpProtocol] = weakref.WeakSet()
         self.strangers: dict[GuardedHttpProtocol, None] = {}
         self.known: dict[str, dict[GuardedHttpProtocol, None]] = {}
@@ -110,9 +111,12 @@ class GuardedHttpProtocol(HttpToolsProtocol):
         """Refuse connections above the cap."""
         super().connection_made(transport)
         self.waiting_since: float | None = self.loop.time()
+        # Of the head that is arriving; httptools has no limit of its own.
         self._head_bytes = 0
         self._in_head = True
+        # Whether the last answer is written: what still arrives is read and dropped.
         self._refused = False
+        # Whose key the connection has carried; ``None`` until then.
         self.organisation_id: str | None = None
         self.watch.protocols.add(self)
         if len(self.connections) > self.watch.connections_max and not self.watch.make_room():
@@ -218,7 +222,7 @@ class GuardedHttpProtocol(HttpToolsProtocol):
         # uvicorn leaves the timer where the connection was reset: it would hold everything of the
         # connection for as long as an idle one is kept.
         self._unset_keepalive_if_required()
-        # Both refer to this connection; whoever still serves the request has them.
+        # Both refer to this connection; a request that is still served has its own references.
         self.cycle = self.scope = None  # type: ignore[assignment]  # uvicorn never asks again
 
     def end_stalled(self) -> None:

@@ -61,20 +61,32 @@ class SocketProtocol(asyncio.Protocol):
         self, config: Config, server_state: ServerState, app_state: dict[str, Any]
     ) -> None:
         self._loop = asyncio.get_running_loop()
+        # uvicorn's own sets: it waits for both when the server ends.
         self._connections: set[Any] = server_state.connections
         self._tasks = server_state.tasks
         self._drain_s = float(config.timeout_graceful_shutdown or 0)
+        # Parses and frames, without input or output of its own.
         self._conn = ServerProtocol(max_size=self.bytes_max, logger=_quiet)
+        # The handshake's answer, from its request until it is accepted or refused.
         self._response: Response | None = None
+        # Takes the frames, from the accepted handshake until the connection is lost.
         self._reader: FrameReader | None = None
+        # Runs the endpoint.
         self._task: asyncio.Task[None] | None = None
+        # Of a message that comes in several frames.
         self._parts: list[bytes] = []
+        # Cleared by the transport while its buffer is full.
         self._writable = asyncio.Event()
         self._writable.set()
+        # Whether the reader has asked not to be given more, and whether the transport reads: it
+        # does unless that, or a full buffer, forbids it.
         self._held = False
         self._is_reading = True
+        # The one timer: of the next ping, of its answer, or of the end.
         self._timer: asyncio.TimerHandle | None = None
+        # What the last ping carried, until it is answered.
         self._ping: bytes | None = None
+        # Whether the end has begun: nothing is sent any more, and the timer may abort.
         self._is_ending = False
 
     # -- connection ----------------------------------------------------------------------------
@@ -280,7 +292,7 @@ class SocketProtocol(asyncio.Protocol):
         self._later(PING_TIMEOUT_S, self.keepalive_timeout)
 
     def keepalive_timeout(self) -> None:
-        """Give up a client that does not answer pings."""
+        """Close on a client that does not answer pings."""
         if self._is_ending:
             return
         self._conn.fail(CLOSE_ERROR, "keepalive ping timeout")

@@ -35,12 +35,12 @@ TYPES = {"t": {"a": "text", "b": "bigint", "c": "double precision"}}
     [
         ("SELECT ?, a % 2 WHERE b LIKE '%x%'", "SELECT %s, a %% 2 WHERE b LIKE '%%x%%'"),
         ("SELECT ?1 + ?2 + ?1", "SELECT %(a1)s + %(a2)s + %(a1)s"),
-        ("FROM e INDEXED BY i WHERE x", "FROM e WHERE x"),
+        ("FROM e INDEXED BY events_charged WHERE x", "FROM e WHERE x"),
         ("FROM e NOT INDEXED WHERE x", "FROM e WHERE x"),
         ("FROM a CROSS JOIN b ON x", "FROM a JOIN b ON x"),
-        ("GROUP BY +a, +b, c", "GROUP BY a, b, c"),
-        ("FROM json_each(e.ids) j", "FROM jsonb_array_elements_text((e.ids)::jsonb) AS j(value)"),
-        ("json_extract(s, '$[0]') != ''", "((s)::jsonb ->> 0) != ''"),
+        ("GROUP BY +organisation_id, +b, c", "GROUP BY organisation_id, b, c"),
+        ("FROM json_each(?1) j", "FROM jsonb_array_elements_text((%(a1)s)::jsonb) AS j(value)"),
+        ("json_extract(subject, '$[0]') != ''", "(subject::jsonb ->> 0) != ''"),
     ],
 )  # fmt: skip
 def test_the_shared_sql_is_spelled_for_postgresql(shared: str, own: str) -> None:

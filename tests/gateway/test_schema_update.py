@@ -361,17 +361,21 @@ def test_a_rehearsal_takes_everything_back(database: str, monkeypatch: pytest.Mo
     assert version_of(database) == PRESENT
 
 
-def test_a_step_that_waits_for_a_table_holds_nobody_up(
-    database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Behind a long report, queries go on; the step is tried again."""
+@pytest.fixture
+def outdated(database: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A database of this release, which has got one more step."""
     PostgresMigrator(database).up(dry_run=False)
     step = Migration("expand", "ALTER TABLE events ADD COLUMN events_added text")
     monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, step))
-    up = threading.Thread(target=lambda: PostgresMigrator(database).up(dry_run=False))
+    return database
+
+
+def test_a_step_that_waits_for_a_table_holds_no_query_up(outdated: str) -> None:
+    """Behind a long report, queries go on; the step is tried again."""
+    up = threading.Thread(target=lambda: PostgresMigrator(outdated).up(dry_run=False))
     with (
-        psycopg.connect(database) as report,
-        psycopg.connect(database, autocommit=True) as other,
+        psycopg.connect(outdated) as report,
+        psycopg.connect(outdated, autocommit=True) as other,
     ):
         report.execute("SELECT count(*) FROM events")  # and its lock, until the transaction ends
         up.start()
@@ -388,22 +392,19 @@ def test_a_step_that_waits_for_a_table_holds_nobody_up(
         report.rollback()
         up.join(WAIT_S)
     assert not up.is_alive()
-    assert version_of(database) == PRESENT + 1
+    assert version_of(outdated) == PRESENT + 1
 
 
 def test_a_step_whose_table_stays_in_use_says_so(
-    database: str, monkeypatch: pytest.MonkeyPatch
+    outdated: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    PostgresMigrator(database).up(dry_run=False)
-    step = Migration("expand", "ALTER TABLE events ADD COLUMN events_added text")
-    monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, step))
     monkeypatch.setattr(migrations, "PATIENCE_S", 0.5)
-    with psycopg.connect(database) as report:
+    with psycopg.connect(outdated) as report:
         report.execute("SELECT count(*) FROM events")
         for dry_run in (True, False):
             with pytest.raises(StoreError, match="something else keeps locked"):
-                PostgresMigrator(database).up(dry_run=dry_run)
-    assert version_of(database) == PRESENT
+                PostgresMigrator(outdated).up(dry_run=dry_run)
+    assert version_of(outdated) == PRESENT
 
 
 def test_rows_are_read_by_the_names_of_their_columns(database: str) -> None:

@@ -87,15 +87,23 @@ class SocketAsks:
             "gate/lease": (wire.LEASE_PATH, decisions.lease),
         }
         self._loop = asyncio.get_running_loop()
+        # Of the keys: another one means that some key has changed, and this one is looked up again.
         self._generation = authenticator.generation
         self._number = 0
+        # Requests that were begun and not answered.
         self._in_flight = 0
+        # Whether frames are being read: answers that come meanwhile are sent after them, together.
         self._is_reading = False
+        # Looks the key up again, while nothing is read from the client.
         self._checking: asyncio.Task[None] | None = None
-        self._told: list[wire.Told] = []
-        self._told_size = 0
+        # Answers that are not sent yet, and their bytes, which count as the organisation's load.
+        self._waiting: list[wire.Told] = []
+        self._waiting_bytes = 0
+        # Whether a turn of the loop is booked that sends them.
         self._flush_is_due = False
+        # Nothing more is begun; nothing more can be sent.
         self._ended = self._is_lost = False
+        # Set while nothing is in flight and nothing waits.
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -126,7 +134,7 @@ class SocketAsks:
     async def finish(self) -> None:
         """Take no more requests, and wait until those in flight are answered."""
         self._ended = True
-        if self._in_flight or self._told:
+        if self._in_flight or self._waiting:
             self._idle.clear()
             await self._idle.wait()
 
@@ -230,8 +238,8 @@ class SocketAsks:
             answer: to it.
             size: bytes counted for it; the load is relieved of them once the answer is sent.
         """
-        self._told.append(wire.Told(ask_id, answer.status, msgspec.Raw(answer.body)))
-        self._told_size += size
+        self._waiting.append(wire.Told(ask_id, answer.status, msgspec.Raw(answer.body)))
+        self._waiting_bytes += size
         if not self._flush_is_due:
             self._flush_is_due = True
             self._loop.call_soon(self._flush)
@@ -240,14 +248,14 @@ class SocketAsks:
         self._flush_is_due = False
         if self._is_lost:
             self._drop_answers()
-        if not self._told or self._socket.is_paused:
+        if not self._waiting or self._socket.is_paused:
             return
         frames: list[bytes] = []
         answers: list[wire.Told] = []
         size = 0
-        for told in self._told:
-            answers.append(told)
-            size += len(told.body)
+        for answer in self._waiting:
+            answers.append(answer)
+            size += len(answer.body)
             if size >= _ANSWER_FRAME_BYTES:
                 frames.append(self._frame(answers))
                 answers, size = [], 0
@@ -260,11 +268,11 @@ class SocketAsks:
         return sealed(self._identity, wire.encode(wire.Answers(answers)))
 
     def _drop_answers(self) -> None:
-        """Forget the answers that are sent, or that nobody will read."""
-        self._told.clear()
-        if self._told_size:
-            self._load.release(self._identity.organisation_id, self._told_size)
-            self._told_size = 0
+        """Forget the answers that are sent, or that can no longer be."""
+        self._waiting.clear()
+        if self._waiting_bytes:
+            self._load.release(self._identity.organisation_id, self._waiting_bytes)
+            self._waiting_bytes = 0
         if not self._in_flight:
             self._idle.set()
 

@@ -7,7 +7,7 @@ from typing import Self
 
 from guard.core import wire
 from guard.gateway.api.auth import Authenticator, KeyIdentity, signature_of
-from guard.gateway.api.decisions import DecisionHandlers, overloaded, request_of
+from guard.gateway.api.decisions import DecisionHandlers, Operation, overloaded, request_of
 from guard.gateway.api.http import (
     IDENTIFIED,
     Receive,
@@ -22,6 +22,8 @@ from guard.gateway.api.http import (
 from guard.gateway.domain.commands import RequestOrigin
 from guard.gateway.services.load import REQUEST_BYTES, Load
 from guard.gateway.settings import GatewaySettings
+
+Route = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class _Held:
@@ -68,41 +70,35 @@ class HotRoutes:
         load: Load,
     ) -> None:
         self._load = load
-        self._decisions = decisions
         self._authenticator = authenticator
         self._settings = settings
-        self.paths: dict[str, Callable[[Scope, Receive, Send], Awaitable[None]]] = {
-            wire.GATE_PATH: self._gate,
-            wire.RELEASE_PATH: self._release,
-            wire.LEASE_PATH: self._lease,
-            wire.EVENTS_PATH: self._events,
+        self.paths: dict[str, Route] = {
+            wire.GATE_PATH: self._route(decisions.gate, is_signed=True),
+            wire.RELEASE_PATH: self._route(decisions.release),
+            wire.LEASE_PATH: self._route(decisions.lease, is_signed=True),
+            wire.EVENTS_PATH: self._route(decisions.ingest, is_events=True),
         }
 
-    async def _gate(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers, identity = await self._identify(scope)
-        with _Held(self._load, identity.organisation_id, False) as held:
-            request, body = await self._enter(scope, receive, headers, identity, held)
-            answer = await self._decisions.gate(request, body)
-            await send_answer(scope, send, answer, signature_of(identity, answer))
+    def _route(
+        self, decide: Operation, *, is_signed: bool = False, is_events: bool = False
+    ) -> Route:
+        """Return what serves one path.
 
-    async def _release(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers, identity = await self._identify(scope)
-        with _Held(self._load, identity.organisation_id, False) as held:
-            request, body = await self._enter(scope, receive, headers, identity, held)
-            await send_answer(scope, send, await self._decisions.release(request, body))
+        Args:
+            decide: the operation.
+            is_signed: whether the answer grants something, and so carries a signature.
+            is_events: whether requests are batches of events, which wait where decisions need room.
+        """
 
-    async def _lease(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers, identity = await self._identify(scope)
-        with _Held(self._load, identity.organisation_id, False) as held:
-            request, body = await self._enter(scope, receive, headers, identity, held)
-            answer = await self._decisions.lease(request, body)
-            await send_answer(scope, send, answer, signature_of(identity, answer))
+        async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+            headers, identity = await self._identify(scope)
+            with _Held(self._load, identity.organisation_id, is_events) as held:
+                request, body = await self._enter(scope, receive, headers, identity, held)
+                answer = await decide(request, body)
+                signature = signature_of(identity, answer) if is_signed else None
+                await send_answer(scope, send, answer, signature)
 
-    async def _events(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers, identity = await self._identify(scope)
-        with _Held(self._load, identity.organisation_id, True) as held:
-            request, body = await self._enter(scope, receive, headers, identity, held)
-            await send_answer(scope, send, await self._decisions.ingest(request, body))
+        return serve
 
     async def _identify(self, scope: Scope) -> tuple[dict[bytes, bytes], KeyIdentity]:
         """Return the headers and the owner of their key, before the body is read."""

@@ -24,7 +24,7 @@ ONE_WRITE: Final = "guard.one_write"
 whole answer and writes them at once. Headers must not contain client input."""
 
 IDENTIFIED: Final = "guard.identified"
-"""ASGI extension of the gateway's own server: a callable to be told the organisation that the
+"""ASGI extension of the gateway's own server: a callable that takes the organisation that the
 connection's key belongs to."""
 
 

@@ -1,4 +1,4 @@
-"""``guard gateway local``: this user's own gateway, for as long as somebody uses it."""
+"""``guard gateway local``: this user's own gateway, for as long as it is used."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class Live:
         try:
             return await self._site.parts.operators.session(context.token) is not None
         except StoreError:
-            return True  # a store that does not answer signs nobody out
+            return True  # a store that does not answer is no reason to sign out
 
     def _health(self) -> str:
         healthy, trouble = self._site.health()

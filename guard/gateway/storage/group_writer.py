@@ -67,6 +67,7 @@ class _Item(Generic[UnitT]):
         self.future = future
         self.weight = weight
         self.outside = outside
+        # Set where the work runs; the future is set from them on the loop, after the commit.
         self.result: Any = None
         self.error: BaseException | None = None
 
@@ -91,6 +92,7 @@ class GroupWriter(Generic[UnitT]):
         remote: bool = False,
         failures: tuple[type[Exception], ...] = (),
     ) -> None:
+        # Used by the thread while ``_busy``, and by the loop otherwise; never by both.
         self._unit = unit
         self._deliver_events = deliver
         self._failures = failures
@@ -98,15 +100,25 @@ class GroupWriter(Generic[UnitT]):
         self._remote = remote
         self._weight_max = REMOTE_WEIGHT_MAX if remote else GROUP_WEIGHT_MAX
         self._loop = asyncio.get_running_loop()
+        # Submitted and not in a group yet, in order. Only the loop reads and writes it.
         self._collected: list[_Item[UnitT]] = []
+        # The sum of their weights.
         self._weight = 0
+        # Whether the thread has a group. Set by the loop when it hands one over, and cleared by the
+        # loop when the thread has called back, so it needs no lock.
         self._busy = False
+        # Until then (the loop's time) everything goes to the thread: a commit was slow.
         self._slow_until = 0.0
+        # At most one group at a time, and ``None`` at the end; the semaphore counts them.
         self._jobs: collections.deque[list[_Item[UnitT]] | None] = collections.deque()
         self._wake = threading.Semaphore(0)
+        # Set once by the loop: nothing more is accepted.
         self._closing = False
+        # Counters for metrics. Written by whichever of the two runs a group; one that reads them
+        # meanwhile may see a number that is a moment old.
         self.groups = 0
         self.items = 0
+        # Whether the last commit succeeded, for ``/readyz``.
         self.healthy = True
         self.statistics = WriterStatistics()
         self._thread = threading.Thread(target=self._run, name="guard-gateway-writer", daemon=True)
@@ -202,11 +214,14 @@ class GroupWriter(Generic[UnitT]):
         self._deliver(group, events)
 
     def _deliver(self, group: list[_Item[UnitT]], events: list[PostCommitEvent]) -> None:
+        # Before any answer: an operator whose kill is confirmed may rely on it being on its way.
         if events:
             self._deliver_events(events)
         for item in group:
             future = item.future
-            if future.done():
+            if (
+                future.done()
+            ):  # its caller has given up; what it asked for is committed all the same
                 continue
             if item.error is not None:
                 future.set_exception(item.error)
@@ -238,11 +253,14 @@ class GroupWriter(Generic[UnitT]):
             return self._run_outside(group[0])
         try:
             return self._attempt(group)
-        except StoreLostError:  # perhaps it was committed: whoever asked knows how to repeat it
+        except StoreLostError:
+            # Perhaps it was committed. Running it again here could do it twice; callers repeat it
+            # under its idempotency key.
             return []
-        except Exception:  # noqa: BLE001  # the item carries it to whoever asked
+        except Exception:  # noqa: BLE001  # the item carries it to its caller
             if len(group) == 1:
                 return []
+        # Nothing was committed, and which item is to blame is not known: each runs by itself.
         events: list[PostCommitEvent] = []
         for item in group:
             item.error = None
@@ -265,7 +283,7 @@ class GroupWriter(Generic[UnitT]):
             error = self._noted(exc)
             try:
                 unit.rollback()
-            except Exception as second:  # noqa: BLE001  # the first error is told
+            except Exception as second:  # noqa: BLE001  # callers get the first one
                 self._noted(second)
             for item in group:
                 item.error = item.error or error
@@ -282,14 +300,14 @@ class GroupWriter(Generic[UnitT]):
         unit.savepoint()
         try:
             item.result = item.work(unit)
-        except Exception as exc:  # noqa: BLE001  # carried to whoever asked
+        except Exception as exc:  # noqa: BLE001  # carried to its caller
             item.error = self._noted(exc)
             unit.undo()
 
     def _run_outside(self, item: _Item[UnitT]) -> list[PostCommitEvent]:
         try:
             item.result = item.work(self._unit)
-        except Exception as exc:  # noqa: BLE001  # carried to whoever asked
+        except Exception as exc:  # noqa: BLE001  # carried to its caller
             item.error = self._noted(exc)
         return []
 

@@ -40,7 +40,7 @@ LOCK_TIMEOUT_MS: Final = 10_000
 IDLE_TIMEOUT_MS: Final = 5000
 """The server ends a transaction whose client is silent for so long, and frees its locks.
 
-Shorter than others wait for a lock, so that a frozen replica fails nobody.
+Shorter than others wait for a lock, so that a frozen replica makes no other one fail.
 """
 
 _DEFAULTS: Final = {
@@ -166,6 +166,8 @@ class _Connection:
     """
 
     def __init__(self, dsn: str, name: str, watch: AnswerWatch, *, reading: bool) -> None:
+        # Used by one thread at a time. The watch's thread never touches it: libpq is not safe for
+        # two, so that one has a duplicate of the socket.
         self.psycopg = _opened(dsn, name)
         self._line = WatchedSocket(self.psycopg.fileno())
         self._watch = watch
@@ -223,7 +225,9 @@ class WriteConnection(_Connection):
 
     def __init__(self, dsn: str, name: str, watch: AnswerWatch) -> None:
         super().__init__(dsn, name, watch, reading=False)
+        # Types of columns by table, read once when the connection is opened.
         self._types: dict[str, dict[str, str]] = {}
+        # Statements for many rows by the shared text; ``None`` where each row goes by itself.
         self._bulks: dict[str, Bulk | None] = {}
 
     def learn_types(self) -> None:

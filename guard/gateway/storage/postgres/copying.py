@@ -66,7 +66,7 @@ class _Inside(PostgresReadConnection):
 
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[None]:
-        """Nobody else writes."""
+        """Do nothing: the transaction that copies is the only one that writes."""
         yield
 
 

@@ -100,11 +100,16 @@ class PostgresEngine(SqlEngine[PostgresUnitOfWork, PostgresReadConnection]):
             Retention(retention_days, audit_retention_days),
         )
         self._listener: Listener | None = None
+        # What was delivered to this gateway. Changed on the loop only; the writer's and the
+        # listener's thread read single numbers of it, and what they read twice is dropped here.
         self._feed = Feed()
         self._watch = AnswerWatch()
+        # Until then nothing tries to connect. Any thread that connects reads and writes it; where
+        # two fail at once, either value will do.
         self._next_try_s = 0.0
         self.peers = PostgresPeers(self.look_up, self._sender)
         self.rates = PostgresRates(self._write_connection, clock_ms)
+        # The last count, for metrics, and when the next one is due; only the sweep writes them.
         self._open_now = _Open()
         self._next_count_s = 0.0
 
@@ -203,10 +208,10 @@ class PostgresEngine(SqlEngine[PostgresUnitOfWork, PostgresReadConnection]):
 
     @contextlib.contextmanager
     def _trying(self) -> Iterator[None]:
-        """Try to connect, unless somebody has just failed to: whoever asks then would wait as long.
+        """Try to connect, unless an attempt has just failed: each further one would wait as long.
 
         Raises:
-            StoreLostError: somebody has.
+            StoreLostError: one has just failed.
         """
         if time.monotonic() < self._next_try_s:
             raise StoreLostError("the database cannot be reached")

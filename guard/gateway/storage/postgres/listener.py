@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 WAIT_S: Final = 0.25
 ASK_S: Final = 3.0
-"""The listener asks what is new by itself so often: a silent server has nothing to tell, or is
+"""The listener asks what is new by itself so often: a server that sends nothing has no news, or is
 away."""
 
 ANSWER_WAIT_S: Final = 10.0
@@ -73,15 +73,20 @@ class Listener:
         self._feed = feed
         self._deliver = deliver
         self._replica = replica
+        # Set by the loop's side; the thread looks between two waits.
         self._closing = threading.Event()
+        # When the thread last asked what is new; its own.
         self._asked_s = 0.0
+        # Whether other replicas are heard. The thread writes it, ``/readyz`` and metrics read it.
         self.healthy = True
         self._thread = threading.Thread(target=self._run, name="guard-gateway-notices", daemon=True)
 
     def start(self) -> None:
         """Listen; returns when whatever is committed from now on is heard."""
         connection = self._open()
+        # After LISTEN: what is committed between the two is heard, and known already.
         self._feed.start(newest_of_all(connection.psycopg))
+        # Handed to the thread, which takes it before it looks at anything else.
         self._first: PostgresReadConnection | None = connection
         self._thread.start()
 
@@ -146,7 +151,7 @@ class Listener:
             try:
                 replica, kind, organisation_id, *rest = payload.split(" ", 3)
                 leases = _leases(rest[0]) if kind in ("recall", "answered") else {}
-            except (ValueError, IndexError):  # anybody on the database can send one
+            except (ValueError, IndexError):  # any user of the database can send one
                 logger.warning("a notification that no replica sends was passed over")
                 continue
             if replica != self._replica():

@@ -1,6 +1,6 @@
 """The events of a unit of work: repeats are looked up, and rows written, for all of them at once.
 
-The organisations of a unit are locked, so nobody else adds to their events meanwhile.
+The organisations of a unit are locked, so no other replica adds to their events meanwhile.
 """
 
 from __future__ import annotations

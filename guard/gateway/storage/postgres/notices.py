@@ -1,7 +1,7 @@
 """Control messages that other replicas have committed, in order and without a gap.
 
-The numbered row is the truth. A notification only wakes: whoever is woken reads every row after
-the newest one that it has published. So a lost notification delays a message, and loses none.
+The numbered row is the truth. A notification only wakes: a replica that is woken reads every row
+after the newest one that it has published. So a lost notification delays a message, and loses none.
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ class Feed:
     """Hands each message on once, in the order of its number.
 
     A replica's own commits and what it reads of others come from different threads, so a message
-    may arrive twice, and late. One that is older than the newest one published is dropped: whoever
-    published that one had read all before it.
+    may arrive twice, and late. One that is older than the newest one published is dropped: the
+    thread that published that one had read all before it.
     """
 
     def __init__(self) -> None:
+        # The newest number by organisation. Written on the loop, after the start; read by threads.
         self._newest: dict[str, int] = {}
 
     def start(self, newest: dict[str, int]) -> None:
-        """Note what was stored before anybody listened."""
+        """Note what was stored before the listener began."""
         self._newest = dict(newest)
 
     def seen(self, organisation_id: str) -> int:

@@ -39,7 +39,7 @@ def own_schema(url: DatabaseUrl, prefix: str, left: Callable[[str], None]) -> It
     Args:
         url: of the database.
         prefix: of the schema's name.
-        left: told what to do when the schema could not be dropped.
+        left: called with what to do when the schema could not be dropped.
 
     Raises:
         StoreError: no schema could be made.

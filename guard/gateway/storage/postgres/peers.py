@@ -1,4 +1,4 @@
-"""Questions to other replicas that are stored nowhere: whoever is away has nothing to answer."""
+"""Questions to other replicas that are stored nowhere: one that is away has nothing to answer."""
 
 from __future__ import annotations
 

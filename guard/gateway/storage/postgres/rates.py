@@ -24,7 +24,7 @@ from guard.gateway.storage.memory_rates import Bucket, Loan, RateCounters, Windo
 from guard.gateway.storage.postgres.connection import ANSWER_WAIT_S, CLOCK, WriteConnection
 
 KEEP_MS: Final = 86_400_000
-"""Rows of counters that nobody uses any more are deleted after so long."""
+"""Rows of unused counters are deleted after so long."""
 
 _LoanRow = tuple[str, int, int]
 
@@ -223,7 +223,7 @@ class RateUnit(RateCounters):
         self.organisations.clear()
 
     def delete_old(self) -> None:
-        """Delete what nobody has used for a day."""
+        """Delete what was not used for a day."""
         for sql in (
             "DELETE FROM rate_loans WHERE until_ms < %s",
             "DELETE FROM rate_buckets WHERE ends_ms < %s",
@@ -304,6 +304,6 @@ class PostgresRates:
         )
 
     async def delete_old(self) -> None:
-        """Delete what nobody has used for a day."""
+        """Delete what was not used for a day."""
         if self._writer is not None:
             await self._writer.submit(lambda unit: unit.delete_old(), Scopes(organisations=()))

@@ -16,7 +16,7 @@ SWEEP_ORGANISATIONS: Final = 50
 """Organisations that one step of a sweep locks."""
 
 CLEAN_MS: Final = 600_000
-"""How often counters of rate caps that nobody uses are deleted."""
+"""How often unused counters of rate caps are deleted."""
 
 ALIVE_MS: Final = 15_000
 """A replica that was seen so lately may have holders of leases on its sockets."""

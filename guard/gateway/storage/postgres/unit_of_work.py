@@ -72,14 +72,21 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
         self._channel = channel
         self._seen_seq = seen_seq
         self._resume = resume
+        # Events of the unit that resumed after a lost connection; the next commit delivers them.
         self._undelivered: list[PostCommitEvent] = []
+        # Whether a lost commit may have changed keys, rules or prices, so that caches above the
+        # store are to be read again; and whether leases may have run out meanwhile.
         self._may_have_missed = self._has_to_resume = False
+        # The name under which this replica writes. A new one after each lost connection: what was
+        # written under the old one is then another writer's, and is read again.
         self.replica = secrets.token_hex(8)
+        # Organisations whose rows another replica has written last; this unit puts its name there.
         self._taken: list[str] = []
         row = self.row("SELECT value FROM facts WHERE name = 'clock_ms'")
         wall_ms = clock_ms() if clock_ms is not None else int(self.row(CLOCK)[0])
         self._clock = SteadyClock(0 if row is None else int(row[0]), wall_ms, monotonic_ms())
         self.now_ms = self._clock.now_ms
+        # When the clock was read, in time that only passes: other threads ask between two units.
         self._read_at_ms = monotonic_ms()
 
     # -- transaction ---------------------------------------------------------------------------
@@ -94,6 +101,7 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
             self._reconnect()
         if self._has_to_resume:
             self._begin([NOTHING])
+            # Before all organisations are locked, which stops every other replica.
             is_needed = not self.anybody_alive(AWAY_MS)
             self.rollback()
             if is_needed:
@@ -205,7 +213,7 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
         return [*earlier, *self.committed()]
 
     def _payloads(self) -> set[str]:
-        """Return what other replicas are told: which kind of thing changed, and whose."""
+        """Return what other replicas are notified of: which kind of thing changed, and whose."""
         return {
             f"{self.replica} {event.kind} {event.organisation_id or ''}"
             for event in self.events
@@ -261,7 +269,7 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
         return int(self.write(f"{sql} RETURNING {column}", arguments).fetchone()[0])
 
     def locked_fact(self, name: str) -> str | None:
-        """Return one of the store's own values, which nobody else changes in this transaction."""
+        """Return one of the store's own values, locked until the transaction ends."""
         row = self.row("SELECT value FROM facts WHERE name = ? FOR UPDATE", name)
         return None if row is None else str(row[0])
 

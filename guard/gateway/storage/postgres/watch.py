@@ -1,9 +1,9 @@
 """Ends connections whose server is silent when it has to answer.
 
 The kernel notices a server that is gone. It does not notice one that is there and says nothing: a
-frozen server, or a proxy in between that has lost the other side. Whoever waits for such an answer
-would wait for ever, so each connection says until when it expects one, and a thread ends those that
-do not get it. To the waiting thread this is a lost connection like any other.
+frozen server, or a proxy in between that has lost the other side. A thread that waits for such an
+answer would wait for ever, so each connection says until when it expects one, and another thread
+ends those that do not get it. To the waiting thread this is a lost connection like any other.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ class WatchedSocket:
 
     def __init__(self, fileno: int) -> None:
         self._socket = socket.socket(fileno=os.dup(fileno))
+        # Keeps the watch from cutting a socket while the connection's thread closes it.
         self._lock = threading.Lock()
+        # Monotonic time. Written by the connection's thread, read by the watch, without a lock: one
+        # assignment is whole, and a value that is a moment old is looked at again 0.25 s later.
         self.answers_by_s = math.inf
 
     def expect(self, within_s: float) -> None:
@@ -40,7 +43,7 @@ class WatchedSocket:
         self.answers_by_s = math.inf
 
     def cut(self) -> None:
-        """End the connection under whoever waits on it."""
+        """End the connection under the thread that waits on it."""
         with self._lock, contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -54,7 +57,9 @@ class AnswerWatch:
     """Cuts the lines on which an answer is overdue, from a thread of its own."""
 
     def __init__(self) -> None:
+        # Any thread adds and removes; the watch goes through a copy.
         self._lines: set[WatchedSocket] = set()
+        # Ends the watch, and its waits between two looks.
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -85,5 +90,6 @@ class AnswerWatch:
             now_s = time.monotonic()
             for line in tuple(self._lines):
                 if line.answers_by_s < now_s:
+                    # First: the thread that is woken may expect its next answer at once.
                     line.rest()
                     line.cut()

@@ -1,7 +1,8 @@
 """What the shared SQL asks of an engine: connections to write and to read on.
 
 The queries of this package are written once, in the SQL that both engines speak. Where the two
-differ, the text is SQLite's, and :mod:`guard.gateway.storage.postgres.spelling` rewrites it.
+differ, the text is SQLite's, and :mod:`guard.gateway.storage.postgres.spelling` has PostgreSQL's
+beside it.
 """
 
 from __future__ import annotations

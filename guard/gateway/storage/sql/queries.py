@@ -99,7 +99,7 @@ class SqlQueries(ReadingStore):
         return operator_from_row(rows[0]) if rows else None
 
     async def has_operators(self) -> bool:
-        """Tell whether anybody can sign in."""
+        """Tell whether there is anyone who can sign in."""
         return bool(await self._rows("SELECT 1 FROM operators LIMIT 1"))
 
     async def find_session(self, token_hash: bytes) -> OperatorSession | None:

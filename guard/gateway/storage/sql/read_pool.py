@@ -50,15 +50,18 @@ class ReadPool(Generic[PooledT]):
         connect: opens a connection.
         size: connections at most.
         name: of the threads.
-        wait_s: how long a query may take; whoever asks it for longer has lost the server.
+        wait_s: how long a query may take; after that its server is taken for lost.
     """
 
     def __init__(self, connect: Callable[[], PooledT], size: int, name: str, wait_s: float) -> None:
         self._connect = connect
         self._wait_s = wait_s
+        # Open connections that no thread uses, and since when. A thread takes one for a query, so
+        # no connection is ever used by two; the queue is what the threads share.
         self._idle: queue.SimpleQueue[tuple[PooledT, float]] = queue.SimpleQueue()
         self._threads = ThreadPoolExecutor(size, thread_name_prefix=name)
         self._size = size
+        # Queries that run or wait for a thread. Only the loop reads and writes it.
         self._asked = 0
 
     async def run(self, work: Callable[[PooledT], T], wait_s: float | None = None) -> T:
@@ -83,6 +86,7 @@ class ReadPool(Generic[PooledT]):
             try:
                 return work(connection)
             except Exception:
+                # Reading twice is safe, and only one that was idle can have been lost unnoticed.
                 if is_new or not connection.is_broken():
                     raise
             finally:

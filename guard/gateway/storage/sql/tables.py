@@ -21,10 +21,16 @@ class Tables:
 
     def __init__(self, connection: WritingConnection) -> None:
         self.connection = connection
+        # The time of the unit, read once when it begins, so that all its rows agree.
         self.now_ms = 0
+        # Calls that restore the caches, oldest change first; cleared by a commit.
         self.undo_log: list[tuple[Any, ...]] = []
+        # How long the log was when the present command began.
         self._undo_from = 0
+        # Whether the command has written a row. Most of a group write none before its end, and a
+        # savepoint for each would cost two statements.
         self._has_savepoint = False
+        # Rows that were changed, ever; retention measures its steps by the difference.
         self.changed_rows = 0
 
     def write(self, sql: str, arguments: tuple[Any, ...] = ()) -> Cursor:
@@ -43,7 +49,7 @@ class Tables:
         """Write the rows of events that are kept back until the unit ends; for a query of them."""
 
     def locked_fact(self, name: str) -> str | None:
-        """Return one of the store's own values, which nobody else changes in this transaction."""
+        """Return one of the store's own values, locked until the transaction ends."""
         row = self.row("SELECT value FROM facts WHERE name = ?", name)
         return None if row is None else str(row[0])
 

@@ -66,7 +66,9 @@ class SqliteEngine(SqlEngine[SqliteUnitOfWork, SqliteReadConnection]):
         self._durable = durable
         self.clock_ms = clock_ms
         own = clock_ms if clock_ms is not wall_clock_ms else monotonic_clock_ms
+        # The writer's: used by its thread or by the loop, never by both (see ``GroupWriter``).
         self._connection: sqlite3.Connection | None = None
+        # Held as long as the file is open; closing it, or the end of the process, frees it.
         self._lock_file: int | None = None
         super().__init__(
             self._read_connection,
@@ -95,6 +97,7 @@ class SqliteEngine(SqlEngine[SqliteUnitOfWork, SqliteReadConnection]):
         )
 
     def _open(self) -> SqliteUnitOfWork:
+        # First: whatever comes after may change the file.
         self._lock_file = file_lock.take(self.path)
         os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
         kept = convert_0_7(self.path)

@@ -67,7 +67,7 @@ class SqliteUnitOfWork(SqlUnitOfWork):
     # -- maintenance ---------------------------------------------------------------------------
 
     def truncate_log(self) -> None:
-        """Copy the whole write-ahead log into the database and start it afresh, if nobody reads.
+        """Copy the whole write-ahead log into the database and start it afresh, unless it is read.
 
         A long report or a backup holds on to the log; the next sweep tries again.
         """
