@@ -8,9 +8,8 @@ from guard.gateway.ledger import expiry, leases
 from guard.gateway.ledger.state import ANYTHING, NOTHING, Scopes
 from guard.gateway.storage.postgres.engine import PostgresEngine
 from guard.gateway.storage.postgres.unit_of_work import AWAY_MS, PostgresUnitOfWork
-from guard.gateway.storage.sql.analytics import SqlReports
-from guard.gateway.storage.sql.dashboard import SqlDashboardQueries
 from guard.gateway.storage.sql.queries import SqlQueries
+from guard.gateway.storage.sql.reports import SqlReports
 
 SWEEP_ORGANISATIONS: Final = 50
 """Organisations that one step of a sweep locks."""
@@ -30,7 +29,7 @@ _DUE: Final = (
 )
 
 
-class PostgresStorage(PostgresEngine, SqlQueries, SqlReports, SqlDashboardQueries):
+class PostgresStorage(PostgresEngine, SqlQueries, SqlReports):
     """Implements :class:`guard.gateway.storage.port.Storage` on a database that replicas share.
 
     Args:

@@ -1,4 +1,4 @@
-"""Reports: lists and sums for operators, on connections of their own."""
+"""Lists and sums for operators."""
 
 from __future__ import annotations
 
@@ -12,13 +12,9 @@ from guard.gateway.domain.control import Directives
 from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.usage import DAY_MS
 from guard.gateway.ledger.audit import GENESIS
-from guard.gateway.ledger.state import ScopeKeys
 from guard.gateway.storage.sql.columns import BALANCES_AND_BUDGETS, SELECT_APPROVALS, SELECT_AUDIT
-from guard.gateway.storage.sql.connection import Connection, ReadingStore, equals
+from guard.gateway.storage.sql.connection import Connection, equals
 from guard.gateway.storage.sql.rows import approval_from_row, audit_entry_from_row
-from guard.gateway.storage.sql.spend import spend
-from guard.gateway.storage.sql.usage_report import usage
-from guard.gateway.storage.sql.verify import verify_audit, verify_ledger
 from guard.gateway.storage.sql.views import (
     EVENT_COLUMNS,
     balance_view_from_row,
@@ -38,7 +34,7 @@ def directives_of(reading: Connection, organisation_id: str) -> Directives:
 
 
 def workflows(
-    reading: Connection, organisation_id: str, after: str, limit: int, now_ms: int
+    reading: Connection, now_ms: int, organisation_id: str, after: str, limit: int
 ) -> list[records.Workflow]:
     """Return workflows by id: those seen, and those that only a directive names."""
     directives = directives_of(reading, organisation_id)
@@ -60,7 +56,7 @@ def workflows(
 
 
 def workflow(
-    reading: Connection, organisation_id: str, workflow_id: str, now_ms: int
+    reading: Connection, now_ms: int, organisation_id: str, workflow_id: str
 ) -> records.Workflow:
     """Return one workflow.
 
@@ -88,11 +84,11 @@ def _workflow_row(
 
 def runs(
     reading: Connection,
+    now_ms: int,
     organisation_id: str,
     workflow_id: str | None,
     after: str,
     limit: int,
-    now_ms: int,
 ) -> list[records.Run]:
     """Return runs by id, of one workflow or of all."""
     directives = directives_of(reading, organisation_id)
@@ -143,9 +139,16 @@ def events(
 
 
 def balances(
-    reading: Connection, organisation_id: str, open_after_ms: int, after: int, limit: int
+    reading: Connection,
+    now_ms: int,
+    organisation_id: str,
+    *,
+    current_only: bool,
+    after: int = 0,
+    limit: int = 2**31,
 ) -> list[records.BalanceView]:
-    """Return a page of balances with their budgets, of periods that end after a moment."""
+    """Return balances with their budgets, by number; ``current_only``: of periods that go on."""
+    open_after_ms = now_ms if current_only else -1
     rows = reading.rows(
         f"SELECT {BALANCES_AND_BUDGETS} FROM balances b CROSS JOIN budgets u USING (budget_id)"  # noqa: S608 (constant text)
         " WHERE b.balance_id > ? AND u.organisation_id = ? AND coalesce(b.ends_ms, ?) > ?"
@@ -185,94 +188,16 @@ def deliveries(reading: Connection, organisation_id: str, limit: int) -> list[re
     ]  # fmt: skip
 
 
-class SqlReports(ReadingStore):
-    """The admin API's reports; no request and no kill waits for them."""
+def audit(
+    reading: Connection, organisation_id: str | None, after: int, limit: int
+) -> list[records.AuditEntry]:
+    """Return audit entries in order, of one organisation or of all."""
+    where, arguments = equals(organisation_id=organisation_id)
+    sql = f"{SELECT_AUDIT} WHERE {where or 'true'} AND seq > ? ORDER BY seq LIMIT ?"
+    return [audit_entry_from_row(row) for row in reading.rows(sql, *arguments, after, limit)]
 
-    async def workflows(
-        self, organisation_id: str, after: str, limit: int
-    ) -> list[records.Workflow]:
-        """Return workflows by id."""
-        now_ms = self.clock_ms()
-        return await self.report(lambda r: workflows(r, organisation_id, after, limit, now_ms))
 
-    async def workflow(self, organisation_id: str, workflow_id: str) -> records.Workflow:
-        """Return one workflow."""
-        now_ms = self.clock_ms()
-        return await self.report(lambda r: workflow(r, organisation_id, workflow_id, now_ms))
-
-    async def runs(
-        self, organisation_id: str, workflow_id: str | None, after: str, limit: int
-    ) -> list[records.Run]:
-        """Return runs by id."""
-        now_ms = self.clock_ms()
-        return await self.report(
-            lambda r: runs(r, organisation_id, workflow_id, after, limit, now_ms)
-        )
-
-    async def events(
-        self, organisation_id: str, after: int, limit: int, workflow_id: str | None,
-        event_type: str | None,
-    ) -> list[records.StoredEvent]:  # fmt: skip
-        """Return events in the order of arrival."""
-        return await self.report(
-            lambda r: events(r, organisation_id, after, limit, workflow_id, event_type)
-        )
-
-    async def usage(
-        self, organisation_id: str, group_by: str, since_ms: int, until_ms: int, limit: int
-    ) -> list[records.UsageRow]:
-        """Return usage summed by group."""
-        return await self.report(
-            lambda r: usage(r, organisation_id, group_by, since_ms, until_ms, limit)
-        )
-
-    async def spend(
-        self, organisation_id: str, keys: ScopeKeys, run_id: str | None
-    ) -> wire.SpendReply:
-        """Return what a workflow has spent, and the budgets over it."""
-        now_ms = self.clock_ms()
-        return await self.report(lambda r: spend(r, organisation_id, keys, run_id, now_ms))
-
-    async def balances(
-        self, organisation_id: str, *, current_only: bool, after: int = 0, limit: int = 2**31
-    ) -> list[records.BalanceView]:
-        """Return balances with their budgets, by number."""
-        open_after_ms = self.clock_ms() if current_only else -1
-        return await self.report(
-            lambda r: balances(r, organisation_id, open_after_ms, after, limit)
-        )
-
-    async def approvals(
-        self, organisation_id: str, status: str | None, limit: int
-    ) -> list[records.Approval]:
-        """Return approvals, newest first."""
-        return await self.report(lambda r: approvals(r, organisation_id, status, limit))
-
-    async def deliveries(self, organisation_id: str, limit: int) -> list[records.Delivery]:
-        """Return webhook deliveries, newest first."""
-        return await self.report(lambda r: deliveries(r, organisation_id, limit))
-
-    async def audit(
-        self, organisation_id: str | None, after: int, limit: int
-    ) -> list[records.AuditEntry]:
-        """Return audit entries in order, of one organisation or of all."""
-        where = "" if organisation_id is None else " AND organisation_id = ?"
-        arguments: list[Any] = [after] if organisation_id is None else [after, organisation_id]
-        sql = f"{SELECT_AUDIT} WHERE seq > ?{where} ORDER BY seq LIMIT ?"
-        return await self.report(
-            lambda r: [audit_entry_from_row(row) for row in r.rows(sql, *arguments, limit)]
-        )
-
-    async def audit_head(self) -> tuple[int, str]:
-        """Return the number and the hash of the newest audit entry."""
-        sql = "SELECT seq, hash FROM audit ORDER BY seq DESC LIMIT 1"
-        rows = await self.report(lambda reading: reading.rows(sql))
-        return (rows[0][0], rows[0][1]) if rows else (0, GENESIS)
-
-    async def verify_audit(self, noted: tuple[int, str] | None = None) -> tuple[int, int | None]:
-        """Check the hash chain of the audit log, and that it contains a noted entry."""
-        return await self.report(lambda reading: verify_audit(reading, noted))
-
-    async def verify_ledger(self) -> records.LedgerReport:
-        """Check every balance against its entries."""
-        return await self.report(lambda r: verify_ledger(r))
+def audit_head(reading: Connection) -> tuple[int, str]:
+    """Return the number and the hash of the newest audit entry."""
+    rows = reading.rows("SELECT seq, hash FROM audit ORDER BY seq DESC LIMIT 1")
+    return (rows[0][0], rows[0][1]) if rows else (0, GENESIS)

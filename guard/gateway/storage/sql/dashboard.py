@@ -11,7 +11,7 @@ from guard.gateway.domain import records, usage
 from guard.gateway.domain.control import end_of, is_timed, newest
 from guard.gateway.storage.sql.analytics import directives_of
 from guard.gateway.storage.sql.columns import BALANCES_AND_BUDGETS, SELECT_AUDIT
-from guard.gateway.storage.sql.connection import Connection, ReadingStore, equals
+from guard.gateway.storage.sql.connection import Connection, equals
 from guard.gateway.storage.sql.rows import audit_entry_from_row
 from guard.gateway.storage.sql.views import (
     EVENT_COLUMNS,
@@ -81,10 +81,11 @@ def spend_over_time(
 
 
 def usage_by_model(
-    reading: Connection, organisation_id: str, size_ms: int, since_ms: int, until_ms: int,
+    reading: Connection, now_ms: int, organisation_id: str, size_ms: int, since_ms: int,
     workflow_id: str | None, limit: int,
 ) -> list[usage.ModelUsage]:  # fmt: skip
     """Return usage by model, most expensive first."""
+    until_ms = now_ms + size_ms
     sums, source, arguments = _rollups(organisation_id, size_ms, since_ms, until_ms, workflow_id)
     rows = reading.rows(
         f"SELECT model, {sums} FROM {source} GROUP BY model HAVING model <> ''"  # noqa: S608 (constant text)
@@ -120,7 +121,7 @@ def newest_events(
 
 
 def active_directives(
-    reading: Connection, organisation_id: str, now_ms: int
+    reading: Connection, now_ms: int, organisation_id: str
 ) -> list[usage.ActiveDirective]:
     """Return the active kills and pauses, newest first."""
     latest: dict[tuple[str, str], dict[str, wire.ControlMessage | None]] = {}
@@ -151,8 +152,8 @@ def active_directives(
 
 
 def workflow_page(
-    reading: Connection, organisation_id: str, search: str, sort: usage.WorkflowSort, offset: int,
-    limit: int, now_ms: int,
+    reading: Connection, now_ms: int, organisation_id: str, search: str, sort: usage.WorkflowSort,
+    offset: int, limit: int,
 ) -> list[records.Workflow]:  # fmt: skip
     """Return one page of the workflows seen."""
     directives = directives_of(reading, organisation_id)
@@ -183,146 +184,69 @@ def refusals(
     return [usage.Refused(**dict(zip(names, row, strict=True))) for row in rows]
 
 
-class SqlDashboardQueries(ReadingStore):
-    """The dashboard's queries."""
-
-    async def spend_over_time(
-        self, organisation_id: str, size_ms: int, since_ms: int, until_ms: int, step_ms: int,
-        workflow_id: str | None,
-    ) -> list[usage.UsagePoint]:  # fmt: skip
-        """Return usage in steps of time, oldest first; steps without usage are left out."""
-
-        return await self.report(
-            lambda reading: spend_over_time(
-                reading, organisation_id, size_ms, since_ms, until_ms, step_ms, workflow_id
-            )
+def newest_runs(
+    reading: Connection, now_ms: int, organisation_id: str, workflow_id: str, before: str,
+    limit: int,
+) -> list[records.Run]:  # fmt: skip
+    """Return a workflow's runs by id, newest first."""
+    directives = directives_of(reading, organisation_id)
+    return [
+        records.Run(
+            run_id=row[0], workflow_id=row[1], first_seen_ms=row[2], last_seen_ms=row[3],
+            spent_nanousd=row[4], state=directives.state_of(row[1], row[0], now_ms).state,
         )
-
-    async def usage_by_model(
-        self, organisation_id: str, size_ms: int, since_ms: int, workflow_id: str | None,
-        limit: int,
-    ) -> list[usage.ModelUsage]:  # fmt: skip
-        """Return usage by model, most expensive first."""
-        until_ms = self.clock_ms() + size_ms
-        return await self.report(
-            lambda reading: usage_by_model(
-                reading, organisation_id, size_ms, since_ms, until_ms, workflow_id, limit
-            )
+        for row in reading.rows(
+            "SELECT run_id, workflow_id, first_seen_ms, last_seen_ms, spent_nanousd"
+            " FROM runs WHERE organisation_id = ? AND workflow_id = ? AND run_id < ?"
+            " ORDER BY run_id DESC LIMIT ?",
+            organisation_id, workflow_id, before or LAST_ID, limit,
         )
+    ]  # fmt: skip
 
-    async def workflow_page(
-        self, organisation_id: str, search: str, sort: usage.WorkflowSort, offset: int,
-        limit: int,
-    ) -> list[records.Workflow]:  # fmt: skip
-        """Return one page of the workflows seen, with their state."""
-        now_ms = self.clock_ms()
-        return await self.report(
-            lambda reading: workflow_page(
-                reading, organisation_id, search, sort, offset, limit, now_ms
-            )
+
+def newest_audit(
+    reading: Connection, organisation_id: str, before: int, limit: int, *, with_gateway: bool
+) -> list[records.AuditEntry]:
+    """Return audit entries, newest first; ``with_gateway`` adds those of no organisation."""
+    either = [organisation_id, None] if with_gateway else [organisation_id]
+    rows: list[Any] = []
+    for owner in either:
+        where, arguments = equals(organisation_id=owner)
+        rows += reading.rows(
+            f"{SELECT_AUDIT} WHERE {where or 'organisation_id IS NULL'}"
+            " AND seq < ? ORDER BY seq DESC LIMIT ?",
+            *arguments, before, limit,
+        )  # fmt: skip
+    rows.sort(key=lambda row: -row[0])
+    return [audit_entry_from_row(row) for row in rows[:limit]]
+
+
+def newest_charges(
+    reading: Connection, organisation_id: str, scope_kind: records.ScopeKind, limit: int
+) -> list[usage.ChargedEvent]:
+    """Return the newest charges, each with its id of one kind of scope."""
+    column = _SCOPE_COLUMNS[scope_kind]
+    return [
+        usage.ChargedEvent(*row)
+        for row in reading.rows(
+            f"SELECT charged_at_ms, cost_nanousd, coalesce({column}, '') FROM (SELECT *"  # noqa: S608 (constant text)
+            " FROM events INDEXED BY events_charged WHERE organisation_id = ?"
+            " ORDER BY charged_at_ms DESC, event_seq DESC LIMIT ?) newest"
+            " WHERE cost_nanousd > 0 LIMIT ?",
+            organisation_id, SCAN_MAX, limit,
         )
+    ]  # fmt: skip
 
-    async def active_directives(self, organisation_id: str) -> list[usage.ActiveDirective]:
-        """Return the active kills and pauses, newest first."""
-        now_ms = self.clock_ms()
-        return await self.report(
-            lambda reading: active_directives(reading, organisation_id, now_ms)
-        )
 
-    async def newest_runs(
-        self, organisation_id: str, workflow_id: str, before: str, limit: int
-    ) -> list[records.Run]:
-        """Return a workflow's runs by id, newest first."""
-        now_ms = self.clock_ms()
-
-        def work(reading: Connection) -> list[records.Run]:
-            directives = directives_of(reading, organisation_id)
-            return [
-                records.Run(
-                    run_id=row[0], workflow_id=row[1], first_seen_ms=row[2], last_seen_ms=row[3],
-                    spent_nanousd=row[4], state=directives.state_of(row[1], row[0], now_ms).state,
-                )
-                for row in reading.rows(
-                    "SELECT run_id, workflow_id, first_seen_ms, last_seen_ms, spent_nanousd"
-                    " FROM runs WHERE organisation_id = ? AND workflow_id = ? AND run_id < ?"
-                    " ORDER BY run_id DESC LIMIT ?",
-                    organisation_id, workflow_id, before or LAST_ID, limit,
-                )
-            ]  # fmt: skip
-
-        return await self.report(work)
-
-    async def newest_events(
-        self, organisation_id: str, before: int, limit: int, workflow_id: str | None,
-        event_type: str | None, run_id: str | None,
-    ) -> list[records.StoredEvent]:  # fmt: skip
-        """Return events, newest first."""
-        return await self.report(
-            lambda reading: newest_events(
-                reading, organisation_id, before, limit, workflow_id, event_type, run_id
-            )
-        )
-
-    async def refusals(
-        self, organisation_id: str, workflow_id: str | None, before: int, limit: int
-    ) -> list[usage.Refused]:
-        """Return refused calls, newest first."""
-        return await self.report(
-            lambda reading: refusals(reading, organisation_id, workflow_id, before, limit)
-        )
-
-    async def newest_audit(
-        self, organisation_id: str, before: int, limit: int, *, with_gateway: bool
-    ) -> list[records.AuditEntry]:
-        """Return audit entries, newest first; ``with_gateway`` adds those of no organisation."""
-
-        def work(reading: Connection) -> list[records.AuditEntry]:
-            either = [organisation_id, None] if with_gateway else [organisation_id]
-            rows: list[Any] = []
-            for owner in either:
-                where, arguments = equals(organisation_id=owner)
-                rows += reading.rows(
-                    f"{SELECT_AUDIT} WHERE {where or 'organisation_id IS NULL'}"
-                    " AND seq < ? ORDER BY seq DESC LIMIT ?",
-                    *arguments, before, limit,
-                )  # fmt: skip
-            rows.sort(key=lambda row: -row[0])
-            return [audit_entry_from_row(row) for row in rows[:limit]]
-
-        return await self.report(work)
-
-    async def newest_charges(
-        self, organisation_id: str, scope_kind: records.ScopeKind, limit: int
-    ) -> list[usage.ChargedEvent]:
-        """Return the newest charges, each with its id of one kind of scope."""
-
-        def work(reading: Connection) -> list[usage.ChargedEvent]:
-            column = _SCOPE_COLUMNS[scope_kind]
-            return [
-                usage.ChargedEvent(*row)
-                for row in reading.rows(
-                    f"SELECT charged_at_ms, cost_nanousd, coalesce({column}, '') FROM (SELECT *"  # noqa: S608 (constant text)
-                    " FROM events INDEXED BY events_charged WHERE organisation_id = ?"
-                    " ORDER BY charged_at_ms DESC, event_seq DESC LIMIT ?) newest"
-                    " WHERE cost_nanousd > 0 LIMIT ?",
-                    organisation_id, SCAN_MAX, limit,
-                )
-            ]  # fmt: skip
-
-        return await self.report(work)
-
-    async def fullest_balances(self, organisation_id: str, limit: int) -> list[records.BalanceView]:
-        """Return balances of the current windows, those with the largest used share first."""
-        now_ms = self.clock_ms()
-
-        def work(reading: Connection) -> list[records.BalanceView]:
-            rows = reading.rows(
-                f"SELECT {BALANCES_AND_BUDGETS} FROM budgets u JOIN balances b USING (budget_id)"  # noqa: S608 (constant text)
-                " WHERE u.organisation_id = ? AND coalesce(b.ends_ms, ?) > ?"
-                " ORDER BY CAST(b.committed + b.reserved AS DOUBLE PRECISION)"
-                " / max(u.limit_nanousd, 1) DESC, b.balance_id LIMIT ?",
-                organisation_id, 2**62, now_ms, limit,
-            )  # fmt: skip
-            return [balance_view_from_row(row) for row in rows]
-
-        return await self.report(work)
+def fullest_balances(
+    reading: Connection, now_ms: int, organisation_id: str, limit: int
+) -> list[records.BalanceView]:
+    """Return balances of the current windows, those with the largest used share first."""
+    rows = reading.rows(
+        f"SELECT {BALANCES_AND_BUDGETS} FROM budgets u JOIN balances b USING (budget_id)"  # noqa: S608 (constant text)
+        " WHERE u.organisation_id = ? AND coalesce(b.ends_ms, ?) > ?"
+        " ORDER BY CAST(b.committed + b.reserved AS DOUBLE PRECISION)"
+        " / max(u.limit_nanousd, 1) DESC, b.balance_id LIMIT ?",
+        organisation_id, 2**62, now_ms, limit,
+    )  # fmt: skip
+    return [balance_view_from_row(row) for row in rows]

@@ -16,7 +16,7 @@ from guard.gateway.storage.sql.rows import balance_from_row, budget_from_row
 
 
 def spend(
-    reading: Connection, organisation_id: str, keys: ScopeKeys, run_id: str | None, now_ms: int
+    reading: Connection, now_ms: int, organisation_id: str, keys: ScopeKeys, run_id: str | None
 ) -> wire.SpendReply:
     """Return what a workflow has spent.
 

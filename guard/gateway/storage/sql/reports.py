@@ -1,0 +1,63 @@
+"""What a store answers to operators, on connections of its own.
+
+No request and no kill waits for a report. The queries are plain functions of a connection; here
+they become the methods of a store that :mod:`guard.gateway.storage.port` describes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from guard.gateway.storage.sql import analytics, dashboard, spend, usage_report, verify
+from guard.gateway.storage.sql.connection import Connection, ReadingStore
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Method = Callable[Concatenate[ReadingStore, P], Coroutine[Any, Any, T]]
+
+
+def _report(query: Callable[Concatenate[Connection, P], T]) -> Method[P, T]:
+    async def run(self: ReadingStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self.report(lambda reading: query(reading, *args, **kwargs))
+
+    return run
+
+
+def _report_at(query: Callable[Concatenate[Connection, int, P], T]) -> Method[P, T]:
+    """The same for a query that takes the time, in Unix milliseconds."""
+
+    async def run(self: ReadingStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        now_ms = self.clock_ms()
+        return await self.report(lambda reading: query(reading, now_ms, *args, **kwargs))
+
+    return run
+
+
+class SqlReports(ReadingStore):
+    """The reports of the admin API and of the dashboard."""
+
+    workflows = _report_at(analytics.workflows)
+    workflow = _report_at(analytics.workflow)
+    runs = _report_at(analytics.runs)
+    events = _report(analytics.events)
+    usage = _report(usage_report.usage)
+    spend = _report_at(spend.spend)
+    balances = _report_at(analytics.balances)
+    approvals = _report(analytics.approvals)
+    deliveries = _report(analytics.deliveries)
+    audit = _report(analytics.audit)
+    audit_head = _report(analytics.audit_head)
+    verify_audit = _report(verify.verify_audit)
+    verify_ledger = _report(verify.verify_ledger)
+
+    spend_over_time = _report(dashboard.spend_over_time)
+    usage_by_model = _report_at(dashboard.usage_by_model)
+    workflow_page = _report_at(dashboard.workflow_page)
+    active_directives = _report_at(dashboard.active_directives)
+    newest_runs = _report_at(dashboard.newest_runs)
+    newest_events = _report(dashboard.newest_events)
+    refusals = _report(dashboard.refusals)
+    newest_audit = _report(dashboard.newest_audit)
+    newest_charges = _report(dashboard.newest_charges)
+    fullest_balances = _report_at(dashboard.fullest_balances)
