@@ -44,6 +44,7 @@ class Directives:
     __slots__ = ("_exact", "_patterns", "_runs")
 
     def __init__(self) -> None:
+        # By exact workflow id, by glob, and by run id; a call looks at one, all and one of them.
         self._exact: dict[str, _Slots] = {}
         self._patterns: dict[str, _Slots] = {}
         self._runs: dict[str, _Slots] = {}
@@ -80,6 +81,7 @@ class Directives:
             flow = newest(flow, slots.flow)
             if slots.timed is not None and now_ms < end_of(slots.timed):
                 flow = newest(flow, slots.timed)
+        # A kill first: no pause or resume, however new, changes anything about it.
         if life is not None and life.type == "kill":
             return TargetState("killed", life.reason, None, life.run_id is not None)
         if flow is not None and flow.type == "pause":

@@ -30,6 +30,7 @@ class Estimate(Struct):
 
     def learn(self, cost: int) -> None:
         """Add the cost of one finished call."""
+        # Exponentially weighted: the newest ten or so calls decide, older ones fade.
         if self.count == 0:
             self.mean, self.variance = float(cost), 0.0
         else:

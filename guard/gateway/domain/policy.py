@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Any, Final
 
+import msgspec
 from msgspec import Struct
 
 from guard.core import globs, wire
@@ -207,15 +208,25 @@ def _refuse(
     action: str,
     tool_name: str | None,
 ) -> CallRefusal:
+    details = {"policy": policy.name, "policy_version": policy.version}
+    refusal = blocked(call, reason, action, details)
+    title = "Tool blocked" if error_code == "GD-T001" else refusal.title
+    return msgspec.structs.replace(refusal, error_code=error_code, title=title, tool_name=tool_name)
+
+
+def blocked(
+    call: wire.GateRequest, reason: str, action: str, details: dict[str, Any] | None = None
+) -> CallRefusal:
+    """Return the refusal of a call that the operator's rules do not allow."""
     return CallRefusal(
         status=403,
-        error_code=error_code,
-        title="Tool blocked" if error_code == "GD-T001" else "Blocked by policy",
+        error_code="GD-X001",
+        title="Blocked by policy",
         reason=reason,
         action=action,
         workflow_id=call.workflow_id,
-        tool_name=tool_name,
-        details={"policy": policy.name, "policy_version": policy.version},
+        tool_name=call.tool_name,
+        details=details or {},
     )
 
 

@@ -44,7 +44,9 @@ class RecentCalls:
     """
 
     def __init__(self) -> None:
+        # By organisation, the one with the newest call last.
         self._kept: collections.OrderedDict[str, _Kept] = collections.OrderedDict()
+        # Estimated bytes of all calls in it.
         self._bytes = 0
 
     def note(self, organisation_id: str, recent: RecentCall) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final
 
 from msgspec import Struct
 
@@ -15,8 +15,6 @@ ASSUMED_INPUT_TOKENS: Final = 4096
 WORST_INPUT_TOKENS: Final = 200_000
 WORST_OUTPUT_TOKENS: Final = 128_000
 _MILLION: Final = 1_000_000
-
-OutputRule = Literal["learned", "model_max", "refuse"]
 
 
 class RequestCost(Struct, frozen=True):

@@ -114,6 +114,7 @@ def _balance(
     found = unit.find_balance(budget.budget_id, scope_id, start_ms)
     if found is not None:
         return found
+    # A budget that is set in the middle of a period counts what was spent in it before.
     opening = unit.spent_before(
         budget.organisation_id, budget.scope_kind, scope_id, start_ms, end_ms
     )

@@ -41,6 +41,8 @@ def required(
 ) -> wire.GateReply | CallRefusal | None:
     """Return ``None`` when a person has approved this very call; else what to answer."""
     call, own = command.call, org.organisation_id
+    # An approval is for this very call: a repeat under the same id that asks for something else
+    # must not use it.
     subject = json.dumps([call.kind, call.function, need.tool_name, call.workflow_id])
     found = unit.approval_of_call(own, command.request.key_id, call.call_id)
     if found is None:
@@ -175,7 +177,7 @@ def withdraw(unit: UnitOfWork, organisation_id: str, key_id: str, approval_id: s
 
 
 def expire(unit: UnitOfWork) -> None:
-    """Refuse approvals that nobody has answered in time, or that nobody waits for any more."""
+    """Refuse approvals that were not answered in time, or whose call no longer waits."""
     for asked in unit.overdue_approvals(EXPIRE_MAX):
         in_time = unit.now_ms < asked.deadline_ms
         _end(unit, asked, "expired", GONE if in_time else _REASONS["expired"])

@@ -1,7 +1,7 @@
 """The audit log: append-only, each entry's hash covering the one before it.
 
 When old entries are deleted, the last of them is kept as the anchor of the chain, and an entry of
-the chain records the deletion. Nobody can shorten the log from its old end without both.
+the chain records the deletion. The log cannot be shortened from its old end without both.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def verify(
 ) -> tuple[int, int | None]:
     """Check the whole chain, from its anchor on.
 
-    Whoever can write the database can also write a whole new chain, or remove the newest entries.
+    Write access to the database is enough for a whole new chain, or to remove the newest entries.
     Both show only against an earlier head that was noted elsewhere.
 
     Args:

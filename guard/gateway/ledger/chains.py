@@ -25,6 +25,7 @@ def step(unit: UnitOfWork, org: OrganisationState, call: wire.Chain) -> int | No
         if known is None:
             return None
         changed = ChainState(known.opened_at_ms, now_ms, True)
+    # ``continue`` opens a chain that was never seen: its first call may have been lost.
     elif call.op == "start" or known is not None or stored is None:
         opened_at_ms = now_ms if known is None else known.opened_at_ms
         changed = ChainState(opened_at_ms, now_ms + org.settings.chain_ttl_ms, False)

@@ -85,6 +85,7 @@ def record_events(
     recorded = RecordedEvents(outcome)
     for priced in events:
         recorded.last = event = priced.event
+        # Rejected by itself: one event of many must not make the whole unit fail.
         if priced.cost and _overflows(unit, org, priced.cost):
             detail = "the organisation's total would pass what can be counted"
             outcome.rejected.append(wire.RejectedEvent(event.event_id, "GD-E001", detail))
@@ -152,6 +153,8 @@ def _record(
         accounts = _charged_accounts(unit, org, keys, reservation)
     charged_at_ms = _charged_at(unit, reservation)
     balance_ids = [account.balance.balance_id for account in accounts]
+    # Before anything is charged: whether it is a duplicate is known only now, and is the whole
+    # protection against charging twice.
     if not unit.add_event(own, request.key_id, priced, charged_at_ms, flags, balance_ids):
         return None
     if event.workflow_id is not None:
@@ -160,11 +163,12 @@ def _record(
         unit.count_run(own, event.run_id, event.workflow_id, spent=cost)
     unit.count_usage(own, keys, charged_at_ms, priced)
     if reservation is not None:
-        unit.change_reservation(reservation)
+        unit.change_reservation(reservation)  # also for an event without cost: it lives on, or ends
         reservation.answered_by = priced.model or reservation.answered_by
     charged = ledger.Charge()
     if cost:
         charged = _commit_cost(unit, org, event, cost, accounts, reservation)
+    # After the charge, so that the event that ends a chain still has the chain's allowance.
     if event.type == "chain":
         data = event.data
         chains.step(unit, org, wire.Chain(id=str(data["id"]), op=data.get("op", "continue")))
@@ -236,6 +240,7 @@ def _charged_accounts(
     accounts = accounts_of(unit, org, keys)
     if reservation is None:
         return accounts
+    # A call that began before midnight is charged to the day in which its amount was reserved.
     own = {}
     for balance_id in reservation.balance_ids:
         balance = unit.balance(balance_id)

@@ -64,6 +64,8 @@ def publish(
     key_id: str | None = None,
 ) -> wire.ControlMessage:
     """Number a message, store it for replay, apply it, and deliver it after the commit."""
+    # The unit has the organisation to itself, so messages are committed in the order of their
+    # numbers: a client that has seen one has been sent all before it.
     message = msgspec.structs.replace(
         draft, seq=org.control_seq + 1, at_ms=unit.now_ms, epoch=unit.incarnation
     )
@@ -77,6 +79,7 @@ def compact(unit: UnitOfWork) -> None:
 
     Active directives stay, whatever their age, and so do the newest messages of all kinds.
     """
+    # Only when twice as many are stored, so that most sweeps delete nothing.
     for org in unit.organisation_states():
         if org.control_seq - org.compacted_seq >= 2 * CONTROL_KEEP:
             unit.drop_control(org, org.control_seq - CONTROL_KEEP)

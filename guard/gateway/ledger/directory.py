@@ -94,6 +94,7 @@ def rotate_key(
         name=old.name,
     )
     created = create_key(unit, actor, successor, key_hash, hmac_secret)
+    # The old key lives on for a while, so that its programs can change over without a failed call.
     ends_ms = unit.now_ms + overlap_ms
     if old.expires_at_ms is not None:
         ends_ms = min(ends_ms, old.expires_at_ms)

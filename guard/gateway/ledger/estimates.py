@@ -53,7 +53,7 @@ def last_model(
 
 
 def learn_model(unit: UnitOfWork, organisation_id: str, function: str, model: str) -> None:
-    """Note the model that answers calls of a function; written when it is news."""
+    """Note the model that answers calls of a function; written when it changes or grows old."""
     (subject,) = subjects(function, None, None)
     known = unit.estimate(organisation_id, subject)
     if (

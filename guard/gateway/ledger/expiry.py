@@ -93,13 +93,18 @@ def release(unit: UnitOfWork, command: ReleaseCommand) -> EncodedAnswer:
 def expire_reservations(unit: UnitOfWork) -> int:
     """Close reservations past their expiry, by the store's clock; return how many."""
     expired = unit.expired_reservations(SWEEP_MAX)
+    # An event may still come: it is charged then, flagged as late, and can go over the limit.
     for reservation in expired:
         close(unit, reservation, "expired")
     return len(expired)
 
 
 def sweep(unit: UnitOfWork) -> int:
-    """Expire reservations and approvals, lift ended exhaustions, delete old data."""
+    """Expire reservations and approvals, lift ended exhaustions, delete old data.
+
+    All commands of the store wait meanwhile, so it takes a bounded number of reservations and
+    approvals, and leaves the rest to the next sweep.
+    """
     closed = expire_reservations(unit)
     approvals.expire(unit)
     control.lift_ended(unit)

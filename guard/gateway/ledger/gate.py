@@ -80,7 +80,7 @@ def gate(unit: UnitOfWork, command: GateCommand) -> EncodedAnswer:
     if kept is not None and kept.status != idempotency.UNDECIDED:
         return kept
     # A repeat of an undecided question, as after a lost connection: what the first has given back
-    # is not given back again, and nobody is asked for a recall twice.
+    # is not given back again, and no holder is asked for a recall twice.
     is_first = kept is None and not command.is_again
     org = organisation(unit, request.organisation_id)
     outcome = None

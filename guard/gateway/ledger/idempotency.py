@@ -23,6 +23,7 @@ def replay(unit: UnitOfWork, request: RequestOrigin) -> EncodedAnswer | None:
     kept = unit.stored_answer(lookup_key)
     if kept is None:
         return None
+    # The same name for another request is a mistake of the client: the old answer would hide it.
     if kept.fingerprint != request.fingerprint:
         return conflict()
     return EncodedAnswer(kept.status, stored_reply.unpacked(kept.body), replay=True)

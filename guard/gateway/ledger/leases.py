@@ -68,7 +68,7 @@ def _live(unit: UnitOfWork, request: RequestOrigin, lease_id: str) -> Reservatio
     found = expiry.own_reservation(unit, request, lease_id)
     if found is None or not found.is_lease or found.state != "open":
         return None
-    if found.expires_at_ms <= unit.now_ms:
+    if found.expires_at_ms <= unit.now_ms:  # before the sweep has seen it: it must not be renewed
         expiry.close(unit, found, "expired")
         return None
     return found
@@ -134,7 +134,7 @@ def update(unit: UnitOfWork, command: LeaseCommand) -> EncodedAnswer:
     expiry.give_back(unit, lease, change.unused_nanousd)
     if change.close and not lease.held:
         expiry.close(unit, lease, "settled" if lease.spent else "released")
-    elif change.close:
+    elif change.close:  # events of its last calls may be on their way, and are paid from it
         unit.expire_sooner(lease, min(lease.expires_at_ms, unit.now_ms + CLOSING_MS))
     else:
         unit.change_reservation(lease)
@@ -188,6 +188,7 @@ def holders(
         and account.room(chain_over_permille) < needed
     ]
     held = [lease for lease in unit.open_leases(short) if lease is not own] if short else []
+    # Those that hold most first: the fewest have to answer.
     held.sort(key=lambda lease: -lease.held)
     found: dict[str, list[str]] = {}
     for lease in held[:RECALL_MAX]:

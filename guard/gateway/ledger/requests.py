@@ -57,7 +57,7 @@ def with_assumptions(
     assumed = None
     if org.settings.unbounded_output != "refuse":
         assumed = command.output_max or request_cost.WORST_OUTPUT_TOKENS
-        if not _is_exact(org):
+        if not _is_exact(org):  # what such requests have answered, never more than the model can
             subject = _subject("output_tokens", command.call.model)
             known = unit.estimate(org.organisation_id, subject)
             usual = request_cost.ASSUMED_OUTPUT_TOKENS if known is None else round(known.mean)

@@ -21,6 +21,7 @@ DELIVERIES_AT_ONCE: Final = 4
 
 def enqueue(unit: UnitOfWork, organisation_id: str, kind: str, data: dict[str, Any]) -> None:
     """Queue a notice for every webhook of the organisation that wants its type."""
+    # One row for each webhook, in the transaction of what it reports: neither exists alone.
     for webhook_id, types in unit.enabled_webhooks(organisation_id):
         if types and kind not in types:
             continue

@@ -33,7 +33,9 @@ class CatalogueCache:
     def __init__(self, storage: Storage, fallback: Rates) -> None:
         self._storage = storage
         self._fallback = fallback
+        # By organisation, until a commit changes one.
         self._views: dict[str, OrgView] = {}
+        # Rises with each change: a view that was read across one may be the old one.
         self._generation = 0
 
     def cached(self, organisation_id: str) -> OrgView | None:
@@ -48,7 +50,7 @@ class CatalogueCache:
             view = await self._read(organisation_id)
             if generation == self._generation:
                 self._views[organisation_id] = view
-            else:  # changed while it was read
+            else:  # changed while it was read: another may have read it since, else once more
                 view = self._views.get(organisation_id)
         return view
 

@@ -46,9 +46,13 @@ class ChangeWatcher:
 
     def __init__(self, queries: DashboardQueries) -> None:
         self._queries = queries
+        # By organisation; one without listeners is not asked about.
         self._listeners: dict[str, set[ChangeListener]] = {}
+        # What was last seen of each; the first look wakes no listener, since its page is new.
         self._watermarks: dict[str, Watermark] = {}
+        # Set while there may be listeners: without any, the store is left alone.
         self._wanted = asyncio.Event()
+        # Whether the last look succeeded. Pages show when it did not, and are woken to do so.
         self.healthy = True
         self._closing = False
 

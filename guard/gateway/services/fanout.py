@@ -21,10 +21,15 @@ class Subscription:
     """One channel's view of the messages; iterate with :meth:`next`."""
 
     def __init__(self, key_id: str, *, pushes: bool = True) -> None:
+        # Recalls, and messages for one key only, go to the channels of that key.
         self.key_id = key_id
+        # Whether the client has a socket; else it polls, and a recall would come too late.
         self.pushes = pushes
+        # It fell too far behind: the channel closes, and the client is replayed what it missed.
         self.overrun = False
+        # The gateway is shutting down, or this channel's turn to move has come.
         self.ended = False
+        # Without a bound of its own, so that :meth:`end` always fits.
         self._queue: asyncio.Queue[wire.ControlMessage | None] = asyncio.Queue()
 
     def offer(self, message: wire.ControlMessage | None) -> None:
@@ -57,11 +62,14 @@ class Subscription:
 
 
 class Hub:
-    """Hands committed messages to the subscriptions of their organisation."""
+    """Hands committed messages to the subscriptions of their organisation, on the loop."""
 
     def __init__(self) -> None:
+        # By organisation; one without channels has no entry.
         self._subscriptions: dict[str, set[Subscription]] = {}
+        # All channels, and those of them that are sockets: counted, since metrics ask often.
         self._count = self._pushed = 0
+        # From the first :meth:`close` on; a channel that opens now ends at once.
         self.closing = False
 
     def subscribe(self, organisation_id: str, key_id: str, *, pushes: bool = True) -> Subscription:

@@ -66,6 +66,7 @@ class Gatekeeper:
         max_event_bytes: int,
         clock_ms: Callable[[], int],
     ) -> None:
+        # For previews of a change of policy; in memory only.
         self.recent = RecentCalls()
         self._clock_ms = clock_ms
         self._ledger = ledger
@@ -125,6 +126,7 @@ class Gatekeeper:
             note=note,
         )
         answer = await self._write(gate.gate, command)
+        # A question gives back first, so it answers a recall of the caller's own lease as well.
         if not is_ahead:
             if lease is not None and lease.lease_id is not None:
                 self._recalls.answered(lease.lease_id)
@@ -132,6 +134,8 @@ class Gatekeeper:
                 await self._recalls.recall(request.organisation_id, answer.recall)
                 again = msgspec.structs.replace(command, is_again=True, recalls=False)
                 answer = await self._write(gate.gate, again)
+        # Calls were lent before the decision, since the caps may live elsewhere than the money. If
+        # the gateway dies in between, the loan ends by itself after a lease's time.
         if command.lease_calls is not None:
             await self._shares.decided(command, answer, view.settings.lease_ttl_ms)
         return answer
@@ -234,32 +238,16 @@ def _price(call: wire.GateRequest, view: OrgView) -> _CallPrice:
 
 
 def _unknown_price(call: wire.GateRequest) -> CallRefusal:
-    return CallRefusal(
-        status=403,
-        error_code="GD-X001",
-        title="Blocked by policy",
-        reason="the price of the model is not known; the operator can set one",
-        action="price",
-        workflow_id=call.workflow_id,
-        tool_name=call.tool_name,
-        details={"model": call.model},
-    )
+    reason = "the price of the model is not known; the operator can set one"
+    return policy.blocked(call, reason, "price", {"model": call.model})
 
 
 def _unpriced(call: wire.GateRequest) -> CallRefusal | None:
     """Refuse a call without a model in strict mode; tools that call no model have no price."""
     if call.kind == "tool":
         return None
-    return CallRefusal(
-        status=403,
-        error_code="GD-X001",
-        title="Blocked by policy",
-        reason="strict mode: the call names no model to price; use set_call_context(model=...),"
-        " or have the operator price '*'",
-        action="price",
-        workflow_id=call.workflow_id,
-        tool_name=call.tool_name,
-    )
+    reason = "strict mode: the call names no model to price; use set_call_context(model=...), "
+    return policy.blocked(call, f"{reason}or have the operator price '*'", "price")
 
 
 def _confined(request: RequestOrigin, call: wire.GateRequest) -> CallRefusal | None:

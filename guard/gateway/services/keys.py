@@ -77,6 +77,7 @@ class KeyRing:
     def __init__(self, directory: Directory, clock_ms: Callable[[], int]) -> None:
         self._directory = directory
         self._clock_ms = clock_ms
+        # By hash; ``None`` for keys that do not exist, which are asked for again and again too.
         self._cache: dict[bytes, KeySecret | None] = {}
         self.generation = 0
 
@@ -87,6 +88,7 @@ class KeyRing:
         if found is None and hashed not in self._cache:
             generation = self.generation
             found = await self._directory.find_key(hashed)
+            # A key that was revoked while it was read must not be cached as it was before.
             if generation == self.generation:
                 if len(self._cache) >= _CACHE_MAX:
                     self._cache.clear()

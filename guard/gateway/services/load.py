@@ -24,8 +24,11 @@ class Load:
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
+        # Bytes of each organisation's requests; one without any has no entry.
         self._by_owner: dict[str, int] = {}
+        # Their sum.
         self.in_flight = 0
+        # Requests since the start that did not fit.
         self.refused = 0
 
     def take(self, owner: str, size: int, *, events: bool = False, held: int = 0) -> bool:

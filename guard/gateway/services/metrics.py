@@ -79,9 +79,7 @@ class GatewayCollector(Collector):
         yield from self._process()
         store = self._statistics()
         if store:
-            yield from _writer(store)
-            yield from _money(store)
-            yield from _upkeep(store)
+            yield from _of_store(store)
 
     def _process(self) -> Iterator[Metric]:
         build = GaugeMetricFamily(f"{_PREFIX}build_info", "1, by version", labels=["version"])
@@ -108,79 +106,31 @@ class GatewayCollector(Collector):
             yield _counter("redis_failures", "How often Redis went away", redis[1])
 
 
-def _writer(store: StoreStatistics) -> Iterator[Metric]:
-    if "groups" in store:
-        yield _counter("commits", "Transactions of the store", store["groups"])
-    if "items" in store:
-        yield _counter("commands", "Commands in those transactions", store["items"])
-    if "healthy" in store:
-        yield _gauge("store_healthy", "1 while the last commit succeeded", store["healthy"])
-    if "queued" in store:
-        yield _gauge("writer_queue_commands", "Commands that wait for the writer", store["queued"])
-    if "writer" in store:
-        writer = store["writer"]
-        yield _histogram("group_commands", "Commands in a transaction", writer.sizes)
-        yield _histogram(
-            "lock_wait_seconds",
-            "Time to begin a transaction: its locks, and the balances that it reads",
-            writer.lock_waits,
-        )
-        yield _histogram("commit_seconds", "Time to write back and commit", writer.commits)
-    if "pools" in store:
-        pools = store["pools"].items()
-        size = GaugeMetricFamily(
-            f"{_PREFIX}pool_connections_max", "Connections that a pool may have", labels=["pool"]
-        )
-        used = GaugeMetricFamily(
-            f"{_PREFIX}pool_connections_in_use", "Connections that work now", labels=["pool"]
-        )
-        waiting = GaugeMetricFamily(
-            f"{_PREFIX}pool_waiting", "Queries that wait for a connection", labels=["pool"]
-        )
-        for name, use in pools:
-            size.add_metric([name], use.size)
-            used.add_metric([name], use.in_use)
-            waiting.add_metric([name], use.waiting)
-        yield from (size, used, waiting)
-
-
-def _money(store: StoreStatistics) -> Iterator[Metric]:
-    if "open_reservations" in store:
-        yield _gauge(
-            "open_reservations", "Open reservations, leases included", store["open_reservations"]
-        )
-    if "leases" in store:
-        yield _gauge("leases", "Open leases", store["leases"])
+def _of_store(store: StoreStatistics) -> Iterator[Metric]:
+    """Yield what the store counts; a store leaves out what it does not have."""
+    for key, (family, name, text) in _STORE.items():
+        if key in store:
+            yield family(name, text, store[key])  # type: ignore[literal-required]
     if "leased_nanousd" in store:
         yield _gauge(
             "leased_usd", "US dollars that leases hold", store["leased_nanousd"] / _NANOUSD
         )
-    if "expired_reservations" in store:
-        yield _counter(
-            "expired_reservations",
-            "Reservations that expired, leases included",
-            store["expired_reservations"],
-        )
-
-
-def _upkeep(store: StoreStatistics) -> Iterator[Metric]:
-    if "retention_lag_s" in store:
-        yield _gauge(
-            "retention_lag_seconds",
-            "How long the oldest event has been due for deletion",
-            store["retention_lag_s"],
-        )
-    if "webhook_backlog" in store:
-        yield _gauge(
-            "webhook_backlog",
-            "Webhook messages not delivered yet, counted up to 10000",
-            store["webhook_backlog"],
-        )
-    files = store.get("files", {})
-    if "database" in files:
-        yield _gauge("database_bytes", "Size of the database", files["database"])
-    if "log" in files:
-        yield _gauge("log_bytes", "Size of the write-ahead log", files["log"])
+    if "writer" in store:
+        writer = store["writer"]
+        yield _histogram("group_commands", "Commands in a transaction", writer.sizes)
+        waits = "Time to begin a transaction: its locks, and the balances that it reads"
+        yield _histogram("lock_wait_seconds", waits, writer.lock_waits)
+        yield _histogram("commit_seconds", "Time to write back and commit", writer.commits)
+    pools = store.get("pools", {})
+    if pools:
+        for name, text, field in _POOLS:
+            gauge = GaugeMetricFamily(_PREFIX + name, text, labels=["pool"])
+            for pool, use in pools.items():
+                gauge.add_metric([pool], getattr(use, field))
+            yield gauge
+    for key, size in store.get("files", {}).items():
+        name, text = _FILES[key]
+        yield _gauge(name, text, size)
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:
@@ -200,6 +150,36 @@ def _histogram(name: str, text: str, found: Histogram) -> Metric:
     family = HistogramMetricFamily(_PREFIX + name, text)
     family.add_metric([], buckets, found.total)
     return family
+
+
+_STORE: Final[dict[str, tuple[Callable[[str, str, float], Metric], str, str]]] = {
+    "groups": (_counter, "commits", "Transactions of the store"),
+    "items": (_counter, "commands", "Commands in those transactions"),
+    "healthy": (_gauge, "store_healthy", "1 while the last commit succeeded"),
+    "queued": (_gauge, "writer_queue_commands", "Commands that wait for the writer"),
+    "open_reservations": (_gauge, "open_reservations", "Open reservations, leases included"),
+    "leases": (_gauge, "leases", "Open leases"),
+    "expired_reservations": (
+        _counter, "expired_reservations", "Reservations that expired, leases included"
+    ),
+    "retention_lag_s": (
+        _gauge, "retention_lag_seconds", "How long the oldest event has been due for deletion"
+    ),
+    "webhook_backlog": (
+        _gauge, "webhook_backlog", "Webhook messages not delivered yet, counted up to 10000"
+    ),
+}  # fmt: skip
+"""Plain numbers: their family, its name and its help."""
+
+_POOLS: Final = (
+    ("pool_connections_max", "Connections that a pool may have", "size"),
+    ("pool_connections_in_use", "Connections that work now", "in_use"),
+    ("pool_waiting", "Queries that wait for a connection", "waiting"),
+)
+_FILES: Final = {
+    "database": ("database_bytes", "Size of the database"),
+    "log": ("log_bytes", "Size of the write-ahead log"),
+}
 
 
 def exposition(collector: Collector) -> bytes:

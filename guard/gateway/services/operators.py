@@ -53,6 +53,8 @@ class Throttle:
     """
 
     def __init__(self) -> None:
+        # By address and by name: failures in a row, and the time of the last. Oldest first, and
+        # the oldest is dropped when there are too many.
         self._failures: collections.OrderedDict[tuple[str, str], tuple[int, int]] = (
             collections.OrderedDict()
         )
@@ -80,7 +82,7 @@ class Throttle:
             self._failures.popitem(last=False)
 
     def succeeded(self, address: str, name: str) -> None:
-        """Forget the failures of somebody who has signed in."""
+        """Forget the failures of an operator who has signed in."""
         self._failures.pop(("address", address), None)
         self._failures.pop(("name", name), None)
 
@@ -102,11 +104,12 @@ class OperatorService:
         self._passed_ms = passed_ms
         self._throttle = Throttle()
         self._hasher = argon2.PasswordHasher()
+        # A check takes a core for a moment, and 64 MB: only so many at once, and so many in line.
         self._checks = asyncio.Semaphore(_CHECKS_AT_ONCE)
         self._waiting = 0
 
     async def has_operators(self) -> bool:
-        """Tell whether anybody can sign in."""
+        """Tell whether there is an operator who can sign in."""
         return await self._store.has_operators()
 
     async def set_password(

@@ -36,12 +36,13 @@ class PriceBook:
         # Longer patterns are more specific, so they are tried first.
         self._own = sorted(prices, key=lambda p: (-len(p.model), -len(p.provider)))
         self._fallback = Tariff(fallback, "fallback")
+        # Three caches, each emptied when it is full: clients choose the names of models.
         self._known: dict[tuple[str | None, str], Tariff | None] = {}
         self._rates: dict[tuple[str | None, str], ModelRates] = {}
         self._declared: dict[tuple[str, int | None, int | None, bool], int | None] = {}
 
     def tariff(self, provider: str | None, model: str) -> Tariff | None:
-        """Return the tariff of a model, or ``None`` when nobody knows its price."""
+        """Return the tariff of a model, or ``None`` when its price is not known."""
         key = (provider, model)
         if key not in self._known:
             if len(self._known) >= _CACHE_MAX:
@@ -130,6 +131,7 @@ def published(provider: str | None, model: str) -> Tariff | None:
 
 
 def _tariff(info: ModelInfo) -> Tariff | None:
+    # Prices with a date or an hour of their own are taken as of now, and kept as long as the book.
     price = info.get_prices(dt.datetime.now(dt.UTC))
     values: dict[str, Any] = {
         name: getattr(price, f"{source}_mtok")

@@ -67,6 +67,7 @@ class RateShares:
         assert call.lease is not None
         own, name = request.organisation_id, _name(request, call)
         if call.lease.lease_id is not None:
+            # Not what this very question has lent before, if it is a repeat.
             unused = call.lease.calls_left
             await self._rates.settle(own, call.lease.lease_id, unused, unless=name)
         counted = 0 if call.within is not None and call.kind == "llm" else 1

@@ -30,6 +30,8 @@ class Peers(Protocol):
 class Recalls:
     """The recalls under way in this process. Calls that are refused at once share them.
 
+    Used on the loop only.
+
     Args:
         push: sends a recall of leases, by the key that holds them, to the sockets of an
             organisation; returns how many it is on its way to.
@@ -48,10 +50,13 @@ class Recalls:
     ) -> None:
         self._push = push
         self._peers = peers
+        # Leases that a call at another replica waits for, with their organisation.
         self._for_peers: dict[str, str] = {}
         self._wait_s = wait_s
         self._silence_s = silence_s
+        # Leases that a call here waits for. All calls wait for one future: one recall serves them.
         self._under_way: dict[str, asyncio.Future[None]] = {}
+        # Until when a lease is not recalled again, because its holder did not answer.
         self._silent_until_s: dict[str, float] = {}
 
     async def recall(self, organisation_id: str, leases: Mapping[str, Sequence[str]]) -> None:
@@ -69,6 +74,7 @@ class Recalls:
                     waiting.add(self._under_way[lease_id])
                 elif self._silent_until_s.get(lease_id, 0.0) <= now_s:
                     new.setdefault(key_id, []).append(lease_id)
+        # No await from here to the futures below: an answer cannot come before they are known.
         asked = bool(new) and self._push(organisation_id, new) > 0
         if new and self._peers is not None:
             asked = self._peers.ask_peers(organisation_id, new) or asked
@@ -116,6 +122,8 @@ class Recalls:
         answer.set_result(None)
         del self._under_way[lease_id]
         now_s = asyncio.get_running_loop().time()
+        # Full: holders that are silent no longer go first. If it stays full, this one is not noted,
+        # and the next refusal waits for it once more: slower, never wrong.
         if len(self._silent_until_s) >= _SILENT_MAX:
             self._silent_until_s = {
                 name: until_s for name, until_s in self._silent_until_s.items() if until_s > now_s

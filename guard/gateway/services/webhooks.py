@@ -105,8 +105,11 @@ class WebhookSender:
         self._catalogue = catalogue
         self._clock_ms = clock_ms
         self._private = private
+        # Set when the queue may hold something that is due: a commit, or a delivery that ended.
         self._due = asyncio.Event()
+        # By delivery. The queue names a message until its attempt is recorded; it is sent once.
         self._running: dict[str, asyncio.Task[None]] = {}
+        # How many of each organisation are being sent, which the queue leaves room for.
         self._sending: collections.Counter[str] = collections.Counter()
 
     def wake(self) -> None:
@@ -165,6 +168,7 @@ class WebhookSender:
         retry_in_ms = None
         if not delivered and status != 410 and due.attempts < len(RETRY_AFTER_MS):
             retry_in_ms = RETRY_AFTER_MS[due.attempts]
+        # A message that is sent, and whose attempt is not recorded, is sent again: at least once.
         try:
             await self._catalogue.write(
                 NOTHING,
