@@ -105,6 +105,8 @@ async def _serve(files: Files, held: int) -> None:
     await app.open()
     try:
         identity = await _with_keys(app, identity, listening.getsockname()[1])
+        # The keys first: a program that finds the address must find those that it can use. If this
+        # process is killed between the two, the next one reads the same keys and goes on.
         write_json(files.identity, _fields(identity))
         write_json(files.address, {"url": server.base_url, "pid": os.getpid()})
     except BaseException:

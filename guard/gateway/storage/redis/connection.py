@@ -61,8 +61,11 @@ class RedisConnection:
             socket_connect_timeout=answer_wait_s,
             retry=Retry(NoBackoff(), 0),
         )
+        # Asked for in this turn of the loop, and not written yet. All of this is the loop's own.
         self._calls: list[_Call] = []
+        # Batches that are under way; the loop itself refers to its tasks weakly.
         self._tasks: set[asyncio.Task[None]] = set()
+        # Tries to reach Redis again, while it is away.
         self._reconnecting: asyncio.Task[None] | None = None
         self.is_up = True
         self.failures = 0

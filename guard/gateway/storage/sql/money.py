@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Final
 
 from guard.core import wire
 from guard.gateway.domain import records
@@ -28,8 +28,14 @@ from guard.gateway.storage.sql.rows import (
 )
 from guard.gateway.storage.sql.scope_totals import ScopeTotals
 from guard.gateway.storage.sql.seen_totals import SeenTotals
-from guard.gateway.storage.sql.tables import CACHE_MAX, Tables, make_room
+from guard.gateway.storage.sql.tables import CACHE_MAX, Tables, make_room, restore_fields
 from guard.gateway.storage.sql.usage_rollups import UsageRollups
+
+_BALANCE: Final = (
+    "committed", "reserved", "overspend", "authorized_max", "level", "exhausted", "opening",
+    "leases",
+)  # fmt: skip
+_RESERVATION: Final = ("amount", "held", "expires_at_ms", "spent", "state")
 
 
 class MoneyTables(Tables):
@@ -135,8 +141,8 @@ class MoneyTables(Tables):
         """Note balances to write back, and their values to restore."""
         log, dirty = self.undo_log, self._dirty_balances
         for b in balances:
-            log.append((_restore_balance, b, b.committed, b.reserved, b.overspend,
-                        b.authorized_max, b.level, b.exhausted, b.opening, b.leases))  # fmt: skip
+            log.append((restore_fields, b, _BALANCE, (b.committed, b.reserved, b.overspend,
+                        b.authorized_max, b.level, b.exhausted, b.opening, b.leases)))  # fmt: skip
             dirty[b.balance_id] = b
 
     def note_exhausted(self, balance_id: int, organisation_id: str) -> None:
@@ -199,7 +205,7 @@ class MoneyTables(Tables):
         """Note a reservation to write back, and its values to restore."""
         r, key = reservation, reservation.reservation_id
         self.undo_log.append(
-            (_restore_reservation, r, r.amount, r.held, r.expires_at_ms, r.spent, r.state)
+            (restore_fields, r, _RESERVATION, (r.amount, r.held, r.expires_at_ms, r.spent, r.state))
         )
         if key not in self._new_reservations:
             self._dirty_reservations[key] = r
@@ -388,20 +394,3 @@ class MoneyTables(Tables):
         self._dirty_balances.clear()
         self._dirty_chains.clear()
         self._dirty_estimates.clear()
-
-
-def _restore_balance(
-    balance: Balance, committed: int, reserved: int, overspend: int, authorized_max: int,
-    level: int, exhausted: bool, opening: int, leases: int,
-) -> None:  # fmt: skip
-    balance.committed, balance.reserved, balance.overspend = committed, reserved, overspend
-    balance.authorized_max, balance.level, balance.exhausted = authorized_max, level, exhausted
-    balance.opening, balance.leases = opening, leases
-
-
-def _restore_reservation(
-    reservation: Reservation, amount: int, held: int, expires_at_ms: int, spent: int, state: Any
-) -> None:
-    reservation.amount = amount
-    reservation.held, reservation.expires_at_ms = held, expires_at_ms
-    reservation.spent, reservation.state = spent, state

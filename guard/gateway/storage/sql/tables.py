@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from typing import Any, Final, TypeVar
 
 from guard.gateway.storage.sql.connection import Cursor, WritingConnection
@@ -116,6 +116,12 @@ class Tables:
 def restore_list(changed: list[Any], before: list[Any]) -> None:
     """Restore a list's former content; for the undo log."""
     changed[:] = before
+
+
+def restore_fields(changed: Any, names: Sequence[str], before: Sequence[Any]) -> None:
+    """Restore an object's former values; for the undo log."""
+    for name, value in zip(names, before, strict=True):
+        setattr(changed, name, value)
 
 
 def make_room(cache: dict[Any, Any], dirty: dict[Any, None]) -> None:
