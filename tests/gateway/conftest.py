@@ -183,6 +183,15 @@ def tenant(make_tenant: Callable[..., Tenant]) -> Tenant:
     return make_tenant()
 
 
+@pytest.fixture
+def patient_recalls(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Have a refusal wait for the holders of leases as long as a busy machine needs."""
+    assert gateway._server is not None
+    recalls = gateway._server.app._recalls
+    monkeypatch.setattr(recalls, "_wait_s", 60.0)
+    return recalls
+
+
 @attrs.define
 class Served:
     """A gateway in a process of its own."""

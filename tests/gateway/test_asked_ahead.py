@@ -146,6 +146,7 @@ async def test_what_is_counted_or_asks_a_person_is_not_topped_up(tenant: Tenant)
         assert status == 200
 
 
+@pytest.mark.usefixtures("patient_recalls")
 async def test_nothing_is_added_while_a_refusal_waits_for_what_a_lease_does_not_use(
     tenant: Tenant,
 ) -> None:

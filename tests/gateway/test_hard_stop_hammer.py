@@ -174,7 +174,7 @@ def test_no_budget_is_passed_while_everything_dies(
     ends = time.monotonic() + 600 * max(1.0, proof_scale)
     while _answered(vendor) < 600 * proof_scale or len(deaths) < 3:
         assert time.monotonic() < ends, (_answered(vendor), deaths)
-        time.sleep(rng.uniform(0.5, 2.5))
+        time.sleep(rng.uniform(0.5, 2.5))  # a random moment is the point
         fate = rng.choice(("holder", "holder", "sockets", "gateway"))
         deaths[fate] += 1
         if fate == "holder":

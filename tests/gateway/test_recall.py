@@ -119,6 +119,7 @@ async def recalled(client: Asker) -> list[str]:
         await client.read()
 
 
+@pytest.mark.usefixtures("patient_recalls")
 @pytest.mark.asyncio
 async def test_what_a_holder_does_not_use_comes_back_before_a_refusal(tenant: Tenant) -> None:
     await asyncio.to_thread(tenant.admin.set_budget, limit_nanousd=1_000_000)
@@ -140,6 +141,7 @@ async def test_what_a_holder_does_not_use_comes_back_before_a_refusal(tenant: Te
         assert (status, granted["reserved_nanousd"]) == (200, 900_000)
 
 
+@pytest.mark.usefixtures("patient_recalls")
 @pytest.mark.asyncio
 async def test_what_is_assumed_of_a_request_is_worth_a_recall_too(tenant: Tenant) -> None:
     await asyncio.to_thread(tenant.admin.set_budget, limit_nanousd=41_000_000)
@@ -156,7 +158,9 @@ async def test_what_is_assumed_of_a_request_is_worth_a_recall_too(tenant: Tenant
 
 
 @pytest.mark.asyncio
-async def test_a_call_is_refused_when_the_holder_uses_it_all_or_is_silent(tenant: Tenant) -> None:
+async def test_a_call_is_refused_when_the_holder_uses_it_all_or_is_silent(
+    tenant: Tenant, patient_recalls: Recalls, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await asyncio.to_thread(tenant.admin.set_budget, limit_nanousd=1_000_000)
     async with opened(tenant) as holder, opened(tenant) as other:
         lease = {"demand_nanousd": 600_000}
@@ -166,6 +170,7 @@ async def test_a_call_is_refused_when_the_holder_uses_it_all_or_is_silent(tenant
         await holder.ask(ask("u", {"lease_id": lease_id}, "gate/lease"))
         [(status, problem)] = await asking
         assert (status, problem["error_code"]) == (402, "GD-B004")
+        monkeypatch.setattr(patient_recalls, "_wait_s", 0.1)
         [(status, _)] = await other.ask(ask("p", request(3, 60, workflow_id="b")))
         assert status == 402
         assert await recalled(holder) == [lease_id]

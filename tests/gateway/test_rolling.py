@@ -66,12 +66,12 @@ def proxy() -> Iterator[Callable[[str], ChaosProxy]]:
 @pytest.mark.fault
 def test_replicas_are_replaced_under_load(serve: Serve, proxy: Callable[[str], ChaosProxy]) -> None:
     """No call fails, each is charged once, and a kill at the newest replica arrives."""
-    options = ("--drain-delay-ms", "300", "--drain-timeout-ms", "10000")
+    options = ("--drain-delay-ms", "300", "--drain-timeout-ms", "60000")
     replica = serve(*options)
     front = proxy(replica.base_url)
     with contextlib.closing(admin_of(replica)) as admin:
         admin.set_budget(1_000_000)
-    runtime = GuardRuntime(replica.api_key, front.url, timeout_ms=10_000).open()
+    runtime = GuardRuntime(replica.api_key, front.url, timeout_ms=60_000).open()
     worker = SteadyWorker("steady")
     try:
         with worker:

@@ -202,7 +202,7 @@ def test_two_schemas_side_by_side(
     with contextlib.closing(AdminClient(old.base_url, old.admin_key)) as admin:
         admin.set_budget(limit_nanousd=10**12)
         admin.set_budget(scope_kind="workflow", scope_id="tight", limit_nanousd=2_000_000)
-    runtime = GuardRuntime(old.api_key, proxy.url, timeout_ms=10_000).open()
+    runtime = GuardRuntime(old.api_key, proxy.url, timeout_ms=60_000).open()
     load, looker = Load(old), Looker(old)
     worker = SteadyWorker("leased").start()
     try:

@@ -16,6 +16,7 @@ from guard.core import wire
 from guard.gateway.embedded import run_gateway
 from guard.gateway.services.load import REQUEST_BYTES
 from tests.support.asker import ask, asker, call, close_code, frame
+from tests.support.waiting import until_async
 
 
 def opened(tenant: Any, **options: Any) -> Any:
@@ -181,7 +182,7 @@ async def test_a_key_that_expires_decides_nothing_more(tenant: Any) -> None:
     key_id = tenant.admin.keys()[0]["key_id"]
     async with opened(tenant) as client:
         await asyncio.to_thread(tenant.admin.rotate_key, key_id, 200)
-        await asyncio.sleep(0.3)
+        await until_async(lambda: tenant.gate().status_code == 401)
         with contextlib.suppress(ConnectionClosed):
             await client.send(ask("late", call(1)))
         assert await close_code(client.channel) == 4401

@@ -147,7 +147,7 @@ async def test_a_killed_gateway_answers_again_what_it_had_decided(
 
 @pytest.mark.asyncio
 async def test_a_gateway_that_ends_answers_what_it_has_read(serve: Any) -> None:
-    served = await asyncio.to_thread(serve)
+    served = await asyncio.to_thread(serve, "--drain-timeout-ms", "60000")
     async with asker(served.base_url, served.api_key) as client:
         await client.ask(ask("warm", call(0)))
         await client.send(*(ask(f"e{n}", call(n)) for n in range(100)))
@@ -200,7 +200,7 @@ async def test_a_client_that_never_reads_takes_no_memory(serve: Any) -> None:
         mute.close()
 
 
-PUSHES = 2000
+PUSHES = 600
 IN_FLIGHT = 200
 UNREAD = 500
 

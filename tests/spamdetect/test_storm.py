@@ -83,7 +83,7 @@ async def test_ten_thousand_calls_end_in_results_or_documented_errors(
             AsyncSpamClient(server.base_url, service.api_key, timeout=12) as spam,
         ):
             before_mb = _peak_memory_mb()
-            async with asyncio.timeout(80):
+            async with asyncio.timeout(240):
                 outcomes = await asyncio.gather(
                     *(spam.predict(f"text {n}") for n in range(_CALLS)), return_exceptions=True
                 )
@@ -134,14 +134,15 @@ async def test_one_client_never_opens_more_connections_than_it_may(
 
 
 @pytest.mark.fault
+@pytest.mark.timeout(900)
 @pytest.mark.asyncio
 async def test_ten_thousand_calls_of_one_client_all_succeed() -> None:
     """The time of a call starts when it is sent, however long it waited for its turn."""
     async with (
         run_service_async(
-            max_pending=_CALLS, max_queue_wait_ms=60_000, rate_per_minute=0
+            max_pending=_CALLS, max_queue_wait_ms=800_000, rate_per_minute=0
         ) as service,
-        AsyncSpamClient(service.base_url, service.api_key, queue_timeout=100) as spam,
+        AsyncSpamClient(service.base_url, service.api_key, 120, queue_timeout=800) as spam,
     ):
         found = await asyncio.gather(*(spam.predict(f"text {n}") for n in range(_CALLS)))
     assert [each.input_text for each in found] == [f"text {n}" for n in range(_CALLS)]

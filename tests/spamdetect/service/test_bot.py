@@ -231,7 +231,7 @@ async def test_usage_and_limits_of_a_key(api: BotApi, running: Running, database
         found = _KEY.search(await api.ask("/token"))
         assert found is not None
         assert "0 requests today" in await api.ask("/usage")
-        async with AsyncSpamClient(service.base_url, found[0], timeout=2) as spam:
+        async with AsyncSpamClient(service.base_url, found[0], timeout=30) as spam:
             for _ in range(3):
                 await spam.predict("hello")
             with pytest.raises(SpamRateLimitError) as caught:

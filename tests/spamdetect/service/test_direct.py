@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -35,6 +35,7 @@ class Site:
         self.port = int(base_url.rpartition(":")[2])
         self.api_key = api_key
         self.direct = 0
+        self.received = 0
 
     def request(
         self, body: bytes = TEXT, *headers: str, path: str = PREDICT, method: str = "POST",
@@ -69,13 +70,20 @@ async def site_of(tmp_path: Path, **settings: Any) -> AsyncIterator[Site]:
     async with serving(service) as server:
         key = await service.store.create(KeySpec())
         site = Site(service, server.base_url, key.api_key)
-        send = direct.DirectProtocol._send
+        send, received = direct.DirectProtocol._send, direct.DirectProtocol.data_received
 
         def counted(self: Any, cycle: Any, reply: Any) -> None:
             site.direct += 1
             send(self, cycle, reply)
 
-        with mock.patch.object(direct.DirectProtocol, "_send", counted):
+        def noted(self: Any, data: bytes) -> None:
+            received(self, data)
+            site.received += len(data)
+
+        with (
+            mock.patch.object(direct.DirectProtocol, "_send", counted),
+            mock.patch.object(direct.DirectProtocol, "data_received", noted),
+        ):
             yield site
 
 
@@ -186,13 +194,15 @@ async def test_pipelined_requests_are_answered_in_order(site: Site) -> None:
 
 
 @pytest.mark.parametrize("at", [-len(TEXT), -len(TEXT) + 5, -1])
-async def test_a_body_in_pieces_is_answered(site: Site, at: int) -> None:
+async def test_a_body_in_pieces_is_answered(
+    site: Site, at: int, until: Callable[..., Awaitable[None]]
+) -> None:
     raw = site.request()
     async with site.connection() as (reader, writer):
         for _ in range(2):
+            site.received = 0
             writer.write(raw[:at])
-            await writer.drain()
-            await asyncio.sleep(0.05)
+            await until(lambda: site.received == len(raw[:at]))
             writer.write(raw[at:])
             assert (await answer(reader))[0] == 200
         writer.write(raw)
@@ -232,14 +242,28 @@ async def test_a_connection_that_is_to_close_is_closed(
         assert await reader.read() == b""
 
 
-async def test_an_idle_connection_is_closed(tmp_path: Path) -> None:
-    with mock.patch("spamdetect.service.server._KEEP_ALIVE_S", 0.4):
-        async with site_of(tmp_path) as site, site.connection() as (reader, writer):
-            for _ in range(6):  # together longer than it may be idle
+async def _closed_when_idle(site: Site, keep_alive_s: float) -> bool:
+    """Use a connection for longer than it may be idle, then leave it; ``False`` if that is slow."""
+    loop = asyncio.get_running_loop()
+    async with site.connection() as (reader, writer):
+        began_s = sent_s = loop.time()
+        while sent_s - began_s < 1.5 * keep_alive_s:
+            sent_s = loop.time()
+            try:
                 writer.write(site.request())
                 assert (await answer(reader))[0] == 200
-                await asyncio.sleep(0.1)
-            assert await asyncio.wait_for(reader.read(), 20) == b""
+                await asyncio.sleep(keep_alive_s / 8)
+            except (asyncio.IncompleteReadError, ConnectionError):
+                assert loop.time() - sent_s >= keep_alive_s, "it was not idle"
+                return False
+        return await reader.read() == b""
+
+
+async def test_an_idle_connection_is_closed(tmp_path: Path) -> None:
+    with mock.patch("spamdetect.service.server._KEEP_ALIVE_S", 0.4):
+        async with site_of(tmp_path) as site:
+            while not await _closed_when_idle(site, 0.4):
+                pass
 
 
 async def test_a_head_that_stops_after_an_answer_is_408(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,17 @@ async def limits(request: pytest.FixtureRequest, store: KeyStore) -> AsyncIterat
     await opened.close()
 
 
+class Bound:
+    """How many requests a rate allows from now on, however slow the machine is."""
+
+    def __init__(self, rate_per_minute: int) -> None:
+        self._per_s = rate_per_minute / 60
+        self._began_s = time.monotonic()
+
+    def __call__(self) -> float:
+        return self._per_s * (10 + time.monotonic() - self._began_s) + 1
+
+
 async def _taken(limits: Any, key: KeyRecord, requests: int) -> tuple[int, RefusalError | None]:
     taken, refusal = 0, None
     for _ in range(requests):
@@ -80,8 +92,9 @@ async def _taken(limits: Any, key: KeyRecord, requests: int) -> tuple[int, Refus
 
 @pytest.mark.asyncio
 async def test_the_burst_is_ten_seconds_worth_and_then_the_rate_holds(limits: Any) -> None:
-    taken, refusal = await _taken(limits, _key(rate=60), 30)
-    assert 10 <= taken <= 12
+    bound = Bound(60)
+    taken, refusal = await _taken(limits, _key(rate=60), 100)
+    assert 10 <= taken <= bound()
     assert refusal is not None
     assert (refusal.status_code, refusal.error_code.value) == (429, "RATE_LIMITED")
     assert dict(refusal.headers)[b"retry-after"] == b"1"
@@ -118,7 +131,8 @@ async def test_keys_do_not_share(limits: Any) -> None:
 @pytest.mark.asyncio
 async def test_zero_is_no_limit_and_none_is_the_default(limits: Any) -> None:
     assert (await _taken(limits, _key(rate=0, quota=0), 500))[0] == 500
-    assert (await _taken(limits, _key(), 300))[0] < 150
+    bound = Bound(600)
+    assert 100 <= (await _taken(limits, _key(), 300))[0] <= bound()
 
 
 @pytest.mark.asyncio
@@ -128,7 +142,7 @@ async def test_counts_survive_a_restart(store: KeyStore) -> None:
         limits = MemoryLimits(store, Allowance(0, 0))
         assert (await _taken(limits, key, 6))[0] == expected
         await limits.close()
-    assert await store.usage(key.key_id, utc_day(__import__("time").time())) == 10
+    assert await store.usage(key.key_id, utc_day(time.time())) == 10
 
 
 @pytest.mark.asyncio
@@ -138,7 +152,7 @@ async def test_counts_are_written_while_the_service_runs(
     limits = MemoryLimits(store, Allowance(0, 0))
     key = _key()
     await _taken(limits, key, 3)
-    day = utc_day(__import__("time").time())
+    day = utc_day(time.time())
     async with asyncio.timeout(60):
         while await store.usage(key.key_id, day) != 3:
             await asyncio.sleep(0.05)
@@ -150,8 +164,9 @@ async def test_replicas_share_a_rate_through_redis(store: KeyStore, redis_url: s
     settings = ServiceSettings(redis_url=redis_url)
     replicas = [await open_limits(settings, store, Metrics()) for _ in range(3)]
     key = _key(rate=60, quota=1000)
+    bound = Bound(60)
     taken = await asyncio.gather(*(_taken(replica, key, 20) for replica in replicas))
-    assert 10 <= sum(count for count, _ in taken) <= 13
+    assert 10 <= sum(count for count, _ in taken) <= bound()
     for replica in replicas:
         await replica.close()
 
@@ -166,8 +181,9 @@ async def test_without_redis_the_process_counts_and_then_redis_again(
     await limits.admit(key)
     private_redis.stop()
     try:
+        bound = Bound(60)
         taken, refusal = await _taken(limits, key, 30)
-        assert 9 <= taken <= 12
+        assert 9 <= taken <= bound()
         assert refusal is not None
         assert b"spamdetect_limit_fallbacks_total 30" in metrics.render()
         assert await limits.usage_today(key.key_id) >= taken
@@ -196,12 +212,12 @@ async def test_the_client_sees_the_limit_and_keeps_silent(
     answering: Any,
 ) -> None:
     async with (
-        run_service_async(rate_per_minute=6) as service,
-        AsyncSpamClient(service.base_url, service.api_key, timeout=5) as spam,
+        run_service_async(rate_per_minute=1) as service,
+        AsyncSpamClient(service.base_url, service.api_key, timeout=30) as spam,
     ):
         await spam.predict("hello")
         for _ in range(3):
             with pytest.raises(SpamRateLimitError) as caught:
                 await spam.predict("hello")
             assert caught.value.retry_after is not None
-            assert 0 < caught.value.retry_after <= 10
+            assert 0 < caught.value.retry_after <= 60
