@@ -82,7 +82,7 @@ async def test_what_a_holder_has_spent_meanwhile_is_still_its_own(
         assert granted == 500
         await asyncio.to_thread(private_postgres.stop)
         await asyncio.to_thread(tenant.gate)  # it notices
-        await asyncio.sleep(LEASE_MS / 1000 + 1)
+        await asyncio.sleep(LEASE_MS / 1000 + 1)  # the lease ends by the clock meanwhile
         await asyncio.to_thread(private_postgres.start)
         more = {**request, "max_output_tokens": 600, "workflow_id": "another"}
         answer = await asyncio.to_thread(_answered, lambda: tenant.gate(**more))

@@ -184,12 +184,12 @@ def test_every_socket_is_cut_at_once(
         first.kill("other")
         second.kill(WORKFLOW)
         first.kill("another")
-        time.sleep(2)
+        time.sleep(2)  # they try to come back for so long
         assert run.until(bodies=count)["interrupts"] == {"0": count}, "they are away"
         run.proxy.accept_at_most(8)  # and now more come than it takes
         run.proxy.stall(3)
         run.proxy.fault = "none"
-        time.sleep(3)
+        time.sleep(3)  # for as long as the proxy stalls
         run.proxy.accept_at_most(BACKLOG)
         run.back(at_s, "cut, refused for two seconds, killed meanwhile")
         kills = {"kills": ["another", WORKFLOW, "other"]}
