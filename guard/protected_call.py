@@ -11,6 +11,8 @@ from typing import Any, Final
 
 import attrs
 
+from guard.asking import decision_log
+from guard.asking.tool_calls import FUNCTION, ToolCall, Watcher
 from guard.breaker.exceptions import (
     GuardError,
     GuardTransportError,
@@ -22,12 +24,10 @@ from guard.control.bodies import Body, TaskBody, require_task
 from guard.control.pools import carry_kills_out
 from guard.control.threads import ThreadBody, here
 from guard.core import wire
-from guard.core.leases import Subject
+from guard.core.leases import Grant, Question, Subject
 from guard.facade import ready_runtime, ready_runtime_async
-from guard.runtime import active, decision_log
-from guard.runtime.questions import Asking, Grant
+from guard.runtime import active
 from guard.runtime.runtime import GuardRuntime
-from guard.runtime.tool_calls import FUNCTION, ToolCall, Watcher
 from guard.scope.scope import CallRecord, Entry, Scope, current_scope
 from guard.scope.span_ids import call_scope
 from guard.scope.wrapping import Edge
@@ -127,7 +127,7 @@ class ProtectedCall(Edge):
         try:
             if self._is_covered(runtime):
                 return
-            grant = runtime.gate.ask(self._asking())
+            grant = runtime.gate.ask(self._question())
         except (GuardError, WorkflowKilledInterrupt) as exc:
             runtime.reports.error(exc, "gate", self._call_scope, self._target.tool_name)
             if not self._falls_back(exc):
@@ -163,7 +163,7 @@ class ProtectedCall(Edge):
 
     async def _ask(self, runtime: GuardRuntime) -> None:
         try:
-            grant = await runtime.gate.ask_async(self._asking())
+            grant = await runtime.gate.ask_async(self._question())
         except (GuardError, WorkflowKilledInterrupt) as exc:
             await self._refused(runtime, exc)
         else:
@@ -245,13 +245,13 @@ class ProtectedCall(Edge):
             self._accept(Grant(reply))
         return True
 
-    def _asking(self) -> Asking:
+    def _question(self) -> Question:
         target, scope, runtime = self._target, self._call_scope, self._runtime
         request = _gate_request(target, self._record.call_id, scope)
         request.gates_requests = runtime.gates_requests
         if target.sensitive:
-            return Asking(request)
-        return Asking(request, scope.call_lane, subject_of(target, scope))
+            return Question(request)
+        return Question(request, scope.call_lane, subject_of(target, scope))
 
     def _accept(self, grant: Grant) -> None:
         self._admitted = True

@@ -18,7 +18,7 @@ from guard.runtime.active import active_runtime
 from guard.runtime.runtime import GuardRuntime
 
 F = TypeVar("F", bound=Callable[..., Any])
-logger = logging.getLogger("guard.runtime.event_pipeline")
+logger = logging.getLogger("guard.events")
 
 
 @overload

@@ -16,7 +16,7 @@ from guard.runtime.runtime import GuardRuntime
 from guard.scope.scope import current_scope
 
 if TYPE_CHECKING:  # the session imports httpx and websockets
-    from guard.runtime.session import Session
+    from guard.session.session import Session
 
 
 @attrs.frozen
@@ -112,7 +112,7 @@ def spend(workflow: str | None = None, *, run: str | None = None) -> Spend:
         return Spend(query["workflow"], run_id=query.get("run"))
     runtime = ready_runtime()
     try:
-        reply = runtime.events.ask(functools.partial(_ask, query=query), runtime.settings.timeout_s)
+        reply = runtime.link.ask(functools.partial(_ask, query=query), runtime.settings.timeout_s)
     except GuardError as exc:
         fire(exc, ErrorContext("spend", query["workflow"]))
         raise
@@ -134,7 +134,7 @@ async def spend_async(workflow: str | None = None, *, run: str | None = None) ->
     runtime = await ready_runtime_async()
     question = functools.partial(_ask, query=query)
     try:
-        reply = await runtime.events.ask_async(question, runtime.settings.timeout_s)
+        reply = await runtime.link.ask_async(question, runtime.settings.timeout_s)
     except GuardError as exc:
         await fire_async(exc, ErrorContext("spend", query["workflow"]))
         raise

@@ -22,6 +22,10 @@ class CircuitBreaker:
         cooldown_s: how long the circuit first stays open, in seconds; doubles up to the maximum.
         cooldown_max_s: the longest that it stays open, in seconds.
 
+    Attributes:
+        is_disturbed: whether a call has failed, or the circuit has been open, since the last
+            answer.
+
     >>> breaker = CircuitBreaker(threshold=1, cooldown_s=5.0)
     >>> breaker.failed(now_s=0.0)
     >>> breaker.allows(now_s=1.0), breaker.allows(now_s=5.0), breaker.allows(now_s=5.0)
@@ -31,6 +35,7 @@ class CircuitBreaker:
     threshold: int = 5
     cooldown_s: float = 1.0
     cooldown_max_s: float = 10.0
+    is_disturbed: bool = attrs.field(default=False, init=False)
     _failures: int = attrs.field(default=0, init=False)
     _open_until_s: float | None = attrs.field(default=None, init=False)
     _next_cooldown_s: float = attrs.field(init=False)
@@ -57,6 +62,7 @@ class CircuitBreaker:
 
     def succeeded(self) -> None:
         """Report an answer (any answer of the service, including a refusal)."""
+        self.is_disturbed = False
         self._failures = 0
         self._open_until_s = None
         self._probing = False
@@ -64,6 +70,7 @@ class CircuitBreaker:
 
     def failed(self, *, now_s: float) -> None:
         """Report that no usable answer came."""
+        self.is_disturbed = True
         self._failures += 1
         if self._open_until_s is None:
             opens = self._failures >= self.threshold

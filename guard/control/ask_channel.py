@@ -12,7 +12,7 @@ from typing import Final, Literal
 import msgspec
 
 from guard.core import wire
-from guard.core.signing import sign_asks
+from guard.core.signing import sign_asks, verify_frame
 
 logger = logging.getLogger("guard.control")
 
@@ -25,7 +25,9 @@ IN_FLIGHT_MAX: Final = 2048
 _FRAME_BYTES: Final = 128 * 1024
 
 
-class _Question:
+class _Request:
+    """One request; ``sent_s`` is 0 until it is sent, and it is given up ``late_s`` after that."""
+
     __slots__ = ("answered", "ask", "late_s", "sent_s")
 
     def __init__(self, ask: wire.Ask, answered: Answered, late_s: float) -> None:
@@ -40,10 +42,11 @@ class AskChannel:
 
     Args:
         secret: signs the frames when set.
-        switched: told when requests can go over the socket, and when not any more.
+        switched: called when requests can go over the socket, and when they no longer can.
 
     Attributes:
-        is_supported: whether the gateway behind the socket takes requests over it.
+        is_open: whether requests can be sent now. Read from any thread, as a hint.
+        can_lease: whether the gateway grants leases now: only over the socket.
     """
 
     def __init__(
@@ -51,30 +54,54 @@ class AskChannel:
     ) -> None:
         self._secret = secret
         self._switched = switched
-        self.is_supported = False
+        self.is_open = False
+        self.can_lease = False
+        self._is_supported = False
+        self._grants_leases = False
+        # Of the open socket: how to send a frame, how to end it, and its signatures' nonce.
         self._send: Callable[[bytes], bool] | None = None
+        self._abort: Callable[[], object] = lambda: None
         self._nonce = ""
+        # Number of the newest signed frame: the gateway takes each number once.
         self._number = 0
-        self._waiting: deque[_Question] = deque()
-        self._in_flight: dict[str, _Question] = {}
+        # Requests that are not sent yet, and those that are, by the id that their answer names.
+        self._waiting: deque[_Request] = deque()
+        self._in_flight: dict[str, _Request] = {}
+        # Whether a flush follows in this turn of the loop.
         self._scheduled = False
 
     def __len__(self) -> int:
         return len(self._in_flight) + len(self._waiting)
 
-    @property
-    def is_open(self) -> bool:
-        """Whether requests can be sent now. Read from any thread, as a hint."""
-        return self.is_supported and self._send is not None
+    def supports(self, is_supported: bool, *, leases: bool = False) -> None:
+        """Note what the gateway behind the socket can do.
 
-    def opened(self, send: Callable[[bytes], bool], nonce: str) -> None:
+        Args:
+            is_supported: whether it takes requests over the socket.
+            leases: whether it grants leases.
+        """
+        self._is_supported, self._grants_leases = is_supported, leases
+        self._look()
+
+    def _look(self) -> None:
+        self.is_open = self._is_supported and self._send is not None
+        self.can_lease = self.is_open and self._grants_leases
+
+    def opened(
+        self,
+        send: Callable[[bytes], bool],
+        nonce: str,
+        abort: Callable[[], object] = lambda: None,
+    ) -> None:
         """The socket is open.
 
         Args:
             send: sends a text frame without waiting; False when it cannot.
             nonce: of the handshake's signature.
+            abort: ends a connection whose frames are not to be believed.
         """
-        self._send, self._nonce, self._number = send, nonce, 0
+        self._send, self._nonce, self._number, self._abort = send, nonce, 0, abort
+        self._look()
         self._switched(True)
 
     def closed(self) -> None:
@@ -82,12 +109,13 @@ class AskChannel:
         if self._send is None:
             return
         self._send = None
+        self._look()
         self._switched(False)
         lost = [*self._in_flight.values(), *self._waiting]
         self._in_flight = {}
         self._waiting.clear()
-        for question in lost:
-            self._tell(question, None)
+        for request in lost:
+            self._tell(request, None)
 
     def ask(self, op: Op, request_id: str, body: bytes, answered: Answered, wait_s: float) -> None:
         """Send a request; everything that is asked in one turn of the loop goes in one frame.
@@ -99,15 +127,20 @@ class AskChannel:
             answered: called with the answer.
             wait_s: how long to wait for one, in seconds.
         """
-        question = _Question(wire.Ask(request_id, op, msgspec.Raw(body)), answered, wait_s)
-        self._waiting.append(question)
+        request = _Request(wire.Ask(request_id, op, msgspec.Raw(body)), answered, wait_s)
+        self._waiting.append(request)
         if not self._scheduled:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self.flush)
 
-    def hold(self) -> None:
-        """Send nothing before the next :meth:`flush`, which the caller makes in the same turn."""
+    def hold(self) -> bool:
+        """Send nothing before the next :meth:`flush`; tell whether that is for the caller to make.
+
+        It is not where something around the caller flushes in this turn anyway.
+        """
+        is_first = not self._scheduled
         self._scheduled = True
+        return is_first
 
     def flush(self) -> None:
         """Send what waits, as far as there is room in flight."""
@@ -117,14 +150,16 @@ class AskChannel:
             asks: list[wire.Ask] = []
             size = 0
             while self._waiting and len(self._in_flight) < IN_FLIGHT_MAX and size < _FRAME_BYTES:
-                question = self._waiting.popleft()
-                question.sent_s = now_s
-                self._in_flight[question.ask.id] = question
-                asks.append(question.ask)
-                size += len(memoryview(question.ask.body))
+                request = self._waiting.popleft()
+                request.sent_s = now_s
+                self._in_flight[request.ask.id] = request
+                asks.append(request.ask)
+                size += len(memoryview(request.ask.body))
             if not self._send_frame(wire.encode(wire.Asks(asks))):
                 for ask in asks:
-                    self._tell(self._in_flight.pop(ask.id, None), None)
+                    unsent = self._in_flight.pop(ask.id, None)
+                    if unsent is not None:
+                        self._tell(unsent, None)
 
     def _send_frame(self, frame: bytes) -> bool:
         send = self._send
@@ -139,30 +174,49 @@ class AskChannel:
         self._number += 1
         return True
 
+    def received(self, frame: bytes) -> None:
+        """Take a frame of answers; one that is not to be believed ends the connection."""
+        payload: str | bytes = frame
+        try:
+            if self._secret is not None:
+                signed = wire.decode(frame, wire.SignedFrame)
+                payload = signed.payload
+                if not verify_frame(self._secret, self._nonce, payload.encode(), signed.signature):
+                    raise wire.WireError("its signature is wrong")
+            answers = wire.decode(payload, wire.Answers)
+        except wire.WireError as exc:
+            logger.warning("control: a frame of answers cannot be used: %s", exc)
+            self._abort()
+            return
+        self.answers(answers.answers)
+
     def answers(self, told: list[wire.Told]) -> None:
-        """Hand the answers of one frame on; those that nobody waits for are dropped."""
-        self.hold()  # what the answers make their callers ask goes in one frame
+        """Hand on the answers of one frame; those whose request was given up are dropped."""
+        self._scheduled = True  # what the answers make their callers ask goes in one frame
         for each in told:
-            self._tell(self._in_flight.pop(each.id, None), each)
-        self.flush()
+            request = self._in_flight.pop(each.id, None)
+            if request is not None:
+                self._tell(request, each)
+        if self._waiting:
+            self.flush()
+        else:
+            self._scheduled = False
 
     def sweep(self, now_s: float) -> None:
         """Give up on requests that have waited too long for an answer."""
         late = [
-            question
-            for question in self._in_flight.values()
-            if now_s - question.sent_s >= question.late_s
+            request
+            for request in self._in_flight.values()
+            if now_s - request.sent_s >= request.late_s
         ]
-        for question in late:
-            self._in_flight.pop(question.ask.id, None)
-            self._tell(question, None)
+        for request in late:
+            self._in_flight.pop(request.ask.id, None)
+            self._tell(request, None)
         if self._waiting:
             self.flush()
 
-    def _tell(self, question: _Question | None, told: wire.Told | None) -> None:
-        if question is None:
-            return
+    def _tell(self, request: _Request, told: wire.Told | None) -> None:
         try:
-            question.answered(told)
+            request.answered(told)
         except Exception:
             logger.exception("an answer over the control socket")

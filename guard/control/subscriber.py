@@ -186,8 +186,8 @@ class Subscriber:
         }
         eagerly = functools.partial(self._apply_eagerly, nonce)
         try:
-            answered = functools.partial(self._answered, nonce)
-            opening = control_socket.open_socket(url, headers, eagerly, answered, self._client.tls)
+            received = self._asks.received
+            opening = control_socket.open_socket(url, headers, eagerly, received, self._client.tls)
             async with opening as socket:
                 await self._listen_on(cast("ControlConnection", socket), nonce, position)
         except control_socket.Closed:
@@ -236,7 +236,7 @@ class Subscriber:
         """Let requests go over the socket once all that was said meanwhile is applied."""
         if not self._asks_open and self._position()[0] >= newest:
             self._asks_open = True
-            self._asks.opened(socket.send_now, nonce)
+            self._asks.opened(socket.send_now, nonce, socket.transport.abort)
 
     async def _take_what_came(self, socket: ControlConnection, nonce: str) -> None:
         """Wait for messages, apply all that are there at once, and acknowledge the newest."""
@@ -288,18 +288,6 @@ class Subscriber:
             self._take(*kills)
         if recalled:
             self._recalled(recalled)
-
-    def _answered(self, nonce: str, frame: bytes) -> None:
-        """Hand on the answers in a frame; one that is not to be believed ends the connection."""
-        try:
-            payload = self._verified(frame, nonce)
-            answers = wire.decode(payload, wire.Answers)
-        except (ChannelError, wire.WireError) as exc:
-            logger.warning("control: a frame of answers cannot be used: %s", exc)
-            if self._socket is not None:
-                self._socket.transport.abort()
-            return
-        self._asks.answers(answers.answers)
 
     def _open_frame(self, frame: str | bytes, nonce: str) -> wire.ControlMessage:
         try:

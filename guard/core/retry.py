@@ -75,10 +75,13 @@ class RetryAfter:
     Args:
         default: the waits where an endpoint named none, indexed by how often that happened in a
             row; used without jitter.
+
+    Attributes:
+        until_s: until when each of them must not be called; empty when all may be.
     """
 
     default: Backoff = Backoff(base_s=1.0, cap_s=30.0)
-    _until_s: dict[str, float] = attrs.field(factory=dict, init=False)
+    until_s: dict[str, float] = attrs.field(factory=dict, init=False)
     _in_a_row: dict[str, int] = attrs.field(factory=dict, init=False)
 
     def set(self, endpoint: str, wait_s: float | None, *, now_s: float) -> float:
@@ -94,18 +97,18 @@ class RetryAfter:
         if wait_s is None:
             wait_s = self.default.delay_s(times, 1.0)
         wait_s = min(wait_s, RETRY_AFTER_MAX_S)
-        self._until_s[endpoint] = max(self._until_s.get(endpoint, 0.0), now_s + wait_s)
+        self.until_s[endpoint] = max(self.until_s.get(endpoint, 0.0), now_s + wait_s)
         return wait_s
 
     def left_s(self, endpoint: str, *, now_s: float) -> float:
         """Return for how many more seconds an endpoint must not be called; 0 if it may be."""
-        return max(0.0, self._until_s.get(endpoint, 0.0) - now_s)
+        return max(0.0, self.until_s.get(endpoint, 0.0) - now_s)
 
     def clear(self, endpoint: str) -> None:
         """Forget the waits of an endpoint that answered."""
         if endpoint in self._in_a_row:
             del self._in_a_row[endpoint]
-            self._until_s.pop(endpoint, None)
+            self.until_s.pop(endpoint, None)
 
 
 def retry_after_s(value: str | None, *, now_s: float) -> float | None:

@@ -1,4 +1,4 @@
-"""Delivers the buffered events: in their own batches, and piggybacked on gate requests.
+"""Delivers the buffered events: in their own batches, and along with gate requests.
 
 While the gateway is unreachable the events wait in memory, or on disk when there is a spool. Each
 event ends up delivered, in the buffer, on disk or in ``events_lost``.
@@ -37,10 +37,10 @@ from guard.settings import Settings
 from guard.transport.client import GatewayClient
 from guard.transport.replies import BodyRefusedError
 
-logger = logging.getLogger("guard.runtime.event_pipeline")
+logger = logging.getLogger("guard.events")
 
 _GATE_EVENTS_MAX: Final = 200
-"""Maximum events piggybacked on one gate request: a caller is waiting for its answer."""
+"""Maximum events that go along with one gate request: a caller is waiting for its answer."""
 
 _GATE_LOOKED_AT_MAX: Final = 2000
 """Maximum events of each lane that are searched for them."""
@@ -98,7 +98,7 @@ class Flusher:
         self._wake = asyncio.Event()
         self._one_flush = asyncio.Lock()
         self._in_flight: list[Batch] = []
-        self._piggybacked: dict[int, list[Record]] = {}
+        self._attached: dict[int, list[Record]] = {}
         # At most how many records are on their way out of the buffer. A thread that counts just
         # then may find a record twice, which is harmless; if it found it nowhere, everything would
         # seem delivered, and a signal would end the process without it.
@@ -111,8 +111,8 @@ class Flusher:
     def in_flight(self) -> int:
         """How many events are not in the buffer and not known to be at the gateway."""
         in_batches = sum(len(batch.records) for batch in self._in_flight)
-        piggybacked = sum(len(records) for records in list(self._piggybacked.values()))
-        return self._being_taken + in_batches + piggybacked
+        attached = sum(len(records) for records in list(self._attached.values()))
+        return self._being_taken + in_batches + attached
 
     @property
     def spooled(self) -> int:
@@ -122,11 +122,6 @@ class Flusher:
     def wake(self) -> None:
         """Flush now instead of at the end of the interval, or of the delay after a failure."""
         self._wake.set()
-
-    def flush_rest(self) -> None:
-        """Flush what a gate request did not take along, unless deliveries are failing."""
-        if len(self._buffer) and not self._in_trouble:
-            self._wake.set()
 
     # -- the service --------------------------------------------------------------------------
 
@@ -338,14 +333,18 @@ class Flusher:
                 self._losses.reported()
             await self._spooler.settle(batch.rows)
 
-    # -- piggybacked on gate requests ---------------------------------------------------------
+    # -- along with gate requests --------------------------------------------------------------
 
-    def piggyback(self, workflow_id: str | None) -> tuple[list[Record], list[wire.Event]]:
-        """Take what is buffered for one workflow, to send it with its gate request.
+    def attach(self, request: wire.GateRequest) -> list[Record]:
+        """Put what is buffered for a request's workflow into it, so that it counts there already.
 
         Returns:
-            The records, for :meth:`acknowledge` or :meth:`requeue`, and their events.
+            The records, for :meth:`delivered` or :meth:`requeue`.
         """
+        request.events = []
+        if not len(self._buffer):
+            return []
+        workflow_id = request.workflow_id
         with self._taking():
             records = self._buffer.take_if(
                 lambda record: record.event_fields[0] == workflow_id,
@@ -353,27 +352,30 @@ class Flusher:
                 _GATE_LOOKED_AT_MAX,
             )
             if not records:
-                return records, []
+                return records
             events, records, broken = encoded(records, self._ids)
             self._losses.lose(broken, "an event cannot be encoded")
             fits = fitting(events, _GATE_BYTES_MAX)
             if fits < len(records):
                 self._buffer.put_back(records[fits:])
                 del records[fits:]
-            self._piggybacked[id(records)] = records
-        return records, cast("list[wire.Event]", [msgspec.Raw(event) for event in events[:fits]])
+            self._attached[id(records)] = records
+        request.events = cast("list[wire.Event]", [msgspec.Raw(event) for event in events[:fits]])
+        return records
 
-    def acknowledge(self, records: list[Record], outcome: wire.EventsOutcome | None) -> None:
-        """Count piggybacked records as delivered."""
-        if id(records) in self._piggybacked:
+    def delivered(self, records: list[Record], outcome: wire.EventsOutcome | None) -> None:
+        """Count attached records as delivered, and deliver what the request did not take along."""
+        if id(records) in self._attached:
             self._count(len(records), outcome.rejected if outcome is not None else [])
-            del self._piggybacked[id(records)]
+            del self._attached[id(records)]
+        if len(self._buffer) and not self._in_trouble:
+            self._wake.set()
 
     def requeue(self, records: list[Record]) -> None:
-        """Put piggybacked records back into the buffer; the ledger charges a repeated one once."""
-        if id(records) in self._piggybacked:
+        """Put attached records back into the buffer; the ledger charges a repeated one once."""
+        if id(records) in self._attached:
             self._buffer.put_back(records)
-            del self._piggybacked[id(records)]
+            del self._attached[id(records)]
 
     # -- undelivered events -------------------------------------------------------------------
 
@@ -407,7 +409,7 @@ class Flusher:
         left = self._buffer.take(len(self._buffer))
         for batch in self._in_flight:  # the loop is stuck, or they would be back in the buffer
             left += (each for each in batch.records if not self._losses.is_report(each))
-        for records in list(self._piggybacked.values()):
+        for records in list(self._attached.values()):
             left += records
         # A stuck loop may have resumed: take what it has requeued since the first take.
         left += self._buffer.take(len(self._buffer))

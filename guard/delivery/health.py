@@ -71,15 +71,17 @@ class Health:
                 self.misconfigured = True
             return
         self.misconfigured = isinstance(exc, GuardAuthenticationError | GuardProtocolError)
-        self.touch()
-        self.lost_at_contact = self.lost
+        self.last_contact_ms = time.time_ns() // 1_000_000
+        self.lost_at_contact = self._lost_later + self._dropped()
 
     def gate_ended(self, exc: BaseException | None) -> None:
         """Note how a gate request ended: with a decision, or with an exception.
 
         A refusal by policy is a decision; a 429 and GD-R002 are not, whoever sent them.
         """
-        self.gate_unavailable = isinstance(exc, GuardTransportError | GuardInfrastructureError)
+        if not isinstance(exc, asyncio.CancelledError):
+            unavailable = isinstance(exc, GuardTransportError | GuardInfrastructureError)
+            self.gate_unavailable = unavailable
 
     def touch(self) -> int:
         """Note that the gateway has just answered; return the time in Unix ms."""

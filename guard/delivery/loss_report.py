@@ -10,7 +10,7 @@ from guard.core.ids import IdFactory
 from guard.delivery.health import Health
 from guard.scope.scope import OUTSIDE
 
-logger = logging.getLogger("guard.runtime.event_pipeline")
+logger = logging.getLogger("guard.events")
 
 
 class Losses:

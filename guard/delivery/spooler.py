@@ -15,7 +15,7 @@ from guard.delivery.loss_report import Losses
 from guard.delivery.spool import Claimed, Spool, Spooled, SpoolError
 from guard.loop import in_thread
 
-logger = logging.getLogger("guard.runtime.event_pipeline")
+logger = logging.getLogger("guard.events")
 
 _LOOK_S: Final = 15.0
 

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 import weakref
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 from types import FrameType, ModuleType
 from typing import Any, Final, Protocol
@@ -24,6 +24,7 @@ from guard.instrumentation.observed_call import ObservedCall, call_being_sent
 from guard.instrumentation.realtime import RealtimeSession
 from guard.instrumentation.request_gate import RequestGate
 from guard.instrumentation.tool_watch import ToolGate
+from guard.instrumentation.unread_answers import UnreadAnswers
 from guard.loop import held_forks
 from guard.scope.scope import Scope, current_scope
 
@@ -62,6 +63,7 @@ class Instrumentation:
             accept that.
         request_gate: covers each LLM request inside a workflow or a protected call before it is
             sent; None lets them go out as they are.
+        unread: where answers wait to be read.
         max_output_tokens: is put into gated requests that have no limit, where the vendor takes
             one; None leaves requests alone.
     """
@@ -77,6 +79,7 @@ class Instrumentation:
         inject_stream_usage: bool = False,
         request_gate: RequestGate | None = None,
         max_output_tokens: int | None = None,
+        unread: UnreadAnswers | None = None,
     ) -> None:
         self._record = record
         self._check = check
@@ -89,7 +92,7 @@ class Instrumentation:
         self._ratios = InputRatios()
         self._bounds: ModuleType | None = None
         self.failures = 0
-        self._unread: deque[InstrumentedCall] = deque()
+        self._unread = unread or UnreadAnswers()
         self._open: set[ObservedCall] = set()
         # Re-entrant: a signal handler may read the hosts while its thread reads an answer.
         self.reading = threading.RLock()
@@ -120,7 +123,7 @@ class Instrumentation:
     def uninstall(self) -> None:
         """Remove the hooks. Idempotent."""
         patching.uninstall(self)
-        self._read_all()
+        self._unread.read()
 
     def close(self) -> None:
         """Remove the hooks, and record what calls that are still open have used so far."""
@@ -129,18 +132,18 @@ class Instrumentation:
             call.abandon()
         for session in list(self._sessions):
             session.ended()
-        self._read_all()
+        self._unread.read()
 
     def after_fork(self) -> None:
         """Start afresh in a forked child: the parent reads the responses it has received."""
-        self._unread = deque()
+        self._unread.after_fork()
         self._open = set()
         self._sessions = weakref.WeakSet()
         self.reading = threading.RLock()
 
     def unseen_hosts(self) -> tuple[str, ...]:
         """Return the LLM hosts whose answers held no usage."""
-        self._read_all()
+        self._unread.read()
         return tuple(self._unseen)
 
     def begin(
@@ -215,8 +218,8 @@ class Instrumentation:
         if not call.cover.take():
             # Unread answers may hold more than they cost.
             call.uncovered = True
-            if self._unread:
-                self._read_all()
+            if self._unread.calls:
+                self._unread.read()
                 call.uncovered = not call.cover.take()
 
     def begin_session(self, host: str, path: str, query: str) -> RealtimeSession | None:
@@ -271,9 +274,9 @@ class Instrumentation:
             # An answer of several models becomes several events, so it is read at once.
             if endpoint.asks and call.is_small and endpoint.condense is None:
                 self._record("llm", payload, call.scope)
-                self._unread.append(payload)
-                if len(self._unread) >= _UNREAD_MAX:
-                    self._read_all()
+                self._unread.calls.append(payload)
+                if len(self._unread.calls) >= _UNREAD_MAX:
+                    self._unread.read()
             elif usage_of(payload) is not None:
                 self._record("llm", payload, call.scope)
         except Exception as exc:  # noqa: BLE001  # counted and logged: it never hurts the user
@@ -314,18 +317,6 @@ class Instrumentation:
             )
             self.session_used(more, call.scope)
         return usage
-
-    def read_answers(self) -> None:
-        """Read the answers that are unread, so that what was set aside for them is settled."""
-        self._read_all()
-
-    def _read_all(self) -> None:
-        unread = self._unread
-        while unread:
-            try:
-                usage_of(unread.popleft())
-            except IndexError:  # another thread was faster
-                return
 
     def failed(self, exc: Exception) -> None:
         """Count an error in the observation."""

@@ -23,8 +23,8 @@ from agents import (
     ToolInputGuardrailData,
 )
 
+from guard.asking.tool_calls import Watcher
 from guard.integrations import tools
-from guard.runtime.tool_calls import Watcher
 
 
 class GuardRunHooks(RunHooks[Any]):

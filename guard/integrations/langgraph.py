@@ -27,9 +27,9 @@ from uuid import UUID
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.tracers.context import register_configure_hook
 
+from guard.asking.tool_calls import Watcher
 from guard.context import chain, span
 from guard.integrations import tools
-from guard.runtime.tool_calls import Watcher
 
 logger = logging.getLogger("guard.integrations")
 

@@ -17,8 +17,8 @@ from typing import Any, Final
 
 from mcp import ClientSession
 
+from guard.asking.tool_calls import Watcher
 from guard.integrations import tools
-from guard.runtime.tool_calls import Watcher
 
 _SESSION: Final = Watcher("mcp")
 

@@ -6,12 +6,12 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from guard.asking.tool_calls import Watcher, current
 from guard.breaker.exceptions import GuardError
 from guard.breaker.refusals import Refusal
 from guard.facade import track_tool
 from guard.protected_call import ProtectedCall, Target
 from guard.runtime.active import active_runtime
-from guard.runtime.tool_calls import Watcher, current
 from guard.scope.scope import current_scope
 from guard.scope.wrapping import run_inside
 

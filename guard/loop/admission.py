@@ -57,7 +57,7 @@ class Concurrency:
 
 
 class AdmissionError(Exception):
-    """Too many callers are waiting already."""
+    """Too many callers are waiting already, or one has waited too long for its turn."""
 
 
 class Ticket(Future[T]):
@@ -117,6 +117,8 @@ class Admission:
         ticket: Ticket[T] | None = None,
     ) -> Ticket[T]:
         """Run the coroutine that ``start`` creates, at once or when its turn comes.
+
+        One that has waited too long for its turn ends with :class:`AdmissionError`.
 
         The caller bounds its own wait, on its own thread, and cancels the ticket to give up. A
         waiting call is then dropped; a running one continues: it may already have had its effect.
@@ -195,13 +197,18 @@ class Admission:
     def _advance(self, ended: _Item[Any]) -> None:
         """Release a slot, and hand the free ones to the next in line."""
         begins: list[_Item[Any]] = []
+        late: list[_Item[Any]] = []
         with self._lock:
             self._give_place_back(ended)
             while self._waiting and self._running < self._concurrency.limit:
                 item = self._waiting.popleft()
-                # A caller that has waited too long is about to give up; nothing is started for it.
-                if not item.future.cancelled() and time.monotonic() < item.expires_s:
+                if time.monotonic() >= item.expires_s:
+                    late.append(item)
+                elif not item.future.cancelled():
                     self._take_place(item)
                     begins.append(item)
         for item in begins:
             self._begin(item)
+        for item in late:  # its caller is about to give up: nothing is started for it
+            if item.future.set_running_or_notify_cancel():
+                item.future.set_exception(AdmissionError(f"no turn within {self._wait_s:.3g} s"))

@@ -16,30 +16,35 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import attrs
 
 from guard import hooks
+from guard.asking.courier import Courier
+from guard.asking.gate import Gate
+from guard.asking.keeper import Keeper
+from guard.asking.llm_requests import LlmRequests
+from guard.asking.reports import Reports
+from guard.asking.tool_policy import ToolPolicy
+from guard.asking.updates import LeaseUpdates
 from guard.breaker.exceptions import GuardConfigError, GuardError, docs_at, was_shut_down
+from guard.control.directives import Directives
 from guard.control.enforcement import Enforcement
 from guard.control.last_decision import Decisions
 from guard.control.warnings import WarningLog
-from guard.core import wire
-from guard.core.control import messages_of_decision
-from guard.core.leases import LeaseBook
+from guard.core.leases import Desk, LeaseBook
 from guard.hooks import ErrorContext
 from guard.instrumentation import Instrumentation
-from guard.loop import BackgroundLoop
-from guard.runtime import active, debug_log, local
-from guard.runtime.event_pipeline import EventPipeline
-from guard.runtime.exit_hooks import ExitHooks
-from guard.runtime.gate import Gate
-from guard.runtime.llm_requests import LlmRequests
-from guard.runtime.reports import Reports
-from guard.runtime.tool_policy import ToolPolicy
+from guard.instrumentation.unread_answers import UnreadAnswers
+from guard.loop import Admission, BackgroundLoop, Concurrency
+from guard.runtime import active, debug_log
 from guard.scope.scope import set_process_scope
-from guard.settings import Settings, misspelled_variables
+from guard.session.event_pipeline import EventPipeline
+from guard.session.exit_hooks import ExitHooks
+from guard.session.link import Link
+from guard.settings import GATE_CONCURRENCY, Settings, misspelled_variables
 from guard.state import GuardStatus
+from guard.transport import local
 
 if TYPE_CHECKING:  # the session imports httpx and websockets, which `import guard` must not
     from guard.local_gateway import LocalGateway
-    from guard.runtime.session import Session
+    from guard.session.session import Session
 
 logger = logging.getLogger("guard")
 
@@ -48,6 +53,9 @@ _DELIVERY_POLL_S: Final = 0.005
 _LOAD_AFTER_S: Final = 0.1
 _HOOKS_WAIT_S: Final = 1.0
 """How long the caller of a flush waits for the hooks to receive its errors."""
+_WAITING_MAX: Final = 20_000
+_WAITING_SHARE: Final = 0.8
+"""Share of a caller's deadline after which its question over HTTP is no longer sent."""
 
 
 class GuardRuntime:
@@ -83,6 +91,7 @@ class GuardRuntime:
         opened: whether :meth:`open` has succeeded in this process.
         reports: takes errors, for the status and the hooks.
         enforcement: the control state, and the running bodies that a kill stops.
+        link: to the gateway.
         events: records events and delivers them.
         leases: what this process may spend without asking.
         gate: asks the gateway for decisions.
@@ -168,27 +177,19 @@ class GuardRuntime:
         self.decisions = Decisions()
         self.warnings = WarningLog()
         self.leases = LeaseBook()
-        self.events = EventPipeline(
-            self.settings, self._background, self._make_session, self._exits, self.leases
-        )
+        self.link = Link(self._background, self._make_session, self._exits)
+        self.events = EventPipeline(self.settings, self.link, self._exits, self.leases)
         self.reports = Reports(self.settings, self._background, self.events)
         self.enforcement = Enforcement(
             own_thread=lambda: self._background.is_own_thread,
             changed=self.decisions.changed,
             observed=None if self.reports.enforces else self.reports.observed,
         )
-        self.gate = Gate(
-            self._background,
-            self.events,
-            self.enforcement,
-            self.decisions,
-            self.settings.timeout_s,
-            leases=self.leases,
-            read_answers=self._read_answers,
-            waits_for_people=self.reports.enforces,
-        )
+        unread = UnreadAnswers()
+        self._compose_asking(unread)
         self.requests = LlmRequests(
             self.settings,
+            self.link,
             self.events,
             self.gate,
             self.leases,
@@ -212,11 +213,35 @@ class GuardRuntime:
             inject_stream_usage=self.settings.inject_stream_usage,
             request_gate=self.requests if self.settings.gate_requests else None,
             max_output_tokens=self.settings.max_output_tokens,
+            unread=unread,
         )
         self._fresh_process()
         active.install(self)
         if self.settings.mode != "off":
             self._name_outside()
+
+    def _compose_asking(self, unread: UnreadAnswers) -> None:
+        """Make what takes a question to the gateway and keeps the leases: see ``guard.asking``."""
+        timeout_s = self.settings.timeout_s
+        desk = Desk(self.leases)
+        updates = LeaseUpdates(self.link, self.events, desk)
+        admission = Admission(
+            self._background,
+            concurrency=Concurrency(timeout_s, most=GATE_CONCURRENCY),
+            waiting_max=_WAITING_MAX,
+            wait_s=_WAITING_SHARE * timeout_s,
+        )
+        courier = Courier(self.link, self.events, desk, updates, admission, self.decisions, unread)
+        self._keeper = Keeper(desk, courier, updates, unread)
+        self.gate = Gate(
+            self.link,
+            courier,
+            admission,
+            self.enforcement,
+            self.decisions,
+            timeout_s,
+            waits_for_people=self.reports.enforces,
+        )
 
     def _fresh_process(self) -> None:
         """Set the per-process state; a forked child sets it afresh."""
@@ -245,25 +270,15 @@ class GuardRuntime:
             run_id = self.events.ids.uuid7(time.time_ns() // 1_000_000)
             set_process_scope(self.settings.workflow, run_id)
 
-    def _read_answers(self) -> None:
-        self.instrumentation.read_answers()
-
     def _make_session(self) -> Session:
-        from guard.runtime.session import Session
+        from guard.session.session import Session
 
         return Session(
             self.settings,
-            self.events.ids,
-            self.events.buffer,
-            self.events.health,
-            control_position=self._control_position,
-            tools_version=lambda: self.enforcement.control.tools_version,
-            controlled=self._apply_control,
+            self.events.outbox,
+            Directives(self.enforcement),
+            self._keeper,
             on_error=lambda exc: self.reports.error(exc, "flush"),
-            on_decision=self._apply_decision,
-            leases=self.leases,
-            read_answers=self._read_answers,
-            told_ahead=self.gate.told_ahead,
             local_gateway=self._local_gateway,
         )
 
@@ -301,7 +316,7 @@ class GuardRuntime:
             raise self._opening_error()
         try:
             prepare = self.instrumentation.prepare if self.settings.auto_instrument else None
-            self._background.run(self.events.connect, meanwhile=prepare)
+            self._background.run(self.link.connect, meanwhile=prepare)
         except BaseException as exc:
             self._failed_to_open(exc)
             raise
@@ -337,7 +352,7 @@ class GuardRuntime:
         if runtime.opened or runtime.settings.mode == "off":
             return runtime
         try:
-            await runtime._background.run_async(runtime.events.connect)
+            await runtime._background.run_async(runtime.link.connect)
         except BaseException as exc:
             runtime._failed_to_open(exc)
             raise
@@ -477,32 +492,11 @@ class GuardRuntime:
         elif self.events.waiting and not self._background.is_own_thread:
             self.events.flush(timeout)
 
-    # -- control ------------------------------------------------------------------------------
-
-    def _control_position(self) -> tuple[int, str]:
-        control = self.enforcement.control
-        return control.seq, control.epoch
-
-    def _apply_control(self, *messages: wire.ControlMessage) -> None:
-        self.events.health.touch()
-        self.enforcement.apply(*messages)
-
-    def _apply_decision(
-        self, workflow_id: str | None, run_id: str | None, reply: wire.EventsReply
-    ) -> None:
-        if workflow_id is None:
-            return
-        messages = messages_of_decision(
-            self.enforcement.control, workflow_id, run_id, reply.decision, reply.budget
-        )
-        if messages:
-            self.enforcement.apply(*messages)
-
     # -- status -------------------------------------------------------------------------------
 
     def status(self) -> GuardStatus:
         """Return a snapshot; thread-safe and without side effects."""
-        session = self.events.session
+        session = self.link.session
         snapshot = self.events.health.snapshot(
             api_url=self.settings.api_url,
             breaker=session.client.circuit.state if session is not None else "closed",

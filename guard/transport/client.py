@@ -137,8 +137,8 @@ class GatewayClient:
 
     def left_alone(self, endpoint: str) -> RateLimitError | None:
         """Return the error for a request to an endpoint that asked not to be called for a while."""
-        wait_s = self._retry_after.left_s(endpoint, now_s=time.monotonic())
-        if wait_s <= 0:
+        waits = self._retry_after
+        if not waits.until_s or (wait_s := waits.left_s(endpoint, now_s=time.monotonic())) <= 0:
             return None
         return RateLimitError(
             f"{endpoint} asked to be left alone for another {wait_s:.1f} s",
@@ -158,7 +158,8 @@ class GatewayClient:
             self._heard(exc)
             raise
         self._heard(None)
-        self._answered()
+        if self.circuit.is_disturbed or self._unreached is not None:
+            self._answered()
         return value
 
     async def send(self, batch_id: str, body: bytes) -> tuple[int, wire.EventsReply]:
@@ -263,7 +264,8 @@ class GatewayClient:
         if problem is not None:
             self._note_wait(reply)
             raise _refined(reply, problem)
-        self._retry_after.clear(reply.endpoint)
+        if self._retry_after.until_s:
+            self._retry_after.clear(reply.endpoint)
         if signed_reply:
             self.signer.check(reply)
         try:

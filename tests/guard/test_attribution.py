@@ -169,7 +169,7 @@ class TestAtTheGateway:
     ) -> None:
         tenant.admin.set_budget(100, scope_kind="user", scope_id="*")
         runtime = start()
-        until(lambda: runtime.events.session is not None and runtime.events.session.can_lease,
+        until(lambda: runtime.link.session is not None and runtime.link.session.asks.can_lease,
               WAIT_S)  # fmt: skip
 
         @guard.protect
@@ -187,7 +187,7 @@ class TestAtTheGateway:
         assert lanes == {"a", "b"}
 
     def test_what_a_tool_call_was_allowed_for_one_user_is_not_taken_for_another(self) -> None:
-        from guard.runtime.tool_calls import _place
+        from guard.asking.tool_calls import _place
 
         with guard.workflow("w"):
             with context.user("a"):

@@ -235,7 +235,7 @@ class TestLogs:
     ) -> None:
         tenant.admin.set_price("test-model", input_per_mtok=10**9, output_per_mtok=10**9)
         runtime = start(debug=True)
-        until(lambda: runtime.events.session is not None and runtime.events.session.can_lease)
+        until(lambda: runtime.link.session is not None and runtime.link.session.asks.can_lease)
         bound = RequestBound("openai", "test-model", input_tokens=500, output_tokens=500)
         with guard.workflow("w"):
             scope = current_scope.get()

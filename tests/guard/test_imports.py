@@ -165,7 +165,7 @@ def test_a_protected_function_loads_no_http_client_before_its_first_call() -> No
 def test_a_session_with_the_gateway_loads_no_command_line() -> None:
     """httpx loads rich, click and pygments where they are installed; that takes longer than it."""
     loaded = loaded_by(
-        "import guard.runtime.session, httpx\n"
+        "import guard.session.session, httpx\n"
         "assert callable(httpx.main) and httpx.Client().close() is None"
     )
     assert "httpx" in loaded
@@ -256,6 +256,8 @@ GUARD_LEVELS: Final = {
     "transport": 3,
     "delivery": 4,
     "instrumentation": 5, "control": 5,
+    "session": 6,
+    "asking": 7,
     "runtime": 9,
     "facade": 10, "handling": 10, "serverless": 10,
     "contexts": 11, "protected_call": 11, "spending": 11,

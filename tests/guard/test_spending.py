@@ -126,7 +126,7 @@ class TestLimits:
     ) -> None:
         tenant.admin.set_budget(5, scope_kind="workflow", scope_id="*")
         runtime = start()
-        until(lambda: runtime.events.session is not None and runtime.events.session.can_lease,
+        until(lambda: runtime.link.session is not None and runtime.link.session.asks.can_lease,
               WAIT_S)  # fmt: skip
 
         @guard.protect
@@ -208,7 +208,7 @@ class TestWithoutAnAnswer:
         assert seen[-1] == "spend"
 
     def test_a_gateway_that_is_too_old_is_named(self, runtime: guard.GuardRuntime) -> None:
-        session = runtime.events.session
+        session = runtime.link.session
         assert session is not None
         assert session.features is not None
         session.features = session.features - {wire.FEATURE_SPEND}

@@ -72,7 +72,7 @@ class Sdk:
 
     async def run(self, turns: asyncio.Semaphore) -> None:
         async with turns:
-            session = await self.background.run_async(self.runtime.events.connect)
+            session = await self.background.run_async(self.runtime.link.connect)
             self.runtime.opened = True
             switched = session.subscriber._switched
 
@@ -109,7 +109,7 @@ class Sdk:
 
     async def close(self, turns: asyncio.Semaphore) -> None:
         async with turns:
-            session = self.runtime.events.session
+            session = self.runtime.link.session
             assert session is not None
             with contextlib.suppress(Exception):
                 await self.background.run_async(session.flusher.flush)

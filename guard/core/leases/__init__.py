@@ -1,25 +1,31 @@
 """What a process knows of its leases: money and calls granted in advance, spent without asking."""
 
 from guard.core.leases.book import LeaseBook
-from guard.core.leases.lease import (
-    Hold,
-    LaneKey,
-    Lease,
-    Subject,
-    cost_of,
-    paid_output,
-    request_subject,
-    worst_case,
-)
+from guard.core.leases.costs import cost_of, paid_output, worst_case
+from guard.core.leases.desk import Desk
+from guard.core.leases.effects import Answer, Ask, Complete, Effect, Fail, Refused, TopUp
+from guard.core.leases.holds import Hold
+from guard.core.leases.lease import LaneKey, Lease, Subject, request_subject
+from guard.core.leases.question import Grant, Question
 from guard.core.leases.records import Asked, Totals, Update
 
 __all__ = [
+    "Answer",
+    "Ask",
     "Asked",
+    "Complete",
+    "Desk",
+    "Effect",
+    "Fail",
+    "Grant",
     "Hold",
     "LaneKey",
     "Lease",
     "LeaseBook",
+    "Question",
+    "Refused",
     "Subject",
+    "TopUp",
     "Totals",
     "Update",
     "cost_of",

@@ -12,11 +12,20 @@ from collections.abc import Collection, Iterable
 from typing import Final
 
 from guard.core.control import matches
+from guard.core.leases.costs import worst_case
+from guard.core.leases.holds import CallHold, Hold
 from guard.core.leases.lane import WINDOW_S, Lane
-from guard.core.leases.lease import CallHold, CallPool, Hold, LaneKey, Lease, Subject, worst_case
+from guard.core.leases.lease import CallPool, LaneKey, Lease, Subject
 from guard.core.leases.records import Asked, Totals, Update
 from guard.core.request_bound import RequestBound
-from guard.core.wire import NANOUSD_MAX, LeaseAsk, LeaseState, LeaseUpdate, ModelRates
+from guard.core.wire import (
+    NANOUSD_MAX,
+    GateRequest,
+    LeaseAsk,
+    LeaseState,
+    LeaseUpdate,
+    ModelRates,
+)
 from guard.core.wire import Lease as Granted
 
 IDLE_S: Final = 2.0
@@ -256,13 +265,13 @@ class LeaseBook:
 
     # -- asking before anybody waits ------------------------------------------------------------
 
-    def low(self, now_s: float) -> list[tuple[Lease, Asked]]:
-        """Return the leases that would soon be used up, and what to ask for each of them.
+    def low(self, now_s: float) -> list[tuple[Asked, GateRequest]]:
+        """Return what to ask for leases that would soon be used up, and what each was granted for.
 
         Nothing is given back by asking; :meth:`topped_up` or :meth:`not_topped_up` takes in the
         answer. Until then the lane is not asked for, and its lease is not closed.
         """
-        found: list[tuple[Lease, Asked]] = []
+        found: list[tuple[Asked, GateRequest]] = []
         with self.lock:
             for key, lane in self._lanes.items():
                 lease = lane.lease
@@ -279,7 +288,7 @@ class LeaseBook:
                     ask = LeaseAsk(
                         lease.lease_id, demand_nanousd=min(lacking, NANOUSD_MAX), ahead=True
                     )
-                    found.append((lease, Asked(key, now_s, self._voided, ask)))
+                    found.append((Asked(key, now_s, self._voided, ask), lease.question))
         return found
 
     def is_asked_ahead(self, key: LaneKey) -> bool:

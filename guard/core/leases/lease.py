@@ -1,18 +1,11 @@
-"""One lease, what it covers, and the holds that are taken from it. Money is whole nano-dollars."""
+"""One lease and what it covers. Money is whole nano-dollars."""
 
 from __future__ import annotations
 
 import functools
-import threading
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final
 
-from msgspec import Struct
-
-from guard.core.request_bound import RequestBound
-from guard.core.wire import NANOUSD_MAX, GateRequest, ModelRates
-
-if TYPE_CHECKING:  # pulls in every vendor's format
-    from guard.core.usage import Usage
+from guard.core.wire import GateRequest, ModelRates
 
 LaneKey = tuple[str | None, str | None, str | None, str | None, str]
 """``(workflow, agent, chain, user, model)``: what decides which budgets apply."""
@@ -20,7 +13,6 @@ LaneKey = tuple[str | None, str | None, str | None, str | None, str]
 Subject = tuple[str, str, str | None, tuple[str, ...]]
 """``(kind, function, tool name, tools)``: what the gateway has allowed."""
 
-_MILLION: Final = 1_000_000
 _COVERED_MAX: Final = 1000
 
 
@@ -32,59 +24,6 @@ def request_subject(provider: str) -> Subject:
     ('llm', 'openai', None, ())
     """
     return ("llm", provider, None, ())
-
-
-def worst_case(rates: ModelRates, bound: RequestBound) -> tuple[int, int] | None:
-    """Return the most that a request can cost, and the output tokens that this pays for.
-
-    None when neither the request nor the rates bound it.
-    """
-    tokens_in, tokens_out = bound.input_tokens, bound.output_tokens
-    if tokens_in is None:
-        tokens_in = rates.context_tokens
-    if tokens_out is None:
-        tokens_out = rates.assumed_output_tokens
-    if tokens_in is None or tokens_out is None:
-        return None
-    total = tokens_in * rates.worst_input_per_mtok + tokens_out * rates.worst_output_per_mtok
-    return min(-(-total // _MILLION), NANOUSD_MAX), tokens_out
-
-
-def paid_output(rates: ModelRates | None, bound: RequestBound, amount: int) -> int | None:
-    """Return the largest output that a hold pays for; None if that is unknown.
-
-    Where a bound is only assumed, the gateway may set aside less than the worst case.
-
-    >>> rates = ModelRates(1, 2, 1, 1, 2, 2, 1_000_000, 2_000_000, assumed_output_tokens=4096)
-    >>> paid_output(rates, RequestBound("openai", "m", 10, None), 50)
-    20
-    """
-    if bound.output_tokens is not None or rates is None:
-        return bound.output_tokens
-    assumed, price = rates.assumed_output_tokens, rates.worst_output_per_mtok
-    if assumed is None or not price:
-        return assumed
-    tokens_in = bound.input_tokens if bound.input_tokens is not None else 0
-    left = amount * _MILLION - tokens_in * rates.worst_input_per_mtok
-    return min(assumed, max(1, left // price))
-
-
-def cost_of(rates: ModelRates, usage: Usage) -> int:
-    """Return what an answer cost: as the vendor says, else by the rates, rounded up."""
-    cost = usage.cost_nanousd
-    if cost is None:
-        total = (
-            usage.input_tokens * rates.input_per_mtok
-            + usage.output_tokens * rates.output_per_mtok
-            + usage.cache_read_tokens * rates.cache_read_per_mtok
-            + usage.cache_write_tokens * rates.cache_write_per_mtok
-            + usage.reasoning_tokens * rates.reasoning_per_mtok
-            + usage.audio_tokens * rates.audio_per_mtok
-        )
-        cost = min(-(-total // _MILLION), NANOUSD_MAX)
-    for other in usage.others:
-        cost += cost_of(rates, other)  # models of one answer; the gateway knows each one's price
-    return cost
 
 
 class Lease:
@@ -210,121 +149,3 @@ class CallPool:
         self.amount = amount
         self.ready: list[bool] = []
         self.is_open = True
-
-
-class Account(Protocol):
-    """The book that a hold belongs to."""
-
-    lock: threading.RLock
-
-    def spent(self, lease: Lease, cost: int, over: int) -> None:
-        """Count what a hold has cost, and by how much that was more than the hold."""
-
-
-class Hold(Struct, eq=False):
-    """What one call or request takes from a lease while it is under way; only its first end counts.
-
-    Attributes:
-        lease: what it was taken from.
-        amount: the money.
-    """
-
-    _account: Account
-    lease: Lease
-    amount: int
-    _is_open: bool = True
-
-    def settle(self, cost: int) -> bool:
-        """Pay what the call cost and return the rest; False when it has ended already."""
-        account = self._account
-        with account.lock:
-            if not self._is_open:
-                return False
-            self._is_open = False
-            lease = self.lease
-            lease.ended(self.amount)
-            lease.free -= cost
-            account.spent(lease, cost, max(0, cost - self.amount))
-        return True
-
-    def give_back(self) -> bool:
-        """Return all of it: nothing was spent; False when it has ended already."""
-        with self._account.lock:
-            if not self._is_open:
-                return False
-            self._is_open = False
-            self.lease.ended(self.amount)
-        return True
-
-    def keep(self) -> bool:
-        """Count all of it as spent, since its cost is not known; False when it has ended."""
-        with self._account.lock:
-            self.lease.unseen += self.amount if self._is_open else 0
-            return self.settle(self.amount)
-
-    def grow(self, amount: int) -> bool:
-        """Take more from what is free; False when there is too little, or it has ended."""
-        with self._account.lock:
-            lease = self.lease
-            if not self._is_open or not lease.is_current or lease.free < amount:
-                return False
-            lease.free -= amount
-            lease.held += amount
-            self.amount += amount
-        return True
-
-    def absorb(self, other: Hold) -> bool:
-        """Take over another hold of the same lease; False when that cannot be."""
-        with self._account.lock:
-            if not (self._is_open and other._is_open) or other.lease is not self.lease:
-                return False
-            other._is_open = False
-            self.amount += other.amount
-            self.lease.under_way -= 1
-        return True
-
-
-class CallHold(Hold):
-    """The hold of a protected call, which goes back to its pool.
-
-    Attributes:
-        _pool: where it came from.
-        _ends: popped by its first end, which is atomic.
-    """
-
-    _pool: CallPool = CallPool(0)
-    _ends: list[bool] = []
-
-    def give_back(self) -> bool:
-        """Return all of it: nothing was spent; False when it has ended already."""
-        try:
-            self._ends.pop()
-        except IndexError:
-            return False
-        pool = self._pool
-        pool.ready.append(True)
-        if pool.is_open:
-            return True
-        try:
-            pool.ready.pop()
-        except IndexError:  # whoever closed it has drained it since
-            return True
-        with self._account.lock:
-            self.lease.ended(self.amount)
-        return True
-
-    def settle(self, cost: int) -> bool:
-        """Pay what the call cost and return the rest; False when it has ended already."""
-        try:
-            self._ends.pop()
-        except IndexError:
-            return False
-        return super().settle(cost)
-
-    def keep(self) -> bool:
-        """Count all of it as spent, since its cost is not known; False when it has ended."""
-        with self._account.lock:
-            if not self.settle(self.amount):
-                return False
-            self.lease.unseen += self.amount
-        return True

@@ -158,7 +158,7 @@ async def test_a_thousand_and_more_wait_at_once(runtime: Any, tenant: Any) -> No
     """None is forgotten for another: the first yes comes when 1,100 are waiting."""
     await asyncio.to_thread(tenant.admin.set_policy, "p", approval_tools=["act_async"])
     wanted, at_once = 1100, 50
-    session = runtime.events.session
+    session = runtime.link.session
     tasks: list[asyncio.Task[str]] = []
     approval_ids: list[str] = []
 

@@ -17,7 +17,7 @@ import pytest
 import guard
 from guard.gateway.cli.admin_client import AdminError
 from guard.gateway.ledger import approvals as ledger_approvals
-from guard.runtime import approvals
+from guard.session import approvals
 from tests.support.waiting import until, until_async
 
 WAIT_S = 30.0
@@ -37,7 +37,7 @@ async def pay_async():
     print("PAID", flush=True)
 
 def waiting():
-    return runtime.events.session is not None and runtime.events.session.approvals.waiting
+    return runtime.link.session is not None and runtime.link.session.approvals.waiting
 
 def in_thread(daemon):
     thread = threading.Thread(target=pay, daemon=daemon)

@@ -30,7 +30,7 @@ class Wire:
         self.takes = True
         self.switched: list[bool] = []
         self.channel = AskChannel(secret, switched=self.switched.append)
-        self.channel.is_supported = True
+        self.channel.supports(True)
         self.channel.opened(self.send, NONCE)
 
     def send(self, frame: bytes) -> bool:
@@ -141,7 +141,7 @@ async def test_with_a_secret_against_the_gateway(
     def calls() -> GuardRuntime:
         runtime = start(api_key=made["api_key"], hmac_secret=made["hmac_secret"])
         until(lambda: runtime.status().decisions == "socket")
-        session = runtime.events.session
+        session = runtime.link.session
         assert session is not None
 
         async def gate(*args: Any, **kwargs: Any) -> Any:

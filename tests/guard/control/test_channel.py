@@ -172,7 +172,7 @@ def test_an_unsigned_or_forged_frame_is_refused(start: Start, tenant: Any) -> No
     made = tenant.admin.create_key_full("signed", signed=True)
     runtime = start(api_key=made["api_key"], hmac_secret=made["hmac_secret"])
     until(lambda: channel(runtime) == "websocket", WAIT_S)
-    session = runtime.events.session
+    session = runtime.link.session
     assert session is not None
     assert session.subscriber._greeted_here
     forged = wire.encode(wire.ControlMessage(seq=7, type="kill", workflow_id="w"))
@@ -196,7 +196,7 @@ def test_duplicates_and_late_messages(runtime: GuardRuntime) -> None:
         wire.ControlMessage(seq=3, type="pause", workflow_id="w"),
     ]
     for message in (messages[2], messages[1], messages[0], *messages):
-        runtime._apply_control(message)
+        runtime.enforcement.apply(message)
     assert not killed(runtime)
     assert paused(runtime)
     assert interrupted
@@ -295,13 +295,13 @@ class TestRestarts:
             proxy.fault = "refuse"
             proxy.cut()
         numbers: list[int] = []
-        controlled = runtime.events.session.subscriber._apply  # type: ignore[union-attr]
+        controlled = runtime.link.session.subscriber._apply  # type: ignore[union-attr]
 
         def noted(*messages: wire.ControlMessage) -> None:
             numbers.extend(m.seq for m in messages if m.type not in ("hello", "ping"))
             controlled(*messages)
 
-        monkeypatch.setattr(runtime.events.session.subscriber, "_apply", noted)  # type: ignore[union-attr]
+        monkeypatch.setattr(runtime.link.session.subscriber, "_apply", noted)  # type: ignore[union-attr]
         with run_gateway(database) as gateway:
             proxy.retarget(gateway.base_url)
             proxy.fault = "none"
@@ -340,7 +340,7 @@ class TestReplay:
     ) -> None:
         """The last words of a gateway that goes away are heard."""
         runtime = await asyncio.to_thread(start)
-        session = runtime.events.session
+        session = runtime.link.session
         assert session is not None
 
         class Ends:
@@ -398,7 +398,7 @@ class TestBetweenGateAndBody:
             enter(body)
 
         async def apply() -> None:
-            runtime._apply_control(message)
+            runtime.enforcement.apply(message)
 
         monkeypatch.setattr(runtime.enforcement.bodies, "enter", enter_late)
 
@@ -454,7 +454,7 @@ class TestPause:
         self, runtime: GuardRuntime
     ) -> None:
         """A gateway whose clock is ten minutes behind still pauses for a minute."""
-        session = runtime.events.session
+        session = runtime.link.session
         assert session is not None
         now_ms = wire_now_ms()
         behind_ms = 600_000

@@ -45,8 +45,8 @@ def crowded(elsewhere: GatewayProcess) -> GuardRuntime:
     """A runtime that hears this gateway's kills at once, and asks it over HTTP."""
     runtime = GuardRuntime(elsewhere.key, elsewhere.url, timeout_ms=5000).open()
     until(lambda: runtime.status().control_channel == "websocket", WAIT_S)
-    assert runtime.events.session is not None
-    runtime.events.session.asks.is_supported = False
+    assert runtime.link.session is not None
+    runtime.link.session.asks.supports(False)
     return runtime
 
 
@@ -110,16 +110,16 @@ class TestTheDeadlineOfTheGateway:
         """A request that has waited in this process gets what is left; too little is no proof."""
         runtime = against(timeout_ms=400, transport_mode="websocket")
         scripted.answer = lambda path, body: Answer(hang=True) if path == "/gate" else None
-        session = runtime.events.session
+        session = runtime.link.session
         assert session is not None
         request = wire.GateRequest(call_id="c", kind="call", function="f")
         for _ in range(10):
             with pytest.raises(GuardTransportError, match="no answer"):
-                runtime._background.run(session.ask, request, 0.01)
+                runtime._background.run(lambda: session.client.gate(request, deadline_s=0.01))
         assert runtime.status().breaker == "closed"
         for _ in range(5):
             with pytest.raises(GuardTransportError, match="no answer"):
-                runtime._background.run(session.ask, request, 0.4)
+                runtime._background.run(lambda: session.client.gate(request, deadline_s=0.4))
         assert runtime.status().breaker == "open"
 
 
@@ -288,7 +288,7 @@ class TestImpatientCallers:
         thread.start()
         until(lambda: self.reserved(tenant) > 0, WAIT_S)
         slow._background.call_soon(
-            slow._apply_control, wire.ControlMessage(seq=9**9, type="kill", workflow_id="w")
+            slow.enforcement.apply, wire.ControlMessage(seq=9**9, type="kill", workflow_id="w")
         )
         thread.join(WAIT_S)
         assert [type(each) for each in raised] == [guard.WorkflowKilledInterrupt]

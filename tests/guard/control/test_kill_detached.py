@@ -377,8 +377,8 @@ async def test_guards_own_requests_are_none_of_the_workflows(
         return request
 
     connected.instrumentation.enter = watched
-    assert connected.events.session is not None
-    connected.events.session.asks.is_supported = False  # so that it asks over HTTP
+    assert connected.link.session is not None
+    connected.link.session.asks.supports(False)  # so that it asks over HTTP
     with guard.workflow("w"):
         await guard.protect(asyncio.sleep)(0)
     assert seen

@@ -14,12 +14,12 @@ import msgspec
 import pytest
 
 import guard
+from guard.asking.llm_requests import NOT_GATED
 from guard.breaker.exceptions import GuardTransportError
 from guard.breaker.refusals import Refusal
 from guard.core.request_bound import RequestBound
 from guard.core.usage import Usage
 from guard.core.wire import LlmData
-from guard.runtime.llm_requests import NOT_GATED
 from guard.runtime.runtime import GuardRuntime
 from guard.scope.scope import Entry, Scope, current_scope
 from tests.support.proxy import ChaosProxy
@@ -56,7 +56,7 @@ def leasing(start: Callable[..., GuardRuntime], price: None) -> GuardRuntime:
 
 
 def able(runtime: GuardRuntime) -> GuardRuntime:
-    until(lambda: runtime.events.session is not None and runtime.events.session.can_lease, WAIT_S)
+    until(lambda: runtime.link.session is not None and runtime.link.session.asks.can_lease, WAIT_S)
     return runtime
 
 
@@ -64,7 +64,7 @@ def able(runtime: GuardRuntime) -> GuardRuntime:
 def asked(leasing: GuardRuntime, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The operations that were asked over the socket, as they come."""
     seen: list[str] = []
-    session = leasing.events.session
+    session = leasing.link.session
     assert session is not None
     ask = session.asks.ask
 
@@ -83,7 +83,7 @@ def no_http(leasing: GuardRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
     async def gate(*args: Any, **kwargs: Any) -> Any:
         raise AssertionError("asked over HTTP")
 
-    session = leasing.events.session
+    session = leasing.link.session
     assert session is not None
     monkeypatch.setattr(session.client, "gate", gate)
 
@@ -440,7 +440,7 @@ class TestWithoutTheSocket:
     ) -> None:
         """It is asked again with the same key, and reserves once."""
         runtime = able(start(api_url=proxy.url, timeout_ms=10_000))
-        session = runtime.events.session
+        session = runtime.link.session
         assert session is not None
         send = session.asks._send
         cut = threading.Event()

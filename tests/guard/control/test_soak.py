@@ -102,7 +102,7 @@ class Soak:
 
     def _kill(self, name: str) -> None:
         message = wire.ControlMessage(seq=next(self._seqs), type="kill", workflow_id=name)
-        self.runtime._apply_control(message)
+        self.runtime.enforcement.apply(message)
 
     def work(self) -> None:
         """Run bodies until there are enough; nothing may be raised outside of them."""

@@ -33,7 +33,7 @@ def leasing(start: Callable[..., GuardRuntime], tenant: Any) -> GuardRuntime:
     """A runtime that may hold leases; a request costs at most a tenth of a cent."""
     tenant.admin.set_price(MODEL, input_per_mtok=10**9, output_per_mtok=10**9)
     runtime = start(timeout_ms=10_000)
-    until(lambda: runtime.events.session is not None and runtime.events.session.can_lease, WAIT_S)
+    until(lambda: runtime.link.session is not None and runtime.link.session.asks.can_lease, WAIT_S)
     return runtime
 
 
@@ -104,17 +104,15 @@ def test_no_room_is_missed_while_an_answer_is_under_way(
     leasing: GuardRuntime, tenant: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A call waits for what its lane is being granted, instead of asking beside it."""
-    session = leasing.events.session
-    assert session is not None
-    keeper = session._leases
-    topped_up = keeper._topped_up
+    courier = leasing.gate._courier
+    topped_up = courier._topped_up
     late: list[Asked] = []
 
-    def later(asked: Asked, told: wire.Told | None) -> None:
+    def later(session: Any, asked: Asked, told: wire.Told | None) -> None:
         late.append(asked)
-        asyncio.get_running_loop().call_later(2.0, topped_up, asked, told)
+        asyncio.get_running_loop().call_later(2.0, topped_up, session, asked, told)
 
-    monkeypatch.setattr(keeper, "_topped_up", later)
+    monkeypatch.setattr(courier, "_topped_up", later)
     ran = until_refused(leasing, tenant)
     assert late, "it came when the budget would have been used up"
     assert 198 <= ran <= 199, "each has cost half of its worst case"
@@ -127,9 +125,7 @@ def test_what_is_not_used_comes_back(leasing: GuardRuntime) -> None:
 
 
 def test_a_gateway_that_does_not_know_it_is_not_asked(leasing: GuardRuntime) -> None:
-    session = leasing.events.session
-    assert session is not None
-    session._leases.asks_ahead = False
+    leasing.gate._courier._desk.tops_up = False
     asked: list[bool] = []
     low = leasing.leases.low
     leasing.leases.low = lambda now_s: asked.append(True) or low(now_s)  # type: ignore[method-assign, func-returns-value]

@@ -571,8 +571,8 @@ class TestToppingUp:
 
     def test_what_two_seconds_take_is_asked_for_before_it_is_used_up(self) -> None:
         book = self.spending()
-        [(lease_, asked)] = book.low(1.0)
-        assert (asked.lane, lease_.free) == (KEY, 10), "nothing is given back by asking"
+        [(asked, _)] = book.low(1.0)
+        assert (asked.lane, book._leases["l"].free) == (KEY, 10), "nothing is given back by asking"
         ask = asked.ask
         assert (ask.lease_id, ask.unused_nanousd, ask.ahead) == ("l", 0, True)
         assert ask.demand_nanousd == 180 + 2 * 10 - 10
@@ -595,14 +595,14 @@ class TestToppingUp:
 
     def test_one_that_got_less_or_no_answer_is_left_alone_for_a_while(self) -> None:
         book = self.spending()
-        [(_, asked)] = book.low(1.0)
+        [(asked, _)] = book.low(1.0)
         book.topped_up(asked, lease(1))
         assert book.low(1.5) == []
         assert len(book.low(2.0)) == 1
 
     def test_what_comes_for_a_lease_that_was_replaced_goes_back(self) -> None:
         book = self.spending()
-        [(_, asked)] = book.low(1.0)
+        [(asked, _)] = book.low(1.0)
         again = book.ask(KEY, 1.0)
         book.granted(again, lease(50, "other"), CALL, 10)
         book.topped_up(asked, lease(190))
@@ -611,7 +611,7 @@ class TestToppingUp:
 
     def test_what_comes_for_a_lease_that_is_gone_goes_back_at_once(self) -> None:
         book = self.spending()
-        [(_, asked)] = book.low(1.0)
+        [(asked, _)] = book.low(1.0)
         book.close()
         back = book.topped_up(asked, lease(190))
         assert back is not None
@@ -620,7 +620,7 @@ class TestToppingUp:
 
     def test_until_it_is_answered_nothing_is_asked_again_or_closed(self) -> None:
         book = self.spending()
-        [(_, asked)] = book.low(1.0)
+        [(asked, _)] = book.low(1.0)
         idle_s = 1.0 + IDLE_S
         assert book.is_asked_ahead(KEY)
         assert book.low(1.5) == []
@@ -631,13 +631,13 @@ class TestToppingUp:
 
     def test_without_an_answer_nothing_more_is_taken(self) -> None:
         book = self.spending()
-        [(_, asked)] = book.low(1.0)
+        [(asked, _)] = book.low(1.0)
         book.unanswered(asked)
         assert not book.is_asked_ahead(KEY)
         assert book.take(KEY, CALL, 1.1) is None
 
     def test_what_comes_under_another_policy_covers_nothing(self) -> None:
         book = self.spending()
-        [(_, asked)] = book.low(1.0)
+        [(asked, _)] = book.low(1.0)
         book.topped_up(asked, lease(190, policy_version="2"))
         assert book.take(KEY, CALL, 1.1) is None

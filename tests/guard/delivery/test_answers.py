@@ -186,7 +186,7 @@ class TestCancelled:
 
         scripted.answer = answer
         runtime = against(spool_dir=tmp_path / "spool", flush_interval_ms=60_000)
-        session = runtime.events.session
+        session = runtime.link.session
         assert session is not None
         spool = session.flusher._spooler._spool
         assert spool is not None
@@ -341,7 +341,7 @@ class TestTrouble:
     def test_one_line_in_the_log_for_each_transition(
         self, against: Against, scripted: Scripted, caplog: pytest.LogCaptureFixture
     ) -> None:
-        caplog.set_level(logging.INFO, logger="guard.runtime.event_pipeline")
+        caplog.set_level(logging.INFO, logger="guard.events")
         runtime = against(flush_interval_ms=20)
         scripted.answer = lambda path, body: Answer(500) if path == EVENTS else None
         track(1)

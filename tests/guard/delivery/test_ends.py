@@ -215,7 +215,7 @@ class TestSignals:
             "import guard\n"
             "class Slow:\n"
             "    def find_spec(self, name, path=None, target=None):\n"
-            "        if name == 'guard.runtime.session' and not done.is_set():\n"
+            "        if name == 'guard.session.session' and not done.is_set():\n"
             "            assert threading.current_thread() is not threading.main_thread()\n"
             "            done.set(); os.kill(os.getpid(), signal.SIGINT); time.sleep(0.3)\n"
             "done = threading.Event(); sys.meta_path.insert(0, Slow())\n"

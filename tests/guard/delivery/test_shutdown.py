@@ -226,7 +226,7 @@ class TestAccounting:
         runtime = against(flush_interval_ms=3_600_000)
         scripted.answer = lambda path, body: Answer(503) if path == EVENTS else None
         track(20)
-        session = runtime.events.session
+        session = runtime.link.session
         assert session is not None
         while session.client.circuit.state != "open":
             with pytest.raises(BreakerTransportError):
@@ -253,7 +253,7 @@ class TestAccounting:
         self, against: Against, scripted: Scripted, tmp_path: Any, caplog: pytest.LogCaptureFixture
     ) -> None:
         (tmp_path / "s").write_text("in the way")
-        caplog.set_level(logging.WARNING, logger="guard.runtime.event_pipeline")
+        caplog.set_level(logging.WARNING, logger="guard.events")
         runtime = against(spool_dir=tmp_path / "s", flush_interval_ms=20)
         scripted.answer = lambda path, body: Answer(500) if path == EVENTS else None
         track(5)

@@ -5,18 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from guard.asking.gate import Gate
+from guard.asking.reports import Reports
+from guard.asking.tool_calls import ToolCall, ToolCalls, Watcher
 from guard.breaker.exceptions import GuardError, GuardToolBlockedError, WorkflowKilledInterrupt
 from guard.control.bodies import require_task
 from guard.control.enforcement import Enforcement, refusal_in
 from guard.control.warnings import WarningLog
 from guard.core import wire
 from guard.core.ids import IdFactory
+from guard.core.leases import Grant, Question
 from guard.core.tool_rules import ScopeToolRules
 from guard.loop import BackgroundLoop
-from guard.runtime.gate import Gate
-from guard.runtime.questions import Asking, Grant
-from guard.runtime.reports import Reports
-from guard.runtime.tool_calls import ToolCall, ToolCalls, Watcher
 from guard.scope.scope import Scope
 
 
@@ -106,7 +106,7 @@ class ToolPolicy:
         """
         request = self._request(scope, name)
         try:
-            grant = self._gate.ask(Asking(request))
+            grant = self._gate.ask(Question(request))
         except (GuardError, WorkflowKilledInterrupt) as exc:
             self._reports.error(exc, "gate", scope, name)
             self._refuse(scope, name, exc)
@@ -118,7 +118,7 @@ class ToolPolicy:
         request = self._request(scope, name)
         try:
             require_task()
-            grant = await self._gate.ask_async(Asking(request))
+            grant = await self._gate.ask_async(Question(request))
         except (GuardError, WorkflowKilledInterrupt) as exc:
             await self._reports.error_async(exc, "gate", scope, name)
             self._refuse(scope, name, exc)

@@ -16,7 +16,7 @@ from guard.settings import LOCAL, Settings
 if TYPE_CHECKING:
     from guard.local_gateway import LocalGateway
 
-logger = logging.getLogger("guard.runtime.local")
+logger = logging.getLogger("guard.local")
 
 _LOOK_S: Final = 0.5
 _RETRY_MAX_S: Final = 30.0

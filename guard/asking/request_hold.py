@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 from guard.breaker.exceptions import GuardBudgetError, GuardError
 from guard.core import wire
 from guard.core.call_options import Ceiling
-from guard.core.leases import cost_of, worst_case
+from guard.core.leases import Grant, cost_of, worst_case
 from guard.core.request_bound import RequestBound
-from guard.runtime.questions import Grant
 from guard.scope.scope import Scope
 
 if TYPE_CHECKING:  # pulls in every vendor's format

@@ -4,45 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
-import contextvars
-import copy
 import logging
 import time
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final
 
-from guard.breaker.exceptions import (
-    SHUT_DOWN,
-    BreakerTransportError,
-    GuardError,
-    GuardTransportError,
-    was_shut_down,
-)
+from guard.breaker.exceptions import BreakerTransportError
 from guard.core.buffer import EventBuffer, Record
 from guard.core.ids import IdFactory
 from guard.core.leases import LeaseBook
 from guard.delivery.health import Health
-from guard.loop import BackgroundLoop, LoopClosedError
+from guard.delivery.outbox import Outbox
+from guard.loop import LoopClosedError
 from guard.loop.threads import ServiceLoop
-from guard.runtime.exit_hooks import ExitHooks
 from guard.scope.scope import Scope, current_scope
+from guard.session.exit_hooks import ExitHooks
+from guard.session.link import Link
 from guard.settings import Settings
 
-if TYPE_CHECKING:  # the session imports httpx and websockets, which `import guard` must not
-    from guard.runtime.session import Session
-
-logger = logging.getLogger("guard.runtime.event_pipeline")
-
-T = TypeVar("T")
-Work = Callable[["Session"], Coroutine[Any, Any, T]]
-"""Something to do with the session, on the background loop."""
+logger = logging.getLogger("guard.events")
 
 _CLOSE_SHARE: Final = 0.2
 """Share of a shutdown's time reserved for closing the connections and the thread."""
 
-_inherited: list[object] = []
-"""Its parent's connections and spool, which a forked child must neither use nor close."""
+_inherited: list[Outbox] = []
+"""Its parent's events, which a forked child must neither deliver nor count as lost."""
 
 
 class EventPipeline:
@@ -50,39 +35,34 @@ class EventPipeline:
 
     Args:
         settings: sizes and intervals.
-        background: the loop that runs everything slow.
-        make_session: creates the session with the gateway.
+        link: to the gateway.
         exits: hooks the end of the process once there is something to deliver.
         leases: told of what is spent without a hold.
+
+    Attributes:
+        outbox: what is not delivered yet.
+        ids, buffer, health: the outbox's, for callers that cannot afford another step.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        background: BackgroundLoop,
-        make_session: Callable[[], Session],
-        exits: ExitHooks,
-        leases: LeaseBook,
-    ) -> None:
+    def __init__(self, settings: Settings, link: Link, exits: ExitHooks, leases: LeaseBook) -> None:
         self._leases = leases
         self._settings = settings
-        self._background = background
-        self._make_session = make_session
+        self._link = link
+        self._background = link.background
         self._exits = exits
         self._fresh_process()
 
     def _fresh_process(self) -> None:
-        self.ids = IdFactory()
-        self.buffer = EventBuffer(self._settings.buffer_size, self._settings.batch_size, self._wake)
-        self.health = Health(self._dropped)
-        self.session: Session | None = None
+        self.outbox = Outbox(self._settings, self._wake)
+        self.ids: IdFactory = self.outbox.ids
+        self.buffer: EventBuffer = self.outbox.buffer
+        self.health: Health = self.outbox.health
         self._connecting = False
-        self._attempt: asyncio.Task[Session] | None = None
-        self._closed = False
 
     def after_fork(self) -> None:
         """Reset in a forked child; keep references so that the parent's finalisers never run."""
-        _inherited.append((self.session, self.buffer))
+        _inherited.append(self.outbox)
+        self._link.after_fork()
         self._fresh_process()
 
     # -- recording ----------------------------------------------------------------------------
@@ -92,7 +72,7 @@ class EventPipeline:
     ) -> int:
         """Put an event into the buffer; never blocks. Returns the event's serial number."""
         serial = next(self.ids.count)
-        if self._closed:
+        if self.outbox.is_closed:
             self.health.lose(1)  # nobody is left to deliver it
             return serial
         if scope is None:
@@ -131,59 +111,20 @@ class EventPipeline:
 
     def _wake(self) -> bool:
         """Wake the flusher; in a fresh process, start it first. Does not wait for the gateway."""
-        if self.session is not None:
-            return self._background.call_soon(self.session.flusher.wake)
-        if self._connecting or self._closed:
+        session = self._link.session
+        if session is not None:
+            return self._background.call_soon(session.flusher.wake)
+        if self._connecting or self.outbox.is_closed:
             return True
         self._connecting = True
         try:
             self._exits.install()
-            self._background.submit(self.connect)
+            self._background.submit(self._link.connect)
         except RuntimeError:
             self._connecting = False
             logger.debug("the background loop cannot start now", exc_info=True)
             return False
         return True
-
-    async def connect(self) -> Session:
-        """Open the session, probe the gateway and read its current directives.
-
-        A gateway that cannot be reached is not an error. Concurrent callers share one
-        attempt.
-
-        Raises:
-            GuardError: the key is refused, or the protocol is incompatible.
-        """
-        attempt = self._attempt
-        if attempt is None or attempt.done():
-            loop = asyncio.get_running_loop()
-            attempt = loop.create_task(self._connect(), context=contextvars.Context())
-            attempt.add_done_callback(_seen)
-            self._attempt = attempt
-        try:
-            return await asyncio.shield(attempt)
-        except GuardError as exc:
-            raise copy.copy(exc) from exc.__cause__  # each caller gets its own traceback
-
-    async def _connect(self) -> Session:
-        session = await self.open_session()
-        try:
-            await session.probe()
-        except GuardTransportError as exc:
-            if exc.error_code == SHUT_DOWN:
-                raise
-            logger.warning("the gateway cannot be used yet: %s", exc)
-        else:
-            await session.caught_up()
-        return session
-
-    async def open_session(self) -> Session:
-        """Return the session of this process; created on the loop, so there is no race."""
-        if self.session is None:
-            self._exits.install()  # a forked child may ask for a request before it has an event
-            self.session = self._make_session()
-            self.session.start_services(self._background)
-        return self.session
 
     # -- delivering ---------------------------------------------------------------------------
 
@@ -207,61 +148,19 @@ class EventPipeline:
             raise BreakerTransportError("guard was shut down") from None
 
     async def _flush(self) -> None:
-        await (await self.open_session()).flusher.flush()
+        await (await self._link.open()).flusher.flush()
 
     async def _flush_at_last(self) -> None:
-        session = await self.open_session()
+        session = await self._link.open()
         # The gateway may be back, and there is no later.
         session.client.circuit.end_cooldown(now_s=time.monotonic())
         await session.flusher.flush()
 
-    # -- asking -------------------------------------------------------------------------------
-
-    def ask(self, question: Work[T], timeout_s: float) -> T:
-        """Deliver what is buffered, then put a question to the gateway; blocks the thread.
-
-        What cannot be delivered stays in ``waiting``, and the question is put all the same.
-
-        Args:
-            question: what to do with the session.
-            timeout_s: total time for the delivery, and again for the question, in seconds.
-
-        Raises:
-            GuardError: no answer, or guard was shut down.
-        """
-        try:
-            answer: T = self._background.run(
-                self._ask, question, timeout_s, timeout_s=3 * timeout_s
-            )
-        except (LoopClosedError, concurrent.futures.CancelledError):
-            raise was_shut_down() from None
-        except TimeoutError:
-            raise GuardTransportError(f"no answer within {3 * timeout_s:g} s") from None
-        return answer
-
-    async def ask_async(self, question: Work[T], timeout_s: float) -> T:
-        """Like :meth:`ask`; the caller's loop goes on meanwhile."""
-        try:
-            return await self._background.run_async(self._ask, question, timeout_s)
-        except LoopClosedError:
-            raise was_shut_down() from None
-
-    async def _ask(self, question: Work[T], timeout_s: float) -> T:
-        session = await self.open_session()
-        with contextlib.suppress(GuardError, BreakerTransportError, TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await session.flusher.flush()
-        return await question(session)
-
     @property
     def waiting(self) -> int:
         """Events in memory: buffered, or in flight and not yet acknowledged."""
-        session = self.session
+        session = self._link.session
         return len(self.buffer) + (0 if session is None else session.flusher.in_flight)
-
-    def _dropped(self) -> int:
-        # Events recorded after the end stay in the buffer for ever.
-        return self.buffer.dropped + (len(self.buffer) if self._closed else 0)
 
     # -- the end ------------------------------------------------------------------------------
 
@@ -281,14 +180,15 @@ class EventPipeline:
         waiting = 0
         lost = 0
         try:
-            if flush and (self.waiting or (self.session and self.session.flusher.spooled)):
+            session = self._link.session
+            if flush and (self.waiting or (session and session.flusher.spooled)):
                 failure = self._last_flush(ends_s - reserve_s)
             waiting = self.waiting
             self._close_session(ends_s - reserve_s / 2)
         finally:
             self._background.close(max(0.05, ends_s - time.monotonic()))
             lost = self._give_up()
-            self._closed = True
+            self.outbox.is_closed = True
         if not lost or not flush:
             return None
         error = BreakerTransportError(
@@ -318,7 +218,7 @@ class EventPipeline:
 
         async def deliver() -> None:
             async with asyncio.timeout(left_s):
-                session = self.session = self._make_session()
+                session = self._link.session = self._link.make_session()
                 try:
                     await session.flusher.flush()
                 finally:
@@ -336,24 +236,19 @@ class EventPipeline:
         return None
 
     def _close_session(self, ends_s: float) -> None:
-        if self.session is None or not self._background.is_running:
+        session = self._link.session
+        if session is None or not self._background.is_running:
             return
         left_s = max(0.05, ends_s - time.monotonic())
         try:
-            self._background.run(self.session.close, left_s, timeout_s=left_s)
+            self._background.run(session.close, left_s, timeout_s=left_s)
         except (TimeoutError, RuntimeError, concurrent.futures.CancelledError):
             logger.debug("the connections did not close in time")
 
     def _give_up(self) -> int:
-        session = self.session
+        session = self._link.session
         if session is None:
             if not self.waiting:
                 return 0
-            session = self._make_session()
+            session = self._link.make_session()
         return session.flusher.give_up()
-
-
-def _seen(attempt: asyncio.Task[Session]) -> None:
-    """Retrieve an attempt's exception, even when nobody waits for it any more."""
-    if not attempt.cancelled():
-        attempt.exception()

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, Final
 
-logger = logging.getLogger("guard.runtime.exit_hooks")
+logger = logging.getLogger("guard.exit")
 
 _SIGNAL_FLUSH_S: Final = 2.0
 
@@ -92,7 +92,7 @@ class ExitHooks:
         signals = sys.modules.get("celery.signals")
         if signals is not None:  # the uid prevents a second connection
             signals.worker_process_shutdown.connect(
-                self._at_celery_exit, weak=False, dispatch_uid="guard.runtime.exit_hooks"
+                self._at_celery_exit, weak=False, dispatch_uid="guard.exit"
             )
 
     def _at_celery_exit(self, **_: object) -> None:

@@ -12,8 +12,10 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any
 
+from guard.asking import decision_log
+from guard.asking.courier import Courier, as_public
 from guard.breaker.exceptions import (
     GuardBlockedException,
     GuardError,
@@ -25,135 +27,92 @@ from guard.control.bodies import TaskBody
 from guard.control.enforcement import Enforcement
 from guard.control.last_decision import Decisions
 from guard.core import wire
-from guard.core.leases import LaneKey, LeaseBook
-from guard.loop import (
-    Admission,
-    AdmissionError,
-    Arrival,
-    BackgroundLoop,
-    Concurrency,
-    LoopClosedError,
-    Ticket,
-)
-from guard.runtime import decision_log
-from guard.runtime.event_pipeline import EventPipeline
-from guard.runtime.lanes import Lanes
-from guard.runtime.questions import Asking, Grant, Question, Questions, granted
+from guard.core.leases import Grant, Question
+from guard.loop import Admission, AdmissionError, Arrival, LoopClosedError, Ticket
 from guard.scope.scope import Scope
-from guard.settings import GATE_CONCURRENCY
+from guard.session.link import Link
 
-_Submit = Callable[[Question], None]
-
-_WAITING_MAX: Final = 20_000
-_WAITING_SHARE: Final = 0.8
-"""Share of a caller's deadline after which its request is no longer sent."""
+_Submit = Callable[[Question, Ticket[Grant]], None]
 
 
 class Gate:
     """Asks the gateway whether a call may run; a kill ends the wait.
 
     Args:
-        background: the loop that runs the session.
-        events: opens the session with the gateway.
+        link: to the gateway.
+        courier: takes questions to it.
+        admission: bounds the questions over HTTP.
         enforcement: ends the wait when the workflow, or a call around this one, is killed.
         decisions: learns the budgets that replies carry.
         timeout_s: total time for an answer.
-        leases: what this process may spend without asking.
-        read_answers: reads the LLM answers that are unread, so that their holds settle.
         waits_for_people: whether a call that needs an approval waits for it, or is refused.
     """
 
     def __init__(
         self,
-        background: BackgroundLoop,
-        events: EventPipeline,
+        link: Link,
+        courier: Courier,
+        admission: Admission,
         enforcement: Enforcement,
         decisions: Decisions,
         timeout_s: float,
         *,
-        leases: LeaseBook,
-        read_answers: Callable[[], None] = lambda: None,
         waits_for_people: bool = True,
     ) -> None:
-        self._waits_for_people = waits_for_people
-        self._background = background
-        self._events = events
+        self._link = link
+        self._background = link.background
+        self._courier = courier
+        self._admission = admission
         self._enforcement = enforcement
         self._decisions = decisions
         self._timeout_s = timeout_s
-        self._admission = Admission(
-            background,
-            concurrency=Concurrency(timeout_s, most=GATE_CONCURRENCY),
-            waiting_max=_WAITING_MAX,
-            wait_s=_WAITING_SHARE * timeout_s,
-        )
-        self._lanes = Lanes(
-            leases,
-            Questions(events, self._admission, learned=self._learned),
-            can_lease=self._can_lease,
-            read_answers=read_answers,
-            give_back=self.give_back,
-        )
+        self._waits_for_people = waits_for_people
 
     def after_fork(self) -> None:
         """Forget the parent's callers in a forked child."""
-        self._admission.after_fork()
-        self._lanes.after_fork()
-
-    def told_ahead(self, lane: LaneKey) -> None:
-        """It is known whether a lane's lease was topped up; on the background loop."""
-        self._lanes.told_ahead(lane)
+        self._courier.after_fork()
 
     def _mind_people(self, request: wire.GateRequest) -> None:
         """Say what goes with a question to a person, as far as the gateway knows of it."""
-        session = self._events.session
-        features = None if session is None else session.features
+        features = self._link.features
         if features is None or wire.FEATURE_APPROVAL_NOTES in features:
             request.renews = self._waits_for_people
         else:
             request.note = None
 
-    def _can_lease(self) -> bool:
-        session = self._events.session
-        return session is not None and session.can_lease
-
     # -- sync callers -----------------------------------------------------------------------------
 
-    def ask(self, asking: Asking) -> Grant:
+    def ask(self, question: Question) -> Grant:
         """Ask from sync code; blocks the calling thread.
 
         A call that needs a person's approval waits for the answer.
 
         Args:
-            asking: what is asked, and which lease may cover it.
+            question: what is asked, and which lease may cover it.
 
         Raises:
             GuardError: refused, no usable answer within the deadline, or guard was shut down.
             WorkflowKilledInterrupt: the workflow is killed.
         """
         began_s = time.monotonic()
-        question = self._question(asking)
-        grant = self._wait(question, self._submit, self._timeout_s)
+        grant = self._wait(question, self._courier.put, self._timeout_s)
         pending = grant.reply
         if pending is not None and pending.decision == "pending":
-            self._require_people(pending, asking)
+            self._require_people(pending, question.request)
+            submit = functools.partial(self._submit_pending, pending)
             with self._withdrawing(pending):
-                grant = self._wait(
-                    self._question(Asking(asking.request)),
-                    functools.partial(self._submit_pending, pending),
-                    None,
-                )
+                grant = self._wait(Question(question.request), submit, None)
         if decision_log.is_on():
-            decision_log.granted(asking.request, grant, question.over, began_s)
+            decision_log.granted(question.request, grant, question.over, began_s)
         return grant
 
     def _wait(self, question: Question, submit: _Submit, timeout_s: float | None) -> Grant:
-        request, future = question.asking.request, question.ticket
+        request, future = question.request, self._ticket(question)
         scope = Scope(workflow_id=request.workflow_id, run_id=request.run_id)
         with _as_guard_errors():
             try:
                 with self._enforcement.bodies.waiting(scope, future.cancel):
-                    submit(question)
+                    submit(question, future)
                     return future.result(timeout_s)
             except concurrent.futures.CancelledError:
                 raise was_shut_down() from None
@@ -166,7 +125,7 @@ class Gate:
 
     # -- async callers ----------------------------------------------------------------------------
 
-    async def ask_async(self, asking: Asking) -> Grant:
+    async def ask_async(self, question: Question) -> Grant:
         """Like :meth:`ask`, from async code; the caller's loop keeps running.
 
         Raises:
@@ -174,32 +133,31 @@ class Gate:
             WorkflowKilledInterrupt: the workflow is killed.
         """
         began_s = time.monotonic()
-        question = self._question(asking)
-        grant = await self._wait_async(question, self._submit, self._timeout_s)
+        grant = await self._wait_async(question, self._courier.put, self._timeout_s)
         pending = grant.reply
         if pending is not None and pending.decision == "pending":
-            self._require_people(pending, asking)
+            self._require_people(pending, question.request)
             submit = functools.partial(self._submit_pending, pending)
             with self._withdrawing(pending):
-                grant = await self._wait_async(self._question(Asking(asking.request)), submit, None)
+                grant = await self._wait_async(Question(question.request), submit, None)
         if decision_log.is_on():
-            decision_log.granted(asking.request, grant, question.over, began_s)
+            decision_log.granted(question.request, grant, question.over, began_s)
         return grant
 
     async def _wait_async(
         self, question: Question, submit: _Submit, timeout_s: float | None
     ) -> Grant:
-        request, future = question.asking.request, question.ticket
+        request, future = question.request, self._ticket(question)
         wait = TaskBody(Scope(workflow_id=request.workflow_id, run_id=request.run_id))
         bodies = self._enforcement.bodies
         bodies.enter(wait)
         try:
-            submit(question)
+            submit(question, future)
             grant = await Arrival(future, timeout_s)
         except BaseException as exc:
             self._abandon(future)
             late = isinstance(exc, TimeoutError)
-            error = wait.end(self._too_late(future) if late else _as_guard_error(exc))
+            error = wait.end(self._too_late(future) if late else as_public(exc))
             if isinstance(error, asyncio.CancelledError) and self._loop_ended():
                 raise was_shut_down() from None
             if error is None or error is exc:
@@ -225,7 +183,9 @@ class Gate:
 
     # -- nobody waits -----------------------------------------------------------------------------
 
-    def ask_soon(self, asking: Asking, answered: Callable[[Grant | BaseException], None]) -> None:
+    def ask_soon(
+        self, question: Question, answered: Callable[[Grant | BaseException], None]
+    ) -> None:
         """Ask without waiting; ``answered`` is called with the outcome, on any thread."""
 
         def ended(ticket: concurrent.futures.Future[Grant]) -> None:
@@ -234,86 +194,56 @@ class Gate:
             else:
                 answered(ticket.exception() or ticket.result())
 
-        question = self._question(asking)
-        question.ticket.add_done_callback(ended)
+        ticket = self._ticket(question)
+        ticket.add_done_callback(ended)
         try:
             with _as_guard_errors():
-                self._submit(question)
+                self._courier.put(question, ticket)
         except GuardError as exc:
-            if not question.ticket.done():
+            if not ticket.done():
                 answered(exc)
 
-    # -- what both share --------------------------------------------------------------------------
+    # -- what all three share ---------------------------------------------------------------------
 
-    def _question(self, asking: Asking) -> Question:
-        ends_s = time.monotonic() + self._timeout_s
-        if asking.request.kind != "llm":
-            self._mind_people(asking.request)
-        # The ticket is made first: Ctrl-C can come at any instruction.
-        return Question(asking, ends_s, Ticket[Grant]())
+    def _ticket(self, question: Question) -> Ticket[Grant]:
+        """Give a question its deadline, and what takes its answer.
 
-    def _submit(self, question: Question) -> None:
-        session = self._events.session
-        if session is None or not session.asks.is_open:
-            self._admission.submit(
-                lambda: self._answer(question), abandoned=self.give_back, ticket=question.ticket
-            )
-            return
-        question.ticket.started = True
-        question.over = "the socket"
-        self._background.track(question.ticket)
-        self._lanes.inbox.append(question)
-        if not self._background.call_soon(self._lanes.take_in):
-            raise LoopClosedError("the background loop is closed")
+        It is made before the question is handed over: Ctrl-C can come at any instruction.
+        """
+        question.ends_s = time.monotonic() + self._timeout_s
+        if question.request.kind != "llm":
+            self._mind_people(question.request)
+        question.ticket = ticket = Ticket[Grant]()
+        return ticket
 
-    def _submit_pending(self, reply: wire.GateReply, question: Question) -> None:
-        self._background.submit(
-            self._answer_of_person, question.asking.request, reply, future=question.ticket
-        )
-
-    async def _answer(self, question: Question) -> Grant:
-        session = await self._events.open_session()
-        health = self._events.health
-        left_s = max(0.0, question.ends_s - time.monotonic())
-        try:
-            reply = await session.ask(question.asking.request, left_s)
-        except GuardError as exc:
-            health.gate_ended(exc)
-            raise
-        health.gate_ended(None)
-        self._learned(question.asking.request, reply)
-        return granted(question.asking, reply)
+    def _submit_pending(
+        self, reply: wire.GateReply, question: Question, ticket: Ticket[Grant]
+    ) -> None:
+        self._background.submit(self._answer_of_person, question.request, reply, future=ticket)
 
     async def _answer_of_person(self, request: wire.GateRequest, pending: wire.GateReply) -> Grant:
-        session = await self._events.open_session()
+        session = await self._link.open()
         await session.approvals.wait(request, pending)
-        future = self._admission.submit(
+        turn = self._admission.submit(
             lambda: session.ask_approved(request), abandoned=session.give_back
         )
         try:
-            reply = await Arrival(future, self._timeout_s)
+            reply = await Arrival(turn, self._timeout_s)
         except TimeoutError:
-            raise self._too_late(future) from None
-        self._learned(request, reply)
-        return Grant(reply, None, reply.rates, approved=True)
-
-    def _learned(self, request: wire.GateRequest, reply: wire.GateReply) -> None:
+            raise self._too_late(turn) from None
         self._decisions.learned(request.workflow_id, reply.budget, reply.warnings)
-        session = self._events.session
-        if reply.approval_id is not None and session is not None:
-            session.approvals.opened(reply.approval_id)
+        return Grant(reply, None, reply.rates, approved=True)
 
     def _abandon(self, future: Ticket[Grant]) -> None:
         """Nobody waits for the answer any more: release what it grants, if it has arrived."""
         if not future.cancel() and not future.cancelled() and future.exception() is None:
             self._background.call_soon(self.give_back, future.result())
 
-    def _require_people(self, pending: wire.GateReply, asking: Asking) -> None:
+    def _require_people(self, pending: wire.GateReply, request: wire.GateRequest) -> None:
         """Withdraw an approval request that nobody is to wait for, and refuse its call."""
         if self._waits_for_people:
             return
         self._background.call_soon(self.give_back, Grant(pending))
-        request = asking.request
         raise GuardToolBlockedError(
             workflow_id=request.workflow_id,
             reason="a person has to approve it",
@@ -344,12 +274,7 @@ class Gate:
 
     def give_back(self, grant: Grant) -> None:
         """Give back what a grant has set aside; on the background loop."""
-        if grant.hold is not None:
-            grant.hold.give_back()
-            return
-        session = self._events.session
-        if session is not None and grant.reply is not None:
-            session.give_back(grant.reply)
+        self._courier.give_back(grant)
 
 
 @contextlib.contextmanager
@@ -358,14 +283,4 @@ def _as_guard_errors() -> Iterator[None]:
     try:
         yield
     except (LoopClosedError, AdmissionError) as exc:
-        raise _as_guard_error(exc) from None
-
-
-def _as_guard_error(exc: BaseException) -> BaseException:
-    if isinstance(exc, LoopClosedError):
-        return was_shut_down()
-    if isinstance(exc, AdmissionError):
-        return GuardTransportError(
-            f"this process asks for too many decisions at once: {exc}", endpoint=wire.GATE_PATH
-        )
-    return exc
+        raise as_public(exc) from None

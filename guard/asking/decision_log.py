@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from guard.core import wire
-    from guard.runtime.questions import Grant
+    from guard.core.leases import Grant
     from guard.scope.scope import Scope
 
 _LOGGER: Final = logging.getLogger("guard.decisions")

@@ -8,8 +8,8 @@ import contextvars
 import functools
 import logging
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Final, Protocol
 
 from guard.breaker.exceptions import (
     GuardError,
@@ -17,21 +17,17 @@ from guard.breaker.exceptions import (
     GuardTransportError,
 )
 from guard.control.ask_channel import AskChannel
+from guard.control.directives import Directives
 from guard.control.subscriber import Subscriber
 from guard.core import wire
-from guard.core.buffer import EventBuffer
-from guard.core.ids import IdFactory
-from guard.core.leases import LaneKey, LeaseBook
-from guard.delivery.flusher import Flusher, OnDecision
-from guard.delivery.health import Health
+from guard.delivery.flusher import Flusher
+from guard.delivery.outbox import Outbox
 from guard.delivery.spool import Spool, owner_of
 from guard.loop import BackgroundLoop
-from guard.runtime.approvals import Approvals
-from guard.runtime.lease_keeper import LeaseKeeper
-from guard.runtime.local import keep_running
+from guard.session.approvals import Approvals
 from guard.settings import Settings
 from guard.transport.client import GatewayClient
-from guard.transport.replies import BodyRefusedError
+from guard.transport.local import keep_running
 from guard.version import __version__
 
 if TYPE_CHECKING:
@@ -50,22 +46,45 @@ _WITHDRAW_S: Final = 1.0
 """How long an end waits for what callers give back, such as questions to a person."""
 
 
+class LeaseService(Protocol):
+    """What keeps the leases of this process; see ``guard.asking.keeper``."""
+
+    @property
+    def asking(self) -> int:
+        """How many questions are under way over HTTP."""
+
+    async def run(self) -> None:
+        """Do what is due, until cancelled."""
+
+    def capable(self, features: frozenset[str]) -> None:
+        """Note what the gateway can do."""
+
+    def recalled(self, lease_ids: list[str]) -> None:
+        """Give back at once what is not used."""
+
+    def pushed(self, messages: Iterable[wire.ControlMessage]) -> None:
+        """Void what control messages concern."""
+
+    def switched(self, is_open: bool, good_for_s: float) -> None:
+        """The socket has opened, or leases are good for so many seconds and no longer."""
+
+    async def close(self) -> None:
+        """End all leases."""
+
+    async def stop(self) -> None:
+        """End the requests that are under way."""
+
+
 class Session:
     """Owns everything that talks to the gateway; created on the background loop.
 
     Args:
         settings: address, key and intervals.
-        ids: event, batch and nonce ids.
-        buffer: the events to deliver.
-        health: notes how requests end.
-        control_position: returns the number and epoch of the newest control message applied.
-        tools_version: returns the version of the tool rules that are applied.
-        controlled: applies control messages.
+        outbox: the events to deliver.
+        directives: applies control messages, and says which was the newest.
+        leases: keeps the leases of this process.
         on_error: called with errors for the hooks.
-        on_decision: called with decisions in replies to events, if there is no control channel.
-        leases: what this process may spend without asking.
-        read_answers: reads the LLM answers that are unread, so that their holds settle.
-        told_ahead: told the lane of a lease when it is known whether it was topped up.
+        local_gateway: is started again when it has crashed.
 
     Attributes:
         client: the gateway over HTTP.
@@ -79,24 +98,17 @@ class Session:
     def __init__(
         self,
         settings: Settings,
-        ids: IdFactory,
-        buffer: EventBuffer,
-        health: Health,
-        *,
-        control_position: Callable[[], tuple[int, str]],
-        tools_version: Callable[[], str],
-        controlled: Callable[..., None],
+        outbox: Outbox,
+        directives: Directives,
+        leases: LeaseService,
         on_error: Callable[[BaseException], None],
-        on_decision: OnDecision,
-        leases: LeaseBook,
-        read_answers: Callable[[], None],
-        told_ahead: Callable[[LaneKey], None],
         local_gateway: LocalGateway | None = None,
     ) -> None:
-        self._health = health
+        self._health = health = outbox.health
         self._timeout_s = settings.timeout_s
         self._local = local_gateway
-        self._apply = controlled
+        self._directives = directives
+        self._leases = leases
         self._probed = False
         self._reconnected = False
         self.client = GatewayClient(
@@ -107,42 +119,32 @@ class Session:
             grants_are_signed=local_gateway is not None,
         )
         self.flusher = Flusher(
-            buffer,
+            outbox.buffer,
             self.client,
             settings,
-            ids,
+            outbox.ids,
             health,
             on_error=on_error,
-            on_decision=on_decision,
+            on_decision=directives.decided,
             spool=_spool(settings),
         )
         self._probing: asyncio.Task[None] | None = None
         self._services: list[asyncio.Task[None]] = []
         self.features: frozenset[str] | None = None
         self.asks = AskChannel(settings.hmac_secret, switched=self._asks_switched)
-        self._leases = LeaseKeeper(
-            leases, self.asks, self.client, self.flusher, ids, read_answers, told_ahead
-        )
         self.subscriber = Subscriber(
             settings,
             self.client,
-            position=control_position,
-            tools=tools_version,
+            position=directives.position,
+            tools=directives.tools_version,
             apply=self._controlled,
             switched=self._switched,
             asks=self.asks,
-            recalled=self._leases.recalled,
+            recalled=leases.recalled,
         )
-        self.approvals = Approvals(self.client, self.asks, ids, self._release_soon)
-        self._asking = 0
+        self.approvals = Approvals(self.client, self.asks, outbox.ids, self._release_soon)
         self._releases: set[asyncio.Task[None]] = set()
         self._releasing = asyncio.Semaphore(_RELEASES_AT_ONCE)
-
-    @property
-    def can_lease(self) -> bool:
-        """Whether the gateway grants leases now: only over the socket."""
-        features = self.features
-        return self.asks.is_open and features is not None and wire.FEATURE_LEASES in features
 
     async def caught_up(self) -> None:
         """Wait briefly until the gateway's messages so far are applied."""
@@ -177,8 +179,10 @@ class Session:
         self.flusher.limits = capabilities.limits
         self._health.capable(capabilities)
         self.features = frozenset(capabilities.features)
-        self.asks.is_supported = wire.FEATURE_GATE_WS in self.features
-        self._leases.asks_ahead = wire.FEATURE_LEASE_AHEAD in self.features
+        self.asks.supports(
+            wire.FEATURE_GATE_WS in self.features, leases=wire.FEATURE_LEASES in self.features
+        )
+        self._leases.capable(self.features)
 
     def start_services(self, background: BackgroundLoop) -> None:
         """Start the long-lived tasks."""
@@ -192,47 +196,6 @@ class Session:
         if self._local is not None:
             keep = functools.partial(keep_running, self._local)
             self._services.append(background.spawn(keep, name="guard-local-gateway"))
-
-    async def ask(self, request: wire.GateRequest, deadline_s: float) -> wire.GateReply:
-        """Ask whether a call may run; events buffered for its workflow are piggybacked.
-
-        A reply may say ``pending``; ``approvals`` wait for the answer.
-
-        Args:
-            request: the call.
-            deadline_s: total time in seconds.
-
-        Raises:
-            GuardError: refused, or no usable answer within the deadline.
-            WorkflowKilledInterrupt: the workflow is killed.
-        """
-        self._asking += 1
-        try:
-            return await self._ask(request, deadline_s)
-        finally:
-            self._asking -= 1
-
-    async def _ask(self, request: wire.GateRequest, deadline_s: float) -> wire.GateReply:
-        records, request.events = self.flusher.piggyback(request.workflow_id)
-        ends_s = time.monotonic() + deadline_s
-        try:
-            reply = await self.client.gate(request, deadline_s=deadline_s)
-        except BodyRefusedError:
-            # One of the events cannot be read. That is no reason to refuse the call: they are sent
-            # separately, and the bad one is found and left out there.
-            self.flusher.requeue(records)
-            if not records:
-                raise
-            records, request.events = [], []
-            left_s = max(0.0, ends_s - time.monotonic())
-            reply = await self.client.gate(request, deadline_s=left_s)
-        except BaseException:
-            self.flusher.requeue(records)
-            raise
-        self.flusher.acknowledge(records, reply.events)
-        request.events = []
-        self.flusher.flush_rest()
-        return reply
 
     async def ask_approved(self, request: wire.GateRequest) -> wire.GateReply:
         """Ask again after a person has approved the call.
@@ -278,7 +241,8 @@ class Session:
         for message in messages:
             if message.type == "approval" and message.approval_id is not None:
                 self.approvals.answered(message.approval_id, bool(message.approved))
-        self._apply(*messages)
+        self._health.touch()
+        self._directives.apply(*messages)
         self._leases.pushed(messages)
 
     def _asks_switched(self, is_open: bool) -> None:
@@ -286,7 +250,7 @@ class Session:
         self._leases.switched(is_open, self._health.poll_interval_ms / 1000)
         if not is_open:
             self._reconnected = True
-            self.asks.is_supported = False  # what comes back may be another version
+            self.asks.supports(False)  # what comes back may be another version
         elif self._reconnected:
             self._reconnected = False
             self._probe_soon()
@@ -322,7 +286,7 @@ class Session:
         """
         self.approvals.close()
         ends_s = time.monotonic() + min(_UNANSWERED_S, left_s / 4)
-        while (self._asking or len(self.asks)) and time.monotonic() < ends_s:  # noqa: ASYNC110  # nothing else needs an event for it
+        while (self._leases.asking or len(self.asks)) and time.monotonic() < ends_s:  # noqa: ASYNC110  # nothing else needs an event for it
             await asyncio.sleep(_TURN_S)  # what is granted now is given back
         if self._releases:
             await asyncio.wait(self._releases, timeout=min(_WITHDRAW_S, left_s / 4))

@@ -6,6 +6,10 @@ import logging
 import time
 from collections.abc import Callable
 
+from guard.asking import decision_log
+from guard.asking.gate import Gate
+from guard.asking.reports import Reports
+from guard.asking.request_hold import NOT_GATED, RequestHold, granted_nanousd, over_ceiling
 from guard.breaker.exceptions import (
     SHUT_DOWN,
     GuardBlockedException,
@@ -19,15 +23,11 @@ from guard.breaker.exceptions import (
 from guard.control.enforcement import refusal_in
 from guard.core import wire
 from guard.core.call_options import Ceiling
-from guard.core.leases import LaneKey, LeaseBook, request_subject, worst_case
+from guard.core.leases import Grant, LaneKey, LeaseBook, Question, request_subject, worst_case
 from guard.core.request_bound import RequestBound
-from guard.runtime import decision_log
-from guard.runtime.event_pipeline import EventPipeline
-from guard.runtime.gate import Gate
-from guard.runtime.questions import Asking, Grant
-from guard.runtime.reports import Reports
-from guard.runtime.request_hold import NOT_GATED, RequestHold, granted_nanousd, over_ceiling
 from guard.scope.scope import Scope
+from guard.session.event_pipeline import EventPipeline
+from guard.session.link import Link
 from guard.settings import Settings
 
 logger = logging.getLogger("guard.requests")
@@ -38,7 +38,8 @@ class LlmRequests:
 
     Args:
         settings: what to do without the gateway.
-        events: ids, and the session whose gateway says what it can do.
+        link: to the gateway, which says what it can do.
+        events: makes ids.
         gate: asks the gateway.
         leases: what this process may spend without asking.
         reports: takes errors; where it does not enforce, what is refused goes out all the same.
@@ -47,12 +48,14 @@ class LlmRequests:
     def __init__(
         self,
         settings: Settings,
+        link: Link,
         events: EventPipeline,
         gate: Gate,
         leases: LeaseBook,
         reports: Reports,
     ) -> None:
         self._settings = settings
+        self._link = link
         self._events = events
         self._gate = gate
         self._leases = leases
@@ -63,8 +66,7 @@ class LlmRequests:
         """Whether requests are gated: by the settings, and not by a gateway that cannot."""
         if not self._settings.gate_requests:
             return False
-        session = self._events.session
-        features = None if session is None else session.features
+        features = self._link.features
         return features is None or wire.FEATURE_REQUEST_GATE in features
 
     def hold(self, scope: Scope, bound: RequestBound) -> RequestHold | None:
@@ -103,7 +105,7 @@ class LlmRequests:
         """
         try:
             self._check_ceiling(scope, bound)
-            return self._under_ceiling(scope, bound, self._gate.ask(self._asking(scope, bound)))
+            return self._under_ceiling(scope, bound, self._gate.ask(self._question(scope, bound)))
         except (GuardError, WorkflowKilledInterrupt) as exc:
             error = self._explained(scope, bound, exc)
             self._reports.error(error, "gate", scope)
@@ -113,7 +115,7 @@ class LlmRequests:
         """Like :meth:`ask`; the caller's loop goes on meanwhile."""
         try:
             self._check_ceiling(scope, bound)
-            grant = await self._gate.ask_async(self._asking(scope, bound))
+            grant = await self._gate.ask_async(self._question(scope, bound))
             return self._under_ceiling(scope, bound, grant)
         except (GuardError, WorkflowKilledInterrupt) as exc:
             error = self._explained(scope, bound, exc)
@@ -164,7 +166,7 @@ class LlmRequests:
 
     # -- asking -----------------------------------------------------------------------------------
 
-    def _asking(self, scope: Scope, bound: RequestBound) -> Asking:
+    def _question(self, scope: Scope, bound: RequestBound) -> Question:
         call = scope.call
         held = None
         if call is not None:
@@ -184,7 +186,9 @@ class LlmRequests:
             held=held,
         )
         calls = 1 if call is None else 0
-        return Asking(request, lane_of(scope, bound), request_subject(bound.provider), bound, calls)
+        return Question(
+            request, lane_of(scope, bound), request_subject(bound.provider), bound, calls
+        )
 
     def _explained(
         self, scope: Scope, bound: RequestBound, exc: GuardError | WorkflowKilledInterrupt
@@ -229,7 +233,7 @@ class LlmRequests:
         self, scope: Scope, bound: RequestBound, answered: Callable[[Grant | BaseException], None]
     ) -> None:
         """Ask for more for a request that is under way, without waiting."""
-        self._gate.ask_soon(self._asking(scope, bound), answered)
+        self._gate.ask_soon(self._question(scope, bound), answered)
 
 
 def lane_of(scope: Scope, bound: RequestBound) -> LaneKey:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from guard import hooks
+from guard.asking import decision_log
 from guard.breaker.exceptions import GuardError, WorkflowKilledInterrupt
 from guard.control.observations import OBSERVED_EVENT, ObservationLog
 from guard.hooks import ErrorContext
 from guard.loop import BackgroundLoop
-from guard.runtime import decision_log
-from guard.runtime.event_pipeline import EventPipeline
 from guard.scope.scope import Scope
+from guard.session.event_pipeline import EventPipeline
 from guard.settings import Settings
 
 

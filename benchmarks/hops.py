@@ -1,0 +1,181 @@
+"""How far a question travels: functions and files of guard that each flow passes.
+
+Run: ``python -m benchmarks.hops [--list]``
+
+One process with a real gateway in a process of its own. A profile function notes each call of a
+function of guard's, on the caller's thread and on the background loop, while one protected call or
+one LLM request goes its way. ``functions`` and ``files`` count distinct ones, ``returns`` how often
+a step goes back to a file that the flow had left already. ``--list`` prints each flow step by step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, Final
+
+from benchmarks.covered import ASKED, MODEL, URL, _answer
+
+ROUNDS: Final = 5
+_SETTLE_S: Final = 0.02
+Step = tuple[str, str]
+
+
+class Recorder:
+    """Notes the functions of guard that run, thread by thread.
+
+    Attributes:
+        steps: file and function of each call, by thread.
+    """
+
+    def __init__(self) -> None:
+        import guard
+
+        self._root = str(Path(guard.__file__).parent)
+        self._names: dict[CodeType, Step | None] = {}
+        self._is_on = False
+        self.steps: dict[str, list[Step]] = {}
+
+    def install(self) -> None:
+        """Watch the threads that start from now on, and this one."""
+        threading.setprofile(self._called)
+        sys.setprofile(self._called)
+
+    @contextmanager
+    def recording(self) -> Iterator[dict[str, list[Step]]]:
+        """Note what runs inside."""
+        self.steps = {"caller": [], "loop": []}
+        self._is_on = True
+        try:
+            yield self.steps
+        finally:
+            self._is_on = False
+
+    def _called(self, frame: FrameType, event: str, argument: object) -> None:
+        if not self._is_on or event != "call":
+            return
+        code = frame.f_code
+        if code not in self._names:
+            self._names[code] = self._name(code)
+        step = self._names[code]
+        if step is not None:
+            is_caller = threading.current_thread() is threading.main_thread()
+            self.steps["caller" if is_caller else "loop"].append(step)
+
+    def _name(self, code: CodeType) -> Step | None:
+        if not code.co_filename.startswith(self._root) or code.co_name.startswith("<"):
+            return None
+        return os.path.relpath(code.co_filename, self._root), code.co_qualname
+
+
+def counted(steps: list[Step]) -> tuple[int, int, int]:
+    """Return how many functions and files there are, and how often a file is gone back to."""
+    returns, left, current = 0, set[str](), ""
+    for file, _ in steps:
+        if file != current:
+            returns += file in left
+            left.add(current)
+            current = file
+    return len(set(steps)), len({file for file, _ in steps}), returns
+
+
+def _flows() -> dict[str, tuple[str, Callable[[], object]]]:
+    """Return the workflow in which each flow is recorded, and the flow."""
+    import httpx
+
+    import guard
+
+    @guard.protect
+    def call() -> None: ...
+
+    client = httpx.Client(transport=httpx.MockTransport(_answer))
+
+    def request() -> None:
+        client.post(URL, content=ASKED)
+
+    return {
+        "call, covered": ("hops", call),
+        "call, asked": ("hops-call-{}", call),
+        "request, covered": ("hops", request),
+        "request, asked": ("hops-request-{}", request),
+    }
+
+
+def _run(transport: str, *, lists: bool) -> None:
+    os.environ["GUARD_TRANSPORT_MODE"] = transport
+    recorder = Recorder()
+    recorder.install()
+    import guard
+    from guard.runtime.active import active_runtime
+
+    guard.init()
+    runtime: Any = active_runtime()
+    deadline_s = time.monotonic() + 10
+    while transport == "auto" and not runtime.status().control_channel == "websocket":
+        assert time.monotonic() < deadline_s, "the control socket did not open"
+        time.sleep(_SETTLE_S)
+    time.sleep(10 * _SETTLE_S)
+    over = "socket" if transport == "auto" else "HTTP"
+    for name, (workflow, flow) in _flows().items():
+        is_covered = "{}" not in workflow
+        if is_covered and transport == "http":
+            continue  # leases are granted over the socket
+        best: dict[str, list[Step]] = {}
+        for number in range(ROUNDS):  # the shortest: now and then a service's tick runs beside it
+            with guard.workflow(workflow.format(number)):
+                if is_covered:
+                    flow()
+                time.sleep(_SETTLE_S)
+                with recorder.recording() as steps:
+                    flow()
+                time.sleep(_SETTLE_S)
+            for thread, found in steps.items():
+                if thread not in best or len(set(found)) < len(set(best[thread])):
+                    best[thread] = found
+        for thread, found in best.items():
+            functions, files, returns = counted(found)
+            print(f"{name:18} {over:7} {thread:7} {functions:9} {files:6} {returns:8}")
+            for file, function in found if lists else ():
+                print(f"    {file}: {function}")
+    guard.shutdown()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--list", action="store_true", help="print each step")
+    parser.add_argument("--transport", choices=("auto", "http"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.transport is not None:
+        _run(options.transport, lists=options.list)
+        return
+    gateway = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.hard_stop", "--gateway"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert gateway.stdout is not None
+    url, key, admin_key = gateway.stdout.readline().split()
+    from guard.gateway.cli.admin_client import AdminClient
+
+    admin = AdminClient(url, admin_key)
+    admin.set_price(MODEL, input_per_mtok=10**9, output_per_mtok=4 * 10**9)
+    admin.set_budget(scope_kind="organisation", scope_id="", limit_nanousd=10**15)
+    environment = {**os.environ, "GUARD_API_URL": url, "GUARD_API_KEY": key}
+    print(f"{'flow':18} {'over':7} {'thread':7} {'functions':>9} {'files':>6} {'returns':>8}")
+    try:
+        for transport in ("auto", "http"):
+            command = [sys.executable, "-m", "benchmarks.hops", "--transport", transport]
+            subprocess.run(command + ["--list"] * options.list, env=environment, check=True)
+    finally:
+        gateway.terminate()
+
+
+if __name__ == "__main__":
+    main()

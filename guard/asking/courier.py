@@ -1,0 +1,407 @@
+"""Carries questions to the gateway and answers back: over the control socket, else over HTTP.
+
+The one place where buffered events are attached to a question, and where the desk's effects are
+carried out. Everything but :meth:`Courier.put` runs on the background loop.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections import deque
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+from msgspec import structs
+
+from guard.asking import decision_log
+from guard.asking.updates import LeaseUpdates
+from guard.breaker.exceptions import (
+    GuardBudgetError,
+    GuardChainError,
+    GuardError,
+    GuardTransportError,
+    RateLimitError,
+    was_shut_down,
+)
+from guard.control.last_decision import Decisions
+from guard.core import wire
+from guard.core.buffer import Record
+from guard.core.leases import (
+    Ask,
+    Asked,
+    Complete,
+    Desk,
+    Effect,
+    Fail,
+    Grant,
+    Question,
+    Refused,
+    TopUp,
+    Update,
+)
+from guard.core.leases.question import granted
+from guard.instrumentation.unread_answers import UnreadAnswers
+from guard.loop import Admission, AdmissionError, LoopClosedError, Ticket
+from guard.session.event_pipeline import EventPipeline
+from guard.session.link import Link
+from guard.transport.replies import BodyRefusedError, Reply
+
+if TYPE_CHECKING:  # the session imports httpx and websockets, which `import guard` must not
+    from guard.session.session import Session
+
+_HEDGE_SHARE: Final = 0.5
+"""Share of a caller's deadline after which a question without an answer is asked over HTTP."""
+_TOP_UP_S: Final = 2.0
+"""How long the answer to a top-up is waited for; no caller waits for it."""
+
+
+@attrs.define(eq=False)
+class _Errand:
+    """A question on its way.
+
+    Attributes:
+        ask: the question, and what is asked for its lane.
+        records: the events that go along; empty when there are none, or they spoilt the request.
+        has_left: whether the gateway may have decided it. From then on only the very same request
+            may be sent, with the same key and the same body.
+    """
+
+    ask: Ask
+    records: list[Record]
+    has_left: bool = False
+
+
+class Courier:
+    """Takes callers' questions to the desk, and carries out what the desk decides.
+
+    Args:
+        link: to the gateway.
+        events: whose buffered ones go along with a question.
+        desk: decides what is asked, and who is answered.
+        updates: sends what goes back to the gateway.
+        admission: bounds the questions over HTTP.
+        decisions: learns the budgets that replies carry.
+        unread: the LLM answers that are unread, whose holds are larger than what they cost.
+
+    Attributes:
+        inbox: where callers put their questions, from any thread.
+        asking: how many questions are under way over HTTP.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        events: EventPipeline,
+        desk: Desk,
+        updates: LeaseUpdates,
+        admission: Admission,
+        decisions: Decisions,
+        unread: UnreadAnswers,
+    ) -> None:
+        self._link = link
+        self._events = events
+        self._desk = desk
+        self._updates = updates
+        self._admission = admission
+        self._decisions = decisions
+        self._unread = unread
+        self.inbox: deque[Question] = deque()
+        self.asking = 0
+
+    def after_fork(self) -> None:
+        """Forget the parent's callers."""
+        self.inbox = deque()
+        self.asking = 0
+        self._desk.after_fork()
+        self._updates.after_fork()
+        self._admission.after_fork()
+
+    # -- callers ----------------------------------------------------------------------------------
+
+    def put(self, question: Question, ticket: Ticket[Grant]) -> None:
+        """Hand over a question; from any thread.
+
+        Args:
+            question: what is asked.
+            ticket: takes the answer. The caller may cancel it at any time.
+
+        Raises:
+            LoopClosedError: guard was shut down.
+        """
+        background, session = self._link.background, self._link.session
+        if session is None or not session.asks.is_open:
+            # No lease can cover it. In its turn it goes over HTTP; until then it costs the loop
+            # nothing, however many there are.
+            start = functools.partial(self._asked_over_http, question)
+            self._admission.submit(start, abandoned=self.give_back, ticket=ticket)
+            return
+        ticket.started = True
+        # If the loop ends, it cancels the ticket.
+        background.track(ticket)
+        self.inbox.append(question)
+        if not background.call_soon(self._take_in):
+            raise LoopClosedError("the background loop is closed")
+
+    def _take_in(self) -> None:
+        """Take what is in the inbox to the desk: questions that come together, together."""
+        inbox, questions = self.inbox, list[Question]()
+        while inbox:
+            questions.append(inbox.popleft())
+        if questions:  # else an earlier call has taken them all
+            now_s = self._look()
+            self.carry_out(self._desk.asked(questions, now_s))
+
+    def _look(self) -> float:
+        """Bring what the desk decides by up to date; return the time."""
+        session = self._link.session
+        self._desk.can_lease = session is not None and session.asks.can_lease
+        if self._unread.calls:
+            self._unread.read()
+        return time.monotonic()
+
+    def tick(self) -> None:
+        """Do what is due by the clock."""
+        session = self._link.session
+        now_s = self._look()
+        if session is not None:
+            session.asks.sweep(now_s)
+        decision_log.is_on()
+        self.carry_out(self._desk.tick(now_s))
+
+    def give_back(self, grant: Grant) -> None:
+        """Give back what a grant has set aside: nobody uses it any more."""
+        session = self._link.session
+        if grant.hold is not None:
+            grant.hold.give_back()
+        elif session is not None and grant.reply is not None:
+            session.give_back(grant.reply)
+
+    # -- what the desk decides --------------------------------------------------------------------
+
+    def carry_out(self, effects: Iterable[Effect]) -> None:
+        """Answer callers, and send what is to be sent: over the socket in one frame."""
+        session = self._link.session
+        is_first = session is not None and session.asks.hold()
+        updates: list[Update] = []
+        try:
+            for effect in effects:
+                if isinstance(effect, Complete):
+                    self._complete(effect)
+                elif isinstance(effect, Ask):
+                    self._ask(effect)
+                elif isinstance(effect, Fail):
+                    _fail(effect)
+                elif isinstance(effect, TopUp):
+                    self._top_up(effect)
+                else:
+                    updates.append(effect)
+            if updates:
+                self._updates.send(updates)
+        finally:
+            if is_first and session is not None:
+                session.asks.flush()
+
+    def _complete(self, effect: Complete) -> None:
+        ticket: Any = effect.question.ticket
+        if ticket.set_running_or_notify_cancel():
+            ticket.set_result(effect.grant)
+        else:  # cancelled meanwhile: what was granted must not stay set aside
+            self.give_back(effect.grant)
+
+    def _ask(self, ask: Ask) -> None:
+        question, session = ask.question, self._link.session
+        request = question.request
+        request.lease = None if ask.asked is None else ask.asked.ask
+        errand = _Errand(ask, [])
+        if session is None or not session.asks.is_open:
+            self._by_http(errand)
+            return
+        silence = session.client.left_alone(wire.GATE_PATH)
+        if silence is not None:
+            self._conclude(errand, silence)
+            return
+        errand.records = session.flusher.attach(request)
+        try:
+            body = wire.encode(request)
+        except wire.WireError as exc:
+            self._conclude(errand, exc)
+            return
+        errand.has_left = True
+        question.over = "the socket"
+        answered = functools.partial(self._answered, session, errand)
+        wait_s = _HEDGE_SHARE * _left_s(question.ends_s)
+        session.asks.ask("gate", request.call_id, body, answered, wait_s)
+
+    def _top_up(self, effect: TopUp) -> None:
+        session = self._link.session
+        assert session is not None  # leases are granted over its socket
+        call_id = self._events.ids.uuid7(time.time_ns() // 1_000_000)
+        request = structs.replace(
+            effect.like, call_id=call_id, lease=effect.asked.ask, events=[], within=None,
+            held=None, note=None,
+        )  # fmt: skip
+        answered = functools.partial(self._topped_up, session, effect.asked)
+        session.asks.ask("gate", call_id, wire.encode(request), answered, _TOP_UP_S)
+
+    # -- answers over the socket ------------------------------------------------------------------
+
+    def _answered(self, session: Session, errand: _Errand, told: wire.Told | None) -> None:
+        """Take the answer to a question; None when the socket was lost, or no answer came."""
+        if told is None:  # it may have been decided: the very same again, over HTTP
+            self._by_http(errand)
+            return
+        reply = Reply(wire.GATE_PATH, told.status, bytes(told.body), now_s=time.time())
+        request = errand.ask.question.request
+        try:
+            answer = session.client.read(reply, wire.GateReply)
+            if answer.call_id != request.call_id:
+                raise GuardTransportError(
+                    "the gateway answered another call",
+                    source="GATEWAY_ERROR",
+                    endpoint=wire.GATE_PATH,
+                    retryable=False,
+                )
+        except BodyRefusedError as exc:
+            if errand.records:
+                _detach(session, errand)
+                self._by_http(errand)
+            else:
+                self._conclude(errand, exc)
+        except BaseException as exc:  # noqa: BLE001  # a refusal belongs to the caller
+            if (
+                isinstance(exc, GuardTransportError)
+                and exc.retryable
+                and not isinstance(exc, RateLimitError)
+            ):
+                self._by_http(errand)
+            else:
+                self._conclude(errand, exc)
+        else:
+            self._conclude(errand, answer)
+
+    def _topped_up(self, session: Session, asked: Asked, told: wire.Told | None) -> None:
+        answer, is_known = None, told is not None
+        if told is not None and told.status == 200:  # of a refusal a call learns when it asks
+            reply = Reply(wire.GATE_PATH, told.status, bytes(told.body), now_s=time.time())
+            try:
+                answer = session.client.read(reply, wire.GateReply)
+            except GuardError:
+                is_known = False
+        now_s = self._look()
+        self.carry_out(self._desk.topped_up(asked, answer, now_s, is_known=is_known))
+
+    # -- over HTTP --------------------------------------------------------------------------------
+
+    def _by_http(self, errand: _Errand) -> None:
+        """Ask over HTTP what the desk wants asked."""
+        try:
+            turn = self._admission.submit(functools.partial(self._post, errand))
+        except (AdmissionError, LoopClosedError) as exc:
+            self._conclude(errand, exc)
+            return
+        turn.add_done_callback(functools.partial(self._posted, errand))
+
+    def _posted(self, errand: _Errand, turn: Ticket[wire.GateReply]) -> None:
+        if turn.cancelled():  # the loop is closing, and cancels its callers' tickets
+            self._noted(errand, was_shut_down())
+        else:
+            self._conclude(errand, turn.exception() or turn.result())
+
+    async def _asked_over_http(self, question: Question) -> Grant:
+        """Ask for a question that no lease can cover; its ticket takes what this returns."""
+        errand = _Errand(Ask(question), [])
+        try:
+            reply = await self._post(errand)
+        except BaseException as exc:
+            answer = self._noted(errand, exc)
+            assert isinstance(answer, Refused)
+            if answer.error is exc:
+                raise
+            raise answer.error from None
+        self._noted(errand, reply)
+        return granted(question, reply)
+
+    async def _post(self, errand: _Errand) -> wire.GateReply:
+        request, ends_s = errand.ask.question.request, errand.ask.question.ends_s
+        self.asking += 1
+        try:
+            session = await self._link.open()
+            if not errand.has_left:
+                errand.records = session.flusher.attach(request)
+                errand.has_left = True
+            try:
+                return await session.client.gate(request, deadline_s=_left_s(ends_s))
+            except BodyRefusedError:
+                if not errand.records:
+                    raise
+                _detach(session, errand)
+                return await session.client.gate(request, deadline_s=_left_s(ends_s))
+        finally:
+            self.asking -= 1
+
+    # -- the end of a question --------------------------------------------------------------------
+
+    def _conclude(self, errand: _Errand, outcome: wire.GateReply | BaseException) -> None:
+        """A question has its answer, or will have none: take it to the desk."""
+        answer = self._noted(errand, outcome)
+        now_s = self._look()
+        self.carry_out(self._desk.answered(errand.ask, answer, now_s))
+
+    def _noted(
+        self, errand: _Errand, outcome: wire.GateReply | BaseException
+    ) -> wire.GateReply | Refused:
+        """Settle the events that went along, and learn from the answer."""
+        session, request = self._link.session, errand.ask.question.request
+        if isinstance(outcome, wire.GateReply):
+            assert session is not None
+            self._events.health.gate_unavailable = False
+            self._decisions.learned(request.workflow_id, outcome.budget, outcome.warnings)
+            session.flusher.delivered(errand.records, outcome.events)
+            request.events = []
+            if outcome.approval_id is not None:
+                session.approvals.opened(outcome.approval_id)
+            return outcome
+        error = as_public(outcome)
+        self._events.health.gate_ended(error)
+        if session is not None:
+            session.flusher.requeue(errand.records)
+        request.events = []
+        return Refused(
+            error,
+            for_money=isinstance(error, GuardBudgetError | GuardChainError),
+            is_unanswered=isinstance(error, GuardTransportError),
+        )
+
+
+def _left_s(ends_s: float) -> float:
+    return max(0.0, ends_s - time.monotonic())
+
+
+def _fail(effect: Fail) -> None:
+    ticket: Any = effect.question.ticket
+    if ticket.set_running_or_notify_cancel():
+        ticket.set_exception(effect.error)
+
+
+def _detach(session: Session, errand: _Errand) -> None:
+    """Ask without the events: one of them cannot be read, which is no reason to refuse the call.
+
+    They are delivered in a batch, where the bad one is found and left out.
+    """
+    session.flusher.requeue(errand.records)
+    errand.records, errand.ask.question.request.events = [], []
+
+
+def as_public(exc: BaseException) -> BaseException:
+    """Return what a caller gets for an error on the way."""
+    if isinstance(exc, AdmissionError):
+        return GuardTransportError(
+            f"this process asks for too many decisions at once: {exc}", endpoint=wire.GATE_PATH
+        )
+    if isinstance(exc, LoopClosedError):
+        return was_shut_down()
+    if isinstance(exc, wire.WireError):
+        return GuardTransportError(str(exc), retryable=False)
+    return exc

@@ -1,0 +1,82 @@
+"""Keeps leases while they are used: the tick that renews, tops up and returns, and recalls."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Iterable
+from typing import Final
+
+from guard.asking.courier import Courier
+from guard.asking.updates import LeaseUpdates
+from guard.core import wire
+from guard.core.leases import Desk
+from guard.instrumentation.unread_answers import UnreadAnswers
+
+_TICK_S: Final = 0.25
+
+
+class Keeper:
+    """The service of a process's leases; implements ``guard.session.session.LeaseService``.
+
+    Args:
+        desk: knows the leases.
+        courier: carries out what the desk wants done.
+        updates: sends what goes back.
+        unread: reads the LLM answers that are unread, so that their holds settle.
+    """
+
+    def __init__(
+        self,
+        desk: Desk,
+        courier: Courier,
+        updates: LeaseUpdates,
+        unread: UnreadAnswers,
+    ) -> None:
+        self._desk = desk
+        self._courier = courier
+        self._updates = updates
+        self._unread = unread
+
+    @property
+    def asking(self) -> int:
+        """How many questions are under way over HTTP."""
+        return self._courier.asking
+
+    async def run(self) -> None:
+        """Do what is due, until cancelled."""
+        while True:
+            await asyncio.sleep(_TICK_S)
+            self._courier.tick()
+
+    def capable(self, features: frozenset[str]) -> None:
+        """Note what the gateway can do."""
+        self._desk.tops_up = wire.FEATURE_LEASE_AHEAD in features
+
+    def recalled(self, lease_ids: list[str]) -> None:
+        """Give back at once what is not used; called while the frame is being read."""
+        self._unread.read()
+        self._updates.send(self._desk.recalled(lease_ids))
+
+    def pushed(self, messages: Iterable[wire.ControlMessage]) -> None:
+        """Void what control messages concern."""
+        self._desk.pushed(messages)
+
+    def switched(self, is_open: bool, good_for_s: float) -> None:
+        """The socket has opened, or it was lost: then leases are good for a moment and no longer.
+
+        Args:
+            is_open: whether pushes arrive.
+            good_for_s: one poll interval, in seconds.
+        """
+        self._desk.switched(math.inf if is_open else time.monotonic() + good_for_s)
+
+    async def close(self) -> None:
+        """End all leases; what was spent has been delivered before."""
+        self._unread.read()
+        await self._updates.close()
+
+    async def stop(self) -> None:
+        """End the requests that are under way."""
+        await self._updates.stop()

@@ -1,0 +1,41 @@
+"""The operators' directives on their way from the gateway to what enforces them."""
+
+from __future__ import annotations
+
+from guard.control.enforcement import Enforcement
+from guard.core import wire
+from guard.core.control import messages_of_decision
+
+
+class Directives:
+    """Applies what the gateway says about workflows; on the background loop.
+
+    Args:
+        enforcement: holds what is in force.
+    """
+
+    def __init__(self, enforcement: Enforcement) -> None:
+        self._enforcement = enforcement
+
+    def position(self) -> tuple[int, str]:
+        """Return the number and the epoch of the newest control message that was applied."""
+        control = self._enforcement.control
+        return control.seq, control.epoch
+
+    def tools_version(self) -> str:
+        """Return the version of the tool rules that are applied."""
+        return self._enforcement.control.tools_version
+
+    def apply(self, *messages: wire.ControlMessage) -> None:
+        """Apply control messages."""
+        self._enforcement.apply(*messages)
+
+    def decided(self, workflow_id: str | None, run_id: str | None, reply: wire.EventsReply) -> None:
+        """Apply the decision in a reply to events, while no control channel delivers it."""
+        if workflow_id is None:
+            return
+        messages = messages_of_decision(
+            self._enforcement.control, workflow_id, run_id, reply.decision, reply.budget
+        )
+        if messages:
+            self._enforcement.apply(*messages)

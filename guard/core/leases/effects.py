@@ -1,0 +1,74 @@
+"""What the desk wants done: its outputs. Carried out by ``guard.asking.courier``."""
+
+from __future__ import annotations
+
+import attrs
+
+from guard.core.leases.question import Grant, Question
+from guard.core.leases.records import Asked, Update
+from guard.core.wire import GateReply, GateRequest
+
+
+@attrs.frozen
+class Complete:
+    """A question is answered: its caller goes on."""
+
+    question: Question
+    grant: Grant
+
+
+@attrs.frozen
+class Fail:
+    """A question is refused, or cannot be answered."""
+
+    question: Question
+    error: BaseException
+
+
+@attrs.frozen
+class Ask:
+    """A question goes to the gateway.
+
+    Attributes:
+        question: whose.
+        asked: what is asked for its lane; None when only this question is decided.
+        waiting: how many others of the lane waited when it was asked.
+    """
+
+    question: Question
+    asked: Asked | None = None
+    waiting: int = 0
+
+
+@attrs.frozen
+class TopUp:
+    """A lease is to be topped up before a call has to wait for it.
+
+    Attributes:
+        asked: what is asked for.
+        like: what the lease was granted for last.
+    """
+
+    asked: Asked
+    like: GateRequest
+
+
+Effect = Complete | Fail | Ask | TopUp | Update
+
+
+@attrs.frozen
+class Refused:
+    """A question that was not granted.
+
+    Attributes:
+        error: what its caller gets.
+        for_money: whether the money did not suffice, so that who needs as much gets the same.
+        is_unanswered: whether the gateway may have decided otherwise: its answer is not known.
+    """
+
+    error: BaseException
+    for_money: bool = False
+    is_unanswered: bool = False
+
+
+Answer = GateReply | Refused

@@ -1,0 +1,72 @@
+"""A caller's question, and what lets its call go on."""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import attrs
+from msgspec import Struct
+
+from guard.core.leases.costs import paid_output
+from guard.core.leases.holds import Hold
+from guard.core.leases.lease import LaneKey, Subject
+from guard.core.request_bound import RequestBound
+from guard.core.wire import GateReply, GateRequest, ModelRates
+
+
+class Waiter(Protocol):
+    """Whoever waits for the answer to a question: a concurrent future."""
+
+    def cancelled(self) -> bool:
+        """Tell whether nobody waits any more."""
+
+
+@attrs.define(eq=False)
+class Question:
+    """What one caller asks, and which lease may cover it.
+
+    Attributes:
+        request: what the gateway is asked if no lease covers it.
+        lane, subject: where a lease may cover it; None when only the gateway decides.
+        bound: of an LLM request.
+        calls: how many calls of the share of rate caps it is.
+        ends_s: the caller's deadline, by the monotonic clock.
+        ticket: takes the answer; set before the question is handed on.
+        over: how the gateway is asked, for the debug log.
+    """
+
+    request: GateRequest
+    lane: LaneKey | None = None
+    subject: Subject | None = None
+    bound: RequestBound | None = None
+    calls: int = 1
+    ends_s: float = math.inf
+    ticket: Waiter | None = None
+    over: str = "HTTP"
+
+    @property
+    def is_withdrawn(self) -> bool:
+        """Whether nobody waits for the answer any more."""
+        return self.ticket is not None and self.ticket.cancelled()
+
+
+class Grant(Struct, frozen=True):
+    """What lets a call or a request go on: the gateway's reply, or a hold from a lease, or both.
+
+    ``approved`` says that a person has allowed it.
+    """
+
+    reply: GateReply | None = None
+    hold: Hold | None = None
+    rates: ModelRates | None = None
+    output_tokens: int | None = None
+    approved: bool = False
+
+
+def granted(question: Question, reply: GateReply, hold: Hold | None = None) -> Grant:
+    """Return what a reply grants; of an LLM request also the largest output that it pays for."""
+    rates = reply.rates or (None if reply.lease is None else reply.lease.rates)
+    bound = question.bound
+    paid = None if bound is None else paid_output(rates, bound, reply.reserved_nanousd)
+    return Grant(reply, hold, rates, paid)

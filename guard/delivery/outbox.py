@@ -1,0 +1,35 @@
+"""What one process has recorded and not delivered yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from guard.core.buffer import EventBuffer
+from guard.core.ids import IdFactory
+from guard.delivery.health import Health
+from guard.settings import Settings
+
+
+class Outbox:
+    """The buffered events of a process, their ids, and what is known of their delivery.
+
+    Args:
+        settings: sizes.
+        wake: starts or wakes the delivery; called from callers' threads.
+
+    Attributes:
+        ids: of events, batches and requests.
+        buffer: the events.
+        health: how requests to the gateway end, and what was lost.
+        is_closed: whether nobody is left to deliver; what is recorded then is counted as lost.
+    """
+
+    def __init__(self, settings: Settings, wake: Callable[[], bool]) -> None:
+        self.ids = IdFactory()
+        self.buffer = EventBuffer(settings.buffer_size, settings.batch_size, wake)
+        self.health = Health(self._dropped)
+        self.is_closed = False
+
+    def _dropped(self) -> int:
+        # Events recorded after the end stay in the buffer for ever.
+        return self.buffer.dropped + (len(self.buffer) if self.is_closed else 0)

@@ -1,0 +1,152 @@
+"""The link of a process to its gateway: its one session, opened on first use."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import contextvars
+import copy
+import logging
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from guard.breaker.exceptions import (
+    SHUT_DOWN,
+    BreakerTransportError,
+    GuardError,
+    GuardTransportError,
+    was_shut_down,
+)
+from guard.loop import BackgroundLoop, LoopClosedError
+from guard.session.exit_hooks import ExitHooks
+
+if TYPE_CHECKING:  # the session imports httpx and websockets, which `import guard` must not
+    from guard.session.session import Session
+
+logger = logging.getLogger("guard.session")
+
+T = TypeVar("T")
+Work = Callable[["Session"], Coroutine[Any, Any, T]]
+"""Something to do with the session, on the background loop."""
+
+_inherited: list[object] = []
+"""Its parent's connections, which a forked child must neither use nor close."""
+
+
+class Link:
+    """Opens the session with the gateway and hands it to whoever needs it.
+
+    Args:
+        background: the loop that runs the session.
+        make_session: creates it.
+        exits: hooks the end of the process before there is something to deliver.
+
+    Attributes:
+        session: None before the first use. Set on the background loop, read from any thread.
+    """
+
+    def __init__(
+        self,
+        background: BackgroundLoop,
+        make_session: Callable[[], Session],
+        exits: ExitHooks,
+    ) -> None:
+        self.background = background
+        self.make_session = make_session
+        self._exits = exits
+        self.session: Session | None = None
+        self._attempt: asyncio.Task[Session] | None = None
+
+    def after_fork(self) -> None:
+        """Start without a session in a forked child, and keep the parent's from being closed."""
+        _inherited.append((self.session, self._attempt))
+        self.session = None
+        self._attempt = None
+
+    @property
+    def features(self) -> frozenset[str] | None:
+        """What the gateway can do; None before it has said so."""
+        return None if self.session is None else self.session.features
+
+    async def open(self) -> Session:
+        """Return the session of this process; created on the loop, so there is no race."""
+        if self.session is None:
+            self._exits.install()  # a forked child may ask for a request before it has an event
+            self.session = self.make_session()
+            self.session.start_services(self.background)
+        return self.session
+
+    async def connect(self) -> Session:
+        """Open the session, probe the gateway and read its current directives.
+
+        A gateway that cannot be reached is not an error. Concurrent callers share one
+        attempt.
+
+        Raises:
+            GuardError: the key is refused, or the protocol is incompatible.
+        """
+        attempt = self._attempt
+        if attempt is None or attempt.done():
+            loop = asyncio.get_running_loop()
+            attempt = loop.create_task(self._connect(), context=contextvars.Context())
+            attempt.add_done_callback(_seen)
+            self._attempt = attempt
+        try:
+            return await asyncio.shield(attempt)
+        except GuardError as exc:
+            raise copy.copy(exc) from exc.__cause__  # each caller gets its own traceback
+
+    async def _connect(self) -> Session:
+        session = await self.open()
+        try:
+            await session.probe()
+        except GuardTransportError as exc:
+            if exc.error_code == SHUT_DOWN:
+                raise
+            logger.warning("the gateway cannot be used yet: %s", exc)
+        else:
+            await session.caught_up()
+        return session
+
+    # -- questions beside the gate ----------------------------------------------------------------
+
+    def ask(self, question: Work[T], timeout_s: float) -> T:
+        """Deliver what is buffered, then put a question to the gateway; blocks the thread.
+
+        What cannot be delivered stays in memory, and the question is put all the same.
+
+        Args:
+            question: what to do with the session.
+            timeout_s: total time for the delivery, and again for the question, in seconds.
+
+        Raises:
+            GuardError: no answer, or guard was shut down.
+        """
+        try:
+            answer: T = self.background.run(self._ask, question, timeout_s, timeout_s=3 * timeout_s)
+        except (LoopClosedError, concurrent.futures.CancelledError):
+            raise was_shut_down() from None
+        except TimeoutError:
+            raise GuardTransportError(f"no answer within {3 * timeout_s:g} s") from None
+        return answer
+
+    async def ask_async(self, question: Work[T], timeout_s: float) -> T:
+        """Like :meth:`ask`; the caller's loop goes on meanwhile."""
+        try:
+            return await self.background.run_async(self._ask, question, timeout_s)
+        except LoopClosedError:
+            raise was_shut_down() from None
+
+    async def _ask(self, question: Work[T], timeout_s: float) -> T:
+        session = await self.open()
+        with contextlib.suppress(GuardError, BreakerTransportError, TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await session.flusher.flush()
+        return await question(session)
+
+
+def _seen(attempt: asyncio.Task[Session]) -> None:
+    """Retrieve an attempt's exception, even when nobody waits for it any more."""
+    if not attempt.cancelled():
+        attempt.exception()
