@@ -77,7 +77,11 @@ class Recorder:
 
 
 def counted(steps: list[Step]) -> tuple[int, int, int]:
-    """Return how many functions and files there are, and how often a file is gone back to."""
+    """Return how many functions and files there are, and how often a file is gone back to.
+
+    Constructors and other special methods are not counted.
+    """
+    steps = [(file, name) for file, name in steps if not name.endswith("__")]
     returns, left, current = 0, set[str](), ""
     for file, _ in steps:
         if file != current:
@@ -119,7 +123,7 @@ def _run(transport: str, *, lists: bool) -> None:
     guard.init()
     runtime: Any = active_runtime()
     deadline_s = time.monotonic() + 10
-    while transport == "auto" and not runtime.status().control_channel == "websocket":
+    while transport == "auto" and runtime.status().control_channel != "websocket":
         assert time.monotonic() < deadline_s, "the control socket did not open"
         time.sleep(_SETTLE_S)
     time.sleep(10 * _SETTLE_S)

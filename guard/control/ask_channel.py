@@ -195,8 +195,12 @@ class AskChannel:
         self._scheduled = True  # what the answers make their callers ask goes in one frame
         for each in told:
             request = self._in_flight.pop(each.id, None)
-            if request is not None:
-                self._tell(request, each)
+            if request is None:
+                continue
+            try:
+                request.answered(each)
+            except Exception:  # the next request's answer is still to be handed on
+                logger.exception("an answer over the control socket")
         if self._waiting:
             self.flush()
         else:

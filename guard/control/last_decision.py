@@ -46,7 +46,7 @@ class Decisions:
         self._replies.move_to_end(workflow_id)
         if len(self._replies) > _WORKFLOWS_KEPT:
             self._replies.popitem(last=False)
-        self.changed()
+        self.cached = _NOT_CACHED
 
     def newest(self, scope: Scope, control: ControlState) -> dict[str, Any]:
         """Return the newest decision as a new dict; its ``event_id`` is empty."""

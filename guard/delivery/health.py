@@ -6,7 +6,6 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable
 
 from guard.breaker.circuit import CircuitState
 from guard.breaker.exceptions import (
@@ -18,6 +17,7 @@ from guard.breaker.exceptions import (
     RateLimitError,
 )
 from guard.core import wire
+from guard.core.buffer import EventBuffer
 from guard.core.leases import Totals
 from guard.state import Facts, GuardStatus, derive_state
 from guard.transport.replies import NotAGatewayError
@@ -28,14 +28,17 @@ class Health:
     """The facts behind the status. Written on the loop's thread, read from any thread.
 
     Args:
-        dropped: returns how many events the buffer has shed.
+        buffer: counts the events that it has shed.
 
     Attributes:
         sent: events that the gateway accepted.
+        is_closed: whether delivery has ended: what is still in the buffer then, and what comes
+            later, is lost.
     """
 
-    def __init__(self, dropped: Callable[[], int] = lambda: 0) -> None:
-        self._dropped = dropped
+    def __init__(self, buffer: EventBuffer) -> None:
+        self._buffer = buffer
+        self.is_closed = False
         self.channel = "none"
         self.protocol: int | None = None
         self.poll_interval_ms = 1000
@@ -51,7 +54,8 @@ class Health:
     @property
     def lost(self) -> int:
         """All events that will never be delivered."""
-        return self._lost_later + self._dropped()
+        left = len(self._buffer) if self.is_closed else 0
+        return self._lost_later + self._buffer.dropped + left
 
     def lose(self, count: int) -> None:
         """Count events that will never be delivered, except those that the buffer shed."""
@@ -72,7 +76,7 @@ class Health:
             return
         self.misconfigured = isinstance(exc, GuardAuthenticationError | GuardProtocolError)
         self.last_contact_ms = time.time_ns() // 1_000_000
-        self.lost_at_contact = self._lost_later + self._dropped()
+        self.lost_at_contact = self._lost_later + self._buffer.dropped
 
     def gate_ended(self, exc: BaseException | None) -> None:
         """Note how a gate request ended: with a decision, or with an exception.

@@ -21,15 +21,9 @@ class Outbox:
         ids: of events, batches and requests.
         buffer: the events.
         health: how requests to the gateway end, and what was lost.
-        is_closed: whether nobody is left to deliver; what is recorded then is counted as lost.
     """
 
     def __init__(self, settings: Settings, wake: Callable[[], bool]) -> None:
         self.ids = IdFactory()
         self.buffer = EventBuffer(settings.buffer_size, settings.batch_size, wake)
-        self.health = Health(self._dropped)
-        self.is_closed = False
-
-    def _dropped(self) -> int:
-        # Events recorded after the end stay in the buffer for ever.
-        return self.buffer.dropped + (len(self.buffer) if self.is_closed else 0)
+        self.health = Health(self.buffer)

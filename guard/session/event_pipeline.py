@@ -72,7 +72,7 @@ class EventPipeline:
     ) -> int:
         """Put an event into the buffer; never blocks. Returns the event's serial number."""
         serial = next(self.ids.count)
-        if self.outbox.is_closed:
+        if self.health.is_closed:
             self.health.lose(1)  # nobody is left to deliver it
             return serial
         if scope is None:
@@ -114,7 +114,7 @@ class EventPipeline:
         session = self._link.session
         if session is not None:
             return self._background.call_soon(session.flusher.wake)
-        if self._connecting or self.outbox.is_closed:
+        if self._connecting or self.health.is_closed:
             return True
         self._connecting = True
         try:
@@ -188,7 +188,7 @@ class EventPipeline:
         finally:
             self._background.close(max(0.05, ends_s - time.monotonic()))
             lost = self._give_up()
-            self.outbox.is_closed = True
+            self.health.is_closed = True
         if not lost or not flush:
             return None
         error = BreakerTransportError(

@@ -192,7 +192,9 @@ class LeaseBook:
             lane = self._lanes.get(key)
             if lane is None:
                 lane = self._lanes[key] = Lane(now_s)
-            spent, made = lane.recent(now_s)
+                spent = made = 0
+            else:
+                spent, made = lane.recent(now_s)
             lease = lane.lease
             if lease is not None and now_s >= lease.expires_s:
                 self._retire(lease)
@@ -242,7 +244,6 @@ class LeaseBook:
             lane.calls += calls
             lane.largest = amount
             lease.take(amount, max(lease.used_s, asked.sent_s))
-            self._under_policy(lease, granted.policy_version)
             if asked.voided == self._voided:
                 if subject[0] != "llm":
                     lease.cover(subject, amount)
@@ -257,13 +258,12 @@ class LeaseBook:
         overspent = max(lease.overspent, granted.overspent_nanousd)
         lease.free += granted.granted_nanousd + overspent - lease.overspent
         lease.overspent = overspent
+        if lease.policy_version != granted.policy_version:
+            if lease.covered:
+                lease.uncover()
+            lease.policy_version = granted.policy_version
 
-    def _under_policy(self, lease: Lease, policy_version: str) -> None:
-        if lease.policy_version != policy_version:
-            lease.uncover()
-            lease.policy_version = policy_version
-
-    # -- asking before anybody waits ------------------------------------------------------------
+    # -- asking before a call waits --------------------------------------------------------------
 
     def low(self, now_s: float) -> list[tuple[Asked, GateRequest]]:
         """Return what to ask for leases that would soon be used up, and what each was granted for.
@@ -310,7 +310,6 @@ class LeaseBook:
                 back = LeaseUpdate(granted.lease_id, granted.granted_nanousd, close=True)
                 return Update(lease, back)
             self._add(lease, asked.sent_s, granted)
-            self._under_policy(lease, granted.policy_version)
             lane = self._lanes.get(asked.lane)
             if lane is not None and granted.granted_nanousd >= asked.ask.demand_nanousd:
                 lane.ahead_s = asked.sent_s

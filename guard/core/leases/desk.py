@@ -61,6 +61,8 @@ class Desk:
         """Forget the parent's questions."""
         self.can_lease = False
         self.tops_up = False
+        # Whether no more lanes are taken in; looked at with each tick.
+        self._is_full = False
         # A line exists while a question of its lane is asked, or waits.
         self._lines: dict[LaneKey, _Line] = {}
         # What got an answer without a lease, and until when it is asked for alone.
@@ -74,9 +76,9 @@ class Desk:
         due: dict[LaneKey, _Line] = {}
         for question in questions:
             lane = question.lane
-            if question.is_withdrawn:
+            if question.ticket is not None and question.ticket.cancelled():
                 continue
-            if lane is None or not self.can_lease or self._book.lanes >= LANES_MAX:
+            if lane is None or not self.can_lease or self._is_full:
                 effects.append(Ask(question))
                 continue
             line = self._lines.get(lane)
@@ -101,7 +103,7 @@ class Desk:
             return
         left: deque[Question] = deque()
         for question in line.waiting:
-            if question.is_withdrawn:
+            if question.ticket is not None and question.ticket.cancelled():
                 continue
             grant = self._covered(question, now_s)
             if grant is None:
@@ -113,7 +115,7 @@ class Desk:
             return
         line.waiting = deque()
         for question in left:
-            if self.can_lease and not self._is_alone(question, now_s):
+            if self.can_lease and not (self._alone and self._is_alone(question, now_s)):
                 line.waiting.append(question)
             else:
                 effects.append(Ask(question))
@@ -234,6 +236,7 @@ class Desk:
 
     def tick(self, now_s: float) -> list[Effect]:
         """Return what is due: renewals, what goes back, what is topped up."""
+        self._is_full = self._book.lanes >= LANES_MAX
         if not self._book.lanes:
             self._book.metered.clear()  # a workflow without a lane asks anyway
             return []

@@ -45,11 +45,6 @@ class Question:
     ticket: Waiter | None = None
     over: str = "HTTP"
 
-    @property
-    def is_withdrawn(self) -> bool:
-        """Whether nobody waits for the answer any more."""
-        return self.ticket is not None and self.ticket.cancelled()
-
 
 class Grant(Struct, frozen=True):
     """What lets a call or a request go on: the gateway's reply, or a hold from a lease, or both.
