@@ -13,13 +13,11 @@ from types import FrameType, ModuleType
 from typing import Any, Final, Protocol
 
 from guard.core.events import InstrumentedCall, usage_of
-from guard.core.input_ratios import InputRatios
 from guard.core.usage import PENDING, Usage, find_endpoint
 from guard.core.usage.realtime import find_realtime
 from guard.core.usage.response_format import replaced
 from guard.core.wire import NAME_LENGTH_MAX, RESPONSE_ID_LENGTH_MAX
 from guard.instrumentation import patching
-from guard.instrumentation.cover import Cover
 from guard.instrumentation.observed_call import ObservedCall, call_being_sent
 from guard.instrumentation.realtime import RealtimeSession
 from guard.instrumentation.request_gate import RequestGate
@@ -89,7 +87,6 @@ class Instrumentation:
         self.inject_stream_usage = inject_stream_usage
         self._gate = request_gate
         self._max_output_tokens = max_output_tokens
-        self._ratios = InputRatios()
         self._bounds: ModuleType | None = None
         self.failures = 0
         self._unread = unread or UnreadAnswers()
@@ -207,20 +204,17 @@ class Instrumentation:
         if options is not None and options.max_output_tokens is not None:
             tokens = options.max_output_tokens
         bounds = self._bounds or self.load_bounds()
-        bound = bounds.bound_of(endpoint.format, path, content, self._ratios)
+        bound = bounds.bound_of(endpoint.format, path, content, gate.ratios)
         if bound.model is None and not endpoint.certain:
             return  # a path such as /v1/messages of something else
         if tokens is not None and replace is not None and bound.output_tokens is None:
             limited = bounds.with_output_limit(endpoint.format, path, content, tokens)
             if limited is not None and replace(limited):
-                bound = bounds.bound_of(endpoint.format, path, limited, self._ratios)
-        call.cover = Cover(gate, call.scope, bound, self._ratios)
-        if not call.cover.take():
-            # Unread answers may hold more than they cost.
-            call.uncovered = True
-            if self._unread.calls:
-                self._unread.read()
-                call.uncovered = not call.cover.take()
+                bound = bounds.bound_of(endpoint.format, path, limited, gate.ratios)
+        call.cover(gate, bound)
+        if call.uncovered and self._unread.calls:  # they hold more than they cost
+            self._unread.read()
+            call.cover(gate, bound)
 
     def begin_session(self, host: str, path: str, query: str) -> RealtimeSession | None:
         """Check a WebSocket and start observing it; None when it does not lead to an LLM.
@@ -269,7 +263,7 @@ class Instrumentation:
                 latency_ms,
                 call,
                 polled=endpoint.polls,
-                reservation_id=None if call.cover is None else call.cover.reservation_id,
+                reservation_id=call.reservation_id,
             )
             # An answer of several models becomes several events, so it is read at once.
             if endpoint.asks and call.is_small and endpoint.condense is None:
@@ -281,8 +275,8 @@ class Instrumentation:
                 self._record("llm", payload, call.scope)
         except Exception as exc:  # noqa: BLE001  # counted and logged: it never hurts the user
             self.failed(exc)
-            if call.cover is not None:
-                call.cover.keep_pending()
+            if call.hold is not None:
+                call.hold.keep()
 
     def forget(self, call: ObservedCall) -> None:
         """Forget a call that ends without anything to record."""
@@ -313,7 +307,7 @@ class Instrumentation:
                 0.0,
                 usage=other,
                 streamed=True,
-                reservation_id=None if call.cover is None else call.cover.reservation_id,
+                reservation_id=call.reservation_id,
             )
             self.session_used(more, call.scope)
         return usage

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Final, Protocol
 
 from guard.core.events import InstrumentedCall
+from guard.core.request_bound import RequestBound
 from guard.core.usage import (
     PENDING,
     Call,
@@ -21,8 +22,9 @@ from guard.core.usage import (
 )
 from guard.core.usage.reading import is_stream
 from guard.core.usage.tool_scan import ToolScanner
-from guard.instrumentation.cover import Cover, StreamWatch
 from guard.instrumentation.include_usage import UsageChunkFilter
+from guard.instrumentation.request_gate import RequestCover, RequestGate
+from guard.instrumentation.stream_watch import StreamWatch, watch_of
 from guard.instrumentation.tool_watch import ToolGate, ToolWatch
 from guard.scope.scope import Scope
 
@@ -81,16 +83,17 @@ class ObservedCall:
         filter: removes the usage chunk from a stream whose caller did not ask for it.
         sent: whether the request was handed to the client.
         unsent: whether nothing of it has left this process yet; None where that is not known.
-        cover: the money set aside for it; None where requests are not gated.
+        bound: what it can cost at most; None where requests are not gated.
+        hold: the money set aside for it; None until a lease or the gateway has given it.
         uncovered: whether the gateway must be asked first, by :meth:`ask` or :meth:`ask_async`.
         watch: counts a stream that may outgrow its cover.
         tool_watch: checks the tools that the answer asks for; None where no rule applies.
     """
 
     __slots__ = (
-        "_body", "_complete", "_content", "_done", "_header", "_path", "_reports", "cover",
-        "endpoint", "filter", "host", "recording", "scope", "sent", "started_s", "tool_watch",
-        "uncovered", "unsent", "watch",
+        "_body", "_complete", "_content", "_done", "_gate", "_header", "_path", "_reports", "bound",
+        "endpoint", "filter", "hold", "host", "recording", "scope", "sent", "started_s",
+        "tool_watch", "uncovered", "unsent", "watch",
     )  # fmt: skip
 
     def __init__(
@@ -110,7 +113,9 @@ class ObservedCall:
         self.filter: UsageChunkFilter | None = None
         self.sent = False
         self.unsent: bool | None = None
-        self.cover: Cover | None = None
+        self._gate: RequestGate | None = None
+        self.bound: RequestBound | None = None
+        self.hold: RequestCover | None = None
         self.uncovered = False
         self.watch: StreamWatch | None = None
         self.tool_watch: ToolWatch | None = None
@@ -124,6 +129,12 @@ class ObservedCall:
 
     # -- the request --------------------------------------------------------------------------
 
+    def cover(self, gate: RequestGate, bound: RequestBound) -> None:
+        """Set money aside from a lease; ``uncovered`` says when the gateway must be asked."""
+        self._gate, self.bound = gate, bound
+        self.hold = gate.hold(self.scope, bound)
+        self.uncovered = self.hold is None
+
     def ask(self) -> None:
         """Ask the gateway about an uncovered request; blocks the calling thread.
 
@@ -132,8 +143,8 @@ class ObservedCall:
             Refusal: the request is refused.
         """
         try:
-            if self.cover is not None:
-                self.cover.ask()
+            if self._gate is not None and self.bound is not None:
+                self.hold = self._gate.ask(self.scope, self.bound)
         except BaseException:
             self.dropped()
             raise
@@ -141,8 +152,8 @@ class ObservedCall:
     async def ask_async(self) -> None:
         """Like :meth:`ask`; the caller's loop goes on meanwhile."""
         try:
-            if self.cover is not None:
-                await self.cover.ask_async()
+            if self._gate is not None and self.bound is not None:
+                self.hold = await self._gate.ask_async(self.scope, self.bound)
         except BaseException:
             self.dropped()
             raise
@@ -194,6 +205,11 @@ class ObservedCall:
         self._reports.ended(self)
 
     @property
+    def reservation_id(self) -> str | None:
+        """What the call's event names; None without cover."""
+        return None if self.hold is None else self.hold.reservation_id
+
+    @property
     def body(self) -> bytes | None:
         """The whole response, if it was read whole."""
         content = self._content
@@ -228,8 +244,9 @@ class ObservedCall:
         self._header = header
         chosen = self._encoding if encoding is None else encoding
         self.recording = Recording(chosen, self.endpoint.condense)
-        if self.cover is not None:
-            self.watch = self.cover.watch(chosen if isinstance(chosen, str) else chosen())
+        if self.hold is not None:
+            encoded = chosen if isinstance(chosen, str) else chosen()
+            self.watch = watch_of(self.hold, self.bound, self.scope, encoded)
         self.tool_watch = self._tool_watch(chosen)
         return True
 
@@ -269,8 +286,8 @@ class ObservedCall:
 
     def _forget(self) -> None:
         self._reports.forget(self)
-        if self.cover is not None:
-            self.cover.give_back()
+        if self.hold is not None:
+            self.hold.give_back()
 
     def abandon(self) -> None:
         """The process is ending: record what is known so far."""
@@ -304,30 +321,37 @@ class ObservedCall:
                     usage = self._of_request()
                 call.polled = call.polled or self._is_cached()
                 call.usage = self._reports.reported(self, usage, again=call.polled)
-                if self.cover is not None:
-                    self._pay(self.cover, call, usage, unknown)
+                if self.hold is not None:
+                    self._pay(self.hold, call, usage, unknown)
             except Exception as exc:  # noqa: BLE001  # counted and logged: it never hurts the user
                 self._reports.failed(exc)
-                if self.cover is not None:
-                    self.cover.keep_pending()
+                if self.hold is not None:
+                    self.hold.keep()
             call.answer = None
 
     def _pay(
-        self, cover: Cover, call: InstrumentedCall, usage: Usage | None, unknown: bool
+        self, hold: RequestCover, call: InstrumentedCall, usage: Usage | None, unknown: bool
     ) -> None:
         """End the hold by what was used; without that knowledge, record what was set aside."""
         if usage is PENDING:
-            cover.keep_pending()
+            hold.keep()  # a poll reports what it cost, until then the hold is spent
         elif usage is not None and not unknown:
             if call.usage is None:  # an earlier answer over again
-                cover.give_back()
+                hold.give_back()
             else:
-                cover.settle(usage)
+                hold.settle(usage)
         elif self._complete and not self.endpoint.certain:
-            cover.give_back()  # no LLM, by all that can be told
+            hold.give_back()  # no LLM, by all that can be told
         else:
             known = call.usage.input_tokens if call.usage else self._call().prompt_tokens()
-            call.usage = cover.keep(known) or call.usage
+            hold.keep()
+            if hold.reservation_id is not None:
+                call.usage = Usage(
+                    model=None if self.bound is None else self.bound.model,
+                    input_tokens=known,
+                    output_tokens=hold.output_tokens or 0,
+                    estimated=True,
+                )
 
     def _usage(self) -> tuple[Usage | None, bool]:
         """Read what the call used, and tell whether it came as a stream of messages."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from guard.breaker.exceptions import GuardError
+from guard.core.input_ratios import InputRatios
 from guard.core.request_bound import RequestBound
 from guard.scope.scope import Scope
 
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from guard.core.usage import Usage
 
 
-class Hold(Protocol):
+class RequestCover(Protocol):
     """Money set aside for one request. Thread-safe; only the first end counts.
 
     Attributes:
@@ -49,16 +50,22 @@ class Hold(Protocol):
 
 
 class RequestGate(Protocol):
-    """Decides whether an LLM request may go out."""
+    """Decides whether an LLM request may go out.
 
-    def hold(self, scope: Scope, bound: RequestBound) -> Hold | None:
+    Attributes:
+        ratios: how many tokens the prompts of each model have had for their size.
+    """
+
+    ratios: InputRatios
+
+    def hold(self, scope: Scope, bound: RequestBound) -> RequestCover | None:
         """Cover a request from a lease, without a round trip; None when the gateway must be asked.
 
         Raises:
             Refusal: refused.
         """
 
-    def ask(self, scope: Scope, bound: RequestBound) -> Hold:
+    def ask(self, scope: Scope, bound: RequestBound) -> RequestCover:
         """Ask the gateway; blocks the calling thread.
 
         Raises:
@@ -66,5 +73,5 @@ class RequestGate(Protocol):
             WorkflowKilledInterrupt: the workflow is killed.
         """
 
-    async def ask_async(self, scope: Scope, bound: RequestBound) -> Hold:
+    async def ask_async(self, scope: Scope, bound: RequestBound) -> RequestCover:
         """Like :meth:`ask`; the caller's loop goes on meanwhile."""
