@@ -17,7 +17,7 @@ from guard.breaker.exceptions import (
     GuardError,
     GuardTransportError,
 )
-from guard.core.catalogue import CATALOGUE, Entry
+from guard.core.catalogue import CATALOGUE, CatalogueEntry
 
 PAGE: Final = Path(__file__).with_name("errors.md")
 
@@ -56,7 +56,7 @@ def raised_with(code: str) -> list[type[BaseException] | GuardError]:
     return classes + [error for error in _VARIANTS if error.error_code == code]
 
 
-def section(code: str, entry: Entry) -> str:
+def section(code: str, entry: CatalogueEntry) -> str:
     """Return the section of one code."""
     raised: list[Any] = raised_with(code)
     lines = [f"({code.lower()})=", "", f"## {code}: {entry.title}", ""]

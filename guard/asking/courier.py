@@ -29,15 +29,15 @@ from guard.control.last_decision import Decisions
 from guard.core import wire
 from guard.core.buffer import Record
 from guard.core.leases import (
-    Ask,
     Asked,
+    AskGateway,
     Complete,
     Desk,
     Effect,
     Fail,
     Grant,
+    NotGranted,
     Question,
-    Refused,
     TopUp,
     Update,
 )
@@ -68,7 +68,7 @@ class _Errand:
             may be sent, with the same key and the same body.
     """
 
-    ask: Ask
+    ask: AskGateway
     records: list[Record]
     has_left: bool = False
 
@@ -189,7 +189,7 @@ class Courier:
             for effect in effects:
                 if isinstance(effect, Complete):
                     self._complete(effect)
-                elif isinstance(effect, Ask):
+                elif isinstance(effect, AskGateway):
                     self._ask(effect)
                 elif isinstance(effect, Fail):
                     _fail(effect)
@@ -210,7 +210,7 @@ class Courier:
         else:  # cancelled meanwhile: what was granted must not stay set aside
             self.give_back(effect.grant)
 
-    def _ask(self, ask: Ask) -> None:
+    def _ask(self, ask: AskGateway) -> None:
         question, session = ask.question, self._link.session
         request = question.request
         request.lease = None if ask.asked is None else ask.asked.ask
@@ -311,12 +311,12 @@ class Courier:
 
     async def _asked_over_http(self, question: Question) -> Grant:
         """Ask for a question that no lease can cover; its ticket takes what this returns."""
-        errand = _Errand(Ask(question), [])
+        errand = _Errand(AskGateway(question), [])
         try:
             reply = await self._post(errand)
         except BaseException as exc:
             answer = self._noted(errand, exc)
-            assert isinstance(answer, Refused)
+            assert isinstance(answer, NotGranted)
             if answer.error is exc:
                 raise
             raise answer.error from None
@@ -351,7 +351,7 @@ class Courier:
 
     def _noted(
         self, errand: _Errand, outcome: wire.GateReply | BaseException
-    ) -> wire.GateReply | Refused:
+    ) -> wire.GateReply | NotGranted:
         """Settle the events that went along, and learn from the answer."""
         session, request = self._link.session, errand.ask.question.request
         if isinstance(outcome, wire.GateReply):
@@ -368,7 +368,7 @@ class Courier:
         if session is not None:
             session.flusher.requeue(errand.records)
         request.events = []
-        return Refused(
+        return NotGranted(
             error,
             for_money=isinstance(error, GuardBudgetError | GuardChainError),
             is_unanswered=isinstance(error, GuardTransportError),

@@ -7,7 +7,7 @@ from guard.core import wire
 from guard.core.control import messages_of_decision
 
 
-class Directives:
+class DirectiveFeed:
     """Applies what the gateway says about workflows; on the background loop.
 
     Args:

@@ -64,7 +64,7 @@ def priority_of(kind: str) -> Priority:
     return _LANES.get(kind, Priority.DROPPABLE)
 
 
-class Lane(deque[Record]):
+class PriorityLane(deque[Record]):
     """Records of one priority, oldest first.
 
     At ``high_watermark`` records, whoever appends calls :meth:`EventBuffer.on_high_watermark`.
@@ -112,7 +112,7 @@ class EventBuffer:
         # Re-entrant: a signal handler may record while its thread holds it. It is held for
         # microseconds, only while counting.
         self._lock = threading.RLock()
-        self._lanes = (Lane(), Lane(), Lane())
+        self._lanes = (PriorityLane(), PriorityLane(), PriorityLane())
         self.llm = self._lanes[Priority.LLM]
         self.droppable = self._lanes[Priority.DROPPABLE]
         for lane in self._lanes:

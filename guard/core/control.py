@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 
 import attrs
 
-from guard.core.tool_rules import ToolRules
+from guard.core.tool_rules import CompiledToolRules
 from guard.core.wire import NO_TOOL_RULES, Budget, ControlMessage
 from guard.core.wire import ToolRules as ToolRulesMessage
 
@@ -73,7 +73,7 @@ _NO_MARKS: Final[Mapping[str, Mark]] = MappingProxyType({})
 
 
 @attrs.frozen
-class Lane:
+class HaltMarks:
     """The marks of one kind of halt: by workflow id, by pattern, by run."""
 
     exact: Mapping[str, Mark] = _NO_MARKS
@@ -105,7 +105,7 @@ class Lane:
                 newest = mark
         return newest
 
-    def restarted(self, newest: int) -> Lane:
+    def restarted(self, newest: int) -> HaltMarks:
         """Return the lane with every mark made older than any message still to come.
 
         The marks keep their relative order: a kill that was newer than a revive still is.
@@ -116,7 +116,7 @@ class Lane:
                 key: attrs.evolve(mark, seq=mark.seq - newest - 1) for key, mark in marks.items()
             }
 
-        return Lane(aged(self.exact), aged(self.patterns), aged(self.runs))
+        return HaltMarks(aged(self.exact), aged(self.patterns), aged(self.runs))
 
 
 class _LaneDraft:
@@ -124,7 +124,7 @@ class _LaneDraft:
 
     __slots__ = ("_before", "_covering", "exact", "patterns", "runs")
 
-    def __init__(self, lane: Lane) -> None:
+    def __init__(self, lane: HaltMarks) -> None:
         self._before = lane
         self._covering: dict[str, Mark] = {}
         self.exact = lane.exact
@@ -152,7 +152,7 @@ class _LaneDraft:
         draft[key] = mark  # type: ignore[index]  # a dict that only this draft holds
         return draft
 
-    def lane(self) -> Lane:
+    def lane(self) -> HaltMarks:
         """Return the lane with every mark; the same object when nothing has changed."""
         before = self._before
         if (
@@ -177,7 +177,7 @@ class _LaneDraft:
                 for target, mark in patterns.items()
                 if target == EVERYTHING or not everything.covers(mark)
             }
-        return Lane(exact, patterns, self.runs)
+        return HaltMarks(exact, patterns, self.runs)
 
 
 def _copied(marks: Mapping[str, Mark]) -> dict[str, Mark]:
@@ -198,12 +198,12 @@ class ControlState:
     """
 
     seq: int = 0
-    kills: Lane = Lane()
-    pauses: Lane = Lane()
-    budgets: Lane = Lane()
+    kills: HaltMarks = HaltMarks()
+    pauses: HaltMarks = HaltMarks()
+    budgets: HaltMarks = HaltMarks()
     epoch: str = ""
-    timed_pauses: Lane = Lane()
-    tools: ToolRules | None = None
+    timed_pauses: HaltMarks = HaltMarks()
+    tools: CompiledToolRules | None = None
 
     @property
     def tools_version(self) -> str:
@@ -365,10 +365,12 @@ class _StateDraft:
         return ControlState(seq, kills, pauses, budgets, epoch, timed, self._tools)
 
 
-def _compiled(message: ToolRulesMessage, before: ToolRules | None) -> ToolRules | None:
+def _compiled(
+    message: ToolRulesMessage, before: CompiledToolRules | None
+) -> CompiledToolRules | None:
     """Return the rules of a message; the same object when they are those of before."""
     if not message.rules:
         return None
     if before is not None and before.version == message.version:
         return before
-    return ToolRules(message)
+    return CompiledToolRules(message)

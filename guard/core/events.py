@@ -19,7 +19,7 @@ _FRAME_BYTES: Final = 256
 """Upper bound of the bytes that a batch adds around its events."""
 
 
-class Answer(Protocol):
+class UnreadAnswer(Protocol):
     """The answer to an LLM call."""
 
     def read(self, call: InstrumentedCall) -> None:
@@ -41,7 +41,7 @@ class InstrumentedCall(Struct, gc=False):
 
     provider: str
     latency_ms: float
-    answer: Answer | None = None
+    answer: UnreadAnswer | None = None
     usage: Usage | None = None
     streamed: bool = False
     polled: bool = False

@@ -89,7 +89,7 @@ class ScopeToolRules:
         """Return the strictest verdict on a tool, None when it may run.
 
         >>> rule = wire.ToolRule("p", 1, block=["rm"], ask=["pay*"])
-        >>> rules = ToolRules(wire.ToolRules("v", [rule])).for_scope(None, None)
+        >>> rules = CompiledToolRules(wire.ToolRules("v", [rule])).for_scope(None, None)
         >>> rules.verdict("RM").kind, rules.verdict("pay_out").kind, rules.verdict("search")
         ('block', 'ask', None)
         """
@@ -104,7 +104,7 @@ class ScopeToolRules:
         return next((question for question in questions if question is not None), None)
 
 
-class ToolRules:
+class CompiledToolRules:
     """The tool rules of a key, compiled; never changed.
 
     Args:

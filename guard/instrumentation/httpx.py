@@ -81,7 +81,7 @@ class Outgoing:
 def _body_class(module: ModuleType) -> type[Any]:
     base: Any = module.ByteStream
 
-    class Body(base):  # type: ignore[misc]  # the base is known at run time only
+    class ObservedBody(base):  # type: ignore[misc]  # the base is known at run time only
         """A body that is read once there is a connection: then its request leaves."""
 
         def __iter__(self) -> Iterator[bytes]:
@@ -92,7 +92,7 @@ def _body_class(module: ModuleType) -> type[Any]:
             _leaves()
             return aiter(super().__aiter__())
 
-    return Body
+    return ObservedBody
 
 
 def _leaves() -> None:

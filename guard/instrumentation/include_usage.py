@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from guard.core.usage.response_format import mapping, parse
+from guard.core.usage.message import mapping, parse
 
 _HELD_BYTES_MAX: Final = 1024 * 1024
 

@@ -34,7 +34,7 @@ _UNREAD_MAX: Final = 128
 """Maximum answers kept for later reading: somewhat more than a batch of events."""
 
 
-class Record(Protocol):
+class RecordEvent(Protocol):
     """Takes an event; see ``EventPipeline.record``."""
 
     def __call__(self, kind: str, payload: Any, scope: Scope | None = None) -> int:
@@ -68,7 +68,7 @@ class Instrumentation:
 
     def __init__(
         self,
-        record: Record,
+        record: RecordEvent,
         check: Callable[[Scope], object],
         *,
         enter: Callable[[FrameType | None, bool], Any] = _nothing,

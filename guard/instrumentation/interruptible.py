@@ -21,7 +21,7 @@ _END: Final = object()
 """Sentinel that an iterator returns at its end."""
 
 
-class Request(Protocol):
+class InterruptibleRequest(Protocol):
     """A request that a kill can stop."""
 
     def end(self, exc: BaseException | None) -> BaseException | None:
@@ -160,7 +160,9 @@ def _await(
     return _awaited(observer.leave, request, function(*args, **options))
 
 
-async def _awaited(leave: Callable[[Any], None], request: Request, answer: Awaitable[Any]) -> Any:
+async def _awaited(
+    leave: Callable[[Any], None], request: InterruptibleRequest, answer: Awaitable[Any]
+) -> Any:
     try:
         result = await answer
     except BaseException as exc:

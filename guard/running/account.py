@@ -12,20 +12,20 @@ import attrs
 from guard.control.observations import OBSERVED_EVENT
 from guard.gateway.cli.admin_client import AdminClient, AdminError
 from guard.local_runs import RunMark, policy_of
-from guard.running.plan import Limits
+from guard.running.plan import RunLimits
 
 _PAGE: Final = 1000
 
 
 @attrs.frozen
-class Spend:
+class RunSpend:
     """What a run has used."""
 
     nanousd: int = 0
     requests: int = 0
 
 
-class Account:
+class RunAccount:
     """One run at the gateway.
 
     Args:
@@ -38,7 +38,7 @@ class Account:
         AdminError: the gateway refuses one of the limits.
     """
 
-    def __init__(self, admin: AdminClient, workflow: str, limits: Limits, mark: RunMark) -> None:
+    def __init__(self, admin: AdminClient, workflow: str, limits: RunLimits, mark: RunMark) -> None:
         self._admin = admin
         self._workflow = workflow
         made = admin.create_key_full(f"run {workflow}"[:100], role="sdk", signed=True)
@@ -55,7 +55,7 @@ class Account:
             self.close()
             raise
 
-    def _limit(self, limits: Limits) -> None:
+    def _limit(self, limits: RunLimits) -> None:
         if limits.limit_nanousd is not None:
             budget = self._admin.set_budget(
                 limit_nanousd=limits.limit_nanousd, scope_kind="key", scope_id=self._key_id
@@ -76,12 +76,12 @@ class Account:
             return None
         return ("killed", str(found["reason"])) if found["state"] == "killed" else None
 
-    def spend(self) -> Spend:
+    def spend(self) -> RunSpend:
         """Return what the run has used so far."""
         for row in self._admin.usage("key", limit=_PAGE):
             if row["group"] == self._key_id:
-                return Spend(int(row["cost_nanousd"]), int(row["llm_calls"]))
-        return Spend()
+                return RunSpend(int(row["cost_nanousd"]), int(row["llm_calls"]))
+        return RunSpend()
 
     def observed(self) -> list[dict[str, Any]]:
         """Return what would have been refused."""

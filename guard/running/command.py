@@ -23,7 +23,7 @@ from guard.gateway.cli.admin_client import AdminClient, AdminError
 from guard.local_gateway import LocalGateway, LocalGatewayError, join
 from guard.local_runs import RunMark
 from guard.running import plan, reports
-from guard.running.account import Account, Spend
+from guard.running.account import RunAccount, RunSpend
 from guard.running.supervise import supervise
 
 _LOOK_S: Final = 0.5
@@ -98,7 +98,7 @@ def run(
     except FileNotFoundError as exc:
         raise _Failure(str(exc), 127) from None
     name = workflow or f"{plan.name_of(program)}-{secrets.token_hex(3)}"
-    limits = plan.Limits(limit, block_tools, allow_models, rate, max_output_tokens)
+    limits = plan.RunLimits(limit, block_tools, allow_models, rate, max_output_tokens)
     try:
         with _account(name, limits) as (gateway, account):
             code = _run(command, name, limits, gateway, account, watch, dry_run, as_json)
@@ -119,12 +119,12 @@ class _Failure(click.ClickException):
 
 
 @contextlib.contextmanager
-def _account(workflow: str, limits: plan.Limits) -> Iterator[tuple[LocalGateway, Account]]:
+def _account(workflow: str, limits: plan.RunLimits) -> Iterator[tuple[LocalGateway, RunAccount]]:
     gateway = join()
     admin = AdminClient(gateway.url, gateway.identity.admin_key)
     try:
         with RunMark(gateway.files) as mark:
-            account = Account(admin, workflow, limits, mark)
+            account = RunAccount(admin, workflow, limits, mark)
             try:
                 yield gateway, account
             finally:
@@ -138,9 +138,9 @@ def _account(workflow: str, limits: plan.Limits) -> Iterator[tuple[LocalGateway,
 def _run(
     command: list[str],
     workflow: str,
-    limits: plan.Limits,
+    limits: plan.RunLimits,
     gateway: LocalGateway,
-    account: Account,
+    account: RunAccount,
     watch: bool,
     dry_run: bool,
     as_json: bool,
@@ -188,9 +188,9 @@ class _Look:
     def __init__(
         self,
         workflow: str,
-        limits: plan.Limits,
+        limits: plan.RunLimits,
         gateway: LocalGateway,
-        account: Account,
+        account: RunAccount,
         directory: Path,
         *,
         watch: bool,
@@ -204,7 +204,7 @@ class _Look:
         self._watch = watch
         self._dry_run = dry_run
         self._next_s = 0.0
-        self._shown = Spend()
+        self._shown = RunSpend()
 
     def __call__(self) -> None:
         now_s = time.monotonic()
@@ -226,7 +226,7 @@ class _Look:
                     _say(f"{self._workflow}: {text}")
 
 
-def _text(spend: Spend, limits: plan.Limits) -> str:
+def _text(spend: RunSpend, limits: plan.RunLimits) -> str:
     plural = "" if spend.requests == 1 else "s"
     limit = "" if limits.limit_nanousd is None else f" of {_dollars(limits.limit_nanousd)}"
     return f"{spend.requests} LLM request{plural}, {_dollars(spend.nanousd)}{limit}"
@@ -241,8 +241,8 @@ def _dollars(nanousd: int) -> str:
 def _report(
     code: int,
     workflow: str,
-    limits: plan.Limits,
-    account: Account,
+    limits: plan.RunLimits,
+    account: RunAccount,
     directory: Path,
     dry_run: bool,
     as_json: bool,

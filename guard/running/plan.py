@@ -26,7 +26,7 @@ _OVERRIDDEN: Final = (
 
 
 @attrs.frozen
-class Limits:
+class RunLimits:
     """The limits of one run.
 
     Attributes:

@@ -24,7 +24,7 @@ from guard.asking.reports import Reports
 from guard.asking.tool_policy import ToolPolicy
 from guard.asking.updates import LeaseUpdates
 from guard.breaker.exceptions import GuardConfigError, GuardError, docs_at, was_shut_down
-from guard.control.directives import Directives
+from guard.control.directives import DirectiveFeed
 from guard.control.enforcement import Enforcement
 from guard.control.last_decision import Decisions
 from guard.control.warnings import WarningLog
@@ -276,7 +276,7 @@ class GuardRuntime:
         return Session(
             self.settings,
             self.events.outbox,
-            Directives(self.enforcement),
+            DirectiveFeed(self.enforcement),
             self._keeper,
             on_error=lambda exc: self.reports.error(exc, "flush"),
             local_gateway=self._local_gateway,

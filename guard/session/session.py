@@ -17,7 +17,7 @@ from guard.breaker.exceptions import (
     GuardTransportError,
 )
 from guard.control.ask_channel import AskChannel
-from guard.control.directives import Directives
+from guard.control.directives import DirectiveFeed
 from guard.control.subscriber import Subscriber
 from guard.core import wire
 from guard.delivery.flusher import Flusher
@@ -99,7 +99,7 @@ class Session:
         self,
         settings: Settings,
         outbox: Outbox,
-        directives: Directives,
+        directives: DirectiveFeed,
         leases: LeaseService,
         on_error: Callable[[BaseException], None],
         local_gateway: LocalGateway | None = None,

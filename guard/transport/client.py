@@ -16,7 +16,7 @@ from guard.breaker.exceptions import GuardTransportError, RateLimitError, Workfl
 from guard.core import wire
 from guard.core.retry import Backoff, RetryAfter, RetryQuota, retry_after_s
 from guard.settings import Settings
-from guard.transport.http import GatewayHttp, Request
+from guard.transport.http import GatewayHttp, HttpRequest
 from guard.transport.replies import BodyRefusedError, Reply, exception_for, not_a_gateway
 from guard.transport.signer import Signer
 
@@ -79,7 +79,7 @@ class GatewayClient:
     async def capabilities(self) -> wire.Capabilities:
         """Ask for the gateway's capabilities (``GET /api/v1/capabilities``)."""
         _, capabilities = await self._call(
-            Request.of("GET", wire.CAPABILITIES_PATH), wire.Capabilities
+            HttpRequest.of("GET", wire.CAPABILITIES_PATH), wire.Capabilities
         )
         return capabilities
 
@@ -103,7 +103,7 @@ class GatewayClient:
         """
         key = f"{request.call_id}-approved" if asked_again else request.call_id
         _, reply = await self._call(
-            Request.of("POST", wire.GATE_PATH, wire.encode(request), key),
+            HttpRequest.of("POST", wire.GATE_PATH, wire.encode(request), key),
             wire.GateReply,
             deadline_s=deadline_s,
             signed_reply=self._grants_are_signed,
@@ -122,7 +122,7 @@ class GatewayClient:
         """
         body = wire.encode(wire.ReleaseRequest(reservation_id, reason))
         await self._call(
-            Request.of("POST", wire.RELEASE_PATH, body, f"{reservation_id}-release"), dict
+            HttpRequest.of("POST", wire.RELEASE_PATH, body, f"{reservation_id}-release"), dict
         )
 
     async def update_lease(self, update: wire.LeaseUpdate, key: str) -> wire.LeaseState:
@@ -131,7 +131,7 @@ class GatewayClient:
         Raises:
             GuardError: refused, or no usable answer within the deadline.
         """
-        request = Request.of("POST", wire.LEASE_PATH, wire.encode(update), key)
+        request = HttpRequest.of("POST", wire.LEASE_PATH, wire.encode(update), key)
         _, state = await self._call(request, wire.LeaseState, signed_reply=self._grants_are_signed)
         return state
 
@@ -178,7 +178,7 @@ class GatewayClient:
             GuardError: not accepted now.
         """
         return await self._call(
-            Request.of("POST", wire.EVENTS_PATH, body, batch_id), wire.EventsReply, also_ok=422
+            HttpRequest.of("POST", wire.EVENTS_PATH, body, batch_id), wire.EventsReply, also_ok=422
         )
 
     async def poll(
@@ -193,7 +193,7 @@ class GatewayClient:
         """
         query = f"after={after}&wait_ms={wait_ms}&tools={tools}"
         _, reply = await self._call(
-            Request.of("GET", f"{wire.CONTROL_PATH}?{query}"),
+            HttpRequest.of("GET", f"{wire.CONTROL_PATH}?{query}"),
             wire.ControlReply,
             deadline_s=self._settings.timeout_s + wait_ms / 1000,
             attempts=1,
@@ -210,7 +210,7 @@ class GatewayClient:
         Raises:
             GuardError: refused, or no usable answer within the deadline.
         """
-        request = Request.of("GET", f"{wire.SPEND_PATH}?{urlencode(query)}")
+        request = HttpRequest.of("GET", f"{wire.SPEND_PATH}?{urlencode(query)}")
         _, reply = await self._call(request, wire.SpendReply, signed_reply=True)
         return reply
 
@@ -218,7 +218,7 @@ class GatewayClient:
 
     async def _call(
         self,
-        request: Request,
+        request: HttpRequest,
         kind: type[T],
         *,
         also_ok: int = 200,

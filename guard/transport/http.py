@@ -31,7 +31,7 @@ _REPLY_BYTES_MAX: Final = 4 * 1024 * 1024
 
 
 @attrs.frozen
-class Request:
+class HttpRequest:
     """One request to the gateway; the same for every retry.
 
     Attributes:
@@ -53,7 +53,7 @@ class Request:
     @classmethod
     def of(
         cls, method: str, path: str, body: bytes = b"", idempotency_key: str | None = None
-    ) -> Request:
+    ) -> HttpRequest:
         """Make a request; a large JSON body is compressed."""
         headers = {}
         if body:
@@ -114,7 +114,7 @@ class GatewayHttp:
         """Close the connections."""
         await self._client.aclose()
 
-    async def send(self, request: Request) -> Reply:
+    async def send(self, request: HttpRequest) -> Reply:
         """Send a request and return its reply, whatever its status.
 
         A signed request that is refused because of its time is sent again by the gateway's clock.
@@ -127,7 +127,7 @@ class GatewayHttp:
             reply = await self._send(request)
         return reply
 
-    async def _send(self, request: Request) -> Reply:
+    async def _send(self, request: HttpRequest) -> Reply:
         if self._client.is_closed:
             raise was_shut_down()
         endpoint = request.endpoint

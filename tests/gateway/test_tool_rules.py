@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from websockets.sync.client import ClientConnection, connect
 
 from guard.core import wire
-from guard.core.tool_rules import ToolRules
+from guard.core.tool_rules import CompiledToolRules
 from guard.gateway.domain import policy as policies
 from guard.gateway.domain.records import Policy, PolicyDocument
 from guard.gateway.domain.tool_rules import RULES_BYTES_MAX, rules_for
@@ -134,7 +134,7 @@ def test_rules_that_are_too_large_become_questions() -> None:
     many = [f"tool-{number}-{'x' * 200}" for number in range(1000)]
     rules = rules_for([policy(tools_block=many, sensitive_action="block")], "k", None)
     assert len(wire.encode(rules)) < 1000 < RULES_BYTES_MAX
-    known = ToolRules(rules).for_scope("w", None)
+    known = CompiledToolRules(rules).for_scope("w", None)
     assert known is not None
     assert known.blocks_sensitive
     verdict = known.verdict("anything")
@@ -176,7 +176,7 @@ def test_the_sdk_judges_as_the_gateway_does(
     ]
     call = wire.GateRequest("c", "tool", "f", tool_name=tool, workflow_id=workflow_id, agent=agent)
     there = policies.evaluate(policies.compiled(known), call, "k")
-    rules = ToolRules(rules_for(known, "k", None)).for_scope(workflow_id, agent)
+    rules = CompiledToolRules(rules_for(known, "k", None)).for_scope(workflow_id, agent)
     here = None if rules is None else rules.verdict(tool)
     if there.refusal is not None:
         assert here is not None

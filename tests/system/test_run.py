@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from guard.running.plan import HOOK, Limits, name_of, read_limit, read_rate
+from guard.running.plan import HOOK, RunLimits, name_of, read_limit, read_rate
 from tests.support.runs import AGENT, LIMIT, Runs
 
 
@@ -162,7 +162,7 @@ def test_amounts_rates_and_names() -> None:
     assert [read_rate(text) for text in ("10/s", "60 / min")] == [(10, 1000), (60, 60_000)]
     programs = (["python3", "a/agent.py"], ["python", "-m", "x.y"], ["pytest", "-q"])
     assert [name_of(program) for program in programs] == ["agent", "x.y", "pytest"]
-    assert Limits().policy() == {}
+    assert RunLimits().policy() == {}
 
 
 def test_a_process_in_which_guard_cannot_start_does_not_run(guard: Runs, tmp_path: Path) -> None:

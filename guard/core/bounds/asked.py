@@ -10,7 +10,7 @@ from msgspec import Raw, Struct
 from guard.core.wire import TOKENS_MAX
 
 
-class Asked(Struct, gc=False):
+class AskedOutput(Struct, gc=False):
     """One request, read.
 
     Attributes:

@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw, Struct, field
 
-from guard.core.bounds.asked import NOTHING, Asked, given, limit, times
+from guard.core.bounds.asked import NOTHING, AskedOutput, given, limit, times
 from guard.core.bounds.plain import TOOL_USE_TOKENS, bedrock_model
 
 
@@ -26,7 +26,7 @@ class _Converse(Struct, gc=False):
 _converse: Final = msgspec.json.Decoder(_Converse)
 
 
-def converse(path: str, body: bytes) -> Asked:
+def converse(path: str, body: bytes) -> AskedOutput:
     """Read ``/model/{id}/converse`` and ``/converse-stream``.
 
     Raises:
@@ -35,7 +35,7 @@ def converse(path: str, body: bytes) -> Asked:
     said = _converse.decode(body)
     model = bedrock_model(path)
     config = said.inference_config
-    return Asked(
+    return AskedOutput(
         model,
         None if config is None else limit(config.max_tokens),
         path.endswith("-stream"),
@@ -66,7 +66,7 @@ class _Invoke(Struct, gc=False):
 _invoke: Final = msgspec.json.Decoder(_Invoke)
 
 
-def invoke(path: str, body: bytes) -> Asked:
+def invoke(path: str, body: bytes) -> AskedOutput:
     """Read ``/model/{id}/invoke`` and ``/invoke-with-response-stream``.
 
     Raises:
@@ -76,7 +76,7 @@ def invoke(path: str, body: bytes) -> Asked:
     model = bedrock_model(path)
     streams = path.endswith("-stream")
     if model is not None and ("embed" in model or "rerank" in model):
-        return Asked(model, 0, streams)
+        return AskedOutput(model, 0, streams)
     config = said.inference_config or said.text_generation_config or _Inference()
     output = limit(
         said.max_completion_tokens,
@@ -89,7 +89,7 @@ def invoke(path: str, body: bytes) -> Asked:
         config.max_new_tokens,
         config.max_token_count,
     )
-    return Asked(
+    return AskedOutput(
         model,
         times(output, said.n, said.num_generations, said.num_results),
         streams,

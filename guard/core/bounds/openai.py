@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw, Struct
 
-from guard.core.bounds.asked import NOTHING, Asked, given, limit, name, run_by_vendor, times
+from guard.core.bounds.asked import NOTHING, AskedOutput, given, limit, name, run_by_vendor, times
 
 _DEPLOYMENT: Final = re.compile(r"/deployments/([^/]+)/")
 _IMAGE_OUTPUT_TOKENS: Final[dict[Any, int]] = {"low": 410, "medium": 1_590, "high": 6_250}
@@ -38,7 +38,7 @@ _chat: Final = msgspec.json.Decoder(_Chat)
 _prompts: Final = msgspec.json.Decoder(list[Raw])
 
 
-def chat(path: str, body: bytes) -> Asked:
+def chat(path: str, body: bytes) -> AskedOutput:
     """Read ``.../chat/completions``, ``.../completions`` and ``.../embeddings``.
 
     Raises:
@@ -47,7 +47,7 @@ def chat(path: str, body: bytes) -> Asked:
     said = _chat.decode(body)
     model = name(said.model) or _deployment(path)
     if path.endswith("/embeddings"):
-        return Asked(model, 0)
+        return AskedOutput(model, 0)
     output = limit(said.max_completion_tokens, said.max_tokens)
     counts: tuple[Any, ...] = (said.n, said.best_of)
     if said.prompt is not NOTHING:
@@ -56,7 +56,7 @@ def chat(path: str, body: bytes) -> Asked:
         output = times(output, said.n)
     if said.prediction is not NOTHING and output is not None:
         output += len(bytes(said.prediction))  # what is rejected of it is charged as output
-    return Asked(
+    return AskedOutput(
         model,
         output,
         said.stream is True,
@@ -95,7 +95,7 @@ class _Response(Struct, gc=False):
 _response: Final = msgspec.json.Decoder(_Response)
 
 
-def responses(path: str, body: bytes) -> Asked:
+def responses(path: str, body: bytes) -> AskedOutput:
     """Read ``.../responses``, ``.../images/generations``; of uploads, the model only.
 
     Raises:
@@ -105,10 +105,10 @@ def responses(path: str, body: bytes) -> Asked:
     model = name(said.model) or _deployment(path)
     if path.endswith("/images/generations"):
         one = _IMAGE_OUTPUT_TOKENS.get(said.quality, _IMAGE_OUTPUT_TOKENS["high"])
-        return Asked(model, times(one, said.n), said.stream is True)
+        return AskedOutput(model, times(one, said.n), said.stream is True)
     if "/audio/" in path or "/images/" in path:
-        return Asked(model, streams=said.stream in (True, "true"), open_ended=True)
-    return Asked(
+        return AskedOutput(model, streams=said.stream in (True, "true"), open_ended=True)
+    return AskedOutput(
         model,
         limit(said.max_output_tokens),
         said.stream is True,
@@ -131,7 +131,7 @@ class _Run(Struct, gc=False):
 _run: Final = msgspec.json.Decoder(_Run)
 
 
-def thread_run(path: str, body: bytes) -> Asked:
+def thread_run(path: str, body: bytes) -> AskedOutput:
     """Read a run of a thread; its prompt is the thread.
 
     Raises:
@@ -139,7 +139,7 @@ def thread_run(path: str, body: bytes) -> Asked:
     """
     said = _run.decode(body)
     output = limit(said.max_completion_tokens)
-    return Asked(name(said.model), output, said.stream is True, open_ended=True)
+    return AskedOutput(name(said.model), output, said.stream is True, open_ended=True)
 
 
 def _deployment(path: str) -> str | None:

@@ -10,11 +10,12 @@ import msgspec
 from guard.core.usage.bedrock import Converse
 from guard.core.usage.cohere import Cohere
 from guard.core.usage.gemini import Gemini, Interactions
+from guard.core.usage.message import Message, mapping, parse
 from guard.core.usage.ollama import Ollama
 from guard.core.usage.openai import ChatCompletions
 from guard.core.usage.openai_responses import Responses
 from guard.core.usage.openai_runs import ThreadRuns
-from guard.core.usage.response_format import Message, ResponseFormat, mapping, parse
+from guard.core.usage.response_format import ResponseFormat
 
 _OPENAI_MODELS: Final = ("gpt-", "o1", "o3", "o4", "chatgpt")
 """Beginnings of models that refuse the older ``max_tokens``."""

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from guard.core.bounds import bedrock, openai, plain, vendors
-from guard.core.bounds.asked import Asked
+from guard.core.bounds.asked import AskedOutput
 from guard.core.bounds.media import measure
 from guard.core.input_ratios import InputRatios
 from guard.core.request_bound import RequestBound
@@ -26,7 +26,7 @@ from guard.core.wire import NAME_LENGTH_MAX, TOKENS_MAX
 _BODY_BYTES_MAX: Final = 32 * 1024 * 1024
 """A larger body is not read."""
 
-_READERS: Final[dict[type, Callable[[str, bytes], Asked]]] = {
+_READERS: Final[dict[type, Callable[[str, bytes], AskedOutput]]] = {
     ChatCompletions: openai.chat,
     Responses: openai.responses,
     ThreadRuns: openai.thread_run,
@@ -70,7 +70,7 @@ def bound_of(
         return _unbounded(response_format, path, body)
 
 
-def _bounded(provider: str, asked: Asked, body: bytes, ratios: InputRatios) -> RequestBound:
+def _bounded(provider: str, asked: AskedOutput, body: bytes, ratios: InputRatios) -> RequestBound:
     model = asked.model
     if model is not None and len(model) > NAME_LENGTH_MAX:
         model = model[:NAME_LENGTH_MAX]

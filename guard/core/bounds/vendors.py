@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw, Struct, field
 
-from guard.core.bounds.asked import NOTHING, Asked, given, limit, name, run_by_vendor, times
+from guard.core.bounds.asked import NOTHING, AskedOutput, given, limit, name, run_by_vendor, times
 from guard.core.bounds.plain import TOOL_USE_TOKENS, google_model
 
 _OWN_ANTHROPIC_TOOLS: Final = ("custom", "bash_", "text_editor_", "computer_", "memory_")
@@ -27,14 +27,14 @@ class _Messages(Struct, gc=False):
 _messages: Final = msgspec.json.Decoder(_Messages)
 
 
-def messages(path: str, body: bytes) -> Asked:
+def messages(path: str, body: bytes) -> AskedOutput:
     """Read Anthropic's ``/v1/messages``, and ``:rawPredict`` of Vertex AI.
 
     Raises:
         msgspec.DecodeError: the body is not a JSON object.
     """
     said = _messages.decode(body)
-    return Asked(
+    return AskedOutput(
         name(said.model) or google_model(path),
         limit(said.max_tokens, said.max_tokens_to_sample),
         said.stream is True,
@@ -75,7 +75,7 @@ _OWN_GOOGLE_TOOLS: Final = frozenset({
 })  # fmt: skip
 
 
-def gemini(path: str, body: bytes) -> Asked:
+def gemini(path: str, body: bytes) -> AskedOutput:
     """Read ``:generateContent``, ``:streamGenerateContent`` and the methods of embeddings.
 
     Raises:
@@ -85,13 +85,13 @@ def gemini(path: str, body: bytes) -> Asked:
     method = path.rpartition(":")[2]
     if method == "predict":
         embeds = "embedding" in (model or "") or "gecko" in (model or "")
-        return Asked(model, 0 if embeds else None, open_ended=not embeds)
+        return AskedOutput(model, 0 if embeds else None, open_ended=not embeds)
     if method in ("embedContent", "batchEmbedContents"):
-        return Asked(model, 0)
+        return AskedOutput(model, 0)
     said = _generate.decode(body)
     config = said.config or said.config_ or _NO_CONFIG
     output = limit(config.max_output_tokens, config.max_output_tokens_)
-    return Asked(
+    return AskedOutput(
         model,
         times(output, config.candidate_count, config.candidate_count_),
         method == "streamGenerateContent",
@@ -124,7 +124,7 @@ class _Interaction(Struct, gc=False):
 _interaction: Final = msgspec.json.Decoder(_Interaction)
 
 
-def interaction(path: str, body: bytes) -> Asked:
+def interaction(path: str, body: bytes) -> AskedOutput:
     """Read Gemini's ``/interactions``.
 
     Raises:
@@ -132,7 +132,7 @@ def interaction(path: str, body: bytes) -> Asked:
     """
     said = _interaction.decode(body)
     config = said.generation_config or _NO_CONFIG
-    return Asked(
+    return AskedOutput(
         name(said.model),
         limit(config.max_output_tokens_),
         said.stream is True,
@@ -156,7 +156,7 @@ class _Cohere(Struct, gc=False):
 _cohere: Final = msgspec.json.Decoder(_Cohere)
 
 
-def cohere(path: str, body: bytes) -> Asked:
+def cohere(path: str, body: bytes) -> AskedOutput:
     """Read ``/v2/chat``, ``/v2/embed``, ``/v2/rerank`` and their version 1.
 
     Raises:
@@ -164,8 +164,8 @@ def cohere(path: str, body: bytes) -> Asked:
     """
     said = _cohere.decode(body)
     if path.endswith(("/embed", "/rerank")):
-        return Asked(name(said.model), 0)
-    return Asked(
+        return AskedOutput(name(said.model), 0)
+    return AskedOutput(
         name(said.model),
         times(limit(said.max_tokens), said.num_generations),
         said.stream is True,
@@ -186,7 +186,7 @@ class _Ollama(Struct, gc=False):
 _ollama: Final = msgspec.json.Decoder(_Ollama)
 
 
-def ollama(path: str, body: bytes) -> Asked:
+def ollama(path: str, body: bytes) -> AskedOutput:
     """Read ``/api/chat``, ``/api/generate`` and ``/api/embed``; they stream unless told not to.
 
     Raises:
@@ -194,6 +194,6 @@ def ollama(path: str, body: bytes) -> Asked:
     """
     said = _ollama.decode(body)
     if path.endswith("/embed"):
-        return Asked(name(said.model), 0)
+        return AskedOutput(name(said.model), 0)
     predicted = None if said.options is None else said.options.num_predict
-    return Asked(name(said.model), limit(predicted), said.stream is not False)
+    return AskedOutput(name(said.model), limit(predicted), said.stream is not False)

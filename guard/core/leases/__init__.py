@@ -3,7 +3,7 @@
 from guard.core.leases.book import LeaseBook
 from guard.core.leases.costs import cost_of, paid_output, worst_case
 from guard.core.leases.desk import Desk
-from guard.core.leases.effects import Answer, Ask, Complete, Effect, Fail, Refused, TopUp
+from guard.core.leases.effects import Answer, AskGateway, Complete, Effect, Fail, NotGranted, TopUp
 from guard.core.leases.holds import Hold
 from guard.core.leases.lease import LaneKey, Lease, Subject, request_subject
 from guard.core.leases.question import Grant, Question
@@ -11,7 +11,7 @@ from guard.core.leases.records import Asked, Totals, Update
 
 __all__ = [
     "Answer",
-    "Ask",
+    "AskGateway",
     "Asked",
     "Complete",
     "Desk",
@@ -22,8 +22,8 @@ __all__ = [
     "LaneKey",
     "Lease",
     "LeaseBook",
+    "NotGranted",
     "Question",
-    "Refused",
     "Subject",
     "TopUp",
     "Totals",

@@ -13,7 +13,7 @@ from typing import Final
 
 from guard.core import wire
 from guard.core.leases.book import LeaseBook
-from guard.core.leases.effects import Answer, Ask, Complete, Effect, Fail, Refused, TopUp
+from guard.core.leases.effects import Answer, AskGateway, Complete, Effect, Fail, NotGranted, TopUp
 from guard.core.leases.lease import LaneKey, Subject
 from guard.core.leases.question import Grant, Question, granted
 from guard.core.leases.records import Asked, Update
@@ -79,7 +79,7 @@ class Desk:
             if question.ticket is not None and question.ticket.cancelled():
                 continue
             if lane is None or not self.can_lease or self._is_full:
-                effects.append(Ask(question))
+                effects.append(AskGateway(question))
                 continue
             line = self._lines.get(lane)
             if line is None:
@@ -118,7 +118,7 @@ class Desk:
             if self.can_lease and not (self._alone and self._is_alone(question, now_s)):
                 line.waiting.append(question)
             else:
-                effects.append(Ask(question))
+                effects.append(AskGateway(question))
         if line.waiting:
             effects.append(self._ask(lane, line, now_s))
         else:
@@ -144,18 +144,18 @@ class Desk:
         del self._alone[key]
         return False
 
-    def _ask(self, lane: LaneKey, line: _Line, now_s: float) -> Ask:
+    def _ask(self, lane: LaneKey, line: _Line, now_s: float) -> AskGateway:
         needed = calls = 0
         for question in line.waiting:
             if question.subject is not None:
                 needed += self._book.needs(lane, question.subject, question.bound)
             calls += question.calls
         line.asked = line.waiting.popleft()
-        return Ask(line.asked, self._book.ask(lane, now_s, needed, calls), len(line.waiting))
+        return AskGateway(line.asked, self._book.ask(lane, now_s, needed, calls), len(line.waiting))
 
     # -- answers ----------------------------------------------------------------------------------
 
-    def answered(self, ask: Ask, answer: Answer, now_s: float) -> list[Effect]:
+    def answered(self, ask: AskGateway, answer: Answer, now_s: float) -> list[Effect]:
         """Take in the answer to a question; what it grants may cover those that waited for it."""
         question, asked = ask.question, ask.asked
         if asked is None:
@@ -163,7 +163,7 @@ class Desk:
         effects: list[Effect] = []
         line = self._lines[asked.lane]
         line.asked = None
-        if isinstance(answer, Refused):
+        if isinstance(answer, NotGranted):
             if answer.is_unanswered:
                 self._book.unanswered(asked)
             effects.append(Fail(question, answer.error))
@@ -192,7 +192,7 @@ class Desk:
         return granted(question, reply, hold)
 
     def _refuse_alike(
-        self, line: _Line, refused: Question, answer: Refused, waited: int, effects: list[Effect]
+        self, line: _Line, refused: Question, answer: NotGranted, waited: int, effects: list[Effect]
     ) -> None:
         """Refuse those that waited already and need at least as much as what was refused."""
         left: deque[Question] = deque()
@@ -269,7 +269,7 @@ class Desk:
 
 
 def _outcome(question: Question, answer: Answer) -> Effect:
-    if isinstance(answer, Refused):
+    if isinstance(answer, NotGranted):
         return Fail(question, answer.error)
     return Complete(question, granted(question, answer))
 

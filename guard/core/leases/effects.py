@@ -26,7 +26,7 @@ class Fail:
 
 
 @attrs.frozen
-class Ask:
+class AskGateway:
     """A question goes to the gateway.
 
     Attributes:
@@ -53,11 +53,11 @@ class TopUp:
     like: GateRequest
 
 
-Effect = Complete | Fail | Ask | TopUp | Update
+Effect = Complete | Fail | AskGateway | TopUp | Update
 
 
 @attrs.frozen
-class Refused:
+class NotGranted:
     """A question that was not granted.
 
     Attributes:
@@ -71,4 +71,4 @@ class Refused:
     is_unanswered: bool = False
 
 
-Answer = GateReply | Refused
+Answer = GateReply | NotGranted

@@ -14,19 +14,16 @@ import attrs
 
 from guard.core.usage.anthropic import AnthropicMessages
 from guard.core.usage.framing import Events
-from guard.core.usage.response_format import (
-    Call,
+from guard.core.usage.message import (
     Message,
-    ToolCallReader,
-    Usage,
     count,
     mapping,
     parse,
-    replaced,
     text_bytes,
     text_or_none,
     tokens_of,
 )
+from guard.core.usage.response_format import Call, ToolCallReader, Usage, replaced
 from guard.core.usage.tool_calls import CONVERSE, INVOKE_MODEL
 
 _MODEL: Final = re.compile(r"/model/(.+)/(?:converse|converse-stream|invoke[a-z-]*)$")

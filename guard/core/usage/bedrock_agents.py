@@ -12,17 +12,8 @@ import attrs
 import msgspec
 
 from guard.core.usage.framing import Events
-from guard.core.usage.response_format import (
-    Call,
-    Message,
-    ToolCallReader,
-    Usage,
-    count,
-    mapping,
-    parse,
-    replaced,
-    text_or_none,
-)
+from guard.core.usage.message import Message, count, mapping, parse, text_or_none
+from guard.core.usage.response_format import Call, ToolCallReader, Usage, replaced
 from guard.core.usage.tool_calls import RETURNED_CONTROL
 
 

@@ -11,17 +11,8 @@ from typing import ClassVar, Final
 import attrs
 
 from guard.core.usage.framing import Events
-from guard.core.usage.response_format import (
-    Call,
-    Message,
-    ToolCallReader,
-    Usage,
-    count,
-    mapping,
-    text_bytes,
-    text_or_none,
-    tokens_of,
-)
+from guard.core.usage.message import Message, count, mapping, text_bytes, text_or_none, tokens_of
+from guard.core.usage.response_format import Call, ToolCallReader, Usage
 from guard.core.usage.tool_calls import COHERE
 
 _UNITS: Final = ("search_units", "classifications", "images", "pages")

@@ -18,7 +18,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from guard.core.usage.response_format import Message, mapping, parse
+from guard.core.usage.message import Message, mapping, parse
 
 Framing = Literal["body", "sse", "lines", "aws"]
 

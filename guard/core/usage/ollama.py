@@ -10,16 +10,8 @@ from typing import ClassVar
 import attrs
 
 from guard.core.usage.framing import Events
-from guard.core.usage.response_format import (
-    Call,
-    Message,
-    ToolCallReader,
-    Usage,
-    count,
-    text_bytes,
-    text_or_none,
-    tokens_of,
-)
+from guard.core.usage.message import Message, count, text_bytes, text_or_none, tokens_of
+from guard.core.usage.response_format import Call, ToolCallReader, Usage
 from guard.core.usage.tool_calls import OLLAMA
 
 

@@ -16,20 +16,17 @@ from typing import ClassVar, Final
 import attrs
 
 from guard.core.usage.framing import Events
-from guard.core.usage.response_format import (
-    Call,
+from guard.core.usage.message import (
     Message,
-    ToolCallReader,
-    Usage,
     count,
     items,
     mapping,
     nanousd,
-    replaced,
     text_bytes,
     text_or_none,
     tokens_of,
 )
+from guard.core.usage.response_format import Call, ToolCallReader, Usage, replaced
 from guard.core.usage.tool_calls import CHAT
 
 _REASONING_ON_TOP: Final = frozenset({"x-ai", "perplexity"})

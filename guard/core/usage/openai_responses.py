@@ -7,19 +7,8 @@ from typing import ClassVar, Final
 import attrs
 
 from guard.core.usage.framing import Events
-from guard.core.usage.response_format import (
-    PENDING,
-    Call,
-    Message,
-    ToolCallReader,
-    Usage,
-    count,
-    mapping,
-    replaced,
-    text_bytes,
-    text_or_none,
-    tokens_of,
-)
+from guard.core.usage.message import Message, count, mapping, text_bytes, text_or_none, tokens_of
+from guard.core.usage.response_format import PENDING, Call, ToolCallReader, Usage, replaced
 from guard.core.usage.tool_calls import RESPONSES
 
 _NOT_YET: Final = frozenset({

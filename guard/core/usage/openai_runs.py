@@ -7,8 +7,9 @@ from typing import ClassVar, Final
 import attrs
 
 from guard.core.usage.framing import Events
+from guard.core.usage.message import Message
 from guard.core.usage.openai import ChatCompletions
-from guard.core.usage.response_format import PENDING, Call, Message, ToolCallReader, Usage
+from guard.core.usage.response_format import PENDING, Call, ToolCallReader, Usage
 from guard.core.usage.tool_calls import RUNS
 
 _NOT_YET: Final = frozenset({"queued", "in_progress", "requires_action", "cancelling"})

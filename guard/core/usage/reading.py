@@ -16,16 +16,9 @@ from guard.core.usage.framing import (
     framing_of,
     outline,
 )
+from guard.core.usage.message import Message, mapping, parse
 from guard.core.usage.recording import HEAD_BYTES, TAIL_BYTES
-from guard.core.usage.response_format import (
-    Call,
-    Message,
-    ResponseFormat,
-    Usage,
-    mapping,
-    parse,
-    replaced,
-)
+from guard.core.usage.response_format import Call, ResponseFormat, Usage, replaced
 
 _WHOLE_BYTES: Final = 256 * 1024
 """A body up to this size is decoded whole; of a larger one, only both ends are read."""

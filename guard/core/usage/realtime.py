@@ -6,8 +6,9 @@ from typing import Final
 from urllib.parse import parse_qs
 
 from guard.core.usage.gemini import Gemini
+from guard.core.usage.message import Message, mapping, parse
 from guard.core.usage.openai_responses import read_usage
-from guard.core.usage.response_format import Call, Message, Usage, mapping, parse, replaced
+from guard.core.usage.response_format import Call, Usage, replaced
 from guard.core.usage.vendors import provider_of
 
 _ENDED: Final = frozenset({

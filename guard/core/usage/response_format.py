@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
+from typing import ClassVar, Final, Protocol
 
 import msgspec
 
-from guard.core.wire import TOKENS_MAX
-
-if TYPE_CHECKING:
-    from guard.core.usage.framing import Events
-
-Message = dict[str, Any]
-"""A decoded JSON object."""
+from guard.core.usage.framing import Events
+from guard.core.usage.message import Message, mapping, parse, text_bytes, text_or_none, tokens_of
 
 _NO_UNITS: Final[Mapping[str, float]] = MappingProxyType({})
-_BYTES_PER_TOKEN: Final = 4
+_PROMPT_FIELDS: Final = (
+    "messages", "input", "contents", "content", "prompt", "system", "instructions", "message",
+    "systemInstruction", "system_instruction", "preamble", "texts", "inputs", "query", "documents",
+    "requests", "instances", "inputText", "tools",
+)  # fmt: skip
 _REQUEST_BYTES_MAX: Final = 16 * 1024 * 1024
 _FORM_MODEL: Final = re.compile(rb'name="model"\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,256})\r\n')
 
@@ -108,7 +106,7 @@ class Call(msgspec.Struct, frozen=True):
         return tokens_of(text_bytes(asked.get(name) for name in _PROMPT_FIELDS))
 
 
-class ToolCall(msgspec.Struct, frozen=True):
+class ToolUse(msgspec.Struct, frozen=True):
     """A tool that an answer asks its caller to run; what it is to be run with is never kept.
 
     Attributes:
@@ -130,7 +128,7 @@ class ToolCallReader(msgspec.Struct, frozen=True):
     """
 
     markers: tuple[bytes, ...]
-    read: Callable[[Message], Iterable[ToolCall]]
+    read: Callable[[Message], Iterable[ToolUse]]
 
 
 class ResponseFormat(Protocol):
@@ -156,79 +154,3 @@ class ResponseFormat(Protocol):
 
     def from_events(self, events: Events, call: Call) -> Usage | None:
         """Read the usage of a stream of events; estimate it when the stream does not report it."""
-
-
-def parse(data: bytes | str) -> Any:
-    """Decode JSON; None for anything that is not JSON."""
-    try:
-        return msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-
-
-def count(value: Any) -> int:
-    """Return a token count; 0 for anything but a non-negative whole number."""
-    if type(value) is float and value.is_integer():
-        value = int(value)
-    return min(value, TOKENS_MAX) if type(value) is int and value >= 0 else 0
-
-
-def text_or_none(value: Any) -> str | None:
-    """Return a non-empty string, or None."""
-    return value if isinstance(value, str) and value else None
-
-
-def mapping(value: Any) -> Message:
-    """Return a JSON object, or an empty one."""
-    return value if isinstance(value, dict) else {}
-
-
-def items(value: Any) -> list[Any]:
-    """Return a JSON array, or an empty one."""
-    return value if isinstance(value, list) else []
-
-
-def nanousd(dollars: Any) -> int | None:
-    """Return dollars as nano-dollars; None for anything that is not an amount."""
-    if isinstance(dollars, int | float) and not isinstance(dollars, bool) and 0 <= dollars < 1e9:
-        return round(dollars * 1_000_000_000)
-    return None
-
-
-_PROMPT_FIELDS: Final = (
-    "messages", "input", "contents", "content", "prompt", "system", "instructions", "message",
-    "systemInstruction", "system_instruction", "preamble", "texts", "inputs", "query", "documents",
-    "requests", "instances", "inputText", "tools",
-)  # fmt: skip
-_TEXT_FIELDS: Final = frozenset({
-    "text", "content", "arguments", "thinking", "partial_json", "reasoning", "reasoning_content",
-    "refusal", "response", "input", "prompt", "outputText", "generation", "completion", "query",
-    "message", "delta", "description", "name", "title", "system", "instructions",
-})  # fmt: skip
-"""Names under which vendors put text. Other strings (ids, data, URLs) are not counted."""
-
-_DEPTH_MAX: Final = 64
-
-
-def text_bytes(values: Iterable[Any]) -> int:
-    """Return the length of the texts inside JSON values, in UTF-8 bytes."""
-    total = 0
-    waiting: list[tuple[Any, int]] = [(value, 0) for value in values]
-    while waiting:
-        value, depth = waiting.pop()
-        if isinstance(value, str):
-            total += len(value.encode("utf-8", "replace"))
-        elif isinstance(value, list):
-            waiting.extend((item, depth) for item in value)
-        elif isinstance(value, dict) and depth < _DEPTH_MAX:
-            waiting.extend(
-                (item, depth + 1)
-                for name, item in value.items()
-                if not isinstance(item, str) or name in _TEXT_FIELDS
-            )
-    return total
-
-
-def tokens_of(size_bytes: float) -> int:
-    """Estimate tokens from a text's length: about four bytes each, whatever the language."""
-    return math.ceil(size_bytes / _BYTES_PER_TOKEN)

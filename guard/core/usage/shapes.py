@@ -12,16 +12,10 @@ from guard.core.usage.bedrock import Converse
 from guard.core.usage.cohere import Cohere
 from guard.core.usage.framing import Events
 from guard.core.usage.gemini import Gemini, Interactions
+from guard.core.usage.message import Message, mapping
 from guard.core.usage.openai import ChatCompletions
 from guard.core.usage.openai_responses import Responses
-from guard.core.usage.response_format import (
-    Call,
-    Message,
-    ResponseFormat,
-    ToolCallReader,
-    Usage,
-    mapping,
-)
+from guard.core.usage.response_format import Call, ResponseFormat, ToolCallReader, Usage
 from guard.core.usage.tool_calls import ANY
 
 

@@ -8,7 +8,7 @@ import re
 from typing import Final
 
 from guard.core.usage.decoding import Decoder, decoder_for
-from guard.core.usage.response_format import tokens_of
+from guard.core.usage.message import tokens_of
 
 _TEXT: Final = re.compile(
     rb'"(?:text|content|arguments|thinking|partial_json|reasoning|reasoning_content|refusal'

@@ -10,14 +10,8 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any, Final
 
-from guard.core.usage.response_format import (
-    Message,
-    ToolCall,
-    ToolCallReader,
-    items,
-    mapping,
-    text_or_none,
-)
+from guard.core.usage.message import Message, items, mapping, text_or_none
+from guard.core.usage.response_format import ToolCallReader, ToolUse
 
 _TYPED: Final = frozenset({
     "function_call", "custom_tool_call", "mcp_approval_request", "tool_use", "function.call",
@@ -37,14 +31,14 @@ _ITEM_LISTS: Final = ("output", "outputs", "steps", "content")
 _ITEMS: Final = ("item", "step", "content_block")
 
 
-def _call(name: Any, *keys: Any) -> Iterator[ToolCall]:
+def _call(name: Any, *keys: Any) -> Iterator[ToolUse]:
     """Yield the call if it has a name; the first usable key identifies it."""
     if isinstance(name, str) and name:
         usable = (str(key) for key in keys if isinstance(key, str | int) and key != "")
-        yield ToolCall(name, next(usable, None))
+        yield ToolUse(name, next(usable, None))
 
 
-def _functions(said: Any, place: str) -> Iterator[ToolCall]:
+def _functions(said: Any, place: str) -> Iterator[ToolUse]:
     """Yield what a message of chat completions asks for, whole or a delta."""
     message = mapping(said)
     asked = message.get("tool_calls")
@@ -56,14 +50,14 @@ def _functions(said: Any, place: str) -> Iterator[ToolCall]:
     yield from _call(mapping(message.get("function_call")).get("name"), f"{place}/function_call")
 
 
-def _chat(message: Message) -> Iterator[ToolCall]:
+def _chat(message: Message) -> Iterator[ToolUse]:
     for choice in map(mapping, items(message.get("choices"))):
         place = str(choice.get("index", 0))
         yield from _functions(choice.get("message"), place)
         yield from _functions(choice.get("delta"), place)
 
 
-def _typed(message: Message) -> Iterator[ToolCall]:
+def _typed(message: Message) -> Iterator[ToolUse]:
     whole = message.get("response", message.get("interaction"))
     source = mapping(whole) if isinstance(whole, dict) else message
     listed = chain.from_iterable(items(source.get(name)) for name in _ITEM_LISTS)
@@ -76,7 +70,7 @@ def _typed(message: Message) -> Iterator[ToolCall]:
         yield from _call(name, item.get("call_id"), item.get("tool_call_id"), item.get("id"))
 
 
-def _gemini(message: Message) -> Iterator[ToolCall]:
+def _gemini(message: Message) -> Iterator[ToolUse]:
     parts: Iterable[Any] = chain.from_iterable(
         items(mapping(mapping(candidate).get("content")).get("parts"))
         for candidate in items(message.get("candidates"))
@@ -86,7 +80,7 @@ def _gemini(message: Message) -> Iterator[ToolCall]:
         yield from _call(call.get("name"), call.get("id"))
 
 
-def _converse(message: Message) -> Iterator[ToolCall]:
+def _converse(message: Message) -> Iterator[ToolUse]:
     said = mapping(mapping(message.get("output")).get("message"))
     for block in map(mapping, [*items(said.get("content")), message.get("start")]):
         use = mapping(block.get("toolUse"))
@@ -94,7 +88,7 @@ def _converse(message: Message) -> Iterator[ToolCall]:
             yield from _call(use.get("name"), use.get("toolUseId"))
 
 
-def _cohere(message: Message) -> Iterator[ToolCall]:
+def _cohere(message: Message) -> Iterator[ToolUse]:
     yield from _functions(message.get("message"), "message")
     yield from _functions(mapping(message.get("delta")).get("message"), "message")
     # Version 1 gives no ids; a stream repeats the calls, in the same order.
@@ -105,19 +99,19 @@ def _cohere(message: Message) -> Iterator[ToolCall]:
         yield from _call(call.get("name"), f"v1/{position}")
 
 
-def _ollama(message: Message) -> Iterator[ToolCall]:
+def _ollama(message: Message) -> Iterator[ToolUse]:
     for call in map(mapping, items(mapping(message.get("message")).get("tool_calls"))):
         yield from _call(mapping(call.get("function")).get("name"), call.get("id"))
 
 
-def _runs(message: Message) -> Iterator[ToolCall]:
+def _runs(message: Message) -> Iterator[ToolUse]:
     required = mapping(message.get("required_action")).get("submit_tool_outputs")
     yield from _functions(required, "run")
     details = message.get("step_details") or mapping(message.get("delta")).get("step_details")
     yield from _functions(details, "run")
 
 
-def _returned_control(message: Message) -> Iterator[ToolCall]:
+def _returned_control(message: Message) -> Iterator[ToolUse]:
     control = mapping(message.get("returnControl", message))
     for number, asked in enumerate(map(mapping, items(control.get("invocationInputs")))):
         function = mapping(asked.get("functionInvocationInput"))
@@ -130,7 +124,7 @@ def _union(*readers: ToolCallReader) -> ToolCallReader:
     functions = tuple(dict.fromkeys(reader.read for reader in readers))
     markers = tuple(dict.fromkeys(marker for reader in readers for marker in reader.markers))
 
-    def read(message: Message) -> Iterator[ToolCall]:
+    def read(message: Message) -> Iterator[ToolUse]:
         inner = mapping(message.get("result"))  # Cloudflare's envelope
         for one in (message, inner) if inner else (message,):
             for function in functions:

@@ -11,8 +11,9 @@ from typing import Final
 
 from guard.core.usage.decoding import Decoder, decoder_for
 from guard.core.usage.framing import Framing, framing_of, take_frames, unpacked
+from guard.core.usage.message import Message, mapping, parse
 from guard.core.usage.recording import DECODED_BYTES_MAX
-from guard.core.usage.response_format import Message, ToolCallReader, mapping, parse
+from guard.core.usage.response_format import ToolCallReader
 
 _CALLS_KEPT: Final = 10_000
 """How many calls of one answer are known apart; later ones count at each mention."""

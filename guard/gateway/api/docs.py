@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from guard.core.catalogue import CATALOGUE, Entry
+from guard.core.catalogue import CATALOGUE, CatalogueEntry
 
 ERRORS_PATH: Final = "/docs/errors"
 
@@ -49,7 +49,7 @@ async def _code(request: Request) -> Response:
     return _page(f"{code}: {entry.title}", _described(entry))
 
 
-def _described(entry: Entry) -> str:
+def _described(entry: CatalogueEntry) -> str:
     return (
         f"<p>{escape(entry.explanation)}</p>"
         "<h2>What an end user is told</h2>"

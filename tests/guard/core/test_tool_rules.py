@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from guard.core import tool_rules, wire
 from guard.core.control import ControlState
-from guard.core.tool_rules import ToolRules
+from guard.core.tool_rules import CompiledToolRules
 
 
 def message(version: str, *block: str, seq: int = 0, kind: str = "policy") -> wire.ControlMessage:
@@ -42,7 +42,7 @@ def test_a_hello_brings_rules_also_when_the_numbers_restart() -> None:
 
 
 def test_a_name_is_cut_as_the_gateway_wants_it() -> None:
-    rules = ToolRules(wire.ToolRules("v", [wire.ToolRule("p", 1, block=["x" * 256])]))
+    rules = CompiledToolRules(wire.ToolRules("v", [wire.ToolRule("p", 1, block=["x" * 256])]))
     scope = rules.for_scope(None, None)
     assert scope is not None
     verdict = scope.verdict("x" * 1_000_000)
@@ -51,7 +51,7 @@ def test_a_name_is_cut_as_the_gateway_wants_it() -> None:
 
 
 def test_what_is_cached_is_bounded() -> None:
-    rules = ToolRules(wire.ToolRules("v", [wire.ToolRule("p", 1, block=["rm"])]))
+    rules = CompiledToolRules(wire.ToolRules("v", [wire.ToolRule("p", 1, block=["rm"])]))
     for number in range(tool_rules.SCOPES_KEPT * 2 + 1):
         scope = rules.for_scope(f"w{number}", None)
     assert len(rules._scopes) <= tool_rules.SCOPES_KEPT
@@ -63,5 +63,5 @@ def test_what_is_cached_is_bounded() -> None:
 
 def test_a_rule_of_a_kind_that_is_not_known_is_left_out() -> None:
     later = b'{"policy":"p","policy_version":1,"scope_kind":"team","scope_id":"*","block":["rm"]}'
-    rules = ToolRules(wire.ToolRules("v", [wire.decode(later, wire.ToolRule)]))
+    rules = CompiledToolRules(wire.ToolRules("v", [wire.decode(later, wire.ToolRule)]))
     assert rules.for_scope("w", "a") is None

@@ -1,0 +1,87 @@
+"""Decoded JSON of vendors, and what is read from it without trusting it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, Final
+
+import msgspec
+
+from guard.core.wire import TOKENS_MAX
+
+Message = dict[str, Any]
+"""A decoded JSON object."""
+
+_BYTES_PER_TOKEN: Final = 4
+
+
+def parse(data: bytes | str) -> Any:
+    """Decode JSON; None for anything that is not JSON."""
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def count(value: Any) -> int:
+    """Return a token count; 0 for anything but a non-negative whole number."""
+    if type(value) is float and value.is_integer():
+        value = int(value)
+    return min(value, TOKENS_MAX) if type(value) is int and value >= 0 else 0
+
+
+def text_or_none(value: Any) -> str | None:
+    """Return a non-empty string, or None."""
+    return value if isinstance(value, str) and value else None
+
+
+def mapping(value: Any) -> Message:
+    """Return a JSON object, or an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def items(value: Any) -> list[Any]:
+    """Return a JSON array, or an empty one."""
+    return value if isinstance(value, list) else []
+
+
+def nanousd(dollars: Any) -> int | None:
+    """Return dollars as nano-dollars; None for anything that is not an amount."""
+    if isinstance(dollars, int | float) and not isinstance(dollars, bool) and 0 <= dollars < 1e9:
+        return round(dollars * 1_000_000_000)
+    return None
+
+
+_TEXT_FIELDS: Final = frozenset({
+    "text", "content", "arguments", "thinking", "partial_json", "reasoning", "reasoning_content",
+    "refusal", "response", "input", "prompt", "outputText", "generation", "completion", "query",
+    "message", "delta", "description", "name", "title", "system", "instructions",
+})  # fmt: skip
+"""Names under which vendors put text. Other strings (ids, data, URLs) are not counted."""
+
+_DEPTH_MAX: Final = 64
+
+
+def text_bytes(values: Iterable[Any]) -> int:
+    """Return the length of the texts inside JSON values, in UTF-8 bytes."""
+    total = 0
+    waiting: list[tuple[Any, int]] = [(value, 0) for value in values]
+    while waiting:
+        value, depth = waiting.pop()
+        if isinstance(value, str):
+            total += len(value.encode("utf-8", "replace"))
+        elif isinstance(value, list):
+            waiting.extend((item, depth) for item in value)
+        elif isinstance(value, dict) and depth < _DEPTH_MAX:
+            waiting.extend(
+                (item, depth + 1)
+                for name, item in value.items()
+                if not isinstance(item, str) or name in _TEXT_FIELDS
+            )
+    return total
+
+
+def tokens_of(size_bytes: float) -> int:
+    """Estimate tokens from a text's length: about four bytes each, whatever the language."""
+    return math.ceil(size_bytes / _BYTES_PER_TOKEN)
