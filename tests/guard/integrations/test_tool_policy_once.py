@@ -17,7 +17,7 @@ from agents import Agent, OpenAIChatCompletionsModel, RunConfig, Runner, functio
 import guard
 from guard.breaker.exceptions import GuardTransportError
 from guard.integrations.agents import GuardRunHooks
-from guard.runtime import tool_calls
+from guard.asking import tool_calls
 from tests.guard.instrumentation.standin.reply import Reply
 from tests.support.tool_answers import ARGUMENT, answer
 from tests.support.tool_asker import ToolAsker
