@@ -23,7 +23,6 @@ from guard.breaker.exceptions import (
 from guard.control.enforcement import refusal_in
 from guard.core import wire
 from guard.core.call_options import Ceiling
-from guard.core.input_ratios import InputRatios
 from guard.core.leases import Grant, LaneKey, LeaseBook, Question, request_subject, worst_case
 from guard.core.request_bound import RequestBound
 from guard.scope.scope import Scope
@@ -44,9 +43,6 @@ class LlmRequests:
         gate: asks the gateway.
         leases: what this process may spend without asking.
         reports: takes errors; where it does not enforce, what is refused goes out all the same.
-
-    Attributes:
-        ratios: how many tokens the prompts of each model have had for their size.
     """
 
     def __init__(
@@ -64,7 +60,6 @@ class LlmRequests:
         self._gate = gate
         self._leases = leases
         self._reports = reports
-        self.ratios = InputRatios()
 
     @property
     def is_on(self) -> bool:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final, Protocol
 from guard.breaker.exceptions import GuardBudgetError, GuardError
 from guard.core import wire
 from guard.core.call_options import Ceiling
-from guard.core.input_ratios import InputRatios
 from guard.core.leases import Grant, cost_of, worst_case
 from guard.core.request_bound import RequestBound
 from guard.scope.scope import Scope
@@ -22,13 +21,7 @@ _GROWTH: Final = 1024
 
 
 class Requests(Protocol):
-    """What a hold needs; see ``LlmRequests``.
-
-    Attributes:
-        ratios: how many tokens the prompts of each model have had for their size.
-    """
-
-    ratios: InputRatios
+    """What a hold needs; see ``LlmRequests``."""
 
     def release(self, grant: Grant) -> None:
         """Give back what a grant has set aside."""
@@ -92,10 +85,7 @@ class RequestHold:
         """The answer was read: pay for what it used, return the rest."""
         if not self._end():
             return
-        bound, hold, rates = self._bound, self._grant.hold, self._grant.rates
-        tokens = usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens
-        if tokens > (bound.input_tokens or 0) and bound.measured_bytes and not usage.estimated:
-            self._requests.ratios.learn(bound.model, bound.measured_bytes, tokens)
+        hold, rates = self._grant.hold, self._grant.rates
         cost = None if rates is None else cost_of(rates, usage)
         if hold is not None:
             if cost is None:

@@ -13,6 +13,7 @@ from types import FrameType, ModuleType
 from typing import Any, Final, Protocol
 
 from guard.core.events import InstrumentedCall, usage_of
+from guard.core.input_ratios import InputRatios
 from guard.core.usage import PENDING, Usage, find_endpoint
 from guard.core.usage.realtime import find_realtime
 from guard.core.usage.response_format import replaced
@@ -87,6 +88,7 @@ class Instrumentation:
         self.inject_stream_usage = inject_stream_usage
         self._gate = request_gate
         self._max_output_tokens = max_output_tokens
+        self.ratios = InputRatios()
         self._bounds: ModuleType | None = None
         self.failures = 0
         self._unread = unread or UnreadAnswers()
@@ -204,13 +206,13 @@ class Instrumentation:
         if options is not None and options.max_output_tokens is not None:
             tokens = options.max_output_tokens
         bounds = self._bounds or self.load_bounds()
-        bound = bounds.bound_of(endpoint.format, path, content, gate.ratios)
+        bound = bounds.bound_of(endpoint.format, path, content, self.ratios)
         if bound.model is None and not endpoint.certain:
             return  # a path such as /v1/messages of something else
         if tokens is not None and replace is not None and bound.output_tokens is None:
             limited = bounds.with_output_limit(endpoint.format, path, content, tokens)
             if limited is not None and replace(limited):
-                bound = bounds.bound_of(endpoint.format, path, limited, gate.ratios)
+                bound = bounds.bound_of(endpoint.format, path, limited, self.ratios)
         call.cover(gate, bound)
         if call.uncovered and self._unread.calls:  # they hold more than they cost
             self._unread.read()

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Final, Protocol
 
 from guard.core.events import InstrumentedCall
+from guard.core.input_ratios import InputRatios
 from guard.core.request_bound import RequestBound
 from guard.core.usage import (
     PENDING,
@@ -39,6 +40,9 @@ class CallReports(Protocol):
 
     reading: threading.RLock
     """Held while an answer is read, so that two threads do not read it at once."""
+
+    ratios: InputRatios
+    """How many tokens the prompts of each model have had for their size."""
 
     tools: ToolGate | None
     """Decides about the tools that answers ask for."""
@@ -339,6 +343,7 @@ class ObservedCall:
             if call.usage is None:  # an earlier answer over again
                 hold.give_back()
             else:
+                self._learn(usage)
                 hold.settle(usage)
         elif self._complete and not self.endpoint.certain:
             hold.give_back()  # no LLM, by all that can be told
@@ -352,6 +357,15 @@ class ObservedCall:
                     output_tokens=hold.output_tokens or 0,
                     estimated=True,
                 )
+
+    def _learn(self, usage: Usage) -> None:
+        """Remember how many tokens the prompt had, if those were more than was thought."""
+        bound = self.bound
+        if bound is None or not bound.measured_bytes or usage.estimated:
+            return
+        tokens = usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens
+        if tokens > (bound.input_tokens or 0):
+            self._reports.ratios.learn(bound.model, bound.measured_bytes, tokens)
 
     def _usage(self) -> tuple[Usage | None, bool]:
         """Read what the call used, and tell whether it came as a stream of messages."""

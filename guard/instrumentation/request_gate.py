@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from guard.breaker.exceptions import GuardError
-from guard.core.input_ratios import InputRatios
 from guard.core.request_bound import RequestBound
 from guard.scope.scope import Scope
 
@@ -50,13 +49,7 @@ class RequestCover(Protocol):
 
 
 class RequestGate(Protocol):
-    """Decides whether an LLM request may go out.
-
-    Attributes:
-        ratios: how many tokens the prompts of each model have had for their size.
-    """
-
-    ratios: InputRatios
+    """Decides whether an LLM request may go out."""
 
     def hold(self, scope: Scope, bound: RequestBound) -> RequestCover | None:
         """Cover a request from a lease, without a round trip; None when the gateway must be asked.

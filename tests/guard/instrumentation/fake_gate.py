@@ -67,26 +67,26 @@ class FakeGate:
     lock: threading.Lock = attrs.field(factory=threading.Lock)
 
     def hold(self, scope: Scope, bound: RequestBound) -> FakeHold | None:
-        return self._grant(bound) if self.covered else None
+        return self._grant(scope, bound) if self.covered else None
 
     def ask(self, scope: Scope, bound: RequestBound) -> FakeHold:
         self.asked.append(bound)
         time.sleep(self.waits_s)
-        return self._grant(bound)
+        return self._grant(scope, bound)
 
     async def ask_async(self, scope: Scope, bound: RequestBound) -> FakeHold:
         self.asked.append(bound)
         await asyncio.sleep(self.waits_s)
-        return self._grant(bound)
+        return self._grant(scope, bound)
 
-    def _grant(self, bound: RequestBound) -> FakeHold:
+    def _grant(self, scope: Scope, bound: RequestBound) -> FakeHold:
         with self.lock:
             if self.left <= 0:
-                raise Refusal(
-                    GuardBudgetError(
-                        workflow_id="w", reason="the budget is exhausted", action="block"
-                    )
+                error = GuardBudgetError(
+                    workflow_id="w", reason="the budget is exhausted", action="block"
                 )
+                scope.refuse(error)
+                raise Refusal(error)
             self.left -= 1
             output = self.assumed_output if bound.output_tokens is None else bound.output_tokens
             held = FakeHold(bound, self, f"lease-{len(self.holds)}", output)

@@ -15,9 +15,9 @@ import pytest
 from agents import Agent, OpenAIChatCompletionsModel, RunConfig, Runner, function_tool
 
 import guard
+from guard.asking import tool_calls
 from guard.breaker.exceptions import GuardTransportError
 from guard.integrations.agents import GuardRunHooks
-from guard.asking import tool_calls
 from tests.guard.instrumentation.standin.reply import Reply
 from tests.support.tool_answers import ARGUMENT, answer
 from tests.support.tool_asker import ToolAsker
