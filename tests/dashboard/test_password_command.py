@@ -10,17 +10,17 @@ from pathlib import Path
 
 import httpx
 import pytest
+from click.testing import CliRunner, Result
 
+from guard.gateway.cli.main import gateway as command
 from tests.support import postgres
 
 COMMAND = "import sys; from guard.gateway.cli.main import gateway; gateway(sys.argv[1:])"
 
 
-def run(*arguments: str, password: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", COMMAND, "password", "--password-stdin", *arguments],
-        input=password + "\n", capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
+def run(*arguments: str, password: str) -> Result:
+    words = ["password", "--password-stdin", *arguments]
+    return CliRunner().invoke(command, words, input=password + "\n")
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -76,23 +76,23 @@ def test_the_terminal_sets_the_first_password(
     assert "Nobody can sign in yet" in httpx.get(f"{url}/sign-in", trust_env=False).text
     admin_key = next(line.partition("=")[2].strip() for line in said if "GUARD_ADMIN_KEY" in line)
     short = run("--url", url, "--admin-key", admin_key, password="short")
-    assert (short.returncode, "password" in short.stderr) == (1, True)
+    assert (short.exit_code, "password" in short.output) == (1, True)
     done = run("--url", url, "--admin-key", admin_key, password="first password of all")
-    assert (done.returncode, done.stdout) == (0, "password set for admin\n"), done.stderr
+    assert (done.exit_code, done.output) == (0, "password set for admin\n"), done.output
     assert can_sign_in(url, "admin", "first password of all")
     assert "Nobody can sign in yet" not in httpx.get(f"{url}/sign-in", trust_env=False).text
 
     if database.startswith("postgresql"):
         running = run("--database", database, password="a password meanwhile")
-        assert running.returncode == 0, running.stderr
+        assert running.exit_code == 0, running.output
         assert can_sign_in(url, "admin", "a password meanwhile")
     else:
         busy = run("--database", database, password="second password")
-        assert (busy.returncode, "another gateway" in busy.stderr) == (1, True)
+        assert (busy.exit_code, "another gateway" in busy.output) == (1, True)
     process.terminate()
     assert process.wait(60) == 0
     done = run("--database", database, password="second password")
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.output
     _, said = serve()
     url = said[0].split()[-1]
     assert can_sign_in(url, "admin", "second password")

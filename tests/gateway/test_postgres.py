@@ -18,6 +18,7 @@ from guard.gateway.domain.errors import StoreError
 from guard.gateway.ledger import catalogue, directory
 from guard.gateway.ledger.state import ANYTHING, NOTHING, within
 from guard.gateway.settings import DatabaseUrl, GatewaySettings
+from guard.gateway.storage.postgres import listener
 from guard.gateway.storage.postgres.connection import _SERVER_SETTINGS, WRITER
 from guard.gateway.storage.postgres.migrations import PostgresMigrator
 from guard.gateway.storage.postgres.spelling import bulk, spelled
@@ -185,9 +186,11 @@ async def test_a_frozen_replica_stops_nobody_for_long(
 
 @pytest.mark.asyncio
 async def test_a_replica_that_froze_in_the_middle_of_a_pipeline_stops_nobody_for_long(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server waits for the rest, which it does not call idle."""
+    monkeypatch.setattr(listener, "IDLE_TIMEOUT_MS", 1000)
+    monkeypatch.setattr(listener, "ASK_S", 0.5)
     live = postgres.store(tmp_path)
     await live.open(lambda _: None)
     own = (await live.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id

@@ -204,9 +204,20 @@ groups = st.tuples(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40)
 @given(rounds=st.lists(groups, min_size=1, max_size=8))
 def test_caches_are_what_the_file_says_whatever_fails(rounds: list[Any]) -> None:
+    _check_caches(rounds)
+
+
+@pytest.mark.long
+@settings(max_examples=500)
+@given(rounds=st.lists(groups, min_size=1, max_size=12))
+def test_caches_are_what_the_file_says_after_longer_runs(rounds: list[Any]) -> None:
+    _check_caches(rounds)
+
+
+def _check_caches(rounds: list[Any]) -> None:
     with new_machine() as machine:
         for group, ending, passes_ms in rounds:
             works = []

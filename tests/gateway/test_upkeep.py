@@ -77,18 +77,18 @@ async def test_a_backup_ends_beside_constant_writes(storage: SqliteStorage, tmp_
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("batches", [40, pytest.param(300, marks=pytest.mark.long)])
+@pytest.mark.parametrize("batches", [12, pytest.param(300, marks=pytest.mark.long)])
 @pytest.mark.timeout(600)
 async def test_the_log_is_bounded_in_bytes(
     storage: SqliteStorage, monkeypatch: pytest.MonkeyPatch, batches: int
 ) -> None:
-    monkeypatch.setattr(engine, "CHECKPOINT_BYTES", 2**20)
-    monkeypatch.setattr(engine, "LOG_BYTES_MAX", 2**23)
+    monkeypatch.setattr(engine, "CHECKPOINT_BYTES", 2**18)
+    monkeypatch.setattr(engine, "LOG_BYTES_MAX", 2**21)
     sizes = []
     for _ in range(batches):
         await asyncio.gather(storage.checkpoint(), charge(storage, 1000))
         sizes.append(storage._log_bytes())
-    assert max(sizes) < 2**25
+    assert max(sizes) < 2**23, "far less than was written"
 
 
 @pytest.mark.asyncio

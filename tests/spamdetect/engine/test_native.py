@@ -72,8 +72,15 @@ def differing(engine: Engine, twin: Engine, texts: Sequence[str]) -> list[str]:
 
 
 @given(st.one_of(MADE, ANY))
-@settings(max_examples=1500)
+@settings(max_examples=300)
 def test_any_text(engine: Engine, twin: Engine, text: str) -> None:
+    assert differing(engine, twin, [text]) == []
+
+
+@pytest.mark.long
+@given(st.one_of(MADE, ANY))
+@settings(max_examples=5000)
+def test_any_of_many_texts(engine: Engine, twin: Engine, text: str) -> None:
     assert differing(engine, twin, [text]) == []
 
 
