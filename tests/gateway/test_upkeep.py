@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import shutil
 import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from guard.gateway.domain.commands import IngestCommand, PricedEvent, RequestOri
 from guard.gateway.storage.sql.retention import STEP_ROWS, STEPS_MAX
 from guard.gateway.storage.sqlite import engine
 from guard.gateway.storage.sqlite.backup import backup
+from guard.gateway.storage.sqlite.connection import SqliteReadConnection
 from guard.gateway.storage.sqlite.store import SqliteStorage
 from tests.support import large_store
 from tests.support.store import DAY, Clock, ingest
@@ -29,10 +31,24 @@ def clock() -> Clock:
     return Clock(NOW)
 
 
-@pytest_asyncio.fixture
-async def storage(tmp_path: Path, clock: Clock) -> AsyncIterator[SqliteStorage]:
-    path = tmp_path / "g.sqlite3"
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database with many events, converted once."""
+    path = tmp_path_factory.mktemp("large") / "g.sqlite3"
     large_store.make(path, events=20_000, workflows=500, now_ms=NOW, days=10)
+
+    async def convert() -> None:
+        made = SqliteStorage(path, clock_ms=Clock(NOW), retention_days=40)
+        await made.open(lambda _: None)
+        await made.close()
+
+    asyncio.run(convert())
+    return path
+
+
+@pytest_asyncio.fixture
+async def storage(tmp_path: Path, large: Path, clock: Clock) -> AsyncIterator[SqliteStorage]:
+    path = shutil.copy(large, tmp_path / "g.sqlite3")
     made = SqliteStorage(path, clock_ms=clock, retention_days=40)
     await made.open(lambda _: None)
     yield made
@@ -98,7 +114,7 @@ async def test_a_report_that_goes_on_does_not_hold_the_writer(
     """The log cannot start afresh then; nobody waits for that."""
     monkeypatch.setattr(engine, "CHECKPOINT_BYTES", 1)
     monkeypatch.setattr(engine, "LOG_BYTES_MAX", 1)
-    reading = engine.ReadConnection(storage.path)
+    reading = SqliteReadConnection(storage.path)
     reading.sqlite.execute("BEGIN")
     reading.rows("SELECT count(*) FROM events")
     try:
