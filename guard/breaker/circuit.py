@@ -36,9 +36,13 @@ class CircuitBreaker:
     cooldown_s: float = 1.0
     cooldown_max_s: float = 10.0
     is_disturbed: bool = attrs.field(default=False, init=False)
+    # Failures in a row, while closed.
     _failures: int = attrs.field(default=0, init=False)
+    # When the next probe may go out; None while closed.
     _open_until_s: float | None = attrs.field(default=None, init=False)
+    # How long the circuit stays open the next time.
     _next_cooldown_s: float = attrs.field(init=False)
+    # Whether a probe is out; until it ends, nothing else goes.
     _probing: bool = attrs.field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -52,7 +56,7 @@ class CircuitBreaker:
         return "half_open" if self._probing else "open"
 
     def allows(self, *, now_s: float) -> bool:
-        """Tell whether a call may go out; when half open, only the first to ask is the probe."""
+        """Tell whether a call may go out; when half open, the first call is the probe."""
         if self._open_until_s is None:
             return True
         if self._probing or now_s < self._open_until_s:

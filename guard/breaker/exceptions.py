@@ -22,6 +22,7 @@ SHUT_DOWN: Final = "GD-B006"
 DOCS_PATH: Final = "/docs/errors"
 """Path at which every gateway serves the pages of the error codes."""
 
+# Of this process: an exception that was unpickled here shows this process's gateway.
 _docs_gateway = "http://127.0.0.1:8787"
 
 
@@ -35,6 +36,7 @@ def _page_of(error_code: str) -> str:
     return f"{_docs_gateway}{DOCS_PATH}/{error_code}"
 
 
+# Shared by all exceptions without details, so it must not be writable.
 _NO_DETAILS: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
@@ -240,6 +242,7 @@ class GuardBlockedException(GuardError):
         self.status_code = status_code
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # A mapping proxy, the default, does not pickle.
         rebuild, (cls, args, state) = super().__reduce__()
         state["details"] = dict(self.details)
         return rebuild, (cls, args, state)

@@ -48,6 +48,7 @@ def notebook_lines(exc: BaseException) -> list[str]:
 
 
 def _rebuild(cls: type[Any], args: tuple[Any, ...], state: dict[str, Any]) -> Any:
+    # Not by calling the class: the constructors take other arguments than `args`.
     exc: Any = cls.__new__(cls, *args)
     exc.args = args
     cause = state.pop("__cause__", None)

@@ -89,6 +89,7 @@ def unwrap(exc: BaseException) -> BaseException:
         return exc.error
     if not isinstance(exc, BaseExceptionGroup):
         return exc
+    # A kill goes before a refusal, which an `except Exception` could swallow.
     leaves = list(_leaves(exc))
     kills = [leaf for leaf in leaves if isinstance(leaf, WorkflowKilledInterrupt)]
     refusals = [leaf for leaf in leaves if isinstance(leaf, Refusal)]
@@ -114,5 +115,6 @@ def _with_public_leaves(exc: BaseException) -> BaseException:
         return exc
     # The plain constructor makes an ExceptionGroup when only ``Exception``s are left inside.
     group = BaseExceptionGroup(exc.message, [_with_public_leaves(e) for e in exc.exceptions])
+    # A new group is made, so the rest of what a traceback shows is carried over.
     group.__cause__, group.__suppress_context__ = exc.__cause__, exc.__suppress_context__
     return group.with_traceback(exc.__traceback__)

@@ -84,10 +84,14 @@ class TaskBody:
 
     def __init__(self, scope: Scope, task: asyncio.Task[object] | None = None) -> None:
         self.scope = scope
+        # Set once, on the background loop; the body's own loop reads it.
         self.killed_by: Mark | None = None
         # The task itself, not its id, which could be used again.
         self.carrier = task = task or require_task()
+        # How often the task had been cancelled when the body began: a higher count at its end is a
+        # cancellation by the user.
         self._cancelling = task.cancelling()
+        # Whether the kill has cancelled the task. Written on the body's loop, as is what follows.
         self._cancelled = False
         self.outer: Body | None = None
         self.ended = False
@@ -118,6 +122,7 @@ class TaskBody:
         cancellation at the same moment stays one.
         """
         self.ended = True
+        # `uncancel` takes back the kill's own cancellation, so that only others count.
         left = self.carrier.uncancel() if self._cancelled else self.carrier.cancelling()
         if self.killed_by is None or (
             isinstance(exc, asyncio.CancelledError) and left > self._cancelling
@@ -128,7 +133,7 @@ class TaskBody:
 
 
 class TaskRequest(TaskBody):
-    """An HTTP request in a task that runs no body of its workflow, such as one nobody awaits."""
+    """An HTTP request in a task that runs no body of its workflow, such as a background task."""
 
     __slots__ = ()
 
@@ -143,6 +148,7 @@ class TaskRequest(TaskBody):
         killed = super().end(exc)
         if exc is not None:
             return killed
+        # Nothing is raised, so the kill has not stopped what is around the request.
         self.stopped = False
         return None
 
@@ -239,6 +245,7 @@ class ActiveBodies:
     """
 
     def __init__(self) -> None:
+        # By task or thread. The background loop reads copies of it.
         self._innermost: dict[object, Body] = {}
 
     def __len__(self) -> int:
@@ -276,8 +283,11 @@ class ActiveBodies:
 
         Called on the background loop, which retries while a thread is at an unsafe point.
         """
+        # A copy: other threads enter and leave bodies meanwhile.
         for key, innermost in self._innermost.copy().items():
             target: Body | None = None
+            # From the innermost outwards. The first that is concerned gets the interrupt; those
+            # around it are only marked, so that none returns a result once it unwinds.
             for body in _running(innermost):
                 killed_by = concerned(body.scope)
                 if killed_by is not None and body.killed_by is None:
@@ -288,10 +298,12 @@ class ActiveBodies:
 
     def _retry_until_stopped(self, key: object, target: Body, delay_s: float) -> None:
         """Retry until the target is stopped or has ended; end a wait for the gate inside it too."""
+        # The target may have ended in time; then the marked body around it is the next target.
         running = _still_running(target)
         if running is None or running.killed_by is None:
             return
         stack = _running(self._innermost.get(key))
+        # A body that waits for the gate cannot be interrupted before its wait has ended.
         inside = stack[: stack.index(running)] if running in stack else []
         for body in reversed(inside):
             if isinstance(body, GateWait):
@@ -315,7 +327,7 @@ class ActiveBodies:
         """
         wait = GateWait(scope, cancel)
         try:
-            self.enter(wait)
+            self.enter(wait)  # inside: Ctrl-C right after it must not leave it entered
             yield
         except BaseException as exc:
             killed = wait.end(exc)

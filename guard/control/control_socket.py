@@ -21,13 +21,13 @@ Closed = websockets.ConnectionClosedOK
 """The gateway has closed the socket in order."""
 
 Failure = websockets.WebSocketException
-"""Whatever else can go wrong, beside errors of the network."""
+"""Every other failure, except those of the network."""
 
 _SERVICE_RESTART: Final = 1012
 
 
-def was_told_to_move(exc: Exception) -> bool:
-    """Tell whether the gateway ends in order: it has told its clients one after another."""
+def is_restart(exc: Exception) -> bool:
+    """Tell whether the gateway restarts in order: it closes its clients' sockets one by one."""
     closed = exc.rcvd if isinstance(exc, websockets.ConnectionClosed) else None
     return closed is not None and closed.code == _SERVICE_RESTART
 
@@ -45,10 +45,10 @@ _quiet.setLevel(logging.INFO)
 
 
 class Connect(connect):
-    """Opens the socket where it was asked to, and nowhere else."""
+    """Opens the socket at the given address and follows no redirect."""
 
     def process_redirect(self, exc: Exception) -> Exception | str:
-        """Take a redirect for a failure: the handshake carries the key, which is not another's."""
+        """Treat a redirect as a failure: the handshake carries the key, meant for one host."""
         return exc
 
 
@@ -108,12 +108,14 @@ class ControlConnection(ClientConnection):
         super().__init__(*args, **kwargs)
         self._apply_eagerly = apply_eagerly
         self._answered = answered
+        # Frames of one read of the network, until `data_received` hands them on.
         self._came: list[bytes] = []
         self._answers: list[bytes] = []
 
     def data_received(self, data: bytes) -> None:
         """Process what has come over the network: directives before answers."""
         super().data_received(data)
+        # Kills first: an answer must not start a call that a kill in the same read forbids.
         if self._came:
             frames, self._came = self._came, []
             self._apply_eagerly(frames)
@@ -128,7 +130,7 @@ class ControlConnection(ClientConnection):
             data = bytes(event.data)
             if data.startswith(_ANSWERS):
                 self._answers.append(data)
-                return
+                return  # past the library's queue: answers need no order among messages
             self._came.append(data)
         super().process_event(event)
 

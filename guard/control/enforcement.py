@@ -39,6 +39,7 @@ class Enforcement:
         self._observed = observed
         self._own_thread = own_thread
         self._changed = changed
+        # Written on the background loop only; any thread reads them without a lock.
         self.control = ControlState()
         self.halts = False
         self.bodies = ActiveBodies()
@@ -49,13 +50,14 @@ class Enforcement:
 
     def apply(self, *messages: wire.ControlMessage) -> None:
         """Apply control messages, on one thread; a kill stops the bodies that it concerns."""
+        # The snapshot first, then the bodies: one that starts in between finds the kill in its own
+        # check, and one that started earlier is found by `interrupt`.
         before = self.control.kills
         control = self.control = self.control.apply(*messages)
         self.halts = bool(control.kills or control.pauses or control.timed_pauses)
         self._changed()
-        if (
-            self.control.kills is not before and self.enforces
-        ):  # also by a replay, a pattern, an older revive
+        # Compared by identity: a replay, a pattern or an older revive may change the kills as well.
+        if self.control.kills is not before and self.enforces:
             self.bodies.interrupt(self.killed)
 
     @property
@@ -151,6 +153,7 @@ class Enforcement:
                 scope.refuse(error)
                 raise error
             return None
+        # Entered before the second check, so that no kill falls between the two.
         request = TaskRequest(scope) if frame is None else ThreadRequest(scope, frame)
         bodies.enter(request)
         if self.control.kills is not kills and (killed := self.killed(scope)):

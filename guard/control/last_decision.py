@@ -18,10 +18,13 @@ _NAMES: Final = {"kill": "kill", "pause": "pause", "budget": "block"}
 
 
 class Decisions:
-    """Remembers the newest budget and warnings of each workflow, as gate replies tell them."""
+    """Remembers the newest budget and warnings of each workflow, from gate replies."""
 
     def __init__(self) -> None:
+        # The most recently used last. Written on the loop only; callers' threads read single
+        # entries.
         self._replies: OrderedDict[str | None, tuple[Budget | None, list[str]]] = OrderedDict()
+        # Whether the runtime was shut down.
         self._closed = False
         self.cached: tuple[Scope | None, dict[str, Any]] = _NOT_CACHED
         """A scope without halt, budget or warnings, and its decision: the next event of the same

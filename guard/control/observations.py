@@ -26,6 +26,7 @@ class ObservationLog:
 
     def __init__(self, record: Callable[[dict[str, Any], Scope], None]) -> None:
         self._record = record
+        # Those that were logged as warnings. No lock: at worst two threads log the same one.
         self._kinds: set[tuple[str, str | None, str | None]] = set()
 
     def add(

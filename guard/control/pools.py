@@ -1,6 +1,6 @@
 """Carries a kill out of a worker of ``multiprocessing.Pool`` or ``ThreadPool``, as a result.
 
-Such a worker hands an ``Exception`` to whoever waits for its task, but any other ends the worker:
+Such a worker hands an ``Exception`` to the task's caller, but any other exception ends the worker:
 the task is lost, and its caller waits for ever. Executors of ``concurrent.futures`` need no help.
 """
 
@@ -57,6 +57,7 @@ class _Inbox:
         from multiprocessing import pool
 
         task = self._queue.get()
+        # None ends the worker. The helper is passed on as it is: the worker compares with it.
         if task is None or task[2] is pool._helper_reraises_exception:  # type: ignore[attr-defined]
             return task
         job, number, function, args, kwargs = task

@@ -57,6 +57,8 @@ def inspect(thread_id: int, body: FrameType, *, patient: bool = True) -> Point:
         body: frame of the SDK that called the user's function in that thread.
         patient: whether a timed ``acquire`` is waited for (a loop of them has to end some time).
     """
+    # The other thread may run on from here: what is found is checked again once the exception is
+    # posted (`ThreadBody._post`).
     innermost = sys._current_frames().get(thread_id)
     frames: list[FrameType] = []
     frame = innermost
@@ -73,6 +75,8 @@ def inspect(thread_id: int, body: FrameType, *, patient: bool = True) -> Point:
             return running
     if _acquires(innermost, timed=patient):
         return UNSAFE
+    # From the innermost frame outwards, the first one that says something decides. Other modules of
+    # the standard library say nothing: their caller does.
     for frame in frames:
         module = _root(frame)
         if module in HTTP_CLIENTS:
@@ -83,7 +87,7 @@ def inspect(thread_id: int, body: FrameType, *, patient: bool = True) -> Point:
         if module == "guard":
             return SAFE if frame.f_code in INTERRUPTIBLE else UNSAFE
         if module not in sys.stdlib_module_names:
-            return SAFE
+            return SAFE  # the user's code or a library of theirs
     return SAFE
 
 

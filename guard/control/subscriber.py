@@ -32,14 +32,16 @@ Channel = Literal["none", "websocket", "poller"]
 
 RECONNECT: Final = Backoff(base_s=0.2, cap_s=10.0)
 RECONNECT_WITHOUT_POLL: Final = Backoff(base_s=0.2, cap_s=2.0)
-"""Without the poller nobody listens meanwhile, so hurry more."""
-_POLL_LATER_S: Final = 0.5
-"""How long the lost socket alone has to come back before the poller listens too.
+"""Shorter, because without the poller no kill arrives meanwhile."""
 
-A gateway that loses all sockets at once is asked once by each client, and not twice.
+_POLL_LATER_S: Final = 0.5
+"""How long the poller waits after a socket is lost.
+
+When a gateway loses all sockets at once, each client then sends it one request and not two.
 """
+
 _FIRST_POLL_S: Final = 1.0
-"""How long the socket is not opened while the poller reads what stands."""
+"""How long the first socket waits for the poller to read the directives in force."""
 
 _FIRST_PAUSE_S: Final = 0.05
 """How long the first socket waits for ``init`` to return; the poller listens meanwhile."""
@@ -63,9 +65,9 @@ class Subscriber:
         position: returns the number and the epoch of the newest message that was applied.
         tools: returns the version of the tool rules that are applied.
         apply: takes control messages, a batch at a time.
-        switched: told which channel is in use.
+        switched: called with the channel in use, when it changes.
         asks: requests that go over the socket while it is open.
-        recalled: told the leases whose unused money the gateway wants back at once.
+        recalled: called with the leases whose unused money the gateway wants back at once.
     """
 
     def __init__(
@@ -88,16 +90,28 @@ class Subscriber:
         self._switched = switched
         self._asks = asks
         self._recalled = recalled
+        # All state belongs to the background loop.
         self._channel: Channel = "none"
+        # The open socket, None while there is none.
         self._socket: ControlConnection | None = None
+        # The task of `run`, for `close` to cancel.
         self._task: asyncio.Task[Any] | None = None
+        # Listens while the socket is away; None while the socket is up.
         self._poller: asyncio.Task[None] | None = None
+        # When the current or last socket was greeted; None if it never was.
         self._up_since_s: float | None = None
+        # Whether the hello of this socket was accepted: without it, the numbers of its messages may
+        # be those of another record.
         self._greeted_here = False
+        # Whether requests go over this socket.
         self._asks_open = False
+        # This machine's clock minus the gateway's.
         self._behind_ms = 0
+        # The time over which the gateway wants its clients to come back.
         self._spread_s = 0.0
-        self._was_told_to_move = False
+        # Whether the gateway closed the last socket because it restarts.
+        self._restarts = False
+        # Set once everything that the gateway has said so far is applied.
         self._caught_up = asyncio.Event()
 
     async def run(self) -> None:
@@ -115,17 +129,18 @@ class Subscriber:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_FIRST_POLL_S):
                         await self._caught_up.wait()
-                # Whoever waited for that goes on: loading the socket's library would stop it.
+                # `init` has waited for that and returns now; loading websockets would delay it.
                 await asyncio.sleep(_FIRST_PAUSE_S)
             while True:
-                spread_s = min(0.0 if self._was_told_to_move else self._spread_s, reconnect.cap_s)
+                # A gateway that restarts has spread its clients out by itself.
+                spread_s = min(0.0 if self._restarts else self._spread_s, reconnect.cap_s)
                 if mode == "auto":  # it listens during a longer pause as well
                     self._start_fallback_poll(_POLL_LATER_S + spread_s * random.random())
                 if attempt:
                     longest_s = max(spread_s, reconnect.delay_s(attempt - 1, 1.0))
                     await asyncio.sleep(longest_s * random.random())
                 self._up_since_s = None
-                self._was_told_to_move = False
+                self._restarts = False
                 try:
                     await self._listen()
                 except (OSError, TimeoutError, ChannelError) as exc:
@@ -133,7 +148,7 @@ class Subscriber:
                 except Exception:
                     logger.exception("control socket")  # a mistake must not end the channel
                 self._use("none", self._channel == "websocket")
-                # A gateway that accepts sockets and drops them again is not to be hammered.
+                # Back off from a gateway that accepts sockets and drops them again.
                 attempt = 1 if self._was_stable() else attempt + 1
         finally:
             self._stop_fallback_poll()
@@ -142,7 +157,7 @@ class Subscriber:
         """Tell whether the socket was up for a while, or ended because its gateway drains."""
         if self._up_since_s is None:
             return False
-        return self._was_told_to_move or time.monotonic() - self._up_since_s > _STABLE_S
+        return self._restarts or time.monotonic() - self._up_since_s > _STABLE_S
 
     def _start_fallback_poll(self, after_s: float = 0.0) -> None:
         """Have the poller listen while the socket is away, from some time on."""
@@ -174,6 +189,7 @@ class Subscriber:
 
         settings = self._settings
         parts = urlsplit(settings.api_url)
+        # Read before the handshake: the hello is judged by what was asked for.
         position = self._position()
         path = f"{parts.path}{wire.CONTROL_WS_PATH}?after={position[0]}&tools={self._tools()}"
         url = f"{'wss' if parts.scheme == 'https' else 'ws'}://{parts.netloc}{path}"
@@ -193,7 +209,7 @@ class Subscriber:
         except control_socket.Closed:
             raise ChannelError("the gateway closed the control socket") from None
         except control_socket.Failure as exc:
-            self._was_told_to_move = control_socket.was_told_to_move(exc)
+            self._restarts = control_socket.is_restart(exc)
             raise ChannelError(f"{type(exc).__name__}: {exc}") from None
 
     async def _listen_on(
@@ -202,6 +218,7 @@ class Subscriber:
         self._socket = socket
         self._asks_open = False
         try:
+            # First the hello, then the replay of what was missed, then new messages as they come.
             hello = self._open_frame(await socket.recv(), nonce)
             self._greeted(hello, position)
             self._note_position(hello.seq)
@@ -274,7 +291,7 @@ class Subscriber:
     def _apply_eagerly(self, nonce: str, frames: list[bytes]) -> None:
         """Apply kills as soon as their bytes are here; they are taken again in their turn."""
         if not self._greeted_here:
-            return  # whether this is the record that was followed is told by the hello
+            return  # only the hello says whether this is the record that was followed
         kills = []
         recalled: list[str] = []
         with contextlib.suppress(ChannelError):
@@ -324,7 +341,7 @@ class Subscriber:
                 attempt += 1
                 continue
             attempt = 0
-            if self._channel != "websocket":
+            if self._channel != "websocket":  # which may have come up during the poll
                 self._use("poller")
             if not self._starts_anew(reply.seq, reply.epoch, position):
                 self._take(*reply.messages)
@@ -333,6 +350,7 @@ class Subscriber:
                     self._caught_up.set()
 
     def _take(self, *messages: wire.ControlMessage) -> None:
+        # A mistake in one batch is logged: it must not end the channel, which brings the next kill.
         taken = [self._by_our_clock(message) for message in messages]
         try:
             self._apply(*taken)
@@ -344,7 +362,7 @@ class Subscriber:
             self._behind_ms = time.time_ns() // 1_000_000 - message.at_ms
             self._spread_s = message.spread_ms / 1000
         elif message.type == "pause" and abs(self._behind_ms) > _CLOCK_TOLERANCE_MS:
-            # The time that the pause lifts itself at is compared with this machine's clock.
+            # When the pause lifts itself is compared with this machine's clock.
             return msgspec.structs.replace(message, at_ms=message.at_ms + self._behind_ms)
         return message
 

@@ -67,7 +67,7 @@ def priority_of(kind: str) -> Priority:
 class PriorityLane(deque[Record]):
     """Records of one priority, oldest first.
 
-    At ``high_watermark`` records, whoever appends calls :meth:`EventBuffer.on_high_watermark`.
+    At ``high_watermark`` records, the appending thread calls :meth:`EventBuffer.on_high_watermark`.
     """
 
     __slots__ = ("high_watermark",)
@@ -105,10 +105,14 @@ class EventBuffer:
         self.dropped = 0
         self._batch_size = batch_size
         self._wake = wake
-        self._aside = 0  # records that `take_if` is inspecting
+        # Records that `take_if` is inspecting: in no lane, and yet buffered.
+        self._aside = 0
+        # Whether the consumer was woken and has not parked since: it needs no second wake-up.
         self._awake = False
+        # Whether there is a consumer yet; the first record starts it.
         self._started = False
-        self._wanted = batch_size  # how many records justify waking the consumer now
+        # How many records justify waking the consumer now.
+        self._wanted = batch_size
         # Re-entrant: a signal handler may record while its thread holds it. It is held for
         # microseconds, only while counting.
         self._lock = threading.RLock()
@@ -138,6 +142,7 @@ class EventBuffer:
                 self._started = True
                 self._awake = True
             self._set_watermarks()
+        # Without the lock: this may start a thread, and others append meanwhile.
         if wakes and not self._wake():
             with self._lock:
                 self._awake = self._started = False
@@ -186,6 +191,7 @@ class EventBuffer:
 
     def take(self, most: int) -> list[Record]:
         """Take up to ``most`` records, the most important lane first, oldest first within one."""
+        # Without the lock: `popleft` is atomic, and what is shed meanwhile is counted.
         taken: list[Record] = []
         for lane in reversed(self._lanes):
             try:
@@ -222,6 +228,7 @@ class EventBuffer:
                 else:
                     kept.append(record)
                     self._aside += 1
+            # Under the lock, so that no thread that sheds counts these records twice or not at all.
             with self._lock:
                 self._aside = 0
                 lane.extendleft(reversed(kept))
@@ -229,8 +236,9 @@ class EventBuffer:
 
     def put_back(self, records: Iterable[Record]) -> None:
         """Return records that were taken but not delivered; they become the oldest again."""
+        # The newest first, each to the left of those before it: their order is kept.
         for record in reversed(list(records)):
             self._lanes[_LANES.get(record.kind, Priority.DROPPABLE)].appendleft(record)
-        with self._lock:
+        with self._lock:  # the room may have been used up since
             self._shed()
             self._set_watermarks()

@@ -33,10 +33,12 @@ class Batch:
     @property
     def losses(self) -> int:
         """How many of the events are the SDK's own loss reports."""
+        # A report is always the last record of its batch.
         return sum(record.kind == "sdk.loss" for record in self.records[-1:])
 
     def halves(self) -> list[Batch]:
         """Return the same events as two batches."""
+        # The older half last: batches are sent from the end of the list.
         half = len(self.events) // 2
         return [
             Batch(self.events[part], self.records[part], self.rows[part])

@@ -95,15 +95,20 @@ class Flusher:
         self._on_decision = on_decision
         self._losses = Losses(buffer, health, ids)
         self._spooler = Spooler(spool, ids, self._losses)
+        # Ends a sleep of `run`.
         self._wake = asyncio.Event()
+        # Held for each batch: `run` and `flush` take turns, and `_in_flight` has one owner.
         self._one_flush = asyncio.Lock()
+        # What was taken from the buffer or the spool and is not settled; sent from the end.
         self._in_flight: list[Batch] = []
         self._attached: dict[int, list[Record]] = {}
         # At most how many records are on their way out of the buffer. A thread that counts just
         # then may find a record twice, which is harmless; if it found it nowhere, everything would
         # seem delivered, and a signal would end the process without it.
         self._being_taken = 0
+        # Whether the newest delivery failed.
         self._in_trouble = False
+        # Whether the newest flush sent a batch or more: then events gather for a moment.
         self._busy = False
         self.limits = wire.Limits()
 
@@ -133,6 +138,7 @@ class Flusher:
         while True:
             woken = await self._waited(interval_s)
             if self._in_trouble and not woken and time.monotonic() < next_try_s:
+                # Until the next try only the disk, if there is one: memory stays free.
                 await self._spill()
                 continue
             try:
@@ -204,6 +210,7 @@ class Flusher:
             How many events were sent.
         """
         due = len(self._buffer)
+        # Callers may record as fast as this sends; there is an end to it nevertheless.
         most = due + self._buffer.capacity
         total = 0
         while total < most:
@@ -240,6 +247,7 @@ class Flusher:
                 if fits:
                     await self._deliver()
             except Exception:
+                # Not when cancelled: there is no time for the disk then, and the buffer has room.
                 await self._store_in_flight()
                 raise
             finally:  # also when cancelled, at any point
@@ -264,7 +272,8 @@ class Flusher:
         most = min(most, self.limits.max_batch_events)
         records = self._buffer.take(most)
         if records and self._health.channel == "none":
-            # A reply decides about one workflow; without a control channel each must learn of it.
+            # A reply decides about the workflow of its last event. Without a control channel it is
+            # the only way to learn of a kill, so each workflow gets batches of its own.
             workflow_id = records[0].event_fields[0]
             own = [each for each in records if each.event_fields[0] == workflow_id]
             if len(own) < len(records):
@@ -307,6 +316,7 @@ class Flusher:
             GuardError: the gateway does not accept the rest now.
         """
         while self._in_flight:
+            # Popped once it is settled: until then the caller puts it back, whatever happens here.
             batch = self._in_flight[-1]
             now_ms = time.time_ns() // 1_000_000
             batch_id = self._ids.uuid7(now_ms)
@@ -328,6 +338,8 @@ class Flusher:
                 if self._in_trouble:
                     self._in_trouble = False
                     logger.warning("events are delivered again")
+            # If this is cancelled from here on, rows that were delivered stay on disk and are sent
+            # again; the gateway charges an event once.
             self._in_flight.pop()
             if batch.losses:
                 self._losses.reported()
@@ -345,6 +357,7 @@ class Flusher:
         if not len(self._buffer):
             return []
         workflow_id = request.workflow_id
+        # No `await` in here, so no lock: nothing else on the loop takes records meanwhile.
         with self._taking():
             records = self._buffer.take_if(
                 lambda record: record.event_fields[0] == workflow_id,
@@ -432,7 +445,7 @@ class Flusher:
 
     def _trouble(self, exc: BaseException) -> None:
         if self._in_trouble or getattr(exc, "error_code", None) == SHUT_DOWN:
-            return  # `shutdown` counts what is lost, and tells
+            return  # `shutdown` counts and reports what is lost
         self._in_trouble = True
         where = self._spooler.where
         if isinstance(exc, GuardError):

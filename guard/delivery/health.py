@@ -47,8 +47,12 @@ class Health:
         self.last_contact_ms: int | None = None
         self.last_error_code: str | None = None
         self.sent = 0
+        # Events that were lost outside of the buffer; written by the loop and by the thread that
+        # ends the process, under the lock.
         self._lost_later = 0
+        # Re-entrant: a signal handler may end the process while its thread counts.
         self._lock = threading.RLock()
+        # `lost` at the newest usable answer.
         self.lost_at_contact = 0
 
     @property
@@ -81,7 +85,7 @@ class Health:
     def gate_ended(self, exc: BaseException | None) -> None:
         """Note how a gate request ended: with a decision, or with an exception.
 
-        A refusal by policy is a decision; a 429 and GD-R002 are not, whoever sent them.
+        A refusal by policy is a decision; a 429 and GD-R002 are not.
         """
         if not isinstance(exc, asyncio.CancelledError):
             unavailable = isinstance(exc, GuardTransportError | GuardInfrastructureError)

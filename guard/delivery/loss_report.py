@@ -24,9 +24,13 @@ class Losses:
         self._buffer = buffer
         self._health = health
         self._ids = ids
+        # The buffer's count of drops when it was last looked at.
         self._drops_seen = 0
+        # Losses that no report holds yet.
         self._unreported = 0
+        # The report under way. It waits here and keeps its id until the gateway has accepted it.
         self._report: Record | None = None
+        # Whether events were dropped between the last two looks: one log line for each episode.
         self._shedding = False
 
     def lose(self, count: int, why: str) -> None:

@@ -113,10 +113,15 @@ class Spool:
         self._owner = owner
         self._bytes_max = bytes_max
         self._lease_ms = int(lease_s * 1000)
+        # One thread at a time uses the connection; also taken by a fork (`_before_fork`).
         self._lock = threading.Lock()
+        # Opened on first use, and again after a fork or when the file was replaced.
         self._connection: sqlite3.Connection | None = None
+        # Of the open file: another process may have set it aside and made a new one.
         self._inode = 0
+        # Names this process in its claims.
         self._holder = holder_of(os.getpid())
+        # How long to wait for other processes; short once this one is ending.
         self._busy_ms = _BUSY_MS
         self.pending = 0
         _spools.add(self)
@@ -134,7 +139,10 @@ class Spool:
             dropped = 0
             while True:
                 try:
+                    # IMMEDIATE takes the write lock now: a transaction that starts by reading could
+                    # fail later without waiting.
                     connection.execute("BEGIN IMMEDIATE")
+                    # IGNORE: an event that an earlier, cancelled write has stored stays one row.
                     new = connection.executemany(
                         "INSERT OR IGNORE INTO events (owner, event_id, priority, body)"
                         " VALUES (?, ?, ?, ?)",
@@ -146,6 +154,7 @@ class Spool:
                     full = exc.sqlite_errorcode == sqlite3.SQLITE_FULL
                     if not full or not self._at_cap(connection, size):
                         raise  # the disk itself is full, or another process writes for too long
+                    # The file has reached its own limit: drop some events and try again.
                     gone = self._make_room(connection, len(rows))
                     if not gone:
                         raise
@@ -166,6 +175,7 @@ class Spool:
                 "SELECT DISTINCT claimed_by FROM events WHERE owner = ? AND claimed_until_ms > 0",
                 (self._owner,),
             ).fetchall()
+            # A dead process's claims need not run out first.
             dead = [(holder,) for (holder,) in holders if not lives(holder)]
             connection.executemany(
                 "UPDATE events SET claimed_until_ms = 0, claimed_by = NULL WHERE claimed_by = ?",
@@ -247,6 +257,7 @@ class Spool:
         if not self._lock.acquire(timeout=2 * self._busy_ms / 1000):
             raise SpoolError("the disk does not answer")
         try:
+            # Twice: a damaged file is set aside, and the work is done on a new one.
             for last in (False, True):
                 try:
                     return work(self._opened())
@@ -271,6 +282,7 @@ class Spool:
                 pass
             self._drop_connection()  # another process has set the file aside
         prepare_directory(self._directory)
+        # Locked: another process may be creating the file, or setting it aside, right now.
         with self._directory_locked():
             require_plain_file(self._path)
             connection = sqlite3.connect(
@@ -288,6 +300,7 @@ class Spool:
         return connection
 
     def _set_up(self, connection: sqlite3.Connection) -> None:
+        # Only before the first table is created: then the file can shrink.
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
         connection.execute("PRAGMA journal_mode = WAL").fetchall()
         # A commit survives the death of the process; power loss may undo the newest ones.
@@ -301,11 +314,16 @@ class Spool:
         ).fetchone()
 
     def _at_cap(self, connection: sqlite3.Connection, size: int) -> bool:
+        # SQLITE_FULL means the file's own limit or a full disk. Only near the limit, with room for
+        # the rows and their index, is it the former.
         (pages,) = connection.execute("PRAGMA page_count").fetchone()
         (most,) = connection.execute("PRAGMA max_page_count").fetchone()
         return bool(pages + 2 * size // _PAGE_BYTES >= most - most // 8 - 1)
 
     def _make_room(self, connection: sqlite3.Connection, wanted: int) -> int:
+        # Of all owners, but no claimed ones, which are being delivered. Twice as many as wanted,
+        # since rows differ in size, and a share of the whole, so that this does not run for every
+        # write.
         now_ms = time.time_ns() // 1_000_000
         connection.execute("BEGIN IMMEDIATE")
         (total,) = connection.execute("SELECT count(*) FROM events").fetchone()
@@ -329,6 +347,7 @@ class Spool:
             with contextlib.suppress(FileNotFoundError):
                 if inode and self._path.lstat().st_ino != inode:
                     return  # another process was faster
+            # With its side files: a new file must not be read with the old one's log.
             stamp = f"damaged-{time.time_ns()}"
             for side in _SIDE_FILES:
                 with contextlib.suppress(FileNotFoundError):

@@ -34,7 +34,7 @@ def lives(holder: str) -> bool:
 
 
 def prepare_directory(directory: Path) -> None:
-    """Create the directory, or check that nobody else can read or redirect its contents."""
+    """Create the directory, or check that no other user can read or redirect its contents."""
     with contextlib.suppress(FileExistsError):
         directory.parent.mkdir(parents=True, exist_ok=True)
         directory.mkdir(mode=0o700)

@@ -33,7 +33,9 @@ class Spooler:
         self._spool = spool
         self._ids = ids
         self._losses = losses
+        # Whether the newest use of the disk failed: one log line for each episode.
         self._fails = False
+        # When to look for other processes' events next.
         self._look_at_s = 0.0
 
     @property
@@ -116,6 +118,7 @@ class Spooler:
         Returns:
             How many could not be stored.
         """
+        # The report goes to disk as well: the next process delivers it.
         report = self._losses.report()
         if self._spool is None:
             return sum(map(is_event, records))

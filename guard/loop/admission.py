@@ -68,6 +68,8 @@ class Ticket(Future[T]):
 
 @attrs.define(eq=False)
 class _Item(Generic[T]):
+    """A caller in line; ``has_place`` changes under the lock of its :class:`Admission`."""
+
     start: Callable[[], Coroutine[Any, Any, T]]
     abandoned: Callable[[T], object]
     future: Ticket[T]
@@ -104,7 +106,9 @@ class Admission:
         """Forget the callers of the parent process."""
         # Re-entrant: a signal handler may submit. It is held only while counting.
         self._lock = threading.RLock()
+        # How many hold a slot: from the moment that one is promised until the task has ended.
         self._running = 0
+        # First come, first served. Only `_line_up` appends, only `_advance` takes from it.
         self._waiting: deque[_Item[Any]] = deque()
 
     def __len__(self) -> int:
@@ -125,7 +129,7 @@ class Admission:
 
         Args:
             start: called on the loop; the coroutine runs in the caller's context.
-            abandoned: called on the loop with a result that nobody waits for any more.
+            abandoned: called on the loop with a result whose caller has given up.
             ticket: takes the result; a caller that makes it beforehand can cancel it even when
                 interrupted in here.
 
@@ -140,7 +144,8 @@ class Admission:
         try:
             self._line_up(item)
         except BaseException:
-            # Also Ctrl-C, at any instruction: the slot is released exactly once, whoever does it.
+            # Also Ctrl-C, at any instruction. `_advance` may release the slot at the same time; the
+            # first of the two does.
             item.future.cancel()
             self._give_place_back(item)
             raise
@@ -154,6 +159,7 @@ class Admission:
                 raise AdmissionError(f"{len(self._waiting)} callers are waiting already")
             else:
                 self._waiting.append(item)
+        # Tracked before it starts, so that closing the loop cancels it wherever it is.
         self._background.track(item.future)
         if item.has_place:
             self._background.start()
@@ -172,7 +178,7 @@ class Admission:
     # -- on the loop ------------------------------------------------------------------------------
 
     def _begin(self, item: _Item[Any]) -> None:
-        if item.future.cancelled():
+        if item.future.cancelled():  # between its slot and this turn of the loop
             self._advance(item)
             return
         item.future.started = True
@@ -181,6 +187,7 @@ class Admission:
 
     def _ended(self, item: _Item[Any], started_s: float, task: asyncio.Task[Any]) -> None:
         self._concurrency.took(time.monotonic() - started_s)
+        # First the slot: what the future calls back below must not hold up the next in line.
         self._advance(item)
         if task.cancelled():
             item.future.cancel()
@@ -207,6 +214,7 @@ class Admission:
                 elif not item.future.cancelled():
                     self._take_place(item)
                     begins.append(item)
+        # Outside of the lock: this runs the callers' own code.
         for item in begins:
             self._begin(item)
         for item in late:  # its caller is about to give up: nothing is started for it

@@ -48,12 +48,17 @@ class Arrival(Generic[T]):
     )
 
     def __init__(self, future: Future[T], timeout_s: float | None) -> None:
+        # asyncio.Task takes any object with this attribute for a future; it is set at each `yield`.
         self._asyncio_future_blocking = False
         self._future = future
         self._timeout_s = timeout_s
         self._loop = asyncio.get_running_loop()
+        # What wakes the task; at most one. Taking it off the list is the right to wake, since
+        # `list.pop` is atomic: answer, deadline and cancellation come from different threads.
         self._waiting: list[tuple[_Wakeup, Context | None]] = []
+        # Whether the deadline has passed. Set on the loop of the task.
         self._is_late = False
+        # Arguments of the CancelledError to raise, if the task was cancelled. Set on its loop.
         self._cancelled: tuple[Any, ...] | None = None
 
     def __await__(self) -> Generator[Any, None, T]:
@@ -81,10 +86,10 @@ class Arrival(Generic[T]):
     def _wake(self, future: object = None) -> bool:
         """Wake the task, from any thread; False when that is done already."""
         try:
-            wakeup, context = self._waiting.pop()  # atomic: only one of them wakes it
+            wakeup, context = self._waiting.pop()  # the right to wake
         except IndexError:
             return False
-        with contextlib.suppress(RuntimeError):  # its loop has closed: nobody waits
+        with contextlib.suppress(RuntimeError):  # its loop has closed, and the task with it
             self._loop.call_soon_threadsafe(wakeup, self, context=context)
         return True
 
@@ -109,6 +114,7 @@ class Arrival(Generic[T]):
         cancelled = () if msg is None else (msg,)
         if not self._waiting:
             return False
+        # Set first: the task may run, on this loop, as soon as it is woken.
         self._cancelled = cancelled
         if self._wake():
             return True

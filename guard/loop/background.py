@@ -31,8 +31,7 @@ class BackgroundLoop:
     """An asyncio loop in its own daemon thread, started on first use.
 
     A forked child forgets the thread, the loop and the locks without touching them and starts
-    afresh on its own first use. It detects the fork by the process id, since the copy of the old
-    loop still claims to be running.
+    afresh on its own first use: the copy of the old loop still claims to be running.
 
     Args:
         name: name of the thread.
@@ -44,15 +43,21 @@ class BackgroundLoop:
         _alive.add(self)
 
     def _forget(self) -> None:
-        self._pid = os.getpid()
         # Re-entrant: a signal handler may close the loop while its thread is inside submit().
         self._lock = threading.RLock()
+        # Both are set once, under the lock; any thread reads them without it.
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        # Tasks of `spawn`. Changed on the loop only.
         self._services: set[asyncio.Task[Any]] = set()
+        # What callers wait for: cancelled at the end, so that nothing waits for a loop that is
+        # gone. Any thread adds and discards, each in one atomic operation.
         self._pending: set[Future[Any]] = set()
+        # Run in this order once the tasks have ended.
         self._closers: list[Callable[[], Awaitable[object]]] = []
+        # Set before `close` takes the lock: from then on new work is refused.
         self._closed = False
+        # Whether a thread that closes the loop has begun to end its tasks; under the lock.
         self._winding_up = False
 
     @property
@@ -85,8 +90,9 @@ class BackgroundLoop:
             RuntimeError: the thread could not start (no resources, interpreter shutting down).
         """
         loop = self._loop
-        if loop is not None and not self._closed:
+        if loop is not None and not self._closed:  # the common case, without the lock
             return loop
+        # Held until the thread runs, so that two first callers start one loop.
         with self._lock:
             if self._closed:
                 raise LoopClosedError("the background loop is closed")
@@ -116,6 +122,8 @@ class BackgroundLoop:
             started.set_exception(exc)
             return
         asyncio.set_event_loop(loop)
+        # From here on the caller may stop the loop, or submit to it, before it runs: both are
+        # queued and take effect in `run_forever`.
         started.set_result(loop)
         try:
             loop.run_forever()
@@ -246,6 +254,7 @@ class BackgroundLoop:
         if self._thread is threading.current_thread():
             raise RuntimeError("the background loop cannot be closed from its own thread")
         ends = time.monotonic() + timeout_s
+        # Before the lock: new work is refused from here on, even while another thread holds it.
         self._closed = True
         # A thread that is starting the loop holds the lock; wait for it no longer than the timeout.
         locked = self._lock.acquire(timeout=timeout_s)
@@ -277,6 +286,7 @@ class BackgroundLoop:
     async def _wind_up(self, timeout_s: float) -> None:
         loop = asyncio.get_running_loop()
         ends_s = loop.time() + timeout_s
+        # A task may start others while it is cancelled, hence the loop. Each is cancelled once.
         seen: set[asyncio.Task[Any]] = set()
         while tasks := asyncio.all_tasks() - seen - {asyncio.current_task()}:
             # All of them begin first: anyio's wrapper of a task that is cancelled before that
@@ -291,7 +301,8 @@ class BackgroundLoop:
                 # It swallowed its cancellation. The loop ends without it and without a warning.
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
             elif not task.cancelled():
-                task.exception()  # marked as retrieved: nobody is left to be told
+                task.exception()  # marked as retrieved: no caller is left
+        # Only now: tasks use what the closers close until they have ended.
         for closer in self._closers:
             with contextlib.suppress(Exception):
                 await asyncio.wait_for(closer(), timeout_s / 4)
@@ -307,7 +318,7 @@ def _begin(
     future: Future[T],
 ) -> None:
     """Run a coroutine as a task, on the loop, and give its result to the future."""
-    if future.cancelled():
+    if future.cancelled():  # the caller gave up before its turn came: nothing is started
         return
     try:
         task = loop.create_task(function(*args))
@@ -333,6 +344,7 @@ def _begin(
         else:
             future.set_result(ended.result())
 
+    # Both ways: the task completes the future, and a cancelled future cancels the task.
     task.add_done_callback(settled)
     future.add_done_callback(cancelled)
 
@@ -349,6 +361,7 @@ def _stop_when_started(started: Future[asyncio.AbstractEventLoop]) -> None:
         loop.call_soon_threadsafe(loop.stop)
 
 
+# Weak: a loop that its owner dropped is not kept for the sake of a fork.
 _alive: weakref.WeakSet[BackgroundLoop] = weakref.WeakSet()
 _parents: list[object] = []
 

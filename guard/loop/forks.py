@@ -12,6 +12,7 @@ _WAIT_S: Final = 10.0
 """How long a fork waits at most: it may itself hold what the background thread waits for."""
 
 _lock = threading.RLock()  # a module that is being imported may fork in the same thread
+# Of the thread that forks: the lock that it took for the fork, None if it waited in vain.
 _mine = threading.local()
 
 

@@ -37,15 +37,15 @@ async def in_thread(function: Callable[..., T], *args: Any, finish: bool = False
             future.set_result(result)
         else:
             future.set_exception(exc)
-            future.exception()  # marked as retrieved: only whoever awaits it is told
+            future.exception()  # marked as retrieved, in case the caller has gone
 
     def work() -> None:
         result, failure = None, None
         try:
             result = function(*args)
-        except BaseException as exc:  # noqa: BLE001  # passed to whoever awaits it
+        except BaseException as exc:  # noqa: BLE001  # raised in the awaiting task
             failure = exc
-        with contextlib.suppress(RuntimeError):  # the loop has closed: nobody is waiting
+        with contextlib.suppress(RuntimeError):  # the loop has closed, and the caller with it
             loop.call_soon_threadsafe(tell, result, failure)
 
     try:
@@ -65,13 +65,15 @@ async def in_thread(function: Callable[..., T], *args: Any, finish: bool = False
 class ServiceLoop(asyncio.SelectorEventLoop):
     """A selector loop that looks up names without an executor, and is woken once for many calls.
 
-    Deliberately the plain selector loop: the user's loop policy is not ours to use.
+    Always the plain selector loop, whatever policy the user has set.
 
-    ``call_soon_threadsafe`` writes a byte for each call, and each write lets go of the interpreter
-    lock: ten thousand callers spend half of their time in it. One byte wakes the loop for all that
-    came before it reads the byte.
+    ``call_soon_threadsafe`` writes a byte for each call, and each write releases the interpreter
+    lock: ten thousand callers spend half of their time in it. Here one byte wakes the loop for all
+    calls that are queued before the loop reads it.
     """
 
+    # Whether a byte is on its way. Set by any thread, cleared by the loop before it reads its
+    # queue.
     _is_woken = False
 
     def _write_to_self(self) -> None:
@@ -87,6 +89,7 @@ class ServiceLoop(asyncio.SelectorEventLoop):
             raise
 
     def _process_self_data(self, data: bytes) -> None:
+        # First: a callback that is queued from here on writes a byte of its own.
         self._is_woken = False
         super()._process_self_data(data)  # type: ignore[misc]
 

@@ -29,7 +29,7 @@ _FAIR_SHARE: Final = 0.5
 remains of a deadline after waiting in this process may be too short for any gateway."""
 
 _LATE_SHARE: Final = 1.25
-"""A timeout noticed later than this is the loop's own fault: it did not run in time."""
+"""A timeout noticed later than this says nothing about the gateway: the loop was held up."""
 
 
 class GatewayClient:
@@ -56,8 +56,11 @@ class GatewayClient:
         self._http = GatewayHttp(settings)
         self.circuit = CircuitBreaker()
         self._grants_are_signed = grants_are_signed
+        # Why the gateway could not be reached; None once it has answered.
         self._unreached: str | None = None
-        self._told_unreached = False
+        # Whether a gate request has raised that reason in this outage.
+        self._raised_unreached = False
+        # Shared by all requests: in an outage they retry few times in all, not each several times.
         self._quota = RetryQuota()
         self._retry_after = RetryAfter()
         self._backoff = Backoff(base_s=0.05, cap_s=1.0)
@@ -243,6 +246,7 @@ class GatewayClient:
             async with asyncio.timeout(deadline_s):
                 answer = await self._with_retries(endpoint, attempt, attempts, ends_s)
         except TimeoutError:
+            # Only a timeout that is certainly the gateway's opens the circuit.
             late = time.monotonic() - ends_s > (_LATE_SHARE - 1) * deadline_s
             if deadline_s >= _FAIR_SHARE * self._settings.timeout_s and not late:
                 self._failed()
@@ -286,12 +290,13 @@ class GatewayClient:
         tries = 0
         failure: GuardTransportError | None = None
         while True:
+            # Asked before each attempt: other requests may have opened the circuit meanwhile.
             if not self.circuit.allows(now_s=time.monotonic()):
                 raise failure or self._not_asked(endpoint)
             try:
                 answer = await attempt()
             except (RateLimitError, BodyRefusedError):
-                self._answered()
+                self._answered()  # it works; a retry would get the same answer
                 raise
             except GuardTransportError as exc:
                 if exc.source == "AUTH_ERROR":  # an answer, though not to be believed
@@ -312,6 +317,8 @@ class GatewayClient:
                     raise
                 await asyncio.sleep(delay_s)
             except asyncio.CancelledError:
+                # Also the deadline in `_call`, which counts its failure itself. A probe must not
+                # stay out for ever.
                 self.circuit.abandoned()
                 raise
             except BaseException:
@@ -324,12 +331,12 @@ class GatewayClient:
     def _not_asked(self, endpoint: str) -> GuardTransportError:
         """Return the error for a request that is not sent, because the circuit is open.
 
-        The first gate request of an outage is told of the failure itself: the requests that opened
-        the circuit may have been the SDK's own.
+        The first gate request of an outage raises the failure itself: the requests that opened the
+        circuit may have been the SDK's own.
         """
         why = self._unreached
-        if why is not None and endpoint == wire.GATE_PATH and not self._told_unreached:
-            self._told_unreached = True
+        if why is not None and endpoint == wire.GATE_PATH and not self._raised_unreached:
+            self._raised_unreached = True
             return GuardTransportError(why, source="NETWORK_ERROR", endpoint=endpoint)
         text = "the gateway has been failing; not asked again yet"
         return GuardTransportError(
@@ -338,7 +345,7 @@ class GatewayClient:
 
     def _answered(self) -> None:
         self._unreached = None
-        self._told_unreached = False
+        self._raised_unreached = False
         was = self.circuit.state
         self.circuit.succeeded()
         if was != "closed":

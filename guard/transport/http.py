@@ -22,8 +22,8 @@ from guard.transport.signer import Signer
 from guard.version import __version__
 
 _CONNECTIONS_MAX: Final = 64
-"""More than are ever used at once: the pool scans all its connections for all its waiters at
-every event, so the gate admits ``GATE_CONCURRENCY`` callers and nobody waits here."""
+"""More than are ever used at once. The pool scans all its connections for all its waiters at every
+event, so callers wait at the gate, which admits ``GATE_CONCURRENCY`` of them, and not here."""
 
 _CONNECTIONS_KEPT: Final = 16
 _GZIP_ABOVE_BYTES: Final = 1024
@@ -143,6 +143,7 @@ class GatewayHttp:
             signature, nonce = self.signer.headers(request.method, str(outgoing.url), request.body)
             outgoing.headers.update(signature)
         try:
+            # Streamed, so that a reply is cut off at the size cap and not only measured.
             with unlogged():
                 response = await self._client.send(outgoing, stream=True)
                 body = await _read(response, endpoint)
@@ -166,7 +167,7 @@ class GatewayHttp:
 
 
 def unreachable(address: str, why: str) -> str:
-    """Say that nobody could be connected to, and what to do about it."""
+    """Return the text for a failed connection: why it failed, and what to do about it."""
     text = f"no gateway can be reached at {address} ({why})"
     if "CERTIFICATE" in why:
         return f"{text}: pin a self-signed certificate with GUARD_TLS_FINGERPRINT"
@@ -180,7 +181,7 @@ def unreachable(address: str, why: str) -> str:
 
 async def _read(response: httpx.Response, endpoint: str) -> bytes:
     body = bytearray()
-    # Skipping the decoding where there is no coding saves a tenth of a call's time.
+    # Without a coding, the raw stream: decoding nothing would cost a tenth of a call's time.
     coded = "content-encoding" in response.headers
     stream = cast("httpx.AsyncByteStream", response.stream)
     try:

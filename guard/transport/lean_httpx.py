@@ -18,7 +18,7 @@ def _main(*args: Any, **options: Any) -> Any:
     return importlib.import_module(_COMMAND_LINE).main(*args, **options)
 
 
-if "httpx" in sys.modules:
+if "httpx" in sys.modules:  # the application has imported it, command line and all
     import httpx
 else:
     sys.modules[_COMMAND_LINE] = None  # type: ignore[assignment]  # makes its import fail

@@ -92,6 +92,7 @@ def exception_for(reply: Reply) -> BaseException | None:
     problem = reply.problem()
     if problem.error_code is None and reply.status in _FOREIGN.get(reply.endpoint, ()):
         return not_a_gateway(reply)  # but a proxy, or another server
+    # The error code decides where the table knows it, else the status alone.
     row = _ROWS.get((reply.status, problem.error_code or "")) or _ROWS.get((reply.status, ""))
     if row is not None:
         return row(reply, problem)

@@ -16,6 +16,7 @@ class Signer:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        # The gateway's clock minus this machine's, as its newest 401 said; used on the loop only.
         self._clock_offset_s = 0.0
 
     @property
@@ -64,11 +65,11 @@ class Signer:
         """Adopt the gateway's clock from a 401 that carries it; True when that changed it."""
         if reply.status != 401 or not self.signs:
             return False
-        told_ms = reply.problem().server_time_ms
-        if told_ms is None:
+        server_ms = reply.problem().server_time_ms
+        if server_ms is None:
             return False
-        offset_s = told_ms / 1000 - time.time()
+        offset_s = server_ms / 1000 - time.time()
         if abs(offset_s - self._clock_offset_s) < 1.0:
-            return False
+            return False  # the time was right, so a retry would be refused again
         self._clock_offset_s = offset_s
         return True

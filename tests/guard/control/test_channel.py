@@ -528,7 +528,7 @@ class Herd:
             if each not in self.sockets:
                 self.sockets[each] = 0.0
                 each._stop_fallback_poll()  # as a greeting does
-                each._spread_s, each._was_told_to_move = self._spread_s, self._told
+                each._spread_s, each._restarts = self._spread_s, self._told
                 raise subscriber.ChannelError("cut")
             self.sockets[each] = time.monotonic() - self._began_s
             await asyncio.Event().wait()
@@ -581,7 +581,9 @@ async def test_thousands_come_back_over_the_time_that_the_gateway_asks_for(
 
 
 @pytest.mark.asyncio
-async def test_whoever_was_told_to_move_does_so(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_restart_is_not_spread_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     herd = Herd(monkeypatch, 10.0, told=True)
     await herd.run(100, 2.0)
     assert all(herd.sockets.values())
@@ -611,7 +613,7 @@ async def test_a_socket_that_moves_early_does_not_flap(
 
     async def listen(each: subscriber.Subscriber) -> None:
         each._up_since_s = time.monotonic() if greeted else None
-        each._was_told_to_move = told
+        each._restarts = told
         raise subscriber.ChannelError("closed")
 
     herd = Herd(monkeypatch, 0.0, told)
