@@ -122,7 +122,7 @@ def test_the_image_serves_as_nobody_on_a_read_only_root(engine: Engine, named: s
         "--volume", "/var/lib/guard", IMAGE, "serve", "--tls-self-signed",
     )  # fmt: skip
     assert started.returncode == 0, started.stderr
-    until(lambda: "Dashboard:" in engine("logs", named).stdout, 60)
+    until(lambda: "Dashboard:" in engine("logs", named).stdout)
     shown = engine("logs", named).stdout
     assert shown.startswith("guard gateway on https://")
     assert "GUARD_TLS_FINGERPRINT=sha256:" in shown
@@ -153,7 +153,7 @@ Compose = Callable[..., subprocess.CompletedProcess[str]]
 def test_an_agent_reaches_its_gateway_by_name(compose: Compose) -> None:
     up = compose("up", "--detach", "gateway")
     assert up.returncode == 0, up.stderr
-    until(lambda: "GUARD_API_KEY=" in compose("logs", "gateway").stdout, 60)
+    until(lambda: "GUARD_API_KEY=" in compose("logs", "gateway").stdout)
     found = re.search(r"GUARD_API_KEY=([\w.-]+)", compose("logs", "gateway").stdout)
     assert found is not None
     done = compose("run", "--rm", "-T", "agent", GUARD_API_KEY=found[1])
@@ -186,7 +186,7 @@ def test_an_agent_is_killed_in_its_container(
     program = ("python", "/agent.py", "1", "300")
     started = compose("run", "--detach", "--name", named, "-v", mounted, "run", *program)
     assert started.returncode == 0, started.stderr
-    until(lambda: "0 200" in engine("logs", named).stdout, 60)
+    until(lambda: "0 200" in engine("logs", named).stdout)
     killed = engine(
         "exec", named, "guard", "gateway", "kill", "agent", "--local", "--reason", "why"
     )

@@ -145,7 +145,7 @@ def running(command: list[str], folder: Path, port: int) -> Iterator[None]:
         yield
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(120)
 
 
 def test_calls_kills_and_the_dashboard(behind: Behind, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,7 +83,7 @@ def test_example_runs(example: Example, services: dict[str, str], tmp_path: Path
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             check=False,
         )
     assert done.returncode == 0, done.stderr

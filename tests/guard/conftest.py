@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 from collections.abc import Callable, Iterator
@@ -14,9 +15,10 @@ import guard
 from guard import hooks, messages
 from guard.gateway.cli.admin_client import AdminClient
 from guard.gateway.embedded import Gateway, run_gateway
-from guard.runtime.active import active_runtime
+from guard.runtime import active
 from guard.runtime.runtime import GuardRuntime
 from tests.support.proxy import ChaosProxy
+from tests.support.waiting import PATIENT
 
 _numbers = itertools.count(1)
 
@@ -65,17 +67,31 @@ def proxy(gateway: Gateway) -> Iterator[ChaosProxy]:
 
 @pytest.fixture(autouse=True)
 def _clean_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No settings from outside, and nothing left behind: runtime, hooks, message overrides."""
+    """No settings from outside, and nothing left behind: runtime, hooks, message overrides.
+
+    The gateway has more time to answer than by default: where a deadline is not the subject, a slow
+    machine must not be taken for an outage.
+    """
     for name in list(os.environ):
         if name.startswith("GUARD_") and not name.startswith("GUARD_TEST_"):
             monkeypatch.delenv(name)
+    for name, value in PATIENT.items():
+        monkeypatch.setenv(name, value)
     yield
-    runtime = active_runtime()
-    if runtime is not None:
-        runtime.shutdown(flush=False)
+    for runtime in (active.active_runtime(), active.switched_off_runtime()):
+        if runtime is not None:
+            runtime.shutdown(flush=False)
+            active.uninstall(runtime)  # one that was shut down still enforces what it knows
     hooks._errors.registrations = ()
     hooks._warnings.registrations = ()
     messages._overrides.clear()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _collected() -> Iterator[None]:
+    """What vendors' clients leave open is collected under the filters of the module that did it."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture

@@ -34,9 +34,9 @@ def asked(tenant: Any, work: Callable[[], Any]) -> Any:
     """Run something that asks a person, who says yes; return what they saw."""
     thread = threading.Thread(target=work)
     thread.start()
-    (approval,) = until(lambda: tenant.admin.approvals(), 30)
+    (approval,) = until(lambda: tenant.admin.approvals())
     tenant.admin.answer_approval(approval["approval_id"], approved=True)
-    thread.join(30)
+    thread.join(120)
     assert not thread.is_alive()
     return approval["message"], approval["details"]
 

@@ -15,9 +15,8 @@ from guard.breaker.exceptions import GuardBudgetError
 from guard.core.tags import tags_of
 from guard.scope.scope import current_scope
 from tests.guard.conftest import Tenant
-from tests.support.waiting import until
+from tests.support.waiting import WAIT_S, until
 
-WAIT_S = 30.0
 CENT = 10_000_000
 
 

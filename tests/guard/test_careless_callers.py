@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import os
 import subprocess
 import sys
 import textwrap
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,10 +16,9 @@ import guard
 from guard.breaker.exceptions import GuardBudgetError, GuardConfigError, GuardTransportError
 from guard.runtime import active
 from guard.runtime.runtime import GuardRuntime
+from tests.support.programs import environment
 from tests.support.proxy import ChaosProxy
-
-WAIT_S = 30.0
-ROOT = Path(__file__).parents[2]
+from tests.support.waiting import WAIT_S
 
 
 class TestOpening:
@@ -103,11 +100,10 @@ class TestShutdown:
             guard.track_llm(1)
             atexit.register(guard.shutdown)
         """
-        kept = {name: text for name, text in os.environ.items() if not name.startswith("GUARD_")}
         done = subprocess.run(
             [sys.executable, "-c", textwrap.dedent(program)],
-            env={**kept, "PYTHONPATH": str(ROOT)},
-            capture_output=True, text=True, timeout=60, check=True,
+            env=environment(),
+            capture_output=True, text=True, timeout=300, check=True,
         )  # fmt: skip
         assert "1 events could not be delivered" in done.stderr
         assert "Traceback" not in done.stderr

@@ -14,9 +14,7 @@ import guard
 from guard.context import ContextExecutor, carrying, user
 from guard.scope.scope import current_scope
 from tests.guard.conftest import Tenant
-from tests.support.waiting import until
-
-WAIT_S = 30.0
+from tests.support.waiting import WAIT_S, until
 
 
 def here(*_: Any) -> tuple[str | None, str | None]:

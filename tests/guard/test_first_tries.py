@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-import os
 import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -22,18 +20,17 @@ from guard.runtime.runtime import GuardRuntime
 from guard.scope.scope import current_scope
 from guard.settings import misspelled_variables
 from tests.guard.conftest import Tenant
+from tests.support.programs import environment
 from tests.support.waiting import until
 
-ROOT: Final = Path(__file__).parents[2]
 NOBODY: Final = "http://127.0.0.1:1"
 
 
 def run(program: str, **env: str) -> subprocess.CompletedProcess[str]:
-    kept = {name: text for name, text in os.environ.items() if not name.startswith("GUARD_")}
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)],
-        env={**kept, "PYTHONPATH": str(ROOT), **env},
-        capture_output=True, text=True, timeout=60, check=False,
+        env=environment(env),
+        capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
 
 

@@ -145,7 +145,7 @@ def test_what_a_hook_raises_stays_with_it(raised: type[BaseException]) -> None:
     on_error(lambda error, context: told.append("told"))
     fire(GuardError(), HERE)
     fire_in_background(GuardError(), HERE)
-    hooks.wait(30)
+    hooks.wait(120)
     assert told == ["told"] * 2
 
 
@@ -166,7 +166,7 @@ def test_a_hook_in_the_background_blocks_nobody_and_keeps_the_order() -> None:
     release = threading.Event()
 
     def slow(error: GuardError, context: ErrorContext) -> None:
-        release.wait(30)
+        release.wait(120)
         told.append(str(error))
 
     on_error(slow)
@@ -174,7 +174,7 @@ def test_a_hook_in_the_background_blocks_nobody_and_keeps_the_order() -> None:
         fire_in_background(GuardError(text), HERE)
     assert told == []
     release.set()
-    hooks.wait(30)
+    hooks.wait(120)
     assert [text[-1] for text in told] == ["a", "b", "c"]
 
 
@@ -185,7 +185,7 @@ async def test_an_asynchronous_caller_awaits_the_hooks_and_its_loop_goes_on() ->
     variable.set("the caller's")
 
     def slow(error: GuardError, context: ErrorContext) -> None:
-        release.wait(30)
+        release.wait(120)
         told.append(variable.get())
 
     on_error(slow)
@@ -203,7 +203,7 @@ def test_registrations_from_many_threads_are_all_kept() -> None:
     start = threading.Barrier(kept_by_all)
 
     def register(number: int) -> None:
-        start.wait(30)
+        start.wait(120)
         for _ in range(25):
             on_error(lambda error, context: None)()
         on_error(lambda error, context: told.append(number))
@@ -215,7 +215,7 @@ def test_registrations_from_many_threads_are_all_kept() -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(120)
     finally:
         sys.setswitchinterval(interval)
     fire(GuardError(), HERE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import inspect
 import subprocess
@@ -104,7 +105,7 @@ def test_public_names_stay_functions_after_their_modules_are_imported() -> None:
         "names = [m.name for m in pkgutil.iter_modules(guard.__path__)]\n"
         "assert not set(names) & set(dir(guard)), names"
     )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=300)
 
 
 # --- what `import guard` loads --------------------------------------------------------------------
@@ -117,7 +118,7 @@ def loaded_by(statement: str) -> set[str]:
         "print(*sorted(set(sys.modules) - before))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=True
     )
     return set(done.stdout.split())
 
@@ -232,14 +233,16 @@ def arrows_of(source: str, path: Path) -> Iterator[Arrow]:
     yield from walk(ast.parse(path.read_text()), False, False)
 
 
-ARROWS: Final = [arrow for name, path in ALL.items() for arrow in arrows_of(name, path)]
+@functools.cache
+def arrows() -> list[Arrow]:
+    return [arrow for name, path in ALL.items() for arrow in arrows_of(name, path)]
 
 
 def inner(package: str) -> list[Arrow]:
     """The arrows inside one package, whatever it is that they point to there."""
     return [
         arrow
-        for arrow in ARROWS
+        for arrow in arrows()
         if arrow.source.partition(".")[0] == arrow.target.partition(".")[0] == package
     ]
 
@@ -359,7 +362,7 @@ def test_guard_and_spamdetect_do_not_know_each_other() -> None:
     """Except the demo: an application over both, which the command line loads when it is run."""
     crossing = [
         str(arrow)
-        for arrow in ARROWS
+        for arrow in arrows()
         if {arrow.source.partition(".")[0], arrow.target.partition(".")[0]} == PACKAGES
         and component(arrow.source) != "demo"
     ]
@@ -369,7 +372,7 @@ def test_guard_and_spamdetect_do_not_know_each_other() -> None:
 def test_only_the_command_line_loads_the_demo_and_only_when_it_is_run() -> None:
     callers = [
         arrow
-        for arrow in ARROWS
+        for arrow in arrows()
         if arrow.target.startswith("guard.demo") and not arrow.source.startswith("guard.demo")
     ]
     assert {arrow.source for arrow in callers} <= {"guard.cli"}
@@ -434,7 +437,7 @@ def test_the_ledgers_rules_know_no_store_and_no_loop() -> None:
     """They run on the unit-of-work port, whatever stands behind it."""
     wrong = [
         str(arrow)
-        for arrow in ARROWS
+        for arrow in arrows()
         if arrow.source.startswith(("guard.gateway.ledger", "guard.gateway.domain"))
         and arrow.target in ("sqlite3", "asyncio", "threading", "time")
     ]
@@ -472,7 +475,7 @@ WEB: Final = {
 def test_the_engine_imports_no_service_and_no_web_code() -> None:
     wrong = [
         str(arrow)
-        for arrow in ARROWS
+        for arrow in arrows()
         if arrow.source.startswith("spamdetect.engine")
         and (
             arrow.target in WEB
@@ -516,7 +519,7 @@ def test_the_core_is_pure() -> None:
     """No asyncio, no I/O, no clock, nothing of guard: time and chance are arguments."""
     wrong = [
         str(arrow)
-        for arrow in ARROWS
+        for arrow in arrows()
         if arrow.source.startswith("guard.core")
         and (
             (arrow.target in IMPURE or arrow.target.partition(".")[0] in IMPURE)
@@ -551,7 +554,7 @@ def test_the_sdk_imports_its_own_dependencies_only() -> None:
     """Transports of others (aiohttp, requests, ...) are reached when the user has loaded them."""
     foreign = [
         str(arrow)
-        for arrow in ARROWS
+        for arrow in arrows()
         if arrow.source.partition(".")[0] == "guard"
         and component(arrow.source)
         not in (
@@ -576,7 +579,7 @@ def test_the_arrow_reader_sees_what_python_sees() -> None:
     importlib.import_module("guard.transport.lean_httpx")
     eager = {
         arrow.target
-        for arrow in ARROWS
+        for arrow in arrows()
         if arrow.source == "guard.transport.lean_httpx" and not arrow.lazy and not arrow.typing_only
     }
     assert {"sys", "httpx"} <= eager

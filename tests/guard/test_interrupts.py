@@ -15,9 +15,8 @@ import pytest
 import guard
 from guard.runtime.runtime import GuardRuntime
 from guard.scope.scope import current_scope
-from tests.support.waiting import until
+from tests.support.waiting import WAIT_S, until
 
-WAIT_S = 30.0
 ROUNDS = 300
 
 

@@ -186,7 +186,7 @@ def test_off_needs_no_key_no_network_and_no_thread() -> None:
     done = subprocess.run(
         [sys.executable, "-c", OFF],
         env={"GUARD_MODE": "off", "GUARD_API_URL": "local", "PATH": ""},
-        capture_output=True, text=True, timeout=60,
+        capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert (done.stdout, done.stderr) == ("inert\n", "")
 

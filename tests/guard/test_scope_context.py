@@ -175,7 +175,7 @@ class TestEachKind:
             bound = threading.Thread(target=carry(lambda: found.append(here())))
             for thread in (bare, bound):
                 thread.start()
-                thread.join(30)
+                thread.join(120)
         assert found == [OUTSIDE, inside]
 
 

@@ -18,9 +18,8 @@ from guard.gateway.embedded import Gateway
 from guard.scope.scope import current_scope
 from tests.guard.conftest import Tenant
 from tests.support.proxy import ChaosProxy
-from tests.support.waiting import until
+from tests.support.waiting import WAIT_S, until
 
-WAIT_S = 30.0
 MODEL = "test-model"
 TOKEN = 1_000
 CENT = wire.NANOUSD_PER_CENT

@@ -18,10 +18,9 @@ from guard.runtime import active
 from guard.runtime.runtime import GuardRuntime
 from guard.scope.scope import OUTSIDE, current_scope
 from tests.support.proxy import ChaosProxy
-from tests.support.waiting import until
+from tests.support.waiting import WAIT_S, until
 
 pytestmark = pytest.mark.usefixtures("_outside")
-WAIT_S = 30.0
 CONNECTED = ("ok", "degraded")  # until the control channel is up
 
 

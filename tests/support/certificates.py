@@ -55,6 +55,6 @@ def new_authority(folder: Path) -> Authority:
 
 def _openssl(*arguments: str | Path) -> None:
     done = subprocess.run(
-        ["openssl", *arguments], capture_output=True, text=True, timeout=240, check=False
+        ["openssl", *arguments], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 import attrs
 
 from guard.gateway.cli.admin_client import AdminClient
+from tests.support.programs import environment
 
 _ROOT = Path(__file__).parents[2]
 _PROGRAM = """
@@ -37,10 +37,9 @@ class GatewayProcess:
 @contextlib.contextmanager
 def gateway_process() -> Iterator[GatewayProcess]:
     """Run a gateway until the block ends."""
-    kept = {name: text for name, text in os.environ.items() if not name.startswith("GUARD_")}
     process = subprocess.Popen(
         [sys.executable, "-c", _PROGRAM],
-        env={**kept, "PYTHONPATH": str(_ROOT)},
+        env=environment(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -52,4 +51,4 @@ def gateway_process() -> Iterator[GatewayProcess]:
         yield GatewayProcess(url, key, admin)
         admin.close()
     finally:
-        process.communicate(timeout=60)  # its input ends, and so does it
+        process.communicate(timeout=120)  # its input ends, and so does it

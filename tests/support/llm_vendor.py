@@ -125,7 +125,7 @@ def vendor_process(*, beside: int = 4, unlimited: int = 50) -> Iterator[str]:
         assert process.stdout is not None
         yield process.stdout.readline().strip()
     finally:
-        process.communicate(timeout=60)  # its input ends, and so does it
+        process.communicate(timeout=120)  # its input ends, and so does it
 
 
 async def _main() -> None:

@@ -76,7 +76,7 @@ class Server:
         for each in family:
             with contextlib.suppress(psutil.NoSuchProcess):
                 each.kill()
-        self._process.wait(60)
+        self._process.wait(120)
         psutil.wait_procs(family, 20)
         self._process = None
 

@@ -121,7 +121,7 @@ class ChaosProxy:
         self._is_closing = True  # whatever is held back goes on, and ends
         self.cut()
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(60)
+        self._thread.join(120)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)

@@ -67,7 +67,7 @@ class RedisServer:
         """End it at once."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait(60)
+            self._process.wait(120)
             self._process = None
 
     def flush(self) -> None:

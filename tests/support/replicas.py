@@ -144,7 +144,7 @@ class Site:
     def kill(self, served: Served) -> None:
         """Kill a replica at once."""
         served.process.kill()
-        served.process.wait(60)
+        served.process.wait(120)
 
     # -- the operator --------------------------------------------------------------------------
 
@@ -213,7 +213,7 @@ class Site:
 
     def answered(self) -> int:
         """Return how many requests the vendor has answered."""
-        return int(httpx.get(f"{self.vendor}/stats", timeout=60).json()["answered"])
+        return int(httpx.get(f"{self.vendor}/stats", timeout=120).json()["answered"])
 
     def goes_on(self, by: int = 40 if is_patient else 20, within_s: float = 60) -> None:
         """Wait until agents have spent some more."""
@@ -241,7 +241,7 @@ class Site:
         headers = {"X-API-Key": served.api_key, "X-Guard-Protocol": "3"}
         body = {"call_id": f"probe-{next(_numbers)}", "kind": "call", "function": "probe", **fields}
         started = time.monotonic()
-        reply = httpx.post(f"{served.base_url}/gate", json=body, headers=headers, timeout=60)
+        reply = httpx.post(f"{served.base_url}/gate", json=body, headers=headers, timeout=120)
         took_s = time.monotonic() - started
         return reply.status_code, reply.json().get("error_code", ""), took_s
 
@@ -335,8 +335,8 @@ class _Ordered:
     def end(self) -> None:
         """Kill the process; no body was told twice that it is killed."""
         self.process.kill()
-        self.process.wait(60)
-        self._reading.join(60)
+        self.process.wait(120)
+        self._reading.join(120)
         for stream in (self.process.stdin, self.process.stdout):
             assert stream is not None
             stream.close()

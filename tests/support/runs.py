@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from guard.local_gateway import Files, read_json, try_lock
+from guard.gateway.cli.admin_client import AdminClient
+from guard.local_gateway import Files, join, read_json, try_lock
 from tests.support.programs import environment
 
 AGENT = """
@@ -40,6 +41,7 @@ class Runs:
 
     def __init__(self, directory: Path) -> None:
         self.env = environment({"GUARD_LOCAL_DIR": str(directory)})
+        self._directory = directory
 
     def start(self, *arguments: str, **more: Any) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -53,8 +55,19 @@ class Runs:
         self, *arguments: str, stdin: str = "", **more: Any
     ) -> subprocess.CompletedProcess[str]:
         process = self.start(*arguments, **more)
-        out, err = process.communicate(stdin, timeout=110)
+        out, err = process.communicate(stdin, timeout=300)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    @contextlib.contextmanager
+    def operator(self) -> Iterator[AdminClient]:
+        """Reach the gateway as its operators do, from here: a command each would take longer."""
+        gateway = join(self._directory)
+        admin = AdminClient(gateway.url, gateway.identity.admin_key)
+        try:
+            yield admin
+        finally:
+            admin.close()
+            gateway.leave()
 
 
 @contextlib.contextmanager

@@ -36,13 +36,13 @@ class SlowServer:
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="slow-server")
         self._thread.start()
-        assert self._started.wait(60)
+        assert self._started.wait(120)
         self.url = f"http{'s' if certificate else ''}://127.0.0.1:{self._port}"
 
     def close(self) -> None:
         """End the server."""
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(60)
+        self._thread.join(120)
 
     def count(self, path: str) -> int:
         """Return how often a path was asked for."""

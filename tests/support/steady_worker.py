@@ -41,7 +41,7 @@ class SteadyWorker:
     def end(self) -> None:
         """Take no further step, and wait for the last."""
         self._ended.set()
-        self._thread.join(60)
+        self._thread.join(120)
 
     def _run(self) -> None:
         @guard.protect

@@ -9,12 +9,16 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+WAIT_S = 120.0
+"""The end of a wait that would last for ever: a busy machine takes long, and that is no failure."""
+
+PATIENT = {"GUARD_TIMEOUT_MS": "60000"}
+"""A setting for all programs whose subject is not this deadline: a slow gateway is no outage."""
+
 _STEP_S = 0.005
-_DEADLINE_S = 60.0
-"""Far longer than any wait: only what would last for ever reaches it, also on a busy machine."""
 
 
-def until(condition: Callable[[], T], timeout_s: float = _DEADLINE_S) -> T:
+def until(condition: Callable[[], T], timeout_s: float = WAIT_S) -> T:
     """Wait in this thread until ``condition()`` is truthy and return its value."""
     ends = time.monotonic() + timeout_s
     while True:
@@ -26,7 +30,7 @@ def until(condition: Callable[[], T], timeout_s: float = _DEADLINE_S) -> T:
         time.sleep(_STEP_S)
 
 
-async def until_async(condition: Callable[[], T], timeout_s: float = _DEADLINE_S) -> T:
+async def until_async(condition: Callable[[], T], timeout_s: float = WAIT_S) -> T:
     """Await until ``condition()`` is truthy and return its value."""
     ends = time.monotonic() + timeout_s
     while True:

@@ -25,7 +25,7 @@ def run() -> Run:
         *arguments: str,
         env: Mapping[str, str] | None = None,
         stdin: str | None = None,
-        timeout_s: float = 60.0,
+        timeout_s: float = 300.0,
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, *arguments],

@@ -21,12 +21,14 @@ from psycopg import sql
 from guard.gateway.databases import own_schema
 from guard.gateway.settings import DatabaseUrl
 from tests.support import postgres
-from tests.support.programs import environment
+from tests.support.commands import Command, run_commands
+from tests.support.programs import ROOT, environment
 from tests.system.conftest import Run
 
+Done = subprocess.CompletedProcess[str]
 
-def demo(run: Run, *arguments: str, **options: Any) -> dict[str, Any]:
-    done = run("-m", "guard", "demo", "--json", *arguments, **options)
+
+def document_of(done: Done) -> dict[str, Any]:
     assert done.returncode == 0, done.stdout + done.stderr
     document = json.loads(done.stdout)
     assert isinstance(document, dict)
@@ -36,8 +38,43 @@ def demo(run: Run, *arguments: str, **options: Any) -> dict[str, Any]:
     return document
 
 
-def test_the_built_in_inbox(run: Run) -> None:
-    document = demo(run)
+def demo(*arguments: str, **more: Any) -> Command:
+    return Command(("demo", *arguments), **more)
+
+
+def mail(folder: Path) -> tuple[Path, Path]:
+    """Write a message and a mailbox of three."""
+    message = EmailMessage()
+    message["Subject"] = "Réunion [red]demain[/]"
+    message["From"] = "anna@example.com"
+    message.set_content("Voici l'ordre du jour de la réunion.\n")
+    message.add_alternative("<p>Voici</p>", subtype="html")
+    eml = folder / "one.eml"
+    eml.write_bytes(message.as_bytes())
+    box = mailbox.mbox(folder / "many.mbox")
+    for _ in range(3):
+        box.add(message)
+    box.close()
+    return eml, folder / "many.mbox"
+
+
+@pytest.fixture(scope="module")
+def demos(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Done]:
+    """The demo with each inbox, told once each."""
+    eml, box = mail(tmp_path_factory.mktemp("mail"))
+    lines = "Lunch at noon on Friday?\n\nWIN a FREE prize now, call 0900-123-456!!!\n"
+    commands = {
+        "built in": demo("--json"),
+        "for people": demo(),
+        "standard input": demo("--json", "--inbox", "-", stdin=lines),
+        "a message": demo("--json", "--inbox", str(eml)),
+        "a mailbox": demo("--json", "--inbox", str(box)),
+    }
+    return dict(zip(commands, run_commands(*commands.values()), strict=True))
+
+
+def test_the_built_in_inbox(demos: dict[str, Done]) -> None:
+    document = document_of(demos["built in"])
     assert document["llm"]["stand_in"] is True
     assert document["llm"]["client"].startswith("openai ")
     assert 0 < document["spam"] < document["classified"] <= document["messages"] == 12
@@ -58,35 +95,20 @@ def test_the_built_in_inbox(run: Run) -> None:
 
 def test_without_the_vendors_client(run: Run, tmp_path: Path) -> None:
     (tmp_path / "openai.py").write_text("raise ImportError('not here')\n")
-    root = str(Path(__file__).parents[2])
-    document = demo(run, env={"PYTHONPATH": f"{tmp_path}:{root}"})
+    env = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    document = document_of(run("-m", "guard", "demo", "--json", env=env))
     assert document["llm"]["client"].startswith("httpx ")
 
 
-def test_inbox_from_standard_input(run: Run) -> None:
-    lines = "Lunch at noon on Friday?\n\nWIN a FREE prize now, call 0900-123-456!!!\n"
-    document = demo(run, "--inbox", "-", stdin=lines)
-    assert document["messages"] == 2
+@pytest.mark.parametrize(
+    ("inbox", "messages"), [("standard input", 2), ("a message", 1), ("a mailbox", 3)]
+)
+def test_other_inboxes(demos: dict[str, Done], inbox: str, messages: int) -> None:
+    assert document_of(demos[inbox])["messages"] == messages
 
 
-def test_inbox_of_mail(run: Run, tmp_path: Path) -> None:
-    mail = EmailMessage()
-    mail["Subject"] = "Réunion [red]demain[/]"
-    mail["From"] = "anna@example.com"
-    mail.set_content("Voici l'ordre du jour de la réunion.\n")
-    mail.add_alternative("<p>Voici</p>", subtype="html")
-    eml = tmp_path / "one.eml"
-    eml.write_bytes(mail.as_bytes())
-    box = mailbox.mbox(tmp_path / "many.mbox")
-    for _ in range(3):
-        box.add(mail)
-    box.close()
-    assert demo(run, "--inbox", str(eml))["messages"] == 1
-    assert demo(run, "--inbox", str(tmp_path / "many.mbox"))["messages"] == 3
-
-
-def test_for_people(run: Run) -> None:
-    done = run("-m", "guard", "demo")
+def test_for_people(demos: dict[str, Done]) -> None:
+    done = demos["for people"]
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
     assert max(map(len, done.stdout.splitlines())) <= 80
@@ -96,21 +118,17 @@ def test_for_people(run: Run) -> None:
     assert "\x1b" not in done.stdout, "escape sequences in a pipe"
 
 
-@pytest.mark.parametrize("kind", ["missing", "directory", "binary", "empty"])
-def test_an_unreadable_inbox_is_one_clear_line(run: Run, tmp_path: Path, kind: str) -> None:
-    path = tmp_path / "inbox.txt"
-    if kind == "directory":
-        path.mkdir()
-    elif kind == "binary":
-        path.write_bytes(b"\x7fELF\0\0\0")
-    elif kind == "empty":
-        path.write_text("\n \n")
-    done = run("-m", "guard", "demo", "--inbox", str(path))
-    assert done.returncode == 1
-    assert done.stdout == ""
-    assert len(done.stderr.strip().splitlines()) == 1
-    assert str(path) in done.stderr
-    assert "Traceback" not in done.stderr
+def test_an_unreadable_inbox_is_one_clear_line(tmp_path: Path) -> None:
+    paths = [tmp_path / kind for kind in ("missing", "directory", "binary", "empty")]
+    paths[1].mkdir()
+    paths[2].write_bytes(b"\x7fELF\0\0\0")
+    paths[3].write_text("\n \n")
+    failed = run_commands(*(demo("--inbox", str(path)) for path in paths))
+    for path, done in zip(paths, failed, strict=True):
+        assert (done.returncode, done.stdout) == (1, "")
+        assert len(done.stderr.strip().splitlines()) == 1
+        assert str(path) in done.stderr
+        assert "Traceback" not in done.stderr
 
 
 @pytest.fixture
@@ -137,13 +155,12 @@ def _schemas(connection: psycopg.Connection[Any]) -> set[str]:
     return {row[0] for row in found}
 
 
-def test_on_postgresql_beside_what_is_there(run: Run, database: str) -> None:
-    document = demo(run, "--database", database)
+def test_on_postgresql_beside_what_is_there(database: str) -> None:
+    for_machines, done = run_commands(
+        demo("--json", "--database", database), demo("--database", database)
+    )
+    document = document_of(for_machines)
     assert document["database"].startswith("PostgreSQL, schema guard_demo_")
-
-
-def test_on_postgresql_for_people(run: Run, database: str) -> None:
-    done = run("-m", "guard", "demo", "--database", database)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
     assert max(map(len, done.stdout.splitlines())) <= 80
@@ -154,7 +171,7 @@ def test_on_postgresql_for_people(run: Run, database: str) -> None:
 def test_a_signal_leaves_nothing_in_postgresql(database: str, number: signal.Signals) -> None:
     process = subprocess.Popen(
         [sys.executable, "-u", "-m", "guard", "demo", "--database", database],
-        env=environment(None), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdout is not None
     with process:
@@ -162,13 +179,13 @@ def test_a_signal_leaves_nothing_in_postgresql(database: str, number: signal.Sig
             if "allowed" in line:
                 break
         process.send_signal(number)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=120)
     assert process.returncode == {signal.SIGINT: 1, signal.SIGTERM: 143}[number]
     assert "Traceback" not in errors
     assert "is left" not in errors
 
 
-def _fails(done: subprocess.CompletedProcess[str], code: int, *words: str) -> None:
+def _fails(done: Done, code: int, *words: str) -> None:
     assert (done.returncode, done.stdout) == (code, "")
     assert "Traceback" not in done.stderr
     assert "canary" not in done.stderr
@@ -176,23 +193,29 @@ def _fails(done: subprocess.CompletedProcess[str], code: int, *words: str) -> No
         assert each in done.stderr
 
 
-def test_a_database_that_cannot_be_used_is_one_clear_line(run: Run, tmp_path: Path) -> None:
-    def failed(url: str, **options: Any) -> subprocess.CompletedProcess[str]:
-        done = run("-m", "guard", "demo", "--database", url, **options)
+def test_a_database_that_cannot_be_used_is_one_clear_line() -> None:
+    said: dict[str, tuple[int, tuple[str, ...]]] = {
+        "guard.sqlite3": (2, ("postgresql://", "a SQLite file of its own")),
+        "postgresql://g:canary-1@127.0.0.1:1/guard": (1, ("127.0.0.1:1/guard", "refused")),
+        "postgresql://g:canary%zz@127.0.0.1:1/guard": (1, ("127.0.0.1:1/guard",)),
+        "postgresql://g:canary@[::1/guard": (1, ("cannot be used",)),
+        "postgresql://g:x/canary@127.0.0.1/guard": (1, ("127.0.0.1/guard cannot be used",)),
+    }
+    failed = run_commands(*(demo("--database", url) for url in said))
+    for (code, words), done in zip(said.values(), failed, strict=True):
         assert "SQLite" in done.stderr or len(done.stderr.strip().splitlines()) == 1
-        return done
+        _fails(done, code, *words)
 
-    _fails(failed("guard.sqlite3"), 2, "postgresql://", "a SQLite file of its own")
-    _fails(failed("postgresql://g:canary-1@127.0.0.1:1/guard"), 1, "127.0.0.1:1/guard", "refused")
-    _fails(failed("postgresql://g:canary%zz@127.0.0.1:1/guard"), 1, "127.0.0.1:1/guard")
-    _fails(failed("postgresql://g:canary@[::1/guard"), 1, "cannot be used")
-    _fails(failed("postgresql://g:x/canary@127.0.0.1/guard"), 1, "127.0.0.1/guard cannot be used")
+
+def test_a_database_without_its_driver_is_one_clear_line(run: Run, tmp_path: Path) -> None:
     (tmp_path / "psycopg.py").write_text(
         "raise ModuleNotFoundError('no psycopg', name='psycopg')\n"
     )
-    root = str(Path(__file__).parents[2])
-    without = failed("postgresql://g@127.0.0.1:1/g", env={"PYTHONPATH": f"{tmp_path}:{root}"})
-    _fails(without, 1, "pip install 'guard[postgres]'")
+    url = "postgresql://g@127.0.0.1:1/g"
+    env = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    done = run("-m", "guard", "demo", "--database", url, env=env)
+    assert len(done.stderr.strip().splitlines()) == 1
+    _fails(done, 1, "pip install 'guard[postgres]'")
 
 
 def test_a_user_who_may_make_no_schema_is_told(run: Run, database: str) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from guard.gateway.embedded import Gateway
+from tests.support.commands import Command, run_commands
 from tests.system.conftest import Run
 
 NOBODY = "http://127.0.0.1:1"
@@ -17,7 +17,10 @@ NOBODY = "http://127.0.0.1:1"
 
 def examined(run: Run, *, code: int, **env: str) -> dict[str, dict[str, Any]]:
     """Run it; return its checks by name, the worst of those that have one."""
-    done = run("-m", "guard", "doctor", "--json", env=env)
+    return checks_of(run("-m", "guard", "doctor", "--json", env=env), code)
+
+
+def checks_of(done: subprocess.CompletedProcess[str], code: int) -> dict[str, dict[str, Any]]:
     assert done.returncode == code, done.stdout + done.stderr
     assert done.stderr == ""
     said = json.loads(done.stdout)
@@ -65,9 +68,9 @@ def test_a_key_that_is_refused(run: Run, gateway: Gateway) -> None:
     assert "refused" in checks["GUARD_API_KEY"]["detail"]
 
 
-@pytest.mark.parametrize(
-    ("env", "name", "result"),
-    [
+def test_what_is_not_as_usual(gateway: Gateway) -> None:
+    usual = {"GUARD_API_KEY": gateway.admin.create_key(), "GUARD_API_URL": gateway.base_url}
+    expected = [
         ({"GUARD_MODE": "observe"}, "mode", "warn"),
         ({"GUARD_FALLBACK_MODE": "open"}, "mode", "warn"),
         ({"GUARD_APIKEY": "x"}, "variables", "warn"),
@@ -77,14 +80,11 @@ def test_a_key_that_is_refused(run: Run, gateway: Gateway) -> None:
         ({"GUARD_SPOOL_DIR": "/dev/null/spool"}, "spool", "fail"),
         ({"GUARD_TIMEOUT_MS": "soon"}, "settings", "fail"),
         ({"GUARD_API_URL": "http://guard.example.com"}, "TLS", "fail"),
-    ],
-)
-def test_what_is_not_as_usual(
-    run: Run, gateway: Gateway, env: dict[str, str], name: str, result: str
-) -> None:
-    usual = {"GUARD_API_KEY": gateway.admin.create_key(), "GUARD_API_URL": gateway.base_url}
-    checks = examined(run, code=1 if result == "fail" else 0, **(usual | env))
-    assert checks[name]["result"] == result
+    ]
+    commands = [Command(("doctor", "--json"), env=usual | env) for env, _, _ in expected]
+    for (env, name, result), done in zip(expected, run_commands(*commands), strict=True):
+        checks = checks_of(done, code=1 if result == "fail" else 0)
+        assert checks[name]["result"] == result, env
 
 
 def test_switched_off_it_needs_no_key(run: Run) -> None:

@@ -22,7 +22,8 @@ import psutil
 import pytest
 
 from guard.local_gateway import Files, LocalGatewayError, join, read_json, try_lock
-from tests.support.programs import environment
+from tests.support.programs import environment, is_gone
+from tests.support.waiting import until
 from tests.system.conftest import Run
 
 AGENT = """
@@ -59,24 +60,8 @@ def directory(tmp_path: Path) -> Iterator[Path]:
     )
 
 
-def until(condition: Callable[[], Any], timeout_s: float = 30.0) -> Any:
-    """Wait until something holds, and return it."""
-    ends_s = time.monotonic() + timeout_s
-    while not (value := condition()):
-        assert time.monotonic() < ends_s, "it did not come true in time"
-        time.sleep(0.05)
-    return value
-
-
 def pid_of(directory: Path) -> int:
     return int(read_json(Files(directory).address)["pid"])
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 @pytest.fixture
@@ -282,7 +267,7 @@ def test_a_directory_that_may_not_be_written(tmp_path: Path) -> None:
     )
     done = subprocess.run(
         [sys.executable, "-c", code, closed / "guard" / "local"],
-        env=environment(), capture_output=True, text=True, timeout=60, check=True,
+        env=environment(), capture_output=True, text=True, timeout=300, check=True,
     )  # fmt: skip
     assert "Permission denied" in done.stdout
 

@@ -102,11 +102,12 @@ class Started:
     def __call__(self, *options: str) -> tuple[int, dict[str, Any], str]:
         """Run it under guard; return the exit code, the report and standard error."""
         process = self.start(*options, "--json")
-        out, err = process.communicate(timeout=100)
+        out, err = process.communicate(timeout=300)
         return process.returncode, json.loads(out.splitlines()[-1]), err
 
 
-@pytest.fixture(params=AGENTS, ids=str)
+# An agent without tools, which takes the longest to import, shows nothing that the others do not.
+@pytest.fixture(params=[*AGENTS[:-1], pytest.param(AGENTS[-1], marks=pytest.mark.matrix)], ids=str)
 def agent(request: pytest.FixtureRequest) -> Agent:
     chosen: Agent = request.param
     return chosen
@@ -152,13 +153,13 @@ def test_an_agent_is_watched_and_killed(guard: Runs, run: Started, model: ToolLo
     reader = threading.Thread(target=said.extend, args=(process.stderr,))
     reader.start()
     try:
-        until(lambda: model.bodies, 60)
-        killed = guard("gateway", "kill", name, "--local", "--reason", "runaway")
-        assert killed.returncode == 0, killed.stderr
-        assert process.wait(60) == 77
+        until(lambda: model.bodies)
+        with guard.operator() as operator:
+            operator.kill(name, reason="runaway")
+        assert process.wait(120) == 77
     finally:
         process.kill()
-        reader.join(60)
+        reader.join(120)
         for pipe in (process.stdin, process.stdout, process.stderr):
             assert pipe is not None
             pipe.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -13,10 +12,10 @@ import pytest
 
 from guard.local_gateway import Files, read_json
 from guard.local_runs import RunMark, abandoned
+from tests.support.programs import is_gone
 from tests.support.runs import LIMIT, Runs
-from tests.support.waiting import until
+from tests.support.waiting import WAIT_S, until
 
-WAIT_S = 60.0
 SLOW = """
 import sys, time, httpx
 print("up", flush=True)
@@ -41,14 +40,12 @@ def slow(tmp_path: Path) -> str:
 
 def rules(guard: Runs) -> tuple[list[str], list[str], list[str]]:
     """Return the run keys that are valid, the key budgets and the policies."""
-
-    def listed(what: str) -> Any:
-        return json.loads(guard("gateway", what, "list", "--local", "--json").stdout)
-
-    keys = [each["name"] for each in listed("keys")
-            if each["name"].startswith("run ") and each["revoked_at_ms"] is None]  # fmt: skip
-    budgets = [each["scope_id"] for each in listed("budgets") if each["scope_kind"] == "key"]
-    return keys, budgets, [each["name"] for each in listed("policies")]
+    with guard.operator() as admin:
+        listed = admin.keys()
+        keys = [each["name"] for each in listed
+                if each["name"].startswith("run ") and each["revoked_at_ms"] is None]  # fmt: skip
+        budgets = [each["scope_id"] for each in admin.budgets() if each["scope_kind"] == "key"]
+        return keys, budgets, [each["name"] for each in admin.policies()]
 
 
 def killed_run(guard: Runs, slow: str, vendor: str, name: str) -> Any:
@@ -75,7 +72,8 @@ def test_a_killed_supervisor_leaves_nothing_and_cuts_its_program_off(
         until(lambda: rules(guard) == ([], [], []), WAIT_S)
         out, err = process.communicate(timeout=WAIT_S)  # the program's, which has both pipes
         assert "Authentication" in out + err or "401" in out + err, out + err
-        audit = json.loads(guard("gateway", "audit", "list", "--local", "--json").stdout)
+        with guard.operator() as admin:
+            audit = admin.audit()
         removed = {e["action"] for e in audit if e["actor"] == "end of a run"}
         assert removed == {"key.revoke", "policy.delete", "budget.delete"}
     finally:
@@ -94,6 +92,7 @@ def test_the_next_gateway_removes_what_the_last_one_could_not(
     gateway = read_json(Files(directory).address)["pid"]
     process.send_signal(signal.SIGSTOP)  # it would start another one
     os.kill(gateway, signal.SIGKILL)
+    until(lambda: is_gone(gateway))
     process.send_signal(signal.SIGKILL)
     assert list((directory / "runs").iterdir())
     until(lambda: rules(guard) == ([], [], []), WAIT_S)

@@ -58,7 +58,13 @@ def home(tmp_path: Path) -> dict[str, str]:
 EXECUTE = ["jupyter", "nbconvert", "--to", "notebook", "--execute", "--output", "out.ipynb"]
 
 
-@pytest.mark.parametrize("program", [EXECUTE, ["jupyter", "execute"]], ids=["nbconvert", "execute"])
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(EXECUTE, id="nbconvert"),
+        pytest.param(["jupyter", "execute"], id="execute", marks=pytest.mark.matrix),
+    ],
+)
 def test_a_notebook(
     guard: Runs, vendor: str, tmp_path: Path, home: dict[str, str], program: list[str]
 ) -> None:
@@ -149,21 +155,21 @@ class Server:
         self._reader.start()
 
     def url(self) -> str:
-        until(lambda: "Uvicorn running on" in "".join(self.said), 60)
+        until(lambda: "Uvicorn running on" in "".join(self.said))
         match = re.search(r"running on (http://127\.0\.0\.1:\d+)", "".join(self.said))
         assert match is not None
         return match[1]
 
     def wait(self) -> int:
-        code = self._process.wait(60)
-        self._reader.join(60)
+        code = self._process.wait(120)
+        self._reader.join(120)
         return code
 
 
 def ask(url: str) -> str:
     """Return the version that answers; nothing if there is no answer, or an error."""
     with contextlib.suppress(httpx.HTTPError):
-        reply = httpx.get(url, timeout=30)
+        reply = httpx.get(url, timeout=120)
         return reply.text if reply.status_code == 200 else ""
     return ""
 
@@ -171,7 +177,7 @@ def ask(url: str) -> str:
 @pytest.mark.parametrize("options", [[], ["--workers", "2"]], ids=["alone", "workers"])
 def test_uvicorn(guard: Runs, vendor: str, tmp_path: Path, options: list[str]) -> None:
     with serving(guard, vendor, tmp_path, *options) as (url, server):
-        until(lambda: ask(url) == "one", 60)
+        until(lambda: ask(url) == "one")
         assert [ask(url) for _ in range(3)] == ["one", "one", ""], "there is money for three"
         assert server.wait() == 77
     assert "3 LLM requests, $0.001538 of $0.002" in "".join(server.said)
@@ -181,11 +187,11 @@ def test_uvicorn(guard: Runs, vendor: str, tmp_path: Path, options: list[str]) -
 
 def test_uvicorn_that_reloads(guard: Runs, vendor: str, tmp_path: Path) -> None:
     with serving(guard, vendor, tmp_path, "--reload") as (url, server):
-        until(lambda: ask(url) == "one", 60)
+        until(lambda: ask(url) == "one")
         (tmp_path / "site_app.py").write_text(APP.replace("one", "two"))
-        until(lambda: "Reloading" in "".join(server.said), 60)
-        until(lambda: ask(url) == "two", 60)
-        until(lambda: ask(url) == "", 60)
+        until(lambda: "Reloading" in "".join(server.said))
+        until(lambda: ask(url) == "two")
+        until(lambda: ask(url) == "")
         assert server.wait() == 77
     assert "3 LLM requests, $0.001538 of $0.002" in "".join(server.said)
 

@@ -170,5 +170,5 @@ time.sleep(60)
     with terminal(guard, tmp_path, script) as session:
         session.expect("ready")
         session.process.send_signal(signal.SIGHUP)
-        until(lambda: os.path.exists(tmp_path / "hung-up"), 60)
+        until(lambda: os.path.exists(tmp_path / "hung-up"))
         assert session.wait() == 0

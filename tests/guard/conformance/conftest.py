@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.server
 import json
-import os
 import subprocess
 import sys
 import textwrap
@@ -18,6 +17,7 @@ import attrs
 import pytest
 
 from guard.runtime.runtime import GuardRuntime
+from tests.support.programs import environment
 
 CAPABILITIES: Final = "/api/v1/capabilities"
 EVENTS: Final = "/api/v1/events"
@@ -105,7 +105,7 @@ class ScriptedGateway:
         self._closing.set()
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join(10)
+        self._thread.join(120)
 
     def _serve(self, handler: http.server.BaseHTTPRequestHandler) -> None:
         path = urlsplit(handler.path).path
@@ -163,15 +163,14 @@ def scripted_runtime(scripted: ScriptedGateway, start: Callable[..., GuardRuntim
 def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run a program in a process of its own; keyword arguments are environment variables."""
 
-    def run(source: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith("GUARD_")}
+    def run(source: str, **more: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-c", textwrap.dedent(source)],
-            env=inherited | environment,
+            env=environment(more),
             cwd=_ROOT,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             check=False,
         )
 

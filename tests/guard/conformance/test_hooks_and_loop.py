@@ -14,9 +14,7 @@ import guard
 from guard.breaker.exceptions import GuardError
 from guard.hooks import GatewayWarning, on_warning
 from guard.runtime.runtime import GuardRuntime
-from tests.support.waiting import until
-
-WAIT_S = 30.0
+from tests.support.waiting import WAIT_S, until
 
 
 @guard.protect

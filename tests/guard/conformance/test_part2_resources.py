@@ -18,6 +18,7 @@ from guard.breaker.exceptions import (
     GuardError,
     InsecureTransportError,
 )
+from tests.support.waiting import PATIENT
 
 KEY = "gdk_conformance_key"
 
@@ -82,8 +83,10 @@ class TestRuntime:
         monkeypatch.setenv("GUARD_BATCH_SIZE", "9")
         assert guard.init(tenant.key, tenant.url).settings.batch_size == 9
 
-    def test_defaults(self) -> None:
+    def test_defaults(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Semantics, Settings: the defaults."""
+        for name in PATIENT:
+            monkeypatch.delenv(name)
         settings = _settings(GuardRuntime(KEY))
         assert settings.api_url == "http://127.0.0.1:8787"
         assert (settings.batch_size, settings.flush_interval_ms) == (100, 1000)

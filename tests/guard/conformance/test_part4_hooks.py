@@ -340,7 +340,7 @@ class TestNever:
         @guard.protect
         def body() -> None:
             tenant.admin.kill("w")
-            until(lambda: False, 30)
+            until(lambda: False)
 
         with guard.workflow("w"), pytest.raises(WorkflowKilledInterrupt):
             body()

@@ -116,7 +116,7 @@ class ControlServer:
 
     def close(self) -> None:
         self._server.shutdown()
-        self._thread.join(10)
+        self._thread.join(120)
 
 
 class TestShutdown:
@@ -125,7 +125,7 @@ class TestShutdown:
         server = ControlServer()
         try:
             start(api_url=server.url, transport_mode="websocket", timeout_ms=300)
-            assert server.opened.wait(10)
+            assert server.opened.wait(120)
             until(lambda: guard.status().control_channel == "websocket")
             guard.shutdown()
             until(lambda: server.closed_with)

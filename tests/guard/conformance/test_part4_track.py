@@ -249,12 +249,12 @@ class TestNeverInTheWay:
 
         def hang(asked: Any) -> Any:
             hanging.set()
-            release.wait(20)
+            release.wait(120)
             return type("Canned", (), {"status": 202, "body": {"accepted": 1}, "headers": {}})
 
         scripted.answer_with("/api/v1/events", hang)
         guard.track_tool("first")
-        assert hanging.wait(10)
+        assert hanging.wait(120)
         for _ in range(1000):
             guard.track_tool("more")
         assert not release.is_set()

@@ -207,7 +207,7 @@ class TestSigning:
             subprotocols=[websockets.Subprotocol("guard.v3")],
             proxy=None,
         ) as socket:
-            frame = msgspec.json.decode(socket.recv(timeout=10))
+            frame = msgspec.json.decode(socket.recv(timeout=120))
         assert signing.verify_frame(
             signed["hmac_secret"],
             "nonce-of-the-socket",
@@ -261,7 +261,7 @@ class TestSigning:
             guard.shutdown(flush=False)
         finally:
             server.shutdown()
-            thread.join(10)
+            thread.join(120)
 
 
 def _signed_headers(

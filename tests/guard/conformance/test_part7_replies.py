@@ -29,6 +29,8 @@ from guard.breaker.exceptions import (
     WorkflowKilledInterrupt,
     WorkflowPausedException,
 )
+from tests.guard.conformance.conftest import CONTROL
+from tests.support.waiting import until
 
 HTML = b"<!doctype html><html><body>Bad gateway</body></html>"
 PROBLEM: dict[str, Any] = {
@@ -146,14 +148,15 @@ class TestStatuses:
 
     def test_protocol_too_old(self, scripted: Any) -> None:
         """Part 7 and 9: has min_required_version; upgrade the SDK."""
-        scripted.answer(
-            "/gate", 400, {"error_code": "PROTOCOL_TOO_OLD", "min_required_version": "9.1.0"}
-        )
+        for path in ("/gate", CONTROL):  # a poll that succeeds would say that all is well
+            scripted.answer(
+                path, 400, {"error_code": "PROTOCOL_TOO_OLD", "min_required_version": "9.1.0"}
+            )
         error = _refused()
         assert isinstance(error, GuardProtocolError)
         assert error.min_required_version == "9.1.0"
         assert "pgrade" in error.user_action
-        assert guard.status().state == "misconfigured"
+        until(lambda: guard.status().state == "misconfigured")
 
     @pytest.mark.parametrize(
         ("wait_ms", "expected"), [(None, None), (60_000, 60.0), ("soon", None), (-5, None)]

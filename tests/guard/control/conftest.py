@@ -11,10 +11,7 @@ import pytest
 
 import guard
 from tests.support.slow_server import SlowServer
-from tests.support.waiting import until
-
-WAIT_S = 30.0
-"""How long a kill may take before a test gives up: load is not what is tested here."""
+from tests.support.waiting import WAIT_S, until
 
 
 class Operator(Protocol):

@@ -13,9 +13,7 @@ import guard
 from guard import WorkflowKilledInterrupt
 from guard.core import wire
 from guard.core.ids import IdFactory
-from tests.support.waiting import until, until_async
-
-WAIT_S = 30.0
+from tests.support.waiting import WAIT_S, until, until_async
 
 
 @pytest.fixture(autouse=True)

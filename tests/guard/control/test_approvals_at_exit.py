@@ -18,9 +18,7 @@ import guard
 from guard.gateway.cli.admin_client import AdminError
 from guard.gateway.ledger import approvals as ledger_approvals
 from guard.session import approvals
-from tests.support.waiting import until, until_async
-
-WAIT_S = 30.0
+from tests.support.waiting import WAIT_S, until, until_async
 
 HEAD = """
 import asyncio, os, signal, sys, threading, time

@@ -24,9 +24,8 @@ from guard.runtime.runtime import GuardRuntime
 from tests.guard.delivery.conftest import Answer, Scripted
 from tests.support.asker import asker
 from tests.support.proxy import ChaosProxy
-from tests.support.waiting import until
+from tests.support.waiting import WAIT_S, until
 
-WAIT_S = 30.0
 Start = Callable[..., GuardRuntime]
 
 

@@ -18,9 +18,7 @@ from guard.runtime.runtime import GuardRuntime
 from tests.guard.delivery.conftest import Answer, Scripted, against, scripted  # noqa: F401
 from tests.support.gateway_process import GatewayProcess, gateway_process
 from tests.support.proxy import ChaosProxy
-from tests.support.waiting import until, until_async
-
-WAIT_S = 30.0
+from tests.support.waiting import WAIT_S, until, until_async
 
 
 @guard.protect
@@ -43,7 +41,7 @@ def elsewhere() -> Iterator[GatewayProcess]:
 @pytest.fixture
 def crowded(elsewhere: GatewayProcess) -> GuardRuntime:
     """A runtime that hears this gateway's kills at once, and asks it over HTTP."""
-    runtime = GuardRuntime(elsewhere.key, elsewhere.url, timeout_ms=5000).open()
+    runtime = GuardRuntime(elsewhere.key, elsewhere.url, timeout_ms=60_000).open()
     until(lambda: runtime.status().control_channel == "websocket", WAIT_S)
     assert runtime.link.session is not None
     runtime.link.session.asks.supports(False)

@@ -16,9 +16,7 @@ from guard.gateway.domain.commands import PostCommitEvent
 from guard.gateway.embedded import run_gateway
 from guard.gateway.services.fanout import QUEUE_MAX, Hub
 from guard.gateway.websocket import SocketProtocol
-from tests.support.waiting import until, until_async
-
-WAIT_S = 30.0
+from tests.support.waiting import WAIT_S, until, until_async
 
 
 def events(seq: int) -> list[PostCommitEvent]:

@@ -18,11 +18,9 @@ import guard
 from guard import WorkflowKilledInterrupt
 from guard.runtime.runtime import GuardRuntime
 from tests.support.slow_server import SlowServer
-from tests.support.waiting import until_async
+from tests.support.waiting import WAIT_S, until_async
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("connected")]
-
-WAIT_S = 30.0
 
 
 async def _sleep(server: SlowServer, entered: threading.Event) -> None:

@@ -19,11 +19,10 @@ from guard import WorkflowKilledInterrupt
 from guard.instrumentation.interruptible import llm_request_async
 from guard.runtime.runtime import GuardRuntime
 from tests.support.slow_server import SlowServer
-from tests.support.waiting import until_async
+from tests.support.waiting import WAIT_S, until_async
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("connected", "collected")]
 
-WAIT_S = 30.0
 CHAT = "v1/chat/completions"
 
 Ask = Callable[[str], Awaitable[object]]

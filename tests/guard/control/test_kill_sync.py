@@ -26,11 +26,9 @@ import guard
 from guard import WorkflowKilledInterrupt
 from guard.runtime.runtime import GuardRuntime
 from tests.support.slow_server import SlowServer
-from tests.support.waiting import until
+from tests.support.waiting import WAIT_S, until
 
 pytestmark = pytest.mark.usefixtures("connected")
-
-WAIT_S = 30.0
 
 
 def spin(entered: threading.Event, seconds: float = WAIT_S) -> None:
@@ -402,7 +400,7 @@ class TestHttp:
             ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256",
              "-nodes", "-keyout", pem, "-out", tmp_path / "cert.pem", "-days", "2",
              "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"],
-            check=True, capture_output=True, timeout=30,
+            check=True, capture_output=True, timeout=120,
         )  # fmt: skip
         trust = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
         pem.write_bytes(pem.read_bytes() + (tmp_path / "cert.pem").read_bytes())

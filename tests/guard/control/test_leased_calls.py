@@ -23,9 +23,8 @@ from guard.core.wire import LlmData
 from guard.runtime.runtime import GuardRuntime
 from guard.scope.scope import Entry, Scope, current_scope
 from tests.support.proxy import ChaosProxy
-from tests.support.waiting import until, until_async
+from tests.support.waiting import WAIT_S, until, until_async
 
-WAIT_S = 30.0
 MODEL = "test-model"
 COST = 1_000_000
 """Worst case of ``BOUND``, in nano-dollars: a tenth of a cent."""
@@ -366,7 +365,7 @@ class TestReturning:
                 "call_id": "c", "kind": "llm", "function": "openai", "model": MODEL, "tools": [],
                 "workflow_id": "w", "max_input_tokens": 5_000, "max_output_tokens": 4_000,
             },
-            timeout=10,
+            timeout=120,
         )  # fmt: skip
         assert reply.status_code == 200, reply.text
         assert leasing.leases.totals().nanousd == 0

@@ -15,9 +15,8 @@ import pytest
 
 import guard
 from guard.runtime.runtime import GuardRuntime
-from tests.support.waiting import until
+from tests.support.waiting import WAIT_S, until
 
-WAIT_S = 60.0
 ROOT = Path(__file__).parents[3]
 
 PROGRAM = """
@@ -72,7 +71,7 @@ def test_of_processes(tmp_path: Path, tenant: Any, method: str) -> None:
         },
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
         check=False,
     )
     assert done.stdout.splitlines() == [

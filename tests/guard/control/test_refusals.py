@@ -17,9 +17,7 @@ from guard.breaker.exceptions import GuardBudgetError, WorkflowPausedException
 from guard.core import wire
 from guard.runtime.runtime import GuardRuntime
 from tests.support.slow_server import SlowServer
-from tests.support.waiting import until
-
-WAIT_S = 30.0
+from tests.support.waiting import WAIT_S, until
 
 _CHAT = {
     "id": "c1", "object": "chat.completion", "created": 1, "model": "m",

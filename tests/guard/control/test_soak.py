@@ -21,11 +21,10 @@ from guard import WorkflowKilledInterrupt
 from guard.control import threads
 from guard.core import wire
 from guard.runtime.runtime import GuardRuntime
-from tests.support.waiting import until
+from tests.support.waiting import WAIT_S, until
 
 KILLS = int(os.environ.get("GUARD_TEST_KILL_SOAK", "200"))
 WORKERS = 4
-WAIT_S = 60.0
 
 
 class Soak:

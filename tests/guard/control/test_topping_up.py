@@ -18,9 +18,8 @@ from guard.core.request_bound import RequestBound
 from guard.core.usage import Usage
 from guard.runtime.runtime import GuardRuntime
 from guard.scope.scope import Entry, Scope
-from tests.support.waiting import until
+from tests.support.waiting import WAIT_S, until
 
-WAIT_S = 30.0
 MODEL = "test-model"
 COST = 1_000_000
 BOUND = RequestBound("openai", MODEL, input_tokens=500, output_tokens=500)

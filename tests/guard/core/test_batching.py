@@ -208,9 +208,9 @@ def test_many_threads_and_one_consumer_lose_nothing_silently() -> None:
         for thread in [*producers, consumer]:
             thread.start()
         for thread in producers:
-            thread.join(60)
+            thread.join(120)
         done.set()
-        consumer.join(60)
+        consumer.join(120)
     finally:
         sys.setswitchinterval(interval)
     taken.extend(buffer.take(capacity + threads))

@@ -133,6 +133,6 @@ def test_unique_across_forks() -> None:
     """
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script)],
-        capture_output=True, text=True, timeout=60, check=True,
+        capture_output=True, text=True, timeout=300, check=True,
     )  # fmt: skip
     assert done.stdout.split() == ["1000", "1000"]

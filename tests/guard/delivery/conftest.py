@@ -18,8 +18,8 @@ import attrs
 import pytest
 
 from guard.runtime.runtime import GuardRuntime
+from tests.support.programs import environment
 
-ROOT = Path(__file__).parents[3]
 EVENTS = "/api/v1/events"
 CONTROL = "/api/v1/control"
 
@@ -75,7 +75,7 @@ class Scripted:
 
         self._thread = threading.Thread(target=main, daemon=True)
         self._thread.start()
-        assert started.wait(10)
+        assert started.wait(120)
         self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     def count(self, path: str = EVENTS) -> int:
@@ -85,7 +85,7 @@ class Scripted:
     def close(self) -> None:
         """End the server."""
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(120)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._transports.add(writer.transport)
@@ -197,7 +197,6 @@ def spawn(tmp_path: Path) -> Iterator[Spawn]:
     def starter(program: str, *arguments: str, env: Mapping[str, str]) -> subprocess.Popen[str]:
         script = tmp_path / f"program{len(started)}.py"
         script.write_text(program)
-        kept = {name: text for name, text in os.environ.items() if not name.startswith("GUARD_")}
         process = subprocess.Popen(
             # From 3.12 on the interpreter itself remarks on a fork beside threads, as made here.
             [
@@ -207,7 +206,7 @@ def spawn(tmp_path: Path) -> Iterator[Spawn]:
                 str(script),
                 *arguments,
             ],
-            env={**kept, "PYTHONPATH": str(ROOT), **env},
+            env=environment(env),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -221,4 +220,4 @@ def spawn(tmp_path: Path) -> Iterator[Spawn]:
     for process in started:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-        process.communicate(timeout=30)
+        process.communicate(timeout=120)

@@ -334,7 +334,7 @@ class TestTrouble:
         assert caught.value.events_lost == 0
         assert runtime.status().buffered == 3
         scripted.answer = lambda path, body: None
-        until(lambda: _flushed(runtime), 20)
+        until(lambda: _flushed(runtime))
         assert sorted(scripted.events) == sorted(ids)
         assert runtime.status().events_lost == 0
 
@@ -349,7 +349,7 @@ class TestTrouble:
             with pytest.raises(BreakerTransportError):
                 runtime.flush(10)
         scripted.answer = lambda path, body: None
-        until(lambda: _flushed(runtime), 20)
+        until(lambda: _flushed(runtime))
         lines = [record.getMessage() for record in caplog.records]
         assert [line.partition(",")[0].partition(":")[0] for line in lines] == [
             "events are not delivered",
@@ -395,7 +395,7 @@ class TestRetryAfter:
         scripted.answer = lambda path, body: next(answers, None) if path == EVENTS else None
         runtime = against(flush_interval_ms=20)
         ids = track(1)
-        until(lambda: scripted.events, 20)
+        until(lambda: scripted.events)
         assert scripted.count() == 2
         assert list(scripted.events) == ids
         assert runtime.status().breaker == "closed"  # a gateway that paces is not one that fails
@@ -457,7 +457,7 @@ class TestBatches:
             runtime.flush(10)
         scripted.answer = lambda path, body: None
         before = scripted.count()
-        until(lambda: _flushed(runtime), 20)
+        until(lambda: _flushed(runtime))
         assert len(scripted.events) == 600
         assert scripted.count() - before < 30
 
@@ -483,7 +483,7 @@ class TestBatches:
         assert runtime.status().events_lost == 20
         track(5)
         scripted.answer = lambda path, body: None
-        until(lambda: _flushed(runtime), 20)
+        until(lambda: _flushed(runtime))
         reports = [b["data"]["events"] for b in scripted.bodies if b["type"] == "sdk.loss"]
         assert sum(reports) == 25
         assert runtime.status().events_lost == 25

@@ -256,9 +256,7 @@ class TestSpool:
         self, tenant: Any, spawn: Spawn, tmp_path: Path, proxy: Any
     ) -> None:
         directory = tmp_path / "spool"
-        both = env(
-            tenant, GUARD_SPOOL_DIR=str(directory), GUARD_API_URL=proxy.url, GUARD_TIMEOUT_MS="500"
-        )
+        both = env(tenant, GUARD_SPOOL_DIR=str(directory), GUARD_API_URL=proxy.url)
         proxy.fault = "refuse"
         code, out, err = ended(
             spawn(
@@ -288,7 +286,6 @@ class TestSpool:
             GUARD_SPOOL_DIR=str(directory),
             GUARD_API_URL=proxy.url,
             GUARD_FLUSH_INTERVAL_MS="20",
-            GUARD_TIMEOUT_MS="500",
         )
         proxy.fault = "refuse"
         ended(
@@ -416,7 +413,7 @@ for thread in threads: thread.join()
 flusher.join()
 """
         # A flush raises at the deadline of one answer, which says nothing of forks.
-        patient = env(tenant, GUARD_TIMEOUT_MS="60000")
+        patient = env(tenant)
         code, _, err = ended(spawn(HEAD + program, env=patient))
         assert (code, err) == (0, "")
         seen = [number for page in _pages(tenant) for number in page]

@@ -105,14 +105,14 @@ def _kill(child: subprocess.Popen[str], after_s: float | None) -> None:
             child.wait(after_s)
         except subprocess.TimeoutExpired:
             child.send_signal(signal.SIGKILL)
-    child.communicate(timeout=60)
+    child.communicate(timeout=300)
 
 
 def _spooled(directory: Path) -> set[str]:
     file = directory / "events-1.sqlite3"
     if not file.exists():
         return set()
-    connection = sqlite3.connect(file, timeout=5)
+    connection = sqlite3.connect(file, timeout=120)
     try:
         return {name for (name,) in connection.execute("SELECT event_id FROM events")}
     finally:
@@ -158,7 +158,7 @@ def test_every_event_is_charged_once_or_counted(
         seen_on_disk |= _spooled(spool)
     proxy.fault, proxy.delay_s = "none", 0.0
     drain = spawn(DRAIN, env={**base, "GUARD_SPOOL_DIR": str(spool), "GUARD_TIMEOUT_MS": "5000"})
-    out, err = drain.communicate(timeout=100)
+    out, err = drain.communicate(timeout=300)
     assert (drain.returncode, out.strip()) == (0, "0"), err
 
     charged = Counter(_all_event_ids(tenant))

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.guard.delivery.conftest import ROOT
+from tests.support.programs import ROOT, environment
 from tests.support.waiting import until
 
 WSGI = """
@@ -54,10 +54,9 @@ def work(number):
 def start(
     tmp_path: Path, tenant: Any, *arguments: str, env: Mapping[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
-    kept = {name: text for name, text in os.environ.items() if not name.startswith("GUARD_")}
     out = (tmp_path / "out.txt").open("wb")
     try:
-        return _popen(tmp_path, tenant, arguments, {**kept, **(env or {})}, out)
+        return _popen(tmp_path, tenant, arguments, environment(env), out)
     finally:
         out.close()
 
@@ -84,11 +83,11 @@ def _popen(
 def stop(process: subprocess.Popen[bytes], tmp_path: Path) -> str:
     try:
         process.send_signal(signal.SIGTERM)
-        process.wait(40)
+        process.wait(120)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait(10)
+        process.wait(120)
     return (tmp_path / "out.txt").read_text()
 
 
@@ -111,7 +110,7 @@ def test_gunicorn(tmp_path: Path, tenant: Any, preload: bool) -> None:
         while (len(pids) < 2 or number < 20) and number < 400:
             # A new connection each time, so that both workers get their share.
             transport = httpx.HTTPTransport(uds=str(tmp_path / "web.sock"), retries=3)
-            with httpx.Client(transport=transport, timeout=30) as client:
+            with httpx.Client(transport=transport, timeout=120) as client:
                 pids.add(client.get(f"http://web/?{number}").text)
             number += 1
     finally:

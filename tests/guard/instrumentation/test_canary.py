@@ -69,7 +69,7 @@ def test_nothing_of_them_is_anywhere(
             for _ in api.chat.completions.create(model="m", messages=messages, stream=True):
                 break
         url = f"{standin.url}/v1/chat/completions"
-        requests.post(url, json={**ask, "stream": True}, timeout=30)
+        requests.post(url, json={**ask, "stream": True}, timeout=120)
         standin.instead = Reply(None, b'{"choices": "' + ANSWER.encode())  # cannot be read
         httpx.post(url, json=ask, headers={"Authorization": f"Bearer {KEY}"})
 

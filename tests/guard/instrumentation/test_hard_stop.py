@@ -23,9 +23,8 @@ from tests.guard.instrumentation.gated_clients import CHAT
 from tests.guard.instrumentation.matrix.other_cases import bedrock_client
 from tests.guard.instrumentation.standin.reply import Reply, encoded, sse
 from tests.guard.instrumentation.standin.server import StandIn
-from tests.support.waiting import until
+from tests.support.waiting import WAIT_S, until
 
-WAIT_S = 30.0
 INPUT_TOKENS, OUTPUT_TOKENS = 110, 100
 INPUT_NANOUSD, OUTPUT_NANOUSD = 1_000, 4_000
 COST = INPUT_TOKENS * INPUT_NANOUSD + OUTPUT_TOKENS * OUTPUT_NANOUSD
@@ -164,8 +163,8 @@ class Limited:
         """At least eight ran, the rest were refused, and what was spent is within the limit."""
         ran = [result for result in results if not isinstance(result, BaseException)]
         refused = [result for result in results if isinstance(result, BaseException)]
-        assert 8 <= len(ran) == len(self.vendor.bodies) <= 10
         assert {type(getattr(each, "error", each)) for each in refused} == {GuardBudgetError}
+        assert 8 <= len(ran) == len(self.vendor.bodies) <= 10
         assert len(ran) * COST <= LIMIT
         self.runtime.flush()
         balance = self.balance()

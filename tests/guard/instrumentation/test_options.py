@@ -24,9 +24,8 @@ from tests.guard.instrumentation.gated_clients import CHAT
 from tests.guard.instrumentation.standin.reply import Reply, encoded, sse
 from tests.guard.instrumentation.standin.server import StandIn
 from tests.support.proxy import ChaosProxy
-from tests.support.waiting import until
+from tests.support.waiting import WAIT_S, until
 
-WAIT_S = 30.0
 INPUT_TOKENS, OUTPUT_TOKENS = 110, 100
 INPUT_NANOUSD, OUTPUT_NANOUSD = 1_000, 4_000
 COST = INPUT_TOKENS * INPUT_NANOUSD + OUTPUT_TOKENS * OUTPUT_NANOUSD

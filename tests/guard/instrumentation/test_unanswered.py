@@ -23,11 +23,10 @@ from tests.guard.delivery.conftest import Answer, Scripted, Spawn, against, scri
 from tests.guard.instrumentation.conftest import Observed
 from tests.guard.instrumentation.fake_gate import FakeGate
 from tests.guard.instrumentation.standin.server import StandIn
-from tests.support.waiting import until
+from tests.support.waiting import WAIT_S, until
 
 CHAT = "/v1/chat/completions"
 ASK = {"model": "gpt-x", "messages": [{"role": "user", "content": "four " * 40}]}
-WAIT_S = 30.0
 
 
 @pytest.fixture
@@ -294,7 +293,7 @@ import guard, httpx
 guard.init("k" * 24, sys.argv[1])
 
 def read():
-    with httpx.stream("POST", sys.argv[2] + "/v1/chat/completions", timeout=60, json={
+    with httpx.stream("POST", sys.argv[2] + "/v1/chat/completions", timeout=300, json={
         "model": "gpt-x", "stream": True, "messages": [{"role": "user", "content": "hello there"}]
     }) as response:
         for line in response.iter_lines():
@@ -302,7 +301,7 @@ def read():
 
 started = threading.Event()
 threading.Thread(target=read, daemon=True).start()
-started.wait(30)
+started.wait(120)
 print("reading", flush=True)
 if sys.argv[3] == "exit":
     sys.exit()

@@ -77,7 +77,7 @@ class Operator:
 
     def __exit__(self, *_: object) -> None:
         self._ending.set()
-        self._thread.join(30)
+        self._thread.join(120)
 
     def _run(self) -> None:
         while not self._ending.wait(0.02):

@@ -32,14 +32,13 @@ from langchain_openai import ChatOpenAI
 import guard
 from tests.support.tool_answers import ARGUMENT
 from tests.support.tool_asker import ToolAsker
-from tests.support.waiting import until_async
+from tests.support.waiting import WAIT_S, until_async
 
 pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.filterwarnings("ignore")]
 
 ran: list[str] = []
 MODEL = "gpt-5"
 ASK: list[Any] = [{"role": "user", "content": "Clean up."}]
-WAIT_S = 30.0
 
 
 @pytest.fixture(scope="module")
@@ -259,14 +258,14 @@ def dispatch(message: Any) -> None:
 
 @way
 def plain_requests(url: str) -> None:
-    answer = requests.post(f"{url}/v1/chat/completions", json=chat_body(False), timeout=30)
+    answer = requests.post(f"{url}/v1/chat/completions", json=chat_body(False), timeout=120)
     dispatch(answer.json()["choices"][0]["message"])
 
 
 @way
 def plain_requests_stream(url: str) -> None:
     path = f"{url}/v1/chat/completions"
-    with requests.post(path, json=chat_body(True), timeout=30, stream=True) as answer:
+    with requests.post(path, json=chat_body(True), timeout=120, stream=True) as answer:
         for line in answer.iter_lines():
             if b'"delete_files"' in line:
                 delete_files(ARGUMENT)

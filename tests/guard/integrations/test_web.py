@@ -19,9 +19,8 @@ import pytest
 import guard
 from guard.integrations.web import ASGIMiddleware, WSGIMiddleware
 from guard.runtime.runtime import GuardRuntime
-from tests.support.waiting import until
+from tests.support.waiting import WAIT_S, until
 
-WAIT_S = 40.0
 ROOT = Path(__file__).parents[3]
 
 WSGI = """
@@ -60,7 +59,7 @@ def test_gunicorns_threads(tmp_path: Path, tenant: Any) -> None:
     try:
         until(lambda: socket_path.exists() or process.poll() is not None, WAIT_S)
         transport = httpx.HTTPTransport(uds=str(socket_path), retries=3)
-        with httpx.Client(transport=transport, timeout=30) as client:
+        with httpx.Client(transport=transport, timeout=120) as client:
             before = client.get("http://web/other")
             killed = client.get("http://web/killed")
             after = client.get("http://web/other")
@@ -166,7 +165,7 @@ class TestASGI:
             await guard.protect(step)()
 
     def test_each_kind_of_request(self, url: str) -> None:
-        with httpx.Client(base_url=url, timeout=30) as client:
+        with httpx.Client(base_url=url, timeout=120) as client:
             assert client.get("/other").text == "ran"
             refused = client.get("/killed")
             assert refused.status_code == 503

@@ -43,7 +43,7 @@ def run(script: str) -> str:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-W", "ignore:.*fork:DeprecationWarning", "-c",
          PRELUDE + textwrap.dedent(script)],
-        capture_output=True, text=True, timeout=100, check=False,
+        capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -99,7 +99,7 @@ def test_fork_under_load() -> None:
             time.sleep(0.005)
         stop.set()
         for thread in threads:
-            thread.join(30)
+            thread.join(120)
         assert loop.close(5)
         print(all(ends), len(ends))
         """
@@ -116,9 +116,9 @@ def test_fork_while_the_lock_is_held() -> None:
         def hold():
             with loop._lock:
                 held.set()
-                release.wait(30)
+                release.wait(120)
         threading.Thread(target=hold, daemon=True).start()
-        held.wait(30)
+        held.wait(120)
         pid = in_child(lambda: loop.run(give, 1, timeout_s=20))
         print(well(pid))
         release.set()

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from guard.loop import BackgroundLoop
-
-WAIT_S = 30.0
+from tests.support.waiting import WAIT_S
 
 
 @pytest.fixture

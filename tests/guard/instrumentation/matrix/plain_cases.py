@@ -76,7 +76,7 @@ _register("httpx2")
 def requests_plain(url: str) -> None:
     import requests
 
-    assert requests.post(url + PATH, json=ASK, timeout=30).json()["choices"]
+    assert requests.post(url + PATH, json=ASK, timeout=120).json()["choices"]
 
 
 @case("requests", "chat", *STREAMING)
@@ -85,7 +85,7 @@ def requests_stream(url: str, mode: str) -> None:
 
     with (
         contextlib.suppress(CallerError),
-        requests.post(url + PATH, json=ASK_STREAM, stream=True, timeout=30) as response,
+        requests.post(url + PATH, json=ASK_STREAM, stream=True, timeout=120) as response,
     ):
         consume(response.iter_lines(), mode)
 
@@ -94,7 +94,7 @@ def requests_stream(url: str, mode: str) -> None:
 def requests_raw(url: str) -> None:
     import requests
 
-    with requests.post(url + PATH, json=ASK_STREAM, stream=True, timeout=30) as response:
+    with requests.post(url + PATH, json=ASK_STREAM, stream=True, timeout=120) as response:
         while response.raw.read(100):
             pass
 

@@ -73,7 +73,7 @@ class StandIn:
     def close(self) -> None:
         """End it."""
         self._server.should_exit = True
-        self._thread.join(10)
+        self._thread.join(120)
         self._listener.close()
 
     def _run(self) -> None:
