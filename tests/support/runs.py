@@ -70,6 +70,13 @@ class Runs:
             gateway.leave()
 
 
+def wait_for_end(directory: Path) -> None:
+    """Wait until no gateway runs; one that is killed still listens while its threads die."""
+    while (lock := try_lock(Files(directory).gateway)) is None:
+        time.sleep(0.02)
+    os.close(lock)
+
+
 @contextlib.contextmanager
 def local_directory(directory: Path) -> Iterator[Path]:
     """The directory of a local gateway, which does not outlive the block."""
@@ -80,6 +87,4 @@ def local_directory(directory: Path) -> Iterator[Path]:
         if directory.exists():
             with contextlib.suppress(ProcessLookupError, KeyError):
                 os.kill(read_json(files.address)["pid"], signal.SIGKILL)
-            while (lock := try_lock(files.gateway)) is None:
-                time.sleep(0.02)
-            os.close(lock)
+            wait_for_end(directory)

@@ -12,8 +12,7 @@ import pytest
 
 from guard.local_gateway import Files, read_json
 from guard.local_runs import RunMark, abandoned
-from tests.support.programs import is_gone
-from tests.support.runs import LIMIT, Runs
+from tests.support.runs import LIMIT, Runs, wait_for_end
 from tests.support.waiting import WAIT_S, until
 
 SLOW = """
@@ -92,7 +91,7 @@ def test_the_next_gateway_removes_what_the_last_one_could_not(
     gateway = read_json(Files(directory).address)["pid"]
     process.send_signal(signal.SIGSTOP)  # it would start another one
     os.kill(gateway, signal.SIGKILL)
-    until(lambda: is_gone(gateway))
+    wait_for_end(directory)
     process.send_signal(signal.SIGKILL)
     assert list((directory / "runs").iterdir())
     until(lambda: rules(guard) == ([], [], []), WAIT_S)
