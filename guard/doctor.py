@@ -198,13 +198,14 @@ async def _probe(settings: Settings) -> tuple[wire.Capabilities, int]:
     """Return what the gateway can do, and by how much its clock is ahead, in milliseconds."""
     client = GatewayClient(settings, lambda _: None)
     try:
+        # Compared with the middle of the request, so that a slow network is no wrong clock.
         before_ms = time.time() * 1000
         capabilities = await client.capabilities()
         middle_ms = (before_ms + time.time() * 1000) / 2
     finally:
         await client.close()
-    told_ms = capabilities.server_time_ms
-    return capabilities, round(told_ms - middle_ms) if told_ms else 0
+    server_ms = capabilities.server_time_ms
+    return capabilities, round(server_ms - middle_ms) if server_ms else 0
 
 
 def _clock(offset_ms: int) -> Check:
@@ -246,7 +247,7 @@ def _seams(settings: Settings) -> Iterator[Check]:
         version = _version_of(distribution)
         if version is None:
             continue
-        with contextlib.suppress(Exception):  # not hooked then, which is what is told
+        with contextlib.suppress(Exception):  # then it is not hooked, and reported as such
             importlib.import_module(module)
         hooked[distribution] = patching.seams().get(module, False)
         if hooked[distribution]:

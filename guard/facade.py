@@ -40,7 +40,10 @@ logger = logging.getLogger("guard")
 _RESERVED_TYPES: Final = frozenset({"llm", "tool", "span", "chain", "sdk.loss", OBSERVED_EVENT})
 _PAYLOAD_BYTES_MAX: Final = 60_000
 
+# Held while a runtime is made or opened, so that threads get the same one. Re-entrant: a hook or a
+# signal handler may call `init` again.
 _init_lock = threading.RLock()
+# Bound once for `track_llm`.
 _scope = current_scope.get
 _time_ns = time.time_ns
 _warned_of_no_key = False
@@ -61,7 +64,7 @@ def init(
     Args:
         api_key: key of the gateway; ``GUARD_API_KEY`` when None.
         api_url: address of the gateway, or ``"local"`` for a gateway of this user, which is
-            started when nobody runs it and needs no key; ``GUARD_API_URL``, else
+            started unless it runs, and which needs no key; ``GUARD_API_URL``, else
             ``http://127.0.0.1:8787``, when None.
         debug: log to standard error at debug level: each decision, and its reason. Also switches
             it on in a runtime that is running.
@@ -172,6 +175,7 @@ def _recording_runtime() -> GuardRuntime:
     """Return the runtime for an event, without waiting: it connects in the background."""
     runtime = active_runtime()
     if runtime is None:
+        # Looked at again under the lock: another thread may have made one.
         with _init_lock:
             runtime = active_runtime() or GuardRuntime()
     return runtime
@@ -198,7 +202,7 @@ def shutdown(timeout: float = 2.0, flush: bool = True) -> None:
     except BreakerTransportError as exc:
         if threading.main_thread().is_alive():
             raise
-        logger.warning("at exit: %s", exc)  # nobody is left who could catch it
+        logger.warning("at exit: %s", exc)  # there is no caller any more
 
 
 def status() -> GuardStatus:

@@ -110,7 +110,9 @@ class _HookThread:
     """Calls hooks one after the other in a daemon thread, which ends when nothing is left."""
 
     def __init__(self) -> None:
+        # All three change under the condition's lock; calls run without it.
         self._queue: deque[Callable[[], object]] = deque()
+        # Notified when the queue is empty and the thread ends.
         self._idle = threading.Condition()
         self._thread: threading.Thread | None = None
 
@@ -141,7 +143,7 @@ class _HookThread:
                 call = self._queue.popleft()
             try:
                 call()
-            except BaseException:  # nobody is left whom it could be meant for
+            except BaseException:  # it has no caller: the thread goes on
                 logger.debug("a hook raised", exc_info=True)
 
     def wait(self, timeout_s: float) -> None:
@@ -162,7 +164,7 @@ def on_error(hook: ErrorHook) -> Callable[[], None]:
 
     Args:
         hook: takes the error and an :class:`ErrorContext`. What it raises is logged at debug level.
-            One that blocks delays the call whose error it is told of, and nothing else.
+            One that blocks delays the call that failed, and nothing else.
 
     Returns:
         A callable that unregisters the hook; calling it again does nothing.
@@ -233,12 +235,14 @@ def _is_first(error: BaseException) -> bool:
     """Return whether hooks hear of an error, and have not yet."""
     if not isinstance(error, GuardError) or error.__dict__.get(_FIRED):
         return False
+    # On the error itself: it may pass several places that report errors on its way out.
     error.__dict__[_FIRED] = True
     return True
 
 
 def _after_fork() -> None:
     global _background
+    # The thread is gone, and another one may have held a lock at the moment of the fork.
     _background = _HookThread()
     _errors.lock = threading.Lock()
     _warnings.lock = threading.Lock()

@@ -4,7 +4,7 @@
   releases however the process ends. A forked child holds its parent's lock too.
 - ``gateway.lock``: held by the gateway while it lives.
 - ``start.lock``: held while a gateway is being started, so that one process starts one.
-- ``address.json``: where the gateway listens. Whoever starts one removes the file of its
+- ``address.json``: where the gateway listens. The process that starts one removes the file of its
   predecessor first, so a file beside a held ``gateway.lock`` is never stale.
 - ``identity.json``: its keys and its usual port; kept, as are ``gateway.sqlite3`` and
   ``gateway.log``.
@@ -64,7 +64,7 @@ class Files:
 
     @property
     def start(self) -> Path:
-        """Locked by whoever starts a gateway."""
+        """Locked by the process that starts a gateway."""
         return self.directory / "start.lock"
 
     @property
@@ -130,7 +130,7 @@ def directory_of(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def prepare(directory: Path) -> None:
-    """Create the directory, or check that nobody else can read or redirect its contents.
+    """Create the directory, or check that no other user can read or redirect its contents.
 
     Raises:
         LocalGatewayError: it cannot be used.
@@ -182,6 +182,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
         fresh.unlink()
     with open(open_private(fresh, os.O_WRONLY | os.O_EXCL), "w", encoding="utf-8") as file:
         json.dump(value, file)
+        # On disk before it gets its name: after a power failure the old file is there, or the new.
         file.flush()
         os.fsync(file.fileno())
     fresh.replace(path)
@@ -217,7 +218,7 @@ def try_lock(path: Path, *, shared: bool = False) -> int | None:
         except BaseException:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # the file was removed meanwhile: a lock on it excludes nobody
+        os.close(descriptor)  # the file was removed meanwhile: its lock no longer counts
 
 
 def is_at(descriptor: int, path: Path) -> bool:
@@ -230,7 +231,7 @@ def is_at(descriptor: int, path: Path) -> bool:
 
 
 def _is_locked(path: Path) -> bool:
-    """Tell whether somebody holds a file exclusively; does not keep others from locking it."""
+    """Tell whether a file is locked exclusively; does not keep others from locking it."""
     descriptor = try_lock(path, shared=True)
     if descriptor is None:
         return True
@@ -254,7 +255,9 @@ class LocalGateway:
         self.files = files
         self.url = ""
         self.identity = Identity()
+        # Descriptor of the shared lock on ``users``; None once it was left.
         self._users: int | None = users
+        # Whether it was left, perhaps while another thread restores the gateway.
         self._left = False
 
     def __repr__(self) -> str:
@@ -284,6 +287,7 @@ class LocalGateway:
         Raises:
             LocalGatewayError: it cannot be started, or it listens on another port now.
         """
+        # The new lock before the old one is closed: there is a user all the time.
         again = join(self.files.directory)
         before, self._users = self._users, again._users
         if before is not None:
@@ -344,6 +348,7 @@ def _find_or_start(gateway: LocalGateway, ends_s: float) -> None:
             starting = try_lock(files.start)
             if starting is not None:
                 try:
+                    # Looked at again: another process may have started one in between.
                     if not _is_locked(files.gateway):
                         files.address.unlink(missing_ok=True)
                         _start(files, ends_s)
@@ -367,6 +372,7 @@ def _start(files: Files, ends_s: float) -> None:
             "interpreter; run `guard gateway serve`"
         )
     package = str(Path(__file__).resolve().parents[1])
+    # This program's settings of guard are not the gateway's.
     kept = {name: text for name, text in os.environ.items() if not name.startswith("GUARD_")}
     paths = [package, *filter(None, kept.get("PYTHONPATH", "").split(os.pathsep))]
     log = open_private(files.log, os.O_WRONLY | os.O_APPEND)
@@ -376,7 +382,7 @@ def _start(files: Files, ends_s: float) -> None:
         process = subprocess.Popen(  # noqa: S603  # our own module, by this interpreter
             [sys.executable, "-P", "-m", _CHILD, str(files.directory)],
             env={**kept, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))},
-            cwd=files.directory,
+            cwd=files.directory,  # not the program's, which it would keep busy
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,

@@ -102,9 +102,13 @@ class ProtectedCall(Edge):
         self.scope = None
         self._outside = None
         self._target = target
+        # The body, or the step of a generator's, that runs now.
         self._body: Body | None = None
+        # The task of a covered call, found by `admit_async`; `enter` uses it up.
         self._task: asyncio.Task[object] | None = None
+        # Whether the call was allowed and is not over: then its end is recorded, once.
         self._admitted = False
+        # Whether the first step has begun: from then on a pause no longer stops it.
         self._started = False
         self.tool_call: ToolCall | None = None
 

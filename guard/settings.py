@@ -142,6 +142,7 @@ class Settings:
                 raise GuardConfigError(
                     f"{source} takes {exc}", error_code="GD-C003"
                 ) from None  # the cause would carry the value, which may be a secret
+        # Neither needs a key: switched off, nothing is sent; the local gateway brings its own.
         if values.get("mode") == "off":
             return cls(**{"api_key": "", **values})
         if values.get("api_url") == LOCAL:

@@ -36,8 +36,8 @@ def client_context(fingerprint: str | None = None) -> ssl.SSLContext:
     """Return the context of a client.
 
     Args:
-        fingerprint: of the only certificate that is accepted, whoever issued it and for whatever
-            name; without one, authorities are trusted: those of ``SSL_CERT_FILE`` or
+        fingerprint: of the only certificate that is accepted, from any issuer and for any name;
+            without one, authorities are trusted: those of ``SSL_CERT_FILE`` or
             ``SSL_CERT_DIR`` where set, else the system's and certifi's.
     """
     if fingerprint is not None:
@@ -53,7 +53,7 @@ def client_context(fingerprint: str | None = None) -> ssl.SSLContext:
 def _pinned(wanted: str) -> ssl.SSLContext:
     """Return a context whose handshakes fail unless the peer shows the pinned certificate.
 
-    The check is part of the handshake itself, so that no byte is sent to anybody else.
+    The check is part of the handshake itself, so that no byte is sent to another peer.
     """
 
     def check(certificate: bytes | None) -> None:
@@ -75,6 +75,7 @@ def _pinned(wanted: str) -> ssl.SSLContext:
             check(self.getpeercert(binary_form=True))
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    # The fingerprint takes the place of both checks.
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     context.sslobject_class = PinnedObject

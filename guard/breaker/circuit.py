@@ -36,7 +36,7 @@ class CircuitBreaker:
     cooldown_s: float = 1.0
     cooldown_max_s: float = 10.0
     is_disturbed: bool = attrs.field(default=False, init=False)
-    # Failures in a row, while closed.
+    # Failures since the last answer.
     _failures: int = attrs.field(default=0, init=False)
     # When the next probe may go out; None while closed.
     _open_until_s: float | None = attrs.field(default=None, init=False)

@@ -19,10 +19,12 @@ from guard.scope.scope import Entry, Scope, current_scope
 from guard.scope.span_ids import child_span
 from guard.scope.wrapping import Edge, run_inside
 
+# Before the program makes a pool: one that exists already cannot be changed.
 carry_kills_out()
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+# Of its own, because a context may be entered before there is a runtime; replaced after a fork.
 _ids = IdFactory()
 
 
@@ -39,7 +41,9 @@ class Boundary:
         if name is not None and not 1 <= len(name) <= NAME_LENGTH_MAX:
             raise ValueError(f"a {self.kind}'s name has 1 to {NAME_LENGTH_MAX} characters")
         self.name = name
+        # Restores the scope outside, in the context that it was set in; None for a decorated call.
         self._token: Token[Scope] | None = None
+        # Set from entry to exit: an instance is entered once at a time.
         self._entry: Entry | None = None
         self._started_s = 0.0
 
@@ -191,16 +195,19 @@ def _restore(entry: Entry, token: Token[Scope], exc: BaseException | None) -> No
     its consumer has opened or left since. What is not inside this entry stays as it is.
     """
     current = current_scope.get()
+    # Only the token knows whether this is the context that was entered. What it restores may be
+    # wrong, so each branch below sets the scope itself.
     try:
         current_scope.reset(token)
         same_context = True
     except ValueError:
         same_context = False
+    # Walk outwards from where the code is now, to see whether it is inside this entry at all.
     inner: Entry | None = None
     innermost = current.entry
     while innermost is not None and innermost is not entry:
         inner, innermost = innermost, innermost.outer.entry
-    if innermost is None:
+    if innermost is None:  # not inside: leave everything as it is
         current_scope.set(current)
     elif inner is None or (same_context and not isinstance(exc, GeneratorExit)):
         current_scope.set(entry.outer)

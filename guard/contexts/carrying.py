@@ -47,6 +47,7 @@ class _CarriedCall(Edge):
 
     def __init__(self, scope: Scope) -> None:
         super().__init__(scope)
+        # Set while the function runs, and then only if a kill can concern it.
         self._runtime: GuardRuntime | None = None
         self._body: ThreadBody | None = None
 
@@ -58,6 +59,7 @@ class _CarriedCall(Edge):
             return
         body = self._body = ThreadBody(scope, sys._getframe(1), this_thread())
         self._runtime = runtime
+        # First entered, then checked, so that no kill falls between the two.
         runtime.enforcement.bodies.enter(body)
         runtime.enforcement.check_killed(scope)
 

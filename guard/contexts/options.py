@@ -17,7 +17,7 @@ class options(Boundary):  # noqa: N801  # used like a function: `with options(li
     """Set options of the calls inside: of one protected call, or of a block.
 
     Args:
-        model: the model that the gate is told, as by ``set_call_context``.
+        model: the model that the gate checks and prices, as by ``set_call_context``.
         tool_name: the name under which policies see the protected calls that begin in the block
             itself, in the place of their functions' names.
         limit_cents: the most that the LLM requests inside may cost, in cents. Each must leave room
@@ -57,6 +57,7 @@ class options(Boundary):  # noqa: N801  # used like a function: `with options(li
             "limit_cents": None if limit_cents is None else _limit(limit_cents),
             "max_output_tokens": None if max_output_tokens is None else _most(max_output_tokens),
         }
+        # Made on entry, because it takes from the ceiling around it.
         self._ceiling: Ceiling | None = None
 
     def _again(self) -> Self:

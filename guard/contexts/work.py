@@ -54,6 +54,7 @@ class workflow(Boundary):  # noqa: N801  # used like a function: `with guard.wor
         self.workflow_id = self.name or new_id()
         self.run_id = new_id()
         ids = {"workflow_id": self.workflow_id, "run_id": self.run_id}
+        # No call: a protected call around this workflow belongs to another workflow.
         return {**ids, "call": None, **span_below(outer)}
 
     def _left(self, scope: Scope, error: BaseException | None) -> None:
@@ -85,6 +86,7 @@ class chain(Boundary):  # noqa: N801  # used like a function: `with guard.chain(
             raise ValueError(f"op is one of {', '.join(_OPS)}, not {op!r}")
         self.op: ChainOp = op
         self.chain_id: str | None = name
+        # Whether the exit ends the chain; decided on entry.
         self._closes = False
 
     def _again(self) -> Self:
@@ -98,6 +100,7 @@ class chain(Boundary):  # noqa: N801  # used like a function: `with guard.chain(
             _open_chains.move_to_end(chain_id)
             if len(_open_chains) > _OPEN_CHAINS_MAX:
                 _open_chains.popitem(last=False)
+        # `known` was read under the lock: of two entries at once, one starts the chain.
         starts = self.op == "start" or (self.op == "auto" and not known)
         self._closes = self.op == "end" or (self.op == "auto" and not known)
         return {"chain_id": chain_id, "chain_op": "start" if starts else "continue"}

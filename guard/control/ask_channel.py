@@ -18,7 +18,7 @@ logger = logging.getLogger("guard.control")
 
 Op = Literal["gate", "gate/release", "gate/lease"]
 Answered = Callable[[wire.Told | None], object]
-"""Takes the answer; None when the socket was lost, or no answer came: ask another way."""
+"""Takes the answer; None when the socket was lost or no answer came, so that HTTP is tried."""
 
 IN_FLIGHT_MAX: Final = 2048
 """How many requests are in flight at once; the others wait in line."""
@@ -105,7 +105,7 @@ class AskChannel:
         self._switched(True)
 
     def closed(self) -> None:
-        """The socket is gone: whoever waits for an answer asks another way."""
+        """The socket is gone: requests without an answer are asked another way."""
         if self._send is None:
             return
         self._send = None

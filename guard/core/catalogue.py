@@ -1,4 +1,4 @@
-"""The catalogue of error codes: what end users are told, and what developers should know."""
+"""The catalogue of error codes: what end users read, and what developers should know."""
 
 from __future__ import annotations
 

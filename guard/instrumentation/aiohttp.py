@@ -176,7 +176,7 @@ def _observe(call: ObservedCall, response: Any, reader: Any) -> None:
         if call.tool_watch is not None:
             _watched[id(content)] = call.tool_watch
         content.__class__ = reader
-        content.settle()
+        content.settle()  # the whole body may be in its buffer already
 
 
 def _encoding(response: Any) -> str | None:
@@ -237,6 +237,7 @@ def _observed_reader(base: type[Any]) -> type[Any]:
             self.settle(ended=True)
 
         def settle(self, *, ended: bool = False) -> None:
+            # Several of these methods see the end; the one that pops the call finishes it.
             if ended or (self._eof and not self._buffer):
                 call = _observed.pop(id(self), None)
                 if call is not None:

@@ -70,7 +70,7 @@ class Outgoing:
     def watch(self, call: ObservedCall, client: Any, request: Any) -> None:
         """Let a call know when its request leaves, where httpx sends it itself."""
         if type(request.stream) not in self._bytes:
-            return
+            return  # a stream of the caller's own: when it is read says nothing
         find = getattr(client, "_transport_for_url", None)
         if find is None or not isinstance(find(request.url), self._transports):
             return  # which may send it without reading the stream
@@ -229,6 +229,7 @@ def _tees(module: ModuleType) -> tuple[type[Any], type[Any]]:
             chunks = checked(chunks_of(self._stream), call)
             pend, room = recording.pending.append, PENDING_BYTES
             try:
+                # The common case, without a call for each chunk: `recording.feed` written out.
                 if hide is None and call.watch is None:
                     for chunk in chunks:
                         pend(chunk)
@@ -247,7 +248,7 @@ def _tees(module: ModuleType) -> tuple[type[Any], type[Any]]:
                     yield shown
                 self._call.finish(complete=True)
             finally:
-                self._call.finish()
+                self._call.finish()  # no effect after the end; else the stream was left early
 
         def close(self) -> None:
             try:

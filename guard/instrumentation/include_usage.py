@@ -36,7 +36,9 @@ class UsageChunkFilter:
     __slots__ = ("_held", "_open")
 
     def __init__(self) -> None:
+        # The beginning of an event whose end has not arrived.
         self._held = b""
+        # Whether everything passes from now on.
         self._open = False
 
     def feed(self, chunk: bytes) -> bytes:

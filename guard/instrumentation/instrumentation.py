@@ -89,14 +89,20 @@ class Instrumentation:
         self._gate = request_gate
         self._max_output_tokens = max_output_tokens
         self.ratios = InputRatios()
+        # Loaded late: it knows every vendor's request format.
         self._bounds: ModuleType | None = None
+        # Errors in the observation itself; for tests and diagnosis.
         self.failures = 0
         self._unread = unread or UnreadAnswers()
+        # Calls that are not over; any thread adds and discards.
         self._open: set[ObservedCall] = set()
         # Re-entrant: a signal handler may read the hosts while its thread reads an answer.
         self.reading = threading.RLock()
+        # WebSockets, each dropped with its connection.
         self._sessions: weakref.WeakSet[RealtimeSession] = weakref.WeakSet()
+        # Hosts whose answers held no usage; a dict for its order.
         self._unseen: dict[str, None] = {}
+        # The newest responses by vendor and id, to recognise one that is polled again.
         self._responses: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     @property
@@ -170,6 +176,7 @@ class Instrumentation:
         endpoint = find_endpoint(method, host, path)
         if endpoint is None:
             return None
+        # A client over another hooked one (httpx over aiohttp) sends one request, not two.
         outer = call_being_sent()
         if outer is not None and outer.is_sent_by(path, body):
             return None
@@ -254,9 +261,10 @@ class Instrumentation:
         """Record a call that has ended; never raises.
 
         Its response is parsed on the background loop, when its event is made: many are parsed at
-        once there, and nobody waits. A large one, or one above the limit, is parsed here.
+        once there, and no caller waits. A large one, or one above the limit, is parsed here.
         """
         self._open.discard(call)
+        # An error in here must not reach the user's request, but its money must not stay held.
         try:
             latency_ms = (time.monotonic() - call.started_s) * 1000
             endpoint = call.endpoint

@@ -1,7 +1,7 @@
 """Lets a kill reach a request that runs outside any protected body.
 
-A protected body is stopped together with the request that it waits for. A task that nobody
-awaits, one behind ``asyncio.shield`` and a function in ``asyncio.to_thread`` belong to the
+A protected body is stopped together with the request that it waits for. A task that is not
+awaited, one behind ``asyncio.shield`` and a function in ``asyncio.to_thread`` belong to the
 workflow too, but only by their context: there a kill stops the request itself, while its answer
 is awaited, and for an LLM until the last byte of the answer. In a ``workflow`` without any
 protected call this applies to LLM requests only.
@@ -115,6 +115,7 @@ def _needed(frame: FrameType | None) -> bool:
     observer = patching.active()
     if observer is None:
         return False
+    # Entered once to find out: the answer is the same for every chunk of the stream.
     request = observer.enter(frame, True)
     if request is None:
         return False
@@ -125,6 +126,7 @@ def _needed(frame: FrameType | None) -> bool:
 
 def _call(llm: bool, function: Callable[..., Any], args: Any, options: Any) -> Any:
     observer = patching.active()
+    # This frame: a kill acts on what this function calls, and on nothing around it.
     request = None if observer is None else observer.enter(sys._getframe(), llm)
     _note_sent(llm)
     if observer is None or request is None:

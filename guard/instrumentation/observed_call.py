@@ -125,10 +125,14 @@ class ObservedCall:
         self.tool_watch: ToolWatch | None = None
         self._path = path
         self._body = body
+        # Reads the response's headers; set with the response.
         self._header: Callable[[str], str | None] = _no_header
+        # The response, or the recorded part of its stream, once it is over.
         self._content: bytes | Recording | None = None
+        # Whether the response reached its end.
         self._complete = False
         self.recording: Recording | None = None
+        # Whether one of its ends came: a response, an error, a dropped stream. The first counts.
         self._done = False
 
     # -- the request --------------------------------------------------------------------------

@@ -32,13 +32,21 @@ _HOOKS: Final[dict[str, str]] = {
 }
 """Maps a client's module to the module here whose ``patch(module)`` hooks it."""
 
+# Replaced as a whole; the wrappers read it without the lock, under which all else changes.
 _active: Observer | None = None
+# Clients that wrapt will report when they are imported; a hook of wrapt cannot be withdrawn.
 _awaited: set[str] = set()
+# Clients that wrapt has reported since: their import has ended.
 _executed: set[str] = set()
-_registering: str | None = None
+# Clients whose import another thread had begun when they were to be awaited.
 _half_imported: set[str] = set()
+# The client that is being awaited right now: wrapt reports a module at once if it is loaded.
+_registering: str | None = None
+# By class and method: the wrapper and the original.
 _patches: dict[tuple[type[Any], str], tuple[Any, Any]] = {}
+# By client: whether it could be hooked.
 _seams: dict[str, bool] = {}
+# Re-entrant: patching one client may import another.
 _lock = threading.RLock()
 
 
@@ -73,7 +81,7 @@ def install(observer: Observer) -> None:
         half_imported = sorted(_half_imported)
         _half_imported.clear()
     for name in half_imported:  # another thread has begun meanwhile
-        with contextlib.suppress(Exception):  # whoever imports it hears of it
+        with contextlib.suppress(Exception):  # raised in the thread that imports it
             _imported(importlib.import_module(name))
 
 
@@ -85,6 +93,7 @@ def uninstall(observer: Observer) -> None:
             return
         _active = None
         for (owner, name), (wrapper, original) in list(_patches.items()):
+            # A wrapper below another tool's stays: taking it out would take theirs out too.
             if owner.__dict__.get(name) is wrapper:
                 setattr(owner, name, original)
                 del _patches[owner, name]
@@ -132,7 +141,7 @@ def _wait_for_imports() -> None:
     for name in _HOOKS:
         module = sys.modules.get(name)
         if module is not None and not _is_loaded(module):
-            with contextlib.suppress(Exception):  # whoever imports it hears of it
+            with contextlib.suppress(Exception):  # raised in the thread that imports it
                 importlib.import_module(name)
 
 

@@ -41,8 +41,11 @@ class RealtimeSession:
         self._provider = provider
         self._host = host
         self._usage = RealtimeUsage(provider, query)
+        # Of the newest message that was sent: what is received belongs to its work.
         self._scope = current_scope.get()
+        # When that response was asked for; None before the first message.
         self._asked_s: float | None = None
+        # Whether any usage was found.
         self._seen = False
         self._ended = False
 

@@ -46,6 +46,7 @@ class StreamWatch:
         self._hold = hold
         self._scope = scope
         self._meter = meter
+        # The allowed output for which more was asked: once for each grant.
         self._asked = -1
 
     def feed(self, chunk: bytes) -> None:
@@ -57,6 +58,7 @@ class StreamWatch:
         hold, meter = self._hold, self._meter
         with contextlib.suppress(DecodingError):  # what cannot be decoded is not counted
             meter.feed(chunk)
+        # Raised by another thread when the gateway grants more, so it is read once for each chunk.
         allowed = hold.output_tokens
         if allowed is None or meter.tokens < _GROWS_AT * allowed:
             return

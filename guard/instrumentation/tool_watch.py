@@ -55,7 +55,10 @@ class ToolWatch:
         self._gate = gate
         self._scope = scope
         self._scanner = scanner
+        # Tools that the gateway has to decide about, in order; removed once they are allowed.
         self._questions: list[str] = []
+        # The first refusal: it is raised again for each later chunk, so that a caller that swallows
+        # it gets no more of the answer.
         self._refusal: BaseException | None = None
 
     def take_whole(self, body: bytes) -> None:
@@ -191,6 +194,7 @@ class _Checked:
         except StopIteration:
             self._watch.check(b"", last=True)
             raise
+        # Checked before the chunk is returned: a refused tool call never reaches its reader.
         try:
             self._watch.check(chunk)
         except BaseException:

@@ -42,7 +42,9 @@ class _Body:
     def __init__(self, call: ObservedCall, raw: Any) -> None:
         self._call = call
         self._raw = raw
+        # How many of these methods are running inside each other.
         self._depth = 0
+        # Whether a piece was fed: whether urllib3 decodes is known from the first call that reads.
         self._started = False
 
     def iterating(self, original: Any) -> Any:
@@ -85,6 +87,7 @@ class _Body:
                 self._depth -= 1
             if data:
                 self._feed(data, args, options)
+            # The end: all was asked for, nothing came, or urllib3 has closed the response.
             asked = args[0] if args else options.get("amt")
             last = bool(asked is None or (not data and asked) or self._ended())
             if last:

@@ -37,6 +37,8 @@ def _begin(connection: Any) -> RealtimeSession | None:
     session = observer.begin_session(uri.host, uri.path, uri.query)
     if session is not None:
         setattr(connection, SESSION_ATTRIBUTE, session)
+        # Also ends a session whose connection is dropped without being closed; not at exit, where
+        # `Instrumentation.close` does it in its turn.
         weakref.finalize(connection, session.ended).atexit = False
     return session
 

@@ -7,7 +7,7 @@ For a run::
     with guard.workflow("support"):
         result = await Runner.run(agent, "Hello", hooks=GuardRunHooks())
 
-or for one tool, whoever runs it: ``@function_tool(tool_input_guardrails=[guard_tool_input])``.
+or for one tool in every run: ``@function_tool(tool_input_guardrails=[guard_tool_input])``.
 Token usage is read once, at the HTTP client, and not from the run's result.
 """
 
@@ -35,6 +35,7 @@ class GuardRunHooks(RunHooks[Any]):
     """
 
     def __init__(self) -> None:
+        # By the identity of the tool call's context, which lives until its end.
         self._started_s: dict[int, float] = {}
 
     async def on_llm_start(self, *arguments: Any, **options: Any) -> None:

@@ -36,7 +36,9 @@ logger = logging.getLogger("guard.integrations")
 _THREADS_KEPT: Final = 10_000
 
 _installed: ContextVar[BaseCallbackHandler | None] = ContextVar("guard_langchain", default=None)
+# The handler that `install` has made, for every run.
 _everywhere: BaseCallbackHandler | None = None
+# The tool that a wrapper has asked for, so that the callback inside of it does not ask again.
 _gated: ContextVar[str | None] = ContextVar("guard_gated_tool", default=None)
 
 
@@ -47,12 +49,16 @@ class GuardCallbackHandler(BaseCallbackHandler):
     ``invoke`` and ``ainvoke``, ``stream`` and ``astream``.
     """
 
+    # LangChain is to raise what a callback raises, instead of logging it, and to call it in the
+    # run's own thread and context.
     raise_error = True
     run_inline = True
 
     def __init__(self) -> None:
+        # By LangChain's run id: what to report at the end of a tool, and what to close.
         self._tools: dict[UUID, tuple[str, float, str]] = {}
         self._scopes: dict[UUID, contextlib.ExitStack] = {}
+        # Graph threads whose chain was started; further runs continue it.
         self._threads: dict[str, None] = {}
 
     # -- tools: LangChain awaits a coroutine function and calls a plain one ----------------------
@@ -148,7 +154,7 @@ class GuardCallbackHandler(BaseCallbackHandler):
     def _left(self, run_id: UUID) -> None:
         scopes = self._scopes.pop(run_id, None)
         if scopes is not None:
-            with contextlib.suppress(RuntimeError):
+            with contextlib.suppress(RuntimeError):  # already left, by a run that was abandoned
                 scopes.close()
 
 

@@ -45,6 +45,7 @@ class WSGIMiddleware:
             body = self._app(environ, start_response)
         except BaseException as exc:  # noqa: BLE001  # raised again unless it is a kill
             return [_refuse(_killed_or_raise(exc), start_response)]
+        # A whole body, or a file that the server sends itself: the application is not called again.
         file_wrapper = environ.get("wsgi.file_wrapper")
         if isinstance(body, list | tuple) or (
             isinstance(file_wrapper, type) and isinstance(body, file_wrapper)

@@ -45,8 +45,10 @@ class RunAccount:
         self.api_key = str(made["api_key"])
         self.hmac_secret = str(made["hmac_secret"])
         self._key_id = str(made["key"]["key_id"])
+        # Named at once: if this process is killed from here on, the gateway removes the key.
         self._mark = mark
         mark.name(self._key_id, str(made["key"]["organisation_id"]))
+        # Set once they exist, so that `close` removes what was made.
         self._budget_id: str | None = None
         self._policy: str | None = None
         try:
@@ -96,6 +98,7 @@ class RunAccount:
 
     def close(self) -> None:
         """Revoke the key, which cuts off whatever is left of the run, and remove its rules."""
+        # The rules go after the key, so that no request is ever made without them.
         self._admin.revoke_key(self._key_id)
         if self._policy is not None:
             self._admin.delete_policy(self._policy)

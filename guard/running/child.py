@@ -22,13 +22,14 @@ class RunEntry(Entry):
     directory: Path = Path()
 
     def refuse(self, error: BaseException) -> None:
-        """Tell ``guard run`` of a refusal."""
+        """Report a refusal to ``guard run``."""
         self.refused = error
         _report(self.directory, error)
 
 
 def start(directory: str) -> None:
     """Put this process under guard, or end it: a run is never unguarded."""
+    # Announced first, and refused on failure: a program that cannot be guarded is not run.
     path = Path(directory)
     _announce(path)
     os.register_at_fork(after_in_child=lambda: _announce(path))
@@ -41,6 +42,7 @@ def start(directory: str) -> None:
     _end_quietly(path)
 
 
+# The lock that says that this process is guarded; the kernel releases it when the process ends.
 _lock: int | None = None
 
 
@@ -60,7 +62,7 @@ def _report(directory: Path, error: BaseException) -> None:
 
 
 def _end_quietly(directory: Path) -> None:
-    """Let a refusal that nobody catches end the program with the code and without a traceback."""
+    """Let an uncaught refusal end the program with its exit code and without a traceback."""
     before, thread_before = sys.excepthook, threading.excepthook
 
     def hook(kind: type[BaseException], exc: BaseException, trace: TracebackType | None) -> None:

@@ -203,6 +203,7 @@ class _Look:
         self._directory = directory
         self._watch = watch
         self._dry_run = dry_run
+        # When to look next; `supervise` calls more often than that.
         self._next_s = 0.0
         self._shown = RunSpend()
 
@@ -211,11 +212,12 @@ class _Look:
         if now_s < self._next_s:
             return
         self._next_s = now_s + _LOOK_S
+        # A gateway that does not answer now is asked again; the program's own requests fail closed.
         with contextlib.suppress(AdminError, LocalGatewayError):
             if not self._gateway.is_running():
                 self._gateway.restore()
             halt = None if self._dry_run else self._account.halt()
-            if halt is not None:
+            if halt is not None:  # `supervise` ends the program once there is a refusal
                 message = CATALOGUE["GD-W002"].user_message
                 reports.refuse(self._directory, "GD-W002", message, halt[1] or halt[0])
             if self._watch:

@@ -19,6 +19,7 @@ HOOK: Final = Path(__file__).parent / "hook"
 _NANOUSD: Final = 1_000_000_000
 _PERIODS_MS: Final = {"s": 1000, "sec": 1000, "second": 1000, "min": 60_000, "minute": 60_000,
                       "h": 3_600_000, "hour": 3_600_000}  # fmt: skip
+# Settings of the caller's that belong to another gateway, or would let requests pass unguarded.
 _OVERRIDDEN: Final = (
     "GUARD_TLS_FINGERPRINT", "GUARD_GATE_REQUESTS", "GUARD_AUTO_INSTRUMENT", "GUARD_FALLBACK_MODE",
     "GUARD_SPOOL_DIR",
@@ -134,6 +135,7 @@ def environment_of(
     max_output_tokens: int | None,
 ) -> dict[str, str]:
     """Return the environment of the program."""
+    # The hook's directory first: its `sitecustomize` has to be the one that Python finds.
     kept = {name: text for name, text in environ.items() if name not in _OVERRIDDEN}
     paths = [str(HOOK), *filter(None, kept.get("PYTHONPATH", "").split(os.pathsep))]
     made = {

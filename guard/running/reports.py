@@ -1,4 +1,4 @@
-"""What the processes of a run tell ``guard run``: files in one private directory."""
+"""What the processes of a run report to ``guard run``: files in one private directory."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ def announce(directory: Path) -> int | None:
 
 
 def refuse(directory: Path, code: str, message: str, reason: str) -> None:
-    """Tell why the run has to end; the first reason stays."""
+    """Report why the run has to end; the first reason stays."""
     fresh = directory / f"{_REFUSED}.{os.getpid()}"
     report = {"error_code": code, "message": message, "reason": reason[:1000]}
     with contextlib.suppress(OSError):  # the run is over, and its directory gone
         with open(open_private(fresh, os.O_WRONLY | os.O_TRUNC), "w", encoding="utf-8") as file:
             json.dump(report, file)
+        # A link is made whole or not at all, and never over an earlier one.
         with contextlib.suppress(FileExistsError):
             os.link(fresh, directory / _REFUSED)
         fresh.unlink()
@@ -46,7 +47,7 @@ def guarded(directory: Path) -> tuple[int, list[int]]:
     paths = list(directory.glob(f"{_PROCESS}*"))
     for path in paths:
         lock = try_lock(path)
-        if lock is None:
+        if lock is None:  # its process holds it until it ends
             living.append(int(path.name.removeprefix(_PROCESS)))
         else:
             os.close(lock)

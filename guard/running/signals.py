@@ -30,11 +30,13 @@ class SignalQueue:
 
     def __init__(self) -> None:
         self.mask_before: set[Any] = set()
+        # Where signals cannot be waited for: the handlers before, and what was caught since.
         self._handlers: dict[int, Any] = {}
         self._caught: list[int] = []
 
     def __enter__(self) -> Self:
         self.mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+        # Blocked, not handled: a signal stays pending until `get`, and says then who has sent it.
         if _HAS_INFO:
             signal.pthread_sigmask(signal.SIG_BLOCK, {*_FORWARDED, signal.SIGCHLD})
         else:
@@ -66,7 +68,7 @@ class SignalQueue:
             by_terminal = info.si_signo in _BY_TERMINAL and info.si_code == _SI_KERNEL
             if info.si_signo != signal.SIGCHLD and not by_terminal:
                 yield info.si_signo
-            timeout_s = 0
+            timeout_s = 0  # the others only if they are pending already
 
     def _catch(self, number: int, _frame: FrameType | None) -> None:
         if number not in _BY_TERMINAL or not _is_in_foreground():

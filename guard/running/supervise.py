@@ -1,4 +1,4 @@
-"""Runs the program as if nothing were between it and its caller, and ends it when told to."""
+"""Runs the program as if nothing were between it and its caller, and ends it once it is refused."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def supervise(
 
     Args:
         command, environ: of the program; standard input, output and the terminal are the caller's.
-        directory: where its processes tell of refusals, which end it.
+        directory: where its processes report refusals, which end it.
         look: called ten times a second, in a thread of its own.
 
     Raises:
@@ -50,6 +50,7 @@ def supervise(
             setsigmask=signals.mask_before,
             setsigdef=_IGNORED_BY_PYTHON,
         )
+        # The terminal and the mask are restored after the program has ended, in reverse order.
         with _repeating(look):
             code = _Program(pid, directory, signals, terminal).wait()
     if reports.refusal(directory) is not None:
@@ -71,7 +72,9 @@ class _Program:
         self._directory = directory
         self._signals = signals
         self._terminal = terminal
+        # When a refusal was first seen.
         self._refused_s: float | None = None
+        # How many of SIGTERM and SIGKILL were sent because of it.
         self._sent = 0
 
     def wait(self) -> int:
@@ -79,6 +82,7 @@ class _Program:
         while True:
             for number in self._signals.get(_POLL_S):
                 self._send(number)
+            # Never a blocking wait: signals, and refusals, come in between.
             found, status = os.waitpid(self._pid, os.WNOHANG | os.WUNTRACED)
             if not found:
                 self._end_if_refused()
@@ -102,6 +106,7 @@ class _Program:
     def _end_if_refused(self) -> None:
         if reports.refusal(self._directory) is None:
             return
+        # First time to end by itself, then SIGTERM, and after as long again SIGKILL.
         now_s = time.monotonic()
         self._refused_s = now_s if self._refused_s is None else self._refused_s
         if now_s - self._refused_s < _GRACE_S * (self._sent + 1) or self._sent == 2:

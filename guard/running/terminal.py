@@ -16,7 +16,9 @@ class Terminal:
 
     def __init__(self) -> None:
         self._device: int | None = None
+        # As they were before the program started.
         self._settings: list[Any] = []
+        # Whether the program was ended from outside.
         self._is_due = False
 
     def __enter__(self) -> Self:
@@ -33,6 +35,7 @@ class Terminal:
     def __exit__(self, *_: object) -> None:
         if self._device is None:
             return
+        # In the background the terminal belongs to another program now.
         if self._is_due and self._settings and self._is_in_foreground(self._device):
             with contextlib.suppress(termios.error):
                 termios.tcsetattr(self._device, termios.TCSADRAIN, self._settings)

@@ -103,6 +103,7 @@ class Scope(Struct, frozen=True, eq=False):
     options: CallOptions | None = None
     call: CallRecord | None = None
     entry: Entry | None = None
+    # Computed on first use, by any thread: two threads at once compute the same.
     _event_fields: EventFields | None = None
     _call_lane: LaneKey | None = None
 
@@ -143,7 +144,7 @@ class Scope(Struct, frozen=True, eq=False):
         return fields
 
     def question(self, call_id: str, kind: CallKind, function: str, **fields: Any) -> GateRequest:
-        """Return what the gateway is asked from here.
+        """Return a question to the gateway about a call or a request that is made here.
 
         Args:
             call_id, kind, function: of the call or request.
@@ -171,6 +172,7 @@ class Scope(Struct, frozen=True, eq=False):
 
     def evolve(self, **changes: Any) -> Scope:
         """Return a copy with some fields changed."""
+        # The caches depend on other fields, so a copy starts without them.
         return replace(self, _event_fields=None, _call_lane=None, **changes)
 
     def refuse(self, error: BaseException) -> None:
@@ -188,8 +190,8 @@ current_scope: ContextVar[Scope] = ContextVar("guard_scope", default=OUTSIDE)
 def set_process_scope(workflow_id: str | None, run_id: str | None) -> None:
     """Name the workflow of everything outside of one, in this process; None for no name.
 
-    Every check and every event reads ``current_scope``, whose default is one object. So that one is
-    changed, at the start of a runtime, in a forked child and at the end.
+    Every check and every event reads ``current_scope``, whose default is one object. That object is
+    changed in place: at the start of a runtime, in a forked child and at the end.
     """
     force_setattr(OUTSIDE, "workflow_id", workflow_id)
     force_setattr(OUTSIDE, "run_id", run_id)

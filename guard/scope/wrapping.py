@@ -2,8 +2,8 @@
 
 ``@protect``, ``@guarded`` and the context managers' decorators all run their functions here. Each
 step of a generator's body runs inside and what it yields is outside, because a body shares the
-context of whoever asks it for the next item: the scope is taken back at each ``yield``, and the one
-that the body has left is put in place again for its next step.
+context of the code that asks it for the next item. So the scope outside is restored at each
+``yield``, and the body's own is put in place again for its next step.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ class Edge:
 
     def __init__(self, scope: Scope | None = None) -> None:
         self.scope = scope
+        # The caller's scope while the body's is in place; None otherwise.
         self._outside: Scope | None = None
 
     def admit(self) -> None:
@@ -67,7 +68,7 @@ class Edge:
         """Give the caller its scope back; again changes nothing."""
         outside = self._outside
         if outside is not None:
-            self.scope = current_scope.get()
+            self.scope = current_scope.get()  # what the body has made of it
             self._outside = None
             current_scope.set(outside)
 
@@ -175,6 +176,7 @@ def _wrap_coroutine(function: Any, make: Callable[[], Edge]) -> Any:
                 result = await function(*args, **kwargs)
                 error = edge.leave()
             except BaseException as exc:
+                # Once, unlike in `wrap_function`: a kill cancels a task on its loop, never in here.
                 error = edge.leave(exc)
                 if (wait := edge.finish_async(error)) is not None:
                     await wait
@@ -221,7 +223,7 @@ def _wrap_generator(function: Any, make: Callable[[], Edge]) -> Any:
                     if error is None or error is exc:
                         raise
                     raise error from error.__cause__
-                if error is not None:
+                if error is not None:  # killed, although the step has returned an item
                     _close(edge, generator)
                     edge.finish(error)
                     raise error from error.__cause__
@@ -268,7 +270,7 @@ def _wrap_async_generator(function: Any, make: Callable[[], Edge]) -> Any:
                     if error is None or error is exc:
                         raise
                     raise error from error.__cause__
-                if error is not None:
+                if error is not None:  # killed, although the step has returned an item
                     await _aclose(edge, generator)
                     if (wait := edge.finish_async(error)) is not None:
                         await wait
