@@ -1,0 +1,286 @@
+"""The desk under every interleaving of two questions with what can happen beside them.
+
+No loop, no clock: the test is the courier and the gateway at once. Each order of events is played;
+then what is still under way is answered, and each question has had exactly one outcome.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from typing import Any, Final
+
+import pytest
+
+from guard.breaker.exceptions import GuardBudgetError, GuardTransportError
+from guard.core import wire
+from guard.core.leases import (
+    AskGateway,
+    Complete,
+    Desk,
+    Effect,
+    Fail,
+    Grant,
+    LeaseBook,
+    NotGranted,
+    Question,
+    TopUp,
+    Update,
+)
+
+LANE: Final = ("w", None, None, None, "")
+SUBJECT: Final = ("call", "f", "f", ())
+COST: Final = 10
+UNKNOWN: Final = NotGranted(GuardTransportError("no answer"), is_unanswered=True)
+
+
+class World:
+    """A gateway with a budget, and a courier that does what the desk wants.
+
+    Attributes:
+        room: what the budget has left to reserve.
+        held: what the gateway holds for the lease.
+        asks, top_ups: under way.
+        outcomes: what each question got.
+    """
+
+    def __init__(self, room: int) -> None:
+        self.book = LeaseBook()
+        self.desk = Desk(self.book)
+        self.desk.can_lease = self.desk.tops_up = True
+        self.desk.switched(float("inf"))
+        self.now_s = 0.0
+        self.room = room
+        self.held = 0
+        self.asks: list[AskGateway] = []
+        self.top_ups: list[TopUp] = []
+        self.questions: dict[str, Question] = {}
+        self.outcomes: dict[str, list[Grant | BaseException]] = {}
+
+    # -- what may happen ------------------------------------------------------------------------
+
+    def ask(self, *names: str) -> None:
+        for name in names:
+            request = wire.GateRequest(call_id=name, kind="call", function="f", workflow_id="w")
+            question = Question(request, LANE, SUBJECT, ticket=Future[Grant]())
+            self.questions[name], self.outcomes[name] = question, []
+        self.do(self.desk.asked([self.questions[name] for name in names], self.now_s))
+
+    def cancel(self, name: str) -> None:
+        """Its caller gives up, as far as it has asked and still waits."""
+        if name in self.questions and not self.outcomes[name]:
+            ticket: Any = self.questions[name].ticket
+            ticket.cancel()
+
+    def answer(self) -> None:
+        """The gateway answers the oldest question, by what is left."""
+        if self.asks:
+            ask = self.asks.pop(0)
+            self.do(self.desk.answered(ask, self.decide(ask), self.now_s))
+
+    def lose_answer(self) -> None:
+        """The gateway decides, and its answer is lost: what it granted stays held there."""
+        if self.asks:
+            ask = self.asks.pop(0)
+            self.decide(ask)
+            self.do(self.desk.answered(ask, UNKNOWN, self.now_s))
+
+    def end_call(self) -> None:
+        """The oldest call that runs under a hold costs half of it and ends."""
+        for outcomes in self.outcomes.values():
+            for outcome in outcomes:
+                if isinstance(outcome, Grant) and outcome.hold and outcome.hold.settle(COST // 2):
+                    self.held -= COST // 2
+                    return
+
+    def recall(self) -> None:
+        for update in self.desk.recalled(["lease"]):
+            self.take_back(update)
+
+    def void(self) -> None:
+        self.desk.pushed([wire.ControlMessage(seq=1, type="policy", workflow_id="w")])
+
+    def tick(self) -> None:
+        self.now_s += 0.25
+        self.do(self.desk.tick(self.now_s))
+
+    def top_up(self) -> None:
+        """The tick asks for more, or the gateway answers what it has asked for."""
+        if not self.top_ups:
+            self.tick()
+            return
+        effect = self.top_ups.pop(0)
+        granted = min(self.room, effect.asked.ask.demand_nanousd)
+        reply = wire.GateReply("allow", "top-up", lease=wire.Lease("lease", granted, 30_000))
+        self.reserve(granted)
+        self.do(self.desk.topped_up(effect.asked, reply, self.now_s))
+
+    def lose_socket(self) -> None:
+        """Who has an answer coming asks over HTTP, and no lease is granted any more."""
+        self.desk.can_lease = False
+        self.desk.switched(self.now_s + 1.0)
+        while self.top_ups:
+            effect = self.top_ups.pop()
+            self.do(self.desk.topped_up(effect.asked, None, self.now_s, is_known=False))
+
+    # -- courier and gateway --------------------------------------------------------------------
+
+    def do(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Complete | Fail):
+                outcome = effect.grant if isinstance(effect, Complete) else effect.error
+                name = effect.question.request.call_id
+                self.outcomes[name].append(outcome)
+                ticket: Any = effect.question.ticket
+                if not ticket.set_running_or_notify_cancel() and isinstance(outcome, Grant):
+                    self.give_back(outcome)
+            elif isinstance(effect, AskGateway):
+                self.asks.append(effect)
+            elif isinstance(effect, TopUp):
+                self.top_ups.append(effect)
+            else:
+                self.take_back(effect)
+
+    def decide(self, ask: AskGateway) -> wire.GateReply | NotGranted:
+        asked, name = ask.asked, ask.question.request.call_id
+        if asked is not None and asked.ask.lease_id:
+            self.reserve(-asked.ask.unused_nanousd)
+        if self.room < COST:
+            error = GuardBudgetError(workflow_id="w", reason="exhausted", action="budget")
+            return NotGranted(error, for_money=True)
+        if asked is None or not self.desk.can_lease:
+            self.room -= COST
+            return wire.GateReply("allow", name, reservation_id=name, reserved_nanousd=COST)
+        granted = min(self.room, max(COST, asked.ask.demand_nanousd))
+        self.reserve(granted)
+        lease = wire.Lease("lease", granted, 30_000)
+        return wire.GateReply("allow", name, "lease", COST, lease=lease)
+
+    def reserve(self, amount: int) -> None:
+        self.room -= amount
+        self.held += amount
+        assert self.room >= 0
+
+    def take_back(self, update: Update) -> None:
+        self.reserve(-update.body.unused_nanousd)
+
+    def give_back(self, grant: Grant) -> None:
+        if grant.hold is not None:
+            grant.hold.give_back()
+        else:
+            self.room += COST
+
+    # -- what always holds ----------------------------------------------------------------------
+
+    def check(self) -> None:
+        asked = [ask.asked for ask in self.asks if ask.asked is not None]
+        assert len(asked) <= 1, "one question at a time for a lane"
+        assert self.book.totals().nanousd <= self.held, "no more is used than was granted"
+        for outcomes in self.outcomes.values():
+            assert len(outcomes) <= 1, "a question is answered once"
+
+    def finish(self) -> None:
+        """Answer what is under way; then nothing may be left waiting."""
+        for _ in range(20):
+            if self.top_ups:
+                self.top_up()
+            self.answer()
+            self.check()
+        assert not self.asks
+        assert not self.desk._lines, "a line exists as long as somebody stands in it"
+        for name, question in self.questions.items():
+            ticket: Any = question.ticket
+            assert self.outcomes[name] or ticket.cancelled(), f"{name} waits for ever"
+
+
+ACTIONS: Final[dict[str, Callable[[World], object]]] = {
+    "ask a": lambda world: world.ask("a"),
+    "ask b": lambda world: world.ask("b"),
+    "cancel a": lambda world: world.cancel("a"),
+    "answer": World.answer,
+    "answer again": World.answer,
+    "lose answer": World.lose_answer,
+    "end call": World.end_call,
+    "recall": World.recall,
+    "void": World.void,
+    "top up": World.top_up,
+    "topped up": World.top_up,
+    "lose socket": World.lose_socket,
+}
+
+
+def orders(count: int) -> Iterator[tuple[str, ...]]:
+    """Both questions, and each choice of so many other events, in each order that differs."""
+    others = [name for name in ACTIONS if not name.startswith("ask ")]
+    for chosen in itertools.combinations(others, count):
+        for order in itertools.permutations(("ask a", "ask b", *chosen)):
+            if order.index("ask a") < order.index("ask b"):  # they are alike
+                yield order
+
+
+def play_all(room: int, others: int) -> int:
+    """Play each order; return how many there were."""
+    played = 0
+    for order in orders(others):
+        world = World(room)
+        try:
+            for name in order:
+                ACTIONS[name](world)
+                world.check()
+            world.finish()
+        except AssertionError as exc:
+            raise AssertionError(f"{' -> '.join(order)}: {exc}") from exc
+        played += 1
+    return played
+
+
+@pytest.mark.parametrize("room", [0, COST, 3 * COST, 1000])
+def test_every_interleaving_answers_each_question_once(room: int) -> None:
+    assert play_all(room, 3) == 7_200
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("room", [0, COST, 3 * COST, 1000])
+def test_every_interleaving_with_one_event_more(room: int) -> None:
+    assert play_all(room, 4) == 75_600
+
+
+def test_questions_that_come_together_are_asked_for_together() -> None:
+    world = World(1000)
+    world.ask("a", "b", "c")
+    [ask] = world.asks
+    assert (ask.question, ask.waiting) == (world.questions["a"], 2)
+    assert ask.asked is not None
+    assert ask.asked.ask.demand_calls == 3
+
+
+def test_who_waited_and_needs_as_much_is_refused_with_the_one_that_was_asked() -> None:
+    world = World(0)
+    world.ask("a", "b")
+    world.answer()
+    [a], [b] = world.outcomes["a"], world.outcomes["b"]
+    assert isinstance(b, GuardBudgetError)
+    assert a is not b, "each caller gets its own traceback"
+    assert not world.asks
+
+
+def test_without_leases_each_question_is_asked_by_itself() -> None:
+    world = World(1000)
+    world.desk.can_lease = False
+    world.ask("a", "b")
+    assert [ask.asked for ask in world.asks] == [None, None]
+
+
+def test_what_got_no_lease_is_asked_alone_for_a_second() -> None:
+    world = World(1000)
+    world.ask("a")
+    [ask] = world.asks
+    world.asks.clear()
+    reply = wire.GateReply("allow", "a", "r", COST)
+    world.do(world.desk.answered(ask, reply, 0.0))
+    world.ask("b")
+    assert [each.asked for each in world.asks] == [None]
+    world.now_s = 1.5
+    world.ask("c")
+    assert world.asks[-1].asked is not None
