@@ -203,6 +203,7 @@ def types(session: nox.Session) -> None:
     """Check the types with mypy (strict) and pyright."""
     install(session)
     session.run("mypy")
+    session.run("mypy", "tests/typing/api.py")
     session.run("pyright")
 
 

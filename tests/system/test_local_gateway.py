@@ -204,7 +204,7 @@ import os, time
 if os.fork():
     print(os.getpid(), flush=True)
     os._exit(0)
-time.sleep(7)
+time.sleep(7)  # longer than a gateway stays without a user
 with guard.workflow""",
     )
     process = agent(program=forking)
@@ -298,6 +298,7 @@ def test_the_usual_port_is_taken(directory: Path, tmp_path: Path) -> None:
         port = int(gateway.url.rpartition(":")[2])
         taker = f"""
 import socket, sys, time
+print("trying", flush=True)
 while True:
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -314,9 +315,9 @@ while True:
         with subprocess.Popen(
             [sys.executable, "-c", taker], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         ) as other:
-            time.sleep(0.5)
+            assert line_of(other) == "trying"
             os.kill(pid, signal.SIGKILL)
-            line_of(other)
+            assert line_of(other) == "taken"
             until(lambda: not gateway.is_running())  # its socket closes before its lock does
             with pytest.raises(LocalGatewayError, match="started again and listens on"):
                 gateway.restore()
@@ -387,8 +388,13 @@ def test_operators_reach_it_without_a_key(run: Run, directory: Path) -> None:
     assert f"Dashboard: {url}/" in shown
     assert "gda_" not in shown
     assert "GUARD_ADMIN_KEY=gda_" in guard("local", "--once", "--show-keys")
-    assert json.loads(guard("local", "--json"))["url"] == url
-    assert httpx.get(f"{url}/sign-in", trust_env=False, follow_redirects=True).status_code == 200
+    used = join(directory)  # alone, it would end between two slow commands
+    try:
+        assert json.loads(guard("local", "--json"))["url"] == used.url == url
+        page = httpx.get(f"{url}/sign-in", trust_env=False, follow_redirects=True)
+        assert page.status_code == 200
+    finally:
+        used.leave()
 
     done = run("-c", AGENT, env=env)
     assert "WorkflowKilledInterrupt" in done.stderr

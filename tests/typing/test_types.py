@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long  # `nox -s types` says the same, and has analysed guard by then
+
 ROOT = Path(__file__).parents[2]
 API = Path(__file__).with_name("api.py")
 

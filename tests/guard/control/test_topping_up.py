@@ -84,10 +84,12 @@ def test_a_steady_caller_does_not_wait(leasing: GuardRuntime, tenant: Any) -> No
     first = steady(leasing, 1.5)
     then = steady(leasing, 6.0)
     assert not all(first), "until it is known how much is spent"
-    assert sum(not covered for covered in then) <= 1, "at most one that a pause has hit"
+    # Without topping up it would be each hundredth.
+    assert sum(not covered for covered in then) <= 2, "those that a pause has hit"
     leasing.flush()
     assert tenant.spent_nanousd("w") == (len(first) + len(then)) * COST // 2
-    assert int(tenant.admin.workflow("w")["calls"]) == sum(not each for each in first + then)
+    # Fewer where one that was not covered has waited for a lease that was on its way.
+    assert int(tenant.admin.workflow("w")["calls"]) <= sum(not each for each in first + then)
 
 
 def test_nothing_is_overspent_and_the_rest_of_a_budget_is_used(
