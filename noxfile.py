@@ -32,12 +32,10 @@ REST = "browser or fault or long or matrix"
 def install(session: nox.Session) -> None:
     """Install the locked dependencies, then this checkout.
 
-    Bytecode is written, but beside the checkout: without it, each of the hundreds of programs that
-    tests start would compile everything again.
+    Bytecode is written, whatever the environment says: without it, each of the hundreds of programs
+    that tests start would compile guard again.
     """
     session.env["PYTHONDONTWRITEBYTECODE"] = None
-    bytecode = Path(session.virtualenv.location, "bytecode")
-    session.env["PYTHONPYCACHEPREFIX"] = str(bytecode.resolve())
     session.install("--quiet", "--require-hashes", "-r", LOCK)
     session.install("--quiet", "--no-deps", "-e", ".")
 
