@@ -107,7 +107,9 @@ class Courier:
         self._admission = admission
         self._decisions = decisions
         self._unread = unread
+        # Appended to by callers' threads, emptied on the loop; both ends are atomic.
         self.inbox: deque[Question] = deque()
+        # Of the loop: the session waits for it before it closes.
         self.asking = 0
 
     def after_fork(self) -> None:
@@ -157,6 +159,7 @@ class Courier:
         """Bring what the desk decides by up to date; return the time."""
         session = self._link.session
         self._desk.can_lease = session is not None and session.asks.can_lease
+        # Unread answers hold their worst case; read, they may leave enough for who asks now.
         if self._unread.calls:
             self._unread.read()
         return time.monotonic()
@@ -171,7 +174,7 @@ class Courier:
         self.carry_out(self._desk.tick(now_s))
 
     def give_back(self, grant: Grant) -> None:
-        """Give back what a grant has set aside: nobody uses it any more."""
+        """Give back what a grant has set aside and no call uses."""
         session = self._link.session
         if grant.hold is not None:
             grant.hold.give_back()
@@ -228,6 +231,7 @@ class Courier:
         except wire.WireError as exc:
             self._conclude(errand, exc)
             return
+        # From here on the gateway may decide it, even if the socket is lost in this moment.
         errand.has_left = True
         question.over = "the socket"
         answered = functools.partial(self._answered, session, errand)
@@ -328,6 +332,8 @@ class Courier:
         self.asking += 1
         try:
             session = await self._link.open()
+            # What was sent over the socket keeps its events: another body under the same key
+            # would be refused, and without them the ledger could decide by less than is spent.
             if not errand.has_left:
                 errand.records = session.flusher.attach(request)
                 errand.has_left = True

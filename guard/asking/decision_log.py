@@ -18,7 +18,7 @@ _LOGGER: Final = logging.getLogger("guard.decisions")
 
 
 was_on = False
-"""Whether somebody read the log a moment ago, for covered calls: to ask costs them a tenth."""
+"""Whether the log was on a moment ago. Asking the logger would cost a covered call 10 %."""
 
 
 def is_on() -> bool:

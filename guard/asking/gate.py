@@ -111,6 +111,7 @@ class Gate:
         scope = Scope(workflow_id=request.workflow_id, run_id=request.run_id)
         with _as_guard_errors():
             try:
+                # A kill cancels the ticket, which ends the wait below in this thread.
                 with self._enforcement.bodies.waiting(scope, future.cancel):
                     submit(question, future)
                     return future.result(timeout_s)
@@ -181,7 +182,7 @@ class Gate:
             why = "this process asks for too many decisions at once: no turn"
         return GuardTransportError(f"{why} within {self._timeout_s:g} s", endpoint=wire.GATE_PATH)
 
-    # -- nobody waits -----------------------------------------------------------------------------
+    # -- without waiting --------------------------------------------------------------------------
 
     def ask_soon(
         self, question: Question, answered: Callable[[Grant | BaseException], None]
@@ -236,11 +237,12 @@ class Gate:
 
     def _abandon(self, future: Ticket[Grant]) -> None:
         """Nobody waits for the answer any more: release what it grants, if it has arrived."""
+        # `cancel` fails when the answer has just come: then it is given back here.
         if not future.cancel() and not future.cancelled() and future.exception() is None:
             self._background.call_soon(self.give_back, future.result())
 
     def _require_people(self, pending: wire.GateReply, request: wire.GateRequest) -> None:
-        """Withdraw an approval request that nobody is to wait for, and refuse its call."""
+        """Without waiting for people: withdraw the approval request and refuse its call."""
         if self._waits_for_people:
             return
         self._background.call_soon(self.give_back, Grant(pending))

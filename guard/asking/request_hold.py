@@ -71,7 +71,10 @@ class RequestHold:
         self._ceiling = ceiling
         self._taken = [] if ceiling is None else [granted_nanousd(grant)]
         self._ends = [True]  # popped by the first end; `list.pop` is atomic
+        # Whether more was asked for and not answered yet; set on the reader's thread, cleared on
+        # the loop's. A second question meanwhile would only be granted twice.
         self._growing = False
+        # What a stream was granted beside its first hold; `append` and `pop` are atomic.
         self._more: list[Grant] = []
         self.refusal: GuardError | None = None
         self.output_tokens = grant.output_tokens

@@ -368,7 +368,7 @@ class GuardRuntime:
         self._exits.install()
 
     def _load_later(self) -> None:
-        """Load what the first LLM request needs, once whoever waits for ``init`` goes on."""
+        """Load what the first LLM request needs, once the caller of ``init`` has gone on."""
         asyncio.get_running_loop().call_later(_LOAD_AFTER_S, self.instrumentation.load_bounds)
 
     def _failed_to_open(self, exc: BaseException) -> None:

@@ -56,7 +56,7 @@ class Approvals:
         self._closing = False
 
     def opened(self, approval_id: str) -> None:
-        """A person is asked; whoever asked is about to wait, or takes the question back."""
+        """A person is asked; the caller is about to wait, or takes the question back."""
         if self._closing:
             self._withdraw(approval_id)
         else:

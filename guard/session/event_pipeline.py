@@ -37,7 +37,7 @@ class EventPipeline:
         settings: sizes and intervals.
         link: to the gateway.
         exits: hooks the end of the process once there is something to deliver.
-        leases: told of what is spent without a hold.
+        leases: note what is spent without a hold.
 
     Attributes:
         outbox: what is not delivered yet.
@@ -57,6 +57,7 @@ class EventPipeline:
         self.ids: IdFactory = self.outbox.ids
         self.buffer: EventBuffer = self.outbox.buffer
         self.health: Health = self.outbox.health
+        # Whether the first event of this process has begun to open the session.
         self._connecting = False
 
     def after_fork(self) -> None:
@@ -73,7 +74,7 @@ class EventPipeline:
         """Put an event into the buffer; never blocks. Returns the event's serial number."""
         serial = next(self.ids.count)
         if self.health.is_closed:
-            self.health.lose(1)  # nobody is left to deliver it
+            self.health.lose(1)  # delivery has ended
             return serial
         if scope is None:
             scope = current_scope.get()

@@ -133,7 +133,7 @@ class ExitHooks:
     def _end(self) -> None:
         try:
             self._close()
-        except Exception as exc:  # noqa: BLE001  # nobody is left to catch it
+        except Exception as exc:  # noqa: BLE001  # the process is ending: no caller is left
             logger.warning("at exit: %s", exc)
 
 

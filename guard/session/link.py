@@ -35,7 +35,7 @@ _inherited: list[object] = []
 
 
 class Link:
-    """Opens the session with the gateway and hands it to whoever needs it.
+    """Opens the session with the gateway and hands it out.
 
     Args:
         background: the loop that runs the session.
@@ -56,6 +56,7 @@ class Link:
         self.make_session = make_session
         self._exits = exits
         self.session: Session | None = None
+        # The newest attempt to connect, which all that call at once share.
         self._attempt: asyncio.Task[Session] | None = None
 
     def after_fork(self) -> None:
@@ -147,6 +148,6 @@ class Link:
 
 
 def _seen(attempt: asyncio.Task[Session]) -> None:
-    """Retrieve an attempt's exception, even when nobody waits for it any more."""
+    """Retrieve an attempt's exception, even when no caller waits for it."""
     if not attempt.cancelled():
         attempt.exception()

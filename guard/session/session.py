@@ -128,6 +128,7 @@ class Session:
             on_decision=directives.decided,
             spool=_spool(settings),
         )
+        # Everything here lives on the background loop; `features` and `asks` are read elsewhere.
         self._probing: asyncio.Task[None] | None = None
         self._services: list[asyncio.Task[None]] = []
         self.features: frozenset[str] | None = None
@@ -215,7 +216,7 @@ class Session:
     def give_back(self, reply: wire.GateReply) -> None:
         """Release what a reply granted, or withdraw its approval request, without waiting.
 
-        Call it on the background loop when nobody waits for the reply any more.
+        Call it on the background loop when no caller waits for the reply.
         """
         if reply.approval_id is not None:
             self.approvals.dropped(reply.approval_id)

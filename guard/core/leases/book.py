@@ -57,10 +57,16 @@ class LeaseBook:
     def after_fork(self) -> None:
         """Start without leases in a forked child: they are the parent's."""
         self.lock = threading.RLock()  # re-entrant: a signal handler may make a call
+        # Read without the lock by `take`: a lane that is missing there is just not covered.
         self._lanes: dict[LaneKey, Lane] = {}
+        # All leases that may still hold money, also those that no lane takes from any more.
         self._leases: dict[str, Lease] = {}
+        # Added to by any thread, and looked at before anything is covered.
         self.metered: set[str | None] = set()
+        # How often coverage was voided. An answer that was decided before the newest void covers
+        # nothing, since the gateway may have judged by the old policy.
         self._voided = 0
+        # Until when leases may be used: without the control channel only for a moment.
         self._usable_until_s = -math.inf
 
     # -- taking -------------------------------------------------------------------------------
@@ -84,6 +90,8 @@ class LeaseBook:
         if type(pool) is not CallPool:
             return None
         if pool.ready and lease.calls is None:
+            # Without the lock: `pop` is atomic, and a pool that was closed meanwhile is noticed
+            # below, where the hold goes back at once.
             try:
                 pool.ready.pop()
             except IndexError:  # another thread was faster
@@ -201,6 +209,7 @@ class LeaseBook:
                 lease = None
             if lease is not None:
                 lease.reclaim()
+            # What a call has cost above its hold is taken from the next grant.
             debt = 0 if lease is None else max(0, -lease.free)
             ask = LeaseAsk(
                 demand_nanousd=min(needed + spent + debt, NANOUSD_MAX),
@@ -235,6 +244,8 @@ class LeaseBook:
                 )
                 lease.overspent = granted.overspent_nanousd
             if lane.lease is not lease:
+                # The gateway has opened a new lease, so what the old one has left goes back with
+                # the next tick; its holds under way settle where they were taken.
                 if lane.lease is not None:
                     self._retire(lane.lease)
                 lane.lease = lease
@@ -311,12 +322,14 @@ class LeaseBook:
                 return Update(lease, back)
             self._add(lease, asked.sent_s, granted)
             lane = self._lanes.get(asked.lane)
+            # After a full answer the lane may be topped up again at once. After a partial one
+            # the budget is nearly used up, and calls that need more ask for themselves.
             if lane is not None and granted.granted_nanousd >= asked.ask.demand_nanousd:
                 lane.ahead_s = asked.sent_s
             return None
 
     def not_topped_up(self, asked: Asked) -> None:
-        """Take in that nothing was granted before somebody had to wait."""
+        """Take in that a top-up was refused."""
         with self.lock:
             self._not_asked_ahead(asked)
 
@@ -326,7 +339,7 @@ class LeaseBook:
             lane.asked_ahead = False
 
     def unanswered(self, asked: Asked) -> None:
-        """An ask had no usable answer: whether it gave back or was granted, nobody knows.
+        """An ask had no usable answer, so it is unknown what it gave back and was granted.
 
         Nothing more is taken from the lease that it named. The holds under way stay in it.
         """
@@ -398,6 +411,7 @@ class LeaseBook:
             for lease in list(self._leases.values()):
                 is_topped_up = lease.is_current and self.is_asked_ahead(lease.lane)
                 idle = now_s - lease.used_s >= IDLE_S and not is_topped_up
+                # The gateway releases what was only thought to be spent when the lease is closed.
                 if lease.unseen or now_s - lease.began_s >= _AGE_MAX_S:
                     self._retire(lease)
                 if idle:

@@ -77,7 +77,7 @@ class Desk:
         for question in questions:
             lane = question.lane
             if question.ticket is not None and question.ticket.cancelled():
-                continue
+                continue  # its caller has given up before the loop came to it
             if lane is None or not self.can_lease or self._is_full:
                 effects.append(AskGateway(question))
                 continue
@@ -150,6 +150,7 @@ class Desk:
             if question.subject is not None:
                 needed += self._book.needs(lane, question.subject, question.bound)
             calls += question.calls
+        # All that wait are counted in the demand, so that one answer can cover them all.
         line.asked = line.waiting.popleft()
         return AskGateway(line.asked, self._book.ask(lane, now_s, needed, calls), len(line.waiting))
 
@@ -165,6 +166,8 @@ class Desk:
         line.asked = None
         if isinstance(answer, NotGranted):
             if answer.is_unanswered:
+                # What was asked has given back what was free here; whether the gateway has taken
+                # that, or granted more, is unknown, so nothing more is taken from this lease.
                 self._book.unanswered(asked)
             effects.append(Fail(question, answer.error))
             if answer.for_money:
@@ -188,6 +191,7 @@ class Desk:
         hold = self._book.granted(
             asked, reply.lease, subject, reply.reserved_nanousd, question.calls
         )
+        # A top-up asks the like of this again.
         hold.lease.question = question.request
         return granted(question, reply, hold)
 

@@ -71,6 +71,7 @@ class Hold(Struct, eq=False):
             self.amount += amount
         return True
 
+    # A stream that was granted more has two holds; its event names one reservation.
     def absorb(self, other: Hold) -> bool:
         """Take over another hold of the same lease; False when that cannot be."""
         with self._book.lock:
@@ -101,11 +102,13 @@ class CallHold(Hold):
             return False
         pool = self._pool
         pool.ready.append(True)
+        # The append comes first: a thread that closes the pool after this look drains it, and one
+        # that closed it before is seen here. Either way the money is moved once.
         if pool.is_open:
             return True
         try:
             pool.ready.pop()
-        except IndexError:  # whoever closed it has drained it since
+        except IndexError:  # the thread that closed it has drained it since
             return True
         with self._book.lock:
             self.lease.ended(self.amount)

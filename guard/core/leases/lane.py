@@ -39,6 +39,8 @@ class Lane:
     )
 
     def __init__(self, now_s: float) -> None:
+        # `calls` is added to without the book's lock: a lost increment makes the next estimate of
+        # the rate a little smaller, and nothing else.
         self.lease: Lease | None = None
         self.began_s = now_s
         self.ahead_s = now_s

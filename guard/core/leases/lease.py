@@ -54,6 +54,8 @@ class Lease:
     )  # fmt: skip
 
     def __init__(self, lease_id: str, lane: LaneKey, now_s: float) -> None:
+        # Every field is changed under the book's lock, except `used_s`, which any thread sets:
+        # it only decides when a lease counts as idle.
         self.lease_id = lease_id
         self.lane = lane
         self.free = 0

@@ -16,10 +16,10 @@ from guard.core.wire import GateReply, GateRequest, ModelRates
 
 
 class Waiter(Protocol):
-    """Whoever waits for the answer to a question: a concurrent future."""
+    """The caller who waits for an answer: a concurrent future."""
 
     def cancelled(self) -> bool:
-        """Tell whether nobody waits any more."""
+        """Tell whether the caller has given up."""
 
 
 @attrs.define(eq=False)
