@@ -210,7 +210,7 @@ class LeaseMachine(StorageMachine):
         answer = self.run(decide(self.storage, given))
         if answer.recall:
             self.recall([each for ids in answer.recall.values() for each in ids])
-            given.is_again = True
+            given = msgspec.structs.replace(given, is_again=True)
             answer = self.run(decide(self.storage, given))
         self.decided(lane, lease, answer, amount, demand, leased)
         if repeated:
