@@ -127,14 +127,14 @@ def test_who_stops_renewing_is_gone(tenant: Tenant, monkeypatch: pytest.MonkeyPa
 
 
 def test_renewing_keeps_a_question_open(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(approvals, "PRESENCE_MS", 400)
+    monkeypatch.setattr(approvals, "PRESENCE_MS", 60_000)
     approval_id = ask(tenant, renews=True)
     first_ms = shown(tenant)["present_until_ms"]
 
     def renewed() -> bool:
         state = renew(tenant, approval_id).json()
-        assert (state["state"], state["ttl_ms"]) == ("pending", 400)
-        return int(shown(tenant)["present_until_ms"]) > first_ms + 1200
+        assert (state["state"], state["ttl_ms"]) == ("pending", 60_000)
+        return int(shown(tenant)["present_until_ms"]) > first_ms + 300
 
     until(renewed)
     tenant.admin.answer_approval(approval_id, approved=False)
@@ -170,10 +170,12 @@ def test_a_restart_of_the_gateway_ends_no_question(
         httpx.post(f"{before.base_url}/gate", json=body, headers=headers)
         (asked,) = before.admin.approvals()
     until(lambda: time.time() * 1000 > asked["present_until_ms"])
-    monkeypatch.setattr(approvals, "PRESENCE_MS", 2000)
+    monkeypatch.setattr(approvals, "PRESENCE_MS", 60_000)
     with run_gateway(database, sweep_interval_ms=20) as after:
         until(lambda: after.admin.approvals("pending"))
         update = {"lease_id": asked["approval_id"]}
-        state = httpx.post(f"{after.base_url}/gate/lease", json=update, headers=headers).json()
-        assert state["state"] == "pending"
+        for presence_ms in (60_000, 100):  # it lives, and then it dies
+            monkeypatch.setattr(approvals, "PRESENCE_MS", presence_ms)
+            state = httpx.post(f"{after.base_url}/gate/lease", json=update, headers=headers).json()
+            assert state["state"] == "pending"
         until(lambda: after.admin.approvals("expired"))

@@ -222,7 +222,7 @@ def test_port_and_database_in_use(gateway: Gateway, tmp_path: Any) -> None:
 def test_drain_lets_requests_finish_and_closes_channels(serve: Any) -> None:
     served = serve()
     headers = {"X-API-Key": served.api_key, "X-Guard-Protocol": "3"}
-    assert httpx.get(f"{served.base_url}/readyz").status_code == 200
+    until(lambda: httpx.get(f"{served.base_url}/readyz").status_code == 200)
     with httpx.Client(base_url=served.base_url, headers=headers) as http:
         http.post("/gate", json={"call_id": "c", "kind": "call", "function": "f"})
         with http.stream("GET", "/metrics") as metrics:

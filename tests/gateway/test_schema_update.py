@@ -297,7 +297,7 @@ def test_what_an_older_gateway_needs_is_not_taken_away_while_one_runs(
     assert status == 1
     assert f"knows schema {PRESENT}, and {NEXT} is needed" in said
     assert version_of(database) == NEXT, "the steps before it are there, and harm nobody"
-    assert httpx.get(f"{old.base_url}/readyz").status_code == 200
+    until(lambda: httpx.get(f"{old.base_url}/readyz").status_code == 200)
     bearing = start_newer("next")
     until(lambda: bearing.ready() == 200, WAIT_S)
     old.process.send_signal(signal.SIGTERM)
@@ -330,7 +330,7 @@ def test_a_replica_that_was_cut_off_meanwhile_serves_no_longer(
     try:
         assert replica.stdout is not None
         url = replica.stdout.readline().split()[-1]
-        assert httpx.get(f"{url}/readyz").status_code == 200
+        until(lambda: httpx.get(f"{url}/readyz").status_code == 200)
         proxy.fault = "refuse"
         proxy.cut()
         until(lambda: migrated("last", database)[0] == 0, WAIT_S)  # the server notices first
