@@ -7,6 +7,7 @@ import contextlib
 import logging
 import signal
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from guard.gateway.settings import DatabaseUrl
 
 SCHEMA_PREFIX: Final = "guard_demo"
+# What the demo runs, and a package that only that extra brings.
+_EXTRAS: Final = {"gateway": "genai_prices", "spam": "numpy"}
 
 
 def _database(
@@ -64,6 +67,12 @@ def demo(inbox: str | None, database: DatabaseUrl | None, as_json: bool) -> None
       printf 'Lunch at noon?\\nWIN a prize now' | guard demo --inbox - --json
       guard demo --database postgresql://guard@127.0.0.1/guard
     """
+    missing = [extra for extra, package in _EXTRAS.items() if find_spec(package) is None]
+    if missing:
+        raise click.ClickException(
+            f"`guard demo` needs the extra {' and '.join(map(repr, missing))}, which is not "
+            f'installed. From a checkout: pip install ".[{",".join(_EXTRAS)}]"'
+        )
     from guard.demo.narrator import Narrator
 
     try:

@@ -58,12 +58,20 @@ def _greet(server: RunningServer) -> None:
         click.echo(f"Health and metrics: {server.monitor_url}")
     if server.first_key is None:
         click.echo("Keys: spamdetect keys list | create | revoke")
+        click.echo(
+            f"Clients: SPAMDETECT_BASE_URL={server.base_url} and a key in SPAMDETECT_API_KEY"
+        )
         return
     click.echo(
         f"""
 Your first API key, shown this once:
 
   {server.first_key.api_key}
+
+Clients read two variables:
+
+  export SPAMDETECT_BASE_URL={server.base_url}
+  export SPAMDETECT_API_KEY={server.first_key.api_key}
 
 Try it:
 

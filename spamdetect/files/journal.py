@@ -29,6 +29,8 @@ class Verdict(msgspec.Struct, frozen=True):
 
     Attributes:
         index: Position of the text in the input, from 0.
+        file: The file that it is from, relative to the folder that was read.
+        line: The line where it begins, from 1, blank ones counted; None in a file that is one text.
         is_spam: The verdict.
         spam_score: Probability of spam.
         ham_score: Probability of ham.
@@ -43,6 +45,8 @@ class Verdict(msgspec.Struct, frozen=True):
     """
 
     index: int
+    file: str = ""
+    line: int | None = None
     is_spam: bool | None = None
     spam_score: float | None = None
     ham_score: float | None = None
@@ -211,6 +215,8 @@ def _write_parquet(verdicts: Iterator[Verdict], path: Path, with_text: bool) -> 
     pa, pq = import_module("pyarrow"), import_module("pyarrow.parquet")
     kinds = {
         "index": pa.int64(),
+        "file": pa.string(),
+        "line": pa.int64(),
         "is_spam": pa.bool_(),
         "spam_score": pa.float64(),
         "ham_score": pa.float64(),

@@ -35,24 +35,28 @@ def mail_text(raw: bytes) -> str:
     return f"{subject}\n\n{body}".strip() if subject else body.strip()
 
 
-def split_mbox(lines: Iterable[bytes]) -> Iterator[bytes]:
+def split_mbox(lines: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
     """Split an mbox into its mails, holding one at a time (RFC 4155, mboxrd quoting undone).
 
     Args:
         lines: The lines of the file with their line endings.
+
+    Yields:
+        The line where a mail begins, from 1, and the mail.
     """
+    begins = 0
     current: list[bytes] | None = None
     after_blank = True
-    for line in lines:
+    for number, line in enumerate(lines, 1):
         if after_blank and line.startswith(b"From "):
             if current is not None:
-                yield _unescape(current)
-            current = []
+                yield begins, _unescape(current)
+            current, begins = [], number
         elif current is not None:
             current.append(line)
         after_blank = line in {b"\n", b"\r\n"}
     if current is not None:
-        yield _unescape(current)
+        yield begins, _unescape(current)
 
 
 def _unescape(lines: list[bytes]) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import csv
+import json
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -43,12 +44,16 @@ class Record:
         text: The text, or None when this record holds none.
         problem: Why it holds none.
         end_byte: Bytes of the input read when this record was complete.
+        file: The file that it is from, relative to the folder that is read.
+        line: The line where it begins, from 1; None for a file that is one text.
     """
 
     index: int
     text: str | None = attrs.field(repr=False)
     problem: str = ""
     end_byte: int = 0
+    file: str = ""
+    line: int | None = None
 
 
 def detect_format(path: Path) -> str:
@@ -86,8 +91,8 @@ def read_records(path: Path, file_format: str, column: str | None) -> Iterator[R
                 stream.seek(0)
             counted = _CountedLines(stream)
             texts = _READERS[file_format](counted, column)
-            for index, (text, problem) in enumerate(texts):
-                yield Record(index, text, problem, counted.bytes_read)
+            for index, (text, problem, line) in enumerate(texts):
+                yield Record(index, text, problem, counted.bytes_read, path.name, line)
     except OSError as error:
         raise SpamConfigError(f"Cannot read {path}: {error.strerror}.") from error
 
@@ -121,10 +126,12 @@ class _CountedLines:
     def __init__(self, stream: Iterable[bytes]) -> None:
         self._lines = iter(stream)
         self.bytes_read = 0
+        self.lines_read = 0
 
     def __iter__(self) -> Iterator[bytes]:
         for line in self._lines:
             self.bytes_read += len(line)
+            self.lines_read += 1
             yield line
 
     def decoded(self) -> Iterator[str]:
@@ -134,12 +141,13 @@ class _CountedLines:
             yield text.removeprefix("\ufeff") if number == 0 else text
 
 
-_Texts = Iterator[tuple[str | None, str]]
+# A text or None, what is wrong, and the line where it begins.
+_Texts = Iterator[tuple[str | None, str, int]]
 
 
 def _read_lines(lines: _CountedLines, column: str | None) -> _Texts:
     for line in lines.decoded():
-        yield line.rstrip("\r\n"), ""
+        yield line.rstrip("\r\n"), "", lines.lines_read
 
 
 def _read_csv(lines: _CountedLines, column: str | None) -> _Texts:
@@ -152,17 +160,18 @@ def _read_csv(lines: _CountedLines, column: str | None) -> _Texts:
     position = _column_position(header, column)
     reader = csv.reader(rows, delimiter=delimiter)
     while True:
+        begins = lines.lines_read + 1
         try:
             row = next(reader)
         except StopIteration:
             return
         except csv.Error as error:
-            yield None, f"row is not CSV: {error}"
+            yield None, f"row is not CSV: {error}", begins
             continue
         if len(row) > position:
-            yield row[position], ""
+            yield row[position], "", begins
         elif row:
-            yield None, "row has too few columns"
+            yield None, "row has too few columns", begins
 
 
 def _column_position(header: list[str], column: str | None) -> int:
@@ -193,7 +202,7 @@ def _read_jsonl(lines: _CountedLines, column: str | None) -> _Texts:
         try:
             value = msgspec.json.decode(line)
         except (msgspec.DecodeError, RecursionError):
-            yield None, "line is not JSON"
+            yield None, _json_problem(line), lines.lines_read
             continue
         if isinstance(value, dict):
             if column is None:
@@ -204,27 +213,43 @@ def _read_jsonl(lines: _CountedLines, column: str | None) -> _Texts:
                         f"{_listed([str(name) for name in value])}."
                     )
             value = value.get(column)
-        yield (value, "") if isinstance(value, str) else (None, "no text in this record")
+        is_text = isinstance(value, str)
+        yield (
+            value if is_text else None,
+            "" if is_text else "no text in this record",
+            lines.lines_read,
+        )
+
+
+def _json_problem(line: str) -> str:
+    """Why a line is refused; the standard library reads one that holds half a pair."""
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return "line is not JSON"
+    return "line holds an unpaired surrogate, which is not Unicode text"
 
 
 def _read_mbox(lines: _CountedLines, column: str | None) -> _Texts:
     mails = 0
-    for raw in split_mbox(lines):
+    for line, raw in split_mbox(lines):
         mails += 1
-        yield mail_text(raw), ""
+        yield mail_text(raw), "", line
     if lines.bytes_read and not mails:
         raise SpamConfigError("There is no mail in it: in an mbox each begins with a line 'From '.")
 
 
 def _read_mails(path: Path) -> Iterator[Record]:
     end_byte = 0
+    folder = path if path.is_dir() else path.parent
     for index, file in enumerate(_mail_files(path) if path.is_dir() else [path]):
+        name = file.relative_to(folder).as_posix()
         raw = file.read_bytes()
         end_byte += len(raw)
         if _MAIL.match(raw):
-            yield Record(index, mail_text(raw), "", end_byte)
+            yield Record(index, mail_text(raw), "", end_byte, name)
         else:
-            yield Record(index, None, f"{file.name} does not begin like a mail", end_byte)
+            yield Record(index, None, f"{file.name} does not begin like a mail", end_byte, name)
 
 
 def _mail_files(folder: Path) -> list[Path]:

@@ -116,12 +116,16 @@ def _classify_in_worker(texts: list[str]) -> list[Analysis]:
 
 
 def _without_text(record: Record) -> Verdict:
-    return Verdict(record.index, error_code="INVALID_RECORD", note=record.problem)
+    return Verdict(
+        record.index, record.file, record.line, error_code="INVALID_RECORD", note=record.problem
+    )
 
 
 def _with_verdict(record: Record, found: Analysis, with_text: bool) -> Verdict:
     return Verdict(
         record.index,
+        record.file,
+        record.line,
         found.prediction.is_spam,
         found.prediction.spam_score,
         found.prediction.ham_score,

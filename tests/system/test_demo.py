@@ -73,6 +73,18 @@ def demos(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Done]:
     return dict(zip(commands, run_commands(*commands.values()), strict=True))
 
 
+def test_a_missing_extra_is_named(run: Run) -> None:
+    for extra, package in (("spam", "numpy"), ("gateway", "genai_prices")):
+        code = (
+            f"import sys; sys.modules[{package!r}] = None; sys.argv = ['guard', 'demo']\n"
+            "from guard.__main__ import main; main()"
+        )
+        done = run("-c", code)
+        assert done.returncode == 1
+        assert f"needs the extra '{extra}', which is not installed" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
 def test_the_built_in_inbox(demos: dict[str, Done]) -> None:
     document = document_of(demos["built in"])
     assert document["llm"]["stand_in"] is True

@@ -175,3 +175,38 @@ def test_jsonl_gives_back_what_was_written(texts: list[str]) -> None:
         path = Path(folder) / "in.jsonl"
         path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), "utf-8")
         assert _texts(path) == texts
+
+
+def test_each_record_names_its_file_and_its_line(tmp_path: Path) -> None:
+    def places(name: str, content: str, column: str | None = None) -> list[tuple[str, int | None]]:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(content, encoding="utf-8", newline="")
+        found = list(read_records(path, detect_format(path), column))
+        return [(record.file, record.line) for record in found]
+
+    assert places("a.txt", "one\n\nthree\n") == [("a.txt", 1), ("a.txt", 2), ("a.txt", 3)]
+    jsonl = '\n{"text": "a"}\n\n\n{"text": 5}\n{"text": "c"}\n'
+    assert [line for _, line in places("a.jsonl", jsonl)] == [2, 5, 6]
+    csv = 'id,text\r\n1,"over\r\ntwo lines"\r\n\r\n2\r\n3,c\r\n'
+    assert [line for _, line in places("a.csv", csv)] == [2, 5, 6]
+    mbox = "From a\nSubject: x\n\nbody\n\nFrom b\nSubject: y\n\nbody\n"
+    assert [line for _, line in places("a.mbox", mbox)] == [1, 6]
+    folder = tmp_path / "mails"
+    for name in ("b.eml", "a/c.eml"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("Subject: x\n\nbody")
+    found = [(record.file, record.line) for record in read_records(folder, "eml", None)]
+    assert found == [("a/c.eml", None), ("b.eml", None)]
+
+
+def test_half_a_pair_in_jsonl_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b'{"text": "a"}\n{"text": "\\ud800"}\n{"text": \n{"text": "b"}\n')
+    problems = [record.problem for record in read_records(path, "jsonl", None)]
+    assert problems == [
+        "",
+        "line holds an unpaired surrogate, which is not Unicode text",
+        "line is not JSON",
+        "",
+    ]
