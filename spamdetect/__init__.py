@@ -18,17 +18,25 @@ if TYPE_CHECKING:
     from spamdetect.errors import SpamServerError as SpamServerError
     from spamdetect.errors import SpamTimeoutError as SpamTimeoutError
     from spamdetect.errors import SpamTransportError as SpamTransportError
+    from spamdetect.models import Context as Context
     from spamdetect.models import ErrorCode as ErrorCode
+    from spamdetect.models import Feedback as Feedback
     from spamdetect.models import Language as Language
+    from spamdetect.models import ListEntry as ListEntry
     from spamdetect.models import Prediction as Prediction
     from spamdetect.models import PredictItem as PredictItem
     from spamdetect.models import PredictResult as PredictResult
     from spamdetect.models import PreprocessResult as PreprocessResult
+    from spamdetect.models import Reason as Reason
     from spamdetect.sync import SpamClient as SpamClient
 
 _HOMES: Final[dict[str, str]] = {
     "AsyncSpamClient": "spamdetect.client",
     "ErrorCode": "spamdetect.models",
+    "Reason": "spamdetect.models",
+    "ListEntry": "spamdetect.models",
+    "Feedback": "spamdetect.models",
+    "Context": "spamdetect.models",
     "Language": "spamdetect.models",
     "PredictItem": "spamdetect.models",
     "PredictResult": "spamdetect.models",
@@ -48,12 +56,16 @@ _HOMES: Final[dict[str, str]] = {
 
 __all__ = [
     "AsyncSpamClient",
+    "Context",
     "ErrorCode",
+    "Feedback",
     "Language",
+    "ListEntry",
     "PredictItem",
     "PredictResult",
     "Prediction",
     "PreprocessResult",
+    "Reason",
     "SpamAuthError",
     "SpamClient",
     "SpamConfigError",

@@ -22,13 +22,18 @@ from spamdetect.errors import (
     SpamServerError,
     SpamTransportError,
 )
-from spamdetect.models import Language, Prediction, PredictResult, PreprocessResult
-from spamdetect.thresholds import Threshold
+from spamdetect.models import Language, Prediction, PredictResult, PreprocessResult, Reason
 
 PREDICT_PATH: Final = "/v1/spam-detection/predict"
 PREPROCESS_PATH: Final = "/v1/spam-detection/preprocess"
 THRESHOLD_HEADER: Final = "x-spam-threshold"
+BATCH_PATH: Final = "/v1/spam-detection/predict/batch"
 FEEDBACK_PATH: Final = "/v1/spam-detection/feedback"
+LISTS_PATH: Final = "/v1/spam-detection/lists"
+SURROGATE_MESSAGE: Final = (
+    "The text holds an unpaired surrogate (U+D800 to U+DFFF) and is not valid Unicode; decode the "
+    "input with errors='replace'."
+)
 
 R = TypeVar("R")
 W = TypeVar("W", bound=msgspec.Struct)
@@ -36,15 +41,19 @@ W = TypeVar("W", bound=msgspec.Struct)
 
 @attrs.frozen
 class ApiRequest:
-    """A POST to send: path below the base URL and JSON body."""
+    """A request to send.
 
-    path: str
-    body: bytes = attrs.field(repr=False)
+    Attributes:
+        path: Path below the base URL.
+        body: JSON body; empty for a request without one.
+        method: HTTP method.
+        max_answer_bytes: Longest answer that the contract allows.
+    """
 
-    @property
-    def max_answer_bytes(self) -> int:
-        """Maximum answer size: it holds the text twice, each code point escaped to 12 bytes."""
-        return (1 << 20) + 32 * len(self.body)
+    path: str = attrs.field(repr=False)
+    body: bytes = attrs.field(default=b"", repr=False)
+    method: str = "POST"
+    max_answer_bytes: int = 1 << 20
 
 
 @attrs.frozen
@@ -77,37 +86,11 @@ class Clock:
     chance: Callable[[], float]
 
 
-def text_request(path: str, text: str, threshold: Threshold | None = None) -> ApiRequest:
-    """Build the request for ``predict`` or ``preprocess``.
-
-    Args:
-        path: Which of the two.
-        text: The text.
-        threshold: Threshold for ``predict``; None leaves it to the service.
-
-    Raises:
-        SpamRequestError: ``text`` is not a string, or contains a lone surrogate, which no JSON
-            document in UTF-8 can carry.
-    """
-    body = {"text": text} if threshold is None else {"text": text, "threshold": threshold}
-    return _request(path, text, body)
-
-
-def feedback_request(text: str, is_spam: bool, feedback_id: str) -> ApiRequest:
-    """Build the request for ``feedback``; its id makes a repeat harmless.
-
-    Raises:
-        SpamRequestError: As in :func:`text_request`.
-    """
-    body = {"text": text, "is_spam": is_spam, "feedback_id": feedback_id}
-    return _request(FEEDBACK_PATH, text, body)
-
-
 def check_text(text: str) -> None:
     """Refuse a text that no request can carry.
 
     Raises:
-        SpamRequestError: As in :func:`text_request`.
+        SpamRequestError: It is not a string, or holds a lone surrogate.
     """
     if not isinstance(text, str):
         raise SpamRequestError(
@@ -116,11 +99,7 @@ def check_text(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise SpamRequestError(
-            "text holds an unpaired surrogate and is not valid Unicode; decode the input with "
-            "errors='replace'.",
-            error_code="INVALID_REQUEST",
-        ) from None
+        raise SpamRequestError(SURROGATE_MESSAGE, error_code="INVALID_REQUEST") from None
 
 
 def check_many(texts: object, concurrency: int) -> None:
@@ -142,11 +121,6 @@ def check_many(texts: object, concurrency: int) -> None:
 def too_long_message(max_chars: int) -> str:
     """The message about a text that is too long, from the service and from local mode."""
     return f"The text may have at most {max_chars} characters."
-
-
-def _request(path: str, text: str, body: Mapping[str, object]) -> ApiRequest:
-    check_text(text)
-    return ApiRequest(path, msgspec.json.encode(body))
 
 
 def exchange(
@@ -212,7 +186,7 @@ def parse_predict(answer: ApiResponse) -> PredictResult:
     Raises:
         SpamResponseError: The body does not match the contract.
     """
-    wire = _decode(answer, _PREDICT)
+    wire = decode(answer, _PREDICT)
     data = wire.data
     return PredictResult(
         data.input_text,
@@ -224,6 +198,7 @@ def parse_predict(answer: ApiResponse) -> PredictResult:
         data.error_code,
         wire.message,
         answer.body,
+        None if data.reasons is None else tuple(data.reasons),
     )
 
 
@@ -248,7 +223,7 @@ def parse_preprocess(answer: ApiResponse) -> PreprocessResult:
     Raises:
         SpamResponseError: The body does not match the contract.
     """
-    wire = _decode(answer, _PREPROCESS)
+    wire = decode(answer, _PREPROCESS)
     data = wire.data
     return PreprocessResult(
         data.input_text,
@@ -259,15 +234,6 @@ def parse_preprocess(answer: ApiResponse) -> PreprocessResult:
         wire.message,
         answer.body,
     )
-
-
-def parse_acknowledgement(answer: ApiResponse) -> None:
-    """Read the answer of ``feedback``: an envelope whose data is ignored.
-
-    Raises:
-        SpamResponseError: The body is not an envelope.
-    """
-    _decode(answer, _ENVELOPE)
 
 
 def error_from(answer: ApiResponse, wall_s: float) -> SpamError:
@@ -333,6 +299,7 @@ class _WirePreprocessData(msgspec.Struct):
 class _WirePredictData(_WirePreprocessData):
     prediction: _WirePrediction
     error_code: str
+    reasons: list[Reason] | None = None
 
 
 class _WirePreprocess(msgspec.Struct):
@@ -360,7 +327,7 @@ _PREPROCESS: Final = msgspec.json.Decoder(_WirePreprocess)
 _ENVELOPE: Final = msgspec.json.Decoder(_WireEnvelope)
 
 
-def _decode(answer: ApiResponse, decoder: msgspec.json.Decoder[W]) -> W:
+def decode(answer: ApiResponse, decoder: msgspec.json.Decoder[W]) -> W:
     try:
         return decoder.decode(answer.body)
     except msgspec.ValidationError as error:

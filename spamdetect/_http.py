@@ -55,6 +55,16 @@ class HttpTransport:
         self._lanes: list[_Lane] = []
         self._verify: ssl.SSLContext | None = None
         self._places = asyncio.Semaphore(max_connections)
+        self._closed = False
+
+    def check_open(self) -> None:
+        """Refuse a closed client, as httpx does.
+
+        Raises:
+            RuntimeError: It was closed.
+        """
+        if self._closed:
+            raise RuntimeError("Cannot send a request, as the client has been closed.")
 
     @contextlib.asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
@@ -62,7 +72,9 @@ class HttpTransport:
 
         Raises:
             SpamTimeoutError: None became free in time.
+            RuntimeError: The client was closed.
         """
+        self.check_open()
         self._adopt_loop()
         places = self._places
         wait_s = self._settings.queue_timeout_s
@@ -100,7 +112,8 @@ class HttpTransport:
             lane.in_use -= 1
 
     async def aclose(self) -> None:
-        """Close the connections; the next call opens new ones."""
+        """Close the connections, for good: a call under way ends, and no other opens new ones."""
+        self._closed = True
         lanes, self._lanes = self._lanes, []
         if self._loop is asyncio.get_running_loop():
             for lane in lanes:
@@ -116,6 +129,7 @@ class HttpTransport:
             self._lanes = []
 
     def _lane(self) -> _Lane:
+        self.check_open()
         for lane in self._lanes:
             if lane.in_use < lane.size:
                 return lane
@@ -146,7 +160,7 @@ class HttpTransport:
     async def _exchange(self, client: httpx.AsyncClient, request: ApiRequest) -> ApiResponse:
         url = self._settings.base_url + request.path
         response = await client.send(
-            client.build_request("POST", url, content=request.body), stream=True
+            client.build_request(request.method, url, content=request.body), stream=True
         )
         try:
             if response.headers.get("content-encoding", "identity") != "identity":

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+import attrs
+
 from spamdetect import _messages
 from spamdetect._exchange import check_text, too_long_message
 from spamdetect.errors import SpamConfigError, SpamError, SpamRequestError
@@ -16,12 +18,14 @@ from spamdetect.models import (
     PredictItem,
     PredictResult,
     PreprocessResult,
+    Reason,
 )
 from spamdetect.settings import DEFAULT_MAX_TEXT_CHARS
 from spamdetect.thresholds import Threshold
 
 if TYPE_CHECKING:
-    from spamdetect.engine import Analysis, Engine, Reason
+    from spamdetect.engine import Analysis, Engine
+    from spamdetect.engine import Reason as EngineReason
 
 
 class LocalBackend:
@@ -52,20 +56,24 @@ class LocalBackend:
         except (ModelError, OSError) as error:
             raise SpamConfigError(f"The model cannot be loaded: {error}") from error
 
-    def explain(self, text: str, top: int) -> list[Reason]:
+    def explain(self, text: str, top: int) -> list[EngineReason]:
         """The features that moved a verdict most."""
         return self._engine.explain(_checked(text), top=top)
 
-    def predict(self, text: str) -> PredictResult:
-        """Classify one text."""
-        return _predict_result(self._engine.predict(_checked(text)))
+    def predict(self, text: str, *, reasons: bool = False) -> PredictResult:
+        """Classify one text, and say what moved the verdict."""
+        result = _predict_result(self._engine.predict(_checked(text)))
+        return self._with_reasons(result) if reasons else result
 
-    def predict_items(self, first_index: int, texts: Sequence[str]) -> list[PredictItem]:
+    def predict_items(
+        self, first_index: int, texts: Sequence[str], *, reasons: bool = False
+    ) -> list[PredictItem]:
         """Classify a batch, faster than one by one; an unacceptable text fails alone.
 
         Args:
             first_index: Index of the first text in the whole input.
             texts: The batch.
+            reasons: Whether to say what moved each verdict.
         """
         errors: dict[int, SpamError] = {}
         for position, text in enumerate(texts):
@@ -74,13 +82,29 @@ class LocalBackend:
             except SpamError as error:
                 errors[position] = error
         good = [text for position, text in enumerate(texts) if position not in errors]
-        found = iter(self._engine.predict_many(good))
+        results = map(_predict_result, self._engine.predict_many(good))
+        found = map(self._with_reasons, results) if reasons else results
         return [
             PredictItem(first_index + position, error=errors[position])
             if position in errors
-            else PredictItem(first_index + position, result=_predict_result(next(found)))
+            else PredictItem(first_index + position, result=next(found))
             for position in range(len(texts))
         ]
+
+    def predict_batch(
+        self, texts: Sequence[tuple[str, object, SpamError | None]], *, reasons: bool = False
+    ) -> list[PredictItem]:
+        """Classify a batch of which some texts may be known to be wrong already."""
+        items = iter(self.predict_items(0, [text for text, _, _ in texts], reasons=reasons))
+        return [
+            PredictItem(item.index, error=error) if error is not None else item
+            for item, (_, _, error) in zip(items, texts, strict=True)
+        ]
+
+    def _with_reasons(self, result: PredictResult) -> PredictResult:
+        reasons = self._engine.explain(result.input_text)
+        found = tuple(Reason(each.feature, each.weight, each.explanation) for each in reasons)
+        return attrs.evolve(result, reasons=found)
 
     def preprocess(self, text: str) -> PreprocessResult:
         """Clean one text and detect its language."""

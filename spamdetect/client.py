@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-import uuid
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
-from spamdetect import _exchange
-from spamdetect._exchange import ApiRequest, ApiResponse, Clock, Pause
+from spamdetect import _calls, _exchange
+from spamdetect._calls import Call
+from spamdetect._exchange import Clock, Pause
 from spamdetect._retry import PROCESS_QUOTA, Quiet, RetryPolicy, random_chance
 from spamdetect.errors import (
     SpamConfigError,
@@ -20,7 +20,14 @@ from spamdetect.errors import (
     SpamTimeoutError,
     SpamTransportError,
 )
-from spamdetect.models import PredictItem, PredictResult, PreprocessResult
+from spamdetect.models import (
+    Context,
+    Feedback,
+    ListEntry,
+    PredictItem,
+    PredictResult,
+    PreprocessResult,
+)
 from spamdetect.settings import read_client_settings
 from spamdetect.thresholds import Threshold, checked_threshold
 
@@ -74,6 +81,7 @@ class AsyncSpamClient:
         local: bool = False,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
+        self._closed = False
         self._local: LocalBackend | None = None
         self._threshold: Threshold | None = _checked(threshold)
         if local:
@@ -91,6 +99,7 @@ class AsyncSpamClient:
         self._transport = HttpTransport(self._settings, max_connections, transport)
 
     async def __aenter__(self) -> Self:
+        self._check_open()
         return self
 
     async def __aexit__(
@@ -102,27 +111,31 @@ class AsyncSpamClient:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the connections; a later call opens new ones."""
+        """Close the connections. As with httpx, a later call raises RuntimeError."""
+        self._closed = True
         if self._local is None:
             await self._transport.aclose()
 
-    async def predict(self, text: str) -> PredictResult:
+    async def predict(
+        self, text: str, *, reasons: bool = False, context: Context | None = None
+    ) -> PredictResult:
         """Classify one text as spam or not.
 
         Args:
             text: The text to analyse.
+            reasons: Whether the result says what moved the verdict, as ``explain`` does.
+            context: Where the text comes from, for the key's lists; ignored in local mode.
 
         Raises:
             SpamError: One of its subclasses, see ``spamdetect.errors``.
+            RuntimeError: The client was closed.
 
         Source: spam detection HTTP API, part 4.
         """
         if self._local is not None:
-            return await asyncio.to_thread(self._local.predict, text)
-        request = _exchange.text_request(_exchange.PREDICT_PATH, text, self._threshold)
-        asked = self._threshold is not None
-        parse = _exchange.parse_predict_at if asked else _exchange.parse_predict
-        return await self._call(request, parse)
+            self._check_open()
+            return await asyncio.to_thread(self._local.predict, text, reasons=reasons)
+        return await self._call(_calls.predict(text, self._threshold, reasons, context))
 
     async def preprocess(self, text: str) -> PreprocessResult:
         """Clean one text and detect its language, without a verdict.
@@ -132,13 +145,44 @@ class AsyncSpamClient:
 
         Raises:
             SpamError: One of its subclasses, see ``spamdetect.errors``.
+            RuntimeError: The client was closed.
 
         Source: spam detection HTTP API, part 4.
         """
         if self._local is not None:
+            self._check_open()
             return await asyncio.to_thread(self._local.preprocess, text)
-        request = _exchange.text_request(_exchange.PREPROCESS_PATH, text)
-        return await self._call(request, _exchange.parse_preprocess)
+        return await self._call(_calls.preprocess(text))
+
+    async def predict_batch(
+        self,
+        texts: Iterable[str | tuple[str, Context]],
+        *,
+        reasons: bool = False,
+        context: Context | None = None,
+    ) -> list[PredictItem]:
+        """Classify up to 1,000 texts with one request.
+
+        Args:
+            texts: The texts, each perhaps with a context of its own.
+            reasons: As in :meth:`predict`.
+            context: Of the texts that have none of their own.
+
+        Returns:
+            One item per text, in input order, with its result or its error.
+
+        Raises:
+            SpamError: The whole batch failed; what fails for one text is in its item.
+            RuntimeError: The client was closed.
+        """
+        checked = _calls.checked_batch(texts)
+        if self._local is not None:
+            self._check_open()
+            return await asyncio.to_thread(self._local.predict_batch, checked, reasons=reasons)
+        if all(error is not None for _, _, error in checked):
+            self._check_open()
+            return [PredictItem(at, error=error) for at, (_, _, error) in enumerate(checked)]
+        return await self._call(_calls.predict_batch(checked, self._threshold, reasons, context))
 
     async def predict_many(
         self, texts: Iterable[str] | AsyncIterable[str], *, concurrency: int = 32
@@ -161,6 +205,7 @@ class AsyncSpamClient:
             ...     ]
         """
         _exchange.check_many(texts, concurrency)
+        self._check_open()
         if self._local is not None:
             async for item in self._local_items(texts, self._local):
                 yield item
@@ -200,22 +245,68 @@ class AsyncSpamClient:
                 future.cancel()
             await asyncio.gather(*rest, return_exceptions=True)
 
-    async def send_feedback(self, text: str, *, is_spam: bool) -> None:
-        """Report a text's correct label, if the service's operator collects such reports.
+    async def send_feedback(
+        self, text: str, *, is_spam: bool, feedback_id: str | None = None
+    ) -> str:
+        """Report what a text is; verdicts on texts like it change at once, for this key alone.
 
         Args:
-            text: The text whose verdict was wrong.
+            text: The text.
             is_spam: Whether it is spam.
+            feedback_id: Your own name for the report; the service makes one of the text.
+
+        Returns:
+            The report's id, or "" where nothing of the text could be compared with others.
 
         Raises:
-            SpamRequestError: The service does not collect feedback (404).
             SpamConfigError: The client runs in local mode, where there is no service to tell.
         """
-        if self._local is not None:
-            raise SpamConfigError("Feedback goes to a service; this client runs in local mode.")
-        # The identifier makes a retry harmless: the service stores each one once.
-        request = _exchange.feedback_request(text, is_spam, uuid.uuid4().hex)
-        await self._call(request, _exchange.parse_acknowledgement)
+        return await self._call(_calls.send_feedback(text, is_spam, feedback_id))
+
+    async def feedback(self) -> list[Feedback]:
+        """The reports that count for this key, oldest first."""
+        return await self._call(_calls.feedback())
+
+    async def withdraw_feedback(self, feedback_id: str) -> None:
+        """Take a report back; it counts no more.
+
+        Raises:
+            SpamRequestError: There is none with this id (404).
+        """
+        await self._call(_calls.withdraw_feedback(feedback_id))
+
+    async def lists(self) -> list[ListEntry]:
+        """The entries of this key's allow and block lists, oldest first."""
+        return await self._call(_calls.lists())
+
+    async def add_to_list(
+        self,
+        list_name: Literal["allow", "block"],
+        kind: Literal["sender", "link", "phrase"],
+        value: str,
+        *,
+        text_kind: str | None = None,
+    ) -> ListEntry:
+        """Put an entry on one of this key's lists; it decides alone from the next text on.
+
+        Args:
+            list_name: ``allow``, which goes first, or ``block``.
+            kind: What is compared: the context's author and address, the links, the words.
+            value: A name, an address or ``@domain``; a domain; a phrase.
+            text_kind: The only kind of text that the entry is for.
+
+        Raises:
+            SpamRequestError: The value can match nothing, or the lists are full (422).
+        """
+        return await self._call(_calls.add_to_list(list_name, kind, value, text_kind))
+
+    async def remove_from_list(self, entry_id: str) -> None:
+        """Take an entry off its list.
+
+        Raises:
+            SpamRequestError: There is none with this id (404).
+        """
+        await self._call(_calls.remove_from_list(entry_id))
 
     async def _predict_item(self, index: int, text: str) -> PredictItem:
         try:
@@ -238,15 +329,22 @@ class AsyncSpamClient:
                 yield item
             index += len(batch)
 
-    async def _call(self, request: ApiRequest, parse: Callable[[ApiResponse], R]) -> R:
-        async with self._transport.turn():
-            return await self._sent(request, parse)
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("Cannot send a request, as the client has been closed.")
 
-    async def _sent(self, request: ApiRequest, parse: Callable[[ApiResponse], R]) -> R:
+    async def _call(self, call: Call[R]) -> R:
+        self._check_open()
+        if self._local is not None:
+            raise SpamConfigError("That needs a service; this client runs in local mode.")
+        async with self._transport.turn():
+            return await self._sent(call)
+
+    async def _sent(self, call: Call[R]) -> R:
         timeout_s = self._settings.timeout_s
         steps = _exchange.exchange(
-            request,
-            parse,
+            call.request,
+            call.parse,
             policy=self._policy,
             quota=PROCESS_QUOTA,
             quiet=self._quiet,

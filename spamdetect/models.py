@@ -69,6 +69,71 @@ class Prediction:
     spam_score: float
 
 
+@attrs.frozen
+class Reason:
+    """One thing that moved a verdict.
+
+    Attributes:
+        feature: Its name, such as ``words:"free"``, ``list:block:link:...``, ``feedback:...``.
+        weight: What it added to the log-odds; a positive value speaks for spam. An entry of a list
+            has 20 or -20 and decides alone.
+        explanation: The same in words.
+    """
+
+    feature: str = attrs.field(repr=False)
+    weight: float
+    explanation: str = attrs.field(repr=False)
+
+
+@attrs.frozen
+class Context:
+    """Where a text comes from, for the key's lists. The service neither stores nor logs it.
+
+    Attributes:
+        kind: Your word for the kind of text, such as ``comment`` or ``form``.
+        author: Who wrote it.
+        address: The author's mail address.
+    """
+
+    kind: str | None = None
+    author: str | None = attrs.field(default=None, repr=False)
+    address: str | None = attrs.field(default=None, repr=False)
+
+
+@attrs.frozen
+class ListEntry:
+    """An entry of the key's allow or block list.
+
+    Attributes:
+        entry_id: For ``remove_from_list``.
+        list_name: ``allow`` or ``block``.
+        kind: ``sender``, ``link`` or ``phrase``.
+        value: What is on the list.
+        text_kind: The only kind of text that it is for; None is every kind.
+    """
+
+    entry_id: str
+    list_name: str
+    kind: str
+    value: str = attrs.field(repr=False)
+    text_kind: str | None = None
+
+
+@attrs.frozen
+class Feedback:
+    """A report that counts for the key.
+
+    Attributes:
+        feedback_id: For ``withdraw_feedback``.
+        is_spam: What the text was reported as.
+        received_s: Unix time in seconds.
+    """
+
+    feedback_id: str
+    is_spam: bool
+    received_s: float
+
+
 def _raw_answer(result: attrs.AttrsInstance, body: bytes) -> dict[str, Any]:
     if body:
         decoded: dict[str, Any] = json.loads(body)
@@ -76,6 +141,8 @@ def _raw_answer(result: attrs.AttrsInstance, body: bytes) -> dict[str, Any]:
     data = attrs.asdict(result)
     message = data.pop("message")
     data.pop("_body")
+    if data.get("reasons", ()) is None:
+        del data["reasons"]
     return {"message": message, "data": data}
 
 
@@ -119,6 +186,7 @@ class PredictResult:
         prediction: The verdict.
         error_code: "" or one of ``TEXT_EMPTY``, ``LANGUAGE_UNKNOWN``, ``TEXT_TRUNCATED``.
         message: Human-readable outcome.
+        reasons: What moved the verdict, strongest first; None unless asked for.
     """
 
     input_text: str = attrs.field(repr=False)
@@ -130,6 +198,7 @@ class PredictResult:
     error_code: str = ""
     message: str = ""
     _body: bytes = attrs.field(default=b"", repr=False, eq=False)
+    reasons: tuple[Reason, ...] | None = attrs.field(default=None, repr=False)
 
     @property
     def is_spam(self) -> bool:

@@ -14,14 +14,24 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from anyio.from_thread import BlockingPortal, BlockingPortalProvider
 
+from spamdetect import _calls
+from spamdetect._calls import Call
 from spamdetect._exchange import check_many
 from spamdetect.client import _LOCAL_BATCH, AsyncSpamClient
-from spamdetect.models import PredictItem, PredictResult, PreprocessResult
+from spamdetect.models import (
+    Context,
+    Feedback,
+    ListEntry,
+    PredictItem,
+    PredictResult,
+    PreprocessResult,
+)
 from spamdetect.thresholds import Threshold
 
 if TYPE_CHECKING:
@@ -90,10 +100,12 @@ class SpamClient:
         self._client = self._make()
         self._local = self._client._local
         self._lock = threading.Lock()
+        self._closed = False
         self._portal: BlockingPortal | None = None
         _open_clients.add(self)
 
     def __enter__(self) -> Self:
+        self._check_open()
         return self
 
     def __exit__(
@@ -105,8 +117,9 @@ class SpamClient:
         self.close()
 
     def close(self) -> None:
-        """Close the connections; a later call opens new ones."""
+        """Close the connections. As with httpx, a later call raises RuntimeError."""
         with self._lock:
+            self._closed = True
             portal, self._portal = self._portal, None
         if portal is None:
             return
@@ -115,20 +128,26 @@ class SpamClient:
         finally:
             _provider.__exit__(None, None, None)
 
-    def predict(self, text: str) -> PredictResult:
+    def predict(
+        self, text: str, *, reasons: bool = False, context: Context | None = None
+    ) -> PredictResult:
         """Classify one text as spam or not.
 
         Args:
             text: The text to analyse.
+            reasons: Whether the result says what moved the verdict, as ``explain`` does.
+            context: Where the text comes from, for the key's lists; ignored in local mode.
 
         Raises:
             SpamError: One of its subclasses, see ``spamdetect.errors``.
+            RuntimeError: The client was closed.
 
         Source: spam detection HTTP API, part 4.
         """
         if self._local is not None:
-            return self._local.predict(text)
-        return _result(self._submit(self._client.predict, text))
+            self._check_open()
+            return self._local.predict(text, reasons=reasons)
+        return self._result(self._client.predict, text, reasons=reasons, context=context)
 
     def preprocess(self, text: str) -> PreprocessResult:
         """Clean one text and detect its language, without a verdict.
@@ -138,12 +157,40 @@ class SpamClient:
 
         Raises:
             SpamError: One of its subclasses, see ``spamdetect.errors``.
+            RuntimeError: The client was closed.
 
         Source: spam detection HTTP API, part 4.
         """
         if self._local is not None:
+            self._check_open()
             return self._local.preprocess(text)
-        return _result(self._submit(self._client.preprocess, text))
+        return self._result(self._client.preprocess, text)
+
+    def predict_batch(
+        self,
+        texts: Iterable[str | tuple[str, Context]],
+        *,
+        reasons: bool = False,
+        context: Context | None = None,
+    ) -> list[PredictItem]:
+        """Classify up to 1,000 texts with one request.
+
+        Args:
+            texts: The texts, each perhaps with a context of its own.
+            reasons: As in :meth:`predict`.
+            context: Of the texts that have none of their own.
+
+        Returns:
+            One item per text, in input order, with its result or its error.
+
+        Raises:
+            SpamError: The whole batch failed; what fails for one text is in its item.
+            RuntimeError: The client was closed.
+        """
+        if self._local is not None:
+            self._check_open()
+            return self._local.predict_batch(_calls.checked_batch(texts), reasons=reasons)
+        return self._result(self._client.predict_batch, texts, reasons=reasons, context=context)
 
     def predict_many(self, texts: Iterable[str], *, concurrency: int = 32) -> Iterator[PredictItem]:
         """Classify many texts, in order, at most ``concurrency`` at a time.
@@ -161,6 +208,7 @@ class SpamClient:
             ...     return [texts[item.index] for item in items if item.unwrap().is_spam]
         """
         check_many(texts, concurrency)
+        self._check_open()
         if self._local is not None:
             source, first = iter(texts), 0
             while batch := list(itertools.islice(source, _LOCAL_BATCH)):
@@ -179,29 +227,87 @@ class SpamClient:
             for future in window:
                 future.cancel()
 
-    def send_feedback(self, text: str, *, is_spam: bool) -> None:
-        """Report a text's correct label, if the service's operator collects such reports.
+    def send_feedback(self, text: str, *, is_spam: bool, feedback_id: str | None = None) -> str:
+        """Report what a text is; verdicts on texts like it change at once, for this key alone.
 
         Args:
-            text: The text whose verdict was wrong.
+            text: The text.
             is_spam: Whether it is spam.
+            feedback_id: Your own name for the report; the service makes one of the text.
+
+        Returns:
+            The report's id, or "" where nothing of the text could be compared with others.
 
         Raises:
-            SpamRequestError: The service does not collect feedback (404).
             SpamConfigError: The client runs in local mode, where there is no service to tell.
         """
+        return self._ask(_calls.send_feedback(text, is_spam, feedback_id))
 
-        async def send() -> None:
-            await self._client.send_feedback(text, is_spam=is_spam)
+    def feedback(self) -> list[Feedback]:
+        """The reports that count for this key, oldest first."""
+        return self._ask(_calls.feedback())
 
-        _result(self._submit(send))
+    def withdraw_feedback(self, feedback_id: str) -> None:
+        """Take a report back; it counts no more.
+
+        Raises:
+            SpamRequestError: There is none with this id (404).
+        """
+        self._ask(_calls.withdraw_feedback(feedback_id))
+
+    def lists(self) -> list[ListEntry]:
+        """The entries of this key's allow and block lists, oldest first."""
+        return self._ask(_calls.lists())
+
+    def add_to_list(
+        self,
+        list_name: Literal["allow", "block"],
+        kind: Literal["sender", "link", "phrase"],
+        value: str,
+        *,
+        text_kind: str | None = None,
+    ) -> ListEntry:
+        """Put an entry on one of this key's lists; it decides alone from the next text on.
+
+        Args:
+            list_name: ``allow``, which goes first, or ``block``.
+            kind: What is compared: the context's author and address, the links, the words.
+            value: A name, an address or ``@domain``; a domain; a phrase.
+            text_kind: The only kind of text that the entry is for.
+
+        Raises:
+            SpamRequestError: The value can match nothing, or the lists are full (422).
+        """
+        return self._ask(_calls.add_to_list(list_name, kind, value, text_kind))
+
+    def remove_from_list(self, entry_id: str) -> None:
+        """Take an entry off its list.
+
+        Raises:
+            SpamRequestError: There is none with this id (404).
+        """
+        self._ask(_calls.remove_from_list(entry_id))
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("Cannot send a request, as the client has been closed.")
+
+    def _result(
+        self, function: Callable[..., Coroutine[Any, Any, R]], *args: Any, **options: Any
+    ) -> R:
+        return _result(self._submit(partial(function, *args, **options)))
+
+    def _ask(self, call: Call[R]) -> R:
+        result: R = _result(self._submit(self._client._call, call))
+        return result
 
     def _submit(self, function: Callable[..., Coroutine[Any, Any, R]], *args: object) -> Future[R]:
         with self._lock:
+            # Under the lock: a call that comes in while another thread closes starts no new loop.
+            self._check_open()
             if self._portal is None:
                 self._portal = _provider.__enter__()
-            portal = self._portal
-        return portal.start_task_soon(function, *args)
+            return self._portal.start_task_soon(function, *args)
 
 
 def _result(future: Future[R]) -> R:

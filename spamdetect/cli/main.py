@@ -15,6 +15,8 @@ _COMMANDS: Final[dict[str, str]] = {
     "predict": "spamdetect.cli.predict",
     "explain": "spamdetect.cli.predict",
     "classify": "spamdetect.cli.classify",
+    "lists": "spamdetect.cli.rules",
+    "feedback": "spamdetect.cli.rules",
     "serve": "spamdetect.cli.serve",
     "keys": "spamdetect.cli.keys",
     "bot": "spamdetect.cli.bot",

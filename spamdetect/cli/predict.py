@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from spamdetect.cli.options import model_option, threshold_option
 from spamdetect.files.records import check_is_text
-from spamdetect.models import PredictResult
+from spamdetect.models import PredictResult, Reason
 from spamdetect.thresholds import Threshold
+
+if TYPE_CHECKING:
+    from spamdetect.engine import Reason as EngineReason
 
 
 def read_text(text: str) -> str:
@@ -30,12 +35,14 @@ def read_text(text: str) -> str:
 @click.command()
 @click.argument("text")
 @click.option("--json", "as_json", is_flag=True, help="Print the whole answer as JSON.")
+@click.option("--reasons", is_flag=True, help="Show what moved the verdict.")
 @click.option("--base-url", help="Ask this service instead of the engine in this process.")
 @model_option
 @threshold_option
 def predict_command(
     text: str,
     as_json: bool,
+    reasons: bool,
     base_url: str | None,
     model_path: Path | None,
     threshold: Threshold | None,
@@ -47,18 +54,20 @@ def predict_command(
     if base_url is None:
         from spamdetect._local import LocalBackend
 
-        result = LocalBackend.load(model_path, threshold).predict(read_text(text))
+        result = LocalBackend.load(model_path, threshold).predict(read_text(text), reasons=reasons)
     else:
         from spamdetect.sync import SpamClient
 
         if model_path is not None:
             raise click.UsageError("A service has its own model: leave --model or --base-url out.")
         with SpamClient(base_url, threshold=threshold) as spam:
-            result = spam.predict(read_text(text))
+            result = spam.predict(read_text(text), reasons=reasons)
     if as_json:
         click.echo(json.dumps(result.raw, ensure_ascii=False, indent=2))
     else:
         _show(result)
+        if result.reasons is not None:
+            _show_reasons(result.reasons)
 
 
 def _show(result: PredictResult) -> None:
@@ -88,16 +97,19 @@ def explain_command(
     text: str, top: int, model_path: Path | None, threshold: Threshold | None
 ) -> None:
     """Show which features of TEXT spoke for spam and which against."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     from spamdetect._local import LocalBackend
 
     whole = read_text(text)
     engine = LocalBackend.load(model_path, threshold)
     _show(engine.predict(whole))
-    reasons = engine.explain(whole, top)
+    _show_reasons(engine.explain(whole, top))
+
+
+def _show_reasons(reasons: Sequence[Reason | EngineReason]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table("Weight", "Feature", "What it is", box=None, pad_edge=False)
     for reason in reasons:
         colour = "red" if reason.weight > 0 else "green"

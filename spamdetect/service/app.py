@@ -13,20 +13,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from spamdetect._exchange import FEEDBACK_PATH, PREDICT_PATH, PREPROCESS_PATH
 from spamdetect.errors import SpamConfigError
 from spamdetect.models import ErrorCode
-from spamdetect.service.hot import HotRoutes, HotState
+from spamdetect.service.analysis import TextEngine
+from spamdetect.service.hot import HotRoutes, endpoint_of
 from spamdetect.service.keys import KeyStore, StoreError
 from spamdetect.service.limits import Allowance, Limits, MemoryLimits
 from spamdetect.service.metrics import Metrics
 from spamdetect.service.openapi import openapi_document
 from spamdetect.service.processes import EngineProcesses
 from spamdetect.service.respond import RefusalError, envelope
+from spamdetect.service.rule_book import RuleBook
 from spamdetect.service.settings import ServiceSettings, read_service_settings
-from spamdetect.service.work import TextEngine, WorkerPool
-
-_HOT_PATHS = frozenset({PREDICT_PATH, PREPROCESS_PATH, FEEDBACK_PATH})
+from spamdetect.service.state import HotState
+from spamdetect.service.work import WorkerPool
 
 
 class SpamService:
@@ -69,7 +69,7 @@ class SpamService:
 
     @property
     def routes(self) -> HotRoutes | None:
-        """The routes that take texts, while the service runs."""
+        """The routes that take a key, while the service runs."""
         return self._hot
 
     @contextlib.asynccontextmanager
@@ -87,7 +87,7 @@ class SpamService:
                     processes = EngineProcesses(
                         settings.processes, settings.model_path, settings.threshold
                     )
-                engine = await asyncio.to_thread(_load_engine, settings)
+                engine = await asyncio.to_thread(load_engine, settings)
             store = await open_store(settings.database_url)
             stack.push_async_callback(store.close)
             metrics = Metrics()
@@ -103,7 +103,7 @@ class SpamService:
             )
             stack.push_async_callback(workers.close)
             await workers.warm_up()
-            self._state = HotState(settings, store, limits, workers, metrics)
+            self._state = HotState(settings, store, limits, workers, metrics, RuleBook(store))
             self._hot = HotRoutes(self._state)
             try:
                 yield self
@@ -117,7 +117,7 @@ class SpamService:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
-            if scope["path"] in _HOT_PATHS and self._hot is not None:
+            if self._hot is not None and endpoint_of(scope["path"]) is not None:
                 await self._hot(scope, receive, send)
             elif self.settings.monitor_port is None:
                 await self._pages(scope, receive, send)
@@ -169,7 +169,12 @@ class SpamService:
         return _json(200, openapi_document(self.settings))
 
 
-def _load_engine(settings: ServiceSettings) -> TextEngine:
+def load_engine(settings: ServiceSettings) -> TextEngine:
+    """Load the engine that the settings name.
+
+    Raises:
+        SpamConfigError: Its model cannot be loaded.
+    """
     from spamdetect.engine import Engine, ModelError
 
     try:

@@ -50,8 +50,8 @@ def authenticate(api_key: bytes, store: KeyStore) -> Steps[KeyRecord]:
     return record
 
 
-def count(key: KeyRecord, limits: Limits) -> Steps[None]:
-    """Count a request against the limits of its key.
+def count(key: KeyRecord, limits: Limits, texts: int = 1) -> Steps[None]:
+    """Count texts against the limits of their key, all or none.
 
     Raises:
         RefusalError: 429 when they are used up; 503 ``UNAVAILABLE`` when the limiter could not
@@ -59,9 +59,9 @@ def count(key: KeyRecord, limits: Limits) -> Steps[None]:
     """
     try:
         try:
-            limits.admit_now(key)
+            limits.admit_now(key, texts)
         except WouldWaitError:
-            yield limits.admit(key)
+            yield limits.admit(key, texts)
     except StoreError:
         raise unavailable() from None
 

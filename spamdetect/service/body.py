@@ -6,9 +6,7 @@ import asyncio
 import contextlib
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Final, TypeVar
-
-import msgspec
+from typing import Any, Final
 
 from spamdetect._exchange import too_long_message
 from spamdetect.models import ErrorCode
@@ -16,12 +14,10 @@ from spamdetect.service.respond import Headers, RefusalError
 from spamdetect.service.steps import Steps
 
 Receive = Any
-T = TypeVar("T", bound=msgspec.Struct)
 
 _JSON_TYPE: Final = re.compile(
     r"""\s*application/json\s*(?:;\s*charset\s*=\s*"?utf-?8"?\s*)?;?\s*""", re.IGNORECASE
 )
-_FIELD: Final = re.compile(r"`\$\.(\w+)|field `(\w+)`")
 
 
 class ClientGoneError(Exception):
@@ -165,22 +161,12 @@ def too_long(max_chars: int) -> RefusalError:
     )
 
 
-def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
-    """Decode a body into its type.
-
-    Raises:
-        RefusalError: 400 ``INVALID_JSON``, or 422 ``INVALID_REQUEST`` naming the field.
-    """
-    try:
-        return decoder.decode(body)
-    except msgspec.ValidationError as error:
-        # msgspec names the type and the path, never the value.
-        match = _FIELD.search(str(error))
-        field = "" if match is None else (match[1] or match[2] or "")
-        raise RefusalError(
-            422, ErrorCode.INVALID_REQUEST, f"The body is not as expected: {error}.", field=field
-        ) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise RefusalError(
-            400, ErrorCode.INVALID_JSON, "The body is not valid JSON in UTF-8."
-        ) from None
+def batch_too_long(max_bytes: int) -> RefusalError:
+    """413 for a batch beyond the limit."""
+    return RefusalError(
+        413,
+        ErrorCode.TEXT_TOO_LONG,
+        f"The body of a batch may have at most {max_bytes} bytes; send fewer texts at once.",
+        field="texts",
+        close=True,
+    )

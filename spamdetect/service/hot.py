@@ -1,123 +1,86 @@
-"""The routes that take texts, as bare ASGI: no framework between the socket and the engine."""
+"""The routes that take a key: no framework between the socket and the engine."""
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
-from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
-import attrs
-import msgspec
-
 from spamdetect._exchange import (
+    BATCH_PATH,
     FEEDBACK_PATH,
+    LISTS_PATH,
     PREDICT_PATH,
     PREPROCESS_PATH,
-    THRESHOLD_HEADER,
 )
 from spamdetect.models import ErrorCode
 from spamdetect.service.auth import authenticate, count
 from spamdetect.service.body import (
     ClientGoneError,
     RequestBody,
+    batch_too_long,
     check_media_type,
-    decode,
     fields_of,
     too_long,
 )
-from spamdetect.service.keys import KeyRecord, KeyStore, StoreError
-from spamdetect.service.limits import Limits
-from spamdetect.service.metrics import Metrics
-from spamdetect.service.respond import (
-    RefusalError,
-    Reply,
-    envelope,
-    retry_after,
-    send_reply,
-)
-from spamdetect.service.settings import ServiceSettings
+from spamdetect.service.keys import KeyRecord
+from spamdetect.service.respond import RefusalError, Reply, send_reply
+from spamdetect.service.rule_routes import RuleRoutes
+from spamdetect.service.state import Fields, HotState, Request
 from spamdetect.service.steps import Steps, run_steps
-from spamdetect.service.work import EngineFailedError, Item, WorkerPool, place_of
-from spamdetect.thresholds import PROFILE_NAMES, checked_threshold
-
-_log = logging.getLogger("spamdetect.service")
-
-
-class TextRequest(msgspec.Struct):
-    """Body of ``preprocess``."""
-
-    text: str
-
-
-class PredictRequest(TextRequest):
-    """Body of ``predict``; ``threshold`` is our addition to the API."""
-
-    threshold: float | str | None = None
-
-
-class FeedbackRequest(msgspec.Struct):
-    """Body of ``feedback``."""
-
-    text: str
-    is_spam: bool
-    feedback_id: str = ""
-
+from spamdetect.service.texts import TextRoutes, failed
 
 # How much of a refused body is read before disconnecting, as a multiple of the longest body.
 _DRAIN_FACTOR: Final = 4
-_TEXT: Final = msgspec.json.Decoder(TextRequest)
-_PREDICT: Final = msgspec.json.Decoder(PredictRequest)
-_FEEDBACK: Final = msgspec.json.Decoder(FeedbackRequest)
-Fields = tuple[tuple[bytes, bytes], ...]
 ENDPOINTS: Final = {
     PREDICT_PATH: "predict",
     PREPROCESS_PATH: "preprocess",
+    BATCH_PATH: "batch",
     FEEDBACK_PATH: "feedback",
+    LISTS_PATH: "lists",
 }
+_RESOURCES: Final = ("feedback", "lists")
 
 
-@attrs.frozen
-class HotState:
-    """What the routes work with, made at start-up."""
-
-    settings: ServiceSettings
-    store: KeyStore
-    limits: Limits
-    workers: WorkerPool
-    metrics: Metrics
-
-
-@attrs.frozen
-class Request:
-    """One request for one of the routes.
-
-    Attributes:
-        endpoint: One of :data:`ENDPOINTS`.
-        method: The HTTP method.
-        fields: The headers, names in lower case.
-        body: The body.
-    """
-
-    endpoint: str
-    method: str
-    fields: Mapping[bytes, bytes] = attrs.field(repr=False)
-    body: RequestBody
+def endpoint_of(path: str) -> tuple[str, str] | None:
+    """The endpoint that a path names, and the id of what is to be deleted; None for other paths."""
+    endpoint = ENDPOINTS.get(path)
+    if endpoint is not None:
+        return endpoint, ""
+    for resource_path in (FEEDBACK_PATH, LISTS_PATH):
+        resource = path.removeprefix(resource_path + "/")
+        if resource and resource != path:
+            return ENDPOINTS[resource_path], resource
+    return None
 
 
 class HotRoutes:
-    """Answers ``predict``, ``preprocess`` and ``feedback``."""
+    """Answers everything that takes a key.
+
+    Args:
+        state: What the routes work with.
+    """
 
     def __init__(self, state: HotState) -> None:
         self._state = state
         self._max_drained_bytes = _DRAIN_FACTOR * state.settings.max_body_bytes
+        texts, self._rules = TextRoutes(state), RuleRoutes(state)
+        self._posts = {
+            "predict": texts.predict,
+            "preprocess": texts.preprocess,
+            "batch": texts.batch,
+            "feedback": self._rules.take_feedback,
+            "lists": self._rules.add_entry,
+        }
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         fields = fields_of(scope["headers"])
         body = RequestBody(b"", fields, receive, self._state.settings.body_timeout_s)
-        request = Request(ENDPOINTS[scope["path"]], scope["method"], fields, body)
+        found = endpoint_of(scope["path"])
+        assert found is not None
+        endpoint, resource = found
+        request = Request(endpoint, scope["method"], fields, body, resource)
         with contextlib.suppress(ClientGoneError):
             await send_reply(send, await run_steps(self.answer(request)))
 
@@ -137,15 +100,11 @@ class HotRoutes:
         except RefusalError as refusal:
             drained = yield from request.body.is_drained(max_bytes=self._max_drained_bytes)
             error_code = refusal.error_code.value
-            reply = Reply(
-                refusal.status_code,
-                refusal.body(),
-                refusal.headers,
-                refusal.close and not drained,
-            )
+            close = refusal.close and not drained
+            reply = Reply(refusal.status_code, refusal.body(), refusal.headers, close)
         except Exception as error:  # noqa: BLE001 - the last resort, answered as 500 INTERNAL
             error_code = ErrorCode.INTERNAL.value
-            reply = _internal(request.endpoint, error)
+            reply = Reply(500, failed(request.endpoint, error).body())
         self._state.metrics.answered(
             request.endpoint, reply.status_code, error_code, time.perf_counter() - started_s
         )
@@ -153,98 +112,40 @@ class HotRoutes:
 
     def _answer(self, request: Request) -> Steps[tuple[bytes, Fields]]:
         state, endpoint, fields = self._state, request.endpoint, request.fields
-        settings = state.settings
-        if endpoint == "feedback" and not settings.store_feedback:
-            raise RefusalError(
-                404, ErrorCode.NOT_FOUND, "This service does not collect feedback.", close=True
-            )
-        if request.method != "POST":
-            raise RefusalError(
-                405,
-                ErrorCode.METHOD_NOT_ALLOWED,
-                "Use POST.",
-                headers=((b"allow", b"POST"),),
-                close=True,
-            )
+        method = request.method
+        _check_method(request)
         key = yield from authenticate(fields.get(b"x-api-key", b""), state.store)
         yield from count(key, state.limits)
+        if method != "POST":
+            return (yield from self._see_to(method, request, key))
         check_media_type(fields.get(b"content-type"), fields.get(b"content-encoding"))
-        content = yield from request.body.content(
-            max_bytes=settings.max_body_bytes,
-            too_long=partial(too_long, settings.max_text_chars),
-        )
-        if endpoint == "feedback":
-            answer = yield self._take_feedback(decode(content, _FEEDBACK), key)
-            return answer, ()
-        item, headers = self._item(endpoint, content)
-        answer, is_spam = yield state.workers.submit(item)
-        if is_spam is not None:
-            state.metrics.classified(is_spam)
-        return answer, headers
+        settings = state.settings
+        max_bytes, refuse = settings.max_body_bytes, partial(too_long, settings.max_text_chars)
+        if endpoint == "batch":
+            max_bytes = settings.max_batch_bytes
+            refuse = partial(batch_too_long, max_bytes)
+        content = yield from request.body.content(max_bytes=max_bytes, too_long=refuse)
+        return (yield from self._posts[endpoint](content, key))
 
-    def _item(self, endpoint: str, content: bytes) -> tuple[Item, Fields]:
-        """What the engine is to do for a body, and further headers of the answer."""
-        if endpoint == "preprocess":
-            return (self._checked(decode(content, _TEXT).text), False, None), ()
-        request = decode(content, _PREDICT)
-        if request.threshold is None:
-            return (self._checked(request.text), True, None), ()
-        limit = self._limit(request.threshold)
-        fields = ((THRESHOLD_HEADER.encode(), f"{limit:g}".encode()),)
-        return (self._checked(request.text), True, limit), fields
+    def _see_to(self, method: str, request: Request, key: KeyRecord) -> Steps[tuple[bytes, Fields]]:
+        if method == "DELETE":
+            return (yield from self._rules.remove(request.endpoint, key, request.resource))
+        if request.endpoint == "lists":
+            return (yield from self._rules.show_entries(key))
+        return (yield from self._rules.show_feedback(key))
 
-    def _checked(self, text: str) -> str:
-        if len(text) > self._state.settings.max_text_chars:
-            raise too_long(self._state.settings.max_text_chars)
-        return text
 
-    def _limit(self, threshold: float | str) -> float:
-        if isinstance(threshold, float | int) or threshold in PROFILE_NAMES:
-            with contextlib.suppress(ValueError):
-                return self._state.workers.threshold_of(checked_threshold(threshold))
+def _check_method(request: Request) -> None:
+    if request.method == "POST" and not request.resource:
+        return
+    allowed = "POST"
+    if request.endpoint in _RESOURCES:
+        allowed = "DELETE" if request.resource else "GET, POST"
+    if request.method not in allowed.split(", "):
         raise RefusalError(
-            422,
-            ErrorCode.INVALID_REQUEST,
-            f"threshold must be {', '.join(PROFILE_NAMES)} or a number from 0 to 1.",
-            field="threshold",
+            405,
+            ErrorCode.METHOD_NOT_ALLOWED,
+            f"Use {allowed.replace(', ', ' or ')}.",
+            headers=((b"allow", allowed.encode()),),
+            close=True,
         )
-
-    async def _take_feedback(self, report: FeedbackRequest, key: KeyRecord) -> bytes:
-        if len(report.text) > self._state.settings.max_text_chars:
-            raise too_long(self._state.settings.max_text_chars)
-        if len(report.feedback_id) > 64:
-            raise RefusalError(
-                422,
-                ErrorCode.INVALID_REQUEST,
-                "feedback_id may have at most 64 characters.",
-                field="feedback_id",
-            )
-        # Scoped to the key: one caller's id can neither hide nor reveal another's.
-        feedback_id = f"{key.key_id}:{report.feedback_id or time.time_ns()}"
-        try:
-            await self._state.store.add_feedback(
-                feedback_id, key.key_id, report.text, report.is_spam
-            )
-        except StoreError:
-            raise RefusalError(
-                503,
-                ErrorCode.UNAVAILABLE,
-                "The report could not be stored; try again in a moment.",
-                headers=retry_after(1),
-            ) from None
-        return envelope("Thank you, the report was stored.", {"error_code": ""})
-
-
-def _internal(endpoint: str, error: Exception) -> Reply:
-    # Only type and place: a message or a traceback could hold the caller's text.
-    if isinstance(error, EngineFailedError):
-        kind, place = error.kind, error.place
-    else:
-        kind, place = type(error).__name__, place_of(error)
-    _log.error("%s failed: %s at %s", endpoint, kind, place)
-    refusal = RefusalError(
-        500,
-        ErrorCode.INTERNAL,
-        "The service failed on this request; the operator's log says where.",
-    )
-    return Reply(500, refusal.body())

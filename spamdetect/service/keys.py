@@ -44,6 +44,7 @@ class KeyRecord:
         revoked_s: Unix time of revocation in seconds, or None while it is active.
         rate_per_minute: Requests per minute, 0 for no limit, None for the service's default.
         quota_per_day: Requests per UTC day, 0 for no limit, None for the service's default.
+        rules_version: Changes with every change of the key's rules; 0 while it never had any.
     """
 
     key_id: str
@@ -54,6 +55,22 @@ class KeyRecord:
     revoked_s: float | None
     rate_per_minute: int | None
     quota_per_day: int | None
+    rules_version: int = 0
+
+
+@attrs.frozen
+class StoredRule:
+    """Something that a key has said about its texts: an entry of a list, or feedback.
+
+    Attributes:
+        kind: ``list`` or ``feedback``.
+        rule_id: Identifies it among those of its key and kind.
+        content: The rest, as the service encodes it.
+    """
+
+    kind: str
+    rule_id: str
+    content: bytes = attrs.field(repr=False)
 
 
 @attrs.frozen
@@ -67,7 +84,7 @@ class KeySpec:
 
 
 class KeyStore(Protocol):
-    """Where keys, usage counts and feedback live; one conformance suite tests every store."""
+    """Where keys, usage counts, rules and reports live; one suite tests every store."""
 
     def find_now(self, key_id: str) -> KeyRecord | None:
         """:meth:`find` without waiting.
@@ -80,19 +97,25 @@ class KeyStore(Protocol):
         """The key with this id, revoked or not."""
 
     async def create(self, spec: KeySpec) -> NewKey:
-        """Make a key; an owner's earlier key is revoked in the same transaction."""
+        """Make a key; an owner's earlier key is revoked in the same transaction.
+
+        The earlier key's rules become the new one's.
+        """
 
     async def revoke(self, key_id: str) -> bool:
-        """Revoke a key; False when there is no such active key."""
+        """Revoke a key and delete its rules; False when there is no such active key."""
 
     async def list_keys(self) -> list[KeyRecord]:
         """Every key, oldest first."""
 
-    async def has_keys(self) -> bool:
-        """Whether there is any key, revoked or not."""
+    async def create_first(self, spec: KeySpec) -> NewKey | None:
+        """Make a key unless there has ever been one, as one step among all processes."""
 
     async def active_key_of(self, owner: str) -> KeyRecord | None:
         """The active key of an owner."""
+
+    async def change_owner(self, key_id: str, owner: str) -> None:
+        """Give a key to another owner, who must have no active one."""
 
     async def issued_since(self, owner: str, since_s: float) -> int:
         """How many keys an owner has been given since this Unix time."""
@@ -108,6 +131,27 @@ class KeyStore(Protocol):
 
     async def feedback(self) -> list[tuple[str, bool]]:
         """Every stored report as (text, is spam), oldest first, for retraining."""
+
+    async def rules(self, key_id: str) -> list[StoredRule]:
+        """The rules of a key, oldest first."""
+
+    async def put_rule(
+        self, key_id: str, rule: StoredRule, most: int, *, drop_oldest: bool = False
+    ) -> bool:
+        """Store a rule of an active key, instead of an earlier one with its id.
+
+        Args:
+            key_id: The key.
+            rule: The rule.
+            most: How many of its kind the key may have.
+            drop_oldest: Whether the oldest makes room; otherwise one too many is not stored.
+
+        Returns:
+            Whether it was stored.
+        """
+
+    async def delete_rule(self, key_id: str, kind: str, rule_id: str) -> bool:
+        """Delete a rule; False when the key has none with this id."""
 
     async def ping(self) -> None:
         """Raise :class:`StoreError` when the store cannot be used."""

@@ -44,15 +44,19 @@ class Allowance:
 
 
 def next_cell(
-    cell_s: float, now_s: float, rate_per_minute: int, burst_s: float = BURST_S
+    cell_s: float, now_s: float, rate_per_minute: int, burst_s: float = BURST_S, texts: int = 1
 ) -> tuple[float, float]:
-    """Count one request against a rate (generic cell rate algorithm).
+    """Count texts against a rate (generic cell rate algorithm).
+
+    Several together are accepted when one would be, however many they are, and the next ones wait
+    until the rate has made up for them.
 
     Args:
         cell_s: The key's number after its last request; 0 before the first.
         now_s: Time in seconds.
         rate_per_minute: The rate, above 0.
         burst_s: How many seconds' worth of requests may come at once.
+        texts: How many come together.
 
     Returns:
         The new number and 0, or the old number and the seconds until a request is accepted again.
@@ -62,7 +66,7 @@ def next_cell(
     start_s = max(cell_s, now_s)
     if start_s - now_s > tolerance_s:
         return cell_s, start_s - now_s - tolerance_s
-    return start_s + interval_s, 0.0
+    return start_s + interval_s * texts, 0.0
 
 
 def utc_day(wall_s: float) -> str:
@@ -85,12 +89,13 @@ def rate_refusal(allowance: Allowance, wait_s: float) -> RefusalError:
     )
 
 
-def quota_refusal(allowance: Allowance, wait_s: float) -> RefusalError:
-    """A 429 for an exceeded quota."""
+def quota_refusal(allowance: Allowance, wait_s: float, left: int = 0) -> RefusalError:
+    """A 429 for an exceeded quota; some may be ``left``, but fewer than came."""
+    state = f"are used up but for {left}" if left > 0 else "are used up"
     return RefusalError(
         429,
         ErrorCode.QUOTA_EXCEEDED,
-        f"This key's {allowance.quota_per_day} requests of today (UTC) are used up.",
+        f"This key's {allowance.quota_per_day} requests of today (UTC) {state}.",
         headers=retry_after(wait_s),
     )
 
@@ -98,15 +103,15 @@ def quota_refusal(allowance: Allowance, wait_s: float) -> RefusalError:
 class Limits(Protocol):
     """Counts requests against the limits of their keys."""
 
-    def admit_now(self, key: KeyRecord) -> None:
+    def admit_now(self, key: KeyRecord, texts: int = 1) -> None:
         """:meth:`admit` without waiting.
 
         Raises:
             WouldWaitError: The limiter must be awaited; the request was not counted.
         """
 
-    async def admit(self, key: KeyRecord) -> None:
-        """Count a request, or raise :class:`RefusalError` 429."""
+    async def admit(self, key: KeyRecord, texts: int = 1) -> None:
+        """Count texts, all or none, or raise :class:`RefusalError` 429."""
 
     async def usage_today(self, key_id: str) -> int:
         """Requests of a key on this UTC day."""
@@ -139,15 +144,15 @@ class MemoryLimits:
         self._today = ""
         self._flusher: asyncio.Task[None] | None = None
 
-    def admit_now(self, key: KeyRecord) -> None:
+    def admit_now(self, key: KeyRecord, texts: int = 1) -> None:
         """See :class:`Limits`."""
         wall_s = time.time()
         counter = self._counters.get(key.key_id)
         if counter is None or wall_s >= self._day_ends_s or counter.day != self._today:
             raise WouldWaitError
-        self._count(key, counter, wall_s)
+        self._count(key, counter, wall_s, texts)
 
-    async def admit(self, key: KeyRecord) -> None:
+    async def admit(self, key: KeyRecord, texts: int = 1) -> None:
         """See :class:`Limits`."""
         wall_s = time.time()
         if wall_s >= self._day_ends_s:
@@ -156,22 +161,23 @@ class MemoryLimits:
         counter = self._counters.get(key.key_id)
         if counter is None or counter.day != self._today:
             counter = await self._load(key.key_id, counter)
-        self._count(key, counter, wall_s)
+        self._count(key, counter, wall_s, texts)
 
-    def _count(self, key: KeyRecord, counter: _Counter, wall_s: float) -> None:
+    def _count(self, key: KeyRecord, counter: _Counter, wall_s: float, texts: int) -> None:
         default = self._default
         rate, quota = key.rate_per_minute, key.quota_per_day
         rate = default.rate_per_minute if rate is None else rate
         quota = default.quota_per_day if quota is None else quota
-        if quota and counter.used >= quota:
-            raise quota_refusal(Allowance(rate, quota), seconds_to_midnight(wall_s))
+        if quota and counter.used + texts > quota:
+            left = quota - counter.used
+            raise quota_refusal(Allowance(rate, quota), seconds_to_midnight(wall_s), left)
         if rate:
-            counter.cell_s, wait_s = next_cell(counter.cell_s, time.monotonic(), rate)
+            counter.cell_s, wait_s = next_cell(counter.cell_s, time.monotonic(), rate, texts=texts)
             if wait_s:
                 raise rate_refusal(Allowance(rate, quota), wait_s)
-        counter.used += 1
+        counter.used += texts
         slot = (key.key_id, self._today)
-        self._unsaved[slot] = self._unsaved.get(slot, 0) + 1
+        self._unsaved[slot] = self._unsaved.get(slot, 0) + texts
         if self._flusher is None:
             self._flusher = asyncio.create_task(self._flush_forever())
 

@@ -4,64 +4,48 @@ from __future__ import annotations
 
 import json
 from importlib.metadata import version
-from typing import Any
 
 from spamdetect._exchange import (
+    BATCH_PATH,
     FEEDBACK_PATH,
+    LISTS_PATH,
     PREDICT_PATH,
     PREPROCESS_PATH,
     THRESHOLD_HEADER,
 )
-from spamdetect.models import ErrorCode
+from spamdetect.service.openapi_schemas import REFUSALS, Schema, schemas
 from spamdetect.service.settings import ServiceSettings
-from spamdetect.thresholds import PROFILE_NAMES
-
-_Schema = dict[str, Any]
-
-_REFUSALS: dict[int, tuple[str, tuple[ErrorCode, ...]]] = {
-    400: ("The body is not JSON.", (ErrorCode.INVALID_JSON, ErrorCode.INVALID_REQUEST)),
-    401: (
-        "The API key is missing, unknown or revoked.",
-        (ErrorCode.MISSING_API_KEY, ErrorCode.INVALID_API_KEY),
-    ),
-    405: ("The endpoint takes POST alone.", (ErrorCode.METHOD_NOT_ALLOWED,)),
-    408: ("The request did not arrive in time.", (ErrorCode.REQUEST_TIMEOUT,)),
-    413: ("The text is too long.", (ErrorCode.TEXT_TOO_LONG,)),
-    415: ("The body is not declared as JSON in UTF-8.", (ErrorCode.UNSUPPORTED_MEDIA_TYPE,)),
-    422: ("The JSON lacks a field or has one of a wrong type.", (ErrorCode.INVALID_REQUEST,)),
-    429: (
-        "The rate or the day's quota of the key is used up.",
-        (ErrorCode.RATE_LIMITED, ErrorCode.QUOTA_EXCEEDED),
-    ),
-    500: ("The service failed on this request.", (ErrorCode.INTERNAL,)),
-    503: (
-        "The service has more to do than it can, or cannot check keys.",
-        (ErrorCode.OVERLOADED, ErrorCode.UNAVAILABLE),
-    ),
-}
 
 
 def openapi_document(settings: ServiceSettings) -> bytes:
     """Describe the service.
 
     Args:
-        settings: Gives the longest text, and whether feedback is accepted.
+        settings: Gives the longest text.
 
     Returns:
         The document as JSON.
     """
-    paths: _Schema = {
+    threshold: Schema = {
+        THRESHOLD_HEADER: {
+            "description": "The threshold applied, where the request asked for one.",
+            "schema": {"type": "number", "minimum": 0, "maximum": 1},
+        }
+    }
+    paths: Schema = {
         PREDICT_PATH: _post(
             "predict",
             "Classify a text as spam or not; preprocessing is part of it.",
             "PredictRequest",
             "PredictAnswer",
-            {
-                THRESHOLD_HEADER: {
-                    "description": "The threshold applied, where the request asked for one.",
-                    "schema": {"type": "number", "minimum": 0, "maximum": 1},
-                }
-            },
+            threshold,
+        ),
+        BATCH_PATH: _post(
+            "predict_batch",
+            "Classify up to 1,000 texts, each with its own outcome.",
+            "BatchRequest",
+            "BatchAnswer",
+            threshold,
         ),
         PREPROCESS_PATH: _post(
             "preprocess",
@@ -90,13 +74,28 @@ def openapi_document(settings: ServiceSettings) -> bytes:
             }
         },
     }
-    if settings.store_feedback:
-        paths[FEEDBACK_PATH] = _post(
-            "feedback",
-            "Report what a text really is, after a wrong verdict.",
-            "FeedbackRequest",
-            "Acknowledgement",
-        )
+    lists = _post(
+        "add_to_list",
+        "Put an entry on the allow or the block list of this key.",
+        "EntryRequest",
+        "EntryAnswer",
+    )
+    lists["get"] = _keyed("lists", "The entries of this key's lists.", "ListsAnswer")
+    feedback = _post(
+        "feedback",
+        "Report what a text really is; it counts at once, for this key alone.",
+        "FeedbackRequest",
+        "FeedbackAnswer",
+    )
+    feedback["get"] = _keyed(
+        "list_feedback", "The reports that count for this key.", "FeedbackListAnswer"
+    )
+    paths |= {
+        LISTS_PATH: lists,
+        LISTS_PATH + "/{id}": _delete("remove_from_list", "Take an entry off its list."),
+        FEEDBACK_PATH: feedback,
+        FEEDBACK_PATH + "/{id}": _delete("withdraw_feedback", "Take a report back."),
+    }
     document = {
         "openapi": "3.1.0",
         "info": {
@@ -117,115 +116,16 @@ def openapi_document(settings: ServiceSettings) -> bytes:
                     "description": "Send /token to the service's chat bot to get one.",
                 }
             },
-            "schemas": _schemas(settings.max_text_chars),
+            "schemas": schemas(settings.max_text_chars),
         },
     }
     return json.dumps(document).encode()
 
 
-def _schemas(max_text_chars: int) -> _Schema:
-    text = {"type": "string", "maxLength": max_text_chars, "description": "The text to analyse."}
-    probability = {"type": "number", "minimum": 0, "maximum": 1}
-    common: _Schema = {
-        "input_text": {"type": "string", "description": "The text as received."},
-        "processed_text": {"type": "string", "description": "The text after preprocessing."},
-        "text_length": {
-            "type": "integer",
-            "minimum": 0,
-            "description": "Code points of input_text.",
-        },
-        "word_count": {
-            "type": "integer",
-            "minimum": 0,
-            "description": "Words by Unicode segmentation that hold a letter or a digit.",
-        },
-        "language": {"$ref": "#/components/schemas/Language"},
-    }
-    verdict: _Schema = {
-        "prediction": {"$ref": "#/components/schemas/Prediction"},
-        "error_code": {
-            "type": "string",
-            "enum": [
-                ErrorCode.NONE.value,
-                ErrorCode.TEXT_EMPTY.value,
-                ErrorCode.LANGUAGE_UNKNOWN.value,
-                ErrorCode.TEXT_TRUNCATED.value,
-            ],
-        },
-    }
-    refused = [code.value for _, codes in _REFUSALS.values() for code in codes]
-    return {
-        "TextRequest": _object({"text": text}),
-        "PredictRequest": _object(
-            {
-                "text": text,
-                "threshold": {
-                    "description": "Spam from this spam_score on, or a profile of the model.",
-                    "anyOf": [
-                        probability,
-                        {"type": "string", "enum": list(PROFILE_NAMES)},
-                        {"type": "null"},
-                    ],
-                },
-            },
-            required=["text"],
-        ),
-        "FeedbackRequest": _object(
-            {
-                "text": text,
-                "is_spam": {"type": "boolean"},
-                "feedback_id": {
-                    "type": "string",
-                    "maxLength": 64,
-                    "description": "Makes a repeated report count once.",
-                },
-            },
-            required=["text", "is_spam"],
-        ),
-        "Language": _object(
-            {
-                "language": {
-                    "type": "string",
-                    "description": "ISO 639-1, else 639-3; und when undetermined.",
-                },
-                "probability": probability,
-                "is_reliable": {"type": "boolean"},
-            }
-        ),
-        "Prediction": _object(
-            {"is_spam": {"type": "boolean"}, "ham_score": probability, "spam_score": probability}
-        ),
-        "PredictAnswer": _envelope(_object({**common, **verdict})),
-        "PreprocessAnswer": _envelope(_object(common)),
-        "Acknowledgement": _envelope(_object({"error_code": {"type": "string", "const": ""}})),
-        "Refusal": _envelope(
-            _object(
-                {
-                    "error_code": {"type": "string", "enum": sorted({*refused, "NOT_FOUND"})},
-                    "field": {"type": "string", "description": "The field that is wrong."},
-                },
-                required=["error_code"],
-            )
-        ),
-    }
-
-
-def _object(properties: _Schema, required: list[str] | None = None) -> _Schema:
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties) if required is None else required,
-    }
-
-
-def _envelope(data: _Schema) -> _Schema:
-    return _object({"message": {"type": "string"}, "data": data})
-
-
 def _post(
-    name: str, summary: str, request: str, answer: str, headers: _Schema | None = None
-) -> _Schema:
-    done: _Schema = {"description": "Done.", "content": _json_of(answer)}
+    name: str, summary: str, request: str, answer: str, headers: Schema | None = None
+) -> Schema:
+    done: Schema = {"description": "Done.", "content": _json_of(answer)}
     if headers:
         done["headers"] = headers
     return {
@@ -235,13 +135,31 @@ def _post(
             "requestBody": {"required": True, "content": _json_of(request)},
             "responses": {
                 "200": done,
-                **{str(status): _refusal(status) for status in _REFUSALS},
+                **{str(status): _refusal(status) for status in REFUSALS if status != 404},
             },
         }
     }
 
 
-def _get(name: str, summary: str, answer: str, refusals: _Schema) -> _Schema:
+def _keyed(name: str, summary: str, answer: str, *more: int) -> Schema:
+    """An operation with a key and without a body."""
+    return {
+        "operationId": name,
+        "summary": summary,
+        "responses": {
+            "200": {"description": "Done.", "content": _json_of(answer)},
+            **{str(status): _refusal(status) for status in (401, 405, 408, 429, 500, 503, *more)},
+        },
+    }
+
+
+def _delete(name: str, summary: str) -> Schema:
+    found = _keyed(name, summary, "Acknowledgement", 404)
+    name_of = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
+    return {"delete": {**found, "parameters": [name_of]}}
+
+
+def _get(name: str, summary: str, answer: str, refusals: Schema) -> Schema:
     return {
         "get": {
             "operationId": name,
@@ -252,9 +170,9 @@ def _get(name: str, summary: str, answer: str, refusals: _Schema) -> _Schema:
     }
 
 
-def _refusal(status: int) -> _Schema:
-    description, codes = _REFUSALS[status]
-    refusal: _Schema = {
+def _refusal(status: int) -> Schema:
+    description, codes = REFUSALS[status]
+    refusal: Schema = {
         "description": f"{description} data.error_code: {', '.join(codes)}.",
         "content": _json_of("Refusal"),
     }
@@ -270,5 +188,5 @@ def _refusal(status: int) -> _Schema:
     return refusal
 
 
-def _json_of(schema: str) -> _Schema:
+def _json_of(schema: str) -> Schema:
     return {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}

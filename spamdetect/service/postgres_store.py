@@ -6,12 +6,22 @@ everywhere at once.
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import AsyncIterator
 from typing import Any, Final, LiteralString, Self
 
 import psycopg
 
-from spamdetect.service.keys import KeyRecord, KeySpec, NewKey, StoreError, WouldWaitError, make_key
+from spamdetect.service.keys import (
+    KeyRecord,
+    KeySpec,
+    NewKey,
+    StoredRule,
+    StoreError,
+    WouldWaitError,
+    make_key,
+)
 from spamdetect.service.postgres_pool import Pool
 
 _SCHEMA: Final = """
@@ -37,9 +47,22 @@ CREATE TABLE IF NOT EXISTS spamdetect_feedback (
   feedback_id text PRIMARY KEY, key_id text NOT NULL, received_s double precision NOT NULL,
   is_spam boolean NOT NULL, text bytea NOT NULL
 );
+ALTER TABLE spamdetect_api_keys
+  ADD COLUMN IF NOT EXISTS rules_version bigint NOT NULL DEFAULT 0;
+CREATE TABLE IF NOT EXISTS spamdetect_key_rules (
+  key_id text NOT NULL, kind text NOT NULL, rule_id text NOT NULL,
+  created_s double precision NOT NULL, content bytea NOT NULL,
+  PRIMARY KEY (key_id, kind, rule_id)
+);
 """
 _COLUMNS: Final = (
-    "key_id, secret_hash, label, owner, created_s, revoked_s, rate_per_minute, quota_per_day"
+    "key_id, secret_hash, label, owner, created_s, revoked_s, rate_per_minute, quota_per_day,"
+    " rules_version"
+)
+# Locks the key's row: changes of one key's rules take turns.
+_TOUCH: Final = (
+    "UPDATE spamdetect_api_keys SET rules_version = rules_version + 1"
+    " WHERE key_id = %s AND revoked_s IS NULL"
 )
 # An arbitrary lock number: replicas that start together must not create the schema concurrently.
 _SCHEMA_LOCK: Final = 7_236_114_501
@@ -95,39 +118,26 @@ class PostgresKeyStore:
 
     async def create(self, spec: KeySpec) -> NewKey:
         """See :class:`~spamdetect.service.keys.KeyStore`."""
-        new, secret_hash = make_key()
-        now_s = time.time()
-        try:
-            async with self._pool.connection() as db, db.transaction():
-                if spec.owner:
-                    # Two concurrent requests of one owner take turns, instead of one failing.
-                    await db.execute(
-                        "SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (spec.owner,)
-                    )
-                    await db.execute(
-                        "UPDATE spamdetect_api_keys SET revoked_s = %s"
-                        " WHERE owner = %s AND revoked_s IS NULL",
-                        (now_s, spec.owner),
-                    )
-                await db.execute(
-                    f"INSERT INTO spamdetect_api_keys ({_COLUMNS})"  # noqa: S608 - constant
-                    " VALUES (%s, %s, %s, %s, %s, NULL, %s, %s)",
-                    (new.key_id, secret_hash, spec.label, spec.owner, now_s, spec.rate_per_minute,
-                     spec.quota_per_day),
-                )  # fmt: skip
-        except _FAILURES as error:
-            raise _store_error(error) from None
-        return new
+        async with self._transaction() as db:
+            return await _create(db, spec)
+
+    async def create_first(self, spec: KeySpec) -> NewKey | None:
+        """See :class:`~spamdetect.service.keys.KeyStore`."""
+        async with self._transaction() as db:
+            await db.execute("SELECT pg_advisory_xact_lock(%s)", (_SCHEMA_LOCK,))
+            cursor = await db.execute("SELECT 1 FROM spamdetect_api_keys LIMIT 1")
+            return None if await cursor.fetchone() else await _create(db, spec)
 
     async def revoke(self, key_id: str) -> bool:
         """See :class:`~spamdetect.service.keys.KeyStore`."""
-        rows = await self._fetch(
-            "UPDATE spamdetect_api_keys SET revoked_s = %s"
-            " WHERE key_id = %s AND revoked_s IS NULL RETURNING key_id",
-            time.time(),
-            key_id,
-        )
-        return bool(rows)
+        async with self._transaction() as db:
+            cursor = await db.execute(
+                "UPDATE spamdetect_api_keys SET revoked_s = %s"
+                " WHERE key_id = %s AND revoked_s IS NULL",
+                (time.time(), key_id),
+            )
+            await db.execute("DELETE FROM spamdetect_key_rules WHERE key_id = %s", (key_id,))
+            return cursor.rowcount == 1
 
     async def list_keys(self) -> list[KeyRecord]:
         """See :class:`~spamdetect.service.keys.KeyStore`."""
@@ -135,10 +145,6 @@ class PostgresKeyStore:
             f"SELECT {_COLUMNS} FROM spamdetect_api_keys ORDER BY created_s, key_id"  # noqa: S608 - constant
         )
         return [KeyRecord(*row) for row in rows]
-
-    async def has_keys(self) -> bool:
-        """See :class:`~spamdetect.service.keys.KeyStore`."""
-        return bool(await self._fetch("SELECT 1 FROM spamdetect_api_keys LIMIT 1"))
 
     async def active_key_of(self, owner: str) -> KeyRecord | None:
         """See :class:`~spamdetect.service.keys.KeyStore`."""
@@ -148,6 +154,12 @@ class PostgresKeyStore:
             owner,
         )
         return KeyRecord(*rows[0]) if rows else None
+
+    async def change_owner(self, key_id: str, owner: str) -> None:
+        """See :class:`~spamdetect.service.keys.KeyStore`."""
+        await self._fetch(
+            "UPDATE spamdetect_api_keys SET owner = %s WHERE key_id = %s", owner, key_id
+        )
 
     async def issued_since(self, owner: str, since_s: float) -> int:
         """See :class:`~spamdetect.service.keys.KeyStore`."""
@@ -199,6 +211,55 @@ class PostgresKeyStore:
         )
         return [(bytes(text).decode(), bool(is_spam)) for text, is_spam in rows]
 
+    async def rules(self, key_id: str) -> list[StoredRule]:
+        """See :class:`~spamdetect.service.keys.KeyStore`."""
+        rows = await self._fetch(
+            "SELECT kind, rule_id, content FROM spamdetect_key_rules WHERE key_id = %s"
+            " ORDER BY created_s, kind, rule_id",
+            key_id,
+        )
+        return [StoredRule(kind, rule_id, bytes(content)) for kind, rule_id, content in rows]
+
+    async def put_rule(
+        self, key_id: str, rule: StoredRule, most: int, *, drop_oldest: bool = False
+    ) -> bool:
+        """See :class:`~spamdetect.service.keys.KeyStore`."""
+        one = key_id, rule.kind
+        async with self._transaction() as db:
+            if not (await db.execute(_TOUCH, (key_id,))).rowcount:
+                return False
+            cursor = await db.execute(
+                "SELECT count(*) FROM spamdetect_key_rules"
+                " WHERE key_id = %s AND kind = %s AND rule_id <> %s",
+                (*one, rule.rule_id),
+            )
+            found = await cursor.fetchone()
+            if found is not None and found[0] >= most and not drop_oldest:
+                return False
+            await db.execute(
+                "INSERT INTO spamdetect_key_rules (key_id, kind, rule_id, created_s, content)"
+                " VALUES (%s, %s, %s, %s, %s) ON CONFLICT (key_id, kind, rule_id) DO UPDATE"
+                " SET created_s = excluded.created_s, content = excluded.content",
+                (*one, rule.rule_id, time.time(), rule.content),
+            )
+            await db.execute(
+                "DELETE FROM spamdetect_key_rules WHERE key_id = %s AND kind = %s AND rule_id IN ("
+                " SELECT rule_id FROM spamdetect_key_rules WHERE key_id = %s AND kind = %s"
+                " ORDER BY created_s DESC, rule_id OFFSET %s)",
+                (*one, *one, most),
+            )
+            return True
+
+    async def delete_rule(self, key_id: str, kind: str, rule_id: str) -> bool:
+        """See :class:`~spamdetect.service.keys.KeyStore`."""
+        async with self._transaction() as db:
+            await db.execute(_TOUCH, (key_id,))
+            cursor = await db.execute(
+                "DELETE FROM spamdetect_key_rules WHERE key_id = %s AND kind = %s AND rule_id = %s",
+                (key_id, kind, rule_id),
+            )
+            return cursor.rowcount == 1
+
     async def ping(self) -> None:
         """See :class:`~spamdetect.service.keys.KeyStore`."""
         await self._fetch("SELECT 1 FROM spamdetect_api_keys LIMIT 1")
@@ -207,6 +268,14 @@ class PostgresKeyStore:
         """See :class:`~spamdetect.service.keys.KeyStore`."""
         await self._pool.close()
 
+    @contextlib.asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+        try:
+            async with self._pool.connection() as db, db.transaction():
+                yield db
+        except _FAILURES as error:
+            raise _store_error(error) from None
+
     async def _fetch(self, sql: LiteralString, *parameters: Any) -> list[Any]:
         try:
             async with self._pool.connection() as connection:
@@ -214,6 +283,32 @@ class PostgresKeyStore:
                 return await cursor.fetchall() if cursor.description else []
         except _FAILURES as error:
             raise _store_error(error) from None
+
+
+async def _create(db: psycopg.AsyncConnection[Any], spec: KeySpec) -> NewKey:
+    new, secret_hash = make_key()
+    now_s = time.time()
+    earlier = None
+    if spec.owner:
+        # Two concurrent requests of one owner take turns, instead of one failing.
+        await db.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (spec.owner,))
+        cursor = await db.execute(
+            "UPDATE spamdetect_api_keys SET revoked_s = %s"
+            " WHERE owner = %s AND revoked_s IS NULL RETURNING key_id, rules_version",
+            (now_s, spec.owner),
+        )
+        earlier = await cursor.fetchone()
+    old_id, version = earlier or ("", 0)
+    await db.execute(
+        "UPDATE spamdetect_key_rules SET key_id = %s WHERE key_id = %s", (new.key_id, old_id)
+    )
+    await db.execute(
+        f"INSERT INTO spamdetect_api_keys ({_COLUMNS})"  # noqa: S608 - constant
+        " VALUES (%s, %s, %s, %s, %s, NULL, %s, %s, %s)",
+        (new.key_id, secret_hash, spec.label, spec.owner, now_s, spec.rate_per_minute,
+         spec.quota_per_day, version),
+    )  # fmt: skip
+    return new
 
 
 def _store_error(error: Exception) -> StoreError:

@@ -21,7 +21,8 @@ from typing import Final, cast
 
 import msgspec
 
-from spamdetect.service.work import EngineFailedError, Item, Outcome, analyse, place_of
+from spamdetect.service.analysis import EngineFailedError, Item, Outcome, analyse, place_of
+from spamdetect.service.rules import Found
 from spamdetect.thresholds import Threshold
 
 _LENGTH: Final = struct.Struct("<I")
@@ -42,6 +43,7 @@ class _Answer(msgspec.Struct, array_like=True):
 
     body: bytes = b""
     is_spam: bool | None = None
+    found: Found | None = None
     kind: str = ""
     place: str = ""
 
@@ -88,7 +90,9 @@ class EngineProcesses:
         finally:
             self._idle.append(worker)
         return [
-            EngineFailedError(each.kind, each.place) if each.kind else (each.body, each.is_spam)
+            EngineFailedError(each.kind, each.place)
+            if each.kind
+            else each.found or (each.body, each.is_spam)
             for each in answers
         ]
 
@@ -216,6 +220,8 @@ def serve_engine() -> None:
 def _answer(outcome: Outcome) -> _Answer:
     if isinstance(outcome, EngineFailedError):
         return _Answer(kind=outcome.kind, place=outcome.place)
+    if isinstance(outcome, Found):
+        return _Answer(found=outcome)
     return _Answer(*outcome)
 
 

@@ -25,10 +25,15 @@ if TYPE_CHECKING:
 _log = logging.getLogger("spamdetect.service")
 
 # The arithmetic of limits.next_cell and the day's count, on Redis's clock, so that the
-# replicas' clocks do not matter. Returns {0 taken | 1 rate | 2 quota, milliseconds to wait}.
+# replicas' clocks do not matter. Returns {0 taken | 1 rate | 2 quota, milliseconds to wait or
+# what is left of the quota}.
 _SCRIPT: Final = """
 local rate, quota, burst_s = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
-if quota > 0 and tonumber(redis.call('GET', KEYS[2]) or '0') >= quota then return {2, 0} end
+local texts = tonumber(ARGV[4])
+if quota > 0 then
+  local left = quota - tonumber(redis.call('GET', KEYS[2]) or '0')
+  if texts > left then return {2, left} end
+end
 if rate > 0 then
   local time = redis.call('TIME')
   local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
@@ -38,10 +43,11 @@ if rate > 0 then
   if cell - now > tolerance then
     return {1, math.ceil((cell - now - tolerance) * 1000)}
   end
-  redis.call('SET', KEYS[1], string.format('%.6f', cell + interval), 'PX',
-             math.ceil((cell + interval - now) * 1000) + 1000)
+  local after = cell + interval * texts
+  redis.call('SET', KEYS[1], string.format('%.6f', after), 'PX',
+             math.ceil((after - now) * 1000) + 1000)
 end
-redis.call('INCR', KEYS[2])
+redis.call('INCRBY', KEYS[2], texts)
 redis.call('EXPIRE', KEYS[2], 172800)
 return {0, 0}
 """
@@ -95,34 +101,34 @@ class RedisLimits:
             ) from None
         return cls(redis, fallback, default, metrics)
 
-    def admit_now(self, key: KeyRecord) -> None:
+    def admit_now(self, key: KeyRecord, texts: int = 1) -> None:
         """See :class:`~spamdetect.service.limits.Limits`."""
         raise WouldWaitError
 
-    async def admit(self, key: KeyRecord) -> None:
+    async def admit(self, key: KeyRecord, texts: int = 1) -> None:
         """See :class:`~spamdetect.service.limits.Limits`."""
         from redis.exceptions import RedisError
 
         if time.monotonic() < self._away_until_s:
-            await self._admit_alone(key)
+            await self._admit_alone(key, texts)
             return
         allowance = Allowance.of(key, self._default)
         wall_s = time.time()
         try:
-            outcome, wait_ms = await self._script(
+            outcome, number = await self._script(
                 keys=_names(key.key_id, utc_day(wall_s)),
-                args=[allowance.rate_per_minute, allowance.quota_per_day, BURST_S],
+                args=[allowance.rate_per_minute, allowance.quota_per_day, BURST_S, texts],
             )
         except (RedisError, OSError, TimeoutError) as error:
             # Not every request should wait for an unreachable server.
             self._away_until_s = time.monotonic() + _RETRY_S
             _log.warning("limits are counted in the process: Redis: %s", type(error).__name__)
-            await self._admit_alone(key)
+            await self._admit_alone(key, texts)
             return
         if outcome == 1:
-            raise rate_refusal(allowance, wait_ms / 1000)
+            raise rate_refusal(allowance, number / 1000)
         if outcome == 2:
-            raise quota_refusal(allowance, seconds_to_midnight(wall_s))
+            raise quota_refusal(allowance, seconds_to_midnight(wall_s), number)
 
     async def usage_today(self, key_id: str) -> int:
         """See :class:`~spamdetect.service.limits.Limits`."""
@@ -139,9 +145,9 @@ class RedisLimits:
         await self._redis.aclose()
         await self._fallback.close()
 
-    async def _admit_alone(self, key: KeyRecord) -> None:
+    async def _admit_alone(self, key: KeyRecord, texts: int) -> None:
         self._metrics.limit_fallbacks.inc()
-        await self._fallback.admit(key)
+        await self._fallback.admit(key, texts)
 
 
 def _names(key_id: str, day: str) -> list[str]:

@@ -12,7 +12,7 @@ from spamdetect import _messages
 from spamdetect.models import ErrorCode
 
 if TYPE_CHECKING:
-    from spamdetect.engine import Analysis, Preprocessed
+    from spamdetect.engine import Analysis, Preprocessed, Reason
 
 Send = Any
 Headers = Sequence[tuple[bytes, bytes]]
@@ -57,26 +57,28 @@ class RefusalError(Exception):
         return _ENCODER.encode({"message": self.message, "data": data})
 
 
-def predict_body(found: Analysis) -> bytes:
-    """The envelope of ``predict``."""
-    return _ENCODER.encode(
-        {
-            "message": _messages.predicted(found.prediction.is_spam, found.error_code),
-            "data": {
-                "input_text": found.input_text,
-                "processed_text": found.processed_text,
-                "text_length": found.text_length,
-                "word_count": found.word_count,
-                "language": _language(found),
-                "prediction": {
-                    "is_spam": found.prediction.is_spam,
-                    "ham_score": found.prediction.ham_score,
-                    "spam_score": found.prediction.spam_score,
-                },
-                "error_code": found.error_code,
-            },
-        }
-    )
+def predict_body(found: Analysis, reasons: Sequence[Reason] | None = None) -> bytes:
+    """The envelope of ``predict``, with ``reasons`` only where they were asked for."""
+    data: dict[str, object] = {
+        "input_text": found.input_text,
+        "processed_text": found.processed_text,
+        "text_length": found.text_length,
+        "word_count": found.word_count,
+        "language": _language(found),
+        "prediction": {
+            "is_spam": found.prediction.is_spam,
+            "ham_score": found.prediction.ham_score,
+            "spam_score": found.prediction.spam_score,
+        },
+        "error_code": found.error_code,
+    }
+    if reasons is not None:
+        data["reasons"] = [
+            {"feature": each.feature, "weight": each.weight, "explanation": each.explanation}
+            for each in reasons
+        ]
+    message = _messages.predicted(found.prediction.is_spam, found.error_code)
+    return envelope(message, data)
 
 
 def preprocess_body(found: Preprocessed) -> bytes:

@@ -76,9 +76,8 @@ async def serving(service: SpamService) -> AsyncIterator[RunningServer]:
             host = settings.monitor_host or settings.host
             monitor = stack.enter_context(_bound(host, settings.monitor_port, "--monitor-port"))
         await stack.enter_async_context(service.running())
-        first_key = None
-        if not await service.store.has_keys():
-            first_key = await service.store.create(KeySpec(label="first key"))
+        # Several processes may start on one empty store: one of them makes the key.
+        first_key = await service.store.create_first(KeySpec(label="first key"))
         monitor_url = ""
         if monitor is not None:
             pages = _listening(service.monitoring, monitor, settings)

@@ -31,6 +31,7 @@ class ServiceSettings:
         threshold: Lowest ``spam_score`` that is spam, or ``strict``, ``balanced`` or
             ``quiet``; None takes the model's. A request may ask for another.
         max_text_chars: Longest text accepted, in code points.
+        max_batch_bytes: Longest body of a batch, in bytes.
         body_timeout_s: Seconds in which a request's body must arrive.
         header_timeout_s: Seconds in which a request's head must arrive.
         max_connections: Maximum open connections; further ones get 503 and are closed.
@@ -54,6 +55,7 @@ class ServiceSettings:
     model_path: Path | None = None
     threshold: Threshold | None = None
     max_text_chars: int = DEFAULT_MAX_TEXT_CHARS
+    max_batch_bytes: int = 4 << 20
     body_timeout_s: float = 10.0
     header_timeout_s: float = 10.0
     max_connections: int = 1000
@@ -125,6 +127,7 @@ _NUMBERS: Final[dict[str, tuple[type[int | float], float, float]]] = {
     "port": (int, 0, 65535),
     "monitor_port": (int, 0, 65535),
     "max_text_chars": (int, 1, 10_000_000),
+    "max_batch_bytes": (int, 1024, 1 << 30),
     "body_timeout_s": (float, 0.05, 600),
     "header_timeout_s": (float, 0.05, 600),
     "max_connections": (int, 1, 1_000_000),

@@ -9,6 +9,7 @@ refused at once; only then is a cached key read again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sqlite3
 import threading
@@ -17,7 +18,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from spamdetect.service.keys import KeyRecord, KeySpec, NewKey, StoreError, make_key
+from spamdetect.service.keys import (
+    KeyRecord,
+    KeySpec,
+    NewKey,
+    StoredRule,
+    StoreError,
+    make_key,
+)
 
 R = TypeVar("R")
 
@@ -43,8 +51,17 @@ CREATE TABLE IF NOT EXISTS feedback (
   feedback_id TEXT PRIMARY KEY, key_id TEXT NOT NULL, received_s REAL NOT NULL,
   is_spam INTEGER NOT NULL, text TEXT NOT NULL
 );
+CREATE TABLE IF NOT EXISTS key_rules (
+  key_id TEXT NOT NULL, kind TEXT NOT NULL, rule_id TEXT NOT NULL, created_s REAL NOT NULL,
+  content BLOB NOT NULL, PRIMARY KEY (key_id, kind, rule_id)
+) WITHOUT ROWID;
 """
-_COLUMNS = "key_id, secret_hash, label, owner, created_s, revoked_s, rate_per_minute, quota_per_day"
+# A store of an earlier version has no such column; adding it again fails, which says that.
+_ADD_RULES_VERSION = "ALTER TABLE api_keys ADD COLUMN rules_version INTEGER NOT NULL DEFAULT 0"
+_COLUMNS = (
+    "key_id, secret_hash, label, owner, created_s, revoked_s, rate_per_minute, quota_per_day,"
+    " rules_version"
+)
 _BUSY_TIMEOUT_S = 5.0
 _MAX_FOUND = 10_000
 
@@ -83,6 +100,8 @@ class SqliteKeyStore:
             store = cls(path)
             with store._writer_lock:
                 store._writer.executescript(_SCHEMA)
+                with contextlib.suppress(sqlite3.OperationalError):
+                    store._writer.execute(_ADD_RULES_VERSION)
         except (OSError, sqlite3.Error) as error:
             raise StoreError(f"Cannot open the key store {path}: {error}.") from error
         return store
@@ -117,30 +136,16 @@ class SqliteKeyStore:
 
     async def create(self, spec: KeySpec) -> NewKey:
         """See :class:`~spamdetect.service.keys.KeyStore`."""
-        new, secret_hash = make_key()
+        return await self._write(lambda db: _create(db, spec))
 
-        def write(db: sqlite3.Connection) -> None:
-            now_s = time.time()
-            if spec.owner:
-                db.execute(
-                    "UPDATE api_keys SET revoked_s = ? WHERE owner = ? AND revoked_s IS NULL",
-                    (now_s, spec.owner),
-                )
-            db.execute(
-                f"INSERT INTO api_keys ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, NULL, ?, ?)",  # noqa: S608 - constant
-                (
-                    new.key_id,
-                    secret_hash,
-                    spec.label,
-                    spec.owner,
-                    now_s,
-                    spec.rate_per_minute,
-                    spec.quota_per_day,
-                ),
-            )
+    async def create_first(self, spec: KeySpec) -> NewKey | None:
+        """See :class:`~spamdetect.service.keys.KeyStore`."""
 
-        await self._write(write)
-        return new
+        def write(db: sqlite3.Connection) -> NewKey | None:
+            any_key = db.execute("SELECT 1 FROM api_keys LIMIT 1").fetchone()
+            return None if any_key else _create(db, spec)
+
+        return await self._write(write)
 
     async def revoke(self, key_id: str) -> bool:
         """See :class:`~spamdetect.service.keys.KeyStore`."""
@@ -150,6 +155,7 @@ class SqliteKeyStore:
                 "UPDATE api_keys SET revoked_s = ? WHERE key_id = ? AND revoked_s IS NULL",
                 (time.time(), key_id),
             )
+            db.execute("DELETE FROM key_rules WHERE key_id = ?", (key_id,))
             return cursor.rowcount == 1
 
         return await self._write(write)
@@ -159,10 +165,6 @@ class SqliteKeyStore:
         rows = self._read(f"SELECT {_COLUMNS} FROM api_keys ORDER BY created_s, key_id", ())  # noqa: S608 - constant
         return [KeyRecord(*row) for row in rows]
 
-    async def has_keys(self) -> bool:
-        """See :class:`~spamdetect.service.keys.KeyStore`."""
-        return bool(self._read("SELECT 1 FROM api_keys LIMIT 1", ()))
-
     async def active_key_of(self, owner: str) -> KeyRecord | None:
         """See :class:`~spamdetect.service.keys.KeyStore`."""
         rows = self._read(
@@ -170,6 +172,12 @@ class SqliteKeyStore:
             (owner,),
         )
         return KeyRecord(*rows[0]) if rows else None
+
+    async def change_owner(self, key_id: str, owner: str) -> None:
+        """See :class:`~spamdetect.service.keys.KeyStore`."""
+        await self._write(
+            lambda db: db.execute("UPDATE api_keys SET owner = ? WHERE key_id = ?", (owner, key_id))
+        )
 
     async def issued_since(self, owner: str, since_s: float) -> int:
         """See :class:`~spamdetect.service.keys.KeyStore`."""
@@ -214,6 +222,58 @@ class SqliteKeyStore:
         rows = self._read("SELECT text, is_spam FROM feedback ORDER BY received_s, feedback_id", ())
         return [(text, bool(is_spam)) for text, is_spam in rows]
 
+    async def rules(self, key_id: str) -> list[StoredRule]:
+        """See :class:`~spamdetect.service.keys.KeyStore`."""
+        rows = self._read(
+            "SELECT kind, rule_id, content FROM key_rules WHERE key_id = ?"
+            " ORDER BY created_s, kind, rule_id",
+            (key_id,),
+        )
+        return [StoredRule(*row) for row in rows]
+
+    async def put_rule(
+        self, key_id: str, rule: StoredRule, most: int, *, drop_oldest: bool = False
+    ) -> bool:
+        """See :class:`~spamdetect.service.keys.KeyStore`."""
+        one = key_id, rule.kind
+
+        def write(db: sqlite3.Connection) -> bool:
+            if not _touch(db, key_id):
+                return False
+            (others,) = db.execute(
+                "SELECT count(*) FROM key_rules WHERE key_id = ? AND kind = ? AND rule_id <> ?",
+                (*one, rule.rule_id),
+            ).fetchone()
+            if others >= most and not drop_oldest:
+                return False
+            db.execute(
+                "INSERT OR REPLACE INTO key_rules (key_id, kind, rule_id, created_s, content)"
+                " VALUES (?, ?, ?, ?, ?)",
+                (*one, rule.rule_id, time.time(), rule.content),
+            )
+            db.execute(
+                "DELETE FROM key_rules WHERE key_id = ? AND kind = ? AND rule_id IN ("
+                " SELECT rule_id FROM key_rules WHERE key_id = ? AND kind = ?"
+                " ORDER BY created_s DESC, rule_id LIMIT -1 OFFSET ?)",
+                (*one, *one, most),
+            )
+            return True
+
+        return await self._write(write)
+
+    async def delete_rule(self, key_id: str, kind: str, rule_id: str) -> bool:
+        """See :class:`~spamdetect.service.keys.KeyStore`."""
+
+        def write(db: sqlite3.Connection) -> bool:
+            _touch(db, key_id)
+            cursor = db.execute(
+                "DELETE FROM key_rules WHERE key_id = ? AND kind = ? AND rule_id = ?",
+                (key_id, kind, rule_id),
+            )
+            return cursor.rowcount == 1
+
+        return await self._write(write)
+
     async def ping(self) -> None:
         """See :class:`~spamdetect.service.keys.KeyStore`."""
         self._read("SELECT count(*) FROM api_keys WHERE key_id = ''", ())
@@ -248,6 +308,44 @@ class SqliteKeyStore:
                 return result
 
         return await asyncio.to_thread(transaction)
+
+
+def _create(db: sqlite3.Connection, spec: KeySpec) -> NewKey:
+    new, secret_hash = make_key()
+    now_s = time.time()
+    earlier = None
+    if spec.owner:
+        earlier = db.execute(
+            "UPDATE api_keys SET revoked_s = ? WHERE owner = ? AND revoked_s IS NULL"
+            " RETURNING key_id, rules_version",
+            (now_s, spec.owner),
+        ).fetchone()
+    old_id, version = earlier or ("", 0)
+    db.execute("UPDATE key_rules SET key_id = ? WHERE key_id = ?", (new.key_id, old_id))
+    db.execute(
+        f"INSERT INTO api_keys ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, NULL, ?, ?, ?)",  # noqa: S608 - constant
+        (
+            new.key_id,
+            secret_hash,
+            spec.label,
+            spec.owner,
+            now_s,
+            spec.rate_per_minute,
+            spec.quota_per_day,
+            version,
+        ),
+    )
+    return new
+
+
+def _touch(db: sqlite3.Connection, key_id: str) -> bool:
+    """Count a change of an active key's rules; false when there is no such key."""
+    cursor = db.execute(
+        "UPDATE api_keys SET rules_version = rules_version + 1"
+        " WHERE key_id = ? AND revoked_s IS NULL",
+        (key_id,),
+    )
+    return cursor.rowcount == 1
 
 
 def _connect(path: Path) -> sqlite3.Connection:

@@ -11,38 +11,26 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 import attrs
 
 from spamdetect.models import ErrorCode
-from spamdetect.service.respond import RefusalError, predict_body, preprocess_body, retry_after
+from spamdetect.service.analysis import (
+    Answer,
+    EngineFailedError,
+    Item,
+    Outcome,
+    TextEngine,
+    analyse,
+    place_of,
+)
+from spamdetect.service.respond import RefusalError, retry_after
 from spamdetect.thresholds import Threshold
 
-if TYPE_CHECKING:
-    from spamdetect.engine import Analysis, Preprocessed
-
-
-class EngineFailedError(Exception):
-    """The engine failed on a text: where, and with what kind of error, but not on which text.
-
-    Args:
-        kind: Name of the error's type.
-        place: File, line and function.
-    """
-
-    def __init__(self, kind: str, place: str) -> None:
-        super().__init__(kind, place)
-        self.kind = kind
-        self.place = place
-
-
-# A text, whether a verdict is wanted, and the lowest score that is spam (None: the engine's).
-Item = tuple[str, bool, float | None]
-Outcome = tuple[bytes, bool | None] | EngineFailedError
 _BATCH_TEXTS: Final = 64
 _BATCH_CHARS: Final = 50_000
 # Cost of a text besides its length, in characters, so that many tiny texts are not free.
@@ -52,23 +40,6 @@ _BASE_COST_CHARS: Final = 100
 _BRIEF_S: Final = 0.002
 _SPEED_WEIGHT: Final = 0.2
 _WARM_UP_TEXT: Final = "Are we still on for lunch? Reply here or call me. " * 4
-
-
-class TextEngine(Protocol):
-    """What the service needs from :class:`spamdetect.engine.Engine`."""
-
-    @property
-    def model_version(self) -> str:
-        """Identifies the model."""
-
-    def threshold_of(self, threshold: Threshold) -> float:
-        """The number that a threshold stands for."""
-
-    def preprocess(self, text: str) -> Preprocessed:
-        """Clean one text."""
-
-    def predict_many(self, texts: Sequence[str]) -> list[Analysis]:
-        """Classify a batch."""
 
 
 class BatchRunner(Protocol):
@@ -105,7 +76,7 @@ class Job:
         if self.done is not None:
             self.done(outcome)
 
-    def __await__(self) -> Generator[Any, None, tuple[bytes, bool | None]]:
+    def __await__(self) -> Generator[Any, None, Answer]:
         if self.outcome is None:
             ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self.done = lambda _: None if ended.done() else ended.set_result(None)
@@ -181,11 +152,16 @@ class WorkerPool:
         """Run the engine a few times, so that its speed is known before the first request."""
         for is_first in (True, False, False):
             # As many at once as there are workers, so that each process starts now.
-            jobs = [self.submit((_WARM_UP_TEXT, True, None)) for _ in range(self._workers)]
+            jobs = [self.submit(Item(_WARM_UP_TEXT)) for _ in range(self._workers)]
             for job in jobs:
                 await job
             if is_first:
                 self._seconds_per_char = 0.0  # tables were made, processes were started
+
+    @property
+    def threshold(self) -> float:
+        """Lowest score that is spam, where a request asks for no other."""
+        return self._engine.threshold
 
     def threshold_of(self, threshold: Threshold) -> float:
         """The number that a threshold stands for.
@@ -199,11 +175,11 @@ class WorkerPool:
         """Let one text be analysed.
 
         Args:
-            item: The text, whether to give a verdict, and the lowest score that is spam.
+            item: The text, and what is wanted.
 
         Returns:
-            The job; set its ``done``, or await it for the body of the answer and the verdict where
-            there is one. Set ``is_wanted`` to false when nobody needs it any more.
+            The job; set its ``done``, or await it for the answer. Set ``is_wanted`` to false when
+            nobody needs it any more.
 
         Raises:
             RefusalError: 503 ``OVERLOADED`` when the queue is full or the wait too long.
@@ -216,7 +192,7 @@ class WorkerPool:
                 "The service has more to do than it can; try again in a moment.",
                 headers=retry_after(wait_s),
             )
-        job = Job(item, _BASE_COST_CHARS + len(item[0]))
+        job = Job(item, _BASE_COST_CHARS + len(item.text))
         self._queue.append(job)
         self._queued_chars += job.cost_chars
         self._start_soon()
@@ -332,56 +308,3 @@ class WorkerPool:
             # A worker process was killed, perhaps for its memory use.
             return [error] * texts
         return [EngineFailedError(type(error).__name__, "a worker")] * texts
-
-
-def analyse(engine: TextEngine, items: Sequence[Item]) -> list[Outcome]:
-    """Analyse a batch; a text on which the engine fails fails alone.
-
-    Args:
-        engine: The engine.
-        items: Texts, each with whether a verdict is wanted and the lowest score that is spam.
-    """
-    verdicts = _predict(engine, [(text, limit) for text, predict, limit in items if predict])
-    return [next(verdicts) if predict else _preprocess(engine, text) for text, predict, _ in items]
-
-
-def _predict(engine: TextEngine, texts: list[tuple[str, float | None]]) -> Iterator[Outcome]:
-    try:
-        found = engine.predict_many([text for text, _ in texts]) if texts else []
-    except Exception:  # noqa: BLE001 - one bad text must not fail the others of its batch
-        for text, limit in texts:
-            yield _predict_alone(engine, text, limit)
-        return
-    for analysis, (_, limit) in zip(found, texts, strict=True):
-        yield _verdict(analysis, limit)
-
-
-def _predict_alone(engine: TextEngine, text: str, limit: float | None) -> Outcome:
-    try:
-        return _verdict(engine.predict_many([text])[0], limit)
-    except Exception as error:  # noqa: BLE001 - becomes 500 INTERNAL for this request alone
-        return EngineFailedError(type(error).__name__, place_of(error))
-
-
-def _verdict(analysis: Analysis, limit: float | None) -> Outcome:
-    if limit is not None:
-        analysis = analysis.judged(limit)
-    return predict_body(analysis), analysis.prediction.is_spam
-
-
-def _preprocess(engine: TextEngine, text: str) -> Outcome:
-    try:
-        return preprocess_body(engine.preprocess(text)), None
-    except Exception as error:  # noqa: BLE001 - becomes 500 INTERNAL for this request alone
-        return EngineFailedError(type(error).__name__, place_of(error))
-
-
-def place_of(error: BaseException) -> str:
-    """File, line and function where an error arose, without any values."""
-    step = error.__traceback__
-    if step is None:
-        return "unknown"
-    while step.tb_next is not None:
-        step = step.tb_next
-    code = step.tb_frame.f_code
-    return f"{code.co_filename}:{step.tb_lineno} in {code.co_name}"

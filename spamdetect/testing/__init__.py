@@ -16,7 +16,7 @@ import attrs
 from spamdetect.errors import SpamConfigError
 
 if TYPE_CHECKING:
-    from spamdetect.service.work import TextEngine
+    from spamdetect.service.analysis import TextEngine
 
 
 @attrs.frozen

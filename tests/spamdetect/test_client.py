@@ -130,6 +130,36 @@ async def test_leaving_predict_many_early_stops_what_is_under_way(wire: Serving)
                 await asyncio.sleep(0.01)
 
 
+async def test_a_closed_client_ends_what_it_does_and_opens_no_connection(
+    wire: Any,
+) -> None:
+    seen = asyncio.Event()
+
+    async def script(
+        state: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        seen.set()
+        await reader.read()
+
+    async with wire(script) as server:
+        spam = AsyncSpamClient(server.base_url, "key", timeout=60)
+        under_way = asyncio.create_task(spam.predict("hello"))
+        async with asyncio.timeout(20):
+            await seen.wait()
+            await spam.aclose()
+            with pytest.raises(RuntimeError, match="client has been closed"):
+                await under_way
+        connections = server.connections
+        for call in (spam.predict("a"), spam.predict_batch(["a"]), spam.lists()):
+            with pytest.raises(RuntimeError, match="client has been closed"):
+                await call
+        with pytest.raises(RuntimeError, match="client has been closed"):
+            async with spam:
+                pass
+        assert server.connections == connections
+
+
 # The connections of a loop that ended cannot be closed any more; asyncio says so when freed.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_a_second_loop_gets_its_own_connections(service: RunningService) -> None:

@@ -273,7 +273,8 @@ def test_a_key_sent_twice_is_no_key(process: RunningService) -> None:
         ("/", [], 404, "NOT_FOUND"),
         ("/v1/spam-detection/predict/", [], 404, "NOT_FOUND"),
         ("/v2/spam-detection/predict", [], 404, "NOT_FOUND"),
-        ("/v1/spam-detection/feedback", ["-X", "POST"], 404, "NOT_FOUND"),
+        ("/v1/spam-detection/feedback", ["-X", "PUT"], 405, "METHOD_NOT_ALLOWED"),
+        ("/v1/spam-detection/lists/none", ["-X", "DELETE"], 404, "NOT_FOUND"),
         (PREDICT, ["-H", "Content-Type: text/plain", "-d", "a"], 415, "UNSUPPORTED_MEDIA_TYPE"),
         (PREDICT, ["-H", "Content-Type:", "-d", "a"], 415, "UNSUPPORTED_MEDIA_TYPE"),
         (

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spamdetect import _exchange
+from spamdetect import _calls, _exchange
 from spamdetect._exchange import ApiRequest, ApiResponse, Clock, Pause
 from spamdetect._retry import Quiet, RetryPolicy, RetryQuota, parse_retry_after
 from spamdetect.errors import (
@@ -61,7 +61,7 @@ class Drive:
     def run(self) -> Any:
         clock = Clock(lambda: self.now_s, lambda: 1_700_000_000.0 + self.now_s, lambda: 0.5)
         steps = _exchange.exchange(
-            _exchange.text_request(_exchange.PREDICT_PATH, "Hi"),
+            _calls.preprocess("Hi").request,
             _exchange.parse_predict,
             policy=self._policy,
             quota=self.quota,
@@ -276,12 +276,12 @@ def test_a_deep_answer_is_an_error_not_a_crash() -> None:
 @pytest.mark.parametrize("text", [None, 3, b"bytes", "half \ud800 pair"])
 def test_what_no_json_string_can_be_is_refused_before_sending(text: Any) -> None:
     with pytest.raises(SpamRequestError) as caught:
-        _exchange.text_request(_exchange.PREDICT_PATH, text)
+        _calls.predict(text, None, False, None)
     assert caught.value.error_code == "INVALID_REQUEST"
 
 
 @given(st.text())
 def test_a_request_carries_its_text(text: str) -> None:
-    request = _exchange.text_request(_exchange.PREDICT_PATH, text)
+    request = _calls.predict(text, None, False, None).request
     assert json.loads(request.body) == {"text": text}
     assert request.max_answer_bytes > 2 * 12 * len(text)

@@ -48,7 +48,7 @@ def test_every_method_works(service: RunningService, spam_text: str) -> None:
     with SpamClient(service.base_url, service.api_key) as spam:
         assert spam.predict(spam_text).is_spam
         assert spam.preprocess(spam_text).word_count > 5
-        spam.send_feedback(spam_text, is_spam=True)
+        spam.withdraw_feedback(spam.send_feedback(spam_text, is_spam=True))
         texts: list[Any] = ["a", None, *(f"text {n}" for n in range(100))]
         items = list(spam.predict_many(texts, concurrency=7))
         assert [item.index for item in items] == list(range(102))
@@ -56,14 +56,26 @@ def test_every_method_works(service: RunningService, spam_text: str) -> None:
         assert items[5].unwrap().input_text == "text 3"
 
 
-def test_a_closed_client_opens_again(service: RunningService) -> None:
-    spam = SpamClient(service.base_url, service.api_key)
-    spam.close()
+@pytest.mark.parametrize("local", [False, True])
+def test_a_closed_client_says_so_and_starts_nothing(service: RunningService, local: bool) -> None:
+    spam = SpamClient(service.base_url, service.api_key, local=local)
     assert spam.predict("hello").text_length == 5
     spam.close()
     spam.close()
-    assert spam.predict("hello").text_length == 5
-    spam.close()
+    threads = threading.active_count()
+    calls: list[Any] = [
+        lambda: spam.predict("hello"),
+        lambda: spam.preprocess("hello"),
+        lambda: spam.predict_batch(["hello"]),
+        lambda: list(spam.predict_many(["hello"])),
+        lambda: spam.send_feedback("hello", is_spam=True),
+        spam.lists,
+        spam.__enter__,
+    ]
+    for call in calls:
+        with pytest.raises(RuntimeError, match="client has been closed"):
+            call()
+    assert threading.active_count() == threads
 
 
 def test_threads_share_a_client(service: RunningService) -> None:

@@ -101,6 +101,32 @@ def test_predict_with_a_service(run: Run, service: RunningService, spam_text: st
     assert len(away.stderr.splitlines()) == 1
 
 
+def test_lists_and_feedback_at_a_service(run: Run, service: RunningService, ham_text: str) -> None:
+    env = {"SPAMDETECT_API_KEY": service.api_key, "SPAMDETECT_BASE_URL": service.base_url}
+    ask = ("predict", ham_text, "--base-url", service.base_url, "--reasons")
+    assert "No entries" in run("lists", "show", env=env).stdout
+    entry_id = run("lists", "add", "block", "phrase", "moved to [Thursday]", env=env).stdout.strip()
+    try:
+        assert "moved to [Thursday]" in run("lists", "show", env=env).stdout
+        done = run(*ask, env=env)
+        assert done.stdout.startswith("SPAM")
+        assert f"list:block:phrase:{entry_id}" in done.stdout.replace("\n", "")
+    finally:
+        assert run("lists", "remove", entry_id, env=env).returncode == 0
+    done = run("lists", "remove", entry_id, env=env)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert run(*ask, env=env).stdout.startswith("not spam")
+    assert "No reports" in run("feedback", "show", env=env).stdout
+    given = run("feedback", "give", "-", "--spam", "--id", "mine", env=env, stdin=ham_text)
+    try:
+        assert given.stdout == "mine\n"
+        assert "mine" in run("feedback", "show", env=env).stdout
+        assert run(*ask, env=env).stdout.startswith("SPAM")
+    finally:
+        assert run("feedback", "withdraw", "mine", env=env).returncode == 0
+    assert run(*ask, env=env).stdout.startswith("not spam")
+
+
 def test_explain(run: Run, spam_text: str) -> None:
     done = run("explain", spam_text, "--top", "5")
     assert (done.returncode, done.stderr) == (0, "")

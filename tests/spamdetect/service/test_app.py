@@ -110,16 +110,23 @@ async def test_a_revoked_key_is_refused_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.asyncio
-async def test_the_first_key_is_made_once(tmp_path: Path) -> None:
-    from spamdetect.service.server import serving
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_services_that_start_together_make_one_first_key(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        url = f"sqlite:///{tmp_path / 'keys.sqlite3'}"
+        if kind == "postgres":
+            server_url = request.getfixturevalue("postgres_url")
+            url = await stack.enter_async_context(schema_in(server_url))
+        settings = ServiceSettings(port=0, database_url=url)
 
-    settings = ServiceSettings(port=0, database_url=f"sqlite:///{tmp_path / 'keys.sqlite3'}")
-    made = []
-    for _ in range(2):
-        async with serving(SpamService(settings)) as server:
-            made.append(server.first_key)
-    assert made[0] is not None
-    assert made[1] is None
+        async def start() -> bool:
+            server = await stack.enter_async_context(serving(SpamService(settings)))
+            return server.first_key is not None
+
+        assert sorted(await asyncio.gather(*(start() for _ in range(3)))) == [False, False, True]
+        assert not await start()
 
 
 @pytest.mark.asyncio
@@ -169,14 +176,18 @@ async def test_a_shorter_limit_and_another_threshold_hold() -> None:
 
 
 @pytest.mark.asyncio
-async def test_feedback_is_refused_unless_turned_on() -> None:
+async def test_feedback_is_not_kept_for_retraining_unless_turned_on(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'keys.sqlite3'}"
     async with (
-        run_service_async() as service,
+        run_service_async(database_url=url) as service,
         AsyncSpamClient(service.base_url, service.api_key) as spam,
     ):
-        with pytest.raises(SpamRequestError) as caught:
-            await spam.send_feedback("text", is_spam=True)
-        assert caught.value.status_code == 404
+        assert await spam.send_feedback("canary text", is_spam=True)
+        store = await open_store(url)
+        assert await store.feedback() == []
+        await store.close()
+    for file in await asyncio.to_thread(lambda: list(tmp_path.iterdir())):
+        assert b"canary" not in file.read_bytes()
 
 
 @pytest.mark.asyncio

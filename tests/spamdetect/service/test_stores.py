@@ -17,7 +17,14 @@ import pytest_asyncio
 
 from spamdetect.errors import SpamConfigError
 from spamdetect.service.app import open_store
-from spamdetect.service.keys import KeySpec, KeyStore, StoreError, parse_key, secret_matches
+from spamdetect.service.keys import (
+    KeySpec,
+    KeyStore,
+    StoredRule,
+    StoreError,
+    parse_key,
+    secret_matches,
+)
 from spamdetect.service.sqlite_store import SqliteKeyStore
 from tests.support.private_server import schema_in
 
@@ -37,10 +44,10 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 
 async def test_a_key_is_made_found_and_revoked(store: KeyStore) -> None:
-    assert not await store.has_keys()
+    assert not await store.list_keys()
     before_s = time.time()
     new = await store.create(KeySpec("label", rate_per_minute=3, quota_per_day=0))
-    assert await store.has_keys()
+    assert await store.list_keys()
     parts = parse_key(new.api_key)
     assert parts is not None
     assert parts[0] == new.key_id
@@ -130,6 +137,53 @@ async def test_feedback_is_kept_once_and_whole(store: KeyStore) -> None:
         await store.add_feedback("id1", "key", text, True)
     await store.add_feedback("id2", "key", "ham", False)
     assert sorted(await store.feedback()) == sorted([(text, True), ("ham", False)])
+
+
+async def test_rules_are_bounded_and_move_to_an_owners_next_key(store: KeyStore) -> None:
+    first = await store.create(KeySpec(owner="telegram:1"))
+    other = await store.create(KeySpec(owner="telegram:2"))
+    assert await store.rules(first.key_id) == []
+    rules = [StoredRule("list", f"r{n}", b"null \x00 %d" % n) for n in range(4)]
+    stored = [await store.put_rule(first.key_id, rule, 3) for rule in rules]
+    assert stored == [True, True, True, False]
+    changed = StoredRule("list", "r1", b"other")
+    assert await store.put_rule(first.key_id, changed, 3)
+    assert await store.rules(first.key_id) == [rules[0], rules[2], changed]
+    for n in range(4):
+        rule = StoredRule("feedback", f"r{n}", b"")
+        assert await store.put_rule(first.key_id, rule, 2, drop_oldest=True)
+    kept = [(rule.kind, rule.rule_id) for rule in await store.rules(first.key_id)]
+    assert kept[3:] == [("feedback", "r2"), ("feedback", "r3")]
+    assert not await store.delete_rule(other.key_id, "list", "r0")
+    assert not await store.put_rule("nosuchkey234", rules[0], 3)
+    assert await store.delete_rule(first.key_id, "list", "r0")
+    second = await store.create(KeySpec(owner="telegram:1"))
+    assert await store.rules(first.key_id) == []
+    moved = [(rule.kind, rule.rule_id) for rule in await store.rules(second.key_id)]
+    assert moved == kept[1:]
+    record = await store.find(second.key_id)
+    assert record is not None
+    assert record.rules_version > 0
+    assert await store.rules(other.key_id) == []
+    await store.revoke(second.key_id)
+    assert await store.rules(second.key_id) == []
+
+
+async def test_a_store_of_an_earlier_version_learns_about_rules(tmp_path: Path) -> None:
+    path = tmp_path / "keys.sqlite3"
+    store = await open_store(f"sqlite:///{path}")
+    new = await store.create(KeySpec("label"))
+    await store.close()
+    db = sqlite3.connect(path)
+    db.execute("ALTER TABLE api_keys DROP COLUMN rules_version")
+    db.execute("DROP TABLE key_rules")
+    db.close()
+    store = await open_store(f"sqlite:///{path}")
+    assert await store.put_rule(new.key_id, StoredRule("list", "a", b""), 1)
+    record = await store.find(new.key_id)
+    assert record is not None
+    assert (record.label, record.rules_version) == ("label", 1)
+    await store.close()
 
 
 async def test_values_are_never_sql(store: KeyStore) -> None:
@@ -243,5 +297,5 @@ async def test_an_unreachable_database_names_no_password() -> None:
 async def test_replicas_may_start_together(postgres_url: str) -> None:
     async with schema_in(postgres_url) as url:
         stores: list[Any] = await asyncio.gather(*(open_store(url) for _ in range(6)))
-        assert not await stores[0].has_keys()
+        assert not await stores[0].list_keys()
         await asyncio.gather(*(store.close() for store in stores))

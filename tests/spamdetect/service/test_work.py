@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from spamdetect.engine import Analysis, Engine, Preprocessed
+from spamdetect.service.analysis import EngineFailedError, Item
 from spamdetect.service.processes import EngineProcesses
 from spamdetect.service.respond import RefusalError
-from spamdetect.service.work import EngineFailedError, WorkerPool
+from spamdetect.service.work import WorkerPool
 from spamdetect.testing import run_service_async
 
 pytestmark = pytest.mark.asyncio
@@ -58,7 +59,7 @@ async def test_texts_that_wait_together_are_analysed_together(
 ) -> None:
     gate = Gate(engine)
     pool = WorkerPool(gate, 1, 1000, 60)
-    calls = [asyncio.create_task(run(pool, (f"text {n}", True, None))) for n in range(100)]
+    calls = [asyncio.create_task(run(pool, Item(f"text {n}"))) for n in range(100)]
     await until(lambda: pool.pending == 36)
     gate.open.set()
     bodies = await asyncio.gather(*calls)
@@ -75,7 +76,7 @@ async def test_one_text_that_fails_fails_alone(
     gate = Gate(engine)
     pool = WorkerPool(gate, 1, 1000, 60)
     texts = ["a", "b", "poison", "c"]
-    calls = [asyncio.create_task(run(pool, (text, True, None))) for text in texts]
+    calls = [asyncio.create_task(run(pool, Item(text))) for text in texts]
     await until(lambda: pool.busy)
     gate.open.set()
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
@@ -85,24 +86,24 @@ async def test_one_text_that_fails_fails_alone(
         True,
         False,
     ]
-    assert (await run(pool, ("next", True, None)))[1] in {True, False}
+    assert (await run(pool, Item("next")))[1] in {True, False}
     await pool.close()
 
 
 async def test_a_full_queue_refuses(engine: Engine, until: Callable[..., Awaitable[None]]) -> None:
     gate = Gate(engine)
     pool = WorkerPool(gate, 1, 5, 60)
-    calls = [asyncio.create_task(run(pool, ("text", True, None)))]
+    calls = [asyncio.create_task(run(pool, Item("text")))]
     await until(lambda: pool.busy)
-    calls += [asyncio.create_task(run(pool, ("text", True, None))) for _ in range(5)]
+    calls += [asyncio.create_task(run(pool, Item("text"))) for _ in range(5)]
     await until(lambda: pool.pending == 5)
     with pytest.raises(RefusalError) as caught:
-        await run(pool, ("one more", True, None))
+        await run(pool, Item("one more"))
     assert (caught.value.status_code, caught.value.error_code.value) == (503, "OVERLOADED")
     assert dict(caught.value.headers)[b"retry-after"] == b"1"
     gate.open.set()
     await asyncio.gather(*calls)
-    await run(pool, ("one more", True, None))
+    await run(pool, Item("one more"))
     await pool.close()
 
 
@@ -111,8 +112,8 @@ async def test_a_long_estimated_wait_refuses_before_the_queue_is_full(engine: En
     gate.open.set()
     gate.seconds_per_text = 0.02
     pool = WorkerPool(gate, 1, 100_000, 0.2)
-    await run(pool, ("learn the speed", True, None))
-    calls = [asyncio.create_task(run(pool, ("learn the speed", True, None))) for _ in range(500)]
+    await run(pool, Item("learn the speed"))
+    calls = [asyncio.create_task(run(pool, Item("learn the speed"))) for _ in range(500)]
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     refused = sum(isinstance(outcome, RefusalError) for outcome in outcomes)
     assert 400 < refused < 500
@@ -124,13 +125,13 @@ async def test_who_has_gone_is_not_worked_for(
 ) -> None:
     gate = Gate(engine)
     pool = WorkerPool(gate, 1, 1000, 60)
-    calls = [asyncio.create_task(run(pool, ("text", True, None)))]
+    calls = [asyncio.create_task(run(pool, Item("text")))]
     await until(lambda: pool.busy)
-    calls += [asyncio.create_task(run(pool, ("text", True, None))) for _ in range(9)]
+    calls += [asyncio.create_task(run(pool, Item("text"))) for _ in range(9)]
     await until(lambda: pool.pending == 9)
     for call in calls[1:]:
         call.cancel()
-    last = asyncio.create_task(run(pool, ("last", True, None)))
+    last = asyncio.create_task(run(pool, Item("last")))
     await until(lambda: pool.pending == 10)
     gate.open.set()
     await last
@@ -152,8 +153,8 @@ async def test_short_texts_are_analysed_on_the_loop_and_long_ones_beside_it(
     seen.open.set()
     pool = WorkerPool(seen, 1, 1000, 60)
     pool._seconds_per_char = 1e-6  # as if measured: 2,000 characters take two milliseconds
-    await asyncio.gather(*(run(pool, (f"text {n}", True, None)) for n in range(3)))
-    await run(pool, ("long text " * 2_000, True, None))
+    await asyncio.gather(*(run(pool, Item(f"text {n}")) for n in range(3)))
+    await run(pool, Item("long text " * 2_000))
     assert seen.batches == [3, 1]
     assert [each is threading.current_thread() for each in threads] == [True, False]
     await pool.close()
@@ -164,9 +165,9 @@ async def test_closing_refuses_what_waits(
 ) -> None:
     gate = Gate(engine)
     pool = WorkerPool(gate, 1, 1000, 60)
-    calls = [asyncio.create_task(run(pool, ("text", True, None)))]
+    calls = [asyncio.create_task(run(pool, Item("text")))]
     await until(lambda: pool.busy)
-    calls += [asyncio.create_task(run(pool, ("text", True, None))) for _ in range(2)]
+    calls += [asyncio.create_task(run(pool, Item("text"))) for _ in range(2)]
     await until(lambda: pool.pending == 2)
     closing = asyncio.create_task(pool.close())
     await until(lambda: pool.pending == 0)
@@ -175,7 +176,7 @@ async def test_closing_refuses_what_waits(
     outcomes: list[Any] = await asyncio.gather(*calls, return_exceptions=True)
     assert [isinstance(outcome, RefusalError) for outcome in outcomes] == [False, True, True]
     with pytest.raises(RefusalError):
-        await run(pool, ("text", True, None))
+        await run(pool, Item("text"))
 
 
 async def test_an_overloaded_service_refuses_most_without_waiting_for_the_engine(
@@ -222,9 +223,9 @@ async def test_the_engine_runs_in_processes_and_a_killed_one_is_replaced(engine:
     await pool.warm_up()
     texts = [f"You won prize number {n}, claim it now" for n in range(200)]
     expected = [analysis.prediction.is_spam for analysis in engine.predict_many(texts)]
-    found = await asyncio.gather(*(run(pool, (text, True, None)) for text in texts))
+    found = await asyncio.gather(*(run(pool, Item(text)) for text in texts))
     assert [is_spam for _, is_spam in found] == expected
-    assert b"processed_text" in (await run(pool, ("hello", False, None)))[0]
+    assert b"processed_text" in (await run(pool, Item("hello", False)))[0]
     for when_idle in (True, False):
         children = [psutil.Process(pid) for pid in processes.pids]
         assert len(children) == 2
@@ -236,7 +237,7 @@ async def test_the_engine_runs_in_processes_and_a_killed_one_is_replaced(engine:
         async with asyncio.timeout(60):
             while True:
                 try:
-                    outcome = await run(pool, (texts[0], True, None))
+                    outcome = await run(pool, Item(texts[0]))
                     break
                 except EngineFailedError as error:
                     failures.append(error.kind)
@@ -276,8 +277,8 @@ async def test_a_service_that_dies_leaves_neither_workers_nor_semaphores() -> No
 async def test_a_text_that_no_worker_can_be_sent_fails_alone() -> None:
     processes = EngineProcesses(1)
     with pytest.raises(UnicodeEncodeError):
-        await processes.analyse([("half a pair \ud83d", True, None)])
-    found = await processes.analyse([("hello", True, None), ("hello", False, None)])
+        await processes.analyse([Item("half a pair \ud83d")])
+    found = await processes.analyse([Item("hello"), Item("hello", False)])
     assert [isinstance(each, tuple) and each[1] for each in found] == [False, None]
     await processes.close()
     assert processes.pids == []

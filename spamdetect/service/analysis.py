@@ -1,0 +1,133 @@
+"""What the engine is asked about a text, and its answer as the service passes it on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from spamdetect.service.respond import predict_body, preprocess_body
+from spamdetect.service.rules import Found
+from spamdetect.service.traces import hosts_of, sketch_of, words_of
+from spamdetect.thresholds import Threshold
+
+if TYPE_CHECKING:
+    from spamdetect.engine import Analysis, Preprocessed, Reason
+
+
+class EngineFailedError(Exception):
+    """The engine failed on a text: where, and with what kind of error, but not on which text.
+
+    Args:
+        kind: Name of the error's type.
+        place: File, line and function.
+    """
+
+    def __init__(self, kind: str, place: str) -> None:
+        super().__init__(kind, place)
+        self.kind = kind
+        self.place = place
+
+
+class Item(NamedTuple):
+    """A text, and what is wanted.
+
+    Attributes:
+        text: The text.
+        verdict: Whether a verdict is wanted, or the normalised text alone.
+        limit: Lowest score that is spam; None is the engine's.
+        reasons: Whether it is to be said what moved the verdict.
+        traces: Whether it is to be compared with the key's rules.
+    """
+
+    text: str
+    verdict: bool = True
+    limit: float | None = None
+    reasons: bool = False
+    traces: bool = False
+
+
+# The body of the answer and its verdict; or what was found, where more is to be done for it.
+Answer = tuple[bytes, bool | None] | Found
+Outcome = Answer | EngineFailedError
+
+
+class TextEngine(Protocol):
+    """What the service needs from :class:`spamdetect.engine.Engine`."""
+
+    @property
+    def model_version(self) -> str:
+        """Identifies the model."""
+
+    @property
+    def threshold(self) -> float:
+        """Lowest score that is spam."""
+
+    def threshold_of(self, threshold: Threshold) -> float:
+        """The number that a threshold stands for."""
+
+    def explain(self, text: str) -> list[Reason]:
+        """What moved the verdict most."""
+
+    def preprocess(self, text: str) -> Preprocessed:
+        """Clean one text."""
+
+    def predict_many(self, texts: Sequence[str]) -> list[Analysis]:
+        """Classify a batch."""
+
+
+def analyse(engine: TextEngine, items: Sequence[Item]) -> list[Outcome]:
+    """Analyse a batch; a text on which the engine fails fails alone.
+
+    Args:
+        engine: The engine.
+        items: Texts, each with what is wanted.
+    """
+    verdicts = _predict(engine, [item for item in items if item.verdict])
+    return [next(verdicts) if item.verdict else _preprocess(engine, item.text) for item in items]
+
+
+def _predict(engine: TextEngine, items: list[Item]) -> Iterator[Outcome]:
+    try:
+        found = engine.predict_many([item.text for item in items]) if items else []
+    except Exception:  # noqa: BLE001 - one bad text must not fail the others of its batch
+        for item in items:
+            yield _verdict(engine, item, None)
+        return
+    for analysis, item in zip(found, items, strict=True):
+        yield _verdict(engine, item, analysis)
+
+
+def _verdict(engine: TextEngine, item: Item, analysis: Analysis | None) -> Outcome:
+    try:
+        if analysis is None:
+            analysis = engine.predict_many([item.text])[0]
+        if item.limit is not None:
+            analysis = analysis.judged(item.limit)
+        if not (item.reasons or item.traces):
+            return predict_body(analysis), analysis.prediction.is_spam
+        reasons = tuple(engine.explain(item.text)) if item.reasons else ()
+        if not item.traces:
+            return Found(analysis, reasons)
+        hosts, processed = hosts_of(item.text), analysis.processed_text
+        words = tuple(words_of(processed))
+        return Found(analysis, reasons, hosts, words, sketch_of(processed, hosts))
+    except Exception as error:  # noqa: BLE001 - becomes 500 INTERNAL for this request alone
+        return EngineFailedError(type(error).__name__, place_of(error))
+
+
+def _preprocess(engine: TextEngine, text: str) -> Outcome:
+    try:
+        return preprocess_body(engine.preprocess(text)), None
+    except Exception as error:  # noqa: BLE001 - becomes 500 INTERNAL for this request alone
+        return EngineFailedError(type(error).__name__, place_of(error))
+
+
+def place_of(error: BaseException) -> str:
+    """File, line and function where an error arose, without any values."""
+    step = error.__traceback__
+    if step is None:
+        return "unknown"
+    while step.tb_next is not None:
+        step = step.tb_next
+    code = step.tb_frame.f_code
+    return f"{code.co_filename}:{step.tb_lineno} in {code.co_name}"

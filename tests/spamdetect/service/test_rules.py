@@ -1,0 +1,309 @@
+"""A key's lists and feedback: what they decide, for whom, and where they end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spamdetect import AsyncSpamClient, Context, SpamClient, SpamConfigError, SpamRequestError
+from spamdetect.service.app import open_store
+from spamdetect.service.keys import KeySpec
+from spamdetect.service.phrases import PhraseIndex
+from spamdetect.service.rules import MAX_SHIFT
+from spamdetect.service.traces import similarity, sketch_of
+from spamdetect.testing import run_service_async
+from tests.support.private_server import schema_in
+
+
+class Site:
+    """A service with two keys, each with a client."""
+
+    def __init__(self, base_url: str, a: AsyncSpamClient, b: AsyncSpamClient) -> None:
+        self.base_url = base_url
+        self.a = a
+        self.b = b
+
+
+@pytest_asyncio.fixture(params=["sqlite", "postgres"])
+async def site(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Site]:
+    async with contextlib.AsyncExitStack() as stack:
+        url = f"sqlite:///{tmp_path / 'keys.sqlite3'}"
+        if request.param == "postgres":
+            url = await stack.enter_async_context(
+                schema_in(request.getfixturevalue("postgres_url"))
+            )
+        service = await stack.enter_async_context(
+            run_service_async(database_url=url, max_queue_wait_ms=60_000)
+        )
+        store = await open_store(url)
+        other = await store.create(KeySpec("other"))
+        await store.close()
+        a = await stack.enter_async_context(AsyncSpamClient(service.base_url, service.api_key))
+        b = await stack.enter_async_context(AsyncSpamClient(service.base_url, other.api_key))
+        yield Site(service.base_url, a, b)
+
+
+HAM = "Hi Anna, the meeting is moved to Thursday at ten. See you there, Tom"
+SPAM = "Congratulations! You won a free prize. Claim now: http://bit.ly/x1 or call 0800 123 456"
+
+
+async def _spam_with(spam: AsyncSpamClient, text: str, **context: str) -> bool:
+    return (await spam.predict(text, context=Context(**context))).is_spam
+
+
+@pytest.mark.asyncio
+async def test_lists_decide_and_the_reasons_say_so(site: Site) -> None:
+    spam = site.a
+    entry = await spam.add_to_list("block", "phrase", "Meeting is  MOVED")
+    result = await spam.predict(HAM, reasons=True)
+    assert (result.is_spam, result.prediction.spam_score, result.prediction.ham_score) == (
+        True,
+        1,
+        0,
+    )
+    assert result.reasons is not None
+    assert result.reasons[0].feature == f"list:block:phrase:{entry.entry_id}"
+    assert result.reasons[0].weight == 20
+    assert "Meeting is MOVED" in result.reasons[0].explanation
+    assert len(result.reasons) == 11
+    assert (await spam.predict_batch([HAM, SPAM]))[0].unwrap().is_spam
+    # An allow entry goes first.
+    allowed = await spam.add_to_list("allow", "sender", "Tom@Example.com")
+    assert not await _spam_with(spam, HAM, address="tom@example.COM")
+    assert await _spam_with(spam, HAM, address="bob@example.com")
+    assert (await spam.lists()) == [entry, allowed]
+    await spam.remove_from_list(entry.entry_id)
+    assert not (await spam.predict(HAM)).is_spam
+    with pytest.raises(SpamRequestError) as caught:
+        await spam.remove_from_list(entry.entry_id)
+    assert caught.value.status_code == 404
+
+
+@pytest.mark.asyncio
+async def test_what_each_kind_is_compared_with(site: Site) -> None:
+    spam = site.a
+    await spam.add_to_list("block", "sender", "Crypto King")
+    await spam.add_to_list("block", "sender", "@bad.example")
+    await spam.add_to_list("block", "link", "https://www.evil.example/path")
+    await spam.add_to_list("block", "phrase", "cash")
+    await spam.add_to_list("block", "phrase", "无料")
+    await spam.add_to_list("block", "phrase", "guest house", text_kind="form")
+    text = "See you at five"
+    for context, expected in [
+        ({"author": "crypto KING"}, True),
+        ({"author": "Crypto\u200b King"}, True),
+        ({"author": "Crypto Kings"}, False),
+        ({"address": "anyone@BAD.example"}, True),
+        ({"address": "anyone@not-bad.example"}, False),
+        ({"author": "@bad.example"}, True),
+    ]:
+        assert await _spam_with(spam, text, **context) is expected, context
+    for text, expected in [
+        ("look at http://evil.example/x", True),
+        ("look at http://shop.evil.example", True),
+        ("look at http://notevil.example/", False),
+        ("the cashier was kind to us today", False),
+        ("fast сash today", True),  # a Cyrillic letter, as the engine sees through it
+        ("全部无料です", True),
+        ("the guest house was lovely", False),
+    ]:
+        assert (await spam.predict(text)).is_spam is expected, text
+    assert await _spam_with(spam, "the guest house was lovely", kind="form")
+
+
+@pytest.mark.asyncio
+async def test_one_allowed_link_lets_no_other_link_through(site: Site) -> None:
+    spam = site.a
+    await spam.add_to_list("allow", "link", "bit.ly")
+    assert not (await spam.predict(SPAM)).is_spam
+    assert (await spam.predict(f"{SPAM} or http://evil.example/claim")).is_spam
+
+
+@pytest.mark.asyncio
+async def test_feedback_counts_at_once_and_can_be_taken_back(site: Site) -> None:
+    spam = site.a
+    before = await spam.predict(SPAM)
+    assert before.is_spam
+    feedback_id = await spam.send_feedback(SPAM, is_spam=False)
+    after = await spam.predict(SPAM, reasons=True)
+    assert not after.is_spam
+    assert after.reasons is not None
+    assert after.reasons[0].feature == f"feedback:{feedback_id}"
+    assert after.reasons[0].weight == -MAX_SHIFT
+    # Other digits are the same text; a text with little in common is not.
+    assert not (await spam.predict(SPAM.replace("123", "987"))).is_spam
+    other = "You have won our lottery, send your bank details to collect the money today"
+    assert (await spam.predict(other)) == (await site.b.predict(other))
+    [shown] = await spam.feedback()
+    assert (shown.feedback_id, shown.is_spam) == (feedback_id, False)
+    # The same again changes nothing; the opposite replaces it.
+    assert await spam.send_feedback(SPAM, is_spam=False) == feedback_id
+    assert len(await spam.feedback()) == 1
+    assert await spam.send_feedback(SPAM, is_spam=True) == feedback_id
+    assert [each.is_spam for each in await spam.feedback()] == [True]
+    assert (await spam.predict(SPAM)).is_spam
+    await spam.withdraw_feedback(feedback_id)
+    assert (await spam.predict(SPAM)) == before
+    assert await spam.feedback() == []
+    with pytest.raises(SpamRequestError):
+        await spam.withdraw_feedback(feedback_id)
+    assert await spam.send_feedback(HAM, is_spam=True, feedback_id="mine / 7 %") == "mine / 7 %"
+    await spam.withdraw_feedback("mine / 7 %")
+    assert await spam.send_feedback(" ", is_spam=True) == ""
+
+
+@pytest.mark.asyncio
+async def test_nothing_of_one_key_is_seen_or_felt_by_another(site: Site) -> None:
+    before = [await site.b.predict(text) for text in (HAM, SPAM)]
+    entry = await site.a.add_to_list("block", "phrase", "meeting")
+    feedback_id = await site.a.send_feedback(SPAM, is_spam=False, feedback_id="a")
+    assert [(await site.a.predict(text)).is_spam for text in (HAM, SPAM)] == [True, False]
+    assert [await site.b.predict(text) for text in (HAM, SPAM)] == before
+    assert await site.b.lists() == []
+    assert await site.b.feedback() == []
+    for remove in (
+        site.b.remove_from_list(entry.entry_id),
+        site.b.withdraw_feedback(feedback_id),
+    ):
+        with pytest.raises(SpamRequestError) as caught:
+            await remove
+        assert caught.value.status_code == 404
+    # The same ids of another key are other things.
+    await site.b.add_to_list("block", "phrase", "meeting")
+    await site.b.send_feedback(HAM, is_spam=False, feedback_id="a")
+    await site.b.remove_from_list(entry.entry_id)
+    await site.b.withdraw_feedback("a")
+    assert [(await site.a.predict(text)).is_spam for text in (HAM, SPAM)] == [True, False]
+
+
+@pytest.mark.asyncio
+async def test_another_replica_feels_a_change_at_the_next_request(
+    postgres_url: str,
+) -> None:
+    async with (
+        schema_in(postgres_url) as url,
+        run_service_async(database_url=url) as one,
+        run_service_async(database_url=url) as two,
+        AsyncSpamClient(one.base_url, one.api_key) as here,
+        AsyncSpamClient(two.base_url, one.api_key) as there,
+    ):
+        assert not (await there.predict(HAM)).is_spam
+        for phrase in ("anna", "thursday"):
+            entry = await here.add_to_list("block", "phrase", phrase)
+            assert (await there.predict(HAM)).is_spam
+            await here.remove_from_list(entry.entry_id)
+            assert not (await there.predict(HAM)).is_spam
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("link", "not a domain"),
+        ("link", "localhost"),
+        ("phrase", "..."),
+        ("phrase", "go to http://example.com now"),
+        ("phrase", "x" * 201),
+        ("phrase", " "),
+        ("sender", "a\x00b"),
+        ("colour", "red"),
+    ],
+)
+async def test_a_value_that_can_match_nothing_is_refused(kind: Any, value: str) -> None:
+    async with (
+        run_service_async() as service,
+        AsyncSpamClient(service.base_url, service.api_key) as spam,
+    ):
+        with pytest.raises(SpamRequestError) as caught:
+            await spam.add_to_list("block", kind, value)
+        assert caught.value.status_code == 422
+        assert await spam.lists() == []
+
+
+@pytest.mark.asyncio
+async def test_methods_paths_and_keys_are_checked(site: Site) -> None:
+    async with httpx.AsyncClient(base_url=f"{site.base_url}/v1/spam-detection") as client:
+        for path, allowed in (("/lists", "GET, POST"), ("/feedback/x", "DELETE")):
+            answer = await client.put(path)
+            assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+            assert (await client.request(allowed.split(",")[0], path)).status_code == 401
+        assert (await client.get("/lists/")).status_code == 404
+
+
+@pytest.mark.asyncio
+async def test_nothing_of_a_rule_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, logger="spamdetect")
+    async with (
+        run_service_async() as service,
+        AsyncSpamClient(service.base_url, service.api_key) as spam,
+    ):
+        entry = await spam.add_to_list("block", "sender", "canary@example.com")
+        await spam.send_feedback("canary text of four words", is_spam=True)
+        await spam.predict("canary", context=Context(address="canary@example.com"))
+        assert "canary" not in repr(entry)
+    assert "canary" not in caplog.text
+
+
+def test_local_mode_has_no_lists() -> None:
+    with SpamClient(local=True) as spam:
+        for call in (spam.lists, spam.feedback, lambda: spam.send_feedback("a", is_spam=True)):
+            with pytest.raises(SpamConfigError, match="local mode"):
+                call()
+
+
+_words = st.lists(st.sampled_from("abc"), min_size=1, max_size=5)
+
+
+@given(st.lists(_words, max_size=12), st.lists(st.sampled_from("abcd"), max_size=60))
+def test_the_index_finds_what_looking_everywhere_finds(
+    phrases: list[list[str]], text: list[str]
+) -> None:
+    index = PhraseIndex((phrase, number) for number, phrase in enumerate(phrases))
+    expected = sorted(
+        number
+        for number, phrase in enumerate(phrases)
+        for at in range(len(text) - len(phrase) + 1)
+        if text[at : at + len(phrase)] == phrase
+    )
+    assert sorted(index.find(text)) == expected
+
+
+def test_similarity_is_near_what_two_texts_share() -> None:
+    chosen = random.Random(7)
+    words = [f"word{n}" for n in range(2000)]
+    text = " ".join(chosen.choices(words, k=400))
+    same = sketch_of(text, ())
+    assert similarity(same, same) == 1
+    assert similarity(same, sketch_of(" ".join(chosen.choices(words, k=400)), ())) < 0.1
+    half = text.split()[:300]
+    assert 0.6 < similarity(same, sketch_of(" ".join(half), ())) < 0.9
+    assert similarity((), ()) == 0
+    # A short text stands for itself alone, and a link to another host makes another text of it.
+    assert (
+        similarity(sketch_of("see <url>", ("a.example",)), sketch_of("see <url>", ("b.example",)))
+        < 0.5
+    )
+
+
+@pytest.mark.asyncio
+async def test_a_change_in_the_middle_of_many_requests_spoils_none(site: Site) -> None:
+    async def change() -> None:
+        for n in range(10):
+            entry = await site.a.add_to_list("block", "phrase", f"meeting {n}")
+            await site.a.remove_from_list(entry.entry_id)
+
+    changing = asyncio.create_task(change())
+    while not changing.done():
+        assert not (await site.a.predict(HAM)).is_spam
+    await changing
