@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from spamdetect.errors import SpamConfigError
-from spamdetect.service.app import open_limits, open_store
+from spamdetect.service.app import load_engine, open_limits, open_store
 from spamdetect.service.metrics import Metrics
 from spamdetect.service.server import serving_app
 from spamdetect.service.settings import read_service_settings
@@ -39,12 +39,14 @@ def bot_command(
     host: str,
     port: int,
 ) -> None:
-    """Run the Telegram bot: /token gives a user a key of the service.
+    """Run the Telegram bot: /token gives a key, /moderate keeps spam out of a group.
 
-    Run it beside the service, on the same key store. The token comes from @BotFather.
+    For keys, run it beside the service, on the same key store; groups need no service. The token
+    comes from @BotFather.
     """
     try:
         from spamdetect.service.bot import TokenBot, read_bot_settings
+        from spamdetect.service.moderation import GroupModerator
         from spamdetect.service.webhook import webhook_app
     except ModuleNotFoundError as error:
         raise SpamConfigError(
@@ -66,7 +68,8 @@ def bot_command(
         store = await open_store(service.database_url)
         limits = await open_limits(service, store, Metrics())
         try:
-            bot = TokenBot(settings, store, limits)
+            moderator = GroupModerator(store, lambda: load_engine(service))
+            bot = TokenBot(settings, store, limits, moderator)
             async with bot.running() as app:
                 if not settings.webhook_url:
                     click.echo(f"@{app.bot.username} answers on Telegram  (Ctrl-C stops it)")

@@ -1,6 +1,7 @@
 """The chat bot that hands out API keys: ``/token`` in a private chat on Telegram.
 
-Source: spam detection HTTP API, part 5. One active key per user; a new ``/token`` replaces it.
+Source: spam detection HTTP API, part 5. One active key per user; a new ``/token`` replaces it. What
+it does in groups is in :mod:`spamdetect.service.moderation`.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from telegram.ext import (
 from spamdetect.errors import SpamConfigError
 from spamdetect.service.keys import KeyRecord, KeySpec, KeyStore, StoreError
 from spamdetect.service.limits import Limits, next_cell
+from spamdetect.service.moderation import UPDATES, GroupModerator
 from spamdetect.settings import read_number
 
 _log = logging.getLogger("spamdetect.bot")
@@ -42,6 +44,7 @@ _COMMANDS: Final = (
     ("token", "Get an API key (replaces the one you have)"),
     ("usage", "See your key and today's requests"),
     ("revoke", "Revoke your key"),
+    ("moderate", "In a group: flag or delete spam (administrators)"),
     ("help", "What this bot does"),
 )
 # In groups the bot answers only its commands; status updates, such as joins, are not for it.
@@ -133,12 +136,20 @@ class TokenBot:
         settings: How it runs.
         store: Where keys live; the service reads the same store.
         limits: Gives the number of a key's requests today.
+        moderator: What it does in groups.
     """
 
-    def __init__(self, settings: BotSettings, store: KeyStore, limits: Limits) -> None:
+    def __init__(
+        self,
+        settings: BotSettings,
+        store: KeyStore,
+        limits: Limits,
+        moderator: GroupModerator,
+    ) -> None:
         self._settings = settings
         self._store = store
         self._limits = limits
+        self._moderator = moderator
         # Per user: the rate limit's number, and whether the user was told to slow down.
         # Revoking has a separate rate: a flood of other commands must not keep a leaked key valid.
         self._rates: OrderedDict[tuple[int, bool], tuple[float, bool]] = OrderedDict()
@@ -167,6 +178,7 @@ class TokenBot:
         ):
             guarded = self._guarded(handler, own_rate=name == "revoke")
             app.add_handler(CommandHandler(name, guarded, filters.UpdateType.MESSAGE))
+        self._moderator.add_handlers(app)
         app.add_handler(MessageHandler(_ANYTHING_ELSE, self._guarded(self._help)))
         app.add_error_handler(_log_error)
         try:
@@ -178,7 +190,7 @@ class TokenBot:
             await app.start()
             if app.updater is not None:
                 await app.updater.start_polling(
-                    timeout=30, allowed_updates=["message"], error_callback=_log_polling_error
+                    timeout=30, allowed_updates=UPDATES, error_callback=_log_polling_error
                 )
             yield app
         finally:
@@ -195,7 +207,7 @@ class TokenBot:
                 await app.bot.set_webhook(
                     self._settings.webhook_url,
                     secret_token=self._settings.webhook_secret,
-                    allowed_updates=["message"],
+                    allowed_updates=UPDATES,
                 )
             else:
                 await app.bot.delete_webhook()
@@ -263,7 +275,8 @@ class TokenBot:
         where = f" at {self._settings.service_url}" if self._settings.service_url else ""
         commands = "\n".join(f"/{name} - {what}" for name, what in _COMMANDS)
         return (
-            f"I give out API keys for the spam-detection service{where}.\n\n{commands}\n\n"
+            f"I give out API keys for the spam-detection service{where}, and I moderate groups."
+            f"\n\n{commands}\n\n"
             "Send the key in the header <code>x-api-key</code> of each request."
         )
 

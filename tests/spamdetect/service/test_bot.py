@@ -4,133 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import re
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl
 
 import httpx
 import pytest
 import pytest_asyncio
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from spamdetect import AsyncSpamClient, SpamAuthError, SpamRateLimitError
+from spamdetect.engine import Engine
 from spamdetect.errors import SpamConfigError
 from spamdetect.service.app import open_limits, open_store
 from spamdetect.service.bot import BotSettings, TokenBot, read_bot_settings
 from spamdetect.service.keys import KeyStore
 from spamdetect.service.metrics import Metrics
+from spamdetect.service.moderation import GroupModerator
 from spamdetect.service.server import serving_app
 from spamdetect.service.settings import ServiceSettings
 from spamdetect.service.webhook import webhook_app
 from spamdetect.testing import run_service_async
+from tests.support.bot_api import TOKEN, BotApi
 
 pytestmark = pytest.mark.asyncio
 
-_TOKEN = "123456:canary-bot-token-ABCDEF"
 _SECRET = "webhook-secret-0123456789"
 _KEY = re.compile(r"spam_[a-z0-9]{12}_[\w-]{43}")
-
-
-class BotApi:
-    """A Bot API server: long polling, sending, and the errors that Telegram gives."""
-
-    def __init__(self) -> None:
-        self.base_url = ""
-        self.sent: list[dict[str, Any]] = []
-        self.called: list[str] = []
-        self.webhook: dict[str, Any] = {}
-        self._updates: list[dict[str, Any]] = []
-        self._news = asyncio.Condition()
-        self._answered = asyncio.Condition()
-        self._ids = 0
-
-    def app(self) -> Starlette:
-        return Starlette(
-            routes=[Route("/bot{token}/{method}", self._call, methods=["GET", "POST"])]
-        )
-
-    def update(self, text: str, user: int, chat: str = "private", **extra: Any) -> dict[str, Any]:
-        self._ids += 1
-        chat_id = user if chat == "private" else -1000 - user
-        command = text.split()[0] if text else ""
-        message: dict[str, Any] = {
-            "message_id": self._ids,
-            "date": 1_790_000_000,
-            "text": text,
-            "from": {"id": user, "is_bot": False, "first_name": f"User {user}", **extra},
-            "chat": {"id": chat_id, "type": chat},
-        }
-        if command.startswith("/"):
-            entity = {"type": "bot_command", "offset": 0, "length": len(command)}
-            message["entities"] = [entity]
-        return {"update_id": self._ids, "message": message}
-
-    async def say(self, text: str, user: int = 1, chat: str = "private", **extra: Any) -> None:
-        async with self._news:
-            self._updates.append(self.update(text, user, chat, **extra))
-            self._news.notify_all()
-
-    async def ask(self, text: str, user: int = 1, chat: str = "private") -> str:
-        """Say something and wait for the bot's next answer."""
-        before = len(self.sent)
-        await self.say(text, user, chat)
-        return (await self.wait_for(before + 1))[-1]["text"]
-
-    async def wait_for(self, count: int) -> list[dict[str, Any]]:
-        async with asyncio.timeout(60), self._answered:
-            await self._answered.wait_for(lambda: len(self.sent) >= count)
-        return self.sent
-
-    async def _call(self, request: Request) -> Response:
-        if request.path_params["token"] != _TOKEN:
-            return _failed(401, "Unauthorized")
-        body = await request.body()
-        if request.headers.get("content-type", "").startswith("application/json"):
-            given = json.loads(body)
-        else:
-            given = dict(parse_qsl(body.decode()))
-        method = request.path_params["method"]
-        self.called.append(method)
-        if method == "getMe":
-            me = {"id": 1, "is_bot": True, "first_name": "Keys", "username": "key_bot"}
-            return _ok(me)
-        if method == "getUpdates":
-            return _ok(await self._poll(int(given.get("offset", 0))))
-        if method == "sendMessage":
-            async with self._answered:
-                self.sent.append(given)
-                self._answered.notify_all()
-            chat = {"id": int(given["chat_id"]), "type": "private"}
-            return _ok({"message_id": 1, "date": 1_790_000_000, "chat": chat, "text": "x"})
-        if method == "setWebhook":
-            self.webhook = given
-        return _ok(True)
-
-    async def _poll(self, offset: int) -> list[dict[str, Any]]:
-        def fresh() -> list[dict[str, Any]]:
-            return [update for update in self._updates if update["update_id"] >= offset]
-
-        async with self._news:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(0.5):
-                    await self._news.wait_for(fresh)
-            return fresh()
-
-
-def _ok(result: Any) -> Response:
-    return JSONResponse({"ok": True, "result": result})
-
-
-def _failed(status: int, description: str) -> Response:
-    error = {"ok": False, "error_code": status, "description": description}
-    return JSONResponse(error, status_code=status)
 
 
 @pytest_asyncio.fixture
@@ -153,6 +54,10 @@ async def store(database_url: str) -> AsyncIterator[KeyStore]:
     await opened.close()
 
 
+def _moderator(store: KeyStore) -> GroupModerator:
+    return GroupModerator(store, Engine.load)
+
+
 Running = Callable[..., contextlib.AbstractAsyncContextManager[Any]]
 
 
@@ -161,7 +66,9 @@ def running(api: BotApi, store: KeyStore) -> Running:
     @contextlib.asynccontextmanager
     async def run(**settings: Any) -> AsyncIterator[Any]:
         limits = await open_limits(ServiceSettings(), store, Metrics())
-        bot = TokenBot(BotSettings(_TOKEN, api_url=api.base_url, **settings), store, limits)
+        bot = TokenBot(
+            BotSettings(TOKEN, api_url=api.base_url, **settings), store, limits, _moderator(store)
+        )
         async with bot.running() as app:
             yield bot, app
         await limits.close()
@@ -292,7 +199,7 @@ async def test_a_group_gets_no_key(api: BotApi, running: Running, store: KeyStor
             answer = await api.ask("/token", chat=kind)
             assert "private chat" in answer
             assert _KEY.search(answer) is None
-        assert not await store.has_keys()
+        assert not await store.list_keys()
 
 
 async def test_another_bot_gets_no_answer(api: BotApi, running: Running, store: KeyStore) -> None:
@@ -300,7 +207,7 @@ async def test_another_bot_gets_no_answer(api: BotApi, running: Running, store: 
         await api.say("/token", 5, is_bot=True)
         await api.ask("/help", 6)
         assert len(api.sent) == 1
-        assert not await store.has_keys()
+        assert not await store.list_keys()
 
 
 async def test_a_flood_is_throttled_and_told_once(
@@ -339,14 +246,16 @@ async def test_nothing_secret_is_logged(
     async with running() as (bot, _):
         found = _KEY.search(await api.ask("/token"))
         assert found is not None
-        assert _TOKEN not in repr(bot) + repr(vars(bot))
+        assert TOKEN not in repr(bot) + repr(vars(bot))
         assert found[0] not in caplog.text
-        assert _TOKEN not in caplog.text
+        assert TOKEN not in caplog.text
 
 
 async def test_a_refused_token_is_one_line_without_it(api: BotApi, store: KeyStore) -> None:
     limits = await open_limits(ServiceSettings(), store, Metrics())
-    bot = TokenBot(BotSettings("999:wrong-canary", api_url=api.base_url), store, limits)
+    bot = TokenBot(
+        BotSettings("999:wrong-canary", api_url=api.base_url), store, limits, _moderator(store)
+    )
     with pytest.raises(SpamConfigError) as caught:
         async with bot.running():
             pass
@@ -357,11 +266,13 @@ async def test_a_refused_token_is_one_line_without_it(api: BotApi, store: KeySto
 
 async def test_an_unreachable_api_is_one_line_without_the_token(store: KeyStore) -> None:
     limits = await open_limits(ServiceSettings(), store, Metrics())
-    bot = TokenBot(BotSettings(_TOKEN, api_url="http://127.0.0.1:1"), store, limits)
+    bot = TokenBot(
+        BotSettings(TOKEN, api_url="http://127.0.0.1:1"), store, limits, _moderator(store)
+    )
     with pytest.raises(SpamConfigError) as caught:
         async with bot.running():
             pass
-    assert _TOKEN not in str(caught.value)
+    assert TOKEN not in str(caught.value)
     assert "cannot be used" in str(caught.value)
     await limits.close()
 
@@ -393,11 +304,11 @@ async def test_settings_are_read_and_checked(tmp_path: Path) -> None:
         read_bot_settings(environ={})
     with pytest.raises(SpamConfigError, match="Cannot read"):
         read_bot_settings(token_file=tmp_path / "none", environ={})
-    (tmp_path / "token").write_text(f"{_TOKEN}\n")
+    (tmp_path / "token").write_text(f"{TOKEN}\n")
     environment = {"SPAMDETECT_BOT_KEYS_PER_DAY": "9", "SPAMDETECT_BOT_API_URL": "http://x"}
     settings = read_bot_settings(token_file=tmp_path / "token", environ=environment)
-    assert (settings.token, settings.keys_per_day, settings.api_url) == (_TOKEN, 9, "http://x")
-    assert _TOKEN not in repr(settings)
+    assert (settings.token, settings.keys_per_day, settings.api_url) == (TOKEN, 9, "http://x")
+    assert TOKEN not in repr(settings)
     with pytest.raises(SpamConfigError, match="SPAMDETECT_BOT_KEYS_PER_DAY"):
         read_bot_settings(
             environ={"SPAMDETECT_BOT_TOKEN": "t", "SPAMDETECT_BOT_KEYS_PER_DAY": "many"}

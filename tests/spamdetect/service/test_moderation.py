@@ -1,0 +1,290 @@
+"""The bot in groups: the real python-telegram-bot against a server that speaks the Bot API."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from spamdetect.engine import Engine
+from spamdetect.service.app import open_limits, open_store
+from spamdetect.service.bot import BotSettings, TokenBot
+from spamdetect.service.keys import KeyStore
+from spamdetect.service.metrics import Metrics
+from spamdetect.service.moderation import GroupModerator
+from spamdetect.service.server import serving_app
+from spamdetect.service.settings import ServiceSettings
+from tests.support.bot_api import TOKEN, BotApi
+from tests.support.private_server import schema_in
+
+pytestmark = pytest.mark.asyncio
+
+SPAM = "Congratulations! You won a free prize. Claim now: http://bit.ly/x1 or call 0800 123 456"
+HAM = "Hi Anna, the meeting is moved to Thursday at ten. See you there, Tom"
+ADMIN, EVE, BOB = 10, 66, 77
+GROUP, OTHER_GROUP = -100_500, -100_600
+
+
+class Room:
+    """A group chat with the bot in it."""
+
+    def __init__(self, api: BotApi, chat_id: int = GROUP) -> None:
+        self.api = api
+        self.chat_id = chat_id
+
+    async def say(self, text: str, user: int = EVE, *, edited: bool = False, **fields: Any) -> int:
+        """Say something; returns the message's id."""
+        update = self.api.update(text, user, "supergroup")
+        message = update.pop("message")
+        message["chat"] = {"id": self.chat_id, "type": "supergroup", "title": "Group"}
+        message.update(fields)
+        update["edited_message" if edited else "message"] = message
+        await self.api.give(update)
+        return int(message["message_id"])
+
+    async def ask(self, text: str, user: int = ADMIN, **fields: Any) -> dict[str, Any]:
+        """Say something and wait for what the bot sends next."""
+        before = len(self.api.sent)
+        await self.say(text, user, **fields)
+        return (await self.api.wait_for(before + 1))[before]
+
+    async def settle(self) -> None:
+        """Wait until the bot has read everything that was said."""
+        await self.ask("/help", user=BOB)
+
+
+@pytest_asyncio.fixture
+async def api() -> AsyncIterator[BotApi]:
+    bot_api = BotApi()
+    bot_api.administrators = {ADMIN}
+    async with serving_app(bot_api.app(), ServiceSettings(port=0)) as listening:
+        bot_api.base_url = listening.base_url
+        yield bot_api
+
+
+@pytest_asyncio.fixture(params=["sqlite", "postgres"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[KeyStore]:
+    async with contextlib.AsyncExitStack() as stack:
+        url = f"sqlite:///{tmp_path / 'keys.sqlite3'}"
+        if request.param == "postgres":
+            server_url = request.getfixturevalue("postgres_url")
+            url = await stack.enter_async_context(schema_in(server_url))
+        opened = await open_store(url)
+        yield opened
+        await opened.close()
+
+
+Running = Callable[[], contextlib.AbstractAsyncContextManager[Room]]
+
+
+@pytest.fixture
+def running(api: BotApi, store: KeyStore) -> Running:
+    @contextlib.asynccontextmanager
+    async def run() -> AsyncIterator[Room]:
+        limits = await open_limits(ServiceSettings(), store, Metrics())
+        settings = BotSettings(TOKEN, api_url=api.base_url, commands_per_minute=10_000)
+        bot = TokenBot(settings, store, limits, GroupModerator(store, Engine.load))
+        async with bot.running():
+            yield Room(api)
+        await limits.close()
+
+    return run
+
+
+async def test_nothing_happens_where_nobody_asked_for_it(api: BotApi, running: Running) -> None:
+    async with running() as room:
+        await room.say(SPAM)
+        assert "I moderate groups" not in (await room.ask("/moderate"))["text"]
+        assert "/moderate delete" in api.sent[0]["text"]
+        await room.settle()
+        assert len(api.sent) == 2
+        assert api.deleted == []
+
+
+async def test_only_administrators_turn_it_on(api: BotApi, running: Running) -> None:
+    async with running() as room:
+        for user in (EVE, BOB):
+            assert "Only administrators" in (await room.ask("/moderate delete", user))["text"]
+        api.failing.add("getChatMember")
+        assert "Only administrators" in (await room.ask("/moderate delete"))["text"]
+        api.failing.clear()
+        await room.say(SPAM)
+        await room.settle()
+        assert api.deleted == []
+        # One who writes as the group is an administrator.
+        as_group = {"sender_chat": {"id": GROUP, "type": "supergroup", "title": "Group"}}
+        answer = await room.ask("/moderate flag", 1087968824, **as_group)
+        assert "answered with a flag" in answer["text"]
+
+
+async def test_flag_answers_and_deletes_nothing(api: BotApi, running: Running) -> None:
+    async with running() as room:
+        await room.ask("/moderate flag")
+        await room.say(HAM)
+        notice = await room.ask(SPAM, EVE)
+        assert "looks like spam" in notice["text"]
+        assert "reply" in str(notice)
+        assert "User" not in notice["text"]
+        await room.settle()
+        assert api.deleted == []
+
+
+async def test_delete_deletes_warns_and_counts(api: BotApi, running: Running) -> None:
+    async with running() as room:
+        await room.ask("/moderate delete")
+        await room.say(HAM)
+        first = await room.say(SPAM)
+        second = await room.say(HAM, edited=False)
+        third = await room.say(SPAM.replace("123", "987"), edited=True)
+        fourth = await room.say("", caption=SPAM)
+        sent = await api.wait_for(4)
+        assert api.deleted == [first, third, fourth]
+        assert second not in api.deleted
+        warned = [each["text"] for each in sent[1:]]
+        assert all("was deleted" in text for text in warned)
+        assert [text[-2] for text in warned] == ["1", "2", "3"]
+        status = (await room.ask("/moderate"))["text"]
+        assert "delete, balanced" in status
+        assert "Seen 6 messages, 3 like spam, deleted 3" in status
+
+
+async def test_administrators_are_never_acted_on(api: BotApi, running: Running) -> None:
+    async with running() as room:
+        await room.ask("/moderate delete")
+        await room.say(SPAM, ADMIN)
+        group = {"id": GROUP, "type": "supergroup", "title": "Group"}
+        await room.say(SPAM, 1087968824, sender_chat=group)
+        await room.say(SPAM, 777000, is_automatic_forward=True)
+        # Nor is anybody while nobody can say who is one.
+        api.failing.add("getChatMember")
+        await room.say(SPAM, EVE)
+        await room.settle()
+        api.failing.clear()
+        assert api.deleted == []
+        assert len(api.sent) == 2
+        # Another channel's name is no administrator's.
+        channel = {"id": -100_999, "type": "channel", "title": "Prizes"}
+        spam = await room.say(SPAM, 136817688, sender_chat=channel)
+        await api.wait_for(3)
+        assert api.deleted == [spam]
+
+
+async def test_without_the_right_to_delete_it_flags_and_says_so(
+    api: BotApi, running: Running
+) -> None:
+    async with running() as room:
+        await room.ask("/moderate delete")
+        api.failing.add("deleteMessage")
+        notice = (await room.ask(SPAM, EVE))["text"]
+        assert "looks like spam" in notice
+        assert "may not delete" in notice
+
+
+async def test_an_appeal_goes_to_the_administrators_and_their_word_counts(
+    api: BotApi, running: Running
+) -> None:
+    async with running() as room:
+        await room.ask("/moderate delete")
+        spam = await room.say(SPAM)
+        await api.wait_for(2)
+        assert f"appeal:{spam}" in str(api.sent[-1])
+        assert "Only its author" in await api.press(f"appeal:{spam}", BOB, GROUP)
+        assert "Only its author" in await api.press(f"ham:{spam}", EVE, GROUP)
+        assert "are asked" in await api.press(f"appeal:{spam}", EVE, GROUP)
+        async with asyncio.timeout(60):
+            while not api.edited:
+                await asyncio.sleep(0.01)
+        assert "was it spam?" in api.edited[-1]["text"]
+    # The bot may be started anew in between.
+    async with running() as room:
+        assert "pass from now on" in await api.press(f"ham:{spam}", ADMIN, GROUP)
+        async with asyncio.timeout(60):
+            while len(api.edited) < 2:
+                await asyncio.sleep(0.01)
+        assert SPAM in api.edited[-1]["text"]
+        assert "decided already" in await api.press(f"spam:{spam}", ADMIN, GROUP)
+        await room.say(SPAM)
+        status = (await room.ask("/moderate"))["text"]
+        assert "1 appeals, 1 overturned" in status
+        assert api.deleted == [spam]
+        # In this group alone.
+        other = Room(api, OTHER_GROUP)
+        await other.ask("/moderate delete")
+        elsewhere = await other.say(SPAM)
+        await api.wait_for(len(api.sent) + 1)
+        assert api.deleted == [spam, elsewhere]
+        assert "decided already" in await api.press(f"ham:{elsewhere}", ADMIN, GROUP)
+
+
+async def test_an_administrator_decides_with_the_first_button(
+    api: BotApi, running: Running
+) -> None:
+    async with running() as room:
+        await room.ask("/moderate flag")
+        flagged = await room.say(SPAM)
+        await api.wait_for(2)
+        assert "It stays so" in await api.press(f"spam:{flagged}", ADMIN, GROUP)
+        assert api.deleted == [flagged]
+        # What was called spam is spam at once, in other digits too.
+        meeting = await room.say(HAM)
+        await room.settle()
+        assert len(api.sent) == 3
+        assert meeting not in api.deleted
+
+
+async def test_off_forgets_the_group(api: BotApi, running: Running, store: KeyStore) -> None:
+    async with running() as room:
+        await room.ask("/moderate delete")
+        await room.ask(SPAM, EVE)
+        key = await store.active_key_of(f"telegram-group:{GROUP}")
+        assert key is not None
+        assert await store.rules(key.key_id) != []
+        assert "no longer" in (await room.ask("/moderate off"))["text"]
+        assert await store.rules(key.key_id) == []
+        await room.say(SPAM)
+        assert "do not moderate" in (await room.ask("/moderate off"))["text"]
+        assert len(api.deleted) == 1
+
+
+async def test_a_group_that_becomes_a_supergroup_stays_moderated(
+    api: BotApi, running: Running
+) -> None:
+    async with running() as room:
+        await room.ask("/moderate delete")
+        await room.say("", migrate_to_chat_id=OTHER_GROUP)
+        await Room(api, OTHER_GROUP).ask(SPAM, EVE)
+        assert len(api.deleted) == 1
+
+
+async def test_a_flood_is_deleted_with_few_notices(api: BotApi, running: Running) -> None:
+    async with running() as room:
+        await room.ask("/moderate delete")
+        said = [await room.say(SPAM) for _ in range(40)]
+        async with asyncio.timeout(60):
+            while len(api.deleted) < 40:
+                await asyncio.sleep(0.01)
+        assert api.deleted == said
+        assert len(api.sent) < 20
+
+
+async def test_no_text_and_no_name_is_logged(
+    api: BotApi, running: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    async with running() as room:
+        await room.ask("/moderate delete")
+        api.failing.add("deleteMessage")
+        await room.ask(SPAM, EVE)
+        api.failing.add("getChatMember")
+        await room.say(SPAM, EVE)
+        await room.settle()
+    assert "cannot be deleted" in caplog.text
+    assert "prize" not in caplog.text
+    assert "User 66" not in caplog.text
+    assert TOKEN not in caplog.text
