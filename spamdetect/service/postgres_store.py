@@ -47,8 +47,13 @@ CREATE TABLE IF NOT EXISTS spamdetect_feedback (
   feedback_id text PRIMARY KEY, key_id text NOT NULL, received_s double precision NOT NULL,
   is_spam boolean NOT NULL, text bytea NOT NULL
 );
-ALTER TABLE spamdetect_api_keys
-  ADD COLUMN IF NOT EXISTS rules_version bigint NOT NULL DEFAULT 0;
+DO $$ BEGIN
+  -- Looked up first: ALTER TABLE waits for a backup that reads the table, and requests for it.
+  IF NOT EXISTS (SELECT FROM pg_attribute WHERE attname = 'rules_version'
+                 AND attrelid = 'spamdetect_api_keys'::regclass) THEN
+    ALTER TABLE spamdetect_api_keys ADD COLUMN rules_version bigint NOT NULL DEFAULT 0;
+  END IF;
+END $$;
 CREATE TABLE IF NOT EXISTS spamdetect_key_rules (
   key_id text NOT NULL, kind text NOT NULL, rule_id text NOT NULL,
   created_s double precision NOT NULL, content bytea NOT NULL,

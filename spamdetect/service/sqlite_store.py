@@ -9,7 +9,6 @@ refused at once; only then is a cached key read again.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import sqlite3
 import threading
@@ -56,7 +55,7 @@ CREATE TABLE IF NOT EXISTS key_rules (
   content BLOB NOT NULL, PRIMARY KEY (key_id, kind, rule_id)
 ) WITHOUT ROWID;
 """
-# A store of an earlier version has no such column; adding it again fails, which says that.
+# For a store of an earlier version.
 _ADD_RULES_VERSION = "ALTER TABLE api_keys ADD COLUMN rules_version INTEGER NOT NULL DEFAULT 0"
 _COLUMNS = (
     "key_id, secret_hash, label, owner, created_s, revoked_s, rate_per_minute, quota_per_day,"
@@ -100,8 +99,11 @@ class SqliteKeyStore:
             store = cls(path)
             with store._writer_lock:
                 store._writer.executescript(_SCHEMA)
-                with contextlib.suppress(sqlite3.OperationalError):
+                try:
                     store._writer.execute(_ADD_RULES_VERSION)
+                except sqlite3.OperationalError as error:
+                    if "duplicate column" not in str(error):
+                        raise
         except (OSError, sqlite3.Error) as error:
             raise StoreError(f"Cannot open the key store {path}: {error}.") from error
         return store

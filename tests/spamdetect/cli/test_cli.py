@@ -438,6 +438,38 @@ def test_a_closed_pipe_is_no_error(environment: dict[str, str]) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_three_services_on_one_fresh_store_print_one_first_key(
+    environment: dict[str, str],
+) -> None:
+    command = [sys.executable, "-m", "spamdetect", "serve", "--port", "0"]
+    services = [
+        subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**environment, "PYTHONUNBUFFERED": "1"},
+        )
+        for _ in range(3)
+    ]
+    shown = []
+    try:
+        for service in services:
+            assert service.stdout is not None
+            first = service.stdout.readline()
+            assert "listens on" in first, first + service.stdout.read()
+        for service in services:
+            service.send_signal(signal.SIGTERM)
+        shown = [service.communicate(timeout=60)[0] for service in services]
+    finally:
+        for service in services:
+            service.kill()
+    assert sum("Your first API key" in text for text in shown) == 1
+    for text in shown:
+        assert "SPAMDETECT_BASE_URL" in text
+        assert "SPAMDETECT_API_KEY" in text
+
+
 def test_serve_takes_a_signal_and_exits_cleanly(environment: dict[str, str]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         process = subprocess.Popen(

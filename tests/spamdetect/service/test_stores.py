@@ -169,6 +169,17 @@ async def test_rules_are_bounded_and_move_to_an_owners_next_key(store: KeyStore)
     assert await store.rules(second.key_id) == []
 
 
+async def test_an_earlier_schema_on_postgresql_gains_the_column(postgres_url: str) -> None:
+    async with schema_in(postgres_url) as url:
+        store: Any = await open_store(url)
+        new = await store.create(KeySpec())
+        await store._fetch("ALTER TABLE spamdetect_api_keys DROP COLUMN rules_version")
+        await store.close()
+        store = await open_store(url)
+        assert await store.put_rule(new.key_id, StoredRule("list", "a", b""), 1)
+        await store.close()
+
+
 async def test_a_store_of_an_earlier_version_learns_about_rules(tmp_path: Path) -> None:
     path = tmp_path / "keys.sqlite3"
     store = await open_store(f"sqlite:///{path}")
