@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ssl
 from collections.abc import AsyncIterator
+from weakref import WeakKeyDictionary
 
 import attrs
 import httpx
@@ -26,6 +27,29 @@ class _Lane:
     client: httpx.AsyncClient
     size: int
     in_use: int = 0
+
+
+@attrs.define(eq=False)
+class _Connections:
+    """What the calls on one event loop share; connections belong to the loop that opened them."""
+
+    places: asyncio.Semaphore
+    lanes: list[_Lane] = attrs.field(factory=list)
+
+    async def close(self) -> None:
+        lanes, self.lanes = self.lanes, []
+        for lane in lanes:
+            await lane.client.aclose()
+
+
+# Loops hold their tasks weakly.
+_closing: set[asyncio.Task[None]] = set()
+
+
+def _close_soon(connections: _Connections) -> None:
+    task = asyncio.get_running_loop().create_task(connections.close())
+    _closing.add(task)
+    task.add_done_callback(_closing.discard)
 
 
 class HttpTransport:
@@ -51,10 +75,10 @@ class HttpTransport:
         self._settings = settings
         self._max_connections = max_connections
         self._transport = transport
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._lanes: list[_Lane] = []
+        self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, _Connections] = (
+            WeakKeyDictionary()
+        )
         self._verify: ssl.SSLContext | None = None
-        self._places = asyncio.Semaphore(max_connections)
         self._closed = False
 
     def check_open(self) -> None:
@@ -75,8 +99,7 @@ class HttpTransport:
             RuntimeError: The client was closed.
         """
         self.check_open()
-        self._adopt_loop()
-        places = self._places
+        places = self._connections().places
         wait_s = self._settings.queue_timeout_s
         deadline = asyncio.timeout(wait_s if places.locked() else None)
         try:
@@ -114,23 +137,26 @@ class HttpTransport:
     async def aclose(self) -> None:
         """Close the connections, for good: a call under way ends, and no other opens new ones."""
         self._closed = True
-        lanes, self._lanes = self._lanes, []
-        if self._loop is asyncio.get_running_loop():
-            for lane in lanes:
-                await lane.client.aclose()
+        here = asyncio.get_running_loop()
+        for loop, connections in list(self._by_loop.items()):
+            if loop is here:
+                await connections.close()
+            elif loop.is_running():
+                loop.call_soon_threadsafe(_close_soon, connections)
+        self._by_loop.clear()
 
-    def _adopt_loop(self) -> None:
+    def _connections(self) -> _Connections:
         loop = asyncio.get_running_loop()
-        if self._loop is not loop:
-            # Connections belong to the loop that opened them; after a second asyncio.run() the
-            # first loop is closed and so are its sockets.
-            self._loop = loop
-            self._places = asyncio.Semaphore(self._max_connections)
-            self._lanes = []
+        found = self._by_loop.get(loop)
+        if found is None:
+            found = _Connections(asyncio.Semaphore(self._max_connections))
+            self._by_loop[loop] = found
+        return found
 
     def _lane(self) -> _Lane:
         self.check_open()
-        for lane in self._lanes:
+        lanes = self._connections().lanes
+        for lane in lanes:
             if lane.in_use < lane.size:
                 return lane
         size = min(_LANE_CONNECTIONS, self._max_connections)
@@ -154,7 +180,7 @@ class HttpTransport:
             verify=self._verify,
         )
         lane = _Lane(client, size)
-        self._lanes.append(lane)
+        lanes.append(lane)
         return lane
 
     async def _exchange(self, client: httpx.AsyncClient, request: ApiRequest) -> ApiResponse:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from spamdetect.service.respond import predict_body, preprocess_body
 from spamdetect.service.rules import Found
@@ -12,6 +12,13 @@ from spamdetect.thresholds import Threshold
 
 if TYPE_CHECKING:
     from spamdetect.engine import Analysis, Preprocessed, Reason
+
+
+# Cost of a text besides its length, in characters, so that many tiny texts are not free.
+_BASE_COST_CHARS: Final = 100
+# As measured: a verdict takes 70 us, its reasons 3 ms.
+_REASONS_COST: Final = 40
+_TRACES_COST: Final = 2
 
 
 class EngineFailedError(Exception):
@@ -44,6 +51,12 @@ class Item(NamedTuple):
     limit: float | None = None
     reasons: bool = False
     traces: bool = False
+
+    @property
+    def cost_chars(self) -> int:
+        """What it costs, in characters of a text of which only a verdict is wanted."""
+        times = _REASONS_COST if self.reasons else _TRACES_COST if self.traces else 1
+        return (_BASE_COST_CHARS + len(self.text)) * times
 
 
 # The body of the answer and its verdict; or what was found, where more is to be done for it.

@@ -29,7 +29,7 @@ MAX_VALUE_CHARS: Final = 200
 MAX_SHIFT: Final = 16.0
 # Below this, two texts are not alike; a shift grows from here to the full one of equal texts.
 _ALIKE: Final = 0.5
-_COMPARED: Final = 20
+_COMPARED: Final = 8
 # What an entry weighs among the reasons: more than any model's log-odds.
 ENTRY_WEIGHT: Final = 20.0
 _LOWEST: Final = 1e-6

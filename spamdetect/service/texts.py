@@ -100,7 +100,7 @@ class TextRoutes:
                 try:
                     if isinstance(item, RefusalError):
                         raise item
-                    chars += len(item.text)
+                    chars += item.cost_chars
                     jobs.append(self._state.workers.submit(item))
                 except RefusalError as refusal:
                     jobs.append(refusal)

@@ -33,8 +33,6 @@ from spamdetect.thresholds import Threshold
 
 _BATCH_TEXTS: Final = 64
 _BATCH_CHARS: Final = 50_000
-# Cost of a text besides its length, in characters, so that many tiny texts are not free.
-_BASE_COST_CHARS: Final = 100
 # What takes no longer is analysed on the loop: a thread would keep the interpreter from it for
 # 5 ms. Not more, so that the loop comes round often.
 _BRIEF_S: Final = 0.002
@@ -192,7 +190,7 @@ class WorkerPool:
                 "The service has more to do than it can; try again in a moment.",
                 headers=retry_after(wait_s),
             )
-        job = Job(item, _BASE_COST_CHARS + len(item.text))
+        job = Job(item, item.cost_chars)
         self._queue.append(job)
         self._queued_chars += job.cost_chars
         self._start_soon()

@@ -8,6 +8,7 @@ import gc
 import gzip
 import json
 import logging
+import threading
 import traceback
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -174,6 +175,52 @@ async def test_a_second_loop_gets_its_own_connections(service: RunningService) -
     await spam.predict("hello")
     await spam.aclose()
     gc.collect()
+
+
+async def test_two_loops_at_once_keep_their_connections_and_both_are_closed(
+    wire: Any, answer: Callable[..., bytes]
+) -> None:
+    open_connections = 0
+
+    async def script(
+        state: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        nonlocal open_connections
+        open_connections += 1
+        try:
+            while (await reader.readuntil(b"\r\n\r\n")) and await reader.readuntil(b"}"):
+                writer.write(answer(401, b"{}"))
+        finally:
+            open_connections -= 1
+
+    async with wire(script) as server:
+        spam = AsyncSpamClient(server.base_url, "key", retries=0)
+        finished = threading.Event()
+
+        async def elsewhere(called: asyncio.Future[None], loop: asyncio.AbstractEventLoop) -> None:
+            with pytest.raises(SpamAuthError):
+                await spam.predict("hello")
+            loop.call_soon_threadsafe(called.set_result, None)
+            while not finished.is_set():
+                await asyncio.sleep(0.01)
+
+        here = asyncio.get_running_loop()
+        called = here.create_future()
+        with pytest.raises(SpamAuthError):
+            await spam.predict("hello")
+        beside = asyncio.create_task(
+            asyncio.to_thread(lambda: asyncio.run(elsewhere(called, here)))
+        )
+        async with asyncio.timeout(60):
+            await called
+            with pytest.raises(SpamAuthError):
+                await spam.predict("hello")
+            assert (server.connections, open_connections) == (2, 2)
+            await spam.aclose()
+            while open_connections:
+                await asyncio.sleep(0.01)
+            finished.set()
+            await beside
 
 
 @pytest.mark.parametrize(
@@ -476,7 +523,9 @@ async def test_local_mode_gives_what_the_service_gives(
 
 async def test_feedback_is_taken(service: RunningService) -> None:
     async with AsyncSpamClient(service.base_url, service.api_key) as spam:
-        await spam.send_feedback("this was spam \x00 indeed", is_spam=True)
+        await spam.withdraw_feedback(
+            await spam.send_feedback("this was spam \x00 indeed", is_spam=True)
+        )
 
 
 async def test_errors_survive_pickling_by_a_process_pool() -> None:
