@@ -304,9 +304,10 @@ async def _create(db: psycopg.AsyncConnection[Any], spec: KeySpec) -> NewKey:
         )
         earlier = await cursor.fetchone()
     old_id, version = earlier or ("", 0)
-    await db.execute(
-        "UPDATE spamdetect_key_rules SET key_id = %s WHERE key_id = %s", (new.key_id, old_id)
-    )
+    if version:
+        await db.execute(
+            "UPDATE spamdetect_key_rules SET key_id = %s WHERE key_id = %s", (new.key_id, old_id)
+        )
     await db.execute(
         f"INSERT INTO spamdetect_api_keys ({_COLUMNS})"  # noqa: S608 - constant
         " VALUES (%s, %s, %s, %s, %s, NULL, %s, %s, %s)",

@@ -323,7 +323,8 @@ def _create(db: sqlite3.Connection, spec: KeySpec) -> NewKey:
             (now_s, spec.owner),
         ).fetchone()
     old_id, version = earlier or ("", 0)
-    db.execute("UPDATE key_rules SET key_id = ? WHERE key_id = ?", (new.key_id, old_id))
+    if version:
+        db.execute("UPDATE key_rules SET key_id = ? WHERE key_id = ?", (new.key_id, old_id))
     db.execute(
         f"INSERT INTO api_keys ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, NULL, ?, ?, ?)",  # noqa: S608 - constant
         (

@@ -460,10 +460,12 @@ def test_three_services_on_one_fresh_store_print_one_first_key(
             assert "listens on" in first, first + service.stdout.read()
         for service in services:
             service.send_signal(signal.SIGTERM)
-        shown = [service.communicate(timeout=60)[0] for service in services]
+            assert service.stdout is not None
+            shown.append(service.stdout.read())
     finally:
         for service in services:
             service.kill()
+            service.communicate()
     assert sum("Your first API key" in text for text in shown) == 1
     for text in shown:
         assert "SPAMDETECT_BASE_URL" in text
