@@ -134,7 +134,8 @@ def test_the_writers_figures_agree(gateway: Gateway, tenant: Tenant) -> None:
     assert found["guard_gateway_lock_wait_seconds_sum"] > 0
     until(lambda: scraped(gateway.base_url)["guard_gateway_database_bytes"] > 0)
     assert found['guard_gateway_pool_connections_max{pool="reports"}'] == 2
-    assert found['guard_gateway_pool_connections_in_use{pool="lookups"}'] == 0
+    in_use = 'guard_gateway_pool_connections_in_use{pool="lookups"}'
+    until(lambda: scraped(gateway.base_url)[in_use] == 0)
     assert found['guard_gateway_build_info{version="0.7.0"}'] == 1
 
 
