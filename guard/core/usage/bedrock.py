@@ -19,9 +19,7 @@ from guard.core.usage.message import (
     count,
     mapping,
     parse,
-    text_bytes,
     text_or_none,
-    tokens_of,
 )
 from guard.core.usage.response_format import Call, ToolCallReader, Usage, replaced
 from guard.core.usage.tool_calls import CONVERSE, INVOKE_MODEL
@@ -59,13 +57,8 @@ class Converse:
         usage = self.from_message({"usage": events.late("usage")}, call)
         if usage is not None or not events.first:
             return usage
-        spoken = text_bytes(_spoken(event.get("delta")) for event in events.every())
-        return Usage(
-            model=model_of(call),
-            input_tokens=call.prompt_tokens(),
-            output_tokens=tokens_of(spoken * events.scale),
-            estimated=True,
-        )
+        spoken = (_spoken(event.get("delta")) for event in events.every())
+        return call.estimated(events, spoken, model=model_of(call))
 
 
 @attrs.frozen
@@ -108,12 +101,7 @@ class InvokeModel:
             )
         if own is not None or not events.first:
             return own and replaced(own, model=model_of(call))
-        return Usage(
-            model=model_of(call),
-            input_tokens=call.prompt_tokens(),
-            output_tokens=tokens_of(text_bytes(events.every()) * events.scale),
-            estimated=True,
-        )
+        return call.estimated(events, events.every(), model=model_of(call))
 
 
 def model_of(call: Call) -> str | None:

@@ -11,7 +11,7 @@ from typing import ClassVar, Final
 import attrs
 
 from guard.core.usage.framing import Events
-from guard.core.usage.message import Message, count, mapping, text_bytes, text_or_none, tokens_of
+from guard.core.usage.message import Message, count, mapping, text_or_none
 from guard.core.usage.response_format import Call, ToolCallReader, Usage
 from guard.core.usage.tool_calls import COHERE
 
@@ -47,16 +47,10 @@ class Cohere:
             return usage
         if "type" not in opening and "event_type" not in opening:
             return None
-        spoken = text_bytes(
+        spoken = (
             part for event in events.every() for part in (event.get("delta"), event.get("text"))
         )
-        return Usage(
-            model=call.model(),
-            input_tokens=call.prompt_tokens(),
-            output_tokens=tokens_of(spoken * events.scale),
-            response_id=_identity(opening),
-            estimated=True,
-        )
+        return call.estimated(events, spoken, model=call.model(), response_id=_identity(opening))
 
 
 def _usage(message: Message, said: Message, call: Call) -> Usage | None:

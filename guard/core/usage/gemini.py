@@ -169,11 +169,8 @@ class Interactions:
         started = mapping(events.opening().get("interaction"))
         if not started:
             return None
-        spoken = text_bytes(event.get("delta") for event in events.every())
-        return Usage(
-            model=text_or_none(started.get("model")) or call.model(),
-            input_tokens=call.prompt_tokens(),
-            output_tokens=tokens_of(spoken * events.scale),
-            response_id=text_or_none(started.get("id")),
-            estimated=True,
+        spoken = (event.get("delta") for event in events.every())
+        model = text_or_none(started.get("model")) or call.model()
+        return call.estimated(
+            events, spoken, model=model, response_id=text_or_none(started.get("id"))
         )

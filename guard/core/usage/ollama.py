@@ -10,7 +10,7 @@ from typing import ClassVar
 import attrs
 
 from guard.core.usage.framing import Events
-from guard.core.usage.message import Message, count, text_bytes, text_or_none, tokens_of
+from guard.core.usage.message import Message, count, text_or_none
 from guard.core.usage.response_format import Call, ToolCallReader, Usage
 from guard.core.usage.tool_calls import OLLAMA
 
@@ -44,14 +44,10 @@ class Ollama:
         opening = events.opening()
         if "done" not in opening:
             return None
-        spoken = text_bytes(
+        spoken = (
             part
             for line in events.every()
             for part in (line.get("message"), line.get("response"), line.get("thinking"))
         )
-        return Usage(
-            model=text_or_none(opening.get("model")) or call.model(),
-            input_tokens=call.prompt_tokens(),
-            output_tokens=tokens_of(spoken * events.scale),
-            estimated=True,
-        )
+        model = text_or_none(opening.get("model")) or call.model()
+        return call.estimated(events, spoken, model=model)

@@ -22,9 +22,7 @@ from guard.core.usage.message import (
     items,
     mapping,
     nanousd,
-    text_bytes,
     text_or_none,
-    tokens_of,
 )
 from guard.core.usage.response_format import Call, ToolCallReader, Usage, replaced
 from guard.core.usage.tool_calls import CHAT
@@ -68,17 +66,14 @@ class ChatCompletions:
             return replaced(late, model=late.model or call.model())
         if "choices" not in opening:
             return None
-        spoken = text_bytes(
+        spoken = (
             mapping(choice).get("delta", mapping(choice).get("text"))
             for chunk in events.every()
             for choice in items(chunk.get("choices"))
         )
-        return Usage(
-            model=text_or_none(opening.get("model")) or call.model(),
-            input_tokens=call.prompt_tokens(),
-            output_tokens=tokens_of(spoken * events.scale),
-            response_id=text_or_none(opening.get("id")),
-            estimated=True,
+        model = text_or_none(opening.get("model")) or call.model()
+        return call.estimated(
+            events, spoken, model=model, response_id=text_or_none(opening.get("id"))
         )
 
     def _usage(self, response: Message) -> Usage | None:

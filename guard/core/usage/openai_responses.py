@@ -7,7 +7,7 @@ from typing import ClassVar, Final
 import attrs
 
 from guard.core.usage.framing import Events
-from guard.core.usage.message import Message, count, mapping, text_bytes, text_or_none, tokens_of
+from guard.core.usage.message import Message, count, mapping, text_or_none
 from guard.core.usage.response_format import PENDING, Call, ToolCallReader, Usage, replaced
 from guard.core.usage.tool_calls import RESPONSES
 
@@ -52,17 +52,14 @@ class Responses:
             return replaced(ended, model=ended.model or call.model())
         if "type" not in opening:
             return None
-        spoken = text_bytes(
+        spoken = (
             event.get("delta")
             for event in events.every()
             if str(event.get("type", "")).endswith(".delta")
         )
-        return Usage(
-            model=text_or_none(started.get("model")) or call.model(),
-            input_tokens=call.prompt_tokens(),
-            output_tokens=tokens_of(spoken * events.scale),
-            response_id=text_or_none(started.get("id")),
-            estimated=True,
+        model = text_or_none(started.get("model")) or call.model()
+        return call.estimated(
+            events, spoken, model=model, response_id=text_or_none(started.get("id"))
         )
 
 

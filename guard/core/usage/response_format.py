@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 import msgspec
 
@@ -104,6 +104,29 @@ class Call(msgspec.Struct, frozen=True):
             return 0
         asked = mapping(parse(body))
         return tokens_of(text_bytes(asked.get(name) for name in _PROMPT_FIELDS))
+
+    def estimated(
+        self,
+        events: Events,
+        texts: Iterable[Any],
+        *,
+        model: str | None,
+        response_id: str | None = None,
+    ) -> Usage:
+        """Return what a stream has used that ended before it said so, by the length of its texts.
+
+        Args:
+            events: what was recorded of the stream.
+            texts: JSON values that hold the output.
+            model, response_id: what the stream names, if it does.
+        """
+        return Usage(
+            model=model,
+            input_tokens=self.prompt_tokens(),
+            output_tokens=tokens_of(text_bytes(texts) * events.scale),
+            response_id=response_id,
+            estimated=True,
+        )
 
 
 class ToolUse(msgspec.Struct, frozen=True):
