@@ -9,12 +9,12 @@ only that run. A pause that lifts itself counts until then; afterwards the earli
 from __future__ import annotations
 
 from collections.abc import Mapping
-from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
 import attrs
 
+from guard.core.globs import is_pattern, matches
 from guard.core.tool_rules import CompiledToolRules
 from guard.core.wire import NO_TOOL_RULES, Budget, ControlMessage
 from guard.core.wire import ToolRules as ToolRulesMessage
@@ -53,19 +53,6 @@ class Halt:
     reason: str = ""
     resume_at_ms: int | None = None
     budget: Budget | None = None
-
-
-def is_pattern(target: str) -> bool:
-    """Tell whether a target is a glob pattern rather than one workflow's id."""
-    return "*" in target or "?" in target
-
-
-def matches(target: str, workflow_id: str) -> bool:
-    """Tell whether a target (an id, a pattern or ``"*"``) matches a workflow."""
-    return target in (EVERYTHING, workflow_id) or (
-        # Only * and ? are wildcards: `job[1]` is a name and must not match `job1`.
-        is_pattern(target) and fnmatchcase(workflow_id, target.replace("[", "[[]"))
-    )
 
 
 _NO_MARK: Final = Mark(-1, False)

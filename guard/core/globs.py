@@ -42,6 +42,8 @@ def _source(pattern: str) -> str:
 def matches(pattern: str, name: str) -> bool:
     """Tell whether a name matches a glob, exactly as written (case counts).
 
+    Only ``*`` and ``?`` are wildcards: ``job[1]`` is a name and does not match ``job1``.
+
     >>> matches("billing-*", "billing-eu"), matches("a?c", "abc"), matches("a", "ab")
     (True, True, False)
     """

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Collection, Iterable
 from typing import Final
 
-from guard.core.control import matches
+from guard.core.globs import matches
 from guard.core.leases.costs import worst_case
 from guard.core.leases.holds import CallHold, Hold
 from guard.core.leases.lane import WINDOW_S, Lane

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from guard.core import control
-from guard.core.control import ControlState, Halt, is_pattern, matches
+from guard.core.control import ControlState, Halt
+from guard.core.globs import is_pattern, matches
 from guard.core.wire import Budget, ControlMessage
 from guard.gateway.domain.control import Directives
 
