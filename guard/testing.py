@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from guard.core.wire import NANOUSD_PER_CENT, NANOUSD_PER_DOLLAR
 from guard.runtime.active import active_runtime
 from guard.runtime.runtime import GuardRuntime
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["GuardSandbox", "guard_gateway", "guard_sandbox"]
 
-_NANOUSD_PER_USD: Final = 1_000_000_000
 _HEARD_WITHIN_S: Final = 10.0
 _numbers = itertools.count(1)
 
@@ -66,8 +66,8 @@ class GuardSandbox:
         """Set a model's price in dollars for a million tokens; ``"*"`` prices every model."""
         self.admin.set_price(
             model,
-            input_per_mtok=round(input_usd_per_mtok * _NANOUSD_PER_USD),
-            output_per_mtok=round(output_usd_per_mtok * _NANOUSD_PER_USD),
+            input_per_mtok=round(input_usd_per_mtok * NANOUSD_PER_DOLLAR),
+            output_per_mtok=round(output_usd_per_mtok * NANOUSD_PER_DOLLAR),
         )
 
     def block_tools(self, *patterns: str) -> None:
@@ -126,7 +126,7 @@ class GuardSandbox:
     def spent_cents(self, workflow: str) -> float:
         """Return what a workflow has spent."""
         self.runtime.flush(10)
-        return int(self.admin.workflow(workflow)["spent_nanousd"]) / 10_000_000
+        return int(self.admin.workflow(workflow)["spent_nanousd"]) / NANOUSD_PER_CENT
 
 
 @pytest.fixture(scope="session")

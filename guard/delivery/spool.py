@@ -226,14 +226,13 @@ class Spool:
 
     def look(self) -> int:
         """Count the events of this owner, whichever process wrote them."""
+        return self._with_file(self._count)
 
-        def count(connection: sqlite3.Connection) -> int:
-            (self.pending,) = connection.execute(
-                "SELECT count(*) FROM events WHERE owner = ?", (self._owner,)
-            ).fetchone()
-            return self.pending
-
-        return self._with_file(count)
+    def _count(self, connection: sqlite3.Connection) -> int:
+        (self.pending,) = connection.execute(
+            "SELECT count(*) FROM events WHERE owner = ?", (self._owner,)
+        ).fetchone()
+        return self.pending
 
     def hurry(self) -> None:
         """Wait only briefly for other processes and threads from now on: the process is ending."""
@@ -309,9 +308,7 @@ class Spool:
         pages = max(16, self._bytes_max // _PAGE_BYTES)
         connection.execute(f"PRAGMA max_page_count = {pages}").fetchall()
         connection.executescript(_SCHEMA)
-        (self.pending,) = connection.execute(
-            "SELECT count(*) FROM events WHERE owner = ?", (self._owner,)
-        ).fetchone()
+        self._count(connection)
 
     def _at_cap(self, connection: sqlite3.Connection, size: int) -> bool:
         # SQLITE_FULL means the file's own limit or a full disk. Only near the limit, with room for

@@ -60,11 +60,7 @@ class Spooler:
             Whether they are there; otherwise, and when cancelled, the caller still has them. An
             event that is therefore delivered twice is charged once, by its id.
         """
-        return await self._written(
-            [record for record in records if not self._losses.is_report(record)]
-        )
-
-    async def _written(self, records: Sequence[Record]) -> bool:
+        records = [record for record in records if not self._losses.is_report(record)]
         if self._spool is None or not records:
             return not records
         try:

@@ -253,9 +253,11 @@ class Instrumentation:
         except Exception as exc:  # noqa: BLE001  # counted and logged: it never hurts the user
             self.failed(exc)
 
-    def session_unseen(self, host: str) -> None:
-        """Report a host whose session ended without any usage."""
-        self._not_seen(host)
+    def usage_unseen(self, host: str) -> None:
+        """Report a host whose session ended, or whose answer came, without any usage."""
+        if host not in self._unseen and len(self._unseen) < _UNSEEN_HOSTS_MAX:
+            self._unseen[host] = None
+            logger.warning("an LLM answer of %s held no usage; it is not charged", host)
 
     def ended(self, call: ObservedCall) -> None:
         """Record a call that has ended; never raises.
@@ -296,7 +298,7 @@ class Instrumentation:
         """Return the usage to record; None if there is none or it was recorded before."""
         if usage is None:
             if call.endpoint.certain and call.is_complete:
-                self._not_seen(call.host)
+                self.usage_unseen(call.host)
             return None
         if usage is PENDING:
             return None
@@ -336,11 +338,6 @@ class Instrumentation:
             with contextlib.suppress(KeyError):  # another thread was faster
                 self._responses.popitem(last=False)
         return False
-
-    def _not_seen(self, host: str) -> None:
-        if host not in self._unseen and len(self._unseen) < _UNSEEN_HOSTS_MAX:
-            self._unseen[host] = None
-            logger.warning("an LLM answer of %s held no usage; it is not charged", host)
 
 
 def _shortened(usage: Usage) -> Usage:

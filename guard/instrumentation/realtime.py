@@ -23,7 +23,7 @@ class SessionObserver(Protocol):
     def session_used(self, call: InstrumentedCall, scope: Any) -> None:
         """Record what a response of a session used; never raises."""
 
-    def session_unseen(self, host: str) -> None:
+    def usage_unseen(self, host: str) -> None:
         """Report a host whose session ended without any usage."""
 
 
@@ -74,7 +74,7 @@ class RealtimeSession:
         self._ended = True
         self._report(self._usage.rest())
         if self._asked_s is not None and not self._seen:
-            self._observer.session_unseen(self._host)
+            self._observer.usage_unseen(self._host)
 
     def _report(self, usage: Usage | None) -> None:
         if usage is None:

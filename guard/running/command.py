@@ -27,7 +27,6 @@ from guard.running.account import RunAccount, RunSpend
 from guard.running.supervise import supervise
 
 _LOOK_S: Final = 0.5
-_DELIVERY_S: Final = 2.0
 
 
 def _read_by(read: Callable[[str], Any]) -> Callable[..., Any]:

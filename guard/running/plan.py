@@ -13,10 +13,10 @@ from typing import Any, Final
 
 import attrs
 
+from guard.core.wire import NANOUSD_PER_DOLLAR
 from guard.running.reports import RUN_DIR_VARIABLE
 
 HOOK: Final = Path(__file__).parent / "hook"
-_NANOUSD: Final = 1_000_000_000
 _PERIODS_MS: Final = {"s": 1000, "sec": 1000, "second": 1000, "min": 60_000, "minute": 60_000,
                       "h": 3_600_000, "hour": 3_600_000}  # fmt: skip
 # Settings of the caller's that belong to another gateway, or would let requests pass unguarded.
@@ -65,7 +65,7 @@ def read_limit(text: str) -> int:
     """
     bare = text.strip().upper().removesuffix("USD").strip().removeprefix("$")
     try:
-        nanousd = Decimal(bare) * _NANOUSD
+        nanousd = Decimal(bare) * NANOUSD_PER_DOLLAR
         if not nanousd.is_finite() or not 1 <= nanousd <= 10**18:
             raise ValueError
     except (InvalidOperation, ValueError):
