@@ -30,6 +30,7 @@ class Ceiling:
         self.spent_nanousd = 0
         self.held_nanousd = 0
         self._outer = outer
+        # One lock for a ceiling and all inside it: an amount is taken from all or from none.
         # Re-entrant: a signal handler may make a request.
         self._lock: Any = threading.RLock() if outer is None else outer._lock
 

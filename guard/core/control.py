@@ -77,6 +77,7 @@ class HaltMarks:
 
     def newest(self, workflow_id: str | None, run_id: str | None, now_ms: int) -> Mark | None:
         """Return the newest mark that matches this run of this workflow and applies now."""
+        # Read without a lock, for every call: the maps of a state are never changed.
         newest = self.exact.get(workflow_id) if workflow_id is not None else None
         if newest is not None and not newest.counts(now_ms):
             newest = None
@@ -113,6 +114,7 @@ class _LaneDraft:
 
     def __init__(self, lane: HaltMarks) -> None:
         self._before = lane
+        # Patterns that this batch has set: they may supersede marks of the lane.
         self._covering: dict[str, Mark] = {}
         self.exact = lane.exact
         self.patterns = lane.patterns
@@ -230,6 +232,7 @@ class ControlState:
 
         A batch costs its messages and one copy of the state.
         """
+        # One draft for the batch: a replay of thousands of messages copies each map once.
         draft = _StateDraft(self)
         for message in messages:
             if message.type == "hello" and message.seq < draft.seq:
@@ -318,7 +321,7 @@ class _StateDraft:
         match message.type:
             case "kill":
                 self._kills.put(target, run_id, Mark(message.seq, True, message.reason))
-            case "revive":
+            case "revive":  # lifts both, so it is a mark in both lanes
                 mark = Mark(message.seq, False, message.reason)
                 self._kills.put(target, run_id, mark)
                 self._pauses.put(target, run_id, mark)
@@ -326,6 +329,7 @@ class _StateDraft:
                 wait_ms = message.resume_after_ms
                 until_ms = None if wait_ms is None else message.at_ms + wait_ms
                 halted = message.type == "pause"
+                # In a lane of its own: once it has lifted itself, the earlier marks apply again.
                 timed = halted and until_ms is not None
                 draft = self._timed_pauses if timed else self._pauses
                 mark = Mark(message.seq, halted, message.reason, until_ms if timed else None)

@@ -152,6 +152,7 @@ def fitting(events: Sequence[bytes], bytes_max: int) -> int:
 
     An event that is too large by itself counts as one: the gateway decides about it.
     """
+    # Upper bounds throughout: a batch that is sent is never refused for its size.
     total = _FRAME_BYTES
     for count, event in enumerate(events):
         total += len(event) + 1

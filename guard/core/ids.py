@@ -44,9 +44,12 @@ class IdFactory:
     def __init__(self, process_bits: int | None = None) -> None:
         bits = int.from_bytes(os.urandom(5), "big") if process_bits is None else process_bits
         self._process_bits = bits & ((1 << 40) - 1)
+        # What neighbouring ids share, as tuples that are replaced whole: threads need no lock, and
+        # at worst two of them compute the same one.
         self._prefix = (-1, "")
         self._spans = (-1, "")
         self._calls = (-1, -1, "", "")
+        # Random digits that were drawn ahead; `list.pop` is atomic, so each is used once.
         self._drawn: list[str] = []
         self._traces: list[str] = []
         self.count = itertools.count(1)

@@ -40,6 +40,7 @@ class InputRatios:
     """
 
     def __init__(self) -> None:
+        # By model: ratio and overhead, a tuple that is replaced whole, so readers need no lock.
         self._known: dict[str | None, tuple[float, int]] = {}
 
     def tokens(self, model: str | None, size_bytes: int) -> int:
@@ -58,6 +59,7 @@ class InputRatios:
         if tokens <= self.tokens(model, size_bytes):
             return
         ratio, overhead = self._known.get(model, (_FIRST, _OVERHEAD))
+        # A long prompt says something about its text, a short one about what is added to it.
         if size_bytes >= _LONG_BYTES:
             ratio = min(_LARGEST, (tokens - overhead) / size_bytes * _MARGIN)
         else:

@@ -97,6 +97,7 @@ class ScopeToolRules:
         return _cached(self._verdicts, name, self._judge, NAMES_KEPT)
 
     def _judge(self, tool: str) -> ToolVerdict | None:
+        # First what refuses, in any policy; only then what asks.
         for each in self._rules:
             if (refusal := each.refusal(tool)) is not None:
                 return refusal
@@ -132,6 +133,7 @@ class CompiledToolRules:
 
 def _cached(known: dict[K, V], key: K, find: Callable[[K], V], size_max: int) -> V:
     """Return ``find(key)``, from the cache if it is there; safe without a lock."""
+    # Two threads may both compute a value, or clear; neither makes a verdict wrong.
     try:
         return known[key]
     except KeyError:

@@ -50,6 +50,7 @@ class _Zlib:
                 continue
             self._started = True
             yield piece
+            # What is left over of a piece, and then of the whole member.
             data = self._inner.unconsumed_tail
             if self._inner.eof:
                 data = self._inner.unused_data.lstrip(b"\0")
@@ -119,6 +120,7 @@ def decoder_for(content_encoding: str) -> Decoder | None:
         DecodingError: no installed package can decode it.
     """
     decoder: Decoder | None = None
+    # The header lists them in the order they were applied, so the last is undone first.
     for name in reversed(content_encoding.lower().split(",")):
         one = _one(name.strip())
         if one is not None:

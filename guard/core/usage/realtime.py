@@ -30,6 +30,7 @@ class RealtimeUsage:
         named = asked.get("model") or asked.get("deployment") or []
         self._model = named[0] if named else None
         self._gemini = Gemini(provider)
+        # What the current turn has used so far.
         self._turn: Usage | None = None
 
     def read(self, message: str | bytes) -> Usage | None:

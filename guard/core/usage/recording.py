@@ -46,10 +46,13 @@ class Recording:
     def __init__(
         self, content_encoding: str | Callable[[], str], condense: Condense | None = None
     ) -> None:
+        # Chunks as they came, not decoded yet. The caller's thread appends; the loop's reads.
         self.pending: list[bytes] = []
         self._encoding = content_encoding
         self._condense = condense
+        # Made with the first chunk that is decoded: many streams never get that far.
         self._ends: _Ends | None = None
+        # How many more bytes may be pending.
         self._room = PENDING_BYTES
 
     def feed(self, chunk: bytes) -> None:
@@ -93,8 +96,11 @@ class _Ends:
 
     def __init__(self, content_encoding: str | Callable[[], str]) -> None:
         self._head = bytearray()
+        # Up to twice what is kept, so that it is trimmed once for many chunks.
         self._tail = bytearray()
+        # Decoded bytes so far.
         self._size = 0
+        # Whether the rest is not observed: too much of it, or it cannot be decoded.
         self._cut = False
         self._decoder: Decoder | None = None
         try:
@@ -157,6 +163,7 @@ class _Frames(_Ends):
     def __init__(self, content_encoding: str | Callable[[], str], condense: Condense) -> None:
         super().__init__(content_encoding)
         self._condense = condense
+        # The beginning of a frame whose end has not arrived.
         self._rest = bytearray()
 
     @property

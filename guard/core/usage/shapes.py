@@ -54,6 +54,7 @@ class AnyShape:
         said = mapping(message.get("usage"))
         if "cache_creation_input_tokens" in said or message.get("type") == "message":
             return (AnthropicMessages(self.provider),)
+        # Each returns None for a shape that is not its own.
         return (
             ChatCompletions(self.provider),
             Responses(self.provider),

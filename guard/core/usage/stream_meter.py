@@ -42,9 +42,12 @@ class StreamMeter:
     __slots__ = ("_bytes", "_decoder", "_held", "_inside", "_length", "_texts")
 
     def __init__(self, content_encoding: str) -> None:
+        # Bytes of all texts so far, and how many texts were not empty.
         self._bytes = 0
         self._texts = 0
+        # The end of the last chunk: a member's name, or an escape, may be cut in two.
         self._held = b""
+        # Whether the last chunk ended inside a text, and how long that text is so far.
         self._inside = False
         self._length = 0
         self._decoder: Decoder | None = None
@@ -106,6 +109,7 @@ class StreamMeter:
             inner = base64.b64decode(data[start:end])
         except (binascii.Error, ValueError):
             return end + 1
+        # An envelope holds whole messages, so a meter of its own has no state to carry over.
         meter = StreamMeter("")
         meter._count(inner)
         self._bytes += meter._bytes

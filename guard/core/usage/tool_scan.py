@@ -48,11 +48,16 @@ class ToolScanner:
     ) -> None:
         self._reader = reader
         self._content_type = content_type
+        # Known with the first chunk.
         self._framing: Framing | None = None
+        # A message that is not complete yet.
         self._carry = bytearray()
+        # How much of it was searched for a marker in vain; -1 once one was found.
         self._searched = 0
+        # Calls that were named before, by key and name: answers repeat them.
         self._seen: set[tuple[str, str]] = set()
         self._size = 0
+        # Whether the rest cannot be read; then it names no tools.
         self._blind = False
         self._decoder: Decoder | None = None
         try:
@@ -118,9 +123,11 @@ class ToolScanner:
     def _of_body(self, data: bytes) -> list[str]:
         """Read one JSON object, or the elements of an array, as soon as they are complete."""
         self._keep(data)
+        # A marker may lie across the border of two chunks.
         start = max(0, self._searched - 32)
         named = self._searched < 0 or self._marked(self._carry, start)
         self._searched = -1 if named else len(self._carry)
+        # Decoded only where it may be complete: a large answer is not parsed with every chunk.
         if not named or data.rstrip()[-1:] not in (b"}", b"]"):
             return []
         complete = b"[" + bytes(self._carry).strip(b"[], \r\n\t") + b"]"

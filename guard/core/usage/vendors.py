@@ -136,6 +136,7 @@ class Endpoint:
         return not self.repeats and (self.asks or not isinstance(self.format, AnyShape))
 
 
+# Any thread reads and adds; two may find the same endpoint, or clear the cache, at once.
 _known: dict[tuple[str, str, str], Endpoint | None] = {}
 
 
@@ -182,6 +183,7 @@ def _find(method: str, host: str, path: str) -> Endpoint | None:
     if _AGENT.search(path) or (provider == "aws" and _INLINE_AGENT.search(f"{host}{path}")):
         return Endpoint(AgentTrace(), condense=condensed)
     found = _by_path(provider, path)
+    # A path alone may say enough (a proxy in front of a vendor); a known host always does.
     if found is not None or provider is None:
         return found
     return _unknown(provider, host, path)

@@ -20,6 +20,8 @@ S = TypeVar("S", bound=Struct)
 _CHOICE: Final = re.compile(r"Invalid enum value .*?(?=(?: - at `[^`]*`)?\Z)", re.DOTALL)
 
 _encoder = msgspec.json.Encoder()
+# Made on first use, kept for ever: there are as many as message types. Two threads may make the
+# same one, which does no harm.
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 
 
@@ -69,6 +71,7 @@ def salvage(data: bytes | str, kind: type[S]) -> S:
         members = decode(data, dict[str, Any])
     except WireError:
         return kind()
+    # Field by field: each that can be read is.
     kept: dict[str, Any] = {}
     for field in msgspec.structs.fields(kind):
         if field.encode_name in members:

@@ -106,7 +106,7 @@ class GateReply(Struct, omit_defaults=True):
 class ReleaseRequest(Struct, omit_defaults=True):
     """Body of ``POST /gate/release``: releases a reservation that was not used.
 
-    The id may also be that of an approval that nobody waits for any more.
+    The id may also be that of an approval whose caller has given up.
     """
 
     reservation_id: Name
