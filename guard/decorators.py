@@ -67,6 +67,7 @@ def sensitive(function: F) -> F:
         return cast("F", type(function)(sensitive(function.__func__)))
     if not callable(function):
         raise TypeError(f"@sensitive takes a callable, not {type(function).__name__}")
+    # Already protected: the decorated function's own target changes, wherever it is referred to.
     targets = list(_targets(function))
     for target in targets:
         target.sensitive = True

@@ -74,7 +74,7 @@ def _exit_of(exc: BaseException | None, exit_code: int) -> SystemExit | None:
         runtime.reports.error(error, "call", current_scope.get())
     print(format_user_message(error), file=sys.stderr)  # noqa: T201  # what it is for
     end = SystemExit(exit_code)
-    end.__cause__ = exc
+    end.__cause__ = exc  # for hooks and debuggers; the interpreter prints nothing of it
     return end
 
 

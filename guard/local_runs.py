@@ -43,6 +43,7 @@ class RunMark:
     def __init__(self, files: Files) -> None:
         folder = files.directory / _FOLDER
         folder.mkdir(mode=0o700, exist_ok=True)
+        # The lock is what counts: the gateway takes an unlocked file for one that was left behind.
         while True:
             self._path = folder / f"{os.getpid()}-{secrets.token_hex(4)}"
             held = try_lock(self._path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from guard.core.catalogue import CATALOGUE, FALLBACK_MESSAGE
 
+# Of this process. Any thread reads and writes single entries.
 _overrides: dict[str, str] = {}
 
 

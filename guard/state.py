@@ -47,8 +47,9 @@ class Facts:
 
 def derive_state(facts: Facts) -> State:
     """Derive the state: the worst condition that holds."""
-    if facts.misconfigured:
+    if facts.misconfigured:  # first: no wait mends it
         return "misconfigured"
+    # A control channel in use is a sign of life by itself.
     quiet = facts.channel == "none" and (
         facts.silence_ms is None or facts.silence_ms > _SILENCE_POLLS_MAX * facts.poll_interval_ms
     )

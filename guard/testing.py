@@ -92,6 +92,7 @@ class GuardSandbox:
 
     def _wait_for(self, directive: dict[str, Any]) -> None:
         """Wait until the runtime has received a directive."""
+        # A directive is applied on the background loop; the test's next call must already see it.
         ends = time.monotonic() + _HEARD_WITHIN_S
         while self.runtime.enforcement.control.seq < int(directive["seq"]):
             if time.monotonic() > ends:
@@ -149,6 +150,7 @@ def guard_sandbox(
     guard_gateway.admin.create_organisation(name)
     admin = AdminClient(guard_gateway.base_url, guard_gateway.admin_key, organisation=name)
     api_key = admin.create_key("sandbox")
+    # A test that failed may have left its runtime behind.
     left_over = active_runtime()
     if left_over is not None:
         left_over.shutdown(flush=False)

@@ -1,4 +1,4 @@
-"""``user``, ``tags``, ``ask``: what calls say of themselves, to budgets, reports and people."""
+"""``user``, ``tags``, ``ask``: whom and what the work is for."""
 
 from __future__ import annotations
 
@@ -84,9 +84,9 @@ class tags(Boundary):  # noqa: N801  # used like a function: `with guard.context
 class ask(Boundary):  # noqa: N801  # used like a function: `with guard.context.ask("Pay?"):`
     """Show something to the person who is asked to approve a call that is made inside.
 
-    It goes to the gateway with the calls that are asked about, is stored with an approval if one is
-    asked for, and is shown where the operator answers; nothing else is, tool arguments included. An
-    inner one takes the place of an outer one; without arguments nothing is shown.
+    It goes to the gateway with each gated call, is stored with the approval if one is needed, and
+    is shown to the operator who answers. Nothing else is shown, not even tool arguments. An inner
+    block replaces an outer one; without arguments nothing is shown.
 
     Args:
         message: a sentence or two; at most 1000 characters.

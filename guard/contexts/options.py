@@ -20,13 +20,13 @@ class options(Boundary):  # noqa: N801  # used like a function: `with options(li
         model: the model that the gate checks and prices, as by ``set_call_context``.
         tool_name: the name under which policies see the protected calls that begin in the block
             itself, in the place of their functions' names.
-        limit_cents: the most that the LLM requests inside may cost, in cents. Each must leave room
-            for its worst case before it is sent, and one that does not is refused. It holds beside
-            the gateway's budgets and is never relaxed without the gateway.
+        limit_cents: the most that the LLM requests inside may cost, in cents. A request is refused
+            unless its worst case still fits. The limit applies beside the gateway's budgets, also
+            while the gateway cannot be reached.
         max_output_tokens: put into LLM requests that have no limit, where the vendor and the HTTP
             client take it; in the place of ``GUARD_MAX_OUTPUT_TOKENS``.
 
-    Inner options take the place of outer ones, but for ``limit_cents``: there both hold.
+    Inner options replace outer ones, except ``limit_cents``: there both limits apply.
 
     Raises:
         GuardBudgetError: from inside, a request could cost more than is left.

@@ -95,6 +95,7 @@ class StandIn:
     ) -> AsyncIterator[bytes]:
         base = {**base, "object": "chat.completion.chunk"}
         words = [f"word{number} " for number in range(_LONG_ANSWER_WORDS)]
+        # Slow on purpose: the demo kills the call in the middle of it.
         for word in words:
             delta = {"index": 0, "delta": {"content": word}, "finish_reason": None}
             yield _sse({**base, "choices": [delta]})

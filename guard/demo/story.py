@@ -130,6 +130,7 @@ class _Story:
             price_nanousd(count_tokens(m.text) + _PROMPT_TOKENS, _ANSWER_TOKENS)
             for m in self._messages
         )
+        # Low enough to run out, and high enough for the dearest request to be let through.
         dearest = max(admitted_nanousd(m.text) for m in self._messages)
         budget = max(_CALLS_MIN * dearest, round(whole * _BUDGET_SHARE))
         await asyncio.to_thread(
@@ -232,6 +233,7 @@ class _Story:
             killed_at = time.monotonic()
             await asyncio.to_thread(self._gateway.admin.kill, DIGEST, reason="runaway")
 
+        # Beside the agent, as an operator would: the stream is under way when the kill comes.
         acting = asyncio.create_task(operator())
         try:
             with guard.workflow(DIGEST):
@@ -300,6 +302,7 @@ class _Story:
             and not report["problems"]
             and sum(spent.values()) == sum(call["cost_nanousd"] for call in calls)
         )
+        # Observed from outside: by the stand-in's own count, the public prices and the ledger.
         checks = {
             "the spam service gave a verdict on each message": self._observed.classified > 0,
             "every token that the LLM counted was read from its responses": bool(whole)

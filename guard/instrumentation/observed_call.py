@@ -350,7 +350,7 @@ class ObservedCall:
                 self._learn(usage)
                 hold.settle(usage)
         elif self._complete and not self.endpoint.certain:
-            hold.give_back()  # no LLM, by all that can be told
+            hold.give_back()  # not an LLM, as far as can be seen
         else:
             known = call.usage.input_tokens if call.usage else self._call().prompt_tokens()
             hold.keep()

@@ -81,7 +81,7 @@ class Scope(Struct, frozen=True, eq=False):
         model, tools: the call context for the gate.
         user, tags: for whom the work is, and its tags as text (:mod:`guard.core.tags`).
         note: for the person who is asked to approve a call.
-        options: of the block of ``guard.context.options`` around the code.
+        options: those of the ``guard.context.options`` block around the code.
         call: the protected call whose body is running.
         entry: the innermost entry that the code runs in.
     """

@@ -90,8 +90,9 @@ def exception_for(reply: Reply) -> BaseException | None:
     if 200 <= reply.status < 300:
         return None
     problem = reply.problem()
+    # A gateway never sends these without a code, so this is a proxy, or another server.
     if problem.error_code is None and reply.status in _FOREIGN.get(reply.endpoint, ()):
-        return not_a_gateway(reply)  # but a proxy, or another server
+        return not_a_gateway(reply)
     # The error code decides where the table knows it, else the status alone.
     row = _ROWS.get((reply.status, problem.error_code or "")) or _ROWS.get((reply.status, ""))
     if row is not None:

@@ -187,7 +187,7 @@ _ollama: Final = msgspec.json.Decoder(_Ollama)
 
 
 def ollama(path: str, body: bytes) -> AskedOutput:
-    """Read ``/api/chat``, ``/api/generate`` and ``/api/embed``; they stream unless told not to.
+    """Read ``/api/chat``, ``/api/generate`` and ``/api/embed``; they stream by default.
 
     Raises:
         msgspec.DecodeError: the body is not such a JSON object.
