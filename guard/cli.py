@@ -156,7 +156,7 @@ def explain(code: str | None) -> None:
     if found is None:
         raise click.ClickException(f"no error code {code!r}; `guard explain` lists them")
     click.echo(f"{code.upper()}: {found.title}\n\n{found.explanation}\n")
-    click.echo(f"End users read: {found.user_message}")
+    click.echo(f"End users are told: {found.user_message}")
 
 
 def _or_exit(as_json: bool) -> None:
