@@ -28,7 +28,9 @@ from spamdetect.service.settings import ServiceSettings, read_service_settings
 @click.option("--max-text-chars", type=int, help="Longest text taken.  [default: 100000]")
 @click.option("--rate-per-minute", type=int, help="Requests per minute of a key; 0: no limit.")
 @click.option("--quota-per-day", type=int, help="Requests per day of a key; 0: no limit.")
-@click.option("--store-feedback", is_flag=True, default=None, help="Take and keep feedback.")
+@click.option(
+    "--store-feedback", is_flag=True, default=None, help="Keep the texts of feedback, for training."
+)
 def serve_command(**options: Any) -> None:
     """Run the spam-detection service until Ctrl-C.
 

@@ -43,7 +43,7 @@ class ServiceSettings:
         max_queue_wait_ms: Longest estimated wait for a worker; beyond it requests get 503.
         rate_per_minute: Requests per minute for a key without its own rate; 0 means no limit.
         quota_per_day: Requests per UTC day for a key without its own quota; 0 means no limit.
-        store_feedback: Whether ``feedback`` is offered and stored.
+        store_feedback: Whether the texts of feedback are kept, for training.
     """
 
     host: str = "127.0.0.1"

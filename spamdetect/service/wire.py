@@ -183,10 +183,9 @@ def _lenient(body: bytes) -> Any:
 
 
 def _is_encodable(value: object) -> bool:
-    if isinstance(value, str) and value.isascii():
-        return True
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     try:
-        json.dumps(value, ensure_ascii=False).encode()
+        text.encode()
     except UnicodeEncodeError:
         return False
     return True

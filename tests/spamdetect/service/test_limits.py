@@ -79,6 +79,26 @@ class Bound:
         return self._per_s * (10 + time.monotonic() - self._began_s) + 1
 
 
+@pytest.mark.asyncio
+async def test_texts_that_come_together_fit_in_whole_or_not_at_all(limits: Any) -> None:
+    key = _key(rate=0, quota=10)
+    for texts, fits in ((7, True), (4, False), (3, True), (1, False)):
+        if fits:
+            await limits.admit(key, texts)
+            continue
+        with pytest.raises(RefusalError) as caught:
+            await limits.admit(key, texts)
+        left = "but for 3" if texts == 4 else "used up."
+        assert left in caught.value.message
+    assert await limits.usage_today(key.key_id) == 10
+    # Beyond the rate they are taken together, and made up for.
+    key = _key(rate=60)
+    await limits.admit(key, 500)
+    with pytest.raises(RefusalError) as caught:
+        await limits.admit(key)
+    assert 480 < int(dict(caught.value.headers)[b"retry-after"]) <= 500
+
+
 async def _taken(limits: Any, key: KeyRecord, requests: int) -> tuple[int, RefusalError | None]:
     taken, refusal = 0, None
     for _ in range(requests):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -271,6 +273,25 @@ async def test_a_flood_is_deleted_with_few_notices(api: BotApi, running: Running
                 await asyncio.sleep(0.01)
         assert api.deleted == said
         assert len(api.sent) < 20
+
+
+async def test_the_command_moderates(api: BotApi, tmp_path: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "spamdetect", "bot", "--api-url", api.base_url),
+        *("--database-url", f"sqlite:///{tmp_path / 'bot.sqlite3'}"),
+        env={**os.environ, "SPAMDETECT_BOT_TOKEN": TOKEN},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    room = Room(api)
+    assert "is deleted" in (await room.ask("/moderate delete"))["text"]
+    await room.ask(SPAM, EVE)
+    process.terminate()
+    async with asyncio.timeout(60):
+        out, err = await process.communicate()
+    assert (process.returncode, err) == (0, b"")
+    assert out.startswith(b"@key_bot answers on Telegram")
+    assert len(api.deleted) == 1
 
 
 async def test_no_text_and_no_name_is_logged(
