@@ -64,7 +64,13 @@ class HotRoutes:
 
     def __init__(self, state: HotState) -> None:
         self._state = state
-        self._max_drained_bytes = _DRAIN_FACTOR * state.settings.max_body_bytes
+        settings = state.settings
+        self._max_drained_bytes = _DRAIN_FACTOR * settings.max_body_bytes
+        # The longest body, and what refuses a longer one: of one text, of a batch.
+        self._bodies = (
+            (settings.max_body_bytes, partial(too_long, settings.max_text_chars)),
+            (settings.max_batch_bytes, partial(batch_too_long, settings.max_batch_bytes)),
+        )
         texts, self._rules = TextRoutes(state), RuleRoutes(state)
         self._posts = {
             "predict": texts.predict,
@@ -119,11 +125,7 @@ class HotRoutes:
         if method != "POST":
             return (yield from self._see_to(method, request, key))
         check_media_type(fields.get(b"content-type"), fields.get(b"content-encoding"))
-        settings = state.settings
-        max_bytes, refuse = settings.max_body_bytes, partial(too_long, settings.max_text_chars)
-        if endpoint == "batch":
-            max_bytes = settings.max_batch_bytes
-            refuse = partial(batch_too_long, max_bytes)
+        max_bytes, refuse = self._bodies[endpoint == "batch"]
         content = yield from request.body.content(max_bytes=max_bytes, too_long=refuse)
         return (yield from self._posts[endpoint](content, key))
 

@@ -29,7 +29,7 @@ class HotState:
     book: RuleBook
 
 
-@attrs.frozen
+@attrs.define(eq=False)
 class Request:
     """One request for one of the routes.
 

@@ -18,7 +18,7 @@ MAX_BATCH_TEXTS: Final = 1000
 _FIELD: Final = re.compile(r"`\$\.(\w+)|field `(\w+)`")
 
 
-class Context(msgspec.Struct, frozen=True):
+class Context(msgspec.Struct, frozen=True, gc=False):
     """Where a text comes from; compared with the key's lists and never stored or logged.
 
     Attributes:
@@ -38,13 +38,13 @@ class Context(msgspec.Struct, frozen=True):
 NO_CONTEXT: Final = Context()
 
 
-class TextRequest(msgspec.Struct):
+class TextRequest(msgspec.Struct, gc=False):
     """Body of ``preprocess``."""
 
     text: str
 
 
-class Options(msgspec.Struct):
+class Options(msgspec.Struct, gc=False):
     """What a request for verdicts may ask for beyond the API; our additions.
 
     Attributes:
@@ -58,7 +58,7 @@ class Options(msgspec.Struct):
     context: Context | None = None
 
 
-class PredictRequest(Options, kw_only=True):
+class PredictRequest(Options, kw_only=True, gc=False):
     """Body of ``predict``."""
 
     text: str
