@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import attrs
 from msgspec import Struct
 
 from guard.core import signing, wire
@@ -37,6 +38,7 @@ def signature_of(identity: KeyIdentity, answer: EncodedAnswer) -> list[tuple[byt
     return [(b"x-guard-signature", signature.encode())]
 
 
+@attrs.frozen(eq=False)
 class Authenticator:
     """Checks the credentials of SDK requests.
 
@@ -47,17 +49,10 @@ class Authenticator:
         public_url: the URL that clients sign, when a proxy passes on another one.
     """
 
-    def __init__(
-        self,
-        keys: KeyRing,
-        directory: Directory,
-        clock_ms: Callable[[], int],
-        public_url: str | None,
-    ) -> None:
-        self._keys = keys
-        self._directory = directory
-        self._clock_ms = clock_ms
-        self._public_url = None if public_url is None else public_url.rstrip("/")
+    _keys: KeyRing
+    _directory: Directory
+    _clock_ms: Callable[[], int]
+    _public_url: str | None
 
     @property
     def generation(self) -> int:
@@ -167,12 +162,13 @@ class Authenticator:
         return fail(401, "GD-A001", "Bad signature", detail, server_time_ms=self._clock_ms())
 
     def _target_uri(self, scope: Scope, headers: dict[bytes, bytes]) -> str:
-        base = self._public_url
-        if base is None:
+        if self._public_url is None:
             host = headers.get(b"host", b"").decode("latin-1")
             base = f"{scope['scheme']}://{host}"
-        elif scope["type"] == "websocket":
-            base = base.replace("http", "ws", 1)
+        else:
+            base = self._public_url.rstrip("/")
+            if scope["type"] == "websocket":
+                base = base.replace("http", "ws", 1)
         path = scope.get("raw_path") or scope["path"].encode()
         query = scope.get("query_string", b"")
         uri = base + path.decode("latin-1")

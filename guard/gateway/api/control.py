@@ -9,6 +9,8 @@ import urllib.parse
 from collections.abc import Callable
 from typing import Final
 
+import attrs
+
 from guard.core import wire
 from guard.gateway.api.auth import Authenticator, KeyIdentity, signature_of
 from guard.gateway.api.http import (
@@ -31,24 +33,16 @@ POLL_SNAPSHOT_MAX: Final = 1000
 """A larger snapshot is not sent in one reply; such a client reads the record page by page."""
 
 
+@attrs.frozen(eq=False)
 class ControlRoutes:
     """Serves ``GET /api/v1/control``."""
 
-    def __init__(
-        self,
-        log: ControlLog,
-        hub: Hub,
-        authenticator: Authenticator,
-        tools: ToolRulesOf,
-        settings: GatewaySettings,
-        clock_ms: Callable[[], int],
-    ) -> None:
-        self._log = log
-        self._hub = hub
-        self._authenticator = authenticator
-        self._tools = tools
-        self._settings = settings
-        self._clock_ms = clock_ms
+    _log: ControlLog
+    _hub: Hub
+    _authenticator: Authenticator
+    _tools: ToolRulesOf
+    _settings: GatewaySettings
+    _clock_ms: Callable[[], int]
 
     async def poll(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer with the messages newer than ``after``; wait for one up to ``wait_ms``."""
@@ -109,6 +103,7 @@ class ControlRoutes:
             self._hub.unsubscribe(identity.organisation_id, subscription)
 
 
+@attrs.define(eq=False)
 class KnownTools:
     """The tool rules that one client has.
 
@@ -117,9 +112,8 @@ class KnownTools:
         known: the version that the client named; None: it does not know of any.
     """
 
-    def __init__(self, rules: ToolRulesOf, known: str | None) -> None:
-        self._rules = rules
-        self._known = known
+    _rules: ToolRulesOf
+    _known: str | None
 
     async def news(self, identity: KeyIdentity) -> wire.ToolRules | None:
         """Return the key's rules if the client has others; from then on it has these."""

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Final
 
+import attrs
+
 from guard.core import wire
 from guard.gateway.api.asks import SocketAsks, sealed
 from guard.gateway.api.auth import Authenticator, KeyIdentity
@@ -38,28 +40,18 @@ _ORGANISATION_SHARE: Final = 0.8
 """Share of all connections that one organisation's control channels may use."""
 
 
+@attrs.frozen(eq=False)
 class ControlSocketRoute:
     """Serves ``WS /api/v1/control/ws``."""
 
-    def __init__(
-        self,
-        log: ControlLog,
-        hub: Hub,
-        authenticator: Authenticator,
-        tools: ToolRulesOf,
-        decisions: DecisionHandlers,
-        load: Load,
-        settings: GatewaySettings,
-        clock_ms: Callable[[], int],
-    ) -> None:
-        self._log = log
-        self._hub = hub
-        self._authenticator = authenticator
-        self._tools = tools
-        self._decisions = decisions
-        self._load = load
-        self._settings = settings
-        self._clock_ms = clock_ms
+    _log: ControlLog
+    _hub: Hub
+    _authenticator: Authenticator
+    _tools: ToolRulesOf
+    _decisions: DecisionHandlers
+    _load: Load
+    _settings: GatewaySettings
+    _clock_ms: Callable[[], int]
 
     async def serve(self, socket: Socket, scope: Scope) -> None:
         """Serve one WebSocket until either side ends it."""
@@ -166,22 +158,15 @@ class ControlSocketRoute:
         return wire.ControlMessage(seq=seq, type=kind, at_ms=self._clock_ms(), spread_ms=spread_ms)
 
 
+@attrs.frozen(eq=False)
 class _Channel:
     """One client's view of the control messages."""
 
-    def __init__(
-        self,
-        socket: Socket,
-        identity: KeyIdentity,
-        headers: dict[bytes, bytes],
-        subscription: Subscription,
-        tools: KnownTools,
-    ) -> None:
-        self._socket = socket
-        self.tools = tools
-        self.identity = identity
-        self.headers = headers
-        self.subscription = subscription
+    _socket: Socket
+    identity: KeyIdentity
+    headers: dict[bytes, bytes]
+    subscription: Subscription
+    tools: KnownTools
 
     async def send(self, message: wire.ControlMessage) -> None:
         """Send a message, once the client has read what was sent before."""

@@ -8,6 +8,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
+import attrs
+
 from guard.core import wire
 from guard.gateway.api.auth import KeyIdentity
 from guard.gateway.api.http import ProblemError, fail
@@ -23,6 +25,7 @@ Operation = Callable[[RequestOrigin, bytes], Awaitable[EncodedAnswer]]
 _PERSON_BYTES: Final = 16
 
 
+@attrs.frozen(eq=False)
 class DecisionHandlers:
     """Decodes a body and has the gatekeeper decide.
 
@@ -32,10 +35,9 @@ class DecisionHandlers:
         events_max: events in one request.
     """
 
-    def __init__(self, gatekeeper: Gatekeeper, counts: Counts, events_max: int) -> None:
-        self._gatekeeper = gatekeeper
-        self._counts = counts
-        self._events_max = events_max
+    _gatekeeper: Gatekeeper
+    _counts: Counts
+    _events_max: int
 
     async def gate(
         self, request: RequestOrigin, body: bytes, *, leases: bool = False

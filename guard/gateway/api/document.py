@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import attrs
 from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,13 +16,13 @@ from guard.gateway.api.openapi import document
 from guard.gateway.services.metrics import CONTENT_TYPE, exposition
 
 
+@attrs.define(eq=False)
 class DocumentRoutes:
     """Serves the OpenAPI document and the metrics."""
 
-    def __init__(self, operations: Sequence[Operation], collector: Collector) -> None:
-        self._operations = operations
-        self._collector = collector
-        self._document: bytes | None = None
+    _operations: Sequence[Operation]
+    _collector: Collector
+    _document: bytes | None = attrs.field(default=None, init=False)
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes."""

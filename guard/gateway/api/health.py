@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Final
 
+import attrs
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -36,22 +37,15 @@ FEATURES: Final = (
 )
 
 
+@attrs.frozen(eq=False)
 class HealthRoutes:
     """Serves ``/healthz``, ``/readyz`` and ``/api/v1/capabilities``."""
 
-    def __init__(
-        self,
-        storage: Storage,
-        authenticator: Authenticator,
-        settings: GatewaySettings,
-        clock_ms: Callable[[], int],
-        draining: Callable[[], bool],
-    ) -> None:
-        self._storage = storage
-        self._authenticator = authenticator
-        self._settings = settings
-        self._clock_ms = clock_ms
-        self._draining = draining
+    _storage: Storage
+    _authenticator: Authenticator
+    _settings: GatewaySettings
+    _clock_ms: Callable[[], int]
+    _draining: Callable[[], bool]
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes."""

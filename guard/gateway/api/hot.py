@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Self
 
+import attrs
+
 from guard.core import wire
 from guard.gateway.api.auth import Authenticator, KeyIdentity, signature_of
 from guard.gateway.api.decisions import DecisionHandlers, Operation, overloaded, request_of
@@ -26,16 +28,17 @@ from guard.gateway.settings import GatewaySettings
 Route = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
+@attrs.define(eq=False)
 class _Held:
     """Counts one request's bytes until it is answered."""
 
-    __slots__ = ("_events", "_load", "_owner", "_size")
+    _load: Load
+    _owner: str
+    _events: bool
+    _size: int = attrs.field(default=0, init=False)
 
-    def __init__(self, load: Load, owner: str, events: bool) -> None:
-        self._load = load
-        self._owner = owner
-        self._events = events
-        self._size = 0
+    def __attrs_post_init__(self) -> None:
+        """Count the request itself."""
         self.grow(0)
 
     def grow(self, body_bytes: int) -> None:

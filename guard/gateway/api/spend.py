@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import attrs
+
 from guard.core import wire
 from guard.gateway.api.auth import Authenticator, signature_of
 from guard.gateway.api.control import text_in
@@ -14,17 +16,15 @@ from guard.gateway.settings import GatewaySettings
 from guard.gateway.storage.port import Queries
 
 
+@attrs.frozen(eq=False)
 class SpendRoute:
     """Serves ``GET /api/v1/spend``: within the key's organisation, and within its workflow if the
     key is for one."""
 
-    def __init__(
-        self, queries: Queries, authenticator: Authenticator, load: Load, settings: GatewaySettings
-    ) -> None:
-        self._queries = queries
-        self._authenticator = authenticator
-        self._load = load
-        self._settings = settings
+    _queries: Queries
+    _authenticator: Authenticator
+    _load: Load
+    _settings: GatewaySettings
 
     async def get(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer with what ``workflow``, and ``run`` if it is given, have spent.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
+import attrs
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -43,6 +44,7 @@ class Counts:
         self.gates.add(seconds)
 
 
+@attrs.frozen(eq=False)
 class GatewayCollector(Collector):
     """Turns counts and the store's statistics into metric families.
 
@@ -56,23 +58,13 @@ class GatewayCollector(Collector):
         redis: tells whether Redis answers, and how often it went away; None without it.
     """
 
-    def __init__(
-        self,
-        counts: Counts,
-        load: Load,
-        hub: Hub,
-        statistics: Callable[[], StoreStatistics],
-        connections: Callable[[], int],
-        draining: Callable[[], bool],
-        redis: Callable[[], tuple[bool, int] | None],
-    ) -> None:
-        self._counts = counts
-        self._load = load
-        self._hub = hub
-        self._statistics = statistics
-        self._connections = connections
-        self._draining = draining
-        self._redis = redis
+    _counts: Counts
+    _load: Load
+    _hub: Hub
+    _statistics: Callable[[], StoreStatistics]
+    _connections: Callable[[], int]
+    _draining: Callable[[], bool]
+    _redis: Callable[[], tuple[bool, int] | None]
 
     def collect(self) -> Iterable[Metric]:
         """Yield every family."""

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
+import attrs
+
 WAIT_S: Final = 0.25
 """How long a refusal waits for the holders."""
 
@@ -27,6 +29,7 @@ class Peers(Protocol):
         """Tell them that a lease has given back what it does not use."""
 
 
+@attrs.define(eq=False)
 class Recalls:
     """The recalls under way in this process. Calls that are refused at once share them.
 
@@ -40,24 +43,16 @@ class Recalls:
         silence_s: how long a holder that did not answer is left alone.
     """
 
-    def __init__(
-        self,
-        push: Push,
-        peers: Peers | None = None,
-        *,
-        wait_s: float = WAIT_S,
-        silence_s: float = SILENCE_S,
-    ) -> None:
-        self._push = push
-        self._peers = peers
-        # Leases that a call at another replica waits for, with their organisation.
-        self._for_peers: dict[str, str] = {}
-        self._wait_s = wait_s
-        self._silence_s = silence_s
-        # Leases that a call here waits for. All calls wait for one future: one recall serves them.
-        self._under_way: dict[str, asyncio.Future[None]] = {}
-        # Until when a lease is not recalled again, because its holder did not answer.
-        self._silent_until_s: dict[str, float] = {}
+    _push: Push
+    _peers: Peers | None = None
+    _wait_s: float = attrs.field(default=WAIT_S, kw_only=True)
+    _silence_s: float = attrs.field(default=SILENCE_S, kw_only=True)
+    # Leases that a call at another replica waits for, with their organisation.
+    _for_peers: dict[str, str] = attrs.field(factory=dict, init=False)
+    # Leases that a call here waits for. All calls wait for one future: one recall serves them.
+    _under_way: dict[str, asyncio.Future[None]] = attrs.field(factory=dict, init=False)
+    # Until when a lease is not recalled again, because its holder did not answer.
+    _silent_until_s: dict[str, float] = attrs.field(factory=dict, init=False)
 
     async def recall(self, organisation_id: str, leases: Mapping[str, Sequence[str]]) -> None:
         """Recall leases, and wait until each has answered or the time is over.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+import attrs
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -26,6 +27,7 @@ ADMIN_PATH: Final = "/api/v1/admin"
 BODY_MAX: Final = 1_048_576
 
 
+@attrs.frozen(eq=False)
 class AdminApp:
     """Turns operations into routes.
 
@@ -35,12 +37,9 @@ class AdminApp:
         directory: knows the organisations.
     """
 
-    def __init__(
-        self, operations: Sequence[Operation], keys: KeyRing, directory: Directory
-    ) -> None:
-        self._operations = operations
-        self._keys = keys
-        self._directory = directory
+    _operations: Sequence[Operation]
+    _keys: KeyRing
+    _directory: Directory
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes, fixed paths before those with parameters."""

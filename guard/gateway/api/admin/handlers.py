@@ -7,6 +7,8 @@ import secrets
 from collections.abc import Awaitable, Callable
 from typing import Concatenate, ParamSpec, TypeVar
 
+import attrs
+
 from guard.core import wire
 from guard.core.ids import IdFactory
 from guard.gateway.api.admin import bodies
@@ -34,22 +36,15 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+@attrs.frozen(eq=False)
 class AdminHandlers:
     """Handlers over the storage port; each returns the reply's value."""
 
-    def __init__(
-        self,
-        storage: Storage,
-        recent: RecentCalls,
-        clock_ms: Callable[[], int],
-        *,
-        private_webhooks: bool,
-    ) -> None:
-        self._private_webhooks = private_webhooks
-        self._storage = storage
-        self._recent = recent
-        self._clock_ms = clock_ms
-        self._ids = IdFactory()
+    _storage: Storage
+    _recent: RecentCalls
+    _clock_ms: Callable[[], int]
+    _private_webhooks: bool = attrs.field(kw_only=True)
+    _ids: IdFactory = attrs.field(factory=IdFactory, init=False)
 
     def _write(
         self,
