@@ -114,8 +114,7 @@ class GatewayApp:
         # Elapsed time must not follow a wrong reading of the machine's clock.
         passed_ms = monotonic_clock_ms if clock_ms is wall_clock_ms else clock_ms
         # A store that replicas share has the time of all of them.
-        clock_ms = getattr(self.storage, "clock_ms", clock_ms)
-        self.clock_ms = clock_ms
+        self.clock_ms = clock_ms = self.storage.clock_ms
         self._redis = redis = None if settings.redis is None else _connection(settings.redis)
         shared = None if redis is None else _shared_rates(redis)
         of_store: RateStore | None = getattr(self.storage, "rates", None)

@@ -14,7 +14,7 @@ from guard.gateway.ledger import directory
 from guard.gateway.ledger.state import NOTHING
 from guard.gateway.services.keys import KeyRing
 from guard.gateway.services.logs import note_request
-from guard.gateway.storage.port import Directory
+from guard.gateway.storage.port import Storage
 
 _NONCE_KEEP_MS = 2 * signing.SKEW_MAX_S * 1000
 
@@ -44,13 +44,13 @@ class Authenticator:
 
     Args:
         keys: looks keys up.
-        directory: remembers nonces.
+        storage: remembers nonces.
         clock_ms: the gateway's clock.
         public_url: the URL that clients sign, when a proxy passes on another one.
     """
 
     _keys: KeyRing
-    _directory: Directory
+    _storage: Storage
     _clock_ms: Callable[[], int]
     _public_url: str | None
 
@@ -152,7 +152,7 @@ class Authenticator:
         except signing.SignatureError as exc:
             raise self._bad_signature(str(exc)) from None
         nonce = parameters.nonce
-        if not await self._directory.write(
+        if not await self._storage.write(
             NOTHING, directory.use_nonce, identity.key_id, nonce, _NONCE_KEEP_MS
         ):
             raise self._bad_signature("the nonce was used before")

@@ -26,7 +26,7 @@ from guard.gateway.domain.commands import EncodedAnswer
 from guard.gateway.services.fanout import Hub
 from guard.gateway.services.tool_rules import ToolRulesOf
 from guard.gateway.settings import GatewaySettings
-from guard.gateway.storage.port import ControlLog
+from guard.gateway.storage.port import Storage
 
 PAGE: Final = 500
 POLL_SNAPSHOT_MAX: Final = 1000
@@ -37,7 +37,7 @@ POLL_SNAPSHOT_MAX: Final = 1000
 class ControlRoutes:
     """Serves ``GET /api/v1/control``."""
 
-    _log: ControlLog
+    _storage: Storage
     _hub: Hub
     _authenticator: Authenticator
     _tools: ToolRulesOf
@@ -70,10 +70,10 @@ class ControlRoutes:
         subscription = self._hub.subscribe(identity.organisation_id, identity.key_id, pushes=False)
         deadline = time.monotonic() + min(wait_ms / 1000, seconds_left(identity, self._clock_ms()))
         try:
-            epoch = await epoch_of(self._log, identity.organisation_id, after)
+            epoch = await epoch_of(self._storage, identity.organisation_id, after)
             snapshot: list[wire.ControlMessage] = []
             if not after:
-                snapshot = await self._log.control_snapshot(
+                snapshot = await self._storage.control_snapshot(
                     identity.organisation_id, identity.key_id
                 )
             if 0 < len(snapshot) <= POLL_SNAPSHOT_MAX:
@@ -82,14 +82,14 @@ class ControlRoutes:
                     snapshot.append(tools_message(rules, self._clock_ms()))
                 return wire.ControlReply(snapshot, seq, epoch)
             while True:
-                page = await self._log.control_after(identity.organisation_id, after, PAGE)
+                page = await self._storage.control_after(identity.organisation_id, after, PAGE)
                 own = [m.message for m in page if m.key_id in (None, identity.key_id)]
                 if page:
                     after = page[-1].message.seq
                 if rules := await tools.news(identity):
                     own.append(tools_message(rules, self._clock_ms()))
                 left_s = deadline - time.monotonic()
-                newest = await self._log.control_seq(identity.organisation_id)
+                newest = await self._storage.control_seq(identity.organisation_id)
                 # A client that is ahead of every number given has to start over; waiting would
                 # hide every message up to its number.
                 if own or left_s <= 0 or after > newest or self._hub.closing:
@@ -131,9 +131,9 @@ def tools_message(rules: wire.ToolRules, now_ms: int) -> wire.ControlMessage:
     return wire.ControlMessage(seq=0, type="policy", at_ms=now_ms, tools=rules)
 
 
-async def epoch_of(log: ControlLog, organisation_id: str, seq: int) -> str:
+async def epoch_of(storage: Storage, organisation_id: str, seq: int) -> str:
     """Return the epoch of a message; empty when there is none with that number (any more)."""
-    page = await log.control_after(organisation_id, seq - 1, 1) if seq else []
+    page = await storage.control_after(organisation_id, seq - 1, 1) if seq else []
     return page[0].message.epoch if page and page[0].message.seq == seq else ""
 
 

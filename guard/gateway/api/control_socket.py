@@ -34,7 +34,7 @@ from guard.gateway.services.fanout import Hub, Subscription
 from guard.gateway.services.load import Load
 from guard.gateway.services.tool_rules import ToolRulesOf
 from guard.gateway.settings import GatewaySettings
-from guard.gateway.storage.port import ControlLog
+from guard.gateway.storage.port import Storage
 
 _ORGANISATION_SHARE: Final = 0.8
 """Share of all connections that one organisation's control channels may use."""
@@ -44,7 +44,7 @@ _ORGANISATION_SHARE: Final = 0.8
 class ControlSocketRoute:
     """Serves ``WS /api/v1/control/ws``."""
 
-    _log: ControlLog
+    _storage: Storage
     _hub: Hub
     _authenticator: Authenticator
     _tools: ToolRulesOf
@@ -119,7 +119,7 @@ class ControlSocketRoute:
             except TimeoutError:
                 if not seconds_left(identity, self._clock_ms()):
                     return CLOSE_REVOKED
-                newest = await self._log.control_seq(own)
+                newest = await self._storage.control_seq(own)
                 await channel.send(self._heartbeat("ping", newest))
                 continue
             if message is None:
@@ -135,17 +135,17 @@ class ControlSocketRoute:
     async def _replay(self, channel: _Channel, after: int) -> int:
         """Send the hello, the snapshot and what came after; return the newest number."""
         own, key_id = channel.identity.organisation_id, channel.identity.key_id
-        hello = self._heartbeat("hello", await self._log.control_seq(own))
-        hello.epoch = await epoch_of(self._log, own, after)
+        hello = self._heartbeat("hello", await self._storage.control_seq(own))
+        hello.epoch = await epoch_of(self._storage, own, after)
         hello.tools = await channel.tools.news(channel.identity)
         await channel.send(hello)
         sent = after
         if not after:
-            for known in await self._log.control_snapshot(own, key_id):
+            for known in await self._storage.control_snapshot(own, key_id):
                 sent = known.seq
                 await channel.send(known)
         while True:
-            page = await self._log.control_after(own, sent, PAGE)
+            page = await self._storage.control_after(own, sent, PAGE)
             for stored in page:
                 sent = stored.message.seq
                 if stored.key_id in (None, key_id):

@@ -13,7 +13,7 @@ from guard.gateway.domain.commands import EncodedAnswer
 from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.services.load import REQUEST_BYTES, Load
 from guard.gateway.settings import GatewaySettings
-from guard.gateway.storage.port import Queries
+from guard.gateway.storage.port import Storage
 
 
 @attrs.frozen(eq=False)
@@ -21,7 +21,7 @@ class SpendRoute:
     """Serves ``GET /api/v1/spend``: within the key's organisation, and within its workflow if the
     key is for one."""
 
-    _queries: Queries
+    _storage: Storage
     _authenticator: Authenticator
     _load: Load
     _settings: GatewaySettings
@@ -48,7 +48,7 @@ class SpendRoute:
         if not self._load.take(owner, REQUEST_BYTES):
             raise overloaded()
         try:
-            reply = await self._queries.spend(owner, keys, _name_in(scope, "run"))
+            reply = await self._storage.spend(owner, keys, _name_in(scope, "run"))
         except NotFoundError as exc:
             raise fail(404, "GD-P004", "Not found", str(exc)) from None
         finally:

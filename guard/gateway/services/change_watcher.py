@@ -8,7 +8,7 @@ from typing import Final
 
 from guard.gateway.domain.errors import StoreError
 from guard.gateway.domain.usage import Watermark
-from guard.gateway.storage.port import DashboardQueries
+from guard.gateway.storage.port import Storage
 
 INTERVAL_S: Final = 0.25
 LISTENERS_MAX: Final = 500
@@ -44,8 +44,8 @@ class ChangeWatcher:
     with several gateways on one store.
     """
 
-    def __init__(self, queries: DashboardQueries) -> None:
-        self._queries = queries
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
         # By organisation; one without listeners is not asked about.
         self._listeners: dict[str, set[ChangeListener]] = {}
         # What was last seen of each; the first look wakes no listener, since its page is new.
@@ -107,7 +107,7 @@ class ChangeWatcher:
         known = {organisation_id: self._watermarks.get(organisation_id) for organisation_id in
                  self._listeners}  # fmt: skip
         try:
-            found = await self._queries.watermarks(known)
+            found = await self._storage.watermarks(known)
         except StoreError as exc:
             if self.healthy:
                 logger.warning("the dashboard cannot read the store: %s", exc)

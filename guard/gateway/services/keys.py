@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from guard.core.ids import IdFactory
 from guard.gateway.domain.records import Key, KeySecret
-from guard.gateway.storage.port import Directory
+from guard.gateway.storage.port import Storage
 
 SDK_PREFIX: Final = "gdk_"
 ADMIN_PREFIX: Final = "gda_"
@@ -74,8 +74,8 @@ class KeyRing:
         generation: rises whenever some key may have changed.
     """
 
-    def __init__(self, directory: Directory, clock_ms: Callable[[], int]) -> None:
-        self._directory = directory
+    def __init__(self, storage: Storage, clock_ms: Callable[[], int]) -> None:
+        self._storage = storage
         self._clock_ms = clock_ms
         # By hash; ``None`` for keys that do not exist, which are asked for again and again too.
         self._cache: dict[bytes, KeySecret | None] = {}
@@ -87,7 +87,7 @@ class KeyRing:
         found = self._cache.get(hashed)
         if found is None and hashed not in self._cache:
             generation = self.generation
-            found = await self._directory.find_key(hashed)
+            found = await self._storage.find_key(hashed)
             # A key that was revoked while it was read must not be cached as it was before.
             if generation == self.generation:
                 if len(self._cache) >= _CACHE_MAX:

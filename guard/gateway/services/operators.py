@@ -17,7 +17,7 @@ from guard.gateway.domain.commands import Actor
 from guard.gateway.domain.operators import Operator, OperatorSession
 from guard.gateway.ledger import directory
 from guard.gateway.ledger.state import NOTHING
-from guard.gateway.storage.port import Operators
+from guard.gateway.storage.port import Storage
 
 FIRST_OPERATOR: Final = "admin"
 PASSWORD_LENGTH_MIN: Final = 12
@@ -97,7 +97,7 @@ class OperatorService:
     """
 
     def __init__(
-        self, store: Operators, clock_ms: Callable[[], int], passed_ms: Callable[[], int]
+        self, store: Storage, clock_ms: Callable[[], int], passed_ms: Callable[[], int]
     ) -> None:
         self._store = store
         self._clock_ms = clock_ms

@@ -21,7 +21,7 @@ from guard.gateway.domain.commands import Actor
 from guard.gateway.domain.errors import ConflictError, NotFoundError, StoreError
 from guard.gateway.services.keys import KeyRing
 from guard.gateway.services.logs import note_request
-from guard.gateway.storage.port import Directory
+from guard.gateway.storage.port import Storage
 
 ADMIN_PATH: Final = "/api/v1/admin"
 BODY_MAX: Final = 1_048_576
@@ -34,12 +34,12 @@ class AdminApp:
     Args:
         operations: what can be done.
         keys: looks admin keys up.
-        directory: knows the organisations.
+        storage: knows the organisations.
     """
 
     _operations: Sequence[Operation]
     _keys: KeyRing
-    _directory: Directory
+    _storage: Storage
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes, fixed paths before those with parameters."""
@@ -102,7 +102,7 @@ class AdminApp:
         return Caller(Actor(found.key.prefix, bound_to), bound_to, organisation_id)
 
     async def _organisation(self, wanted: str | None) -> str:
-        known = await self._directory.organisations()
+        known = await self._storage.organisations()
         if wanted is None:
             if len(known) == 1:
                 return known[0].organisation_id

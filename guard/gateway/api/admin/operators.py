@@ -15,7 +15,7 @@ from guard.gateway.services.operators import (
     PASSWORD_LENGTH_MIN,
     OperatorService,
 )
-from guard.gateway.storage.port import Directory
+from guard.gateway.storage.port import Storage
 
 _NAME_MAX = 256
 
@@ -29,9 +29,9 @@ class PasswordBody(Strict, kw_only=True):
 class OperatorHandlers:
     """Handlers over the operators' use cases."""
 
-    def __init__(self, operators: OperatorService, directory: Directory) -> None:
+    def __init__(self, operators: OperatorService, storage: Storage) -> None:
         self._operators = operators
-        self._directory = directory
+        self._storage = storage
 
     async def put_operator(self, call: AdminCall) -> Operator:
         name = call.path["name"]
@@ -46,7 +46,7 @@ class OperatorHandlers:
         )
 
     async def _resolve(self, wanted: str) -> str:
-        for organisation in await self._directory.organisations():
+        for organisation in await self._storage.organisations():
             if wanted in (organisation.organisation_id, organisation.name):
                 return organisation.organisation_id
         raise NotFoundError("no such organisation")

@@ -6,10 +6,9 @@ from typing import Final
 
 from guard.gateway.ledger import expiry, leases
 from guard.gateway.ledger.state import ANYTHING, NOTHING, Scopes
+from guard.gateway.storage.port import Storage
 from guard.gateway.storage.postgres.engine import PostgresEngine
 from guard.gateway.storage.postgres.unit_of_work import AWAY_MS, PostgresUnitOfWork
-from guard.gateway.storage.sql.queries import SqlQueries
-from guard.gateway.storage.sql.reports import SqlReports
 
 SWEEP_ORGANISATIONS: Final = 50
 """Organisations that one step of a sweep locks."""
@@ -29,8 +28,8 @@ _DUE: Final = (
 )
 
 
-class PostgresStorage(PostgresEngine, SqlQueries, SqlReports):
-    """Implements :class:`guard.gateway.storage.port.Storage` on a database that replicas share.
+class PostgresStorage(PostgresEngine, Storage):
+    """The storage on a database that replicas share.
 
     Args:
         dsn: a connection URI or string of libpq.

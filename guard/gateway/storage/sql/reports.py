@@ -1,7 +1,7 @@
 """What a store answers to operators, on connections of its own.
 
 No request and no kill waits for a report. The queries are plain functions of a connection; here
-they become the methods of a store that :mod:`guard.gateway.storage.port` describes.
+they become the methods of a store.
 """
 
 from __future__ import annotations

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from guard.gateway.ledger import expiry, leases
 from guard.gateway.ledger.state import ANYTHING
-from guard.gateway.storage.sql.queries import SqlQueries
-from guard.gateway.storage.sql.reports import SqlReports
+from guard.gateway.storage.port import Storage
 from guard.gateway.storage.sqlite.engine import SqliteEngine
 
 
-class SqliteStorage(SqliteEngine, SqlQueries, SqlReports):
-    """Implements :class:`guard.gateway.storage.port.Storage` on one file.
+class SqliteStorage(SqliteEngine, Storage):
+    """The storage on one file.
 
     Args:
         path: the database file; created with mode 0600.
