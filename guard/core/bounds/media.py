@@ -90,6 +90,7 @@ def measure(body: Any, model: str | None) -> Media:
         body: the JSON value.
         model: decides how many tokens an image has at most.
     """
+    # A list instead of recursion: a body may be nested deeper than Python's stack.
     found = Media()
     waiting: list[_Waiting] = [(body, "", "")]
     while waiting:

@@ -38,6 +38,7 @@ def with_output_limit(
     request = mapping(parse(body)) if put is not None and body[:1] == b"{" else {}
     if put is None or not request:
         return None
+    # Each writer returns the members to replace, with what the caller has set in them.
     changed = put(request, path, response_format.provider, tokens)
     return None if changed is None else msgspec.json.encode({**request, **changed})
 
@@ -60,6 +61,7 @@ def _run(request: Message, path: str, provider: str, tokens: int) -> Message | N
 def _gemini(request: Message, path: str, provider: str, tokens: int) -> Message | None:
     if not path.endswith("enerateContent"):
         return None
+    # The spelling that the request uses, so that its other settings stay in one place.
     name = "generation_config" if "generation_config" in request else "generationConfig"
     return {name: {**mapping(request.get(name)), "maxOutputTokens": tokens}}
 
