@@ -10,6 +10,7 @@ import functools
 import time
 from collections import deque
 from collections.abc import Iterable
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -307,7 +308,7 @@ class Courier:
             return
         turn.add_done_callback(functools.partial(self._posted, errand))
 
-    def _posted(self, errand: _Errand, turn: Ticket[wire.GateReply]) -> None:
+    def _posted(self, errand: _Errand, turn: Future[wire.GateReply]) -> None:
         if turn.cancelled():  # the loop is closing, and cancels its callers' tickets
             self._noted(errand, was_shut_down())
         else:
