@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, Final, cast
 
@@ -46,8 +47,9 @@ _log = logging.getLogger("spamdetect.bot")
 
 UPDATES: Final = ("message", "edited_message", "callback_query")
 # Telegram lets a bot write about 20 messages a minute to a group.
-_NOTICES_PER_MINUTE: Final = 10
-_NOTICE_BURST_S: Final = 60.0
+_TIMES_PER_MINUTE: Final = 10
+_BURST_S: Final = 60.0
+_MAX_RATES: Final = 100_000
 _AUTHOR: Final = "the author"
 _USAGE: Final = (
     "Administrators of this group set how I moderate:\n"
@@ -71,8 +73,8 @@ class GroupModerator:
         self._groups = Groups(store)
         self._load_engine = load_engine
         self._engine: TextEngine | None = None
-        # By chat: the rate limit's number for notices.
-        self._notices: dict[int, float] = {}
+        # By chat for notices, and by chat and user for commands: the rate limit's number.
+        self._rates: OrderedDict[tuple[int, ...], float] = OrderedDict()
 
     def add_handlers(self, app: Application[Any, Any, Any, Any, Any, Any]) -> None:
         """Let an application pass on what concerns groups."""
@@ -91,8 +93,10 @@ class GroupModerator:
         if message.chat.type == message.chat.PRIVATE:
             await message.reply_text(f"Add me to a group and write there.\n\n{_USAGE}")
             return
+        if not self._may(message.chat_id, message.from_user.id):
+            return  # before Telegram is asked about the user
         if not await _is_administrator(message):
-            if self._may_write(message.chat_id):
+            if self._may(message.chat_id):
                 await message.reply_text("Only administrators of this group can set that.")
             return
         try:
@@ -167,7 +171,7 @@ class GroupModerator:
         await group.open_case(
             Case(message.message_id, author, time.time(), deleted, text, found.sketch)
         )
-        if not self._may_write(message.chat_id):
+        if not self._may(message.chat_id):
             return  # a flood: messages go, notices are few
         score = f"{found.analysis.prediction.spam_score:.0%}"
         said = "was deleted" if deleted else "looks like spam"
@@ -237,11 +241,14 @@ class GroupModerator:
             body += f" The message was:\n\n{case.text[:3500]}"
         await notice.edit_text(body)
 
-    def _may_write(self, chat_id: int) -> bool:
+    def _may(self, *who: int) -> bool:
+        """Count a notice to a chat, or a command of a user in it; false beyond ten a minute."""
         cell_s, wait_s = next_cell(
-            self._notices.get(chat_id, 0.0), time.monotonic(), _NOTICES_PER_MINUTE, _NOTICE_BURST_S
+            self._rates.pop(who, 0.0), time.monotonic(), _TIMES_PER_MINUTE, _BURST_S
         )
-        self._notices[chat_id] = cell_s
+        self._rates[who] = cell_s
+        if len(self._rates) > _MAX_RATES:
+            self._rates.popitem(last=False)
         return wait_s == 0
 
 

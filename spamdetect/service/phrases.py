@@ -27,14 +27,17 @@ class PhraseIndex(Generic[V]):
         self._link()
 
     def find(self, words: list[str]) -> Iterator[V]:
-        """The value of each phrase that a text has, once for each place where it ends."""
+        """The value of each phrase that a text has, once."""
         state = 0
+        found: set[int] = set()
         for word in words:
             while state and word not in self._next[state]:
                 state = self._fail[state]
             state = self._next[state].get(word, 0)
             match = state if self._values[state] else self._shorter[state]
-            while match:
+            # What is shorter than a phrase found before was found with it.
+            while match and match not in found:
+                found.add(match)
                 yield from self._values[match]
                 match = self._shorter[match]
 

@@ -7,6 +7,7 @@ through hides nothing from a list either.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 import unicodedata
 from typing import Final
@@ -16,6 +17,8 @@ from spamdetect.engine.normalise import normalise
 
 SKETCH_SIZE: Final = 64
 _SHINGLE_WORDS: Final = 3
+_MAX_HOSTS: Final = 200
+_MAX_HOST_CHARS: Final = 253  # the longest name that DNS has
 # A run of letters and digits is one word; where a script has no spaces, each character is.
 _UNSPACED: Final = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
@@ -41,8 +44,10 @@ def phrase_words(phrase: str) -> list[str]:
 
 
 def hosts_of(text: str) -> tuple[str, ...]:
-    """The hosts that a text links to, each once."""
-    return tuple(dict.fromkeys(filter(None, map(host_of, normalise(text).urls))))
+    """The hosts that a text links to, each once; after very many of them one that is on no list."""
+    hosts = dict.fromkeys(host_of(url)[-_MAX_HOST_CHARS:] for url in normalise(text).urls)
+    found = tuple(itertools.islice(filter(None, hosts), _MAX_HOSTS))
+    return found if len(hosts) <= _MAX_HOSTS else (*found, "")
 
 
 def domain_of(value: str) -> str | None:

@@ -294,6 +294,18 @@ async def test_the_command_moderates(api: BotApi, tmp_path: Path) -> None:
     assert len(api.deleted) == 1
 
 
+async def test_a_flood_of_commands_is_not_passed_on(api: BotApi, running: Running) -> None:
+    async with running() as room:
+        for _ in range(40):
+            await room.say("/moderate delete", BOB)
+        await room.say("/moderate flag", ADMIN)
+        async with asyncio.timeout(60):
+            while not any("answered with a flag" in sent["text"] for sent in api.sent):
+                await asyncio.sleep(0.01)
+        assert api.called.count("getChatMember") < 25
+        assert len(api.sent) < 25
+
+
 async def test_no_text_and_no_name_is_logged(
     api: BotApi, running: Running, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -21,7 +21,7 @@ from spamdetect.service.app import open_store
 from spamdetect.service.keys import KeySpec
 from spamdetect.service.phrases import PhraseIndex
 from spamdetect.service.rules import MAX_SHIFT
-from spamdetect.service.traces import similarity, sketch_of
+from spamdetect.service.traces import hosts_of, similarity, sketch_of
 from spamdetect.testing import run_service_async
 from tests.support.private_server import schema_in
 
@@ -273,10 +273,19 @@ def test_the_index_finds_what_looking_everywhere_finds(
     expected = sorted(
         number
         for number, phrase in enumerate(phrases)
-        for at in range(len(text) - len(phrase) + 1)
-        if text[at : at + len(phrase)] == phrase
+        if any(text[at : at + len(phrase)] == phrase for at in range(len(text) - len(phrase) + 1))
     )
     assert sorted(index.find(text)) == expected
+
+
+def test_a_text_made_to_take_long_does_not() -> None:
+    hosts = hosts_of("http://" + "a." * 49_000 + "example/x")
+    assert [len(host) for host in hosts] == [253]
+    many = hosts_of(" ".join(f"http://h{n}.example" for n in range(5000)))
+    assert (len(many), many[-1]) == (201, "")
+    # Each phrase is named once, however often and however deep in one another they come.
+    index = PhraseIndex((["a"] * size, size) for size in range(1, 100))
+    assert sorted(index.find(["a"] * 50_000)) == list(range(1, 100))
 
 
 def test_similarity_is_near_what_two_texts_share() -> None:
