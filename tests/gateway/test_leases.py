@@ -60,7 +60,9 @@ async def ask(
     return answer.status
 
 
-async def granted(store: Store, amount: int = 10, demand: int = 0, **fields: Any) -> wire.Lease:
+async def granted(
+    store: Store, amount: int = 10, demand: int = 0, **fields: Any
+) -> wire.LeaseGrant:
     reply = await ask(store, amount, demand, **fields)
     assert isinstance(reply, wire.GateReply)
     assert reply.lease is not None
@@ -69,8 +71,8 @@ async def granted(store: Store, amount: int = 10, demand: int = 0, **fields: Any
 
 
 async def update(
-    store: Store, lease: wire.Lease, unused: int = 0, *, close: bool = False, key_id: str = "k",
-    key: str | None = None,
+    store: Store, lease: wire.LeaseGrant, unused: int = 0, *, close: bool = False,
+    key_id: str = "k", key: str | None = None,
 ) -> Any:  # fmt: skip
     request = store.request(key, key_id=key_id)
     change = wire.LeaseUpdate(lease.lease_id, unused_nanousd=unused, close=close)
@@ -220,7 +222,7 @@ async def test_a_lease_is_updated_by_its_own_key_only(store: Store) -> None:
     assert await update(store, lease, key_id="other") == 404
     reply = await store.gate(10)
     plain = wire.decode(reply.body, wire.GateReply)
-    assert await update(store, wire.Lease(plain.reservation_id or "", 0, 0)) == 404
+    assert await update(store, wire.LeaseGrant(plain.reservation_id or "", 0, 0)) == 404
 
 
 @pytest.mark.asyncio

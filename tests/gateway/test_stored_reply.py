@@ -26,7 +26,7 @@ budgets = st.builds(
     scope=st.none() | names,
 )
 leases = st.builds(
-    wire.Lease,
+    wire.LeaseGrant,
     names,
     amounts,
     st.integers(0, 2**40),

@@ -26,7 +26,7 @@ from guard.core.wire import (
     LeaseUpdate,
     ModelRates,
 )
-from guard.core.wire import Lease as Granted
+from guard.core.wire import LeaseGrant as Granted
 
 IDLE_S: Final = 2.0
 """After so long without a call, what is unused goes back."""

@@ -70,7 +70,7 @@ from guard.core.wire.fields import (
 )
 from guard.core.wire.frames import Answers, Ask, Asks, SignedFrame, Told
 from guard.core.wire.gate import ApprovalNote, GateReply, GateRequest, Problem, ReleaseRequest
-from guard.core.wire.leases import Lease, LeaseAsk, LeaseState, LeaseUpdate, ModelRates
+from guard.core.wire.leases import LeaseAsk, LeaseGrant, LeaseState, LeaseUpdate, ModelRates
 from guard.core.wire.spend import SpendReply
 
 __all__ = [
@@ -122,8 +122,8 @@ __all__ = [
     "EventsReply",
     "GateReply",
     "GateRequest",
-    "Lease",
     "LeaseAsk",
+    "LeaseGrant",
     "LeaseState",
     "LeaseUpdate",
     "Limits",

@@ -18,7 +18,7 @@ from guard.core.wire.fields import (
     Tokens,
     UnixMs,
 )
-from guard.core.wire.leases import Lease, LeaseAsk, ModelRates
+from guard.core.wire.leases import LeaseAsk, LeaseGrant, ModelRates
 
 
 class ApprovalNote(Struct, omit_defaults=True):
@@ -97,7 +97,7 @@ class GateReply(Struct, omit_defaults=True):
     expires_at_ms: int | None = None
     budget: Budget | None = None
     warnings: list[str] = []
-    lease: Lease | None = None
+    lease: LeaseGrant | None = None
     rates: ModelRates | None = None
     approval_id: str | None = None
     events: EventsOutcome | None = None

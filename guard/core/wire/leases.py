@@ -57,7 +57,7 @@ class ModelRates(Struct, omit_defaults=True):
     context_tokens: int | None = None
 
 
-class Lease(Struct, omit_defaults=True):
+class LeaseGrant(Struct, omit_defaults=True):
     """A reservation granted in advance, which the holder spends by itself.
 
     It belongs to one lane: key, workflow, agent, chain, user and model. It covers calls with the

@@ -84,7 +84,7 @@ def unpacked(stored: bytes) -> bytes:
     if lease is not None:
         # Replies that were stored before `overspent_nanousd` end with the rates.
         lease_id, granted, ttl_ms, version, calls, its_rates, *overspent = lease
-        reply.lease = wire.Lease(
+        reply.lease = wire.LeaseGrant(
             lease_id, granted, ttl_ms, version, calls, _rates(its_rates), *overspent
         )
     return wire.encode(reply)

@@ -274,7 +274,7 @@ def _granted(
     granted_lease = None
     if command.grants_lease:
         reservation = leases.grant(unit, org, reservation, accounts, lease, granted)
-        granted_lease = wire.Lease(
+        granted_lease = wire.LeaseGrant(
             lease_id=reservation.reservation_id,
             granted_nanousd=granted,
             ttl_ms=org.settings.lease_ttl_ms,

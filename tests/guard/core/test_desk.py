@@ -112,7 +112,7 @@ class World:
             return
         effect = self.top_ups.pop(0)
         granted = min(self.room, effect.asked.ask.demand_nanousd)
-        reply = wire.GateReply("allow", "top-up", lease=wire.Lease("lease", granted, 30_000))
+        reply = wire.GateReply("allow", "top-up", lease=wire.LeaseGrant("lease", granted, 30_000))
         self.reserve(granted)
         self.do(self.desk.topped_up(effect.asked, reply, self.now_s))
 
@@ -154,7 +154,7 @@ class World:
             return wire.GateReply("allow", name, reservation_id=name, reserved_nanousd=COST)
         granted = min(self.room, max(COST, asked.ask.demand_nanousd))
         self.reserve(granted)
-        lease = wire.Lease("lease", granted, 30_000)
+        lease = wire.LeaseGrant("lease", granted, 30_000)
         return wire.GateReply("allow", name, "lease", COST, lease=lease)
 
     def reserve(self, amount: int) -> None:

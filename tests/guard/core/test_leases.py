@@ -28,7 +28,7 @@ from guard.core.leases import (
 from guard.core.leases.book import IDLE_S
 from guard.core.request_bound import RequestBound
 from guard.core.usage import Usage
-from guard.core.wire import GateRequest, Lease, LeaseState, LeaseUpdate, ModelRates
+from guard.core.wire import GateRequest, LeaseGrant, LeaseState, LeaseUpdate, ModelRates
 
 KEY = ("w", "a", None, None, "m")
 CALL = ("call", "f", "f", ())
@@ -40,8 +40,8 @@ RATES = ModelRates(
 )  # fmt: skip
 
 
-def lease(granted: int, lease_id: str = "l", **fields: Any) -> Lease:
-    return Lease(lease_id, granted, fields.pop("ttl_ms", 30_000), **fields)
+def lease(granted: int, lease_id: str = "l", **fields: Any) -> LeaseGrant:
+    return LeaseGrant(lease_id, granted, fields.pop("ttl_ms", 30_000), **fields)
 
 
 def opened(granted: int = 100, amount: int = 10, **fields: Any) -> tuple[LeaseBook, Hold]:
@@ -402,7 +402,7 @@ class LeaseModel(RuleBasedStateMachine):
         self.room = self.LIMIT
         self.leases: dict[str, int] = {}  # held by the gateway
         self.asks: list[Asked] = []
-        self.grants: list[tuple[Asked, Lease, int]] = []
+        self.grants: list[tuple[Asked, LeaseGrant, int]] = []
         self.updates: list[Update] = []
         self.holds: list[Hold] = []
         self.unreported: list[tuple[str, int]] = []
@@ -435,7 +435,7 @@ class LeaseModel(RuleBasedStateMachine):
         self.room -= granted
         self.leases[lease_id] += granted
         calls = None if granted % 2 else 5
-        self.grants.append((asked, Lease(lease_id, granted, 30_000, calls=calls), amount))
+        self.grants.append((asked, LeaseGrant(lease_id, granted, 30_000, calls=calls), amount))
 
     @precondition(lambda self: self.updates)
     @rule(data=st.data(), arrives=st.booleans())
