@@ -12,7 +12,6 @@ from guard.core import wire
 from guard.gateway.api import docs
 from guard.gateway.api.admin.app import AdminApp, starlette_app
 from guard.gateway.api.admin.handlers import AdminHandlers
-from guard.gateway.api.admin.operators import OperatorHandlers
 from guard.gateway.api.admin.table import operations
 from guard.gateway.api.auth import Authenticator
 from guard.gateway.api.control import ControlRoutes
@@ -150,17 +149,15 @@ class GatewayApp:
         health = HealthRoutes(
             self.storage, authenticator, settings, clock_ms, lambda: self.draining
         )
+        self.operators = OperatorService(self.storage, clock_ms, passed_ms)
         handlers = AdminHandlers(
             self.storage,
+            self.operators,
             gatekeeper.recent,
             clock_ms,
             private_webhooks=settings.private_webhooks,
         )
-        self.operators = OperatorService(self.storage, clock_ms, passed_ms)
-        table = [
-            *operations(handlers),
-            *OperatorHandlers(self.operators, self.storage).operations(),
-        ]
+        table = operations(handlers)
         admin = AdminApp(table, self.keys, self.storage)
         collector = GatewayCollector(
             self.counts,

@@ -68,7 +68,7 @@ class DecisionHandlers:
                 "the call cannot be decided now",
                 reason="RATE_LIMIT_STORE",
             ) from None
-        self._counts.gated(time.perf_counter() - started)
+        self._counts.gates.add(time.perf_counter() - started)
         self._counts.answered(wire.GATE_PATH, answer.status)
         return answer
 

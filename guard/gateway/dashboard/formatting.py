@@ -168,8 +168,3 @@ def said(text: str) -> str:
     2
     """
     return visible(_GAP.sub("\n\n", text.strip()))
-
-
-def percent(part: int, whole: int) -> float:
-    """Return a share in percent; 100 of a whole of zero."""
-    return 100.0 * part / whole if whole > 0 else 100.0

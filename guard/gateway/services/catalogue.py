@@ -38,10 +38,6 @@ class CatalogueCache:
         # Rises with each change: a view that was read across one may be the old one.
         self._generation = 0
 
-    def cached(self, organisation_id: str) -> OrgView | None:
-        """Return the cached view, if there is one."""
-        return self._views.get(organisation_id)
-
     async def view(self, organisation_id: str) -> OrgView:
         """Return the current view, reading it if needed."""
         view = self._views.get(organisation_id)

@@ -86,9 +86,7 @@ class Gatekeeper:
             call: the question.
             leases: whether the holder of a lease can be reached, so that one may be granted.
         """
-        view = self._catalogue.cached(request.organisation_id)
-        if view is None:
-            view = await self._catalogue.view(request.organisation_id)
+        view = await self._catalogue.view(request.organisation_id)
         if call.workflow_id is None:
             call.workflow_id = request.key_workflow_id
         events, rejected = self._prepare(request, view, call.events) if call.events else ([], [])

@@ -32,16 +32,13 @@ class Counts:
 
     def __init__(self) -> None:
         self.statuses: dict[tuple[str, int], int] = {}
+        # Seconds of each decision, from the complete body to the answer.
         self.gates = Histogram(SECONDS)
 
     def answered(self, route: str, status: int) -> None:
         """Count one answer."""
         key = (route, status)
         self.statuses[key] = self.statuses.get(key, 0) + 1
-
-    def gated(self, seconds: float) -> None:
-        """Count the time of a decision, from the complete body to the answer."""
-        self.gates.add(seconds)
 
 
 @attrs.frozen(eq=False)

@@ -141,7 +141,7 @@ class OperatorService:
             raise ThrottledError(wait_ms)
         found = await self._store.find_operator(name)
         # An unknown name takes as long as a wrong password.
-        hashed = await _nobodys_hash(self._hasher) if found is None else found[1]
+        hashed = await asyncio.to_thread(_nobodys_hash, self._hasher) if found is None else found[1]
         # Counted before the check, so that concurrent attempts are counted too.
         self._throttle.failed(self._passed_ms(), address, name)
         if not await self._matches(hashed, password) or found is None:
@@ -202,10 +202,6 @@ def token_hash(token: str) -> bytes:
     return hashlib.sha256(token.encode("utf-8", "replace")).digest()
 
 
-async def _nobodys_hash(hasher: argon2.PasswordHasher) -> str:
-    return await asyncio.to_thread(_some_hash, hasher)
-
-
 @functools.lru_cache(maxsize=1)
-def _some_hash(hasher: argon2.PasswordHasher) -> str:
+def _nobodys_hash(hasher: argon2.PasswordHasher) -> str:
     return hasher.hash(secrets.token_urlsafe(16))

@@ -22,9 +22,7 @@ class ToolRulesOf:
             NotFoundError: no such organisation.
             StoreError: the store cannot be read.
         """
-        view = self._catalogue.cached(organisation_id)
-        if view is None:
-            view = await self._catalogue.view(organisation_id)
+        view = await self._catalogue.view(organisation_id)
         rules = _cached(view, key_id, key_workflow_id)
         return None if rules.version == known else rules
 

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from guard.core import wire
-from guard.gateway.api.admin.operations import AdminCall, Caller, Operation
+from guard.gateway.api.admin.operations import AdminCall, Caller, Operation, organisation_named
 from guard.gateway.api.decisions import parse
 from guard.gateway.api.http import ProblemError, decoded, fail, headers_of, read_body
 from guard.gateway.domain.commands import Actor
@@ -102,17 +102,14 @@ class AdminApp:
         return Caller(Actor(found.key.prefix, bound_to), bound_to, organisation_id)
 
     async def _organisation(self, wanted: str | None) -> str:
+        if wanted is not None:
+            return await organisation_named(self._storage, wanted)
         known = await self._storage.organisations()
-        if wanted is None:
-            if len(known) == 1:
-                return known[0].organisation_id
+        if len(known) != 1:
             raise fail(
                 400, "GD-P002", "Bad request", "name the organisation: ?organisation=ID or its name"
             )
-        for organisation in known:
-            if wanted in (organisation.organisation_id, organisation.name):
-                return organisation.organisation_id
-        raise fail(404, "GD-N001", "Not found", "no such organisation")
+        return known[0].organisation_id
 
 
 def _query(request: Request, kind: Any) -> Any:

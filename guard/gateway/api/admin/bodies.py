@@ -11,6 +11,7 @@ from guard.core.wire import NANOUSD_MAX, NANOUSD_PER_CENT
 from guard.gateway.domain import records
 from guard.gateway.domain.records import DurationMs, Label
 from guard.gateway.domain.rulesets import Change
+from guard.gateway.services.operators import PASSWORD_LENGTH_MAX, PASSWORD_LENGTH_MIN
 
 _WEBHOOK_URL = (
     r"^(https://[a-zA-Z0-9.-]{1,253}|http://(127\.0\.0\.1|\[::1\]))(:\d{1,5})?(/[!-~]*)?$"
@@ -26,10 +27,6 @@ NanoLimit = Annotated[int, Meta(ge=0, le=NANOUSD_MAX)]
 
 class Strict(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A body in which unknown fields are refused."""
-
-
-class NoQuery(Struct):
-    """No query parameters of its own."""
 
 
 class Page(Struct, kw_only=True):
@@ -185,6 +182,12 @@ class CreatedWebhook(Struct, kw_only=True):
 
     webhook: records.Webhook
     secret: str
+
+
+class PasswordBody(Strict, kw_only=True):
+    """The password that an operator signs in to the dashboard with."""
+
+    password: Annotated[str, Meta(min_length=PASSWORD_LENGTH_MIN, max_length=PASSWORD_LENGTH_MAX)]
 
 
 class UsageQuery(Struct, kw_only=True):

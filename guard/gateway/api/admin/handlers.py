@@ -5,18 +5,19 @@ from __future__ import annotations
 import base64
 import secrets
 from collections.abc import Awaitable, Callable
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, Final, ParamSpec, TypeVar
 
 import attrs
 
 from guard.core import wire
 from guard.core.ids import IdFactory
 from guard.gateway.api.admin import bodies
-from guard.gateway.api.admin.operations import AdminCall
+from guard.gateway.api.admin.operations import AdminCall, organisation_named
 from guard.gateway.api.http import fail
 from guard.gateway.domain import records
 from guard.gateway.domain.commands import Actor
-from guard.gateway.domain.errors import ConflictError
+from guard.gateway.domain.errors import ConflictError, NotFoundError
+from guard.gateway.domain.operators import Operator
 from guard.gateway.domain.preview import (
     EXAMPLES_MAX,
     Difference,
@@ -29,11 +30,14 @@ from guard.gateway.ledger import approvals, catalogue, control, directory, webho
 from guard.gateway.ledger.state import NOTHING, within
 from guard.gateway.ledger.unit_of_work import UnitOfWork
 from guard.gateway.services.keys import NewKey, make_key
+from guard.gateway.services.operators import OperatorService
 from guard.gateway.services.webhooks import check_url
 from guard.gateway.storage.port import Storage
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+_OPERATOR_NAME_MAX: Final = 256
 
 
 @attrs.frozen(eq=False)
@@ -41,6 +45,7 @@ class AdminHandlers:
     """Handlers over the storage port; each returns the reply's value."""
 
     _storage: Storage
+    _operators: OperatorService
     _recent: RecentCalls
     _clock_ms: Callable[[], int]
     _private_webhooks: bool = attrs.field(kw_only=True)
@@ -54,7 +59,7 @@ class AdminHandlers:
         **kwargs: P.kwargs,
     ) -> Awaitable[T]:
         """Run a use case on the caller's organisation, as the caller."""
-        own = within(call.caller.organisation())
+        own = within(call.own)
         return self._storage.write(own, use_case, call.caller.actor, *args, **kwargs)
 
     # -- organisations and keys ----------------------------------------------------------------
@@ -72,12 +77,10 @@ class AdminHandlers:
         )
 
     async def settings(self, call: AdminCall) -> records.Organisation:
-        return await self._write(
-            call, directory.update_organisation, call.caller.organisation(), call.body
-        )
+        return await self._write(call, directory.update_organisation, call.own, call.body)
 
     async def keys(self, call: AdminCall) -> list[records.Key]:
-        return await self._storage.keys(call.caller.organisation())
+        return await self._storage.keys(call.own)
 
     async def create_key(self, call: AdminCall) -> bodies.CreatedKey:
         wanted: bodies.NewKeyBody = call.body
@@ -85,7 +88,7 @@ class AdminHandlers:
             self._ids,
             self._clock_ms(),
             role=wanted.role,
-            organisation_id=call.caller.organisation(),
+            organisation_id=call.own,
             name=wanted.name,
             workflow_id=wanted.workflow_id if wanted.role == "sdk" else None,
             expires_at_ms=wanted.expires_at_ms,
@@ -99,7 +102,7 @@ class AdminHandlers:
 
     async def rotate_key(self, call: AdminCall) -> bodies.CreatedKey:
         key_id = call.path["key_id"]
-        own = call.caller.organisation()
+        own = call.own
         old = next((k for k in await self._storage.keys(own) if k.key_id == key_id), None)
         made = make_key(
             self._ids,
@@ -122,56 +125,44 @@ class AdminHandlers:
         return _shown_once(made, key)
 
     async def revoke_key(self, call: AdminCall) -> records.Key:
-        return await self._write(
-            call, directory.revoke_key, call.caller.organisation(), call.path["key_id"]
-        )
+        return await self._write(call, directory.revoke_key, call.own, call.path["key_id"])
 
     # -- budgets, policies, prices -------------------------------------------------------------
 
     async def budgets(self, call: AdminCall) -> list[records.BudgetRule]:
-        return await self._storage.budgets(call.caller.organisation())
+        return await self._storage.budgets(call.own)
 
     async def put_budget(self, call: AdminCall) -> records.BudgetRule:
-        wanted: bodies.BudgetBody = call.body
-        budget = as_budget(call.caller.organisation(), wanted)
-        return await self._write(call, catalogue.put_budget, budget)
+        return await self._write(call, catalogue.put_budget, as_budget(call.own, call.body))
 
     async def delete_budget(self, call: AdminCall) -> None:
-        await self._write(
-            call, catalogue.delete_budget, call.caller.organisation(), call.path["budget_id"]
-        )
+        await self._write(call, catalogue.delete_budget, call.own, call.path["budget_id"])
 
     async def policies(self, call: AdminCall) -> list[records.Policy]:
-        return await self._storage.policies(call.caller.organisation())
+        return await self._storage.policies(call.own)
 
     async def put_policy(self, call: AdminCall) -> records.Policy:
-        policy = as_policy(call.caller.organisation(), call.path["name"], call.body)
+        policy = as_policy(call.own, call.path["name"], call.body)
         return await self._write(call, catalogue.put_policy, policy)
 
     async def delete_policy(self, call: AdminCall) -> None:
-        await self._write(
-            call, catalogue.delete_policy, call.caller.organisation(), call.path["name"]
-        )
+        await self._write(call, catalogue.delete_policy, call.own, call.path["name"])
 
     async def policy_versions(self, call: AdminCall) -> list[records.Policy]:
-        return await self._storage.policy_versions(call.caller.organisation(), call.path["name"])
+        return await self._storage.policy_versions(call.own, call.path["name"])
 
     async def prices(self, call: AdminCall) -> list[records.Price]:
-        return await self._storage.prices(call.caller.organisation())
+        return await self._storage.prices(call.own)
 
     async def put_price(self, call: AdminCall) -> records.Price:
-        wanted: bodies.PriceBody = call.body
-        price = as_price(call.caller.organisation(), wanted)
-        return await self._write(call, catalogue.put_price, price)
+        return await self._write(call, catalogue.put_price, as_price(call.own, call.body))
 
     async def delete_price(self, call: AdminCall) -> None:
-        await self._write(
-            call, catalogue.delete_price, call.caller.organisation(), call.path["price_id"]
-        )
+        await self._write(call, catalogue.delete_price, call.own, call.path["price_id"])
 
     async def preview(self, call: AdminCall) -> bodies.Preview:
         wanted: bodies.PreviewBody = call.body
-        own = call.caller.organisation()
+        own = call.own
         calls = self._recent.newest(own, wanted.calls)
         current = await self._storage.policies(own)
         changed = as_policy(own, wanted.name, wanted.policy)
@@ -187,7 +178,7 @@ class AdminHandlers:
 
     async def apply(self, call: AdminCall) -> bodies.Plan:
         wanted: bodies.ApplyBody = call.body
-        own = call.caller.organisation()
+        own = call.own
         rules = RuleSet(
             [as_budget(own, b) for b in wanted.budgets],
             [as_policy(own, p.name, p) for p in wanted.policies],
@@ -212,16 +203,14 @@ class AdminHandlers:
 
     async def workflows(self, call: AdminCall) -> list[records.Workflow]:
         query: bodies.Page = call.query
-        return await self._storage.workflows(call.caller.organisation(), query.after, query.limit)
+        return await self._storage.workflows(call.own, query.after, query.limit)
 
     async def workflow(self, call: AdminCall) -> records.Workflow:
-        return await self._storage.workflow(call.caller.organisation(), call.path["workflow_id"])
+        return await self._storage.workflow(call.own, call.path["workflow_id"])
 
     async def runs(self, call: AdminCall) -> list[records.Run]:
         query: bodies.RunsQuery = call.query
-        return await self._storage.runs(
-            call.caller.organisation(), query.workflow_id, query.after, query.limit
-        )
+        return await self._storage.runs(call.own, query.workflow_id, query.after, query.limit)
 
     async def control(self, call: AdminCall) -> wire.ControlMessage:
         wanted: bodies.ControlBody = call.body
@@ -233,18 +222,18 @@ class AdminHandlers:
             reason=wanted.reason,
             resume_after_ms=wanted.resume_after_ms if wanted.action == "pause" else None,
         )
-        return await self._write(call, control.issue_directive, call.caller.organisation(), draft)
+        return await self._write(call, control.issue_directive, call.own, draft)
 
     async def approvals(self, call: AdminCall) -> list[records.Approval]:
         query: bodies.ApprovalsQuery = call.query
-        return await self._storage.approvals(call.caller.organisation(), query.status, query.limit)
+        return await self._storage.approvals(call.own, query.status, query.limit)
 
     async def answer_approval(self, call: AdminCall) -> records.Approval:
         wanted: bodies.ApprovalBody = call.body
         return await self._write(
             call,
             approvals.answer,
-            call.caller.organisation(),
+            call.own,
             call.path["approval_id"],
             approved=wanted.approved,
             reason=wanted.reason,
@@ -255,22 +244,19 @@ class AdminHandlers:
     async def usage(self, call: AdminCall) -> list[records.UsageRow]:
         query: bodies.UsageQuery = call.query
         return await self._storage.usage(
-            call.caller.organisation(), query.group_by, query.since_ms, query.until_ms, query.limit
+            call.own, query.group_by, query.since_ms, query.until_ms, query.limit
         )
 
     async def events(self, call: AdminCall) -> list[records.StoredEvent]:
         query: bodies.EventsQuery = call.query
         return await self._storage.events(
-            call.caller.organisation(), query.after, query.limit, query.workflow_id, query.type
+            call.own, query.after, query.limit, query.workflow_id, query.type
         )
 
     async def ledger(self, call: AdminCall) -> list[records.BalanceView]:
         query: bodies.LedgerQuery = call.query
         return await self._storage.balances(
-            call.caller.organisation(),
-            current_only=not query.all,
-            after=query.after,
-            limit=query.limit,
+            call.own, current_only=not query.all, after=query.after, limit=query.limit
         )
 
     async def verify_ledger(self, _: AdminCall) -> records.LedgerReport:
@@ -278,16 +264,17 @@ class AdminHandlers:
 
     async def audit(self, call: AdminCall) -> list[records.AuditEntry]:
         query: bodies.NumberedPage = call.query
-        return await self._storage.audit(call.caller.organisation(), query.after, query.limit)
+        return await self._storage.audit(call.own, query.after, query.limit)
 
     async def audit_head(self, _: AdminCall) -> bodies.AuditHead:
         seq, digest = await self._storage.audit_head()
         return bodies.AuditHead(seq=seq, hash=digest)
 
     async def verify_audit(self, call: AdminCall) -> bodies.AuditReport:
+        query: bodies.AuditCheck | None = call.query  # the dashboard's call has none
         noted = None
-        if isinstance(call.query, bodies.AuditCheck) and call.query.expect is not None:
-            seq, digest = call.query.expect.split(":")
+        if query is not None and query.expect is not None:
+            seq, digest = query.expect.split(":")
             noted = int(seq), digest
         entries, bad = await self._storage.verify_audit(noted)
         return bodies.AuditReport(entries=entries, first_bad_seq=bad, ok=bad is None)
@@ -295,7 +282,7 @@ class AdminHandlers:
     # -- webhooks ------------------------------------------------------------------------------
 
     async def webhooks(self, call: AdminCall) -> list[records.Webhook]:
-        return await self._storage.webhooks(call.caller.organisation())
+        return await self._storage.webhooks(call.own)
 
     async def put_webhook(self, call: AdminCall) -> bodies.CreatedWebhook:
         wanted: bodies.WebhookBody = call.body
@@ -306,7 +293,7 @@ class AdminHandlers:
         secret = "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
         webhook = records.Webhook(
             webhook_id="",
-            organisation_id=call.caller.organisation(),
+            organisation_id=call.own,
             url=wanted.url,
             types=wanted.types,
             enabled=wanted.enabled,
@@ -315,12 +302,24 @@ class AdminHandlers:
         return bodies.CreatedWebhook(webhook=stored, secret=secret)
 
     async def delete_webhook(self, call: AdminCall) -> None:
-        await self._write(
-            call, webhooks.delete, call.caller.organisation(), call.path["webhook_id"]
-        )
+        await self._write(call, webhooks.delete, call.own, call.path["webhook_id"])
 
     async def deliveries(self, call: AdminCall) -> list[records.Delivery]:
-        return await self._storage.deliveries(call.caller.organisation(), call.query.limit)
+        return await self._storage.deliveries(call.own, call.query.limit)
+
+    # -- operators -----------------------------------------------------------------------------
+
+    async def put_operator(self, call: AdminCall) -> Operator:
+        name = call.path["name"]
+        if not name.isprintable() or not 1 <= len(name) <= _OPERATOR_NAME_MAX:
+            # 404, as for any unknown path: the name is part of the URL.
+            raise NotFoundError("no operator can have a name like that")
+        wanted = call.caller.bound_to or call.caller.organisation_id
+        if wanted is not None:
+            wanted = await organisation_named(self._storage, wanted)
+        return await self._operators.set_password(
+            call.caller.actor, name, call.body.password, wanted
+        )
 
 
 def as_budget(organisation_id: str, body: bodies.BudgetBody) -> records.BudgetRule:

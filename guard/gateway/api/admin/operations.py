@@ -8,6 +8,8 @@ from typing import Any
 from msgspec import Struct
 
 from guard.gateway.domain.commands import Actor
+from guard.gateway.domain.errors import NotFoundError
+from guard.gateway.storage.port import Storage
 
 
 class Caller(Struct):
@@ -17,11 +19,6 @@ class Caller(Struct):
     bound_to: str | None
     organisation_id: str | None
 
-    def organisation(self) -> str:
-        """Return the organisation that the request is about."""
-        assert self.organisation_id is not None
-        return self.organisation_id
-
 
 class AdminCall(Struct):
     """One checked admin request: the caller, path and query parameters, the decoded body."""
@@ -30,6 +27,24 @@ class AdminCall(Struct):
     path: dict[str, str]
     query: Any
     body: Any
+
+    @property
+    def own(self) -> str:
+        """The organisation that the request is about."""
+        assert self.caller.organisation_id is not None
+        return self.caller.organisation_id
+
+
+async def organisation_named(storage: Storage, wanted: str) -> str:
+    """Return the id of the organisation with this id or name.
+
+    Raises:
+        NotFoundError: there is none.
+    """
+    for organisation in await storage.organisations():
+        if wanted in (organisation.organisation_id, organisation.name):
+            return organisation.organisation_id
+    raise NotFoundError("no such organisation")
 
 
 Handler = Callable[[AdminCall], Awaitable[Any]]

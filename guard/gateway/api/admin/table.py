@@ -9,6 +9,7 @@ from guard.gateway.api.admin import bodies
 from guard.gateway.api.admin.handlers import AdminHandlers
 from guard.gateway.api.admin.operations import Operation
 from guard.gateway.domain import records
+from guard.gateway.domain.operators import Operator
 
 
 def operations(h: AdminHandlers) -> list[Operation]:
@@ -78,4 +79,6 @@ def operations(h: AdminHandlers) -> list[Operation]:
            status=204),
         op("GET", "/webhooks/deliveries", h.deliveries, "List webhook deliveries",
            list[r.Delivery], query=b.LimitQuery),
+        op("PUT", "/operators/{name}", h.put_operator, "Set the password of a dashboard operator",
+           Operator, body=b.PasswordBody, wide=True, conflicts=True),
     ]  # fmt: skip
