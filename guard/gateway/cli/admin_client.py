@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 from urllib.parse import quote
 
@@ -15,6 +16,11 @@ _PAGE = 1000
 
 def _quoted(name: str) -> str:
     return quote(name, safe="")
+
+
+def _given(fields: _Json) -> _Json:
+    """Return the fields that have a value; the gateway knows the defaults of the others."""
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 class AdminError(Exception):
@@ -70,11 +76,10 @@ class AdminClient:
         Raises:
             AdminError: the answer is no success, or there is none.
         """
-        params = {name: value for name, value in query.items() if value is not None}
         if body is None and method in ("POST", "PUT"):
             body = {}
         try:
-            response = self._http.request(method, path, json=body, params=params)
+            response = self._http.request(method, path, json=body, params=_given(query))
         except httpx.HTTPError as exc:
             where = self._http.base_url.netloc.decode()
             raise AdminError(
@@ -95,32 +100,15 @@ class AdminClient:
         """Create a tenant."""
         return dict(self.request("POST", "/organisations", {"name": name}))
 
-    def create_key(
-        self,
-        name: str = "sdk",
-        *,
-        organisation: str | None = None,
-        workflow_id: str | None = None,
-        role: str = "sdk",
-        signed: bool = False,
-        hmac_secret: str | None = None,
-    ) -> str:
+    def create_key(self, name: str = "sdk", **fields: Any) -> str:
         """Create a key and return it. With ``hmac_secret`` its requests must be signed."""
-        made = self.create_key_full(
-            name,
-            organisation=organisation,
-            workflow_id=workflow_id,
-            role=role,
-            signed=signed,
-            hmac_secret=hmac_secret,
-        )
-        return str(made["api_key"])
+        return str(self.create_key_full(name, **fields)["api_key"])
 
     def create_key_full(
         self, name: str = "sdk", *, organisation: str | None = None, **fields: Any
     ) -> _Json:
         """Create a key and return ``{key, api_key, hmac_secret}``."""
-        body = {"name": name, **{k: v for k, v in fields.items() if v is not None}}
+        body = _given({"name": name, **fields})
         return dict(self.request("POST", "/keys", body, organisation=organisation))
 
     def set_password(self, name: str, password: str) -> _Json:
@@ -141,24 +129,14 @@ class AdminClient:
 
     # -- budgets, policies, prices -------------------------------------------------------------
 
-    def set_budget(
-        self,
-        limit_cents: float | None = None,
-        *,
-        limit_nanousd: int | None = None,
-        scope_kind: str = "organisation",
-        scope_id: str = "",
-        window: str = "total",
-        mode: str = "hard",
-        **fields: Any,
-    ) -> _Json:
-        """Set the budget of a scope and window, in cents or in nano-dollars."""
-        body: _Json = {"scope_kind": scope_kind, "scope_id": scope_id, "window": window}
-        body["mode"] = mode
-        body |= {"limit_cents": limit_cents, "limit_nanousd": limit_nanousd, **fields}
-        return dict(
-            self.request("PUT", "/budgets", {k: v for k, v in body.items() if v is not None})
-        )
+    def set_budget(self, limit_cents: float | None = None, **fields: Any) -> _Json:
+        """Set a budget, hard and of the whole organisation unless ``fields`` say otherwise.
+
+        They are ``scope_kind``, ``scope_id``, ``window``, ``mode``, ``thresholds``,
+        ``epsilon_nanousd``, and ``limit_nanousd`` in place of the cents.
+        """
+        body = _given({"limit_cents": limit_cents, **fields})
+        return dict(self.request("PUT", "/budgets", body))
 
     def budgets(self) -> list[_Json]:
         """List budgets."""
@@ -178,10 +156,9 @@ class AdminClient:
         **document: Any,
     ) -> _Json:
         """Set a policy; ``document`` holds its rules, such as ``tools_block=["delete_*"]``."""
-        body = {"scope_kind": scope_kind, "scope_id": scope_id, "enabled": enabled}
-        return dict(
-            self.request("PUT", f"/policies/{_quoted(name)}", {**body, "document": document})
-        )
+        body = {"scope_kind": scope_kind, "scope_id": scope_id, "enabled": enabled,
+                "document": document}  # fmt: skip
+        return dict(self.request("PUT", f"/policies/{_quoted(name)}", body))
 
     def policies(self) -> list[_Json]:
         """List active policies."""
@@ -191,9 +168,9 @@ class AdminClient:
         """Deactivate a policy."""
         self.request("DELETE", f"/policies/{_quoted(name)}")
 
-    def set_price(self, model: str, *, provider: str = "*", **rates: int) -> _Json:
+    def set_price(self, model: str, *, provider: str = "*", **rates: int | None) -> _Json:
         """Set a price; ``rates`` such as ``input_per_mtok=3_000_000_000`` (nano-dollars)."""
-        body = {"model": model, "provider": provider, "rates": rates}
+        body = {"model": model, "provider": provider, "rates": _given(rates)}
         return dict(self.request("PUT", "/prices", body))
 
     def prices(self) -> list[_Json]:
@@ -210,45 +187,24 @@ class AdminClient:
 
     # -- control -------------------------------------------------------------------------------
 
-    def kill(
-        self, workflow_id: str | None = None, *, run_id: str | None = None, reason: str = ""
+    def directive(
+        self, action: str, workflow_id: str | None = None, *, reason: str = "", **more: Any
     ) -> _Json:
-        """Kill a workflow (id or glob), one run, or with neither everything."""
-        return self._directive("kill", workflow_id, run_id, reason)
+        """Kill, pause, resume or revive a workflow (id or glob), or without one everything.
 
-    def pause(
-        self,
-        workflow_id: str | None = None,
-        *,
-        run_id: str | None = None,
-        reason: str = "",
-        resume_after_ms: int | None = None,
-    ) -> _Json:
-        """Pause; with ``resume_after_ms`` the pause ends by itself after that time."""
-        return self._directive(
-            "pause", workflow_id, run_id, reason, resume_after_ms=resume_after_ms
-        )
+        Args:
+            action: ``kill``, ``pause``, ``resume`` (lifts a pause, never a kill) or ``revive``.
+            workflow_id: an id or a glob.
+            reason: shown to the program, and kept in the audit log.
+            more: ``run_id`` for one run only; ``resume_after_ms``, after which a pause ends.
+        """
+        body = {"action": action, "workflow_id": workflow_id, "reason": reason, **more}
+        return dict(self.request("POST", "/control", _given(body)))
 
-    def resume(
-        self, workflow_id: str | None = None, *, run_id: str | None = None, reason: str = ""
-    ) -> _Json:
-        """Lift a pause, never a kill."""
-        return self._directive("resume", workflow_id, run_id, reason)
-
-    def revive(
-        self, workflow_id: str | None = None, *, run_id: str | None = None, reason: str = ""
-    ) -> _Json:
-        """Lift a kill."""
-        return self._directive("revive", workflow_id, run_id, reason)
-
-    def _directive(
-        self, action: str, workflow_id: str | None, run_id: str | None, reason: str, **more: Any
-    ) -> _Json:
-        body = {"action": action, "workflow_id": workflow_id, "run_id": run_id, "reason": reason}
-        body |= more
-        return dict(
-            self.request("POST", "/control", {k: v for k, v in body.items() if v is not None})
-        )
+    kill = functools.partialmethod(directive, "kill")
+    pause = functools.partialmethod(directive, "pause")
+    resume = functools.partialmethod(directive, "resume")
+    revive = functools.partialmethod(directive, "revive")
 
     def approvals(self, status: str | None = "pending", limit: int = 100) -> list[_Json]:
         """List approvals, newest first."""

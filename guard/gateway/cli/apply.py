@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from guard.gateway.cli.files import FILE, read_file
-from guard.gateway.cli.output import admin_options, client_of, safe, show
+from guard.gateway.cli.output import admin_options, client_of, safe, show, wants_json
 
 
 @click.command()
@@ -31,8 +31,8 @@ def apply(file: Path, dry_run: bool, prune: bool, **options: Any) -> None:
         raise click.ClickException(f"{file.name}: tables named budgets, policies, prices expected")
     with client_of(options) as client:
         plan = client.request("POST", "/apply", {**wanted, "dry_run": dry_run, "prune": prune})
-        if options["as_json"]:
-            show(options, plan["changes"], [])
+        if wants_json():
+            show(plan["changes"], [])
             return
         for change in plan["changes"]:
             click.echo(safe(f"{change['change']:9} {change['kind']} {change['name']}"))

@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from guard.gateway.cli.output import admin_options, client_of, examples_of, note, show
+from guard.gateway.cli.admin_client import AdminClient
+from guard.gateway.cli.output import examples_of, note, show, with_client
 
 
 @click.group()
@@ -23,8 +24,8 @@ def approvals() -> None:
 
 @approvals.command("list")
 @click.option("--all", "all_", is_flag=True, help="Answered and expired ones too.")
-@admin_options
-def approvals_list(all_: bool, **options: Any) -> None:
+@with_client
+def approvals_list(client: AdminClient, all_: bool) -> None:
     """List approvals.
 
     \b
@@ -32,29 +33,27 @@ def approvals_list(all_: bool, **options: Any) -> None:
       guard gateway approvals list
       guard gateway approvals list --all --json
     """
-    with client_of(options) as client:
-        columns = ["approval_id", "status", "workflow_id", "tool_name", "message", "deadline_ms"]
-        show(options, client.approvals(None if all_ else "pending"), columns)
+    columns = ["approval_id", "status", "workflow_id", "tool_name", "message", "deadline_ms"]
+    show(client.approvals(None if all_ else "pending"), columns)
 
 
 @approvals.command("show")
 @click.argument("approval_id")
-@admin_options
-def approvals_show(approval_id: str, **options: Any) -> None:
+@with_client
+def approvals_show(client: AdminClient, approval_id: str) -> None:
     """Show one approval with everything that its agent shows.
 
     \b
     Example:
       guard gateway approvals show 01981f5e-6c3a-7b21-9d52-3f0a51c8e677
     """
-    with client_of(options) as client:
-        newest = client.approvals(None, 1000)
-        found = next((each for each in newest if each["approval_id"] == approval_id), None)
-        if found is None:
-            raise click.ClickException(
-                "no such approval among the newest 1000: guard gateway approvals list --all"
-            )
-        note(options, _described(found), found)
+    newest = client.approvals(None, 1000)
+    found = next((each for each in newest if each["approval_id"] == approval_id), None)
+    if found is None:
+        raise click.ClickException(
+            "no such approval among the newest 1000: guard gateway approvals list --all"
+        )
+    note(_described(found), found)
 
 
 def _described(approval: dict[str, Any]) -> str:
@@ -73,14 +72,13 @@ def _described(approval: dict[str, Any]) -> str:
 def _answer(name: str, approved: bool, summary: str) -> None:
     example = f"approvals {name} 01981f5e-6c3a-7b21-9d52-3f0a51c8e677 --reason 'asked by phone'"
 
-    @approvals.command(name, help=f"{summary}\n\n{examples_of(example)}")
+    @approvals.command(name, help=f"{summary}\n\n{examples_of('guard gateway', example)}")
     @click.argument("approval_id")
     @click.option("--reason", default="")
-    @admin_options
-    def command(approval_id: str, reason: str, **options: Any) -> None:
-        with client_of(options) as client:
-            answered = client.answer_approval(approval_id, approved=approved, reason=reason)
-            note(options, f"{answered['status']} {approval_id}", answered)
+    @with_client
+    def command(client: AdminClient, approval_id: str, reason: str) -> None:
+        answered = client.answer_approval(approval_id, approved=approved, reason=reason)
+        note(f"{answered['status']} {approval_id}", answered)
 
 
 _answer("approve", True, "Let the call proceed.")

@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-from guard.gateway.cli.output import admin_options, client_of, note, scope_of, show
+from guard.gateway.cli.admin_client import AdminClient
+from guard.gateway.cli.output import note, scope_of, show, with_client
 
 
 @click.group()
@@ -20,8 +21,8 @@ def budgets() -> None:
 
 
 @budgets.command("list")
-@admin_options
-def budgets_list(**options: Any) -> None:
+@with_client
+def budgets_list(client: AdminClient) -> None:
     """List balances: limit, spent and reserved per window.
 
     \b
@@ -29,17 +30,16 @@ def budgets_list(**options: Any) -> None:
       guard gateway budgets list
       guard gateway budgets list --json
     """
-    with client_of(options) as client:
-        columns = ["scope", "window", "mode", "limit_cents", "committed_cents",
-                   "reserved_cents", "exhausted", "budget_id"]  # fmt: skip
-        rows = client.ledger()
-        known = {row["budget_id"] for row in rows}
-        rows += [
-            {**b, "limit_cents": b["limit_nanousd"] / 1e7, "committed_cents": 0.0,
-             "reserved_cents": 0.0, "exhausted": False}
-            for b in client.budgets() if b["budget_id"] not in known
-        ]  # fmt: skip
-        show(options, [{**row, "scope": scope_of(row)} for row in rows], columns)
+    columns = ["scope", "window", "mode", "limit_cents", "committed_cents",
+               "reserved_cents", "exhausted", "budget_id"]  # fmt: skip
+    rows = client.ledger()
+    known = {row["budget_id"] for row in rows}
+    rows += [
+        {**b, "limit_cents": b["limit_nanousd"] / 1e7, "committed_cents": 0.0,
+         "reserved_cents": 0.0, "exhausted": False}
+        for b in client.budgets() if b["budget_id"] not in known
+    ]  # fmt: skip
+    show([{**row, "scope": scope_of(row)} for row in rows], columns)
 
 
 @budgets.command("set")
@@ -59,10 +59,8 @@ def budgets_list(**options: Any) -> None:
     type=click.Choice(["total", "hour", "day", "month"]),
 )  # fmt: skip
 @click.option("--soft", is_flag=True, help="Warn instead of refusing.")
-@admin_options
-def budgets_set(
-    limit_cents: float, scope_kind: str, scope_id: str, window: str, soft: bool, **options: Any
-) -> None:
+@with_client
+def budgets_set(client: AdminClient, limit_cents: float, soft: bool, **scope: Any) -> None:
     """Set the budget of a scope and window.
 
     \b
@@ -71,27 +69,19 @@ def budgets_set(
       guard gateway budgets set --scope workflow --id '*' --window day --limit-cents 200
       guard gateway budgets set --scope user --id '*' --window month --limit-cents 500
     """
-    with client_of(options) as client:
-        made = client.set_budget(
-            limit_cents,
-            scope_kind=scope_kind,
-            scope_id=scope_id,
-            window=window,
-            mode="soft" if soft else "hard",
-        )
-        note(options, f"budget {made['budget_id']} version {made['version']}", made)
+    made = client.set_budget(limit_cents, mode="soft" if soft else "hard", **scope)
+    note(f"budget {made['budget_id']} version {made['version']}", made)
 
 
 @budgets.command("delete")
 @click.argument("budget_id")
-@admin_options
-def budgets_delete(budget_id: str, **options: Any) -> None:
+@with_client
+def budgets_delete(client: AdminClient, budget_id: str) -> None:
     """Remove a budget.
 
     \b
     Example:
       guard gateway budgets delete 01981f5e-6c3a-7b21-9d52-3f0a51c8e677
     """
-    with client_of(options) as client:
-        client.delete_budget(budget_id)
-        note(options, f"removed {budget_id}", {"budget_id": budget_id})
+    client.delete_budget(budget_id)
+    note(f"removed {budget_id}", {"budget_id": budget_id})

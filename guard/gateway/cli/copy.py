@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from guard.gateway.cli.output import safe
+from guard.gateway.cli.output import store_errors
 from guard.gateway.settings import DATABASE_VARIABLE, DatabaseUrl, database_of
 
 
@@ -60,16 +60,13 @@ def copy(source: Path, target: DatabaseUrl, dry_run: bool) -> None:
       guard gateway copy --from guard-gateway.sqlite3 --to postgresql://guard@db/guard --dry-run
     """
     from guard.gateway.databases import copy as put_over
-    from guard.gateway.domain.errors import StoreError
 
     def told(table: str, rows: int) -> None:
         if rows:
             click.echo(f"  {table}: {rows}")
 
-    try:
+    with store_errors():
         done = put_over(source, str(target), dry_run=dry_run, told=told)
-    except StoreError as exc:
-        raise click.ClickException(safe(exc)) from None
     seq, digest = done.audit_head
     ledger = done.ledger
     click.echo(f"{'could copy' if dry_run else 'copied'} {source} to {target.host}")

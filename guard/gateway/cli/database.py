@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from guard.gateway.cli.files import FILE
-from guard.gateway.cli.output import safe
+from guard.gateway.cli.output import safe, store_errors
 from guard.gateway.settings import DATABASE, DATABASE_VARIABLE, DatabaseUrl, database_of
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -54,11 +54,7 @@ def _database(text: str, kind: click.ParamType[Any] | None = None) -> Callable[[
 
 @click.command()
 @click.argument("target", type=click.Path(dir_okay=False, path_type=Path))
-@click.option(
-    "--database", type=_File(exists=True), default=DATABASE,
-    show_default=True, envvar=DATABASE_VARIABLE, show_envvar=True,
-    help="The database of a gateway on this machine, running or not.",
-)  # fmt: skip
+@_database("The database of a gateway on this machine, running or not.", _File(exists=True))
 def backup(target: Path, database: Path) -> None:
     """Copy the database while the gateway runs, and check the copy.
 
@@ -91,12 +87,9 @@ def restore(source: Path, database: Path, replace: bool, expect: str | None) -> 
       guard gateway restore monday.sqlite3 --database /var/lib/guard/gateway.sqlite3 --replace
     """
     from guard.gateway.databases import restore as put_back
-    from guard.gateway.domain.errors import StoreError
 
-    try:
+    with store_errors():
         done = put_back(source, database, replace=replace, expect=_head(expect))
-    except StoreError as exc:
-        raise click.ClickException(safe(exc)) from None
     seq, digest = done.audit_head
     click.echo(f"restored {database} from {source} (schema {done.version})")
     click.echo(f"ledger: {done.ledger.balances} balances, {done.ledger.events} events, correct")
@@ -138,12 +131,9 @@ def migrate_status(database: Path | str, as_json: bool) -> None:
       guard gateway migrate status --database /var/lib/guard/gateway.sqlite3 --json
     """
     from guard.gateway.databases import migrator
-    from guard.gateway.domain.errors import StoreError
 
-    try:
+    with store_errors():
         found = migrator(database).status()
-    except StoreError as exc:
-        raise click.ClickException(safe(exc)) from None
     if as_json:
         pending = [{"number": step.number, "name": step.name} for step in found.pending]
         shown = {"version": found.version, "newest": found.newest, "oldest": found.oldest}
@@ -169,12 +159,9 @@ def migrate_up(database: Path | str, dry_run: bool) -> None:
       guard gateway migrate up --dry-run --database /var/lib/guard/gateway.sqlite3
     """
     from guard.gateway.databases import migrator
-    from guard.gateway.domain.errors import StoreError
 
-    try:
+    with store_errors():
         steps = migrator(database).up(dry_run=dry_run)
-    except StoreError as exc:
-        raise click.ClickException(safe(exc)) from None
     for step in steps:
         done = "would be applied" if dry_run else "applied"
         click.echo(f"{done}: {step.number} {step.name}".rstrip())

@@ -7,7 +7,7 @@ from typing import Any, Final
 import click
 from click.core import ParameterSource
 
-from guard.gateway.cli.output import admin_options, client_of, note
+from guard.gateway.cli.output import admin_options, client_of, examples_of, note
 
 _SUMMARIES: Final = {
     "kill": "Kill a workflow: an id, a glob such as 'billing-*', or '*' for everything.",
@@ -38,27 +38,26 @@ def directives(program: str, *, in_short: bool = False) -> list[click.Command]:
 
 
 def _directive(action: str, program: str, in_short: bool) -> click.Command:
-    lines = "\n".join(f"  {program} {example}" for example in _EXAMPLES[action])
     about = f"{_SUMMARIES[action]}\n\n{_IN_SHORT}" if in_short else _SUMMARIES[action]
-    heading = "Examples" if len(_EXAMPLES[action]) > 1 else "Example"
 
-    @click.command(action, help=f"{about}\n\n\b\n{heading}:\n{lines}")
+    @click.command(action, help=f"{about}\n\n{examples_of(program, *_EXAMPLES[action])}")
     @click.argument("name")
     @click.option("--run", "run_id", help="Only this run.")
     @click.option("--reason", default="", help="Shown to the program and kept in the audit log.")
     @admin_options
     @click.pass_context
     def command(
-        context: click.Context, /, name: str, run_id: str | None, reason: str, **options: Any
-    ) -> None:
+        context: click.Context, /, name: str, run_id: str | None, reason: str,
+        for_seconds: float | None = None, **options: Any,
+    ) -> None:  # fmt: skip
         if in_short and context.get_parameter_source("url") is ParameterSource.DEFAULT:
             options["local"] = True
+        resume_after_ms = None if for_seconds is None else round(for_seconds * 1000)
         with client_of(options) as client:
-            body: dict[str, Any] = {"workflow_id": name, "run_id": run_id, "reason": reason}
-            if options.get("for_seconds"):
-                body["resume_after_ms"] = round(options["for_seconds"] * 1000)
-            message = getattr(client, action)(body.pop("workflow_id"), **body)
-            note(options, f"{action}: {name}", message)
+            message = client.directive(
+                action, name, run_id=run_id, reason=reason, resume_after_ms=resume_after_ms
+            )
+            note(f"{action}: {name}", message)
 
     if action == "pause":
         click.option(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import functools
 import json
 import os
 import unicodedata
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from guard.local_gateway import LocalGateway
 
 _PIPE_WIDTH: Final = 1000
+_ADMIN_OPTIONS: Final = (
+    "as_json", "organisation", "admin_key", "url", "tls_fingerprint", "local"
+)  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -63,9 +67,22 @@ def admin_options(command: F) -> F:
     return command
 
 
-def examples_of(*commands: str) -> str:
-    """Return the part of a help text that shows commands, each after ``guard gateway``."""
-    lines = "\n".join(f"  guard gateway {command}" for command in commands)
+def with_client(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the admin options to a command, which gets the client that they describe first."""
+
+    @admin_options
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        options = {name: given.pop(name) for name in _ADMIN_OPTIONS}
+        with client_of(options) as client:
+            command(client, **given)
+
+    return run
+
+
+def examples_of(program: str, *commands: str) -> str:
+    """Return the part of a help text that shows commands, each after the program's name."""
+    lines = "\n".join(f"  {program} {command}" for command in commands)
     return f"\b\nExample{'s' if len(commands) > 1 else ''}:\n{lines}"
 
 
@@ -118,6 +135,17 @@ def local_gateway() -> Iterator[LocalGateway]:
         gateway.leave()
 
 
+@contextlib.contextmanager
+def store_errors() -> Iterator[None]:
+    """Have a database's errors in the block become one line."""
+    from guard.gateway.domain.errors import StoreError
+
+    try:
+        yield
+    except StoreError as exc:
+        raise click.ClickException(safe(exc)) from None
+
+
 def safe(value: Any) -> str:
     """Return a value for a terminal: names come from outside and may hold control characters."""
     text = "" if value is None else str(value)
@@ -127,13 +155,18 @@ def safe(value: Any) -> str:
     )
 
 
-def show(options: dict[str, Any], rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
+def wants_json() -> bool:
+    """Tell whether the command that runs was asked for JSON."""
+    return bool(click.get_current_context().params["as_json"])
+
+
+def show(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
     """Print rows as a table, or as JSON when asked.
 
     Nothing is cut off: wide values are folded in a terminal, and output to a pipe or a file has
     one line for each row.
     """
-    if options["as_json"]:
+    if wants_json():
         click.echo(json.dumps(list(rows), indent=2))
         return
     if not rows:
@@ -173,9 +206,9 @@ def _shown(column: str, value: Any) -> str:
     return str(value)
 
 
-def note(options: dict[str, Any], text: str, value: Any) -> None:
+def note(text: str, value: Any) -> None:
     """Print one outcome as text, or as JSON when asked."""
-    if options["as_json"]:
+    if wants_json():
         click.echo(json.dumps(value, indent=2))
     else:
         click.echo("\n".join(safe(line) for line in text.splitlines()))

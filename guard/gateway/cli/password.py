@@ -44,10 +44,10 @@ def password(
     secret = ask(password_stdin)
     if database is not None:
         set_in_database(database, name, secret)
-        note(options, f"password set for {name}", {"name": name})
+        note(f"password set for {name}", {"name": name})
         return
     with client_of(options) as client:
-        note(options, f"password set for {name}", client.set_password(name, secret))
+        note(f"password set for {name}", client.set_password(name, secret))
 
 
 def ask(from_stdin: bool) -> str:

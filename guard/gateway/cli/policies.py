@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
+from guard.gateway.cli.admin_client import AdminClient
 from guard.gateway.cli.files import FILE, read_file
-from guard.gateway.cli.output import admin_options, client_of, note, scope_of, show
+from guard.gateway.cli.output import admin_options, client_of, note, scope_of, show, with_client
 
 
 @click.group()
@@ -22,19 +23,16 @@ def policies() -> None:
 
 
 @policies.command("list")
-@admin_options
-def policies_list(**options: Any) -> None:
+@with_client
+def policies_list(client: AdminClient) -> None:
     """List active policies.
 
     \b
     Example:
       guard gateway policies list
     """
-    with client_of(options) as client:
-        rows = [
-            {**p, "scope": scope_of(p), "rules": _rules(p["document"])} for p in client.policies()
-        ]
-        show(options, rows, ["name", "version", "enabled", "scope", "rules"])
+    rows = [{**p, "scope": scope_of(p), "rules": _rules(p["document"])} for p in client.policies()]
+    show(rows, ["name", "version", "enabled", "scope", "rules"])
 
 
 def _rules(document: dict[str, Any]) -> str:
@@ -100,22 +98,21 @@ def policies_set(
                 f" {found['newly_refused']} refused, {found['newly_pending']} to be approved,"
                 f" {found['newly_allowed']} allowed"
             )
-            note(options, text, found)
+            note(text, found)
             return
         made = client.set_policy(name, **body, **document)
-        note(options, f"policy {name} version {made['version']}", made)
+        note(f"policy {name} version {made['version']}", made)
 
 
 @policies.command("delete")
 @click.argument("name")
-@admin_options
-def policies_delete(name: str, **options: Any) -> None:
+@with_client
+def policies_delete(client: AdminClient, name: str) -> None:
     """Deactivate a policy.
 
     \b
     Example:
       guard gateway policies delete no-deletes
     """
-    with client_of(options) as client:
-        client.delete_policy(name)
-        note(options, f"removed {name}", {"name": name})
+    client.delete_policy(name)
+    note(f"removed {name}", {"name": name})

@@ -8,7 +8,8 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from guard.gateway.cli.output import admin_options, client_of, note, show
+from guard.gateway.cli.admin_client import AdminClient
+from guard.gateway.cli.output import note, show, wants_json, with_client
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -49,8 +50,8 @@ def prices() -> None:
 
 
 @prices.command("list")
-@admin_options
-def prices_list(**options: Any) -> None:
+@with_client
+def prices_list(client: AdminClient) -> None:
     """List the operator's prices, in US dollars per million tokens.
 
     \b
@@ -58,12 +59,10 @@ def prices_list(**options: Any) -> None:
       guard gateway prices list
       guard gateway prices list --json
     """
-    with client_of(options) as client:
-        rows = client.prices()
-        if options["as_json"]:
-            show(options, rows, _SHOWN)
-            return
-        show(options, [{**row, **_in_usd(row["rates"])} for row in rows], _SHOWN)
+    rows = client.prices()
+    if not wants_json():
+        rows = [{**row, **_in_usd(row["rates"])} for row in rows]
+    show(rows, _SHOWN)
 
 
 def _in_usd(rates: dict[str, Any]) -> dict[str, str | None]:
@@ -83,8 +82,8 @@ def _in_usd(rates: dict[str, Any]) -> dict[str, str | None]:
 @_rate("cache-write", "Written to a cache.")
 @_rate("reasoning", "Written while reasoning.")
 @_rate("audio", "Of audio.")
-@admin_options
-def prices_set(model: str, provider: str, **options: Any) -> None:
+@with_client
+def prices_set(client: AdminClient, model: str, provider: str, **rates: Any) -> None:
     """Set the price of the models that match MODEL, in US dollars per million tokens.
 
     The price of '*' is the default for models that nothing else prices. Rates that are left out
@@ -95,21 +94,14 @@ def prices_set(model: str, provider: str, **options: Any) -> None:
       guard gateway prices set 'our-model-*' --input 0.50 --output 1.50
       guard gateway prices set gpt-4o --provider azure --input 2.75 --output 11 --cache-read 1.375
     """
-    given = {
-        name: rate
-        for name, rate in options.items()
-        if name.endswith("_per_mtok") and rate is not None
-    }
-    with client_of(options) as client:
-        made = client.set_price(model, provider=provider, **given)
-        text = f"price {made['provider']}/{made['model']} version {made['version']}"
-        note(options, text, made)
+    made = client.set_price(model, provider=provider, **rates)
+    note(f"price {made['provider']}/{made['model']} version {made['version']}", made)
 
 
 @prices.command("delete")
 @click.argument("price")
-@admin_options
-def prices_delete(price: str, **options: Any) -> None:
+@with_client
+def prices_delete(client: AdminClient, price: str) -> None:
     """Remove a price, by its id or as PROVIDER/MODEL (or MODEL, when one price has that name).
 
     \b
@@ -117,14 +109,13 @@ def prices_delete(price: str, **options: Any) -> None:
       guard gateway prices delete 'our-model-*'
       guard gateway prices delete azure/gpt-4o
     """
-    with client_of(options) as client:
-        known = client.prices()
-        found = [p for p in known if price in (p["price_id"], f"{p['provider']}/{p['model']}")]
-        found = found or [p for p in known if p["model"] == price]
-        if len(found) != 1:
-            raise click.ClickException(
-                f"{len(found)} prices are named {price}: give the id" if found else "no such price"
-            )
-        client.delete_price(found[0]["price_id"])
-        name = f"{found[0]['provider']}/{found[0]['model']}"
-        note(options, f"removed {name}", {"price_id": found[0]["price_id"]})
+    known = client.prices()
+    found = [p for p in known if price in (p["price_id"], f"{p['provider']}/{p['model']}")]
+    found = found or [p for p in known if p["model"] == price]
+    if len(found) != 1:
+        raise click.ClickException(
+            f"{len(found)} prices are named {price}: give the id" if found else "no such price"
+        )
+    client.delete_price(found[0]["price_id"])
+    name = f"{found[0]['provider']}/{found[0]['model']}"
+    note(f"removed {name}", {"price_id": found[0]["price_id"]})

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
-from guard.gateway.cli.output import admin_options, client_of, note, show
+from guard.gateway.cli.admin_client import AdminClient
+from guard.gateway.cli.output import note, show, with_client
 
 
 @click.command()
@@ -17,8 +16,8 @@ from guard.gateway.cli.output import admin_options, client_of, note, show
 )  # fmt: skip
 @click.option("--since-ms", type=click.IntRange(min=0), help="Unix milliseconds.")
 @click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 1000))
-@admin_options
-def usage(group_by: str, since_ms: int | None, limit: int, **options: Any) -> None:
+@with_client
+def usage(client: AdminClient, group_by: str, since_ms: int | None, limit: int) -> None:
     """Sum usage by group, most expensive first.
 
     \b
@@ -27,11 +26,10 @@ def usage(group_by: str, since_ms: int | None, limit: int, **options: Any) -> No
       guard gateway usage --by user --limit 20
       guard gateway usage --by day --since-ms 1767225600000 --json
     """
-    with client_of(options) as client:
-        rows = client.usage(group_by, since_ms=since_ms, limit=limit)
-        columns = ["group", "cost_cents", "llm_calls", "tool_calls", "input_tokens",
-                   "output_tokens", "unpriced"]  # fmt: skip
-        show(options, rows, columns)
+    rows = client.usage(group_by, since_ms=since_ms, limit=limit)
+    columns = ["group", "cost_cents", "llm_calls", "tool_calls", "input_tokens",
+               "output_tokens", "unpriced"]  # fmt: skip
+    show(rows, columns)
 
 
 @click.group()
@@ -48,37 +46,35 @@ def audit() -> None:
 @audit.command("list")
 @click.option("--after", default=0, type=click.IntRange(min=0), help="Start after this number.")
 @click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 1000))
-@admin_options
-def audit_list(after: int, limit: int, **options: Any) -> None:
+@with_client
+def audit_list(client: AdminClient, after: int, limit: int) -> None:
     """List what operators did, oldest first.
 
     \b
     Example:
       guard gateway audit list --after 500 --limit 50
     """
-    with client_of(options) as client:
-        show(options, client.audit(after=after, limit=limit),
-             ["seq", "at_ms", "actor", "action", "target"])  # fmt: skip
+    rows = client.audit(after=after, limit=limit)
+    show(rows, ["seq", "at_ms", "actor", "action", "target"])
 
 
 @audit.command("head")
-@admin_options
-def audit_head(**options: Any) -> None:
+@with_client
+def audit_head(client: AdminClient) -> None:
     """Print the newest entry's number and hash, to be kept away from the gateway's machine.
 
     \b
     Example:
       guard gateway audit head >> audit-heads.txt
     """
-    with client_of(options) as client:
-        head = client.audit_head()
-    note(options, f"{head['seq']}:{head['hash']}", head)
+    head = client.audit_head()
+    note(f"{head['seq']}:{head['hash']}", head)
 
 
 @audit.command("verify")
 @click.option("--expect", metavar="SEQ:HASH", help="A head noted earlier; it has to be there.")
-@admin_options
-def audit_verify(expect: str | None, **options: Any) -> None:
+@with_client
+def audit_verify(client: AdminClient, expect: str | None) -> None:
     """Check the log's hash chain and the ledger's sums; exit code 1 when something is wrong.
 
     \b
@@ -86,14 +82,13 @@ def audit_verify(expect: str | None, **options: Any) -> None:
       guard gateway audit verify
       guard gateway audit verify --expect "$(tail -n 1 audit-heads.txt)"
     """
-    with client_of(options) as client:
-        chain, books = client.verify_audit(expect), client.verify_ledger()
+    chain, books = client.verify_audit(expect), client.verify_ledger()
     lines = [
         f"audit log: {chain['entries']} entries"
         + ("" if chain["ok"] else f", broken at {chain['first_bad_seq']}"),
         f"ledger: {books['balances']} balances, {books['events']} events",
         *books["problems"],
     ]
-    note(options, "\n".join(lines), {"audit": chain, "ledger": books})
+    note("\n".join(lines), {"audit": chain, "ledger": books})
     if not chain["ok"] or books["problems"]:
         raise click.exceptions.Exit(1)
