@@ -47,7 +47,7 @@ from guard.gateway.services.load import Load
 from guard.gateway.services.metrics import Counts, GatewayCollector
 from guard.gateway.services.operators import OperatorService
 from guard.gateway.services.pricing import load_published
-from guard.gateway.services.rate_shares import RateStore
+from guard.gateway.services.rate_shares import RateShares, RateStore
 from guard.gateway.services.recalls import Peers, Recalls
 from guard.gateway.services.tool_rules import ToolRulesOf
 from guard.gateway.services.webhooks import WebhookSender
@@ -127,13 +127,9 @@ class GatewayApp:
         peers: Peers | None = getattr(self.storage, "peers", None)
         self._recalls = Recalls(self.hub.recall, peers)
         gatekeeper = Gatekeeper(
-            self.storage,
-            self.catalogue,
-            rates,
-            self._recalls,
-            max_event_bytes=settings.max_event_bytes,
-            clock_ms=clock_ms,
-        )
+            self.storage, self.catalogue, rates, RateShares(rates), self._recalls,
+            settings.max_event_bytes, clock_ms,
+        )  # fmt: skip
         authenticator = Authenticator(self.keys, self.storage, clock_ms, settings.public_url)
         decisions = DecisionHandlers(gatekeeper, self.counts, settings.max_batch_events)
         tools = ToolRulesOf(self.catalogue)

@@ -68,10 +68,7 @@ class BudgetsAndPolicies:
         budget_id = context.query("id")
         if budget_id:
             return await self._budget_form(context, await self._budget(context, budget_id))
-        new = BudgetRule(
-            budget_id="", organisation_id=context.org(), scope_kind="organisation", scope_id="",
-            window="day", limit_nanousd=10_000_000_000,
-        )  # fmt: skip
+        new = _new_budget(context, limit_nanousd=10_000_000_000)
         workflow_id = context.query("workflow")
         if workflow_id:
             new.scope_kind, new.scope_id = "workflow", workflow_id
@@ -90,12 +87,11 @@ class BudgetsAndPolicies:
             body = forms.budget(context.form)
             wanted = as_budget(context.org(), body)
         except ValueError as exc:
-            known = await self._budget(context, budget_id) if budget_id else None
+            known = _new_budget(context, limit_nanousd=0)
+            if budget_id:
+                known = await self._budget(context, budget_id)
             return await self._budget_form(
-                context,
-                known or _blank_budget(context),
-                error=f"Nothing was saved: {exc}.",
-                status=400,
+                context, known, error=f"Nothing was saved: {exc}.", status=400
             )
         wanted.budget_id = budget_id
         if context.form.text("do") == "preview":
@@ -135,12 +131,8 @@ class BudgetsAndPolicies:
     async def edit_policy(self, context: RequestContext) -> Response:
         """Show the form, empty or filled."""
         name = context.query("name")
-        if name:
-            return await self._policy_form(context, await self._policy(context, name), is_new=False)
-        new = Policy(
-            policy_id="", organisation_id=context.org(), name="", document=PolicyDocument()
-        )
-        return await self._policy_form(context, new, is_new=True)
+        policy = await self._policy(context, name) if name else _new_policy(context)
+        return await self._policy_form(context, policy, is_new=not name)
 
     async def _policy_form(
         self, context: RequestContext, policy: Policy, *, is_new: bool, **values: Any
@@ -162,11 +154,9 @@ class BudgetsAndPolicies:
             name, body = forms.named(context.form), forms.policy(context.form)
             wanted = as_policy(context.org(), name, body)
         except ValueError as exc:
-            known = (
-                Policy(policy_id="", organisation_id=context.org(), name="",
-                       document=PolicyDocument())
-                if is_new else await self._policy(context, context.form.text("name"))
-            )  # fmt: skip
+            known = _new_policy(context)
+            if not is_new:
+                known = await self._policy(context, context.form.text("name"))
             return await self._policy_form(
                 context, known, is_new=is_new, error=f"Nothing was saved: {exc}.", status=400
             )
@@ -189,8 +179,13 @@ class BudgetsAndPolicies:
         return self._site.done(context, "policy-deleted", "/policies")
 
 
-def _blank_budget(context: RequestContext) -> BudgetRule:
+def _new_budget(context: RequestContext, *, limit_nanousd: int) -> BudgetRule:
     return BudgetRule(
         budget_id="", organisation_id=context.org(), scope_kind="organisation", scope_id="",
-        window="day", limit_nanousd=0,
+        window="day", limit_nanousd=limit_nanousd,
     )  # fmt: skip
+
+
+def _new_policy(context: RequestContext) -> Policy:
+    document = PolicyDocument()
+    return Policy(policy_id="", organisation_id=context.org(), name="", document=document)

@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncIterator
 from typing import Final
 
-from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
@@ -31,10 +30,7 @@ class Live:
 
     def routes(self) -> list[BaseRoute]:
         """Return the route of the stream."""
-        return [Route("/live", self._endpoint, methods=["GET"])]
-
-    async def _endpoint(self, request: Request) -> Response:
-        return await self._site.page(self._open)(request)
+        return [Route("/live", self._site.page(self._open), methods=["GET"])]
 
     async def _open(self, context: RequestContext) -> Response:
         if self._site.parts.change_watcher.is_full():

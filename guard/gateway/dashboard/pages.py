@@ -13,7 +13,7 @@ from guard.gateway.dashboard.formatting import count, money
 from guard.gateway.dashboard.site import RequestContext, Site
 from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.records import BalanceView, StoredEvent, Workflow
-from guard.gateway.domain.usage import HOUR_MS, Refused, WorkflowSort
+from guard.gateway.domain.usage import HOUR_MS, Refused, UsagePoint, WorkflowSort
 from guard.gateway.domain.windows import period_of
 
 PAGE: Final = 50
@@ -93,18 +93,16 @@ class Pages:
 
     async def _spend(
         self, own: str, chosen: charts.Range, now_ms: int, workflow_id: str | None
-    ) -> list[Any]:
+    ) -> list[UsagePoint]:
         starts = charts.steps(now_ms - chosen.span_ms + chosen.step_ms, now_ms + 1, chosen.step_ms)
-        return list(
-            await self._storage.spend_over_time(
-                own, chosen.size_ms, starts[0], now_ms + 1, chosen.step_ms, workflow_id
-            )
+        return await self._storage.spend_over_time(
+            own, chosen.size_ms, starts[0], now_ms + 1, chosen.step_ms, workflow_id
         )
 
     def _figures(
         self,
         context: RequestContext,
-        today: list[Any],
+        today: list[UsagePoint],
         workflows: list[Workflow],
         refused: list[Refused],
         now_ms: int,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
+import attrs
 import msgspec
 from msgspec import Struct
 
@@ -53,28 +54,19 @@ class _CallPrice(Struct, frozen=True):
     is_worst_case: bool = False
 
 
+@attrs.frozen(eq=False)
 class Gatekeeper:
     """The hot path's use cases."""
 
-    def __init__(
-        self,
-        ledger: Writer,
-        catalogue: CatalogueCache,
-        rates: RateStore,
-        recalls: Recalls,
-        *,
-        max_event_bytes: int,
-        clock_ms: Callable[[], int],
-    ) -> None:
-        # For previews of a change of policy; in memory only.
-        self.recent = RecentCalls()
-        self._clock_ms = clock_ms
-        self._ledger = ledger
-        self._catalogue = catalogue
-        self._rates = rates
-        self._shares = RateShares(rates)
-        self._recalls = recalls
-        self._max_event_bytes = max_event_bytes
+    _ledger: Writer
+    _catalogue: CatalogueCache
+    _rates: RateStore
+    _shares: RateShares
+    _recalls: Recalls
+    _max_event_bytes: int
+    _clock_ms: Callable[[], int]
+    # For previews of a change of policy; in memory only.
+    recent: RecentCalls = attrs.field(factory=RecentCalls, init=False)
 
     async def gate(
         self, request: RequestOrigin, call: wire.GateRequest, *, leases: bool = False

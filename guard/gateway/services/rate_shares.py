@@ -7,6 +7,8 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+import attrs
+
 from guard.core import wire
 from guard.gateway.domain.commands import EncodedAnswer, GateCommand, RequestOrigin
 from guard.gateway.domain.errors import StoreError
@@ -40,6 +42,7 @@ class RateStore(Protocol):
         """Give the holder of a loan more time, and the loan another name."""
 
 
+@attrs.frozen(eq=False)
 class RateShares:
     """Lends calls with leases, and takes back what is unused.
 
@@ -47,8 +50,7 @@ class RateShares:
         rates: the counters.
     """
 
-    def __init__(self, rates: RateStore) -> None:
-        self._rates = rates
+    _rates: RateStore
 
     async def lend(
         self, request: RequestOrigin, call: wire.GateRequest, caps: Sequence[CapUse], ttl_ms: int

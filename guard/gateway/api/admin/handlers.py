@@ -113,15 +113,9 @@ class AdminHandlers:
             signed=old is not None and old.signed,
         )
         key = await self._write(
-            call,
-            directory.rotate_key,
-            own,
-            key_id,
-            made.key,
-            made.key_hash,
-            made.hmac_secret,
-            call.body.overlap_ms,
-        )
+            call, directory.rotate_key, own, key_id,
+            made.key, made.key_hash, made.hmac_secret, call.body.overlap_ms,
+        )  # fmt: skip
         return _shown_once(made, key)
 
     async def revoke_key(self, call: AdminCall) -> records.Key:
@@ -231,13 +225,9 @@ class AdminHandlers:
     async def answer_approval(self, call: AdminCall) -> records.Approval:
         wanted: bodies.ApprovalBody = call.body
         return await self._write(
-            call,
-            approvals.answer,
-            call.own,
-            call.path["approval_id"],
-            approved=wanted.approved,
-            reason=wanted.reason,
-        )
+            call, approvals.answer, call.own, call.path["approval_id"],
+            approved=wanted.approved, reason=wanted.reason,
+        )  # fmt: skip
 
     # -- usage and audit -----------------------------------------------------------------------
 
