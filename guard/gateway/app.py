@@ -178,13 +178,7 @@ class GatewayApp:
             )
         )
         self._cold = starlette_app(
-            [
-                *health.routes(),
-                *docs.routes(),
-                *document.routes(),
-                *admin.routes(),
-                *dashboard,
-            ]
+            [*health.routes(), *docs.routes(), *document.routes(), *admin.routes(), *dashboard]
         )
         self._webhooks = WebhookSender(self.storage, clock_ms, private=settings.private_webhooks)
         self._tasks: list[asyncio.Task[None]] = []

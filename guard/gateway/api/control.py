@@ -13,15 +13,7 @@ import attrs
 
 from guard.core import wire
 from guard.gateway.api.auth import Authenticator, KeyIdentity, signature_of
-from guard.gateway.api.http import (
-    Receive,
-    Scope,
-    Send,
-    fail,
-    headers_of,
-    read_body,
-    send_answer,
-)
+from guard.gateway.api.http import Receive, Scope, Send, fail, headers_of, read_body, send_answer
 from guard.gateway.domain.commands import EncodedAnswer
 from guard.gateway.services.fanout import Hub
 from guard.gateway.services.tool_rules import ToolRulesOf

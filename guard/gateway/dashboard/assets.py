@@ -48,7 +48,5 @@ class Assets:
         current = request.query_params.get("v") == self._hashes[name]
         cache = "public, max-age=31536000, immutable" if current else "no-cache"
         return Response(
-            data,
-            media_type=_TYPES[Path(name).suffix],
-            headers=HEADERS | {"Cache-Control": cache},
+            data, media_type=_TYPES[Path(name).suffix], headers=HEADERS | {"Cache-Control": cache}
         )

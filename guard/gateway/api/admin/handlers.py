@@ -18,13 +18,7 @@ from guard.gateway.domain import records
 from guard.gateway.domain.commands import Actor
 from guard.gateway.domain.errors import ConflictError, NotFoundError
 from guard.gateway.domain.operators import Operator
-from guard.gateway.domain.preview import (
-    EXAMPLES_MAX,
-    Difference,
-    RecentCalls,
-    compare,
-    replaced,
-)
+from guard.gateway.domain.preview import EXAMPLES_MAX, Difference, RecentCalls, compare, replaced
 from guard.gateway.domain.rulesets import RuleSet, first_named_twice
 from guard.gateway.ledger import approvals, catalogue, control, directory, webhooks
 from guard.gateway.ledger.state import NOTHING, within

@@ -88,8 +88,7 @@ class SqlQueries(ReadingStore):
         """Return keys, of one organisation or of all."""
         where, arguments = equals(organisation_id=organisation_id)
         rows = await self._rows(
-            f"{SELECT_KEYS} WHERE {where or 'true'} ORDER BY key_id",
-            *arguments,
+            f"{SELECT_KEYS} WHERE {where or 'true'} ORDER BY key_id", *arguments
         )
         return [key_from_row(row).key for row in rows]
 
@@ -147,8 +146,7 @@ class SqlQueries(ReadingStore):
     async def webhooks(self, organisation_id: str) -> list[records.Webhook]:
         """Return the webhooks, without their secrets."""
         rows = await self._rows(
-            f"{SELECT_WEBHOOKS} WHERE organisation_id = ? ORDER BY webhook_id",
-            organisation_id,
+            f"{SELECT_WEBHOOKS} WHERE organisation_id = ? ORDER BY webhook_id", organisation_id
         )
         return [webhook_from_row(row) for row in rows]
 
