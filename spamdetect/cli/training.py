@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 import attrs
 import click
@@ -20,7 +21,6 @@ from spamdetect.cli.options import model_option, threshold_option
 from spamdetect.engine import Engine, ModelError
 from spamdetect.errors import SpamConfigError
 from spamdetect.thresholds import Threshold
-from spamdetect.training import DataError, Fits, evaluate, train, train_language
 
 _DATA = click.argument(
     "data",
@@ -51,17 +51,11 @@ _DATA = click.argument(
     help="Add so many made notices of each template; the shipped model has 2.",
 )
 @click.option(
-    "--fits",
-    "folder",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Keep the scores of each fit in this folder, and take them from there when run again.",
-)
-@click.option(
     "--jobs",
     default=1,
     show_default=True,
     type=click.IntRange(min=1),
-    help="Processes that share the fits; the file is the same whatever their number.",
+    help="Processes that share the fits.",
 )
 def train_command(
     data: tuple[Path, ...],
@@ -69,20 +63,19 @@ def train_command(
     seed: int,
     is_language: bool,
     notices: int,
-    folder: Path | None,
     jobs: int,
 ) -> None:
     """Train a model on DATA: JSONL or CSV files, or folders of them.
 
     Each row needs text and label (spam or ham); source and fold are optional. Takes minutes; the
-    file replaces nothing until it is complete. --notices, --fits and --jobs are for the spam
-    classifier.
+    file replaces nothing until it is complete. --notices and --jobs are for the spam classifier.
     """
     started_s = time.monotonic()
     ready = output.with_name(f"{output.name}.tmp")
-    fit: Callable[..., object] = train_language
+    training = _training()
+    fit: Callable[..., object] = training.train_language
     if not is_language:
-        fit = partial(train, notices=notices, fits=Fits(folder, jobs))
+        fit = partial(training.train, notices=notices, jobs=jobs)
     with _told() as tell, _data_errors():
         fit(list(data), ready, seed, tell)
         ready.replace(output)
@@ -104,12 +97,13 @@ def evaluate_command(
 
     DATA is as for train: JSONL or CSV with text and label.
     """
+    training = _training()
     try:
         engine = Engine.load(model_path, threshold=threshold)
     except (ModelError, OSError) as error:
         raise SpamConfigError(f"The model cannot be loaded: {error}") from error
     with _told() as tell, _data_errors():
-        scores = evaluate(list(data), engine, tell)
+        scores = training.evaluate(list(data), engine, tell)
     figures = attrs.asdict(scores)
     if as_json:
         click.echo(json.dumps({"threshold": engine.threshold, **figures}))
@@ -133,8 +127,23 @@ _MEANINGS = {
 }
 
 
+def _training() -> ModuleType:
+    """The training, which few installations have."""
+    try:
+        from spamdetect import training
+    except ModuleNotFoundError as error:
+        if error.name not in {"joblib", "scipy", "sklearn", "threadpoolctl"}:
+            raise
+        raise SpamConfigError(
+            f"Training needs its extra: pip install 'guard[spam-train]' ({error.name} is missing)."
+        ) from error
+    return training
+
+
 @contextlib.contextmanager
 def _data_errors() -> Iterator[None]:
+    from spamdetect.training import DataError
+
     try:
         yield
     except (DataError, OSError) as error:

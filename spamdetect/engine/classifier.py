@@ -1,15 +1,16 @@
-"""The spam classifier: hashed n-grams where training has seen them, meaning where it has not.
+"""The spam classifier: hashed n-grams, and what a text says and how it is built.
 
-Two parts judge a text. A linear classifier sums the weights of its n-grams and its structure; a
-small network reads its traits: its structure and the concepts that it names. The share of the
-text's n-grams that the first part knows decides how much each part counts.
+Two parts judge a text, and a blend of both decides. A linear classifier sums the weights of its
+n-grams and of its traits: its structure and the concepts that it names. A small network reads the
+traits alone. N-grams that training has not seen say nothing but count in the divisor, so the less
+of a text is known, the less the first part says.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
@@ -27,50 +28,29 @@ from spamdetect.engine.profiles import Profile, read_profiles
 from spamdetect.engine.results import ModelError
 from spamdetect.engine.traits import traits, traits_size
 
-Floats = NDArray[np.float64]
-
 FILE_NAME = "spam.model"
 KIND = "spam"
-FORMAT = 4
-STEEPNESS = 4
-SILENT = -128  # an n-gram that training has seen and that says nothing
+FORMAT = 5
 
 
 @attrs.frozen
 class Blend:
-    """How the two parts combine into a probability, given how much of a text is known.
+    """How the two parts combine: the log-odds of spam are linear in their scores.
 
-    The log-odds of spam are the sum of ``offset``, ``grams`` times the n-gram score and
-    ``meaning`` times the network's score. Each of the three is a pair: its value for a text of
-    which nothing is known, and what is added for a text of which everything is known.
+    Attributes:
+        offset: the log-odds where both scores are zero.
+        grams: the factor of the linear classifier's score.
+        meaning: the factor of the network's score.
     """
 
-    offset: tuple[float, float]
-    grams: tuple[float, float]
-    meaning: tuple[float, float]
+    offset: float
+    grams: float
+    meaning: float
 
-    def slopes(self, known: float) -> tuple[float, float, float]:
-        """The offset and the factor of each score when this share of a text is known."""
-        (offset, offset_more), (grams, grams_more) = self.offset, self.grams
-        meaning, meaning_more = self.meaning
-        return (
-            offset + offset_more * known,
-            grams + grams_more * known,
-            meaning + meaning_more * known,
-        )
-
-    def probability(self, grams: float, meaning: float, known: float) -> float:
+    def probability(self, grams: float, meaning: float) -> float:
         """The calibrated probability of spam."""
-        offset, slope, worth = self.slopes(known)
-        odds = offset + slope * grams + worth * meaning
+        odds = self.offset + self.grams * grams + self.meaning * meaning
         return 1.0 / (1.0 + math.exp(-max(-60.0, min(60.0, odds))))
-
-    def probabilities(self, grams: Floats, meaning: Floats, known: Floats) -> Floats:
-        """`probability` of each text."""
-        parts = (self.offset, self.grams, self.meaning)
-        offset, slope, worth = (least + more * known for least, more in parts)
-        odds = offset + slope * grams + worth * meaning
-        return np.asarray(1.0 / (1.0 + np.exp(-np.clip(odds, -60.0, 60.0))))
 
 
 @attrs.frozen
@@ -79,8 +59,7 @@ class SpamModel:
 
     Attributes:
         bits: see `spamdetect.engine.features.text_buckets`.
-        weights: one int8 weight for each bucket: 0 if training has not seen it, `SILENT` if it has
-            and the bucket says nothing.
+        weights: one int8 weight for each bucket.
         scale: the value of one unit of ``weights``.
         power: a text of ``n`` different buckets divides their sum by ``n ** power``.
         lexicon: the lexicon of concepts.
@@ -101,23 +80,20 @@ class SpamModel:
     threshold: float
     version: str
     profiles: Mapping[str, Profile]
-    chance: float = attrs.field(init=False)
-    """The share of n-grams that seem known although none is: the share of known buckets."""
     _arrays: Any = attrs.field(init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
-        share = float(np.count_nonzero(self.weights)) / self.weights.size
-        object.__setattr__(self, "chance", min(share, 0.999))
         object.__setattr__(self, "_arrays", native.arrays(self.weights))
 
-    def traits(self, structure: list[int], marked: str) -> list[int]:
+    def traits(self, structure: list[int], marked: str, language: str) -> list[int]:
         """The traits of a text.
 
         Args:
             structure: the active structural features.
             marked: the normalised text.
+            language: of the text, empty where it is not known.
         """
-        return traits(structure, self.lexicon.find(marked))
+        return traits(structure, self.lexicon.find(marked, language))
 
     def probability(self, readable: str, on: list[int]) -> float:
         """The calibrated probability of spam for one text.
@@ -128,72 +104,27 @@ class SpamModel:
         """
         return self.combine(*self.gram_sums(readable), on)
 
-    def gram_sums(self, readable: str) -> tuple[int, int, int]:
-        """The sum of the weights of a text's different n-grams, how many are known and there."""
+    def gram_sums(self, readable: str) -> tuple[int, int]:
+        """The sum of the weights of a text's different n-grams, and how many there are."""
         if native.compiled is not None:
-            found: tuple[int, int, int] = native.compiled.gram_sums(
+            found: tuple[int, int] = native.compiled.gram_sums(
                 native.tables(), self._arrays, readable
             )
             return found
         held = self.weights[unique_buckets(text_buckets(code_points(readable), self.bits))]
-        return weight_sum(held), int(np.count_nonzero(held)), held.size
+        return int(held.sum(dtype=np.int64)), held.size
 
-    def combine(self, total: float, known: int, size: int, on: list[int]) -> float:
+    def combine(self, total: float, size: int, on: list[int]) -> float:
         """The probability from the sum of the int8 weights of ``size`` different buckets.
 
         Args:
             total: that sum.
-            known: how many of the buckets training has seen.
             size: how many buckets there are.
             on: the active traits of the text.
         """
-        return self._combined(total, known, size, *self.network.judge(on))
-
-    def combine_many(
-        self,
-        totals: NDArray[np.int64],
-        known: NDArray[np.int64],
-        sizes: NDArray[np.int64],
-        traits: Sequence[list[int]],
-    ) -> list[float]:
-        """`combine` for each text."""
-        meaning, structural = self.network.scores_many(self.network.sums_many(traits))
-        grams = totals * self.scale / np.maximum(sizes, 1) ** self.power + structural
-        familiar = familiarities(known, sizes, self.chance)
-        found: list[float] = self.blend.probabilities(grams, meaning, familiar).tolist()
-        return found
-
-    def _combined(
-        self, total: float, known: int, size: int, meaning: float, structural: float
-    ) -> float:
+        meaning, structural = self.network.judge(on)
         grams = total * self.scale / float(max(1, size) ** self.power) + structural
-        return self.blend.probability(grams, meaning, familiarity(known, size, self.chance))
-
-
-def familiarity(known: float, size: float, chance: float) -> float:
-    """How familiar training is with a text's n-grams, in [0, 1].
-
-    The fourth power of the known share: nearly all n-grams of a known language are known, but so
-    are three quarters of those of another language written in the same letters.
-
-    Args:
-        known: how many training has seen; some only seem known, because buckets are shared.
-        size: how many there are.
-        chance: the share of all buckets that training has seen.
-    """
-    share = (known / max(1, size) - chance) / (1.0 - chance)
-    return min(1.0, max(0.0, share)) ** STEEPNESS
-
-
-def familiarities(known: NDArray[Any], sizes: NDArray[Any], chance: float) -> Floats:
-    """`familiarity` of each text."""
-    share = (known / np.maximum(sizes, 1) - chance) / (1.0 - chance)
-    return np.asarray(np.clip(share, 0.0, 1.0) ** STEEPNESS)
-
-
-def weight_sum(held: NDArray[np.int8]) -> int:
-    """The sum of some weights."""
-    return int(held.sum(dtype=np.int64)) - SILENT * int(np.count_nonzero(held == SILENT))
+        return self.blend.probability(grams, meaning)
 
 
 def unique_buckets(buckets: Hashes) -> Hashes:
@@ -250,7 +181,7 @@ def from_container(container: Container, origin: str) -> SpamModel:
             weights=arrays["weights"],
             lexicon=concepts.load(arrays["lexicon"].tobytes()),
             network=Network(**{name: arrays[f"network_{name}"] for name in _NETWORK}),
-            blend=Blend(**{name: (float(a), float(b)) for name, (a, b) in meta["blend"].items()}),
+            blend=Blend(**{name: float(value) for name, value in meta["blend"].items()}),
             profiles=read_profiles(meta["profiles"]),
             **{name: meta[name] for name in _PLAIN},
         )
@@ -267,12 +198,12 @@ def _is_sound(model: SpamModel) -> bool:
     network, width = model.network, traits_size(len(model.lexicon.names))
     hidden = network.output.size
     blend = model.blend
-    numbers = (model.scale, model.power, *blend.offset, *blend.grams, *blend.meaning)
+    numbers = (model.scale, model.power, blend.offset, blend.grams, blend.meaning)
     return (
         model.weights.size == table_size(model.bits)
         and model.weights.dtype == network.weights.dtype == np.int8
-        and network.weights.shape == (width, hidden + 2)
-        and network.scale.shape == network.bias.shape == (hidden + 2,)
+        and network.weights.shape == (width, hidden + 1)
+        and network.scale.shape == network.bias.shape == (hidden + 1,)
         and all(math.isfinite(value) for value in numbers)
         and 0.0 <= model.threshold <= 1.0
     )

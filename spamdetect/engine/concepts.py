@@ -1,5 +1,8 @@
 """Finds the concepts that a text names, with a lexicon of words and phrases in many languages.
 
+A form counts in texts of its own language, English ones count everywhere: in another language the
+same letters often mean something else. Where the language of a text is not known, all count.
+
 A pattern is one or more words separated by spaces. ``*`` at the start or end of a word matches
 any prefix or suffix. Patterns in scripts that are written without spaces match anywhere.
 Matching takes time linear in the length of the text.
@@ -58,21 +61,56 @@ class Lexicon:
     """Finds concepts in normalised texts.
 
     Args:
-        patterns: the patterns of each concept, normalised like texts.
+        cells: the patterns of each concept in each language, normalised like texts; those
+            of the language ``""`` count in every text.
 
     Example:
-        >>> Lexicon({"free": ["free", "gratis*"], "parcel": ["your package"]}).find("gratisproben")
-        [0]
+        >>> words = Lexicon({("free", "de"): ["gratis*"], ("parcel", ""): ["your package"]})
+        >>> words.find("gratisproben"), words.find("gratisproben", "de"), words.find("gratis", "es")
+        ([0], [0], [])
+    """
+
+    __slots__ = ("_languages", "_matcher", "_numbers", "cells", "names")
+
+    def __init__(self, cells: Mapping[tuple[str, str], Sequence[str]]) -> None:
+        self.cells = {cell: tuple(found) for cell, found in cells.items()}
+        self.names = tuple(dict.fromkeys(name for name, _ in cells))
+        self._numbers = [self.names.index(name) for name, _ in cells]
+        self._languages = [language for _, language in cells]
+        self._matcher = Matcher(list(self.cells.values()))
+
+    def __reduce__(self) -> tuple[type[Lexicon], tuple[dict[tuple[str, str], tuple[str, ...]]]]:
+        return Lexicon, (self.cells,)  # the compiled part cannot be copied to other processes
+
+    def find(self, text: str, language: str = "") -> list[int]:
+        """The numbers of the concepts that a text names, ascending.
+
+        Args:
+            text: normalised, see `spamdetect.engine.normalise.Normalised.marked`.
+            language: of the text, empty where it is not known.
+        """
+        cells = self._matcher.find(text)
+        if language:
+            counting, languages = (language, ""), self._languages
+            cells = [cell for cell in cells if languages[cell] in counting]
+        numbers = self._numbers
+        return sorted({numbers[cell] for cell in cells})
+
+
+class Matcher:
+    """Finds which lists of patterns match a normalised text.
+
+    Args:
+        patterns: the lists.
     """
 
     __slots__ = (
         "_compiled", "_dense", "_ends", "_exact", "_known", "_last", "_parts", "_prefixes", "_root",
-        "_starts", "_suffixes", "names", "patterns",
+        "_starts", "_suffixes", "patterns",
     )  # fmt: skip
 
-    def __init__(self, patterns: Mapping[str, Sequence[str]]) -> None:
-        self.names = tuple(patterns)
-        self.patterns = {name: tuple(found) for name, found in patterns.items()}
+    def __init__(self, patterns: Sequence[Sequence[str]]) -> None:
+        self.patterns = patterns
         self._exact: dict[str, _Entry] = {}
         self._prefixes: dict[str, _Entry] = {}
         self._suffixes: dict[str, _Entry] = {}
@@ -81,7 +119,7 @@ class Lexicon:
         self._root = _Node()
         self._known = _Memory(self._look_up)
         self._compiled: Any = None
-        for concept, found in enumerate(patterns.values()):
+        for concept, found in enumerate(patterns):
             alone: _Entry = ((concept,), ())
             for pattern in found:
                 if not pattern.isascii() and DENSE.search(pattern):
@@ -91,7 +129,7 @@ class Lexicon:
         if native.compiled is not None:
             self._compiled = native.compiled.Lexicon([
                 [pattern for pattern in found if pattern.isascii() or not DENSE.search(pattern)]
-                for found in patterns.values()
+                for found in patterns
             ])  # fmt: skip
         self._starts = _lengths(self._prefixes)
         self._ends = {
@@ -101,11 +139,7 @@ class Lexicon:
         self._last = frozenset(key[-1] for key in self._suffixes)
 
     def find(self, text: str) -> list[int]:
-        """The numbers of the concepts that a text names, ascending.
-
-        Args:
-            text: normalised, see `spamdetect.engine.normalise.Normalised.marked`.
-        """
+        """The numbers of the lists that match, ascending."""
         if self._compiled is not None:
             named: list[int]
             named, is_dense = self._compiled.find(native.tables(), text)
@@ -221,14 +255,14 @@ def words_of(text: str) -> list[str]:
 
 def dump(lexicon: Lexicon) -> bytes:
     """A lexicon as bytes, for a model file."""
-    return "\n".join("\t".join([name, *lexicon.patterns[name]]) for name in lexicon.names).encode()
+    return "\n".join("\t".join([*cell, *found]) for cell, found in lexicon.cells.items()).encode()
 
 
 def load(data: bytes) -> Lexicon:
     """Read what `dump` wrote.
 
     Raises:
-        ValueError: not UTF-8.
+        ValueError: not UTF-8, or a line without a concept and a language.
     """
-    lines: Iterable[list[str]] = (line.split("\t") for line in data.decode().splitlines())
-    return Lexicon({name: patterns for name, *patterns in lines})
+    lines = (line.split("\t") for line in data.decode().splitlines())
+    return Lexicon({(name, language): patterns for name, language, *patterns in lines})

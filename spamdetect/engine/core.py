@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from spamdetect.engine import bulk, classifier, language, native
+from spamdetect.engine import classifier, language
 from spamdetect.engine.counts import Counts, count
 from spamdetect.engine.explain import explain as explain_text
-from spamdetect.engine.normalise import Normalised, normalise, normalise_many
+from spamdetect.engine.language import certain
+from spamdetect.engine.normalise import Normalised, normalise
 from spamdetect.engine.profiles import Profile, resolve
 from spamdetect.engine.results import (
     LANGUAGE_UNKNOWN,
@@ -22,13 +23,14 @@ from spamdetect.engine.results import (
     Reason,
     Verdict,
 )
-from spamdetect.engine.structure import structure, structure_many
+from spamdetect.engine.structure import structure
 from spamdetect.thresholds import Threshold
 
 MAX_READ = 100_000
 _HEAD = 75_000
 _FEW = 3
-_GROUP = 32  # more texts gain nothing more from being read step by step
+_SHORT = 300  # longer texts gain nothing from being read step by step
+_GROUP = 32  # nor do more texts at a time
 _EMPTY = Verdict(is_spam=False, ham_score=1.0, spam_score=0.0)
 
 
@@ -133,31 +135,28 @@ class Engine:
         """
         if isinstance(texts, str | bytes):
             raise TypeError("predict_many takes a sequence of texts, not one: pass [text]")
-        if native.compiled is not None and len(texts) < _FEW:
+        if len(texts) < _FEW:
             return [self.predict(text) for text in texts]
-        together, group = self._predict_short, bulk.GROUP
-        if native.compiled is not None:
-            together, group = self._predict_in_steps, _GROUP
         found: dict[int, Analysis] = {}
         short: list[int] = []
         for number, text in enumerate(texts):
-            if len(text) > bulk.MAX_LENGTH:
+            if len(text) > _SHORT:
                 found[number] = self.predict(text)
             else:
                 short.append(number)
-        for start in range(0, len(short), group):
-            part = short[start : start + group]
-            found.update(zip(part, together([texts[i] for i in part]), strict=True))
+        for start in range(0, len(short), _GROUP):
+            part = short[start : start + _GROUP]
+            found.update(zip(part, self._in_steps([texts[i] for i in part]), strict=True))
         return [found[number] for number in range(len(texts))]
 
-    def _predict_in_steps(self, texts: list[str]) -> list[Analysis]:
+    def _in_steps(self, texts: list[str]) -> list[Analysis]:
         """`predict` for each short text, each step for all texts before the next one.
 
         A step finds its code and its tables in the processor's caches for every text but the
         first; reading one text to the end before the next takes a third longer.
         """
         model = self._model
-        normalised = normalise_many(texts)
+        normalised = [normalise(text) for text in texts]
         languages = self._detector.detect_many(texts)
         counts = [count(text) for text in texts]
         structures = [
@@ -165,8 +164,8 @@ class Engine:
             for text, found, counted in zip(texts, normalised, counts, strict=True)
         ]
         on = [
-            model.traits(each, found.marked)
-            for each, found in zip(structures, normalised, strict=True)
+            model.traits(each, found.marked, certain(spoken))
+            for each, found, spoken in zip(structures, normalised, languages, strict=True)
         ]
         sums = [model.gram_sums(text) for text in [found.readable for found in normalised]]
         chances = [
@@ -174,20 +173,6 @@ class Engine:
             for found, grams, traits in zip(normalised, sums, on, strict=True)
         ]
         words = [counted.words for counted in counts]
-        return list(map(self._analysis, texts, normalised, words, languages, chances))
-
-    def _predict_short(self, texts: list[str]) -> list[Analysis]:
-        kinds, scripts, words = bulk.statistics(texts)
-        languages = bulk.languages(self._detector, texts)
-        normalised = normalise_many(texts)
-        structures = structure_many(normalised, kinds, scripts, [len(text) for text in texts])
-        full = [number for number, found in enumerate(normalised) if found.marked]
-        on = [self._model.traits(structures[n], normalised[n].marked) for n in full]
-        chances: list[float | None] = [None] * len(texts)
-        if full:
-            said = bulk.probabilities(self._model, [normalised[n] for n in full], on)
-            for number, chance in zip(full, said, strict=True):
-                chances[number] = chance
         return list(map(self._analysis, texts, normalised, words, languages, chances))
 
     def explain(self, text: str, *, top: int = 10) -> list[Reason]:
@@ -206,7 +191,7 @@ class Engine:
     def _traits(self, reading: _Reading) -> list[int]:
         found = reading.normalised
         on = structure(found, reading.counts, len(reading.text))
-        return self._model.traits(on, found.marked)
+        return self._model.traits(on, found.marked, certain(reading.language))
 
     def _read(self, text: str) -> _Reading:
         truncated = len(text) > MAX_READ

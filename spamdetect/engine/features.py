@@ -1,4 +1,4 @@
-"""Hashed n-grams: from code points to bucket numbers, a whole text or many texts at once.
+"""Hashed n-grams: from code points to bucket numbers, a whole text at once.
 
 Character n-grams (2 to 5) are rolling hashes over the text with a space at each end; word n-grams
 (1 and 2) come from prefix sums of a polynomial, so no loop over words is needed. All arithmetic
@@ -7,7 +7,7 @@ is modulo 2^32; the top bits of a multiplicative mix are the bucket.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,11 +36,6 @@ _PADDING: Final = np.zeros(CHAR_NGRAMS[-1], np.uint32)
 _GRAM_SALTS: Final = np.array([_SALTS[size] for size in CHAR_NGRAMS], np.uint32)
 # Which n-grams that start at the last four positions of a text still end within it.
 _COMPLETE: Final = np.arange(4)[:, None] + np.array(CHAR_NGRAMS) <= 4
-# The n-grams that a text lacks at its end: how far before it they would start, and their columns.
-_MISSING: Final = [
-    (before, column) for column, size in enumerate(CHAR_NGRAMS) for before in range(1, size)
-]
-_MISSING_BEFORE_END, _MISSING_COLUMNS = np.array(_MISSING).T
 # A window of code points times this gives the hashes of its prefixes.
 _POWERS_OF_WINDOW: Final = np.array(
     [
@@ -207,40 +202,3 @@ def text_buckets(codes: Hashes, bits: int) -> Hashes:
     tokens >>= _ONE
     tokens += np.uint32(1 << bits)
     return hashes
-
-
-def corpus_grams(codes: Hashes, starts: NDArray[np.intp], bits: int) -> Hashes:
-    """The buckets of the character n-grams of many texts: four for each code point.
-
-    Where a text has no n-gram because it ends, its first one is repeated.
-
-    Args:
-        codes: the texts one after the other, each with a space at both ends.
-        starts: where each text starts.
-        bits: see `text_buckets`.
-    """
-    codes = folded(codes)
-    table = np.empty((codes.size, len(CHAR_NGRAMS)), np.uint32)
-    for column, hashes in enumerate(ngram_hashes(codes)):
-        table[: hashes.size, column] = hashes
-    ends = np.append(starts[1:], codes.size)
-    rows = np.maximum(ends[:, None] - _MISSING_BEFORE_END, starts[:, None])
-    table[rows, _MISSING_COLUMNS] = table[starts, :1]
-    return mix(table.reshape(-1), bits)
-
-
-def corpus_tokens(codes: Hashes, text_of: NDArray[Any], bits: int) -> tuple[Hashes, NDArray[Any]]:
-    """The buckets of the words and pairs of words of many texts, and the text of each.
-
-    Args:
-        codes: see `corpus_grams`.
-        text_of: for each code point, the number of its text (ascending).
-        bits: see `text_buckets`.
-    """
-    words, before = word_hashes(folded(codes))
-    owner = text_of[before]
-    inside = owner[:-1] == owner[1:]
-    tokens = np.concatenate((words + _WORD_SALT, pair_hashes(words)[inside]))
-    tokens = mix(tokens, bits - 1)
-    tokens += np.uint32(1 << bits)
-    return tokens, np.concatenate((owner, owner[:-1][inside]))

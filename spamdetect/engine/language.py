@@ -116,19 +116,6 @@ class ScriptModel:
         slope, intercept = self.temperature
         return float(self.scale * size**-self.power * math.exp(slope * math.log(size) + intercept))
 
-    def best_of_each(self, texts: Sequence[NDArray[np.uint32]]) -> list[tuple[int, float]]:
-        """`best` for many texts, given the buckets of each."""
-        totals = np.empty((len(texts), len(self.languages)), np.float32)
-        for row, buckets in enumerate(texts):
-            np.matmul(_ones(buckets.size), self.weights.take(buckets, axis=0), out=totals[row])
-        sharpness = np.array([self.sharpness(buckets.size) for buckets in texts])
-        logits = totals * sharpness[:, None]
-        logits += self.bias
-        first = logits.argmax(axis=1)
-        logits -= logits.max(axis=1, keepdims=True)
-        chances = 1.0 / np.exp(logits, out=logits).sum(axis=1)
-        return list(zip(first.tolist(), chances.tolist(), strict=True))
-
 
 @attrs.frozen
 class LanguageModel:
@@ -147,6 +134,12 @@ class LanguageModel:
     reliable_from: float
     min_letters: int
     version: str
+
+    @property
+    def languages(self) -> frozenset[str]:
+        """The languages that it knows."""
+        several = (name for script in self.scripts.values() for name in script.languages)
+        return frozenset(several) | {name for name, _ in self.single.values()}
 
     def detect(self, text: str) -> Language:
         """The language of a text; links and digits are not read."""
@@ -241,6 +234,11 @@ def read_letters(text: str) -> tuple[NDArray[np.uint32], str, int]:
     return letters, SCRIPTS[main], int(worth.sum())
 
 
+def certain(found: Language) -> str:
+    """The language of a text if it is reliably known, else empty."""
+    return found.language if found.is_reliable else ""
+
+
 def spoken(text: str) -> str:
     """A text in lower case NFKC without addresses and mentions."""
     if not text.isascii():
@@ -266,28 +264,22 @@ def letter_buckets(letters: NDArray[np.uint32], bits: int) -> NDArray[np.uint32]
 
 
 def letter_hashes(
-    letters: NDArray[np.uint32], *, many: bool = False
+    letters: NDArray[np.uint32],
 ) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
     """The hashes of what starts at each position, and which of them are valid.
 
     The columns are n-grams of 1 to 5 letters, then the whole word; a bucket is the upper bits.
 
     Args:
-        letters: a text as `letter_buckets` takes it, or several concatenated.
-        many: whether there may be several texts; an n-gram of two spaces is then not valid.
+        letters: a text as `letter_buckets` takes it.
     """
     size = letters.size
     padded = np.concatenate((letters, _PADDING))
     edges = (padded[: size + 1] == SPACE).nonzero()[0]
     before, after = edges[:-1], edges[1:]
     lengths = after - before
-    if many:
-        within = lengths > 1  # False where two texts meet, and at the end
-        reach = np.where(within, after, before)
-        words, last = before[within], after[within]
-    else:  # False at the end; a text that was cut at a space ends with two
-        words, last = before[:-1], after[:-1]
-        reach = np.concatenate((last, before[-1:]))
+    words, last = before[:-1], after[:-1]  # a text that was cut at a space ends with two
+    reach = np.concatenate((last, before[-1:]))
     # How far the n-grams of a position may reach: up to the next space.
     reach = reach.repeat(lengths)
     reach -= _PLACES[:size] if size <= _PLACES.size else np.arange(size)

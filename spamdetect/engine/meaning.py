@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain
-from typing import Any, Final
+from typing import Any
 
 import attrs
 import numpy as np
@@ -13,16 +11,15 @@ from numpy.typing import NDArray
 from spamdetect.engine import native
 
 Sums = NDArray[np.float32]
-_ROWS: Final = 8
 
 
 @attrs.frozen
 class Network:
-    """One hidden layer of rectified linear units plus a direct path, over the active traits.
+    """One hidden layer of rectified linear units over the active traits.
 
     Attributes:
-        weights: the eight-bit weights of each trait: to each hidden unit, then to the output,
-            and last in the linear classifier, which also reads the n-grams.
+        weights: the eight-bit weights of each trait: to each hidden unit, and last in the linear
+            classifier, which also reads the n-grams.
         scale: the value of one unit of each column of ``weights``.
         bias: the constant added to each column.
         output: the weight of each hidden unit.
@@ -53,27 +50,12 @@ class Network:
         found: Sums = np.ones(len(on), np.float32) @ self._floats.take(on, axis=0)
         return found
 
-    def sums_many(self, traits: Sequence[list[int]]) -> Sums:
-        """`sums` for each text, row by row; every text has at least one trait."""
-        active = np.zeros((len(traits), len(self.weights)), np.float32)
-        owners = np.repeat(np.arange(len(traits)), [len(on) for on in traits])
-        active[owners, list(chain.from_iterable(traits))] = 1.0
-        # Products of few rows: larger ones would start threads.
-        parts = [active[at : at + _ROWS] @ self._floats for at in range(0, len(traits), _ROWS)]
-        return np.concatenate(parts)
-
     def scores(self, sums: Sums) -> tuple[float, float]:
         """The network's score and the linear classifier's score of the traits, from sums."""
         reached = sums * self.scale + self.bias
         # Added in order, unlike a dot product, so that the compiled twin gives the same bits.
-        hidden = np.add.accumulate(np.maximum(reached[:-2], 0.0) * self.output)
-        return float(hidden[-1] + reached[-2]), float(reached[-1])
-
-    def scores_many(self, sums: Sums) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """`scores` for each row."""
-        reached = sums * self.scale + self.bias
-        meaning = np.maximum(reached[:, :-2], 0.0) @ self.output + reached[:, -2]
-        return meaning, reached[:, -1]
+        hidden = np.add.accumulate(np.maximum(reached[:-1], 0.0) * self.output)
+        return float(hidden[-1]), float(reached[-1])
 
     def losses(self, on: list[int]) -> list[tuple[float, float]]:
         """What both scores lose without each active trait."""

@@ -22,14 +22,13 @@ from __future__ import annotations
 import html
 import re
 import unicodedata
-from collections.abc import Sequence
 from typing import Final
 
 import attrs
 import numpy as np
 
 from spamdetect.engine import native
-from spamdetect.engine.characters import Kind, character_tables, code_points
+from spamdetect.engine.characters import code_points
 from spamdetect.engine.confusables import (
     CYRILLIC_TO_LATIN,
     GREEK_CAPITALS,
@@ -51,7 +50,7 @@ from spamdetect.engine.odd import (
     TOO_MANY_MARKS,
     UNWANTED_CHARACTER,
 )
-from spamdetect.engine.shape import BLANK, excess, may_be_excess, shape, without
+from spamdetect.engine.shape import excess, may_be_excess, shape, without
 
 URL, MAIL, MENTION = "\ue000", "\ue001", "\ue002"
 NUMBER, HOST = "\ue003", "\ue004"
@@ -93,7 +92,6 @@ _GREEK_OR_LATIN: Final = re.compile("[a-z\u0370-\u03ff]")
 _LATIN: Final = re.compile("[a-z]")
 _ANY_LATIN: Final = re.compile("[A-Za-z]")
 _SEPARATORS: Final = str.maketrans("", "", " ._*|·~-")
-_SHORT: Final = 300  # up to here strings are faster than arrays
 _SPACE: Final = np.uint32(32)
 _ZERO: Final = np.uint32(48)
 NUMBERS_READ: Final = 30
@@ -160,24 +158,8 @@ def normalise(text: str) -> Normalised:
     text, found = _read(text)
     if native.compiled is not None:
         _finish_compiled(text, found)
-    elif len(text) > _SHORT:
-        _finish_many([text], [found])
     else:
         _finish(text, found)
-    return found
-
-
-def normalise_many(texts: Sequence[str]) -> list[Normalised]:
-    """`normalise` for each text, in order; the last step runs once for all of them."""
-    if not texts:
-        return []
-    read = [_read(text) for text in texts]
-    found = [each for _, each in read]
-    if native.compiled is not None:
-        for text, each in read:
-            _finish_compiled(text, each)
-        return found
-    _finish_many([text for text, _ in read], found)
     return found
 
 
@@ -216,7 +198,7 @@ def _finish_compiled(text: str, found: Normalised) -> None:
 
 
 def _finish(text: str, found: Normalised) -> None:
-    """Normalise the digits, white space and repetitions of a short text."""
+    """Normalise the digits, white space and repetitions of a text."""
     shaped = shape(text)
     codes = code_points(f" {shaped} ")
     if "0" in shaped:
@@ -229,32 +211,6 @@ def _finish(text: str, found: Normalised) -> None:
             codes = without(codes, drop)
             shaped = codes[1:-1].tobytes().decode("utf-32-le")
     found.marked = shaped
-
-
-def _finish_many(texts: Sequence[str], found: Sequence[Normalised]) -> None:
-    """Normalise the digits, white space and repetitions of many texts."""
-    kind = character_tables().kind
-    sizes = np.array([len(text) + 2 for text in texts])
-    codes = code_points("".join([f" {text} " for text in texts])).copy()
-    kinds = kind[codes]
-    codes[kinds == Kind.DIGIT] = _ZERO
-    codes[BLANK[kinds]] = _SPACE
-    same = codes[1:] == codes[:-1]
-    ends = np.cumsum(sizes)
-    same[ends[:-1] - 1] = False  # where one text ends, another begins
-    drop, stretched = excess(codes, same)
-    if drop.size:
-        for number in np.searchsorted(ends, stretched, "right").tolist():
-            found[number].repeats += 1
-        codes = without(codes, drop)
-        ends -= np.searchsorted(drop, ends)
-    whole = codes.tobytes().decode("utf-32-le")
-    start = 0
-    for text, each, end in zip(texts, found, ends.tolist(), strict=True):
-        each.marked = whole[start + 1 : end - 1]
-        if "0" in each.marked:
-            each.numbers = _NUMBER.findall(text)[:NUMBERS_READ]
-        start = end
 
 
 def plain(text: str) -> str:

@@ -9,7 +9,6 @@ from functools import cache
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from spamdetect.engine import native
 from spamdetect.engine.characters import SCRIPTS, Kind
@@ -75,15 +74,6 @@ _NAMES.extend(f"script:{script}" for script in SCRIPT_GROUP)
 STRUCTURE_NAMES: Final = tuple(_NAMES)
 STRUCTURE_SIZE: Final = len(_NAMES)
 SCRIPT_COLUMNS: Final = slice(_SCRIPT_OFFSET, STRUCTURE_SIZE)
-# Every edge, shifted by its group's number times more than any edge: one search finds the buckets
-# of all quantities. `structure_many` shifts the quantities alike.
-_APART: Final = 2.0**20
-_LARGEST: Final = 2.0**19
-_SHIFTS: Final = np.arange(len(GROUPS)) * _APART
-_ALL_EDGES: Final = np.array(
-    [shift + edge for shift, (_, edges) in zip(_SHIFTS, GROUPS, strict=True) for edge in edges]
-)
-_GROUP_NUMBERS: Final = np.arange(len(GROUPS))
 _PLAN: Final = tuple((offset, edges) for offset, (_, edges) in zip(_OFFSETS, GROUPS, strict=True))
 _HOST_INDEX: Final = {kind: _HOST_OFFSET + i for i, kind in enumerate(HOST_KINDS)}
 
@@ -110,15 +100,6 @@ _STAR: Final = int(Kind.STAR)
 _STYLED: Final = int(Kind.STYLED)
 _SYMBOL: Final = int(Kind.SYMBOL)
 _UPPER: Final = int(Kind.UPPER)
-
-# The columns of `GROUPS` by where a quantity comes from.
-_FOUND: Final = [1, 2, 3, 4, 5, 6, 7, 8, 20, 21, 22, 23, 24]
-_SHARES: Final = [9, 10, 14]
-_COUNTED: Final = [11, 12, 13, 15, 16, 17, 18, 19]
-_COUNTED_KINDS: Final = [
-    Kind.EXCLAMATION, Kind.QUESTION, Kind.EMOJI, Kind.NEWLINE, Kind.INVISIBLE, Kind.BIDI,
-    Kind.ACCENT, Kind.STYLED,
-]  # fmt: skip
 
 
 def bucket_groups() -> list[slice]:
@@ -191,51 +172,6 @@ def _edge_arrays() -> Any:
     sizes = [len(edges) for _, edges in GROUPS]
     edges = np.array([edge for _, edges in GROUPS for edge in edges], np.float64)
     return native.arrays(edges, np.cumsum(sizes, dtype=np.int64))
-
-
-def structure_many(
-    texts: Sequence[Normalised],
-    kinds: NDArray[np.int64],
-    scripts: NDArray[np.int64],
-    lengths: Sequence[int],
-) -> list[list[int]]:
-    """`structure` of each text; ``kinds`` and ``scripts`` have a row for each."""
-    size = np.maximum(lengths, 1)
-    cased = kinds[:, Kind.UPPER] + kinds[:, Kind.LOWER]
-    signs = kinds[:, Kind.PUNCTUATION] + kinds[:, Kind.SYMBOL] + kinds[:, Kind.STAR]
-    found = [
-        (
-            len(text.urls),
-            text.mails,
-            text.mentions,
-            len(_TAG.findall(text.marked)) if "#" in text.marked else 0,
-            *_of_digits(text.marked, digits),
-            text.mixed,
-            text.spaced,
-            text.leet,
-            text.repeats,
-            text.entities,
-        )
-        for text, digits in zip(texts, kinds[:, Kind.DIGIT].tolist(), strict=True)
-    ]
-    values = np.empty((len(texts), len(GROUPS)))
-    values[:, 0] = lengths
-    values[:, _FOUND] = found
-    values[:, _COUNTED] = kinds[:, _COUNTED_KINDS]
-    values[:, _SHARES] = np.stack(
-        (kinds[:, Kind.DIGIT] / size, kinds[:, Kind.UPPER] / np.maximum(cased, 1), signs / size), 1
-    )
-    np.minimum(values, _LARGEST, out=values)
-    values += _SHIFTS
-    on = np.searchsorted(_ALL_EDGES, values.ravel(), "right").reshape(values.shape)
-    on += _GROUP_NUMBERS
-    main = scripts[:, 1:].argmax(axis=1) + 1
-    main[scripts[np.arange(len(texts)), main] == 0] = 0
-    rows: list[list[int]] = np.column_stack((on, main + _SCRIPT_OFFSET)).tolist()
-    for row, text in zip(rows, texts, strict=True):
-        if text.urls:
-            row[-1:-1] = _links(text.urls)
-    return rows
 
 
 def _of_digits(marked: str, digits: int) -> tuple[int, int, int, int]:

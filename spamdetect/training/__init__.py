@@ -1,4 +1,6 @@
-"""Training and evaluation of the engine; needs only numpy, and is not needed to classify.
+"""Training of the engine, and how good it is on given texts; not needed to classify.
+
+Needs the extra ``spam-train`` (scikit-learn and joblib).
 
 Example:
     >>> from spamdetect.training import train
@@ -7,8 +9,7 @@ Example:
 
 from spamdetect.training.dataset import DataError
 from spamdetect.training.evaluate import evaluate
-from spamdetect.training.fits import Fits
 from spamdetect.training.language_fit import train_language
 from spamdetect.training.trainer import train
 
-__all__ = ["DataError", "Fits", "evaluate", "train", "train_language"]
+__all__ = ["DataError", "evaluate", "train", "train_language"]

@@ -18,8 +18,8 @@ from spamdetect.engine import language
 from spamdetect.engine.container import pack
 from spamdetect.engine.language import LanguageModel, ScriptModel
 from spamdetect.training import softmax
+from spamdetect.training.corpus import Progress, silent
 from spamdetect.training.dataset import DataError, LanguageRow, read_language
-from spamdetect.training.matrix import Progress, silent
 
 VERSION: Final = "1.0.0"
 # Languages that most short messages are written in; the others weigh less in the fit, since

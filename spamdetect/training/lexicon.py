@@ -2,41 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from importlib import resources
+from typing import Final
 
+from spamdetect.engine import language
 from spamdetect.engine.concepts import Lexicon, words_of
 from spamdetect.engine.normalise import normalise
 from spamdetect.training.dataset import DataError
 
-FILE_NAME = "concepts.tsv"
+FILE_NAME: Final = "concepts.tsv"
+# What the detector calls a language of the lexicon. English forms count in every text, but for
+# those that other languages use for something else (`benchmarks.spam.forms`).
+_WRITTEN_AS: Final = {
+    "en": ("",),
+    "en-only": ("en",),
+    "no": ("nb", "nn"),
+    "zh-Hant": ("zh",),
+}
 
 
 def shipped() -> Lexicon:
     """The lexicon of this package."""
     text = resources.files("spamdetect.engine").joinpath(FILE_NAME).read_text("utf-8")
-    return read(text.splitlines())
+    return read(text.splitlines(), language.load().languages)
 
 
-def read(lines: Iterable[str]) -> Lexicon:
+def read(lines: Iterable[str], detected: Container[str]) -> Lexicon:
     """A lexicon from its lines; empty ones and those that begin with ``#`` are comments.
+
+    Args:
+        lines: the lines.
+        detected: the languages that the detector knows; forms of others count in every text.
 
     Raises:
         DataError: a line does not have three columns; the message says which.
     """
-    patterns: dict[str, dict[str, None]] = {}
+    cells: dict[tuple[str, str], dict[str, None]] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("#"):
             continue
         columns = line.rstrip("\n").split("\t")
         if len(columns) != 3:
             raise DataError(f"the lexicon, line {number}: not three columns")
-        concept, _, words = columns
-        found = patterns.setdefault(concept, {})
-        for pattern in words.split("|"):
-            if normalised := normalised_pattern(pattern):
-                found[normalised] = None
-    return Lexicon({concept: list(found) for concept, found in sorted(patterns.items())})
+        concept, code, words = columns
+        found = dict.fromkeys(filter(None, map(normalised_pattern, words.split("|"))))
+        for known in _WRITTEN_AS.get(code, (code,)):
+            cells.setdefault((concept, known if known in detected else ""), {}).update(found)
+    return Lexicon({cell: list(found) for cell, found in sorted(cells.items())})
 
 
 def normalised_pattern(pattern: str) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import zlib
 from typing import Final
 
+from spamdetect.training.corpus import NOTICES
 from spamdetect.training.dataset import FOLDS, SpamRow
 from spamdetect.training.letters import letters
 from spamdetect.training.notices import generate
-from spamdetect.training.spam_fit import NOTICES
 
 PER_TEMPLATE: Final = 2
 

@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from spamdetect.training.matrix import Progress, silent
+from spamdetect.training.corpus import Progress, silent
 
 Singles = NDArray[np.float32]
 

@@ -7,131 +7,23 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-import attrs
 import numpy as np
-from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from spamdetect.engine import classifier
-from spamdetect.engine.classifier import SILENT, SpamModel
+from spamdetect.engine.classifier import SpamModel
 from spamdetect.engine.container import pack
-from spamdetect.training import blending, network
-from spamdetect.training.blending import Mixture, Signals
-from spamdetect.training.dataset import FOLDS, read_spam
-from spamdetect.training.fits import ALONE, Fits, Wanted
-from spamdetect.training.judge import Judge, Part, fit_judge, parts, tells
-from spamdetect.training.linear import Settings
+from spamdetect.training import calibrate
+from spamdetect.training.calibrate import HeldOut
+from spamdetect.training.corpus import BITS, Corpus, Progress, corpus, silent
+from spamdetect.training.dataset import read_spam
+from spamdetect.training.fit import POWER, fit, fit_many
+from spamdetect.training.left_out import folds, strangers
 from spamdetect.training.made import made_rows
-from spamdetect.training.matrix import Progress, silent
-from spamdetect.training.profiles import measured_profiles
-from spamdetect.training.spam_fit import DEFAULTS, Corpus, corpus, table_bits
 
-VERSION: Final = "2.3.0"
+VERSION: Final = "3.0.0"
 THRESHOLD: Final = 0.5
-WAYS: Final = ("fold", "family", "kind", "domain")
-WAYS_OF_BLEND: Final = ("fold", "family", "kind")
-SHARES: Final = {"fold": 1.0, "family": 1.0, "kind": 1.0, "domain": 0.0}
-PRIOR: Final = 0.275
-# The weight, in texts of the folds, of a family or domain of sent texts, of one of notices, and
-# of all notices of a fold.
-SENT_SHARE: Final = 125.0
-NOTICE_SHARE: Final = 200.0
-NOTICES_OF_FOLD: Final = 300.0
-
-Flags = NDArray[np.bool_]
-Floats = NDArray[np.float64]
-
-
-@attrs.frozen
-class HeldOut:
-    """The signals of a fit for the texts of a part that it has not seen."""
-
-    part: Part
-    texts: NDArray[np.intp]
-    signals: Signals
-
-
-def held_out(
-    data: Corpus,
-    settings: Settings = DEFAULTS,
-    progress: Progress = silent,
-    ways: Sequence[str] = WAYS,
-    most_folds: int = FOLDS,
-    fits: Fits = ALONE,
-) -> list[HeldOut]:
-    """For each part of the data, the signals for its texts of a fit without that part.
-
-    These fits leave fragments out: they take a third of the time and score about the same.
-
-    Args:
-        data: the texts.
-        settings: the settings of the fits.
-        progress: receives the progress.
-        ways: the ways of leaving parts out.
-        most_folds: leave out at most this many folds.
-        fits: makes the fits.
-
-    Raises:
-        DataError: there are not two folds, which calibration needs.
-    """
-    left_out = parts(data, ways, most_folds)
-    plan = attrs.evolve(data.plan, fragment_weight=0.0, phrase_weight=0.0)
-    data = attrs.evolve(data, plan=plan)
-    wanted = [Wanted(part.fitted, np.flatnonzero(part.inside)) for part in left_out]
-    found = fits.signals(data, wanted, settings, progress)
-    return [
-        HeldOut(part, np.flatnonzero(part.inside), signals)
-        for part, signals in zip(left_out, found, strict=True)
-    ]
-
-
-def mixture(
-    data: Corpus,
-    found: Sequence[HeldOut],
-    without: Flags | None = None,
-    start: Mixture | None = None,
-) -> Mixture:
-    """Fit the best mixture of the classifier's two parts.
-
-    Each text of a held-out fold counts once, made notices together as a fixed share. A family, kind
-    or domain counts as much as any other, whatever its size, and spam as `PRIOR` of it, whatever
-    its share: the mixture must learn what scores mean there, not how much spam somebody collected.
-
-    Args:
-        data: the texts.
-        found: the signals of fits for texts that they have not seen.
-        without: texts to leave out here too.
-        start: a mixture that is near, which saves time.
-    """
-    made = np.isin(data.sources, sorted(data.made))
-    signals, texts, weights = [], [], []
-
-    def add(held: HeldOut, chosen: Flags, worth: float, total: float = 0.0) -> None:
-        of = held.texts[chosen]
-        spam = data.labels[of]
-        if total:
-            if not tells(spam):
-                return
-            worths = np.where(spam, PRIOR / spam.sum(), (1.0 - PRIOR) / (~spam).sum()) * total
-        else:
-            worths = np.full(of.size, worth)
-        signals.append(held.signals.select(chosen))
-        texts.append(of)
-        weights.append(worths)
-
-    for held in found:
-        keep = np.ones(held.texts.size, bool) if without is None else ~without[held.texts]
-        of_notice = made[held.texts]
-        if held.part.way == "fold":
-            add(held, keep & ~of_notice, 1.0)
-            add(held, keep & of_notice, 0.0, NOTICES_OF_FOLD)
-            continue
-        for group in held.part.groups.values():
-            inside = keep & group[held.texts]
-            for mask, total in ((~of_notice, SENT_SHARE), (of_notice, NOTICE_SHARE)):
-                if share := SHARES[held.part.way] * total:
-                    add(held, inside & mask, 0.0, share)
-    of = np.concatenate(texts)
-    return blending.fit(blending.joined(signals), data.labels[of], np.concatenate(weights), start)
+FOLDS_TRIED: Final = 2  # for the calibration; more change nothing
 
 
 def train(
@@ -141,12 +33,12 @@ def train(
     progress: Progress = silent,
     *,
     notices: int = 0,
-    fits: Fits = ALONE,
+    jobs: int = 1,
 ) -> SpamModel:
     """Train the classifier on labelled texts and write its model file.
 
-    The same data, seed and versions of this package, Python and numpy give the same file, byte
-    for byte, on every machine.
+    The same data, seed and versions of this package, numpy, scipy and scikit-learn give the same
+    file, byte for byte, on the same kind of machine.
 
     Args:
         paths: JSONL or CSV files, or folders with such; see `read_spam`.
@@ -155,7 +47,7 @@ def train(
         progress: receives the stage and the share of it that is done.
         notices: how many notices to add from each template of this package; the shipped model
             has `spamdetect.training.made.PER_TEMPLATE`.
-        fits: makes the fits for the calibration.
+        jobs: how many processes share the fits for the calibration.
 
     Raises:
         DataError: the data cannot be used; the message says which file and line.
@@ -166,56 +58,43 @@ def train(
     rows = read_spam(paths)
     if notices:
         rows += made_rows(seed, notices)
-    data = corpus(rows, seed, progress=progress)
-    found = held_out(data, progress=progress, ways=WAYS_OF_BLEND, fits=fits)
-    judge = fit_judge(data, np.ones(len(data.rows), bool), progress=progress)
-    mixed = mixture(data, found)
-    model = finish(data, mixed, judge, chances_by_fold(data, found, mixed))
+    data = corpus(rows, seed, progress)
+    with threadpool_limits(1):
+        model = finish(data, held_out(data, seed, jobs, progress), seed, progress)
     Path(out).write_bytes(pack(*classifier.dump(model)))
     return model
 
 
-def chances_by_fold(data: Corpus, found: Sequence[HeldOut], start: Mixture) -> Floats:
-    """The probability of each text that was really sent, from fits and a mixture without its fold.
+def held_out(
+    data: Corpus, seed: int, jobs: int = 1, progress: Progress = silent, tried: int = FOLDS_TRIED
+) -> list[HeldOut]:
+    """The signals of fits for texts that they have not seen: strangers, and some of the folds.
 
-    NaN where no fold was tried, and for made notices: their content is not typical.
+    Raises:
+        DataError: there are not two folds.
     """
-    chances = np.full(len(data.rows), np.nan)
-    for held in found:
-        if held.part.way == "fold":
-            mixed = mixture(data, found, held.part.inside, start)
-            chances[held.texts] = held.signals.probabilities(mixed)
-    chances[np.isin(data.sources, sorted(data.made))] = np.nan
-    return chances
+    parts = [*strangers(data), *folds(data, tried)]
+    asked = [np.flatnonzero(part.judged) for part in parts]
+    found = fit_many(data, [part.fitted for part in parts], asked, seed, jobs, progress)
+    return calibrate.split(parts, found)
 
 
-def finish(data: Corpus, mixed: Mixture, judge: Judge, chances: Floats) -> SpamModel:
-    """Build the model from a fit.
-
-    Args:
-        data: the texts.
-        mixed: how its parts are mixed.
-        judge: the fit to all texts.
-        chances: probabilities of texts from fits that have not seen them, for the profiles.
-    """
-    fitted = judge.grams
-    last = int(data.matrix.structure_starts[len(data.rows)])
-    used = np.bincount(data.matrix.structure[:last], minlength=data.matrix.width)
-    usual = used / len(data.rows)
-    structure, direct = mixed.shares()
-    weights = np.rint(fitted.weights / fitted.scale).astype(np.int8)
-    weights[(weights == 0) & judge.met] = SILENT
+def finish(
+    data: Corpus, held: Sequence[HeldOut], seed: int, progress: Progress = silent
+) -> SpamModel:
+    """Fit both parts to all texts, and how they are blended to the texts held out."""
+    progress("fitting", 0.0)
+    found = fit(data, np.ones(len(data.texts), bool), seed)
+    progress("fitting", 1.0)
     return SpamModel(
-        bits=table_bits(weights.size),
-        weights=weights,
-        scale=fitted.scale,
-        power=fitted.power,
+        bits=BITS,
+        weights=found.weights,
+        scale=found.scale,
+        power=POWER,
         lexicon=data.lexicon,
-        network=network.with_linear(
-            judge.network, fitted.structure + structure, direct, fitted.bias, usual
-        ),
-        blend=mixed.blend,
+        network=found.network,
+        blend=calibrate.blend(data, held),
         threshold=THRESHOLD,
         version=VERSION,
-        profiles=measured_profiles(data.labels, chances, THRESHOLD),
+        profiles=calibrate.profiles(data, held, calibrate.judged(data, held), THRESHOLD),
     )

@@ -7,10 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from spamdetect import AsyncSpamClient, SpamClient, SpamConfigError, SpamResponseError
 from spamdetect.cli import main
@@ -21,7 +18,6 @@ from spamdetect.engine.results import ModelError
 from spamdetect.service.settings import ServiceSettings, read_service_settings
 from spamdetect.testing import RunningService, run_service
 from spamdetect.thresholds import PROFILE_NAMES, checked_threshold
-from spamdetect.training.profiles import FALSE_ALARMS, measured_profiles
 
 PREDICT = "/v1/spam-detection/predict"
 
@@ -67,23 +63,6 @@ def test_the_model_names_its_profiles(engine: Engine) -> None:
         assert None not in {one.false_alarms, other.false_alarms, one.recall, other.recall}
         assert one.false_alarms > other.false_alarms  # type: ignore[operator]
         assert one.recall > other.recall  # type: ignore[operator]
-
-
-@given(st.integers(0, 2**32 - 1), st.integers(200, 3000))
-def test_profiles_keep_their_share_of_false_alarms(seed: int, size: int) -> None:
-    random = np.random.default_rng(seed)
-    labels = random.random(size) < 0.4
-    chances = 1 / (1 + np.exp(-random.normal(np.where(labels, 3, -3), 2)))
-    chances[random.random(size) < 0.1] = np.nan
-    profiles = measured_profiles(labels, chances, 0.5)
-    assert tuple(profiles) == PROFILE_NAMES
-    assert profiles["balanced"].threshold == 0.5
-    assert profiles["strict"].threshold <= 0.5 <= profiles["quiet"].threshold
-    ham = chances[~labels & ~np.isnan(chances)]
-    for name, profile in profiles.items():
-        assert profile.false_alarms == round((np.round(ham, 6) >= profile.threshold).mean(), 4)
-        if name in FALSE_ALARMS and profile.threshold > 0.5:
-            assert profile.false_alarms <= FALSE_ALARMS[name] + 0.0001
 
 
 def test_profiles_lie_in_the_model_file(tmp_path: Path, small_model: Any) -> None:

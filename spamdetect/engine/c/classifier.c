@@ -4,13 +4,12 @@
 
 #define GIL_FREE 8192 /* longer texts are read without the GIL */
 #define MOST_COLUMNS 1024
-#define SILENT (-128)
 
 static const uint32_t SALTS[] = {0x85EBCA6B, 0xC2B2AE35, 0x27D4EB2F, 0x165667B1};
 static const uint32_t WORD_SALT = 0x7F4A7C15, PAIR_SALT = 0x3C6EF372, PAIR = 0xB5297A4D;
 
 typedef struct {
-    Py_ssize_t total, known, size;
+    Py_ssize_t total, size;
 } Sums;
 
 /* At most six for each code point: four n-grams, and for every two a word and a pair. */
@@ -54,15 +53,14 @@ text_buckets(const uint8_t *roles, const Codes *codes, int bits, uint32_t *bucke
 static Sums
 sum_of_different(const int8_t *weights, const uint32_t *buckets, Py_ssize_t count, uint64_t *seen)
 {
-    Sums sums = {0, 0, 0};
+    Sums sums = {0, 0};
     for (Py_ssize_t i = 0; i < count; i++) {
         uint32_t bucket = buckets[i];
         uint64_t *place = &seen[bucket >> 6], bit = (uint64_t)1 << (bucket & 63);
-        int is_new = (*place & bit) == 0, weight = weights[bucket];
+        int is_new = (*place & bit) == 0;
         *place |= bit;
         sums.size += is_new;
-        sums.known += is_new & (weight != 0);
-        sums.total += is_new && weight != SILENT ? weight : 0;
+        sums.total += is_new ? weights[bucket] : 0;
     }
     for (Py_ssize_t i = 0; i < count; i++) {
         seen[buckets[i] >> 6] = 0;
@@ -118,7 +116,7 @@ FUNCTION(gram_sums)
     if (is_long) {
         PyEval_RestoreThread(thread);
     }
-    found = Py_BuildValue("(nnn)", sums.total, sums.known, sums.size);
+    found = Py_BuildValue("(nn)", sums.total, sums.size);
 done:
     if (is_long) {
         PyMem_Free(seen);
@@ -143,8 +141,8 @@ FUNCTION(scores)
     const double *scale = network->held[1].buf, *bias = network->held[2].buf;
     const double *output = network->held[3].buf;
     Py_ssize_t columns = network->held[1].len / (Py_ssize_t)sizeof(double);
-    if (columns < 2 || columns > MOST_COLUMNS || network->held[2].len != network->held[1].len ||
-        network->held[3].len != (columns - 2) * (Py_ssize_t)sizeof(double)) {
+    if (columns < 1 || columns > MOST_COLUMNS || network->held[2].len != network->held[1].len ||
+        network->held[3].len != (columns - 1) * (Py_ssize_t)sizeof(double)) {
         return wrong_size();
     }
     if (!PyList_Check(args[1])) {
@@ -166,11 +164,10 @@ FUNCTION(scores)
         }
     }
     double meaning = 0.0;
-    for (Py_ssize_t j = 0; j < columns - 2; j++) {
+    for (Py_ssize_t j = 0; j < columns - 1; j++) {
         double reached = (double)sums[j] * scale[j] + bias[j];
         meaning += (reached > 0.0 ? reached : 0.0) * output[j];
     }
-    meaning += (double)sums[columns - 2] * scale[columns - 2] + bias[columns - 2];
     double structural = (double)sums[columns - 1] * scale[columns - 1] + bias[columns - 1];
     return Py_BuildValue("(dd)", meaning, structural);
 }

@@ -396,15 +396,14 @@ lexicon_find(PyObject *object, PyObject *args)
     }
     codes_free(&codes);
     PyObject *found = PyList_New(0);
-    for (Py_ssize_t i = 0; i < self->concepts; i++) {
-        if (self->found[i]) {
-            self->found[i] = 0;
-            PyObject *number = found == NULL ? NULL : PyLong_FromSsize_t(i);
-            if (number == NULL || PyList_Append(found, number) < 0) {
-                Py_CLEAR(found);
-            }
-            Py_XDECREF(number);
+    uint8_t *at = self->found, *end = self->found + self->concepts;
+    while ((at = memchr(at, 1, (size_t)(end - at))) != NULL) {
+        *at = 0;
+        PyObject *number = found == NULL ? NULL : PyLong_FromSsize_t(at - self->found);
+        if (number == NULL || PyList_Append(found, number) < 0) {
+            Py_CLEAR(found);
         }
+        Py_XDECREF(number);
     }
     return found == NULL ? NULL : Py_BuildValue("(NO)", found, dense ? Py_True : Py_False);
 }

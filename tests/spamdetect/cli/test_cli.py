@@ -210,13 +210,11 @@ def test_train_and_evaluate(run: Run, tmp_path: Path) -> None:
     ] + [{"text": f"see you at the station at {n} tomorrow", "label": "ham"} for n in range(40)]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     models = [tmp_path / "one.model", tmp_path / "two.model"]
-    fits = tmp_path / "fits"
-    for model, options in zip(models, ([], ["--fits", str(fits), "--jobs", "2"]), strict=True):
+    for model, options in zip(models, ([], ["--jobs", "2"]), strict=True):
         done = run("train", str(data), "-o", str(model), *options)
         assert done.returncode == 0, done.stderr
         assert "trained in" in done.stdout
     assert models[0].read_bytes() == models[1].read_bytes()
-    assert {path.suffix for path in fits.iterdir()} == {".npz"}
     figures = json.loads(run("evaluate", str(data), "--model", str(models[0]), "--json").stdout)
     assert figures["texts"] == 80
     assert figures["auc"] > 0.95

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spamdetect.engine import concepts, naming
-from spamdetect.engine.concepts import Lexicon
+from spamdetect.engine.concepts import Lexicon, Matcher
 from spamdetect.engine.normalise import normalise
 from spamdetect.training import lexicon
 from spamdetect.training.dataset import DataError
 from spamdetect.training.notices import generate
 
-WORDS = Lexicon(
+
+def lexicon_of(patterns: Mapping[str, Sequence[str]]) -> Lexicon:
+    return Lexicon({(name, ""): found for name, found in patterns.items()})
+
+
+WORDS = lexicon_of(
     {
         "free": ["free", "gratis*", "*مجاني", "免费", "ฟรี"],
         "parcel": ["parcel*", "your package", "пакет* почт*"],
@@ -22,8 +29,8 @@ WORDS = Lexicon(
 )
 
 
-def found(text: str, words: Lexicon = WORDS) -> set[str]:
-    return {words.names[number] for number in words.find(normalise(text).marked)}
+def found(text: str, words: Lexicon = WORDS, language: str = "") -> set[str]:
+    return {words.names[number] for number in words.find(normalise(text).marked, language)}
 
 
 @pytest.mark.parametrize(
@@ -53,7 +60,7 @@ def test_a_disguised_word_is_found() -> None:
 
 
 def test_phrases_overlap() -> None:
-    words = Lexicon({"a": ["one two three"], "b": ["two three four"], "c": ["three four*"]})
+    words = lexicon_of({"a": ["one two three"], "b": ["two three four"], "c": ["three four*"]})
     assert found("one two three fours", words) == {"a", "c"}
     assert found("one two three four", words) == {"a", "b", "c"}
 
@@ -61,7 +68,7 @@ def test_phrases_overlap() -> None:
 @given(st.text("ab fre免费 ", max_size=60))
 @settings(deadline=None)
 def test_what_was_seen_before_changes_nothing(text: str) -> None:
-    fresh = Lexicon(WORDS.patterns)
+    fresh = Lexicon(WORDS.cells)
     assert WORDS.find(text) == fresh.find(text) == sorted(set(WORDS.find(text)))
 
 
@@ -77,7 +84,9 @@ def plainly(text: str, words: Lexicon) -> list[int]:
     runs = naming.DENSE_RUN.findall(text)
     named = set()
     for number, name in enumerate(words.names):
-        for pattern in words.patterns[name]:
+        for pattern in (
+            form for cell in words.cells if cell[0] == name for form in words.cells[cell]
+        ):
             parts = pattern.split()
             if naming.DENSE.search(pattern):
                 if any(pattern.replace("*", "") in run for run in runs):
@@ -90,7 +99,7 @@ def plainly(text: str, words: Lexicon) -> list[int]:
     return sorted(named)
 
 
-TANGLED = Lexicon(
+TANGLED = lexicon_of(
     {
         "a": ["a*", "ab a*", "*b", "ab b ab", "免 费"],
         "b": ["b", "b b", "abab*", "费免"],
@@ -115,8 +124,18 @@ def test_the_same_is_found_in_notices_as_by_trying_every_pattern(language: str) 
         assert shipped.find(marked) == plainly(marked, shipped)
 
 
+def test_a_form_counts_in_its_language_and_an_english_one_everywhere() -> None:
+    lines = ["code\thr\tkod", "free\ten\tfree", "bill\ten-only\tbill", "bill\tkl\takiligassaq"]
+    words = lexicon.read(lines, {"en", "hr", "is"})
+    assert found("free kod bill", words) == {"free", "code", "bill"}
+    assert found("free kod bill", words, "is") == {"free"}
+    assert found("free kod bill", words, "hr") == {"free", "code"}
+    assert found("free kod bill", words, "en") == {"free", "bill"}
+    assert found("akiligassaq", words, "is") == {"bill"}, "the detector does not know its language"
+
+
 def test_memory_of_words_is_bounded() -> None:
-    words = Lexicon({"free": ["free*"]})
+    words = Matcher([["free*"]])
     assert words.find(" ".join(f"w{n:x}z" for n in range(40_000)) + " free") == [0]
     assert max(len(words._known), len(words._known._older)) <= concepts._REMEMBERED
 
@@ -124,21 +143,21 @@ def test_memory_of_words_is_bounded() -> None:
 def test_a_lexicon_survives_the_model_file() -> None:
     again = concepts.load(concepts.dump(WORDS))
     assert again.names == WORDS.names
-    assert again.patterns == WORDS.patterns
+    assert again.cells == WORDS.cells
 
 
 def test_patterns_are_normalised_as_texts_are() -> None:
     words = lexicon.read(
-        ["# a comment", "", "win\tfr\tGagné|félicitation*|000", "time\ten\t24 hours"]
+        ["# a comment", "", "win\tfr\tGagné|félicitation*|000", "time\ten\t24 hours"], {"en", "fr"}
     )
     assert words.names == ("time", "win")
-    assert words.patterns["win"] == ("gagne", "felicitation*")
+    assert words.cells["win", "fr"] == ("gagne", "felicitation*")
     assert found("Félicitations, vous avez GAGNÉ en 48 hours", words) == {"win", "time"}
 
 
 def test_a_line_of_the_lexicon_has_three_columns() -> None:
     with pytest.raises(DataError, match="line 2"):
-        lexicon.read(["win\ten\twon", "win en won"])
+        lexicon.read(["win\ten\twon", "win en won"], set())
 
 
 def test_the_shipped_lexicon_names_concepts_in_many_languages() -> None:

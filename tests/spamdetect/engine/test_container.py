@@ -102,7 +102,7 @@ def test_another_format_is_refused(tmp_path: Path, small_model: Any) -> None:
     kind, meta, arrays = small_model
     (tmp_path / "spam.model").write_bytes(pack(kind, meta, arrays))
     assert classifier.dump(classifier.load(tmp_path / "spam.model"))[1] == meta, "sound, unchanged"
-    nowhere = meta["blend"] | {"grams": (float("nan"), 0.0)}
+    nowhere = meta["blend"] | {"grams": float("nan")}
     fewer = {name: array for name, array in arrays.items() if name != "lexicon"}
     for changed, of in (
         (meta | {"format": 99}, arrays),

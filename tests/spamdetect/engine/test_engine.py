@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spamdetect.engine import Analysis, Engine, Language, Preprocessed, Verdict, bulk
+from spamdetect.engine import Analysis, Engine, Language, Preprocessed, Verdict
 from spamdetect.engine.core import MAX_READ
 
 
@@ -121,16 +121,6 @@ def test_predict_many_equals_predict(engine: Engine) -> None:
 def test_one_text_is_not_many(engine: Engine) -> None:
     with pytest.raises(TypeError, match=r"pass \[text\]"):
         engine.predict_many("abc")
-
-
-def test_the_size_of_a_group_does_not_matter(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Bucket numbers of very many texts at once need wider keys."""
-    texts = [f"Message {number}: call {number * 7} now" for number in range(2200)]
-    usual = engine.predict_many(texts)
-    monkeypatch.setattr(bulk, "GROUP", len(texts))
-    assert engine.predict_many(texts) == usual
 
 
 @given(st.lists(st.text(st.characters(codec=None), max_size=60), max_size=12))

@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 
 from spamdetect.engine import Analysis, Engine
-from tests.spamdetect.engine import fourth_hundred, second_hundred, third_hundred
+from tests.spamdetect.engine import fifth_hundred, fourth_hundred, second_hundred, third_hundred
 from tests.spamdetect.engine.hundred import ORDINARY, SCAMS
 
 AIM: Final = {"ordinary": 47, "scams": 42}
@@ -22,12 +22,14 @@ JUDGES: Final[Mapping[str, Mapping[str, Mapping[str, tuple[str, ...]]]]] = {
     "second": {"ordinary": second_hundred.ORDINARY, "scams": second_hundred.SCAMS},
     "third": {"ordinary": third_hundred.ORDINARY, "scams": third_hundred.SCAMS},
     "fourth": {"ordinary": fourth_hundred.ORDINARY, "scams": fourth_hundred.SCAMS},
+    "fifth": {"ordinary": fifth_hundred.ORDINARY, "scams": fifth_hundred.SCAMS},
 }
 REACHED: Final = {
-    "first": {"ordinary": 48, "scams": 45},
-    "second": {"ordinary": 47, "scams": 47},
-    "third": {"ordinary": 50, "scams": 47},
-    "fourth": {"ordinary": 47, "scams": 50},
+    "first": {"ordinary": 50, "scams": 46},
+    "second": {"ordinary": 49, "scams": 48},
+    "third": {"ordinary": 49, "scams": 49},
+    "fourth": {"ordinary": 49, "scams": 50},
+    "fifth": {"ordinary": 49, "scams": 48},
 }
 
 
@@ -52,9 +54,9 @@ def test_the_model_reaches_what_it_reached(engine: Engine, judge: str, kind: str
 
 
 @pytest.mark.parametrize("judge", JUDGES)
-def test_there_are_a_hundred_in_ten_languages(judge: str) -> None:
+def test_there_are_a_hundred_in_ten_languages_or_more(judge: str) -> None:
     kinds = JUDGES[judge]
-    assert [len(languages) for languages in kinds.values()] == [10, 10]
+    assert [len(languages) for languages in kinds.values()] == [15 if judge == "fifth" else 10] * 2
     texts = {kind: [text for part in kinds[kind].values() for text in part] for kind in kinds}
     assert {kind: len(set(found)) for kind, found in texts.items()} == {"ordinary": 50, "scams": 50}
 

@@ -9,8 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from spamdetect.engine import links
-from spamdetect.engine import normalise as module
-from spamdetect.engine.normalise import Normalised, normalise, normalise_many
+from spamdetect.engine.normalise import normalise
 
 ANY_TEXT = st.text(st.characters(codec=None), max_size=200)
 
@@ -116,17 +115,3 @@ def test_only_words_without_a_sign_of_links_are_left_out(text: str) -> None:
         links.LINK.sub(lambda match: f"<{match.group()}>", word) for word in text.split(" ")
     )
     assert links.replace_links(text, lambda _kind, link: f"<{link}>") == everywhere
-
-
-def parts(found: Normalised) -> tuple[object, ...]:
-    return found.readable, found.marked, found.numbers, found.repeats
-
-
-@given(st.lists(ANY_TEXT, max_size=5))
-@settings(deadline=None)
-def test_short_long_and_many_texts_are_finished_alike(texts: list[str]) -> None:
-    short = [parts(normalise(text)) for text in texts]
-    assert [parts(each) for each in normalise_many(texts)] == short
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_SHORT", -1)
-        assert [parts(normalise(text)) for text in texts] == short

@@ -21,7 +21,7 @@ PLAIN = [
     "Заработок от 500$ в неделю, удаленно, 18+, пишите в личные сообщения",
 ]
 # How many of each kind the shipped model is known to miss; fewer is better.
-MISSED = {"pharmacy": 8, "phishing": 1, "money": 1}
+MISSED = {"pharmacy": 8, "casino": 3, "loan": 4, "phishing": 1, "money": 4}
 
 
 def found(engine: Engine, texts: Iterable[str]) -> list[bool]:
@@ -81,6 +81,24 @@ def test_reasons_are_words_that_convict(engine: Engine) -> None:
     words = {reason.feature for reason in reasons if reason.weight > 0}
     assert words & {'words:"prize."', 'words:"claim"', 'words:"won"', 'words:"call"'}
     assert all(reason.explanation for reason in reasons)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "お客様のアカウントが停止されました。こちらから確認してください http://a.example.top",
+        "您的包裹被海关扣留,请点击链接支付手续费 http://a.example.top",
+        "ยินดีด้วย คุณได้รับรางวัล คลิกลิงก์เพื่อรับเงินสด http://a.example.top",
+    ],
+    ids=["ja", "zh", "th"],
+)
+def test_reasons_are_pieces_where_no_spaces_are_written(engine: Engine, text: str) -> None:
+    found = engine.explain(text, top=200)
+    words = [reason.feature[7:-1] for reason in found if reason.feature.startswith('words:"')]
+    pieces = [word for word in words if not word.isascii()]
+    assert len(pieces) >= 3
+    assert all(1 <= len(piece) <= 14 and piece in text for piece in pieces)
+    assert max(map(len, pieces)) > 1
 
 
 def test_explain_of_nothing(engine: Engine) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from spamdetect.engine.bulk import statistics
 from spamdetect.engine.counts import count
 from spamdetect.engine.explain import describe_trait
 from spamdetect.engine.links import link_form
-from spamdetect.engine.normalise import normalise, normalise_many
-from spamdetect.engine.structure import LINK_GROUPS, STRUCTURE_NAMES, structure, structure_many
+from spamdetect.engine.normalise import normalise
+from spamdetect.engine.structure import LINK_GROUPS, STRUCTURE_NAMES, structure
 
 TEXTS = [
     "see you at seven",
@@ -51,14 +50,6 @@ def test_each_link_is_in_one_bucket_of_each_group() -> None:
         "length of a link's path:1",
     } <= set(named(TEXTS[1]))
     assert {"digits in a link's host:0", "digits in a link's host:2"} <= set(named(TEXTS[2]))
-
-
-def test_many_texts_have_the_structure_of_each() -> None:
-    lengths = [len(text) for text in TEXTS]
-    kinds, scripts, _ = statistics(TEXTS)
-    found = structure_many(normalise_many(TEXTS), kinds, scripts, lengths)
-    for text, on in zip(TEXTS, found, strict=True):
-        assert sorted(on) == sorted(structure(normalise(text), count(text), len(text)))
 
 
 @pytest.mark.parametrize(

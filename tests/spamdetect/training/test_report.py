@@ -10,13 +10,13 @@ import attrs
 import numpy as np
 import pytest
 
-from spamdetect.training import baselines, footprint, peers, report, tables, targets
-from spamdetect.training.ablation import VARIANTS
-from spamdetect.training.dataset import DataError, SpamRow, read_spam
-from spamdetect.training.evaluate import cross_check
-from spamdetect.training.footprint import Footprint
-from spamdetect.training.language_report import LanguageScores
-from spamdetect.training.metrics import Scores
+from benchmarks.spam import baselines, detectors, footprint, forms, peers, report, tables, targets
+from benchmarks.spam.detectors import LanguageScores
+from benchmarks.spam.evaluation import PARTS, cross_check
+from benchmarks.spam.footprint import Footprint
+from spamdetect.engine import language
+from spamdetect.training.dataset import DataError, SpamRow, read_language, read_spam
+from spamdetect.training.evaluate import Scores
 
 SCORES = Scores(0.9, 0.95, 0.8, 0.85, 0.01, 0.02, 10)
 DETECTOR = LanguageScores({"word": 0.8}, 0.9, 0.96, 0.98, 0.9, 0.008, 9000.0)
@@ -68,23 +68,24 @@ def test_the_card_is_generated_whole(
     saved = peers.Peers({"other detector": DETECTOR}, {"other": row("other", sources=["s1"])})
     saved.save(tmp_path / "peers.json")
     card = tmp_path / "card.md"
-    arguments = [str(data), "--no-baselines", "--notices=0", "--ablation", "--jobs=2"]
+    arguments = [str(data), "--no-baselines", "--notices=0", "--jobs=2"]
     arguments += ["--card", str(card)]
     assert report.main([*arguments, "--join", str(tmp_path / "peers.json")]) == 0
     printed = capsys.readouterr()
     text = card.read_text(encoding="utf-8")
-    titles = ["Targets", "Classifier", "Left out", "Details", "Ablation", "Language", "Cost"]
+    titles = [
+        "Targets", "Classifier", "Strangers", "Profiles", "Parts", "Details", "Language", "Cost",
+    ]  # fmt: skip
     assert [line[4:] for line in text.splitlines() if line.startswith("### ")] == titles
-    assert all(f"\n| {name} | " in text for name in VARIANTS)
+    assert all(f"\n| {name} | " in text for name in PARTS)
     assert "| other detector | 0.800 | " in text
     assert "| 0.050 | 100 / 50 | 2.5 |" in text
     assert "those that all were tested on: s1." in text
-    assert "Over 2 of 5 folds; left out in turn: s0, s1, s2." in text
     assert "{" not in text
     assert "| s0 |  |  |  | " in text
     for title in titles:
         assert f"## {title}\n" in printed.out
-    assert "] leaving one source out" in printed.err
+    assert "] cross-validating" in printed.err
 
 
 def test_a_baseline_goes_through_the_same_tests(data: Path) -> None:
@@ -110,7 +111,7 @@ def test_a_baseline_goes_through_the_same_tests(data: Path) -> None:
     found = peers.timed(found, fit, rows, 0)
     assert found.size_mb == 1.5
     assert found.per_second["short"] > 0
-    assert set(told) == {"prize: folds", "prize: left-out sources"}
+    assert set(told) == {"prize: folds", "prize: strangers"}
     assert peers.baseline_row("q", fit, rows, 0, lambda *_: None, quick=True).folds == 1
 
 
@@ -123,7 +124,7 @@ def test_what_fails_is_left_out(data: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     known = {"bad": fails, "good": works, "unwanted": fails}
     monkeypatch.setattr(baselines, "available", lambda texts: known)
-    monkeypatch.setattr(peers.language_report, "peers", dict)
+    monkeypatch.setattr(peers.detectors, "peers", dict)
     told: list[str] = []
     kept = data / "kept.json"
     found = peers.measure(data, 0, "d", lambda stage, share: told.append(stage), kept, quick=True)
@@ -163,14 +164,14 @@ def test_figures_saved_by_one_run_are_joined_by_another(tmp_path: Path) -> None:
 
 def test_rows_are_compared_over_what_all_were_tested_on() -> None:
     table = tables.classifier_table([row("a"), row("b", folds=1, sources=["s1"])])
-    assert "unseen source (mean of 1)" in table
-    assert "Not over all 5 folds: b." in table
+    assert "strangers (mean of 1)" in table
+    assert "Over fewer than 5 folds: b (1)." in table
     assert "those that all were tested on: s1." in table
     assert "tested on" not in tables.classifier_table([row("a"), row("b")])
 
 
 def test_targets_say_what_is_missed(small_spam: Path) -> None:
-    found = cross_check(read_spam([small_spam]), sources=[])
+    found = cross_check(read_spam([small_spam]), folds=2)
     lines = targets.targets_table(found, COST, DETECTOR).splitlines()
     assert "| import and load, ms | 300 | ≤ 250 | missed |" in lines
     assert "| short one, texts/s | 9,000 | ≥ 8,000 | met |" in lines
@@ -179,7 +180,6 @@ def test_targets_say_what_is_missed(small_spam: Path) -> None:
 
 
 def test_tfidf_alone_predicts_as_with_shared_counts(small_spam: Path) -> None:
-    pytest.importorskip("sklearn")
     rows = read_spam([small_spam])
     texts = [row.text for row in rows]
     for name, baseline in baselines.available(texts).items():
@@ -202,3 +202,39 @@ def test_load_time_is_that_of_an_installation(
     assert told == "False"
     assert Path(place.strip()).is_relative_to(tmp_path)
     assert Path(place.strip()).exists()
+
+
+def test_shipped_detector_on_the_development_texts(data_dir: Path) -> None:
+    found = detectors.score(
+        read_language([data_dir / "lang"], "dev"), detectors.ours(language.load())
+    )
+    assert found.average >= 0.90
+    assert found.chat >= 0.96
+    assert found.reliable >= 0.975
+    assert found.coverage >= 0.87
+
+
+def test_the_recipe_meets_strangers(small_spam: Path) -> None:
+    found = cross_check(read_spam([small_spam]))
+    assert found.in_domain.auc > 0.95
+    assert found.in_domain.texts == 400
+    assert set(found.by_source) == {"s0", "s1", "s2"}
+    assert all(set(spread.by_source) == {"s0", "s1", "s2"} for spread in found.profiles.values())
+    assert all(0.0 <= share <= 1.0 for share in (*found.mirror.values(), *found.copies.values()))
+    _, (lost, low, high) = found.without["the linear part"]
+    assert low <= lost <= high
+
+
+def test_a_form_that_means_something_else_is_named() -> None:
+    words = [("code", "hr", "kod"), ("code", "hr", "lozinka"), ("code", "de", "code"),
+             ("bill", "en", "bill"), ("bill", "de", "rechnung")]  # fmt: skip
+    texts = {
+        "hr": ["bio sam kod kuće", "idemo kod nje", "dobro jutro", "nova lozinka"] * 50,
+        "de": ["guten morgen", "die rechnung bitte"] * 100,
+        "is": ["bill er rauður", "góðan dag"] * 100,
+        "en": ["good morning", "here is the bill"] + ["see you"] * 198,
+    }
+    found = forms.shares(words, texts)
+    assert found["code", "hr", "kod"] == {"hr": 0.5}
+    assert forms.misleading(found, ["hr", "de", "en"]) >= {("code", "hr", "kod")}
+    assert forms.english_alone(found, words) == {("bill", "en", "bill")}

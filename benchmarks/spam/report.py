@@ -1,4 +1,4 @@
-"""The evaluation report: ``python -m spamdetect.training.report DATA_DIR``.
+"""The evaluation report: ``python -m benchmarks.spam.report DATA_DIR``.
 
 Prints, as Markdown, the figures of the classifier beside baselines fitted in the same run, of
 the language detector beside others, and what the engine costs.
@@ -13,27 +13,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from spamdetect.engine import classifier, language
-from spamdetect.training import footprint, language_report, peers
-from spamdetect.training.ablation import MOST_SOURCES, ablation
-from spamdetect.training.card import card
-from spamdetect.training.dataset import DataError, read_language, read_spam
-from spamdetect.training.evaluate import cross_check
-from spamdetect.training.fits import Fits
-from spamdetect.training.made import PER_TEMPLATE, made_rows
-from spamdetect.training.tables import (
+from benchmarks.spam import detectors, footprint, peers
+from benchmarks.spam.card import card
+from benchmarks.spam.evaluation import cross_check
+from benchmarks.spam.tables import (
     OURS,
-    ablation_table,
     classifier_table,
     detail_tables,
     footprint_table,
     language_table,
-    left_out_table,
     our_row,
+    parts_table,
+    spread_table,
+    strangers_table,
 )
-from spamdetect.training.targets import targets_table
+from benchmarks.spam.targets import targets_table
+from spamdetect.engine import classifier, language
+from spamdetect.training.dataset import FOLDS, DataError, read_language, read_spam
+from spamdetect.training.made import PER_TEMPLATE, made_rows
 
 QUIET_S: Final = 20.0
+QUICK_FOLDS: Final = 2
 
 
 class Log:
@@ -56,21 +56,17 @@ class Log:
 
 def parser() -> argparse.ArgumentParser:
     """The arguments of the report."""
-    made = argparse.ArgumentParser(prog="python -m spamdetect.training.report")
+    made = argparse.ArgumentParser(prog="python -m benchmarks.spam.report")
     made.add_argument("data", type=Path, help="a folder that holds spam/ and lang/")
     made.add_argument("--seed", type=int, default=0)
-    made.add_argument("--quick", action="store_true", help="fewer folds and sources for baselines")
+    made.add_argument(
+        "--quick", action="store_true", help="two folds; of the others, one and few strangers"
+    )
     made.add_argument("--no-baselines", action="store_true", help="fit and measure no others")
     made.add_argument(
         "--notices", type=int, default=PER_TEMPLATE, help="made notices of each template to add"
     )
-    made.add_argument("--ablation", action="store_true", help="also without each ingredient")
     made.add_argument("--jobs", type=int, default=1, help="processes that share our fits")
-    made.add_argument(
-        "--fits",
-        type=Path,
-        help="a folder that keeps the scores of our fits: the same command goes on from there",
-    )
     made.add_argument("--card", type=Path, help="also write the model card to this file")
     made.add_argument(
         "--save", type=Path, help="measure only the others, and save their figures in this file"
@@ -119,24 +115,21 @@ def report(chosen: argparse.Namespace, progress: Log) -> None:
         sys.stdout.write(f"## {title}\n\n{body}\n\n")
         sys.stdout.flush()
 
-    fits = Fits(chosen.fits, chosen.jobs)
-    evaluation = cross_check(rows, chosen.seed, progress=progress, fits=fits)
-    show("Left out", left_out_table(evaluation))
+    folds = QUICK_FOLDS if chosen.quick else FOLDS
+    evaluation = cross_check(rows, chosen.seed, progress, jobs=chosen.jobs, folds=folds)
+    show("Strangers", strangers_table(evaluation))
+    show("Profiles", spread_table(evaluation))
+    show("Parts", parts_table(evaluation))
     show("Details", detail_tables(evaluation))
-    if chosen.ablation:
-        largest = peers.largest_sources(sent, MOST_SOURCES)
-        sources = [name for name in largest if name in evaluation.by_source]
-        known = {"as shipped": evaluation}
-        variants = ablation(rows, chosen.seed, sources, progress, known, fits)
-        show("Ablation", ablation_table(variants, sources))
     progress("our detector", 0.0)
     texts = read_language([chosen.data / "lang"], "dev")
-    detector = language_report.score(texts, language_report.ours(language.load()))
+    detector = detectors.score(texts, detectors.ours(language.load()))
     show("Language", language_table({OURS: detector} | others.detectors))
     progress("cost", 0.0)
     cost = footprint.measure([row.text for row in sent])
     show("Cost", footprint_table(cost))
-    show("Classifier", classifier_table([our_row(evaluation, cost), *others.classifiers.values()]))
+    ours = our_row(evaluation, cost, folds)
+    show("Classifier", classifier_table([ours, *others.classifiers.values()]))
     show("Targets", targets_table(evaluation, cost, detector))
     if chosen.card:
         text = card(rows, classifier.load(), language.load(), sections)

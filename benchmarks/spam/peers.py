@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -13,24 +12,23 @@ from typing import Final
 import attrs
 import numpy as np
 
-from spamdetect.training import baselines, footprint, language_report, metrics
-from spamdetect.training.attacks import ATTACKS
-from spamdetect.training.dataset import FOLDS, DataError, SpamRow, read_language, read_spam
-from spamdetect.training.evaluate import (
+from benchmarks.spam import baselines, detectors, footprint
+from benchmarks.spam.detectors import LanguageScores
+from benchmarks.spam.evaluation import (
     SUITE_FOLD,
     SUITE_LENGTH,
     changed_texts,
     mean,
-    related,
     suite_rows,
 )
-from spamdetect.training.judge import tells
-from spamdetect.training.language_report import LanguageScores
-from spamdetect.training.matrix import Progress
-from spamdetect.training.metrics import Scores
+from spamdetect.engine import language
+from spamdetect.training.attacks import ATTACKS
+from spamdetect.training.corpus import Progress, labelled
+from spamdetect.training.dataset import FOLDS, DataError, SpamRow, read_language, read_spam
+from spamdetect.training.evaluate import Scores, scores
+from spamdetect.training.left_out import strangers
 from spamdetect.training.mirror import MIRROR
 
-QUICK_SOURCES: Final = 5
 REPEATS: Final = 3
 
 
@@ -42,7 +40,7 @@ class Row:
         name: the name of the classifier.
         folds: how many folds ``in_domain`` covers.
         in_domain: cross-validation.
-        by_source: leave-one-source-out, for each source.
+        by_source: strangers, see `benchmarks.spam.evaluation`.
         attacked: the mean over the disguises.
         link_fpr: share of ham with a link that is taken for spam.
         per_second: short and long texts per second of processor time, one by one.
@@ -113,15 +111,15 @@ def measure(
         progress: receives the progress.
         keep: save the results so far to this file after each measurement.
         known: measure only the speed and size of these classifiers again.
-        quick: fewer folds and sources.
+        quick: one fold, and one group of strangers.
     """
     peers = Peers()
     rows, texts = read_spam([data / "spam"]), read_language([data / "lang"], "dev")
-    for name, build in language_report.peers().items():
+    for name, build in detectors.peers().items():
         if only in name:
             with _left_out_if_failing(name, progress):
                 progress(f"language detector {name}", 0.0)
-                peers.detectors[name] = language_report.score(texts, build())
+                peers.detectors[name] = detectors.score(texts, build())
             if keep:
                 peers.save(keep)
     for name, baseline in baselines.available([row.text for row in rows]).items():
@@ -141,7 +139,7 @@ def measure(
 def _left_out_if_failing(name: str, progress: Progress) -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # noqa: BLE001 - another package may fail as it likes
+    except Exception as error:
         progress(f"{name} is left out: {error}", 1.0)
 
 
@@ -157,7 +155,6 @@ def baseline_row(
     """A baseline under the same tests as ours, except speed and size; see `timed`."""
     labels = np.array([row.is_spam for row in rows])
     folds = np.array([row.fold for row in rows])
-    sources = np.array([row.source for row in rows])
     texts = [row.text for row in rows]
     used = range(1 if quick else FOLDS)
     held = np.isin(folds, used)
@@ -175,22 +172,19 @@ def baseline_row(
             cut = [row.text[:SUITE_LENGTH] for row in sample]
             for change in ATTACKS.values():
                 found = trained.predict(changed_texts(cut, change, seed))
-                attacked.append(metrics.scores(truth, found))
+                attacked.append(scores(truth, found))
             linked = trained.predict(changed_texts(cut, MIRROR["a link"], seed))
             link_fpr = float((linked[~truth] >= 0.5).mean())
-    left_out = largest_sources(rows, QUICK_SOURCES if quick else None)
-    names = sorted(set(sources.tolist()))
-    by_source = {}
-    for number, source in enumerate(left_out):
-        progress(f"{name}: left-out sources", number / len(left_out))
-        inside = np.flatnonzero(sources == source)
-        if not tells(labels[inside]):
-            continue
-        apart = related(source, names)
-        trained = baseline([row for row in rows if row.source not in apart], seed)
-        found = trained.predict([texts[i] for i in inside])
-        by_source[source] = metrics.scores(labels[inside], found)
-    inside_scores = metrics.scores(labels[held], chances[held])
+    by_source: dict[str, Scores] = {}
+    left_out = strangers(labelled(rows, language.load()))
+    for number, part in enumerate(left_out[:1] if quick else left_out):
+        progress(f"{name}: strangers", number / len(left_out))
+        trained = baseline([rows[i] for i in np.flatnonzero(part.fitted)], seed)
+        for source, group in part.groups.items():
+            inside = np.flatnonzero(group)
+            found = trained.predict([texts[i] for i in inside])
+            by_source[source] = scores(labels[inside], found)
+    inside_scores = scores(labels[held], chances[held])
     return Row(name, len(used), inside_scores, by_source, mean(attacked), link_fpr, {}, 0.0)
 
 
@@ -199,12 +193,6 @@ def timed(found: Row, baseline: baselines.Baseline, rows: Sequence[SpamRow], see
     alone, size = baseline([row for row in rows if row.fold != SUITE_FOLD], seed).alone()
     samples = footprint.samples([row.text for row in rows])
     return attrs.evolve(found, per_second=speeds(alone, samples), size_mb=size)
-
-
-def largest_sources(rows: Sequence[SpamRow], most: int | None) -> list[str]:
-    """The sources with the most texts, by name; all if there is no limit."""
-    sizes = Counter(row.source for row in rows)
-    return sorted(sorted(sizes, key=lambda name: (-sizes[name], name))[:most])
 
 
 def speeds(predict: baselines.Predict, samples: Mapping[str, Sequence[str]]) -> dict[str, float]:

@@ -11,10 +11,10 @@ from typing import Any, Final
 
 import attrs
 import numpy as np
-from numpy.typing import NDArray
 
 from spamdetect.engine.language import LanguageModel
 from spamdetect.training.dataset import LanguageRow
+from spamdetect.training.evaluate import ece
 from spamdetect.training.language_fit import COMMON
 
 Detect = Callable[[str], tuple[str, float, bool]]
@@ -70,16 +70,9 @@ def score(rows: Sequence[LanguageRow], detect: Detect) -> LanguageScores:
         chat=kinds.get("chat", float("nan")),
         reliable=float(right[sure].mean()) if sure.any() else float("nan"),
         coverage=float(sure.mean()),
-        ece=_ece(chance, right),
+        ece=ece(right, chance),
         per_second=len(rows) / seconds,
     )
-
-
-def _ece(chance: NDArray[np.float64], right: NDArray[np.bool_], bins: int = 15) -> float:
-    place = np.minimum((chance * bins).astype(int), bins - 1)
-    stated = np.bincount(place, chance, minlength=bins)
-    seen = np.bincount(place, right.astype(float), minlength=bins)
-    return float(np.abs(stated - seen).sum() / max(1, chance.size))
 
 
 def ours(model: LanguageModel) -> Detect:

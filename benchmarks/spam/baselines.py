@@ -21,7 +21,6 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from spamdetect.training import metrics
 from spamdetect.training.dataset import SpamRow
 
 Floats = NDArray[np.float64]
@@ -186,7 +185,9 @@ def tfidf_svc(grams: Grams, rows: Sequence[SpamRow], seed: int) -> Trained:
         held = np.arange(len(rows)) % 5 == 0
     svc = _sklearn("svm").LinearSVC
     first = svc(C=1.0, random_state=seed).fit(matrix[~held], labels[~held])
-    slope, offset = metrics.platt(labels[held], first.decision_function(matrix[held]))
+    platt = _sklearn("linear_model").LogisticRegression(C=1e6)
+    platt.fit(first.decision_function(matrix[held])[:, None], labels[held])
+    slope, offset = float(platt.coef_[0, 0]), float(platt.intercept_[0])
     model = svc(C=1.0, random_state=seed).fit(matrix, labels)
 
     def answer(found: Any) -> Floats:
