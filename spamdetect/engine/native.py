@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from functools import cache
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,9 @@ from spamdetect.engine.features import WORD_KINDS
 from spamdetect.engine.naming import BETWEEN_WORDS, DENSE_RANGES
 from spamdetect.engine.odd import MARKS, ODD
 from spamdetect.engine.shape import BLANK, LETTER
+
+VERSION: Final = 2
+"""Of what the compiled functions take and give, as in `module.c`."""
 
 
 def wanted(environ: Mapping[str, str] | None = None) -> bool:
@@ -39,7 +42,8 @@ def _load() -> ModuleType | None:
         from spamdetect.engine import speedups
     except ImportError:
         return None
-    return speedups
+    # An editable installation may hold a module that was compiled from older sources.
+    return speedups if getattr(speedups, "VERSION", None) == VERSION else None
 
 
 compiled = _load()

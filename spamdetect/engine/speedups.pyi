@@ -1,5 +1,7 @@
 from typing import Any, Self
 
+VERSION: int
+
 class Arrays:
     def __new__(cls, *buffers: Any) -> Self: ...
 

@@ -2,6 +2,8 @@
 
 #include "speedups.h"
 
+#define VERSION 2 /* of what the functions take and give, as in `native.VERSION` */
+
 typedef struct {
     PyTypeObject *arrays;
 } State;
@@ -163,7 +165,8 @@ module_exec(PyObject *module)
 {
     State *state = PyModule_GetState(module);
     state->arrays = (PyTypeObject *)PyType_FromModuleAndSpec(module, &arrays_spec, NULL);
-    if (state->arrays == NULL || PyModule_AddType(module, state->arrays) < 0) {
+    if (state->arrays == NULL || PyModule_AddType(module, state->arrays) < 0 ||
+        PyModule_AddIntConstant(module, "VERSION", VERSION) < 0) {
         return -1;
     }
     PyObject *lexicon = PyType_FromModuleAndSpec(module, &lexicon_spec, NULL);

@@ -240,3 +240,9 @@ def test_the_switch(value: str, wanted: bool) -> None:
         capture_output=True, text=True, check=True, timeout=240,
     )  # fmt: skip
     assert done.stdout.strip() == str(wanted)
+
+
+def test_a_module_of_other_sources_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert native._load() is compiled
+    monkeypatch.setattr(compiled, "VERSION", native.VERSION - 1)
+    assert native._load() is None
