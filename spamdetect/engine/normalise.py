@@ -92,8 +92,6 @@ _GREEK_OR_LATIN: Final = re.compile("[a-z\u0370-\u03ff]")
 _LATIN: Final = re.compile("[a-z]")
 _ANY_LATIN: Final = re.compile("[A-Za-z]")
 _SEPARATORS: Final = str.maketrans("", "", " ._*|·~-")
-_SPACE: Final = np.uint32(32)
-_ZERO: Final = np.uint32(48)
 NUMBERS_READ: Final = 30
 HOSTS_READ: Final = 8
 
