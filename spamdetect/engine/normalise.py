@@ -25,7 +25,6 @@ import unicodedata
 from typing import Final
 
 import attrs
-import numpy as np
 
 from spamdetect.engine import native
 from spamdetect.engine.characters import code_points
