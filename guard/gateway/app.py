@@ -49,7 +49,6 @@ from guard.gateway.services.operators import OperatorService
 from guard.gateway.services.pricing import load_published
 from guard.gateway.services.rate_shares import RateShares, RateStore
 from guard.gateway.services.recalls import Peers, Recalls
-from guard.gateway.services.tool_rules import ToolRulesOf
 from guard.gateway.services.webhooks import WebhookSender
 from guard.gateway.settings import GatewaySettings
 from guard.gateway.storage.memory_rates import MemoryRates
@@ -132,11 +131,13 @@ class GatewayApp:
         )  # fmt: skip
         authenticator = Authenticator(self.keys, self.storage, clock_ms, settings.public_url)
         decisions = DecisionHandlers(gatekeeper, self.counts, settings.max_batch_events)
-        tools = ToolRulesOf(self.catalogue)
-        control = ControlRoutes(self.storage, self.hub, authenticator, tools, settings, clock_ms)
-        self.control_socket = ControlSocketRoute(
-            self.storage, self.hub, authenticator, tools, decisions, self.load, settings, clock_ms
+        control = ControlRoutes(
+            self.storage, self.hub, authenticator, self.catalogue, settings, clock_ms
         )
+        self.control_socket = ControlSocketRoute(
+            self.storage, self.hub, authenticator, self.catalogue, decisions, self.load, settings,
+            clock_ms,
+        )  # fmt: skip
         self._hot: dict[str, AsgiApp] = {
             **HotRoutes(decisions, authenticator, settings, self.load).paths,
             wire.CONTROL_PATH: control.poll,

@@ -15,8 +15,8 @@ from guard.core import wire
 from guard.gateway.api.auth import Authenticator, KeyIdentity, signature_of
 from guard.gateway.api.http import Receive, Scope, Send, fail, headers_of, read_body, send_answer
 from guard.gateway.domain.commands import EncodedAnswer
+from guard.gateway.services.catalogue import CatalogueCache
 from guard.gateway.services.fanout import Hub
-from guard.gateway.services.tool_rules import ToolRulesOf
 from guard.gateway.settings import GatewaySettings
 from guard.gateway.storage.port import Storage
 
@@ -32,7 +32,7 @@ class ControlRoutes:
     _storage: Storage
     _hub: Hub
     _authenticator: Authenticator
-    _tools: ToolRulesOf
+    _catalogue: CatalogueCache
     _settings: GatewaySettings
     _clock_ms: Callable[[], int]
 
@@ -45,7 +45,7 @@ class ControlRoutes:
         self._authenticator.check_protocol(headers)
         after = number_in(scope, "after", 0)
         wait_ms = min(number_in(scope, "wait_ms", 0), self._settings.poll_wait_max_ms)
-        tools = KnownTools(self._tools, text_in(scope, "tools"))
+        tools = KnownTools(self._catalogue, text_in(scope, "tools"))
         identity = await self._authenticator.authenticate(scope, headers, body)
         reply = await self._wait_for_messages(identity, headers, after, tools, wait_ms)
         answer = EncodedAnswer(200, wire.encode(reply))
@@ -100,21 +100,23 @@ class KnownTools:
     """The tool rules that one client has.
 
     Args:
-        rules: those of all keys.
+        catalogue: has those of all keys.
         known: the version that the client named; None: it does not know of any.
     """
 
-    _rules: ToolRulesOf
+    _catalogue: CatalogueCache
     _known: str | None
 
     async def news(self, identity: KeyIdentity) -> wire.ToolRules | None:
         """Return the key's rules if the client has others; from then on it has these."""
         if self._known is None:
             return None
-        own = identity.organisation_id, identity.key_id, identity.workflow_id
-        rules = await self._rules.changed(*own, self._known)
-        if rules is not None:
-            self._known = rules.version
+        rules = await self._catalogue.tool_rules(
+            identity.organisation_id, identity.key_id, identity.workflow_id
+        )
+        if rules.version == self._known:
+            return None
+        self._known = rules.version
         return rules
 
 

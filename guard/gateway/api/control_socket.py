@@ -30,9 +30,9 @@ from guard.gateway.api.socket import (
     Socket,
 )
 from guard.gateway.domain.errors import StoreError
+from guard.gateway.services.catalogue import CatalogueCache
 from guard.gateway.services.fanout import Hub, Subscription
 from guard.gateway.services.load import Load
-from guard.gateway.services.tool_rules import ToolRulesOf
 from guard.gateway.settings import GatewaySettings
 from guard.gateway.storage.port import Storage
 
@@ -47,7 +47,7 @@ class ControlSocketRoute:
     _storage: Storage
     _hub: Hub
     _authenticator: Authenticator
-    _tools: ToolRulesOf
+    _catalogue: CatalogueCache
     _decisions: DecisionHandlers
     _load: Load
     _settings: GatewaySettings
@@ -70,7 +70,7 @@ class ControlSocketRoute:
         subscription = self._hub.subscribe(identity.organisation_id, identity.key_id)
         try:
             socket.accept(chosen, asks)
-            tools = KnownTools(self._tools, text_in(scope, "tools"))
+            tools = KnownTools(self._catalogue, text_in(scope, "tools"))
             channel = _Channel(socket, identity, headers, subscription, tools)
             try:
                 code = await self._push(channel, after)

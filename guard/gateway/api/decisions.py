@@ -69,8 +69,7 @@ class DecisionHandlers:
                 reason="RATE_LIMIT_STORE",
             ) from None
         self._counts.gates.add(time.perf_counter() - started)
-        self._counts.answered(wire.GATE_PATH, answer.status)
-        return answer
+        return self._counted(wire.GATE_PATH, answer)
 
     async def release(self, request: RequestOrigin, body: bytes) -> EncodedAnswer:
         """Release a reservation.
@@ -80,8 +79,7 @@ class DecisionHandlers:
             StoreError: the store failed.
         """
         answer = await self._gatekeeper.release(request, parse(body, wire.ReleaseRequest))
-        self._counts.answered(wire.RELEASE_PATH, answer.status)
-        return answer
+        return self._counted(wire.RELEASE_PATH, answer)
 
     async def lease(self, request: RequestOrigin, body: bytes) -> EncodedAnswer:
         """Renew a lease, give back a part of it, or close it.
@@ -91,8 +89,7 @@ class DecisionHandlers:
             StoreError: the store failed.
         """
         answer = await self._gatekeeper.lease(request, parse(body, wire.LeaseUpdate))
-        self._counts.answered(wire.LEASE_PATH, answer.status)
-        return answer
+        return self._counted(wire.LEASE_PATH, answer)
 
     async def ingest(self, request: RequestOrigin, body: bytes) -> EncodedAnswer:
         """Record and charge a batch of events.
@@ -105,7 +102,10 @@ class DecisionHandlers:
         if len(batch.events) > self._events_max:
             raise self._too_many()
         answer = await self._gatekeeper.ingest(request, batch)
-        self._counts.answered(wire.EVENTS_PATH, answer.status)
+        return self._counted(wire.EVENTS_PATH, answer)
+
+    def _counted(self, path: str, answer: EncodedAnswer) -> EncodedAnswer:
+        self._counts.answered(path, answer.status)
         return answer
 
     def _too_many(self) -> ProblemError:

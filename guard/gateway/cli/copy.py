@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -11,40 +11,42 @@ from guard.gateway.cli.output import store_errors
 from guard.gateway.settings import DATABASE_VARIABLE, DatabaseUrl, database_of
 
 
-class _Source(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2
-    """The name of a SQLite file, also as ``sqlite:NAME``."""
+class _Only(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2
+    """The name of a SQLite file, or a PostgreSQL URI, and not the other one.
 
-    name = "file"
+    Args:
+        name: of what is wanted, for the help text.
+        kind: its type.
+        refusal: what is said of the other one.
+    """
+
+    def __init__(self, name: str, kind: type[Path | DatabaseUrl], refusal: str) -> None:
+        self.name = name
+        self._kind = kind
+        self._refusal = refusal
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the file."""
+        """Return the file or the URI."""
         found = database_of(value)
-        if isinstance(found, DatabaseUrl):
-            self.fail(
-                "a SQLite file is copied; use pg_dump and pg_restore for PostgreSQL", param, ctx
-            )
+        if not isinstance(found, self._kind):
+            self.fail(self._refusal, param, ctx)
         return found
 
 
-class _Target(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2
-    """A PostgreSQL URI."""
-
-    name = "uri"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the URI."""
-        found = database_of(value)
-        if not isinstance(found, DatabaseUrl):
-            self.fail("an address such as postgresql://guard@db.internal/guard", param, ctx)
-        return found
+_SOURCE: Final = _Only(
+    "file", Path, "a SQLite file is copied; use pg_dump and pg_restore for PostgreSQL"
+)
+_TARGET: Final = _Only(
+    "uri", DatabaseUrl, "an address such as postgresql://guard@db.internal/guard"
+)
 
 
 @click.command()
 @click.option(
-    "--from", "source", type=_Source(), required=True, help="sqlite:FILE, of a stopped gateway."
+    "--from", "source", type=_SOURCE, required=True, help="sqlite:FILE, of a stopped gateway."
 )
 @click.option(
-    "--to", "target", type=_Target(), required=True, envvar=DATABASE_VARIABLE, show_envvar=True,
+    "--to", "target", type=_TARGET, required=True, envvar=DATABASE_VARIABLE, show_envvar=True,
     help="postgresql://..., an empty database.",
 )  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Copy and check, and take it back.")

@@ -8,12 +8,12 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from guard.core.wire import NANOUSD_PER_DOLLAR
 from guard.gateway.cli.admin_client import AdminClient
 from guard.gateway.cli.output import note, show, wants_json, with_client
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_NANOUSD_PER_USD: Final = 1_000_000_000
 _SHOWN: Final = ("provider", "model", "input", "output", "cache_read", "cache_write", "reasoning",
                  "audio", "price_id")  # fmt: skip
 _RATES: Final = ("input", "output", "cache_read", "cache_write", "reasoning", "audio")
@@ -24,7 +24,7 @@ def _nanousd(context: click.Context, parameter: click.Parameter, value: str | No
     if value is None:
         return None
     try:
-        nanousd = Decimal(value) * _NANOUSD_PER_USD
+        nanousd = Decimal(value) * NANOUSD_PER_DOLLAR
     except InvalidOperation:
         raise click.BadParameter(f"{value!r} is not an amount of US dollars") from None
     if not nanousd.is_finite() or nanousd < 0 or nanousd != nanousd.to_integral_value():
@@ -69,7 +69,7 @@ def _in_usd(rates: dict[str, Any]) -> dict[str, str | None]:
     shown: dict[str, str | None] = {}
     for name in _RATES:
         rate = rates.get(f"{name}_per_mtok")
-        shown[name] = None if rate is None else f"{Decimal(rate) / _NANOUSD_PER_USD:f}"
+        shown[name] = None if rate is None else f"{Decimal(rate) / NANOUSD_PER_DOLLAR:f}"
     return shown
 
 

@@ -48,7 +48,7 @@ class Live:
         checked_s = time.monotonic()
         try:
             yield "retry: 1000\n\n" + self._health()
-            while not change_watcher.is_closing():
+            while not change_watcher.closing:
                 changed = await listener.wait(BEAT_S)
                 if time.monotonic() - checked_s >= RECHECK_S:
                     checked_s = time.monotonic()

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from guard.gateway.api.admin.handlers import AdminHandlers
-from guard.gateway.api.admin.operations import AdminCall, Caller
+from guard.gateway.api.admin.operations import AdminCall
 from guard.gateway.api.http import ProblemError
 from guard.gateway.dashboard import formatting, security
 from guard.gateway.dashboard.assets import Assets
@@ -69,15 +69,11 @@ class RequestContext(Struct):
         """Return the organisation's id."""
         return self.organisation.organisation_id
 
-    def actor(self) -> Actor:
-        """Return who acts, for the audit log."""
-        operator = self.session.operator
-        return Actor(actor_name(operator), operator.organisation_id)
-
     def call(self, *, body: Any = None, query: Any = None, **path: str) -> AdminCall:
         """Return an admin call of this operator."""
-        bound_to = self.session.operator.organisation_id
-        return AdminCall(Caller(self.actor(), bound_to, self.org()), path, query, body)
+        operator = self.session.operator
+        actor = Actor(actor_name(operator), operator.organisation_id)
+        return AdminCall(actor, self.org(), path, query, body)
 
     def link(self, path: str, **query: Any) -> str:
         """Return a URL on this site that keeps the organisation."""

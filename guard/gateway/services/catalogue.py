@@ -10,6 +10,7 @@ from guard.core import wire
 from guard.gateway.domain import policy
 from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.records import OrganisationSettings, Rates
+from guard.gateway.domain.tool_rules import rules_for
 from guard.gateway.services.pricing import PriceBook
 from guard.gateway.storage.port import Storage
 
@@ -49,6 +50,23 @@ class CatalogueCache:
             else:  # changed while it was read: another may have read it since, else once more
                 view = self._views.get(organisation_id)
         return view
+
+    async def tool_rules(
+        self, organisation_id: str, key_id: str, key_workflow_id: str | None
+    ) -> wire.ToolRules:
+        """Return the tool rules that a key's SDK is to have, computed once for each change.
+
+        Raises:
+            NotFoundError: no such organisation.
+            StoreError: the store cannot be read.
+        """
+        view = await self.view(organisation_id)
+        by_key = any(each.policy.scope_kind == "key" for each in view.rules)
+        key = (key_id if by_key else "", key_workflow_id)
+        if key not in view.tool_rules:
+            policies = [each.policy for each in view.rules]
+            view.tool_rules[key] = rules_for(policies, key_id, key_workflow_id)
+        return view.tool_rules[key]
 
     def forget(self, organisation_id: str | None) -> None:
         """Drop the cached view of an organisation, or all of them."""

@@ -54,11 +54,12 @@ class ChangeWatcher:
         self._wanted = asyncio.Event()
         # Whether the last look succeeded. Pages show when it did not, and are woken to do so.
         self.healthy = True
-        self._closing = False
+        # From :meth:`close` on; listeners have to end.
+        self.closing = False
 
     def is_full(self) -> bool:
         """Tell whether there are too many listeners for another one."""
-        return self.count() >= LISTENERS_MAX
+        return sum(len(group) for group in self._listeners.values()) >= LISTENERS_MAX
 
     def subscribe(self, organisation_id: str) -> ChangeListener:
         """Open a listener."""
@@ -75,18 +76,10 @@ class ChangeWatcher:
             self._listeners.pop(organisation_id, None)
             self._watermarks.pop(organisation_id, None)
 
-    def count(self) -> int:
-        """Return how many listeners there are."""
-        return sum(len(group) for group in self._listeners.values())
-
     def close(self) -> None:
         """Wake every listener so that it can end."""
-        self._closing = True
+        self.closing = True
         self._wake_all()
-
-    def is_closing(self) -> bool:
-        """Tell whether listeners have to end."""
-        return self._closing
 
     def _wake_all(self) -> None:
         for group in self._listeners.values():

@@ -6,9 +6,8 @@ import datetime
 import json
 import logging
 import re
-import sys
 from contextvars import ContextVar
-from typing import Final, Literal, TextIO
+from typing import Final, Literal
 
 Format = Literal["text", "json"]
 _REQUEST_ID_MAX: Final = 128
@@ -85,15 +84,14 @@ class JsonFormatter(logging.Formatter):
         return json.dumps({name: redacted(text) for name, text in line.items()})
 
 
-def configure(level: str, kind: Format, stream: TextIO | None = None) -> None:
-    """Send the process's log, warnings of libraries included, to one stream.
+def configure(level: str, kind: Format) -> None:
+    """Send the process's log, warnings of libraries included, to standard error.
 
     Args:
         level: the lowest level that is written.
         kind: ``text`` or ``json``.
-        stream: standard error by default.
     """
-    handler = logging.StreamHandler(stream or sys.stderr)
+    handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if kind == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(capture=True)

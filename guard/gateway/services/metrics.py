@@ -16,12 +16,12 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from guard import gateway
+from guard.core.wire import NANOUSD_PER_DOLLAR
 from guard.gateway.domain.statistics import SECONDS, Histogram, StoreStatistics
 from guard.gateway.services.fanout import Hub
 from guard.gateway.services.load import Load
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-_NANOUSD: Final = 1e9
 _PREFIX: Final = "guard_gateway_"
 
 
@@ -101,9 +101,8 @@ def _of_store(store: StoreStatistics) -> Iterator[Metric]:
         if key in store:
             yield family(name, text, store[key])  # type: ignore[literal-required]
     if "leased_nanousd" in store:
-        yield _gauge(
-            "leased_usd", "US dollars that leases hold", store["leased_nanousd"] / _NANOUSD
-        )
+        leased_usd = store["leased_nanousd"] / NANOUSD_PER_DOLLAR
+        yield _gauge("leased_usd", "US dollars that leases hold", leased_usd)
     if "writer" in store:
         writer = store["writer"]
         yield _histogram("group_commands", "Commands in a transaction", writer.sizes)

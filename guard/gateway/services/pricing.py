@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
 from guard.core import globs
-from guard.core.wire import UNKNOWN_MODEL, LlmData, ModelRates
+from guard.core.wire import NANOUSD_PER_DOLLAR, UNKNOWN_MODEL, LlmData, ModelRates
 from guard.gateway.domain.records import Price, Rates
 from guard.gateway.domain.request_cost import (
     ASSUMED_INPUT_TOKENS,
@@ -20,7 +20,6 @@ from guard.gateway.domain.tariffs import Tariff
 if TYPE_CHECKING:
     from genai_prices.types import ModelInfo
 
-NANOUSD_PER_USD: Final = 1_000_000_000
 _CACHE_MAX: Final = 10_000
 
 
@@ -176,4 +175,4 @@ def _nanousd(value: Any, prompt_tokens: int) -> int | None:
             value = tier.price
             break
     usd = Decimal(getattr(value, "base", value))
-    return int((usd * NANOUSD_PER_USD).to_integral_value(rounding="ROUND_CEILING"))
+    return int((usd * NANOUSD_PER_DOLLAR).to_integral_value(rounding="ROUND_CEILING"))

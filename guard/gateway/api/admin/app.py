@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from guard.core import wire
-from guard.gateway.api.admin.operations import AdminCall, Caller, Operation, organisation_named
+from guard.gateway.api.admin.operations import AdminCall, Operation, organisation_named
 from guard.gateway.api.decisions import parse
 from guard.gateway.api.http import ProblemError, decoded, fail, headers_of, read_body
 from guard.gateway.domain.commands import Actor
@@ -57,13 +57,14 @@ class AdminApp:
             method = "GET" if request.method == "HEAD" else request.method
             operation = methods[method]
             headers = headers_of(request.scope)
-            caller = await self._caller(headers, request, wide=operation.wide)
+            actor, organisation_id = await self._caller(headers, request, wide=operation.wide)
             raw = await read_body(headers, request.receive, BODY_MAX)
             body = None
             if operation.body is not None:
                 body = parse(decoded(headers, raw, BODY_MAX), operation.body)
             path = {name: str(value) for name, value in request.path_params.items()}
-            call = AdminCall(caller, path, _query(request, operation.query), body)
+            query = _query(request, operation.query)
+            call = AdminCall(actor, organisation_id, path, query, body)
             try:
                 reply = await operation.handler(call)
             except ValueError as exc:
@@ -76,7 +77,10 @@ class AdminApp:
 
         return endpoint
 
-    async def _caller(self, headers: dict[bytes, bytes], request: Request, *, wide: bool) -> Caller:
+    async def _caller(
+        self, headers: dict[bytes, bytes], request: Request, *, wide: bool
+    ) -> tuple[Actor, str | None]:
+        """Return who makes the request, and the organisation that it is about."""
         scheme, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
         found = None
         if scheme.lower() == "bearer" and token.strip():
@@ -99,7 +103,7 @@ class AdminApp:
             organisation_id = await self._organisation(organisation_id)
         elif bound_to is not None and request.url.path.endswith(("/verify", "/head")):
             raise fail(403, "GD-W004", "Other tenant", "the admin key is for one organisation")
-        return Caller(Actor(found.key.prefix, bound_to), bound_to, organisation_id)
+        return Actor(found.key.prefix, bound_to), organisation_id
 
     async def _organisation(self, wanted: str | None) -> str:
         if wanted is not None:

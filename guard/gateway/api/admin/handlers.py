@@ -54,20 +54,20 @@ class AdminHandlers:
     ) -> Awaitable[T]:
         """Run a use case on the caller's organisation, as the caller."""
         own = within(call.own)
-        return self._storage.write(own, use_case, call.caller.actor, *args, **kwargs)
+        return self._storage.write(own, use_case, call.actor, *args, **kwargs)
 
     # -- organisations and keys ----------------------------------------------------------------
 
     async def organisations(self, call: AdminCall) -> list[records.Organisation]:
         found = await self._storage.organisations()
-        own = call.caller.bound_to
+        own = call.actor.organisation_id
         return [o for o in found if own is None or o.organisation_id == own]
 
     async def create_organisation(self, call: AdminCall) -> records.Organisation:
-        if call.caller.bound_to is not None:
+        if call.actor.organisation_id is not None:
             raise ConflictError("this admin key is for one organisation")
         return await self._storage.write(
-            NOTHING, directory.create_organisation, call.caller.actor, call.body.name
+            NOTHING, directory.create_organisation, call.actor, call.body.name
         )
 
     async def settings(self, call: AdminCall) -> records.Organisation:
@@ -178,7 +178,7 @@ class AdminHandlers:
         changes = await self._storage.write(
             within(own, weight=1 + len(rules.budgets) + len(rules.policies) + len(rules.prices)),
             catalogue.apply,
-            call.caller.actor,
+            call.actor,
             own,
             rules,
             dry_run=wanted.dry_run,
@@ -298,12 +298,10 @@ class AdminHandlers:
         if not name.isprintable() or not 1 <= len(name) <= _OPERATOR_NAME_MAX:
             # 404, as for any unknown path: the name is part of the URL.
             raise NotFoundError("no operator can have a name like that")
-        wanted = call.caller.bound_to or call.caller.organisation_id
+        wanted = call.actor.organisation_id or call.organisation_id
         if wanted is not None:
             wanted = await organisation_named(self._storage, wanted)
-        return await self._operators.set_password(
-            call.caller.actor, name, call.body.password, wanted
-        )
+        return await self._operators.set_password(call.actor, name, call.body.password, wanted)
 
 
 def as_budget(organisation_id: str, body: bodies.BudgetBody) -> records.BudgetRule:

@@ -12,18 +12,15 @@ from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.storage.port import Storage
 
 
-class Caller(Struct):
-    """Who makes an admin request, and for which organisation."""
+class AdminCall(Struct):
+    """One checked admin request: who makes it, its parameters, the decoded body.
+
+    The actor's organisation is the only one that the actor may act on; ``organisation_id`` is the
+    one that the request is about. Either is None for all of them.
+    """
 
     actor: Actor
-    bound_to: str | None
     organisation_id: str | None
-
-
-class AdminCall(Struct):
-    """One checked admin request: the caller, path and query parameters, the decoded body."""
-
-    caller: Caller
     path: dict[str, str]
     query: Any
     body: Any
@@ -31,8 +28,8 @@ class AdminCall(Struct):
     @property
     def own(self) -> str:
         """The organisation that the request is about."""
-        assert self.caller.organisation_id is not None
-        return self.caller.organisation_id
+        assert self.organisation_id is not None
+        return self.organisation_id
 
 
 async def organisation_named(storage: Storage, wanted: str) -> str:
