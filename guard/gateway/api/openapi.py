@@ -71,8 +71,7 @@ def document(operations: Sequence[Operation]) -> dict[str, Any]:
     kinds: list[Any] = [wire.Problem, wire.Capabilities, wire.GateRequest, wire.GateReply,
                         wire.ReleaseRequest, wire.LeaseUpdate, wire.LeaseState,
                         wire.EventBatch, wire.EventsReply, wire.ControlReply, wire.SpendReply,
-                        Status,
-                        Released]  # fmt: skip
+                        Status, Released]  # fmt: skip
     for operation in operations:
         kinds += [k for k in (operation.body, operation.reply, operation.query) if k is not None]
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_REF)

@@ -69,11 +69,11 @@ class RequestContext(Struct):
         """Return the organisation's id."""
         return self.organisation.organisation_id
 
-    def call(self, *, body: Any = None, query: Any = None, **path: str) -> AdminCall:
+    def call(self, *, body: Any = None, **path: str) -> AdminCall:
         """Return an admin call of this operator."""
         operator = self.session.operator
         actor = Actor(actor_name(operator), operator.organisation_id)
-        return AdminCall(actor, self.org(), path, query, body)
+        return AdminCall(actor, self.org(), path, query=None, body=body)
 
     def link(self, path: str, **query: Any) -> str:
         """Return a URL on this site that keeps the organisation."""

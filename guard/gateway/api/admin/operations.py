@@ -73,4 +73,8 @@ class Operation(Struct):
     status: int = 200
     wide: bool = False
     conflicts: bool = False
-    tag: str = ""
+
+    @property
+    def tag(self) -> str:
+        """The heading in the document: the first part of the path."""
+        return self.path.split("/")[1]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from guard.core import wire
 from guard.gateway.api.admin import bodies
 from guard.gateway.api.admin.handlers import AdminHandlers
@@ -14,14 +12,7 @@ from guard.gateway.domain.operators import Operator
 
 def operations(h: AdminHandlers) -> list[Operation]:
     """Return the table of admin operations."""
-    r, b = records, bodies
-
-    def op(
-        method: str, path: str, handler: Any, summary: str, reply: Any, **more: Any
-    ) -> Operation:
-        tag = path.split("/")[1]
-        return Operation(method, path, handler, summary, reply, tag=tag, **more)
-
+    op, r, b = Operation, records, bodies
     return [
         op("GET", "/organisations", h.organisations, "List organisations", list[r.Organisation],
            wide=True),
