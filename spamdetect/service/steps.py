@@ -56,7 +56,7 @@ def _go_on(steps: Steps[R], done: Callable[[R], None], outcome: object) -> None:
     except StopIteration as stop:
         done(stop.value)
         return
-    if wanted.__class__ is Job:
+    if isinstance(wanted, Job):
         wanted.done = partial(_go_on, steps, done)
         return
     task = asyncio.get_running_loop().create_task(_wait(wanted, steps, done))

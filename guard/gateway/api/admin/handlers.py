@@ -42,7 +42,7 @@ class AdminHandlers:
     _operators: OperatorService
     _recent: RecentCalls
     _clock_ms: Callable[[], int]
-    _private_webhooks: bool = attrs.field(kw_only=True)
+    _private_webhooks: bool = attrs.field(kw_only=True, alias="private_webhooks")
     _ids: IdFactory = attrs.field(factory=IdFactory, init=False)
 
     def _write(
