@@ -82,7 +82,7 @@ class Sdk:
                 switched(channel)
 
             session.subscriber._switched = noted
-            while not session.can_lease:  # nothing here needs an event for it
+            while not session.asks.can_lease:  # nothing here needs an event for it
                 await asyncio.sleep(0.02)
         while not self.interrupts and not self.error:
             try:
