@@ -112,11 +112,16 @@ class Courier:
         self.inbox: deque[Question] = deque()
         # Of the loop: the session waits for it before it closes.
         self.asking = 0
+        # What is still to be carried out, and whether that is being done.
+        self._effects: deque[Effect] = deque()
+        self._is_carrying_out = False
 
     def after_fork(self) -> None:
         """Forget the parent's callers."""
         self.inbox = deque()
         self.asking = 0
+        self._effects = deque()
+        self._is_carrying_out = False
         self._desk.after_fork()
         self._updates.after_fork()
         self._admission.after_fork()
@@ -185,12 +190,21 @@ class Courier:
     # -- what the desk decides --------------------------------------------------------------------
 
     def carry_out(self, effects: Iterable[Effect]) -> None:
-        """Answer callers, and send what is to be sent: over the socket in one frame."""
+        """Answer callers, and send what is to be sent: over the socket in one frame.
+
+        An effect may end a question at once, which has effects of its own. They are carried out
+        in their turn: a line of thousands that is refused would else go thousands of calls deep.
+        """
+        self._effects.extend(effects)
+        if self._is_carrying_out:
+            return
         session = self._link.session
         is_first = session is not None and session.asks.hold()
         updates: list[Update] = []
+        self._is_carrying_out = True
         try:
-            for effect in effects:
+            while self._effects:
+                effect = self._effects.popleft()
                 if isinstance(effect, Complete):
                     self._complete(effect)
                 elif isinstance(effect, AskGateway):
@@ -204,6 +218,7 @@ class Courier:
             if updates:
                 self._updates.send(updates)
         finally:
+            self._is_carrying_out = False
             if is_first and session is not None:
                 session.asks.flush()
 

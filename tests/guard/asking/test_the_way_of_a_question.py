@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import os
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -202,3 +203,22 @@ def test_a_fork_forgets_its_parents_callers(runtime: GuardRuntime, seen: Wire) -
 def _ask() -> None:
     with guard.workflow("w"):
         work()
+
+
+@pytest.mark.asyncio
+async def test_thousands_that_wait_in_one_line_are_refused_at_once(runtime: GuardRuntime) -> None:
+    """Each refusal makes the desk ask for the next one: that must not go deeper and deeper."""
+    session = runtime.link.session
+    assert session is not None
+    session.client._retry_after.set(wire.GATE_PATH, 300.0, now_s=time.monotonic())
+
+    async def ask() -> object:
+        with guard.workflow("w"):
+            try:
+                return await work_async()
+            except guard.RateLimitError as exc:
+                return exc
+
+    outcomes = await asyncio.gather(*(ask() for _ in range(3000)))
+    assert all(isinstance(each, guard.RateLimitError) for each in outcomes)
+    assert not runtime.gate._courier._desk._lines
