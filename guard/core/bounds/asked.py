@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
-import msgspec
-from msgspec import Raw, Struct
+from msgspec import Struct
 
+from guard.core.usage.message import Message
 from guard.core.wire import TOKENS_MAX
 
 
@@ -19,7 +19,6 @@ class AskedOutput(Struct, gc=False):
         streams: whether the answer is asked for as a stream.
         open_ended: whether the prompt holds more than the body: an earlier conversation, a stored
             prompt, what a tool of the vendor finds.
-        looks: whether the body may hold images, audio or files, or name some.
         extra_tokens: of the prompt beside the body's text.
     """
 
@@ -27,17 +26,24 @@ class AskedOutput(Struct, gc=False):
     output_tokens: int | None = None
     streams: bool = False
     open_ended: bool = False
-    looks: bool = True
     extra_tokens: int = 0
 
 
-NOTHING: Final = Raw(b"")
-"""Stands for a member that the request does not have."""
-
-
-def given(raw: Raw) -> bool:
+def given(value: Any) -> bool:
     """Tell whether a member is there, not null and not empty."""
-    return raw is not NOTHING and bytes(raw) not in (b"null", b"[]", b"{}", b'""')
+    return value is not None and value not in ([], {}, "")
+
+
+def section(request: Message, *names: str) -> Message:
+    """Return the object that the request has under one of some names; an empty one without it.
+
+    Raises:
+        ValueError: what it has there is no object.
+    """
+    found = [request[each] for each in names if request.get(each) is not None]
+    if not all(type(each) is dict for each in found):
+        raise ValueError(f"{names[0]} is no object")
+    return found[0] if found else {}
 
 
 def name(value: Any) -> str | None:
@@ -74,14 +80,7 @@ def times(tokens: int | None, *counts: Any) -> int | None:
     return tokens
 
 
-class _Tool(Struct, gc=False):
-    type: Any = None
-
-
-_tools: Final = msgspec.json.Decoder(list[_Tool])
-
-
-def run_by_vendor(tools: Raw, own: tuple[str, ...]) -> bool:
+def run_by_vendor(tools: Any, own: tuple[str, ...]) -> bool:
     """Tell whether the vendor runs one of the tools itself, so that its results join the prompt.
 
     Args:
@@ -90,10 +89,11 @@ def run_by_vendor(tools: Raw, own: tuple[str, ...]) -> bool:
     """
     if not given(tools):
         return False
-    try:
-        return any(
-            tool.type is not None and not (type(tool.type) is str and tool.type.startswith(own))
-            for tool in _tools.decode(tools)
-        )
-    except msgspec.DecodeError:
-        return True
+    return type(tools) is not list or not all(_is_own(tool, own) for tool in tools)
+
+
+def _is_own(tool: Any, own: tuple[str, ...]) -> bool:
+    if type(tool) is not dict:
+        return False
+    kind = tool.get("type")
+    return kind is None or (type(kind) is str and kind.startswith(own))

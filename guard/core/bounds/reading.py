@@ -16,6 +16,7 @@ from guard.core.usage.anthropic import AnthropicMessages
 from guard.core.usage.bedrock import Converse, InvokeModel
 from guard.core.usage.cohere import Cohere
 from guard.core.usage.gemini import Gemini, Interactions
+from guard.core.usage.message import Message
 from guard.core.usage.ollama import Ollama
 from guard.core.usage.openai import ChatCompletions
 from guard.core.usage.openai_responses import Responses
@@ -26,7 +27,7 @@ from guard.core.wire import NAME_LENGTH_MAX, TOKENS_MAX
 _BODY_BYTES_MAX: Final = 32 * 1024 * 1024
 """A larger body is not read."""
 
-_READERS: Final[dict[type, Callable[[str, bytes], AskedOutput]]] = {
+_READERS: Final[dict[type, Callable[[str, Message], AskedOutput]]] = {
     ChatCompletions: openai.chat,
     Responses: openai.responses,
     ThreadRuns: openai.thread_run,
@@ -64,27 +65,27 @@ def bound_of(
     if read is None or body[:1] != b"{" or len(body) > _BODY_BYTES_MAX:
         return _unbounded(response_format, path, body)
     try:
-        asked = read(path, body)
-        return _bounded(response_format.provider, asked, body, ratios)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):
+        said = msgspec.json.decode(body)
+        return _bounded(response_format.provider, read(path, said), said, len(body), ratios)
+    except (ValueError, RecursionError):  # no JSON, or a member of another shape
         return _unbounded(response_format, path, body)
 
 
-def _bounded(provider: str, asked: AskedOutput, body: bytes, ratios: InputRatios) -> RequestBound:
+def _bounded(
+    provider: str, asked: AskedOutput, said: Message, size_bytes: int, ratios: InputRatios
+) -> RequestBound:
     model = asked.model
     if model is not None and len(model) > NAME_LENGTH_MAX:
         model = model[:NAME_LENGTH_MAX]
     if asked.open_ended:
         return RequestBound(provider, model, None, asked.output_tokens, 0, asked.streams)
-    size_bytes = len(body)
-    if asked.looks:
-        media = measure(msgspec.json.decode(body), model)
-        if not media.bounded:
-            return RequestBound(provider, model, None, asked.output_tokens, 0, asked.streams)
-        if media.encoded_bytes or media.tokens:
-            tokens = ratios.tokens(model, size_bytes - media.encoded_bytes) + media.tokens
-            tokens = min(tokens + asked.extra_tokens, TOKENS_MAX)
-            return RequestBound(provider, model, tokens, asked.output_tokens, 0, asked.streams)
+    media = measure(said, model)
+    if not media.bounded:
+        return RequestBound(provider, model, None, asked.output_tokens, 0, asked.streams)
+    if media.encoded_bytes or media.tokens:
+        tokens = ratios.tokens(model, size_bytes - media.encoded_bytes) + media.tokens
+        tokens = min(tokens + asked.extra_tokens, TOKENS_MAX)
+        return RequestBound(provider, model, tokens, asked.output_tokens, 0, asked.streams)
     tokens = ratios.tokens(model, size_bytes) + asked.extra_tokens
     return RequestBound(provider, model, tokens, asked.output_tokens, size_bytes, asked.streams)
 
