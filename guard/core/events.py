@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from msgspec import Struct
@@ -26,6 +26,20 @@ class UnreadAnswer(Protocol):
         """Set what the call used, unless that was done already."""
 
 
+class OpenEntry(Protocol):
+    """A request's place in the journal of its process.
+
+    Attributes:
+        begun_ms, serial: from which its event's id is made.
+    """
+
+    begun_ms: int
+    serial: int
+
+    def clear(self) -> None:
+        """Its event is delivered or on disk, or there is none."""
+
+
 class InstrumentedCall(Struct, gc=False):
     """An instrumented LLM call whose response may not be parsed yet; the payload of its record.
 
@@ -37,6 +51,8 @@ class InstrumentedCall(Struct, gc=False):
         streamed: whether the response was a stream of messages.
         polled: whether it repeats the result of an earlier request (a poll).
         reservation_id: the lease or reservation that pays for it; None means that of its scope.
+        entry: its place in the journal; None where it has none.
+        local: whether the request went to this machine, and to no proxy there.
     """
 
     provider: str
@@ -46,6 +62,8 @@ class InstrumentedCall(Struct, gc=False):
     streamed: bool = False
     polled: bool = False
     reservation_id: str | None = None
+    entry: OpenEntry | None = None
+    local: bool = False
 
 
 def event_of(record: Record, ids: IdFactory) -> wire.Event | None:
@@ -95,7 +113,18 @@ def event_of(record: Record, ids: IdFactory) -> wire.Event | None:
 
 def event_id(record: Record, ids: IdFactory) -> str:
     """Return the ``event_id`` of a record's event."""
+    payload = record.payload
+    if type(payload) is InstrumentedCall and payload.entry is not None:
+        return ids.uuid7(payload.entry.begun_ms, record.serial)
     return ids.uuid7(record.at_ns // 1_000_000, record.serial)
+
+
+def settled(records: Iterable[Record]) -> None:
+    """Clear the journal of what is delivered, on disk, or not to be delivered at all."""
+    for record in records:
+        payload = record.payload
+        if type(payload) is InstrumentedCall and payload.entry is not None:
+            payload.entry.clear()
 
 
 def is_event(record: Record) -> bool:
@@ -127,13 +156,20 @@ def llm_data(observed: InstrumentedCall, request_id: str) -> wire.LlmData | None
         reasoning_tokens=usage.reasoning_tokens,
         audio_tokens=usage.audio_tokens,
         cost_nanousd=usage.cost_nanousd,
+        cache_write_1h_tokens=usage.cache_write_1h_tokens,
+        service_tier=usage.service_tier,
+        surcharge_permille=usage.surcharge_permille,
         latency_ms=observed.latency_ms,
         streamed=observed.streamed,
         estimated=usage.estimated,
+        estimate=usage.estimate,
+        cut_short=usage.cut_short,
+        local=observed.local,
         source="auto",
         response_id=usage.response_id,
         request_id=None if observed.polled else request_id,
         metadata=dict(usage.units),
+        fees=dict(usage.fees) if usage.fees else {},
     )
 
 

@@ -58,6 +58,11 @@ class IdFactory:
         """``(at_ms, serial >> 8, text)``: the prefix that the newest ids share, for callers that
         append the last two digits themselves."""
 
+    @property
+    def process_bits(self) -> int:
+        """What the ids of this process have in common: with it, another one can make them again."""
+        return self._process_bits
+
     def serial(self) -> int:
         """Return the next number of this process."""
         return next(self.count)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from guard.core.rates import ANY_TERMS, Terms
+
 
 class RequestBound(Struct, frozen=True, gc=False):
     """The bound of one LLM request, read from its URL and body.
@@ -14,13 +16,32 @@ class RequestBound(Struct, frozen=True, gc=False):
         input_tokens: most tokens that the prompt can have; None when nothing bounds it (an earlier
             conversation, an uploaded file).
         output_tokens: most tokens that all of its answers can have; None without a limit.
-        measured_bytes: size of the prompt's text, for learning how many bytes a token has.
+        text_tokens: most tokens of the prompt's text, before anything was learned of its model;
+            0 where the prompt has more than text.
         streams: whether the answer is asked for as a stream.
+        least_output: the smallest limit on one answer that may be put into the body, or that the
+            body's own limit may be lowered to; None where no limit can be put in.
+        answers: how many answers share ``output_tokens``.
+        beside_output: tokens that are charged as output beside the answers (a prediction).
+        hides_output: whether an answer may hold tokens that its reader does not see.
+        terms: what it says about the rates that it can meet.
+        local: whether it goes to this machine, where a model without a known price is free.
+        fees: the most that it can be charged besides tokens: units by line of ``guard.core.fees``.
+        unnumbered: what it may be charged any number of times, and what would bound that; empty
+            where all is bounded.
     """
 
     provider: str
     model: str | None = None
     input_tokens: int | None = None
     output_tokens: int | None = None
-    measured_bytes: int = 0
+    text_tokens: int = 0
     streams: bool = False
+    least_output: int | None = None
+    answers: int = 1
+    beside_output: int = 0
+    hides_output: bool = True
+    terms: Terms = ANY_TERMS
+    local: bool = False
+    fees: dict[str, int] | None = None
+    unnumbered: str = ""

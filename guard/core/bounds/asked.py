@@ -6,6 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from guard.core.bounds.thinking import hides_output, least_output, reasons
 from guard.core.usage.message import Message
 from guard.core.wire import TOKENS_MAX
 
@@ -20,6 +21,7 @@ class AskedOutput(Struct, gc=False):
         open_ended: whether the prompt holds more than the body: an earlier conversation, a stored
             prompt, what a tool of the vendor finds.
         extra_tokens: of the prompt beside the body's text.
+        least_output, answers, beside_output, hides_output: as in ``RequestBound``.
     """
 
     model: str | None = None
@@ -27,6 +29,56 @@ class AskedOutput(Struct, gc=False):
     streams: bool = False
     open_ended: bool = False
     extra_tokens: int = 0
+    least_output: int | None = None
+    answers: int = 1
+    beside_output: int = 0
+    hides_output: bool = True
+
+
+def answered(
+    model: str | None,
+    named: int | None,
+    *counts: Any,
+    streams: bool = False,
+    open_ended: bool = False,
+    extra_tokens: int = 0,
+    beside: int = 0,
+    is_structured: bool = False,
+    thinks: bool = False,
+    thinking: int = 0,
+    takes_limit: bool = True,
+) -> AskedOutput:
+    """Return what a request for text asks for.
+
+    Args:
+        model, streams, open_ended, extra_tokens: as in ``AskedOutput``.
+        named: the request's own limit on one answer.
+        counts: how many answers it asks for, as the body has it; the largest counts.
+        beside: tokens charged as output beside the answers.
+        is_structured: whether JSON or a call of a tool is asked for.
+        thinks: whether the body asks the model to reason.
+        thinking: its budget for that.
+        takes_limit: whether a limit can be put into the body.
+    """
+    most = max((c for c in counts if type(c) is int), default=1)
+    number = min(max(1, most), TOKENS_MAX)
+    does_reason = thinks or thinking > 0 or reasons(model)
+    least = None
+    if takes_limit:
+        least = least_output(
+            named, does_reason=does_reason, is_structured=is_structured, thinking=thinking
+        )
+    return AskedOutput(
+        model,
+        None if named is None else min(named * number + beside, TOKENS_MAX),
+        streams,
+        open_ended,
+        extra_tokens,
+        least,
+        number,
+        beside,
+        does_reason or hides_output(model),
+    )
 
 
 def given(value: Any) -> bool:

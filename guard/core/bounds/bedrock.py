@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import msgspec
 
-from guard.core.bounds.asked import AskedOutput, given, limit, section, times
+from guard.core.bounds.asked import AskedOutput, answered, given, limit, section
 from guard.core.bounds.plain import TOOL_USE_TOKENS, bedrock_model
-from guard.core.usage.message import Message
+from guard.core.bounds.thinking import thinking_budget
+from guard.core.usage.message import Message, mapping
 
 
 def converse(path: str, said: Message) -> AskedOutput:
     """Read ``/model/{id}/converse`` and ``/converse-stream``."""
     model = bedrock_model(path)
-    return AskedOutput(
+    more = section(said, "additionalModelRequestFields")
+    thinking = mapping(more.get("thinking", more.get("reasoning_config")))
+    return answered(
         model,
         limit(section(said, "inferenceConfig").get("maxTokens")),
-        path.endswith("-stream"),
+        streams=path.endswith("-stream"),
         open_ended=(
             given(said.get("promptVariables"))
             or (model is not None and ":prompt/" in model)
             or b'"systemTool"' in msgspec.json.encode(said.get("toolConfig"))
         ),
         extra_tokens=TOOL_USE_TOKENS if given(said.get("toolConfig")) else 0,
+        is_structured=given(said.get("toolConfig")) or given(said.get("outputConfig")),
+        thinks=thinking.get("type") not in (None, "disabled") or given(more.get("reasoningConfig")),
+        thinking=thinking_budget(thinking.get("budget_tokens")),
     )
 
 
@@ -43,9 +49,15 @@ def invoke(path: str, said: Message) -> AskedOutput:
         config.get("max_new_tokens"),
         config.get("maxTokenCount"),
     )
-    return AskedOutput(
+    thinking = said.get("thinking")
+    return answered(
         model,
-        times(output, said.get("n"), said.get("num_generations"), said.get("numResults")),
-        streams,
+        output,
+        said.get("n"),
+        said.get("num_generations"),
+        said.get("numResults"),
+        streams=streams,
         extra_tokens=TOOL_USE_TOKENS if given(said.get("tools")) else 0,
+        thinks=given(thinking) and mapping(thinking).get("type") != "disabled",
+        takes_limit=False,  # the path does not say whose words the body uses
     )

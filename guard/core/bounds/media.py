@@ -15,6 +15,8 @@ from typing import Any, Final, Literal
 
 from msgspec import Struct
 
+from guard.core.bounds import files
+
 Kind = Literal["", "image", "audio", "document", "video"]
 
 _BASE64_BYTES_MIN: Final = 64
@@ -34,6 +36,12 @@ _ANY_IMAGE_TOKENS: Final = 12_300
 
 _AUDIO_BYTES_PER_TOKEN: Final = 25
 """Gemini counts 32 tokens per second, OpenAI 10; speech is at least 800 bytes per second."""
+
+_AUDIO_TOKENS_PER_S: Final = 32
+"""Of sound whose length is known."""
+
+_CLAUDE_PIXELS, _CLAUDE_PATCH = 750, 28
+"""A token of Claude's for so many pixels, or for each patch of so many on a side."""
 
 _PDF_PAGE_BYTES: Final = 2_000
 _PDF_PAGE_TOKENS: Final = 4_600
@@ -74,12 +82,12 @@ class Media(Struct):
 
     Attributes:
         tokens: of all images, audio and files.
-        encoded_bytes: of their base64, which is no text.
+        encoded: their base64, which is no text.
         bounded: False when the size of one is not known.
     """
 
     tokens: int = 0
-    encoded_bytes: int = 0
+    encoded: list[str] = []
     bounded: bool = True
 
 
@@ -157,15 +165,38 @@ def _add(found: Media, kind: Kind, mime: str, encoded: str, model: str | None) -
     if kind == "":
         return  # a text: it is counted as one
     size_bytes = len(encoded) * 3 // 4
-    found.encoded_bytes += len(encoded)
+    found.encoded.append(encoded)
     if kind == "image":
-        found.tokens += image_tokens(model)
+        found.tokens += _image(encoded, model)
     elif kind == "audio":
-        found.tokens += math.ceil(size_bytes / _AUDIO_BYTES_PER_TOKEN)
+        found.tokens += _sound(encoded, size_bytes)
     elif kind == "document" and mime in ("application/pdf", "pdf"):
-        found.tokens += math.ceil(size_bytes / _PDF_PAGE_BYTES) * _PDF_PAGE_TOKENS
+        pages = files.pdf_pages(files.decoded(encoded, whole=True))
+        if pages is None:
+            pages = math.ceil(size_bytes / _PDF_PAGE_BYTES)
+        found.tokens += pages * _PDF_PAGE_TOKENS
     else:
         found.bounded = False
+
+
+def _image(encoded: str, model: str | None) -> int:
+    """Bound one image: Claude's by its pixels, never above the largest."""
+    most = image_tokens(model)
+    if "claude" not in (model or "").lower():
+        return most
+    pixels = files.image_pixels(files.decoded(encoded, whole=False))
+    if pixels is None:
+        return most
+    width, height = pixels
+    patches = math.ceil(width / _CLAUDE_PATCH) * math.ceil(height / _CLAUDE_PATCH)
+    return min(most, max(patches, math.ceil(width * height / _CLAUDE_PIXELS)))
+
+
+def _sound(encoded: str, size_bytes: int) -> int:
+    seconds = files.wav_seconds(files.decoded(encoded, whole=False), size_bytes)
+    if seconds is None:
+        return math.ceil(size_bytes / _AUDIO_BYTES_PER_TOKEN)
+    return math.ceil(seconds * _AUDIO_TOKENS_PER_S)
 
 
 def _refer(found: Media, kind: Kind, model: str | None) -> None:

@@ -7,12 +7,21 @@ from typing import Any, Final
 
 import msgspec
 
-from guard.core.bounds.asked import AskedOutput, given, limit, name, run_by_vendor, times
-from guard.core.usage.message import Message, items
+from guard.core.bounds.asked import (
+    AskedOutput,
+    answered,
+    given,
+    limit,
+    name,
+    run_by_vendor,
+)
+from guard.core.bounds.pieces import IMAGES, SOUND, image_tokens
+from guard.core.bounds.thinking import thinking_budget
+from guard.core.fees import by_the_piece
+from guard.core.usage.message import Message, items, mapping
+from guard.core.wire import TOKENS_MAX
 
 _DEPLOYMENT: Final = re.compile(r"/deployments/([^/]+)/")
-_IMAGE_OUTPUT_TOKENS: Final = {"low": 410, "medium": 1_590, "high": 6_250}
-"""The largest of the published sizes, by quality; ``auto`` may be any of them."""
 
 _OWN_CHAT_TOOLS: Final = ("function", "custom")
 _OWN_RESPONSES_TOOLS: Final = ("function", "custom", "computer", "local_shell", "apply_patch")
@@ -23,19 +32,19 @@ def chat(path: str, said: Message) -> AskedOutput:
     model = name(said.get("model")) or _deployment(path)
     if path.endswith("/embeddings"):
         return AskedOutput(model, 0)
-    output = limit(said.get("max_completion_tokens"), said.get("max_tokens"))
+    counts, beside = (said.get("n"),), 0
     if "prompt" in said:
-        output = times(output, said.get("n"), said.get("best_of"))
-        output = times(output, _prompt_count(said["prompt"]))
-    else:
-        output = times(output, said.get("n"))
-    if "prediction" in said and output is not None:
-        # What is rejected of it is charged as output.
-        output += len(msgspec.json.encode(said["prediction"]))
-    return AskedOutput(
+        several = max(
+            (c for c in (said.get("n"), said.get("best_of")) if type(c) is int), default=1
+        )
+        counts = (max(1, several) * _prompt_count(said["prompt"]),)
+    if "prediction" in said:  # what is rejected of it is charged as output
+        beside = len(msgspec.json.encode(said["prediction"]))
+    return answered(
         model,
-        output,
-        said.get("stream") is True,
+        _larger(limit(said.get("max_completion_tokens")), limit(said.get("max_tokens"))),
+        *counts,
+        streams=said.get("stream") is True,
         open_ended=(
             said.get("agent_id") is not None
             or given(said.get("web_search_options"))
@@ -43,7 +52,23 @@ def chat(path: str, said: Message) -> AskedOutput:
             or given(said.get("plugins"))
             or run_by_vendor(said.get("tools"), _OWN_CHAT_TOOLS)
         ),
+        beside=beside,
+        is_structured=any(
+            given(said.get(each)) for each in ("tools", "functions", "response_format")
+        ),
+        thinks=any(given(said.get(each)) for each in ("reasoning_effort", "reasoning", "thinking")),
+        thinking=thinking_budget(
+            *(mapping(said.get(each)).get("budget_tokens") for each in ("thinking", "reasoning")),
+            mapping(said.get("reasoning")).get("max_tokens"),
+            said.get("thinking_budget"),
+        ),
+        takes_limit=path.endswith("/completions"),
     )
+
+
+def _larger(newer: int | None, older: int | None) -> int | None:
+    """Return the larger limit: with both names given, vendors differ in which one counts."""
+    return older if newer is None or (older is not None and older > newer) else newer
 
 
 def _prompt_count(prompt: Any) -> int:
@@ -53,32 +78,52 @@ def _prompt_count(prompt: Any) -> int:
 
 
 def responses(path: str, said: Message) -> AskedOutput:
-    """Read ``.../responses``, ``.../images/generations``; of uploads, the model only."""
+    """Read ``.../responses``, ``.../images/generations`` and its like, and transcripts."""
     model, stream = name(said.get("model")) or _deployment(path), said.get("stream")
-    if path.endswith("/images/generations"):
-        quality = name(said.get("quality")) or "high"
-        one = _IMAGE_OUTPUT_TOKENS.get(quality, _IMAGE_OUTPUT_TOKENS["high"])
-        return AskedOutput(model, times(one, said.get("n")), stream is True)
-    if "/audio/" in path or "/images/" in path:
+    if IMAGES.search(path):
+        output = 0 if by_the_piece(model) else min(image_tokens(model, said), TOKENS_MAX)
+        linked = not path.endswith("/generations") and "images" in said
+        return AskedOutput(model, output, stream in (True, "true"), open_ended=linked)
+    if SOUND.search(path):
+        if by_the_piece(model):
+            return AskedOutput(model, 0)
         return AskedOutput(model, streams=stream in (True, "true"), open_ended=True)
-    return AskedOutput(
+    tools = said.get("tools")
+    return answered(
         model,
         limit(said.get("max_output_tokens")),
-        stream is True,
+        streams=stream is True,
         open_ended=(
             said.get("previous_response_id") is not None
             or said.get("conversation") is not None
             or type(said.get("prompt")) is dict
             or b'"item_reference"' in msgspec.json.encode(said.get("input"))
-            or run_by_vendor(said.get("tools"), _OWN_RESPONSES_TOOLS)
+            or run_by_vendor(tools, _OWN_RESPONSES_TOOLS)
         ),
+        is_structured=given(tools) or given(mapping(said.get("text")).get("format")),
+        thinks=given(said.get("reasoning")),
+        takes_limit=path.endswith("/responses"),
     )
+
+
+def piecework(path: str, said: Message) -> AskedOutput:
+    """Read ``/audio/speech`` and ``/videos``, which are charged by the piece."""
+    model = name(said.get("model")) or _deployment(path)
+    if by_the_piece(model):
+        return AskedOutput(model, 0)
+    return AskedOutput(model, streams=said.get("stream_format") == "sse")
 
 
 def thread_run(path: str, said: Message) -> AskedOutput:
     """Read a run of a thread; its prompt is the thread."""
-    output = limit(said.get("max_completion_tokens"))
-    return AskedOutput(name(said.get("model")), output, said.get("stream") is True, open_ended=True)
+    return answered(
+        name(said.get("model")),
+        limit(said.get("max_completion_tokens")),
+        streams=said.get("stream") is True,
+        open_ended=True,
+        is_structured=True,  # its assistant may have tools
+        takes_limit=path.endswith("/runs"),
+    )
 
 
 def _deployment(path: str) -> str | None:

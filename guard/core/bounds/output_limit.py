@@ -1,4 +1,7 @@
-"""Puts a limit on the answer into a request that has none, where the vendor takes one."""
+"""Puts a limit on the answer into a request, or lowers its own, where the vendor takes one.
+
+One field of the body changes and every other byte stays, so that a retry sends the same bytes.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,9 @@ from typing import Any, Final
 
 import msgspec
 
+from guard.core.bounds.asked import limit
+from guard.core.bounds.members import with_member
+from guard.core.usage.anthropic import AnthropicMessages
 from guard.core.usage.bedrock import Converse
 from guard.core.usage.cohere import Cohere
 from guard.core.usage.gemini import Gemini, Interactions
@@ -20,78 +26,139 @@ from guard.core.usage.response_format import ResponseFormat
 _OPENAI_MODELS: Final = ("gpt-", "o1", "o3", "o4", "chatgpt")
 """Beginnings of models that refuse the older ``max_tokens``."""
 
+_OLDER, _NEWER = ("max_tokens",), ("max_completion_tokens",)
+
+Path = tuple[str, ...]
+"""Names of the members that lead to a limit."""
+
 
 def with_output_limit(
-    response_format: ResponseFormat, path: str, body: bytes, tokens: int
+    response_format: ResponseFormat,
+    path: str,
+    body: bytes,
+    tokens: int,
+    *,
+    other_name: bool = False,
 ) -> bytes | None:
-    """Return the request's body with a limit on its answer; None where none can be put in.
+    """Return the request's body with a limit on each answer; None where none can be put in.
 
-    The request must not have a limit yet.
+    A limit that the request has is lowered; it is never raised.
 
     Args:
         response_format: the format of the endpoint that the URL belongs to.
         path: of the URL.
         body: of the request.
         tokens: the limit.
+        other_name: whether to put it in under the parameter's other name: the vendor has answered
+            400 because of the usual one (``rejects_limit``).
     """
-    put = _WRITERS.get(type(response_format))
-    request = mapping(parse(body)) if put is not None and body[:1] == b"{" else {}
-    if put is None or not request:
+    names = _NAMES.get(type(response_format))
+    request = mapping(parse(body)) if names is not None and body[:1] == b"{" else {}
+    if names is None or not request:
         return None
-    # Each writer returns the members to replace, with what the caller has set in them.
-    changed = put(request, path, response_format.provider, tokens)
-    return None if changed is None else msgspec.json.encode({**request, **changed})
+    paths = names(request, path, response_format.provider)
+    if not paths:
+        return None
+    value, changed, is_limited = msgspec.json.encode(tokens), body, False
+    for each in paths:
+        named = limit(_value(request, each))
+        if named is None:
+            continue
+        is_limited = True
+        if named > tokens:
+            lowered = with_member(changed, each, value)
+            if lowered is None:
+                return None
+            changed = lowered
+    if is_limited:
+        return changed
+    return with_member(body, paths[1 if other_name and len(paths) > 1 else 0], value)
 
 
-def _chat(request: Message, path: str, provider: str, tokens: int) -> Message | None:
+def rejects_limit(body: bytes, answer: bytes) -> bool:
+    """Tell whether an answer with status 400 is about the name of the limit on the output.
+
+    Args:
+        body: of the request.
+        answer: what the vendor said.
+
+    >>> rejects_limit(b'{"max_tokens":9}', b"Unsupported parameter: 'max_tokens'. Use another.")
+    True
+    """
+    for each in (*_OLDER, *_NEWER):
+        name = each.encode()
+        if b'"%b"' % name in body and name in answer:
+            return True
+    return False
+
+
+def _value(request: Message, path: Path) -> Any:
+    value: Any = request
+    for name in path:
+        value = mapping(value).get(name)
+    return value
+
+
+# -- where each format has its limit: the name to put in first, then other names ------------------
+
+
+def _chat(request: Message, path: str, provider: str) -> tuple[Path, ...]:
     if not path.endswith("/completions"):
-        return None
+        return ()
+    if "messages" not in request:
+        return (_OLDER,)
     newer = provider == "azure" or str(request.get("model")).startswith(_OPENAI_MODELS)
-    return {"max_completion_tokens" if newer and "messages" in request else "max_tokens": tokens}
+    return (_NEWER, _OLDER) if newer else (_OLDER, _NEWER)
 
 
-def _responses(request: Message, path: str, provider: str, tokens: int) -> Message | None:
-    return {"max_output_tokens": tokens} if path.endswith("/responses") else None
+def _responses(request: Message, path: str, provider: str) -> tuple[Path, ...]:
+    return (("max_output_tokens",),) if path.endswith("/responses") else ()
 
 
-def _run(request: Message, path: str, provider: str, tokens: int) -> Message | None:
-    return {"max_completion_tokens": tokens} if path.endswith("/runs") else None
+def _run(request: Message, path: str, provider: str) -> tuple[Path, ...]:
+    return (_NEWER,) if path.endswith("/runs") else ()
 
 
-def _gemini(request: Message, path: str, provider: str, tokens: int) -> Message | None:
+def _messages(request: Message, path: str, provider: str) -> tuple[Path, ...]:
+    return (_OLDER, ("max_tokens_to_sample",))
+
+
+def _gemini(request: Message, path: str, provider: str) -> tuple[Path, ...]:
     if not path.endswith("enerateContent"):
-        return None
+        return ()
     # The spelling that the request uses, so that its other settings stay in one place.
-    name = "generation_config" if "generation_config" in request else "generationConfig"
-    return {name: {**mapping(request.get(name)), "maxOutputTokens": tokens}}
+    newer, older = "generationConfig", "generation_config"
+    first, second = (older, newer) if older in request else (newer, older)
+    return tuple(
+        (config, name)
+        for config in (first, second)
+        for name in ("maxOutputTokens", "max_output_tokens")
+    )
 
 
-def _interaction(request: Message, path: str, provider: str, tokens: int) -> Message | None:
-    config = {**mapping(request.get("generation_config")), "max_output_tokens": tokens}
-    return {"generation_config": config}
+def _interaction(request: Message, path: str, provider: str) -> tuple[Path, ...]:
+    return (("generation_config", "max_output_tokens"),)
 
 
-def _cohere(request: Message, path: str, provider: str, tokens: int) -> Message | None:
-    return {"max_tokens": tokens} if path.endswith(("/chat", "/generate")) else None
+def _cohere(request: Message, path: str, provider: str) -> tuple[Path, ...]:
+    return (_OLDER,) if path.endswith(("/chat", "/generate")) else ()
 
 
-def _ollama(request: Message, path: str, provider: str, tokens: int) -> Message | None:
-    if path.endswith("/embed"):
-        return None
-    return {"options": {**mapping(request.get("options")), "num_predict": tokens}}
+def _ollama(request: Message, path: str, provider: str) -> tuple[Path, ...]:
+    return () if path.endswith("/embed") else (("options", "num_predict"),)
 
 
-def _converse(request: Message, path: str, provider: str, tokens: int) -> Message | None:
-    config = {**mapping(request.get("inferenceConfig")), "maxTokens": tokens}
-    return {"inferenceConfig": config}
+def _converse(request: Message, path: str, provider: str) -> tuple[Path, ...]:
+    return (("inferenceConfig", "maxTokens"),)
 
 
-_Writer = Callable[[Message, str, str, int], Message | None]
+_Names = Callable[[Message, str, str], tuple[Path, ...]]
 
-_WRITERS: Final[dict[type[Any], _Writer]] = {
+_NAMES: Final[dict[type[Any], _Names]] = {
     ChatCompletions: _chat,
     Responses: _responses,
     ThreadRuns: _run,
+    AnthropicMessages: _messages,
     Gemini: _gemini,
     Interactions: _interaction,
     Cohere: _cohere,

@@ -13,7 +13,10 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta, Struct, field
 
+from guard.core.bounds.input_factors import text_tokens
+from guard.core.bounds.thinking import hides_output, least_output, reasons
 from guard.core.input_ratios import InputRatios
+from guard.core.rates import BATCH, Terms
 from guard.core.request_bound import RequestBound
 from guard.core.usage.anthropic import AnthropicMessages
 from guard.core.usage.bedrock import Converse, model_of
@@ -30,6 +33,29 @@ TOOL_USE_TOKENS: Final = 1_100
 """What Anthropic adds to a prompt with tools, and for those that it has defined itself."""
 
 PATH_MODEL: Final = re.compile(r"(?:models|tunedModels|endpoints)/([^/:]+)")
+
+TEXT: Final = Terms(text_only=True)
+_NO_WRITES: Final = Terms(cache_writes=0, text_only=True)
+_LONG_WRITES: Final = Terms(cache_writes=2, text_only=True)
+
+
+def terms_of(model: str | None, tier: str | None, body: bytes) -> Terms:
+    """Return the terms of a text where the vendor may write to a cache unasked."""
+    is_claude = model is not None and "claude" in model  # through a router
+    terms = _LONG_WRITES if is_claude and b'"cache_control"' in body and b'"1h"' in body else TEXT
+    return (
+        terms
+        if not tier or tier == BATCH
+        else Terms(tier[:NAME_LENGTH_MAX], terms.cache_writes, True)
+    )
+
+
+def written(body: bytes) -> Terms:
+    """Return the terms of a text where the body asks for what is written to a cache."""
+    if b'"cache_control"' not in body and b'"cachePoint"' not in body:
+        return _NO_WRITES
+    return _LONG_WRITES if b'"1h"' in body else TEXT
+
 
 # -- messages that are nothing but text -----------------------------------------------------------
 
@@ -147,6 +173,36 @@ class ConverseMessage(Struct, gc=False):
 # -- requests -------------------------------------------------------------------------------------
 
 
+class Thinking(Struct, gc=False):
+    """How an answer is to be thought about before it is given."""
+
+    type: str = "enabled"
+    budget_tokens: int | None = None
+
+
+def _bound(
+    provider: str,
+    model: str | None,
+    input_tokens: int,
+    named: int | None,
+    text: int,
+    streams: bool,
+    is_structured: bool,
+    thinking: Thinking | None,
+    terms: Terms,
+) -> RequestBound:
+    thinks = thinking is not None and thinking.type != "disabled"
+    does_reason = thinks or reasons(model)
+    budget = 0 if thinking is None else thinking.budget_tokens or 0
+    least = least_output(
+        named, does_reason=does_reason, is_structured=is_structured, thinking=budget
+    )
+    hides = does_reason or hides_output(model)
+    return RequestBound(
+        provider, model, input_tokens, named, text, streams, least, 1, 0, hides, terms
+    )
+
+
 class PlainChat(Struct, gc=False):
     """Chat completions."""
 
@@ -164,6 +220,15 @@ class PlainChat(Struct, gc=False):
     web_search_options: None = None
     search_parameters: None = None
     plugins: None = None
+    functions: None = None
+    modalities: None = None
+    audio: None = None
+    service_tier: str | None = None
+    thinking_budget: None = None
+    response_format: Any = None
+    reasoning_effort: Any = None
+    reasoning: None = None
+    thinking: Thinking | None = None
 
 
 _chat: Final = msgspec.json.Decoder(PlainChat)
@@ -176,10 +241,19 @@ def chat(provider: str, path: str, body: bytes, ratios: InputRatios) -> RequestB
         msgspec.DecodeError: not a request of the usual shape.
     """
     said = _chat.decode(body)
-    output, model, size = said.max_completion_tokens, said.model, len(body)
-    if output is None:
-        output = said.max_tokens
-    return RequestBound(provider, model, ratios.tokens(model, size), output, size, said.stream)
+    output, model = said.max_completion_tokens, said.model
+    if "-search-" in model:
+        raise msgspec.ValidationError("the model searches the web, which is charged by the search")
+    text = text_tokens(model, body)
+    if output is None or (said.max_tokens is not None and said.max_tokens > output):
+        output = said.max_tokens  # with both names given, vendors differ in which one counts
+    thinking = said.thinking
+    if thinking is None and said.reasoning_effort is not None:
+        thinking = Thinking()
+    is_structured = said.tools is not None or said.response_format is not None
+    tokens = ratios.tokens(model, text)
+    terms, streams = terms_of(model, said.service_tier, body), said.stream
+    return _bound(provider, model, tokens, output, text, streams, is_structured, thinking, terms)
 
 
 class PlainResponse(Struct, gc=False):
@@ -193,6 +267,9 @@ class PlainResponse(Struct, gc=False):
     previous_response_id: None = None
     conversation: None = None
     prompt: None = None
+    text: Any = None
+    reasoning: Any = None
+    service_tier: str | None = None
 
 
 _response: Final = msgspec.json.Decoder(PlainResponse)
@@ -205,9 +282,13 @@ def responses(provider: str, path: str, body: bytes, ratios: InputRatios) -> Req
         msgspec.DecodeError: not a request of the usual shape.
     """
     said = _response.decode(body)
-    model, size = said.model, len(body)
-    tokens, streams = ratios.tokens(model, size), said.stream is True
-    return RequestBound(provider, model, tokens, said.max_output_tokens, size, streams)
+    model = said.model
+    text = text_tokens(model, body)
+    tokens, named, streams = ratios.tokens(model, text), said.max_output_tokens, said.stream is True
+    is_structured = said.tools is not None or said.text is not None
+    thinking = None if said.reasoning is None else Thinking()
+    terms = terms_of(model, said.service_tier, body)
+    return _bound(provider, model, tokens, named, text, streams, is_structured, thinking, terms)
 
 
 class PlainMessages(Struct, gc=False):
@@ -221,6 +302,10 @@ class PlainMessages(Struct, gc=False):
     mcp_servers: None = None
     container: None = None
     context_management: None = None
+    thinking: Thinking | None = None
+    output_config: Any = None
+    speed: None = None
+    inference_geo: None = None
 
 
 _messages: Final = msgspec.json.Decoder(PlainMessages)
@@ -233,11 +318,22 @@ def messages(provider: str, path: str, body: bytes, ratios: InputRatios) -> Requ
         msgspec.DecodeError: not a request of the usual shape.
     """
     said = _messages.decode(body)
-    model, size = said.model or google_model(path), len(body)
-    tokens = ratios.tokens(model, size)
+    model = said.model or google_model(path)
+    text = text_tokens(model, body)
+    tokens = ratios.tokens(model, text)
     if said.tools:
         tokens += TOOL_USE_TOKENS
-    return RequestBound(provider, model, tokens, said.max_tokens, size, said.stream)
+    is_structured = bool(said.tools) or said.output_config is not None
+    named, streams, thinking = said.max_tokens, said.stream, said.thinking
+    terms = written(body)
+    return _bound(provider, model, tokens, named, text, streams, is_structured, thinking, terms)
+
+
+class GoogleThinking(Struct, gc=False):
+    """Gemini's thinking config."""
+
+    budget: int | None = field(default=None, name="thinkingBudget")
+    budget_: None = field(default=None, name="thinking_budget")
 
 
 class PlainConfig(Struct, gc=False):
@@ -247,6 +343,11 @@ class PlainConfig(Struct, gc=False):
     candidate_count: Literal[1] | None = field(default=None, name="candidateCount")
     max_output_tokens_: None = field(default=None, name="max_output_tokens")
     candidate_count_: None = field(default=None, name="candidate_count")
+    thinking: GoogleThinking | None = field(default=None, name="thinkingConfig")
+    thinking_: None = field(default=None, name="thinking_config")
+    mime: Any = field(default=None, name="responseMimeType")
+    modalities: None = field(default=None, name="responseModalities")
+    speech: None = field(default=None, name="speechConfig")
 
 
 class GoogleTool(Struct, gc=False, forbid_unknown_fields=True):
@@ -265,6 +366,8 @@ class PlainGenerate(Struct, gc=False):
     config_: None = field(default=None, name="generation_config")
     cached_content: None = field(default=None, name="cachedContent")
     cached_content_: None = field(default=None, name="cached_content")
+    tier: None = field(default=None, name="serviceTier")
+    tier_: None = field(default=None, name="service_tier")
 
 
 _generate: Final = msgspec.json.Decoder(PlainGenerate)
@@ -277,10 +380,16 @@ def gemini(provider: str, path: str, body: bytes, ratios: InputRatios) -> Reques
         msgspec.DecodeError: not a request of the usual shape.
     """
     said = _generate.decode(body)
-    model, size = google_model(path), len(body)
-    output = None if said.config is None else said.config.max_output_tokens
-    streams = path.endswith(":streamGenerateContent")
-    return RequestBound(provider, model, ratios.tokens(model, size), output, size, streams)
+    model = google_model(path)
+    text = text_tokens(model, body)
+    output, thinking, is_structured = None, None, bool(said.tools)
+    if said.config is not None:
+        output = said.config.max_output_tokens
+        is_structured = is_structured or said.config.mime is not None
+        if said.config.thinking is not None:
+            thinking = Thinking(budget_tokens=said.config.thinking.budget)
+    streams, tokens = path.endswith(":streamGenerateContent"), ratios.tokens(model, text)
+    return _bound(provider, model, tokens, output, text, streams, is_structured, thinking, TEXT)
 
 
 class PlainInference(Struct, gc=False):
@@ -308,6 +417,8 @@ class PlainConverse(Struct, gc=False):
     config: PlainInference | None = field(default=None, name="inferenceConfig")
     tools: ConverseTools | None = field(default=None, name="toolConfig")
     variables: None = field(default=None, name="promptVariables")
+    more: None = field(default=None, name="additionalModelRequestFields")
+    output_config: Any = field(default=None, name="outputConfig")
 
 
 _converse: Final = msgspec.json.Decoder(PlainConverse)
@@ -320,14 +431,17 @@ def converse(provider: str, path: str, body: bytes, ratios: InputRatios) -> Requ
         msgspec.DecodeError: not a request of the usual shape.
     """
     said = _converse.decode(body)
-    model, size = bedrock_model(path), len(body)
+    model = bedrock_model(path)
+    text = text_tokens(model, body)
     if model is not None and ":prompt/" in model:
         raise msgspec.ValidationError("a stored prompt is not in the body")
-    tokens = ratios.tokens(model, size)
+    tokens = ratios.tokens(model, text)
     if said.tools is not None:
         tokens += TOOL_USE_TOKENS
     output = None if said.config is None else said.config.max_tokens
-    return RequestBound(provider, model, tokens, output, size, path.endswith("-stream"))
+    is_structured = said.tools is not None or said.output_config is not None
+    streams, terms = path.endswith("-stream"), written(body)
+    return _bound(provider, model, tokens, output, text, streams, is_structured, None, terms)
 
 
 @functools.lru_cache(1024)

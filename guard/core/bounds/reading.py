@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
 
-from guard.core.bounds import bedrock, openai, plain, vendors
+from guard.core.bounds import bedrock, openai, pieces, plain, vendors
 from guard.core.bounds.asked import AskedOutput
+from guard.core.bounds.forms import Upload, form
+from guard.core.bounds.input_factors import text_tokens
+from guard.core.bounds.jobs import job
 from guard.core.bounds.media import measure
+from guard.core.bounds.paid import Paid, may_be_paid, paid
 from guard.core.input_ratios import InputRatios
+from guard.core.rates import BATCH, PERMILLE, STANDARD, US_ONLY_PERMILLE, Terms
 from guard.core.request_bound import RequestBound
 from guard.core.usage.anthropic import AnthropicMessages
 from guard.core.usage.bedrock import Converse, InvokeModel
 from guard.core.usage.cohere import Cohere
 from guard.core.usage.gemini import Gemini, Interactions
+from guard.core.usage.jobs import Jobs
 from guard.core.usage.message import Message
 from guard.core.usage.ollama import Ollama
 from guard.core.usage.openai import ChatCompletions
 from guard.core.usage.openai_responses import Responses
 from guard.core.usage.openai_runs import ThreadRuns
+from guard.core.usage.piecework import Piecework
 from guard.core.usage.response_format import Call, ResponseFormat
 from guard.core.wire import NAME_LENGTH_MAX, TOKENS_MAX
 
@@ -30,6 +37,7 @@ _BODY_BYTES_MAX: Final = 32 * 1024 * 1024
 _READERS: Final[dict[type, Callable[[str, Message], AskedOutput]]] = {
     ChatCompletions: openai.chat,
     Responses: openai.responses,
+    Piecework: openai.piecework,
     ThreadRuns: openai.thread_run,
     AnthropicMessages: vendors.messages,
     Gemini: vendors.gemini,
@@ -61,33 +69,127 @@ def bound_of(
             return quick(response_format.provider, path, body, ratios)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             pass  # another shape, or no JSON
+    if isinstance(response_format, Jobs):
+        body = body if len(body) <= _BODY_BYTES_MAX else b""
+        return job(response_format, path, body, ratios, bound_of)
     read = _READERS.get(kind)
-    if read is None or body[:1] != b"{" or len(body) > _BODY_BYTES_MAX:
+    if read is None or body[:1] not in (b"{", b"-") or len(body) > _BODY_BYTES_MAX:
         return _unbounded(response_format, path, body)
     try:
+        if body[:1] == b"-":
+            return _form(response_format, path, body, ratios)
         said = msgspec.json.decode(body)
-        return _bounded(response_format.provider, read(path, said), said, len(body), ratios)
+        return _bounded(response_format, path, read(path, said), said, body, ratios)
     except (ValueError, RecursionError):  # no JSON, or a member of another shape
         return _unbounded(response_format, path, body)
 
 
-def _bounded(
-    provider: str, asked: AskedOutput, said: Message, size_bytes: int, ratios: InputRatios
+def _form(
+    response_format: ResponseFormat, path: str, body: bytes, ratios: InputRatios
 ) -> RequestBound:
-    model = asked.model
+    """Bound a form of OpenAI's: images to edit, sound to transcribe."""
+    found = form(body) if type(response_format) in (Responses, Piecework) else None
+    if found is None:
+        return _unbounded(response_format, path, body)
+    said, uploads = found
+    asked = _READERS[type(response_format)](path, said)
+    if pieces.IMAGES.search(path):
+        asked.extra_tokens += pieces.EDITED_IMAGE_TOKENS * len(uploads)
+    return _bounded(response_format, path, asked, said, msgspec.json.encode(said), ratios, uploads)
+
+
+def _bounded(
+    response_format: ResponseFormat,
+    path: str,
+    asked: AskedOutput,
+    said: Message,
+    body: bytes,
+    ratios: InputRatios,
+    uploads: Sequence[Upload] = (),
+) -> RequestBound:
+    provider, model = response_format.provider, asked.model
     if model is not None and len(model) > NAME_LENGTH_MAX:
         model = model[:NAME_LENGTH_MAX]
-    if asked.open_ended:
-        return RequestBound(provider, model, None, asked.output_tokens, 0, asked.streams)
-    media = measure(said, model)
-    if not media.bounded:
-        return RequestBound(provider, model, None, asked.output_tokens, 0, asked.streams)
-    if media.encoded_bytes or media.tokens:
-        tokens = ratios.tokens(model, size_bytes - media.encoded_bytes) + media.tokens
-        tokens = min(tokens + asked.extra_tokens, TOKENS_MAX)
-        return RequestBound(provider, model, tokens, asked.output_tokens, 0, asked.streams)
-    tokens = ratios.tokens(model, size_bytes) + asked.extra_tokens
-    return RequestBound(provider, model, tokens, asked.output_tokens, size_bytes, asked.streams)
+    tokens, text = _input(asked, model, said, body, ratios)
+    besides = _besides(response_format, path, model, said, uploads)
+    return RequestBound(
+        provider,
+        model,
+        tokens,
+        asked.output_tokens,
+        text,
+        asked.streams,
+        asked.least_output,
+        asked.answers,
+        asked.beside_output,
+        asked.hides_output,
+        _terms(provider, model, said, body, tokens is not None),
+        fees=besides.fees,
+        unnumbered=besides.unnumbered,
+    )
+
+
+def fees_of(response_format: ResponseFormat, path: str, body: bytes) -> dict[str, int] | None:
+    """Return what a request can be charged besides tokens: units by line; None for nothing.
+
+    For requests that are not bounded.
+    """
+    read = _READERS.get(type(response_format))
+    if read is None or len(body) > _BODY_BYTES_MAX or not may_be_paid(path, body):
+        return None
+    try:
+        said, uploads = form(body) or (msgspec.json.decode(body), [])
+        return _besides(response_format, path, read(path, said).model, said, uploads).fees
+    except (ValueError, RecursionError):
+        return None
+
+
+def _besides(
+    response_format: ResponseFormat,
+    path: str,
+    model: str | None,
+    said: Message,
+    uploads: Sequence[Upload],
+) -> Paid:
+    """Return what a request can be charged besides tokens."""
+    kind, provider = type(response_format), response_format.provider
+    if kind is Gemini and ":predict" in path:
+        return pieces.google(path, model, said)
+    if kind is Piecework or (kind is Responses and pieces.is_piecework(path)):
+        return pieces.pieces(provider, path, model, said, uploads)
+    return paid(kind, provider, path, model, said)
+
+
+_MAKES_SOUND: Final = (b'"audio', b'"input_audio', b"AUDIO", b"audio/", b'"speech')
+
+
+def _terms(provider: str, model: str | None, said: Message, body: bytes, is_bounded: bool) -> Terms:
+    """Return what a request says about the rates that it can meet."""
+    tier = STANDARD
+    for name in ("speed", "service_tier", "serviceTier"):
+        value = said.get(name)
+        if type(value) is str and value not in ("standard", BATCH):
+            tier = value[:NAME_LENGTH_MAX]
+            break
+    asks_to_write = provider in ("anthropic", "aws") or "anthropic_version" in said
+    terms = plain.written(body) if asks_to_write else plain.terms_of(model, None, body)
+    text_only = is_bounded and not any(mark in body for mark in _MAKES_SOUND)
+    surcharge = US_ONLY_PERMILLE if said.get("inference_geo") == "us" else PERMILLE
+    return Terms(tier, terms.cache_writes, text_only, surcharge)
+
+
+def _input(
+    asked: AskedOutput, model: str | None, said: Message, body: bytes, ratios: InputRatios
+) -> tuple[int | None, int]:
+    """Return the most tokens of the prompt, None without a bound, and those of its text."""
+    media = None if asked.open_ended else measure(said, model)
+    if media is None or not media.bounded:
+        return None, 0
+    for encoded in media.encoded:  # where it stands in the body in other words, it counts as text
+        body = body.replace(encoded.encode(), b"", 1)
+    text = text_tokens(model, body)
+    tokens = min(ratios.tokens(model, text) + media.tokens + asked.extra_tokens, TOKENS_MAX)
+    return tokens, 0 if media.encoded or media.tokens else text
 
 
 def _unbounded(response_format: ResponseFormat, path: str, body: bytes) -> RequestBound:

@@ -8,28 +8,35 @@ import msgspec
 
 from guard.core.bounds.asked import (
     AskedOutput,
+    answered,
     given,
     limit,
     name,
     run_by_vendor,
     section,
-    times,
 )
 from guard.core.bounds.plain import TOOL_USE_TOKENS, google_model
-from guard.core.usage.message import Message
+from guard.core.bounds.thinking import thinking_budget
+from guard.core.fees import by_the_piece
+from guard.core.usage.message import Message, mapping
 
 _OWN_ANTHROPIC_TOOLS: Final = ("custom", "bash_", "text_editor_", "computer_", "memory_")
 _OWN_GOOGLE_TOOLS: Final = frozenset({
     "functionDeclarations", "function_declarations", "computerUse", "computer_use",
 })  # fmt: skip
+_GOOGLE_SCHEMAS: Final = (
+    "responseSchema", "response_schema", "responseJsonSchema", "response_json_schema",
+    "responseMimeType", "response_mime_type",
+)  # fmt: skip
 
 
 def messages(path: str, said: Message) -> AskedOutput:
     """Read Anthropic's ``/v1/messages``, and ``:rawPredict`` of Vertex AI."""
-    return AskedOutput(
+    thinking = mapping(said.get("thinking"))
+    return answered(
         name(said.get("model")) or google_model(path),
         limit(said.get("max_tokens"), said.get("max_tokens_to_sample")),
-        said.get("stream") is True,
+        streams=said.get("stream") is True,
         open_ended=(
             given(said.get("mcp_servers"))
             or given(said.get("container"))
@@ -37,6 +44,9 @@ def messages(path: str, said: Message) -> AskedOutput:
             or run_by_vendor(said.get("tools"), _OWN_ANTHROPIC_TOOLS)
         ),
         extra_tokens=TOOL_USE_TOKENS if given(said.get("tools")) else 0,
+        is_structured=given(said.get("tools")) or given(said.get("output_config")),
+        thinks=thinking.get("type") not in (None, "disabled"),
+        thinking=thinking_budget(thinking.get("budget_tokens")),
     )
 
 
@@ -44,23 +54,30 @@ def gemini(path: str, said: Message) -> AskedOutput:
     """Read ``:generateContent``, ``:streamGenerateContent`` and the methods of embeddings."""
     model = google_model(path)
     method = path.rpartition(":")[2]
-    if method == "predict":
-        embeds = "embedding" in (model or "") or "gecko" in (model or "")
+    if method in ("predict", "predictLongRunning"):
+        embeds = "embedding" in (model or "") or "gecko" in (model or "") or by_the_piece(model)
         return AskedOutput(model, 0 if embeds else None, open_ended=not embeds)
     if method in ("embedContent", "batchEmbedContents"):
         return AskedOutput(model, 0)
     # Google takes both spellings of each name.
     config = section(said, "generationConfig", "generation_config")
     output = limit(config.get("maxOutputTokens"), config.get("max_output_tokens"))
-    return AskedOutput(
+    thinking = section(config, "thinkingConfig", "thinking_config")
+    return answered(
         model,
-        times(output, config.get("candidateCount"), config.get("candidate_count")),
-        method == "streamGenerateContent",
+        output,
+        config.get("candidateCount"),
+        config.get("candidate_count"),
+        streams=method == "streamGenerateContent",
         open_ended=(
             said.get("cachedContent") is not None
             or said.get("cached_content") is not None
             or _run_by_google(said.get("tools"))
         ),
+        is_structured=given(said.get("tools")) or any(map(config.get, _GOOGLE_SCHEMAS)),
+        thinks=given(thinking),
+        thinking=thinking_budget(thinking.get("thinkingBudget"), thinking.get("thinking_budget")),
+        takes_limit=method in ("generateContent", "streamGenerateContent"),
     )
 
 
@@ -74,15 +91,16 @@ def _run_by_google(tools: Any) -> bool:
 
 def interaction(path: str, said: Message) -> AskedOutput:
     """Read Gemini's ``/interactions``."""
-    return AskedOutput(
+    return answered(
         name(said.get("model")),
         limit(section(said, "generation_config").get("max_output_tokens")),
-        said.get("stream") is True,
+        streams=said.get("stream") is True,
         open_ended=(
             said.get("agent") is not None
             or said.get("previous_interaction_id") is not None
             or run_by_vendor(said.get("tools"), ("function",))
         ),
+        is_structured=given(said.get("tools")) or given(said.get("response_format")),
     )
 
 
@@ -91,11 +109,17 @@ def cohere(path: str, said: Message) -> AskedOutput:
     model = name(said.get("model"))
     if path.endswith(("/embed", "/rerank")):
         return AskedOutput(model, 0)
-    return AskedOutput(
+    thinking = mapping(said.get("thinking"))
+    return answered(
         model,
-        times(limit(said.get("max_tokens")), said.get("num_generations")),
-        said.get("stream") is True,
+        limit(said.get("max_tokens")),
+        said.get("num_generations"),
+        streams=said.get("stream") is True,
         open_ended=said.get("conversation_id") is not None or given(said.get("connectors")),
+        is_structured=given(said.get("tools")) or given(said.get("response_format")),
+        thinks=thinking.get("type") not in (None, "disabled"),
+        thinking=thinking_budget(thinking.get("token_budget")),
+        takes_limit=path.endswith(("/chat", "/generate")),
     )
 
 
@@ -104,5 +128,10 @@ def ollama(path: str, said: Message) -> AskedOutput:
     model = name(said.get("model"))
     if path.endswith("/embed"):
         return AskedOutput(model, 0)
-    predicted = section(said, "options").get("num_predict")
-    return AskedOutput(model, limit(predicted), said.get("stream") is not False)
+    return answered(
+        model,
+        limit(section(said, "options").get("num_predict")),
+        streams=said.get("stream") is not False,
+        is_structured=given(said.get("tools")) or given(said.get("format")),
+        thinks=said.get("think") not in (None, False),
+    )

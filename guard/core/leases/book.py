@@ -68,6 +68,8 @@ class LeaseBook:
         self._voided = 0
         # Until when leases may be used: without the control channel only for a moment.
         self._usable_until_s = -math.inf
+        # Until when some lease is in return mode.
+        self._returns_until_s = -math.inf
 
     # -- taking -------------------------------------------------------------------------------
 
@@ -255,7 +257,9 @@ class LeaseBook:
             lane.calls += calls
             lane.largest = amount
             lease.take(amount, max(lease.used_s, asked.sent_s))
-            if asked.voided == self._voided:
+            if granted.returns_ms:
+                self._return_until(lease, asked.sent_s + granted.returns_ms / 1000)
+            elif asked.voided == self._voided:
                 if subject[0] != "llm":
                     lease.cover(subject, amount)
                 elif granted.rates is not None:
@@ -389,11 +393,38 @@ class LeaseBook:
         """Set until when leases may be used: for ever while pushes arrive, else for a moment."""
         self._usable_until_s = until_s
 
-    def recall(self, lease_ids: Collection[str]) -> list[Update]:
-        """Give back at once what is unused in those of these leases that are held here."""
+    def recall(self, lease_ids: Collection[str], until_s: float = -math.inf) -> list[Update]:
+        """Give back at once what is unused in those of these leases that are held here.
+
+        Args:
+            lease_ids: the leases.
+            until_s: until then others wait for what they hold.
+        """
         with self.lock:
             found = [self._leases[each] for each in lease_ids if each in self._leases]
+            for lease in found:
+                self._return_until(lease, until_s)
             return [self._returning(lease) for lease in found]
+
+    def return_until(self, key: LaneKey, until_s: float) -> None:
+        """Cover nothing in a lane until then, and give back at once what a call has not used.
+
+        Others wait for the money: a call that is covered would be served before them.
+        """
+        with self.lock:
+            lane = self._lanes.get(key)
+            if lane is not None and lane.lease is not None:
+                self._return_until(lane.lease, until_s)
+
+    def _return_until(self, lease: Lease, until_s: float) -> None:
+        if until_s > lease.returns_until_s:
+            lease.returns_until_s = until_s
+            lease.uncover()
+            self._returns_until_s = max(self._returns_until_s, until_s)
+
+    def is_returning(self, now_s: float) -> bool:
+        """Tell whether some lease gives back at once what is not used."""
+        return now_s < self._returns_until_s
 
     def _returning(self, lease: Lease, *, close: bool = False) -> Update:
         unused, calls = self._drain(lease)
@@ -421,7 +452,9 @@ class LeaseBook:
                 elif not lease.under_way and (idle or not lease.is_current):
                     updates.append(self._returning(lease, close=True))
                     self._forget(lease)
-                elif lease.free > 0 and (idle or not lease.is_current):
+                elif lease.free > 0 and (
+                    idle or not lease.is_current or now_s < lease.returns_until_s
+                ):
                     updates.append(self._returning(lease))
                     lease.renewed_s = now_s
                 elif now_s - lease.renewed_s >= lease.ttl_s * _RENEW_SHARE:

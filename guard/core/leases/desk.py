@@ -7,13 +7,24 @@ an argument. Used on the background loop only; the book behind it is shared with
 from __future__ import annotations
 
 import copy
+import math
 from collections import deque
 from collections.abc import Collection, Iterable
 from typing import Final
 
 from guard.core import wire
 from guard.core.leases.book import LeaseBook
-from guard.core.leases.effects import Answer, AskGateway, Complete, Effect, Fail, NotGranted, TopUp
+from guard.core.leases.effects import (
+    Answer,
+    AskGateway,
+    Complete,
+    Effect,
+    Fail,
+    NotGranted,
+    TopUp,
+    Wait,
+    Withdraw,
+)
 from guard.core.leases.lease import LaneKey, Subject
 from guard.core.leases.question import Grant, Question, granted
 from guard.core.leases.records import Asked, Update
@@ -23,6 +34,12 @@ _ALONE_S: Final = 1.0
 """How long a subject that got no lease is asked for without one."""
 _ALONE_MAX: Final = 10_000
 LANES_MAX: Final = 10_000
+RETURN_S: Final = 3.0
+"""After a question has to wait, its lane covers nothing for so long: others would be overtaken."""
+_UNWOKEN_S: Final = 0.1
+"""Without a socket, the first in line asks again after so long, the second after twice that."""
+_UNREACHED_S: Final = 0.5
+"""A gateway that could not be reached is asked again after so long, where that is wanted."""
 _VOIDING: Final = frozenset({"policy", "price", "budget", "settings"})
 """Control messages after which nothing is covered until the gateway has allowed it anew."""
 
@@ -33,13 +50,27 @@ class _Line:
     Attributes:
         asked: the one that the gateway is asked now; the others wait for its answer.
         waiting: the others, in the order of asking.
+        parked: those that have a place in the gateway's line, until they are decided.
     """
 
-    __slots__ = ("asked", "waiting")
+    __slots__ = ("asked", "parked", "waiting")
 
     def __init__(self) -> None:
         self.asked: Question | None = None
         self.waiting: deque[Question] = deque()
+        self.parked: list[Question] = []
+
+    def before(self, question: Question) -> Question | None:
+        """Return one in the gateway's line that needs no more than a question does."""
+        for other in self.parked:
+            if question.subject == other.subject and _at_least(question.bound, other.bound):
+                return other
+        return None
+
+    def was_answered(self, now_s: float) -> None:
+        """One that was in the gateway's line has its answer: the others' time for theirs begins."""
+        for question in self.waiting:
+            question.ends_s = max(question.ends_s, now_s + question.answer_s)
 
 
 class Desk:
@@ -67,6 +98,8 @@ class Desk:
         self._lines: dict[LaneKey, _Line] = {}
         # What got an answer without a lease, and until when it is asked for alone.
         self._alone: dict[tuple[LaneKey, Subject], float] = {}
+        # Questions that wait for money, by their call, until they are asked again.
+        self._parked: dict[str, Question] = {}
 
     # -- questions ------------------------------------------------------------------------------
 
@@ -79,7 +112,7 @@ class Desk:
             if question.ticket is not None and question.ticket.cancelled():
                 continue  # its caller has given up before the loop came to it
             if lane is None or not self.can_lease or self._is_full:
-                effects.append(AskGateway(question))
+                effects.append(_alone(question, now_s))
                 continue
             line = self._lines.get(lane)
             if line is None:
@@ -96,8 +129,10 @@ class Desk:
         1. A question of the lane is under way: all wait for its answer, which may cover them.
         2. The lease covers a question by now: it is answered.
         3. A top-up of the lease is under way: the others wait for it likewise.
-        4. No lease can cover a question, or none did a moment ago: it is asked alone.
-        5. The first that is left is asked for, and with it what all the others need.
+        4. A question in line is due to be asked again: it is, and the others wait.
+        5. A question needs what another one waits for already: it waits behind that.
+        6. No lease can cover a question, or none did a moment ago: it is asked alone.
+        7. The first that is left is asked for, and with it what all the others need.
         """
         if line.asked is not None:
             return
@@ -113,15 +148,28 @@ class Desk:
         line.waiting = left
         if left and self._book.is_asked_ahead(lane):
             return
+        for question in line.parked:
+            if now_s >= question.again_s:
+                del self._parked[question.request.call_id]
+                effects.append(self._ask_again(question, line, now_s))
+                return
         line.waiting = deque()
+        askable = None
         for question in left:
-            if self.can_lease and not (self._alone and self._is_alone(question, now_s)):
+            before = line.before(question) if line.parked else None
+            if before is not None:
+                question.ends_s = max(question.ends_s, before.ends_s + question.answer_s)
+                line.waiting.append(question)
+            elif self.can_lease and not (self._alone and self._is_alone(question, now_s)):
+                askable = askable or question
                 line.waiting.append(question)
             else:
-                effects.append(AskGateway(question))
-        if line.waiting:
-            effects.append(self._ask(lane, line, now_s))
-        else:
+                effects.append(_alone(question, now_s))
+        if askable is not None:
+            # All that wait are counted in the demand, so that one answer can cover them all.
+            line.waiting.remove(askable)
+            effects.append(self._ask(askable, line, now_s, line.waiting))
+        elif not (line.waiting or line.parked):
             del self._lines[lane]
 
     def _covered(self, question: Question, now_s: float) -> Grant | None:
@@ -144,26 +192,130 @@ class Desk:
         del self._alone[key]
         return False
 
-    def _ask(self, lane: LaneKey, line: _Line, now_s: float) -> AskGateway:
+    def _ask(
+        self, question: Question, line: _Line, now_s: float, others: Collection[Question] = ()
+    ) -> AskGateway:
+        lane = question.lane
+        assert lane is not None
         needed = calls = 0
-        for question in line.waiting:
-            if question.subject is not None:
-                needed += self._book.needs(lane, question.subject, question.bound)
-            calls += question.calls
-        # All that wait are counted in the demand, so that one answer can cover them all.
-        line.asked = line.waiting.popleft()
-        return AskGateway(line.asked, self._book.ask(lane, now_s, needed, calls), len(line.waiting))
+        for each in (question, *others):
+            if each.subject is not None:
+                needed += self._book.needs(lane, each.subject, each.bound)
+            calls += each.calls
+        line.asked = question
+        _note_wait(question, now_s)
+        return AskGateway(question, self._book.ask(lane, now_s, needed, calls), len(others))
+
+    # -- in line for money that is only set aside -------------------------------------------------
+
+    @property
+    def in_line(self) -> int:
+        """How many questions wait for money."""
+        return len(self._parked)
+
+    @property
+    def waiting(self) -> int:
+        """How many wait in line, those behind one of their own lane included; from any thread."""
+        lanes = [line for line in list(self._lines.values()) if line.parked]
+        alone = [each for each in list(self._parked.values()) if self._line_of(each) is None]
+        return len(alone) + sum(len(line.parked) + len(line.waiting) for line in lanes)
+
+    def _park(self, question: Question, again_s: float, answer: Answer) -> Wait:
+        """Keep a question that has to wait, and ask it again by then."""
+        question.attempt += 1
+        question.again_s = again_s
+        question.ends_s = again_s + question.answer_s
+        self._parked[question.request.call_id] = question
+        line = self._line_of(question)
+        if line is not None and question not in line.parked:
+            line.parked.append(question)
+        return Wait(question, 0 if isinstance(answer, NotGranted) else answer.place)
+
+    def _again_s(self, question: Question, answer: Answer, now_s: float) -> float | None:
+        """Return when a question is asked again; None if this answer is the last."""
+        if isinstance(answer, NotGranted):
+            if answer.is_unanswered and now_s < question.asked_s + question.outlasts_s:
+                return now_s + _UNREACHED_S
+            return None
+        if answer.decision != "waiting":
+            return None
+        wait_s = answer.retry_after_ms / 1000
+        if not self.can_lease:  # nobody can wake it, so it asks the more often the nearer it is
+            wait_s = min(wait_s, _UNWOKEN_S * max(1, answer.place))
+        return now_s + wait_s
+
+    def _line_of(self, question: Question) -> _Line | None:
+        return None if question.lane is None else self._lines.get(question.lane)
+
+    def _ask_again(self, question: Question, line: _Line | None, now_s: float) -> AskGateway:
+        """Ask a question again that has a place in line."""
+        question.again_s = math.inf
+        if line is None or not self.can_lease:
+            return _alone(question, now_s)
+        return self._ask(question, line, now_s)
+
+    def room(self, call_ids: Iterable[str], now_s: float) -> list[Effect]:
+        """Ask again for calls that wait in line: money has come back."""
+        effects: list[Effect] = []
+        for call_id in call_ids:
+            question = self._parked.get(call_id)
+            if question is not None:
+                question.again_s = now_s
+                self._look_at(question, now_s, effects)
+        return effects
+
+    def _look_at(self, question: Question, now_s: float, effects: list[Effect]) -> None:
+        """A question in line is due: it is asked again, unless its caller has given up."""
+        line = self._line_of(question)
+        if question.ticket is not None and question.ticket.cancelled():
+            del self._parked[question.request.call_id]
+            effects.append(Withdraw(question))
+            self._decided(question, now_s, effects)
+        elif line is None or question not in line.parked:
+            # It was asked alone, perhaps before there was a socket; the line has begun since.
+            del self._parked[question.request.call_id]
+            effects.append(self._ask_again(question, None, now_s))
+        else:
+            assert question.lane is not None
+            self._serve(question.lane, line, now_s, effects)
+
+    def _decided(self, question: Question, now_s: float, effects: list[Effect]) -> None:
+        """A question that was in line has its outcome: who waits behind it is looked at again."""
+        line = self._line_of(question)
+        if line is None or question not in line.parked:
+            return
+        line.parked.remove(question)
+        assert question.lane is not None
+        self._serve(question.lane, line, now_s, effects)
 
     # -- answers ----------------------------------------------------------------------------------
 
     def answered(self, ask: AskGateway, answer: Answer, now_s: float) -> list[Effect]:
         """Take in the answer to a question; what it grants may cover those that waited for it."""
         question, asked = ask.question, ask.asked
-        if asked is None:
-            return [_outcome(question, answer)]
         effects: list[Effect] = []
+        again_s = self._again_s(question, answer, now_s)
+        if asked is None:
+            if again_s is not None:
+                effects.append(self._park(question, again_s, answer))
+            else:
+                effects.append(_outcome(question, answer))
+                self._decided(question, now_s, effects)
+            return effects
         line = self._lines[asked.lane]
         line.asked = None
+        if question.attempt and not (isinstance(answer, NotGranted) and answer.is_unanswered):
+            line.was_answered(now_s)
+        if again_s is not None:
+            if isinstance(answer, NotGranted):
+                self._book.unanswered(asked)
+            else:
+                self._book.return_until(asked.lane, now_s + RETURN_S)
+            effects.append(self._park(question, again_s, answer))
+            self._serve(asked.lane, line, now_s, effects)
+            return effects
+        if question in line.parked:
+            line.parked.remove(question)
         if isinstance(answer, NotGranted):
             if answer.is_unanswered:
                 # What was asked has given back what was free here; whether the gateway has taken
@@ -239,19 +391,34 @@ class Desk:
     # -- the leases -------------------------------------------------------------------------------
 
     def tick(self, now_s: float) -> list[Effect]:
-        """Return what is due: renewals, what goes back, what is topped up."""
+        """Return what is due: renewals, what goes back, what is topped up, who asks again."""
         self._is_full = self._book.lanes >= LANES_MAX
-        if not self._book.lanes:
+        if not (self._book.lanes or self._parked):
             self._book.metered.clear()  # a workflow without a lane asks anyway
             return []
         effects: list[Effect] = list(self._book.due(now_s))
+        self._ask_due(now_s, effects)
         if self.tops_up and self.can_lease:
             effects += [TopUp(asked, like) for asked, like in self._book.low(now_s)]
         return effects
 
-    def recalled(self, lease_ids: Collection[str]) -> list[Update]:
-        """Give back at once what the gateway wants back and nothing here uses."""
-        return self._book.recall(lease_ids)
+    def _ask_due(self, now_s: float, effects: list[Effect]) -> None:
+        for question in [each for each in self._parked.values() if now_s >= each.again_s]:
+            if now_s >= question.again_s:  # else an earlier one has brought it along
+                self._look_at(question, now_s, effects)
+
+    def is_returning(self, now_s: float) -> bool:
+        """Tell whether others wait for money of this process: then ticks should come often."""
+        return self._book.is_returning(now_s)
+
+    def recalled(self, lease_ids: Collection[str], until_s: float = -math.inf) -> list[Update]:
+        """Give back at once what the gateway wants back and nothing here uses.
+
+        Args:
+            lease_ids: of which leases.
+            until_s: until then calls wait for it, so what is not used goes back at once.
+        """
+        return self._book.recall(lease_ids, until_s)
 
     def pushed(self, messages: Iterable[wire.ControlMessage]) -> None:
         """Void what control messages concern."""
@@ -272,6 +439,24 @@ class Desk:
         return self._book.close()
 
 
+def _alone(question: Question, now_s: float) -> AskGateway:
+    """Ask for a question by itself."""
+    _note_wait(question, now_s)
+    return AskGateway(question)
+
+
+def _note_wait(question: Question, now_s: float) -> None:
+    """Say how long a question has waited, so that it has its place at any gateway.
+
+    One that stood behind another of its lane begins its wait when it is asked itself.
+    """
+    request = question.request
+    if not question.attempt:
+        question.asked_s = now_s
+    if request.wait_ms:
+        request.waited_ms = int(max(0.0, now_s - question.asked_s) * 1000)
+
+
 def _outcome(question: Question, answer: Answer) -> Effect:
     if isinstance(answer, NotGranted):
         return Fail(question, answer.error)
@@ -282,8 +467,11 @@ def _at_least(bound: RequestBound | None, other: RequestBound | None) -> bool:
     """Tell whether a request needs at least what another one does."""
     if bound is None or other is None:
         return bound is other
-    return _reaches(bound.input_tokens, other.input_tokens) and _reaches(
-        bound.output_tokens, other.output_tokens
+    return (
+        _reaches(bound.input_tokens, other.input_tokens)
+        and _reaches(bound.output_tokens, other.output_tokens)
+        and bound.fees == other.fees
+        and bound.unnumbered == other.unnumbered
     )
 
 

@@ -53,7 +53,27 @@ class TopUp:
     like: GateRequest
 
 
-Effect = Complete | Fail | AskGateway | TopUp | Update
+@attrs.frozen
+class Wait:
+    """A question waits in line for money that is only set aside; the desk asks it again.
+
+    Attributes:
+        question: whose.
+        place: in the gateway's line; 1 is the first, 0 is unknown.
+    """
+
+    question: Question
+    place: int = 0
+
+
+@attrs.frozen
+class Withdraw:
+    """The caller of a question has given up, so it needs its place in line no longer."""
+
+    question: Question
+
+
+Effect = Complete | Fail | AskGateway | TopUp | Wait | Withdraw | Update
 
 
 @attrs.frozen

@@ -17,13 +17,13 @@ _COVERED_MAX: Final = 1000
 
 
 @functools.lru_cache(256)
-def request_subject(provider: str) -> Subject:
-    """Return the subject of an LLM request to a vendor.
+def request_subject(provider: str, local: bool = False) -> Subject:
+    """Return the subject of an LLM request to a vendor; those to this machine have rates apart.
 
     >>> request_subject("openai")
     ('llm', 'openai', None, ())
     """
-    return ("llm", provider, None, ())
+    return ("llm", f"local {provider}" if local else provider, None, ())
 
 
 class Lease:
@@ -44,13 +44,14 @@ class Lease:
             told, so the difference stays with the lease until that is closed.
         overspent: what the gateway has charged beyond what it held; nothing is owed for that.
         is_current: whether holds may still be taken from it.
+        returns_until_s: until then others wait for the money: what is not used goes back at once.
         question: what was asked when it was granted last, to ask the like before it is used up.
     """
 
     __slots__ = (
         "began_s", "calls", "covered", "expires_s", "free", "held", "is_current", "lane",
-        "lease_id", "overspent", "policy_version", "question", "renewed_s", "ttl_s", "under_way",
-        "unseen", "used_s",
+        "lease_id", "overspent", "policy_version", "question", "renewed_s", "returns_until_s",
+        "ttl_s", "under_way", "unseen", "used_s",
     )  # fmt: skip
 
     def __init__(self, lease_id: str, lane: LaneKey, now_s: float) -> None:
@@ -69,6 +70,7 @@ class Lease:
         self.unseen = 0
         self.overspent = 0
         self.is_current = True
+        self.returns_until_s = 0.0
         self.question: GateRequest | None = None
 
     @property

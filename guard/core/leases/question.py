@@ -15,8 +15,14 @@ from guard.core.request_bound import RequestBound
 from guard.core.wire import GateReply, GateRequest, ModelRates
 
 
-class Waiter(Protocol):
-    """The caller who waits for an answer: a concurrent future."""
+class Caller(Protocol):
+    """The caller who waits for an answer: a concurrent future.
+
+    Attributes:
+        started: whether the question has had its turn.
+    """
+
+    started: bool
 
     def cancelled(self) -> bool:
         """Tell whether the caller has given up."""
@@ -34,6 +40,11 @@ class Question:
         ends_s: the caller's deadline, by the monotonic clock.
         ticket: takes the answer; set before the question is handed on.
         over: how the gateway is asked, for the debug log.
+        answer_s: how long an answer of the gateway is waited for, in seconds.
+        attempt: how often it was asked already, each time under another key.
+        asked_s: when it was asked first.
+        again_s: when it is asked again, while it waits in line; never, while it is asked.
+        outlasts_s: for so long it is asked again while the gateway cannot be reached, in seconds.
     """
 
     request: GateRequest
@@ -42,8 +53,19 @@ class Question:
     bound: RequestBound | None = None
     calls: int = 1
     ends_s: float = math.inf
-    ticket: Waiter | None = None
+    ticket: Caller | None = None
     over: str = "HTTP"
+    answer_s: float = math.inf
+    attempt: int = 0
+    asked_s: float = 0.0
+    again_s: float = math.inf
+    outlasts_s: float = 0.0
+
+    @property
+    def key(self) -> str:
+        """The idempotency key of this attempt."""
+        call_id = self.request.call_id
+        return call_id if not self.attempt else f"{call_id}-{self.attempt}"
 
 
 class Grant(Struct, frozen=True):
@@ -63,5 +85,7 @@ def granted(question: Question, reply: GateReply, hold: Hold | None = None) -> G
     """Return what a reply grants; of an LLM request also the largest output that it pays for."""
     rates = reply.rates or (None if reply.lease is None else reply.lease.rates)
     bound = question.bound
-    paid = None if bound is None else paid_output(rates, bound, reply.reserved_nanousd)
+    paid = reply.max_output_tokens
+    if paid is None and bound is not None:
+        paid = paid_output(rates, bound, reply.reserved_nanousd)
     return Grant(reply, hold, rates, paid)

@@ -11,6 +11,8 @@ from typing import ClassVar, Final
 
 import attrs
 
+from guard.core.fees import ANTHROPIC_SEARCH
+from guard.core.rates import PERMILLE, US_ONLY_PERMILLE
 from guard.core.usage.framing import Events
 from guard.core.usage.message import (
     Message,
@@ -54,15 +56,21 @@ class AnthropicMessages:
         """Merge the usage of ``message_start`` and the ``message_delta`` events."""
         opening = mapping(events.opening().get("message"))
         said: Message = {}
+        # What the opening says of the output is a beginning; `message_delta` says what it came to.
+        is_final = False
         for event in reversed(list(events.newest(b'"usage"'))):
             kind = event.get("type")
             source = mapping(event.get("message")) if kind == "message_start" else event
-            said.update((k, v) for k, v in mapping(source.get("usage")).items() if v is not None)
-        said.update((k, v) for k, v in events.late("usage").items() if v is not None)
+            found = mapping(source.get("usage"))
+            is_final = is_final or (source is event and found.get("output_tokens") is not None)
+            said.update((k, v) for k, v in found.items() if v is not None)
+        late = events.late("usage")
+        is_final = is_final or late.get("output_tokens") is not None
+        said.update((k, v) for k, v in late.items() if v is not None)
         if not said and not opening:
             return None
         usage = _usage(opening, said, call)
-        if next(events.newest(b'"message_stop"'), None) is not None:
+        if is_final and next(events.newest(b'"message_stop"'), None) is not None:
             return usage
         spoken = text_bytes(
             part
@@ -74,6 +82,7 @@ class AnthropicMessages:
             input_tokens=usage.input_tokens if said else call.prompt_tokens(),
             output_tokens=max(usage.output_tokens, tokens_of(spoken * events.scale)),
             estimated=True,
+            fees=None,
         )
 
 
@@ -85,6 +94,11 @@ def _usage(message: Message, said: Message, call: Call) -> Usage:
             for name in _COUNTS:
                 totals[name] += count(step.get(name))
     thinking = count(mapping(said.get("output_tokens_details")).get("thinking_tokens"))
+    written = mapping(said.get("cache_creation"))
+    long_writes = count(written.get("ephemeral_1h_input_tokens"))
+    tier = text_or_none(said.get("speed"))
+    if tier in (None, "standard"):
+        tier = text_or_none(said.get("service_tier"))
     searches = count(mapping(said.get("server_tool_use")).get("web_search_requests"))
     return Usage(
         model=text_or_none(message.get("model")) or call.model(),
@@ -93,6 +107,10 @@ def _usage(message: Message, said: Message, call: Call) -> Usage:
         cache_read_tokens=totals["cache_read_input_tokens"],
         cache_write_tokens=totals["cache_creation_input_tokens"],
         reasoning_tokens=thinking,
+        cache_write_1h_tokens=min(long_writes, totals["cache_creation_input_tokens"]),
+        service_tier=None if tier == "standard" else tier,
+        surcharge_permille=US_ONLY_PERMILLE if said.get("inference_geo") == "us" else PERMILLE,
         response_id=text_or_none(message.get("id")),
         units={"web_searches": float(searches)} if searches else {},
+        fees={ANTHROPIC_SEARCH: searches} if searches else {},
     )

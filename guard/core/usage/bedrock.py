@@ -17,6 +17,7 @@ from guard.core.usage.framing import Events
 from guard.core.usage.message import (
     Message,
     count,
+    items,
     mapping,
     parse,
     text_or_none,
@@ -46,6 +47,11 @@ class Converse:
             output_tokens=count(said.get("outputTokens")),
             cache_read_tokens=count(said.get("cacheReadInputTokens")),
             cache_write_tokens=count(said.get("cacheWriteInputTokens")),
+            cache_write_1h_tokens=sum(
+                count(mapping(each).get("inputTokens"))
+                for each in items(said.get("cacheDetails"))
+                if mapping(each).get("ttl") == "1h"
+            ),
         )
 
     def from_events(self, events: Events, call: Call) -> Usage | None:

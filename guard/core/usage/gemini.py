@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Final
 
 import attrs
 
+from guard.core.usage import vendor_tools
 from guard.core.usage.framing import Events
 from guard.core.usage.message import (
     Message,
@@ -21,7 +22,7 @@ from guard.core.usage.message import (
     text_or_none,
     tokens_of,
 )
-from guard.core.usage.response_format import Call, ToolCallReader, Usage, replaced
+from guard.core.usage.response_format import Call, ToolCallReader, Usage, by_the_piece, replaced
 from guard.core.usage.tool_calls import GEMINI, INTERACTIONS
 
 _MODEL: Final = re.compile(r"(?:models|tunedModels|endpoints)/([^/:]+)")
@@ -30,11 +31,12 @@ _MODEL: Final = re.compile(r"(?:models|tunedModels|endpoints)/([^/:]+)")
 @attrs.frozen
 class Gemini:
     """``POST .../models/{model}:generateContent``, ``:streamGenerateContent``, ``:embedContent``,
-    ``:batchEmbedContents``, ``:predict``.
+    ``:batchEmbedContents``, ``:predict``, ``:predictLongRunning``.
 
     Attributes:
         provider: ``google``.
-        embeds: whether the URL is one of the embedding methods, whose responses may lack usage.
+        embeds: whether the URL is one of the methods of embeddings, images and videos, whose
+            responses may lack usage.
     """
 
     provider: str = "google"
@@ -44,9 +46,9 @@ class Gemini:
     def from_message(self, message: Message, call: Call) -> Usage | None:
         """Read ``usageMetadata``; for embeddings without it, estimate from the request."""
         usage = _usage(message, call)
-        if usage is None and self.embeds:
-            return _embedded(message, call)
-        return usage
+        if usage is not None or not self.embeds:
+            return usage
+        return _embedded(message, call) or by_the_piece(call, _model(call))
 
     def from_events(self, events: Events, call: Call) -> Usage | None:
         """Read the last chunk with ``usageMetadata``; estimate when it is not final."""
@@ -54,10 +56,12 @@ class Gemini:
         for chunk in events.newest(b'"usageMetadata"'):
             usage = _usage({**opening, **chunk}, call)
             if usage is not None:
-                return usage if _finished(events) else _at_least(usage, events)
+                return (
+                    _with_searches(usage, events) if _finished(events) else _at_least(usage, events)
+                )
         late = events.late("usageMetadata")
         if late and (usage := _usage({**opening, "usageMetadata": late}, call)) is not None:
-            return usage if _finished(events) else replaced(usage, estimated=True)
+            return replaced(usage, estimated=not _finished(events), fees=None)
         if "candidates" not in opening:
             return None
         return replaced(
@@ -65,6 +69,18 @@ class Gemini:
             model=text_or_none(opening.get("modelVersion")) or _model(call),
             response_id=text_or_none(opening.get("responseId")),
         )
+
+
+def _with_searches(usage: Usage, events: Events) -> Usage:
+    """Return the usage of a stream with what it names of searches, where all of it was kept."""
+    if events.scale > 1.0:
+        return replaced(usage, fees=None)
+    candidates = [
+        candidate
+        for chunk in events.newest(b'"groundingMetadata"')
+        for candidate in items(chunk.get("candidates"))
+    ]
+    return replaced(usage, fees=vendor_tools.of_candidates(candidates, usage.model))
 
 
 def _usage(message: Message, call: Call) -> Usage | None:
@@ -75,14 +91,16 @@ def _usage(message: Message, call: Call) -> Usage | None:
     audio_in = _audio(said.get("promptTokensDetails"))
     audio_out = _audio(said.get("candidatesTokensDetails"))
     asked = count(said.get("promptTokenCount")) + count(said.get("toolUsePromptTokenCount"))
+    model = text_or_none(message.get("modelVersion")) or _model(call)
     return Usage(
-        model=text_or_none(message.get("modelVersion")) or _model(call),
+        model=model,
         input_tokens=max(0, asked - cached - audio_in),
         output_tokens=max(0, count(said.get("candidatesTokenCount")) - audio_out),
         cache_read_tokens=cached,
         reasoning_tokens=count(said.get("thoughtsTokenCount")),
         audio_tokens=audio_in + audio_out,
         response_id=text_or_none(message.get("responseId")),
+        fees=vendor_tools.of_candidates(message.get("candidates"), model),
     )
 
 
@@ -130,7 +148,7 @@ def _at_least(usage: Usage, events: Events) -> Usage:
         for candidate in items(chunk.get("candidates"))
     )
     visible = max(usage.output_tokens, tokens_of(spoken * events.scale) - usage.reasoning_tokens)
-    return replaced(usage, output_tokens=visible, estimated=True)
+    return replaced(usage, output_tokens=visible, estimated=True, fees=None)
 
 
 @attrs.frozen

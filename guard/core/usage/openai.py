@@ -116,6 +116,7 @@ class ChatCompletions:
             reasoning_tokens=reasoning,
             audio_tokens=audio_in + audio_out,
             cost_nanousd=nanousd(usage.get("cost")) if self.provider in _SAYS_COST else None,
+            service_tier=_tier(response),
             response_id=text_or_none(response.get("id")),
         )
 
@@ -128,6 +129,11 @@ class ChatCompletions:
             if total and total == asked + said:
                 return False
         return self.provider in _REASONING_ON_TOP
+
+
+def _tier(response: Message) -> str | None:
+    tier = text_or_none(response.get("service_tier"))
+    return None if tier in (None, "default", "on_demand") else tier
 
 
 def _unfinished(chunk: Message) -> bool:

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar, Final
 
 import attrs
 
+from guard.core import fees
+from guard.core.rates import BATCH
+from guard.core.usage import vendor_tools
 from guard.core.usage.framing import Events
 from guard.core.usage.message import Message, count, mapping, text_or_none
-from guard.core.usage.response_format import PENDING, Call, ToolCallReader, Usage, replaced
+from guard.core.usage.response_format import (
+    PENDING,
+    Call,
+    ToolCallReader,
+    Usage,
+    by_the_piece,
+    replaced,
+)
 from guard.core.usage.tool_calls import RESPONSES
+from guard.core.wire import UNITS_MAX
 
 _NOT_YET: Final = frozenset({
     "queued", "in_progress", "validating", "finalizing", "cancelling",
@@ -35,8 +47,12 @@ class Responses:
         usage = read_usage(message)
         if usage is None and message.get("object") in ("response", "batch"):
             return PENDING  # failed or cancelled before anything was used
+        if usage is not None and message.get("object") == "batch":
+            usage = replaced(usage, service_tier=BATCH, fees={})
         if usage is not None and usage.model is None:
             usage = replaced(usage, model=call.model())
+        if "output" not in message and ("/audio/" in call.path or "/images/" in call.path):
+            return _of_piece(usage, message, call)
         return usage
 
     def from_events(self, events: Events, call: Call) -> Usage | None:
@@ -47,11 +63,11 @@ class Responses:
                 return replaced(usage, model=usage.model or call.model())
         opening = mapping(events.opening())
         started = mapping(opening.get("response"))
-        ended = read_usage({**started, "usage": events.late("usage") or None})
+        ended = read_usage({**started, "output": None, "usage": events.late("usage") or None})
         if ended is not None:
             return replaced(ended, model=ended.model or call.model())
         if "type" not in opening:
-            return None
+            return by_the_piece(call)
         spoken = (
             event.get("delta")
             for event in events.every()
@@ -83,6 +99,7 @@ def read_usage(response: Message) -> Usage | None:
     )
     audio_in, audio_out = count(asked.get("audio_tokens")), count(said.get("audio_tokens"))
     reasoning = count(said.get("reasoning_tokens"))
+    tier = text_or_none(response.get("service_tier"))
     return Usage(
         model=model,
         input_tokens=max(0, count(usage.get("input_tokens")) - cache_read - cache_write - audio_in),
@@ -91,8 +108,22 @@ def read_usage(response: Message) -> Usage | None:
         cache_write_tokens=cache_write,
         reasoning_tokens=reasoning,
         audio_tokens=audio_in + audio_out,
+        service_tier=None if tier == "default" else tier,
         response_id=identity,
+        fees=vendor_tools.of_response(response, model),
     )
+
+
+def _of_piece(usage: Usage | None, message: Message, call: Call) -> Usage | None:
+    """Return the usage of an image or a transcript, with its seconds where it says them."""
+    usage = usage or by_the_piece(call)
+    if usage is None or usage.model is None:
+        return usage
+    line = fees.transcript(usage.model)
+    seconds = usage.units.get("audio_seconds", message.get("duration"))
+    if line is None or not isinstance(seconds, int | float) or not 0 <= seconds <= UNITS_MAX:
+        return usage
+    return replaced(usage, fees={line: math.ceil(seconds)})
 
 
 def _seconds(value: object) -> dict[str, float]:

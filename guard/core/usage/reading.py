@@ -19,6 +19,7 @@ from guard.core.usage.framing import (
 from guard.core.usage.message import Message, mapping, parse
 from guard.core.usage.recording import HEAD_BYTES, TAIL_BYTES
 from guard.core.usage.response_format import Call, ResponseFormat, Usage, replaced
+from guard.core.usage.vendor_tools import Candidate, OutputItem
 
 _WHOLE_BYTES: Final = 256 * 1024
 """A body up to this size is decoded whole; of a larger one, only both ends are read."""
@@ -37,7 +38,12 @@ class _Members(TypedDict, total=False):
     status: Any
     model: Any
     usage: Any
+    service_tier: Any
     x_groq: Any
+    duration: Any
+    output: list[OutputItem] | dict[str, Any] | None
+    tools: msgspec.Raw
+    candidates: list[Candidate] | None
     usageMetadata: Any
     modelVersion: Any
     responseId: Any

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
@@ -9,8 +10,17 @@ from typing import Any, ClassVar, Final, Protocol
 
 import msgspec
 
+from guard.core import fees
 from guard.core.usage.framing import Events
-from guard.core.usage.message import Message, mapping, parse, text_bytes, text_or_none, tokens_of
+from guard.core.usage.message import (
+    Message,
+    mapping,
+    most_tokens,
+    parse,
+    text_bytes,
+    text_or_none,
+    tokens_of,
+)
 
 _NO_UNITS: Final[Mapping[str, float]] = MappingProxyType({})
 _PROMPT_FIELDS: Final = (
@@ -35,9 +45,16 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
         output_tokens: visible output, without reasoning and audio.
         cache_read_tokens, cache_write_tokens, reasoning_tokens, audio_tokens: the rest.
         cost_nanousd: what the vendor says it charged, if it does.
+        cache_write_1h_tokens: those of ``cache_write_tokens`` that are kept for an hour.
+        service_tier: as the answer names it.
+        surcharge_permille: what the place of its processing costs, in thousandths.
         response_id: the vendor's id of the response, if it has one.
-        estimated: whether the tokens were estimated from the text: the vendor gave none.
+        estimated: whether the tokens were estimated: the vendor gave none.
+        estimate: how, by :class:`guard.core.usage.ends.ChargeBy`; None where nothing was set aside.
         units: what is billed by something other than tokens, such as ``audio_seconds``.
+        cut_short: whether the answer ended at a limit that guard has put in.
+        fees: what is charged besides tokens: units by line of ``guard.core.fees``; None where the
+            answer does not say.
         others: what other models used for the same answer; each is a call of its own.
     """
 
@@ -49,9 +66,15 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
     reasoning_tokens: int = 0
     audio_tokens: int = 0
     cost_nanousd: int | None = None
+    cache_write_1h_tokens: int = 0
+    service_tier: str | None = None
+    surcharge_permille: int = 1000
     response_id: str | None = None
     estimated: bool = False
+    estimate: str | None = None
     units: Mapping[str, float] = _NO_UNITS
+    cut_short: bool = False
+    fees: Mapping[str, int] | None = None
     others: tuple[Usage, ...] = ()
 
 
@@ -113,7 +136,7 @@ class Call(msgspec.Struct, frozen=True):
         model: str | None,
         response_id: str | None = None,
     ) -> Usage:
-        """Return what a stream has used that ended before it said so, by the length of its texts.
+        """Return the most that a stream has used that did not say so, by the length of its texts.
 
         Args:
             events: what was recorded of the stream.
@@ -123,10 +146,21 @@ class Call(msgspec.Struct, frozen=True):
         return Usage(
             model=model,
             input_tokens=self.prompt_tokens(),
-            output_tokens=tokens_of(text_bytes(texts) * events.scale),
+            output_tokens=math.ceil(most_tokens(texts) * events.scale),
             response_id=response_id,
             estimated=True,
         )
+
+
+def by_the_piece(call: Call, model: str | None = None) -> Usage | None:
+    """Return the usage of a model that is charged by the piece; None for another.
+
+    Args:
+        call: the request.
+        model: as the path names it, where the request does not.
+    """
+    model = model or call.model()
+    return Usage(model=model) if fees.by_the_piece(model) else None
 
 
 class ToolUse(msgspec.Struct, frozen=True):

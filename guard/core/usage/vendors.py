@@ -8,19 +8,22 @@ from typing import Final
 
 import attrs
 
+from guard.core.local_address import is_local
 from guard.core.usage.anthropic import AnthropicMessages
 from guard.core.usage.bedrock import Converse, InvokeModel
 from guard.core.usage.bedrock_agents import AgentTrace, condensed
 from guard.core.usage.cohere import Cohere
 from guard.core.usage.gemini import Gemini, Interactions
+from guard.core.usage.jobs import Jobs
 from guard.core.usage.ollama import Ollama
 from guard.core.usage.openai import ChatCompletions
 from guard.core.usage.openai_responses import Responses
 from guard.core.usage.openai_runs import ThreadRuns
+from guard.core.usage.piecework import Piecework
 from guard.core.usage.response_format import ResponseFormat
 from guard.core.usage.shapes import AnyShape
 
-_HOSTS: Final[dict[str, str]] = {
+HOSTS: Final[dict[str, str]] = {
     "api.openai.com": "openai",
     "api.anthropic.com": "anthropic",
     "generativelanguage.googleapis.com": "google",
@@ -52,6 +55,8 @@ _HOSTS: Final[dict[str, str]] = {
     "integrate.api.nvidia.com": "nvidia",
     "ollama.com": "ollama",
 }
+"""The hosts of vendors, and who they are."""
+
 _HOST_ENDINGS: Final[tuple[tuple[str, str], ...]] = (
     (".openai.azure.com", "azure"),
     (".cognitiveservices.azure.com", "azure"),
@@ -65,11 +70,8 @@ _BEDROCK_HOST: Final = re.compile(
     r"bedrock(-agent)?-runtime(-fips)?\.[a-z0-9-]+\.(amazonaws|api\.aws)\b"
 )
 
-ACCEPTS_INCLUDE_USAGE: Final = frozenset({
-    "openai", "azure", "groq", "deepseek", "together", "fireworks", "x-ai", "openrouter",
-    "cerebras", "moonshotai", "baseten",
-})  # fmt: skip
-"""Vendors known to accept ``stream_options.include_usage`` (Mistral answers 422)."""
+_REPORTS_ANYWAY: Final = frozenset({"mistral"})
+"""Vendors whose streams always report usage, and that refuse ``stream_options`` (422)."""
 
 _FREE_OF_CHARGE: Final = frozenset({
     "files", "uploads", "parts", "complete", "cancel", "models", "moderations", "fine_tuning",
@@ -120,6 +122,9 @@ class Endpoint:
         condense: returns what to keep of each frame of an AWS event stream that is too long to
             keep; None keeps the beginning and the end of every stream.
         repeats: whether its answers contain items of earlier ones.
+        is_unlisted: whether it may cost what is not known here: an unknown path of an LLM host, or
+            work that is not charged by the tokens of an answer, such as a batch.
+        is_local: whether it is on this machine.
     """
 
     format: ResponseFormat
@@ -129,6 +134,8 @@ class Endpoint:
     injectable: bool = False
     condense: Callable[[bytes], bytes | None] | None = None
     repeats: bool = False
+    is_unlisted: bool = False
+    is_local: bool = False
 
     @property
     def names_tools(self) -> bool:
@@ -154,7 +161,10 @@ def find_endpoint(method: str, host: str, path: str) -> Endpoint | None:
     except KeyError:
         if len(_known) >= _CACHE_MAX:
             _known.clear()
-        found = _known[key] = _find(method, host, path)
+        found = _find(method, host, path)
+        if found is not None and is_local(host):
+            found = attrs.evolve(found, is_local=True)
+        _known[key] = found
         return found
 
 
@@ -166,7 +176,7 @@ def find_format(host: str, path: str) -> ResponseFormat | None:
 
 def provider_of(host: str) -> str | None:
     """Return the vendor behind a host, or None for a host that is not in the table."""
-    found = _HOSTS.get(host)
+    found = HOSTS.get(host)
     if found is None:
         found = next((name for ending, name in _HOST_ENDINGS if host.endswith(ending)), None)
     if found is None and _BEDROCK_HOST.match(host):
@@ -174,7 +184,21 @@ def provider_of(host: str) -> str | None:
     return found
 
 
+_BEHIND_GATEWAY: Final = re.compile(r"/(llms?|ai|genai|inference)/(chat|complete|generate|prompt)$")
+"""Paths of companies' own gateways to models, which speak the shape of a known vendor."""
+
+_BATCHES: Final = re.compile(
+    r"/(batches|batch/jobs|fine_tuning/jobs|fine-tunes|finetuning/finetuned-models"
+    r"|model-invocation-job|model-customization-jobs)$|:batch(GenerateContent|Predict)$"
+)
+"""Work whose answers come later."""
+
+_JOBS: Final = re.compile(r"/(audio/speech|videos|video/generations)$")
+"""Other work that is charged by something else than the tokens of its answer."""
+
+
 def _find(method: str, host: str, path: str) -> Endpoint | None:
+    path = re.sub(r"/{2,}", "/", path).rstrip("/")
     provider = provider_of(host)
     if method == "GET":
         return _polled(provider, path)
@@ -186,7 +210,12 @@ def _find(method: str, host: str, path: str) -> Endpoint | None:
     # A path alone may say enough (a proxy in front of a vendor); a known host always does.
     if found is not None or provider is None:
         return found
-    return _unknown(provider, host, path)
+    if _BATCHES.search(path):
+        jobs = Jobs(provider)
+        return Endpoint(jobs, is_unlisted=not jobs.is_inline)
+    found = _unknown(provider, host, path)
+    is_unlisted = found.asks or _JOBS.search(path) is not None
+    return attrs.evolve(found, is_unlisted=is_unlisted) if is_unlisted else found
 
 
 def _unknown(provider: str, host: str, path: str) -> Endpoint:
@@ -215,6 +244,9 @@ def _polled(provider: str | None, path: str) -> Endpoint | None:
     return None
 
 
+_PIECEWORK: Final = re.compile(r"/audio/speech$|/videos(?:/.+)?$")
+
+
 def _by_path(provider: str | None, path: str) -> Endpoint | None:
     known = provider is not None
     last = path.rstrip("/").rsplit("/", 1)[-1]
@@ -222,7 +254,7 @@ def _by_path(provider: str | None, path: str) -> Endpoint | None:
         return _google(provider, path, last.rsplit(":", 1)[-1])
     if path.endswith("/completions"):
         chat = ChatCompletions(provider or "openai")
-        return Endpoint(chat, injectable=provider in ACCEPTS_INCLUDE_USAGE)
+        return Endpoint(chat, injectable=provider not in _REPORTS_ANYWAY)
     if last == "embeddings" and provider != "ollama":
         return Endpoint(ChatCompletions(provider or "openai"), certain=known)
     if provider in ("openai", "azure") and _RUNS.search(path):
@@ -234,10 +266,16 @@ def _by_path(provider: str | None, path: str) -> Endpoint | None:
         r"/(images/(generations|edits|variations)|audio/(transcriptions|translations))$", path
     ):
         return Endpoint(Responses(provider or "openai"), certain=known)
+    if provider in ("openai", "azure") and _PIECEWORK.search(path):
+        return Endpoint(Piecework(provider))
+    if path.endswith("/v1/messages/batches") and provider in (None, "anthropic"):
+        return Endpoint(Jobs("anthropic"), certain=known)
     if path.endswith("/v1/messages") and provider not in ("openai", "azure"):
         return Endpoint(AnthropicMessages(provider or "anthropic"), certain=known)
     if path.endswith("/anthropic/v1/messages"):
         return Endpoint(AnthropicMessages(provider or "anthropic"))
+    if not known and _BEHIND_GATEWAY.search(path):
+        return Endpoint(AnyShape("openai"), certain=False)
     if last == "interactions":
         return Endpoint(Interactions(), certain=known)
     if "/model/" in path and last in ("converse", "converse-stream"):
@@ -255,7 +293,7 @@ def _by_path(provider: str | None, path: str) -> Endpoint | None:
 
 _GOOGLE_METHODS: Final = frozenset({
     "generateContent", "streamGenerateContent", "embedContent", "batchEmbedContents", "predict",
-    "rawPredict", "streamRawPredict",
+    "predictLongRunning", "rawPredict", "streamRawPredict",
 })  # fmt: skip
 
 
@@ -264,7 +302,6 @@ def _google(provider: str | None, path: str, method: str) -> Endpoint:
         if "/publishers/anthropic/" in path:
             return Endpoint(AnthropicMessages("google"))
         return Endpoint(AnyShape("google"))
-    embeds = method in ("embedContent", "batchEmbedContents", "predict")
-    return Endpoint(
-        Gemini("google", embeds=embeds), certain=provider is not None and method != "predict"
-    )
+    embeds = method in ("embedContent", "batchEmbedContents", "predict", "predictLongRunning")
+    certain = provider is not None and not method.startswith("predict")
+    return Endpoint(Gemini("google", embeds=embeds), certain=certain)

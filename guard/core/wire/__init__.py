@@ -38,10 +38,13 @@ from guard.core.wire.fields import (
     EVENTS_PATH,
     FEATURE_APPROVAL_NOTES,
     FEATURE_GATE_WS,
+    FEATURE_KEY_WORKFLOW,
     FEATURE_LEASE_AHEAD,
     FEATURE_LEASES,
     FEATURE_REQUEST_GATE,
     FEATURE_SPEND,
+    FEATURE_WAIT_FOR_ROOM,
+    FEES_MAX,
     GATE_PATH,
     HEADER_API_KEY,
     HEADER_IDEMPOTENCY,
@@ -60,6 +63,7 @@ from guard.core.wire.fields import (
     SDK_MIN_VERSION_FOR_V3,
     SPEND_PATH,
     TOKENS_MAX,
+    UNITS_MAX,
     UNKNOWN_MODEL,
     CallKind,
     Name,
@@ -67,11 +71,19 @@ from guard.core.wire.fields import (
     Tokens,
     UnixMs,
     cents,
+    dollars,
 )
 from guard.core.wire.frames import Answers, Ask, Asks, SignedFrame, Told
 from guard.core.wire.gate import ApprovalNote, GateReply, GateRequest, Problem, ReleaseRequest
-from guard.core.wire.leases import LeaseAsk, LeaseGrant, LeaseState, LeaseUpdate, ModelRates
-from guard.core.wire.spend import SpendReply
+from guard.core.wire.leases import (
+    LeaseAsk,
+    LeaseGrant,
+    LeaseState,
+    LeaseUpdate,
+    ModelRates,
+    RateRow,
+)
+from guard.core.wire.spend import SpendReply, SpentBudget
 
 __all__ = [
     "CAPABILITIES_PATH",
@@ -81,10 +93,13 @@ __all__ = [
     "EVENTS_PATH",
     "FEATURE_APPROVAL_NOTES",
     "FEATURE_GATE_WS",
+    "FEATURE_KEY_WORKFLOW",
     "FEATURE_LEASES",
     "FEATURE_LEASE_AHEAD",
     "FEATURE_REQUEST_GATE",
     "FEATURE_SPEND",
+    "FEATURE_WAIT_FOR_ROOM",
+    "FEES_MAX",
     "GATE_PATH",
     "HEADER_API_KEY",
     "HEADER_IDEMPOTENCY",
@@ -104,6 +119,7 @@ __all__ = [
     "SDK_MIN_VERSION_FOR_V3",
     "SPEND_PATH",
     "TOKENS_MAX",
+    "UNITS_MAX",
     "UNKNOWN_MODEL",
     "Answers",
     "ApprovalNote",
@@ -132,11 +148,13 @@ __all__ = [
     "Name",
     "NanoUsd",
     "Problem",
+    "RateRow",
     "RejectedEvent",
     "ReleaseRequest",
     "SignedFrame",
     "SpanData",
     "SpendReply",
+    "SpentBudget",
     "Tokens",
     "Told",
     "ToolData",
@@ -146,6 +164,7 @@ __all__ = [
     "WireError",
     "cents",
     "decode",
+    "dollars",
     "encode",
     "salvage",
 ]

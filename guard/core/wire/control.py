@@ -35,6 +35,8 @@ class Capabilities(Struct):
     limits: Limits = msgspec.field(default_factory=Limits)
     control: ControlSettings = msgspec.field(default_factory=ControlSettings)
     server_time_ms: int = 0
+    workflow_id: str | None = None
+    """The only workflow of the key that asks, if it has one (feature ``key_workflow``)."""
 
 
 class ToolRule(Struct, omit_defaults=True):
@@ -87,7 +89,9 @@ class ControlMessage(Struct, omit_defaults=True):
     random id of the process that assigned the number; in a ``hello`` it belongs to the message
     that the client named as its newest. If it differs from the one the client knows, the gateway's
     record is not the one that the client has followed. A ``recall`` (never stored, ``seq`` 0) asks
-    the holders of ``leases`` to give back at once what they do not use. ``tools`` is in a ``hello``
+    the holders of ``leases`` to give back at once what they do not use, and for ``returns_ms`` what
+    is not used from then on. A ``room`` (never stored either) tells the ``calls`` that wait in line
+    to ask again. ``tools`` is in a ``hello``
     and in a ``policy`` with ``seq`` 0 (never stored) when the reader's tool rules are not those
     that it named by their version. ``spread_ms``, in a ``hello`` and a ``ping``, is the time over
     which clients are to come back when they all lose their sockets at once.
@@ -106,6 +110,8 @@ class ControlMessage(Struct, omit_defaults=True):
     approved: bool | None = None
     epoch: str = ""
     leases: list[Name] = []
+    returns_ms: DurationMs = 0
+    calls: list[Name] = []
     tools: ToolRules | None = None
     spread_ms: DurationMs = 0
 

@@ -10,6 +10,7 @@ from guard.core.wire.budget import Budget
 from guard.core.wire.fields import (
     RESPONSE_ID_LENGTH_MAX,
     UNKNOWN_MODEL,
+    Fees,
     Name,
     NanoUsd,
     Tags,
@@ -45,10 +46,24 @@ class Event(Struct, omit_defaults=True):
 class LlmData(Struct, omit_defaults=True):
     """Payload of an ``llm`` event. Token buckets are disjoint: input excludes cached tokens.
 
+    ``cache_write_1h_tokens`` are those of ``cache_write_tokens`` that are kept for an hour.
+    ``service_tier`` is the one that the answer names; ``surcharge_permille`` what its place costs.
+
     ``response_id`` is the vendor's, and vendors re-use ids. ``request_id`` identifies the request
     that this process observed: two events with different ones are two charges, even with the same
     ``response_id``. An event without it repeats the response to another request (a poll, a report
     beside the observed request): it is a duplicate of any event with its ``response_id``.
+
+    ``estimated`` says that the vendor has not said what was used. ``estimate`` says how it was
+    estimated: ``counted`` by the answer's texts, ``speed`` by the time that a closed stream had,
+    ``bound`` by all that the request could cost, where nothing shows what it did, ``journal`` by
+    what a process knew of its cost before it died; ``cost_nanousd`` is then the SDK's.
+
+    ``cut_short`` says that the answer ended at a limit on its output that the SDK has put in, or
+    lowered, because its money paid for no more. ``local`` says that the request went to the
+    caller's own machine, where a model without a known price is free.
+
+    ``fees`` is what is charged besides tokens: units by line of ``guard.core.fees``.
     """
 
     model: Name = UNKNOWN_MODEL
@@ -60,13 +75,20 @@ class LlmData(Struct, omit_defaults=True):
     reasoning_tokens: Tokens = 0
     audio_tokens: Tokens = 0
     cost_nanousd: NanoUsd | None = None
+    cache_write_1h_tokens: Tokens = 0
+    service_tier: Name | None = None
+    surcharge_permille: Annotated[int, Meta(ge=1000, le=10_000)] = 1000
     latency_ms: float | None = None
     streamed: bool = False
     estimated: bool = False
+    estimate: Name | None = None
+    cut_short: bool = False
+    local: bool = False
     source: Literal["auto", "manual"] = "manual"
     response_id: Annotated[str, Meta(max_length=RESPONSE_ID_LENGTH_MAX)] | None = None
     request_id: Name | None = None
     metadata: dict[str, Any] = {}
+    fees: Fees = {}
 
 
 class ToolData(Struct, omit_defaults=True):

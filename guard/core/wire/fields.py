@@ -29,10 +29,12 @@ FEATURE_LEASES: Final = "leases"
 FEATURE_LEASE_AHEAD: Final = "lease_ahead"
 FEATURE_REQUEST_GATE: Final = "request_gate"
 FEATURE_SPEND: Final = "spend"
+FEATURE_KEY_WORKFLOW: Final = "key_workflow"
 FEATURE_APPROVAL_NOTES: Final = "approval_notes"
+FEATURE_WAIT_FOR_ROOM: Final = "wait_for_room"
 """Capabilities: requests over the control socket, leases, leases that are topped up before they are
 used up, gates of kind ``llm``, spending, notes for the person who approves a call and the renewal
-of what waits for them."""
+of what waits for them, a place in line for money that is only set aside."""
 
 UNKNOWN_MODEL: Final = "unknown"
 """Placeholder model of a gate request without a call context (spec part 2)."""
@@ -50,6 +52,11 @@ NOTE_DEPTH_MAX: Final = 16
 """Of what a caller shows to the person who approves: characters of the message, and bytes and
 levels of nesting of the whole as JSON."""
 TOKENS_MAX: Final = 2**40
+UNITS_MAX: Final = 10**9
+"""Most units of one line of fees."""
+
+FEES_MAX: Final = 32
+"""Maximum lines of fees of one request."""
 
 TAGS_MAX: Final = 16
 """Maximum tags of a call or an event."""
@@ -62,12 +69,22 @@ Tags = Annotated[
     dict[Annotated[str, Meta(min_length=1, max_length=TAG_NAME_LENGTH_MAX)], Name],
     Meta(max_length=TAGS_MAX),
 ]
+Fees = Annotated[dict[Name, Annotated[int, Meta(ge=0, le=UNITS_MAX)]], Meta(max_length=FEES_MAX)]
 Tokens = Annotated[int, Meta(ge=0, le=TOKENS_MAX)]
 NanoUsd = Annotated[int, Meta(ge=0, le=NANOUSD_MAX)]
 UnixMs = Annotated[int, Meta(ge=0, le=2**53)]
 DurationMs = Annotated[int, Meta(ge=0, le=2**53)]
 
 CallKind = Literal["llm", "tool", "call"]
+
+
+def dollars(nanousd: int) -> str:
+    """Return an amount as dollars, for people to read.
+
+    >>> dollars(1_500_000_000), dollars(20_000)
+    ('$1.5', '$0.00002')
+    """
+    return f"${nanousd / NANOUSD_PER_DOLLAR:.9f}".rstrip("0").rstrip(".")
 
 
 def cents(nanousd: int) -> float:

@@ -11,8 +11,11 @@ from guard.core.wire.budget import Budget
 from guard.core.wire.events import Chain, Event, EventsOutcome
 from guard.core.wire.fields import (
     NOTE_MESSAGE_MAX,
+    TOKENS_MAX,
     UNKNOWN_MODEL,
     CallKind,
+    DurationMs,
+    Fees,
     Name,
     Tags,
     Tokens,
@@ -41,7 +44,11 @@ class GateRequest(Struct, omit_defaults=True):
 
     ``kind`` ``llm`` is one LLM request, asked before it is sent; ``within`` is then the ``call_id``
     of the protected call that it is part of, and ``held`` that call's reservation. ``streams`` says
-    that the answer comes as a stream, which can be given more, or be cut, while it comes. A caller
+    that the answer comes as a stream, which can be given more, or be cut, while it comes. Where
+    the request has no limit on its output, ``answers`` says how many answers it asks for, and
+    ``beside_output_tokens`` what is charged as output beside them. ``tier``, ``cache_writes``,
+    ``text_only`` and ``surcharge_permille`` are its ``guard.core.rates.Terms``. ``local`` says that
+    it goes to the caller's own machine, where a model without a known price is free. A caller
     that gates its requests says ``gates_requests`` when it asks for a call: what such a call was
     expected to cost is released as soon as its first request is asked for. ``user`` and ``tags``
     are as in an event.
@@ -49,6 +56,14 @@ class GateRequest(Struct, omit_defaults=True):
     ``note`` goes to the person who is asked to approve the call, if one is. ``renews`` says that
     the caller renews its approval while it waits (``POST /gate/lease``), and that the approval may
     end when it no longer does.
+
+    ``wait_ms`` says how long the caller waits in line, from the last time that money came back, for
+    money that is only set aside; ``waited_ms`` how long it has waited already, so that it keeps its
+    place when the gateway restarts. ``least_output_tokens`` says that the caller can lower the
+    request's output limit, or put one in, to this number at least.
+
+    ``fees`` is the most that an LLM request can be charged besides tokens: units by line of
+    ``guard.core.fees``. ``unnumbered`` names what of it the request allows any number of times.
     """
 
     call_id: Name
@@ -74,6 +89,13 @@ class GateRequest(Struct, omit_defaults=True):
     max_input_tokens: Tokens | None = None
     max_output_tokens: Tokens | None = None
     streams: bool = False
+    answers: Annotated[int, Meta(ge=1, le=TOKENS_MAX)] = 1
+    beside_output_tokens: Tokens = 0
+    tier: Name = ""
+    cache_writes: Annotated[int, Meta(ge=0, le=2)] = 1
+    text_only: bool = False
+    surcharge_permille: Annotated[int, Meta(ge=1000, le=10_000)] = 1000
+    local: bool = False
     within: Name | None = None
     held: Name | None = None
     gates_requests: bool = False
@@ -81,6 +103,11 @@ class GateRequest(Struct, omit_defaults=True):
     renews: bool = False
     lease: LeaseAsk | None = None
     events: list[Event] = []
+    wait_ms: DurationMs = 0
+    waited_ms: DurationMs = 0
+    least_output_tokens: Tokens | None = None
+    fees: Fees = {}
+    unnumbered: Annotated[str, Meta(max_length=512)] = ""
 
 
 class GateReply(Struct, omit_defaults=True):
@@ -88,9 +115,17 @@ class GateReply(Struct, omit_defaults=True):
 
     ``pending`` means that a person must approve the call: the answer arrives on the control
     channel as an ``approval`` message with the same ``approval_id``; the caller then asks again.
+
+    ``waiting`` means that the money is only set aside, and that the call has a place in line (1 is
+    the first). The caller asks again, with another idempotency key, when a ``room`` message names
+    its ``call_id``, and after ``retry_after_ms`` at the latest: a place that nobody asks for is
+    given up.
+
+    ``max_output_tokens`` is the output limit that the caller has to lower the request's own to, or
+    to put in: more is not paid for.
     """
 
-    decision: Literal["allow", "pending"]
+    decision: Literal["allow", "pending", "waiting"]
     call_id: str
     reservation_id: str | None = None
     reserved_nanousd: int = 0
@@ -101,6 +136,9 @@ class GateReply(Struct, omit_defaults=True):
     rates: ModelRates | None = None
     approval_id: str | None = None
     events: EventsOutcome | None = None
+    place: int = 0
+    retry_after_ms: int = 0
+    max_output_tokens: int | None = None
 
 
 class ReleaseRequest(Struct, omit_defaults=True):

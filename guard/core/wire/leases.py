@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from guard.core.wire.fields import Name, NanoUsd
+from guard.core.wire.fields import DurationMs, Name, NanoUsd
 
 
 class LeaseAsk(Struct, omit_defaults=True):
@@ -32,7 +32,30 @@ class LeaseAsk(Struct, omit_defaults=True):
     ahead: bool = False
 
 
-class ModelRates(Struct, omit_defaults=True):
+class RateRow(Struct, frozen=True, array_like=True):
+    """One row of a model's price list: nano-dollars per million tokens, by bucket.
+
+    Args:
+        tier: the service tier; empty for the standard one.
+        above: it prices requests whose prompt has more tokens than that; -1 for any.
+        input, output, cache_read, cache_write, cache_write_1h, reasoning, audio: by bucket; no
+            ``audio`` (0) costs as much as the dearest text.
+    """
+
+    tier: str
+    above: int
+    input: int
+    output: int
+    cache_read: int
+    cache_write: int
+    cache_write_1h: int
+    reasoning: int
+    audio: int
+
+
+class ModelRates(
+    Struct, omit_defaults=True, rename={"largest_output_tokens": "assumed_output_tokens"}
+):
     """What a model costs, in nano-dollars per million tokens, as the gateway prices it.
 
     Args:
@@ -41,8 +64,12 @@ class ModelRates(Struct, omit_defaults=True):
             prompt here, so a long prompt may be priced too high, never too low.
         worst_input_per_mtok, worst_output_per_mtok: the dearest bucket that a token of the
             prompt, or of the answer, can fall into.
-        assumed_output_tokens: what to assume of a request without a limit.
+        largest_output_tokens: the most that one answer without a limit can have; None when that
+            is not known, so that a limit has to be put in. Called ``assumed_output_tokens`` in
+            messages, as by older peers.
         context_tokens: the model's context window, if known.
+        rows: the price list that all these figures are the dearest of; older gateways send none.
+        fallback: whether the model's price is not known, so that these are the gateway's own.
     """
 
     input_per_mtok: int
@@ -53,8 +80,10 @@ class ModelRates(Struct, omit_defaults=True):
     audio_per_mtok: int
     worst_input_per_mtok: int
     worst_output_per_mtok: int
-    assumed_output_tokens: int | None = None
+    largest_output_tokens: int | None = None
     context_tokens: int | None = None
+    rows: list[RateRow] = []
+    fallback: bool = False
 
 
 class LeaseGrant(Struct, omit_defaults=True):
@@ -73,6 +102,8 @@ class LeaseGrant(Struct, omit_defaults=True):
         rates: of the lane's model; None where the lane has none or its price is unknown.
         overspent_nanousd: what the lease's calls have cost beyond what it held, since it began. It
             was charged to the budgets themselves, so the holder owes it no more.
+        returns_ms: others wait for money of these budgets: for so long the lease covers nothing,
+            and what a call does not use is given back at once.
     """
 
     lease_id: Name
@@ -82,6 +113,7 @@ class LeaseGrant(Struct, omit_defaults=True):
     calls: int | None = None
     rates: ModelRates | None = None
     overspent_nanousd: NanoUsd = 0
+    returns_ms: DurationMs = 0
 
 
 class LeaseUpdate(Struct, omit_defaults=True):

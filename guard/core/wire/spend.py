@@ -8,6 +8,12 @@ from guard.core.wire.budget import Budget
 from guard.core.wire.fields import Name
 
 
+class SpentBudget(Budget, omit_defaults=True):
+    """A budget, and what of it was charged in doubt."""
+
+    uncertain_nanousd: int = 0
+
+
 class SpendReply(Struct, omit_defaults=True):
     """Reply to ``GET /api/v1/spend``.
 
@@ -18,6 +24,8 @@ class SpendReply(Struct, omit_defaults=True):
         run_id: the run, if one was asked for.
         run_spent_nanousd: what the run has cost; None unless one was asked for.
         budgets: every budget over it, in the current periods.
+        uncertain_nanousd: what of it was charged in doubt: at most so much was not billed.
+        run_uncertain_nanousd: the same of the run.
     """
 
     workflow_id: Name
@@ -25,4 +33,6 @@ class SpendReply(Struct, omit_defaults=True):
     spent_nanousd: int = 0
     run_id: Name | None = None
     run_spent_nanousd: int | None = None
-    budgets: list[Budget] = []
+    budgets: list[SpentBudget] = []
+    uncertain_nanousd: int = 0
+    run_uncertain_nanousd: int = 0

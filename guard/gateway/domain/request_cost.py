@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from msgspec import Struct
 
+from guard.core import fees as besides
+from guard.core.rates import ANY_TERMS, Terms, most_input, worst_rates
 from guard.core.wire import NANOUSD_MAX, ModelRates
 
 ASSUMED_OUTPUT_TOKENS: Final = 4096
@@ -39,6 +42,9 @@ def request_cost(
     assumed_input: int,
     assumed_output: int,
     is_exact: bool,
+    terms: Terms = ANY_TERMS,
+    fees: Mapping[str, int] | None = None,
+    answers: int = 1,
 ) -> RequestCost:
     """Price the bounds of a request at the dearest rates that apply.
 
@@ -46,6 +52,9 @@ def request_cost(
         rates: of the model.
         max_input, max_output: tokens that the request states; ``None``: nothing bounds them.
         assumed_input, assumed_output: tokens to assume in their place.
+        terms: what else the request says about its rates.
+        fees: the most units that are charged besides tokens, by line.
+        answers: how many answers there are; a batch has a prompt for each.
         is_exact: what is assumed is the most that the model can take and answer.
 
     >>> rates = ModelRates(1, 2, 1, 1, 2, 2, 1_000_000, 2_000_000)
@@ -53,20 +62,25 @@ def request_cost(
     RequestCost(amount=20, least=12, is_assumed=True)
     """
     is_assumed = not is_exact and (max_input is None or max_output is None)
+    worst = worst_rates(rates, max_input, terms)
+    if max_input is not None:
+        max_input = most_input(rates, max_input, answers)
     amount = _price(
-        rates,
+        worst,
         assumed_input if max_input is None else max_input,
         assumed_output if max_output is None else max_output,
     )
+    extra = besides.cost(fees) if fees else 0
+    amount = min(amount + extra, NANOUSD_MAX)
     if not is_assumed:
         return RequestCost(amount, amount, False)
     # Of what is assumed, one token is sure.
-    least = _price(rates, *(1 if most is None else most for most in (max_input, max_output)))
-    return RequestCost(amount, min(least, amount), True)
+    least = _price(worst, *(1 if most is None else most for most in (max_input, max_output)))
+    return RequestCost(amount, min(least + extra, amount), True)
 
 
-def _price(rates: ModelRates, input_tokens: int, output_tokens: int) -> int:
-    total = input_tokens * rates.worst_input_per_mtok + output_tokens * rates.worst_output_per_mtok
+def _price(worst: tuple[int, int], input_tokens: int, output_tokens: int) -> int:
+    total = input_tokens * worst[0] + output_tokens * worst[1]
     cost = -(-total // _MILLION)
     if cost < 1:
         return 1

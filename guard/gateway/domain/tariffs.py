@@ -1,82 +1,102 @@
-"""The cost of tokens, in whole nano-dollars, rounded up."""
+"""A model's price list as the gateway keeps it, and what requests and answers cost by it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from msgspec import Struct
 
-from guard.core.wire import NANOUSD_MAX, LlmData, ModelRates
+from guard.core import rates
+from guard.core.wire import NANOUSD_MAX, LlmData, ModelRates, RateRow
 from guard.gateway.domain.records import Rates
 
 _MILLION = 1_000_000
 
+_LONG_WRITES = (8, 5)
+"""An hour in the cache costs twice the input's price, a few minutes 1.25 times
+(https://platform.claude.com/docs/en/build-with-claude/prompt-caching, 2026-11)."""
+
 
 class Tariff(Struct, frozen=True):
-    """Rates by the size of the prompt: ``tiers`` are (above this many input tokens, rates)."""
+    """A price list: a row for each service tier and size of prompt, the standard tier first."""
 
-    base: Rates
+    rows: list[RateRow]
     source: str
-    tiers: tuple[tuple[int, Rates], ...] = ()
     context_window: int | None = None
-
-    def rates(self, prompt_tokens: int) -> Rates:
-        """Return the rates for a prompt of this size (the whole prompt is charged at them)."""
-        found = self.base
-        for above, rates in self.tiers:
-            if prompt_tokens > above:
-                found = rates
-        return found
 
     def cost(self, usage: LlmData) -> int:
         """Return the price of a finished call. Buckets are disjoint."""
-        prompt = usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens
-        rates = self.rates(prompt)
-        base_in, base_out = rates.input_per_mtok, rates.output_per_mtok
-        audio = rates.audio_per_mtok
-        total = (
-            usage.input_tokens * base_in
-            + usage.output_tokens * base_out
-            + usage.cache_read_tokens * _or(rates.cache_read_per_mtok, base_in)
-            + usage.cache_write_tokens * _or(rates.cache_write_per_mtok, base_in)
-            + usage.reasoning_tokens * _or(rates.reasoning_per_mtok, base_out)
-            + usage.audio_tokens * _or(audio, max(base_in, base_out))
-        )
-        return min(-(-total // _MILLION), NANOUSD_MAX)
+        return rates.usage_cost(self.rows, usage)
 
     def most(self, input_tokens: int, output_tokens: int) -> int:
         """Return the most that a call with these maxima can cost."""
-        rates = self.rates(input_tokens)
-        dearest_in = max(rates.input_per_mtok, rates.cache_write_per_mtok or 0)
-        dearest_out = max(rates.output_per_mtok, rates.reasoning_per_mtok or 0)
-        total = input_tokens * dearest_in + output_tokens * dearest_out
+        terms = rates.Terms(text_only=True)
+        worst = rates.worst_rates(self.dearest(), input_tokens, terms)
+        total = input_tokens * worst[0] + output_tokens * worst[1]
         return min(max(1, -(-total // _MILLION)), NANOUSD_MAX)
 
     def dearest(self) -> ModelRates:
-        """Return what tokens of each kind cost at the size of prompt that makes them dearest.
+        """Return the price list, and what tokens of each kind cost where they are dearest.
 
         Any kind that has a price of its own can be in a prompt or an answer.
         """
-        all_rates = [self.base, *(rates for _, rates in self.tiers)]
-        base_in = max(rates.input_per_mtok for rates in all_rates)
-        base_out = max(rates.output_per_mtok for rates in all_rates)
-
-        def highest(name: str, default: int) -> int:
-            return max(_or(getattr(rates, name), default) for rates in all_rates)
-
-        audio = max((rates.audio_per_mtok or 0 for rates in all_rates), default=0)
-        cache_read = highest("cache_read_per_mtok", base_in)
-        cache_write = highest("cache_write_per_mtok", base_in)
-        reasoning = highest("reasoning_per_mtok", base_out)
+        standard = [row for row in self.rows if row.tier == rates.STANDARD]
+        base_in, base_out, cache_read, cache_write, long_write, reasoning, audio = (
+            max(figures) for figures in zip(*(_figures(row) for row in standard), strict=True)
+        )
         return ModelRates(
             input_per_mtok=base_in,
             output_per_mtok=base_out,
             cache_read_per_mtok=cache_read,
             cache_write_per_mtok=cache_write,
             reasoning_per_mtok=reasoning,
-            audio_per_mtok=highest("audio_per_mtok", max(base_in, base_out)),
-            worst_input_per_mtok=max(base_in, cache_read, cache_write, audio),
+            audio_per_mtok=audio or max(base_in, base_out),
+            worst_input_per_mtok=max(base_in, cache_read, cache_write, long_write, audio),
             worst_output_per_mtok=max(base_out, reasoning, audio),
             context_tokens=self.context_window,
+            rows=self.rows,
         )
+
+
+def tariff(base: Rates, source: str) -> Tariff:
+    """Return the tariff of one set of rates, whatever the tier and the size of the prompt."""
+    return Tariff([row(rates.STANDARD, -1, base)], source)
+
+
+def row(tier: str, above: int, figures: Rates, cache_write_1h: int | None = None) -> RateRow:
+    """Return a row of a price list; what it does not price follows from input and output.
+
+    Args:
+        tier, above: what it prices.
+        figures: nano-dollars per million tokens.
+        cache_write_1h: for an hour in the cache, where that is known.
+    """
+    base_in, base_out = figures.input_per_mtok, figures.output_per_mtok
+    write = figures.cache_write_per_mtok
+    if cache_write_1h is None:
+        times, by = _LONG_WRITES
+        cache_write_1h = base_in if write is None else max(base_in, -(-write * times // by))
+    return RateRow(
+        tier,
+        above,
+        base_in,
+        base_out,
+        _or(figures.cache_read_per_mtok, base_in),
+        _or(write, base_in),
+        cache_write_1h,
+        _or(figures.reasoning_per_mtok, base_out),
+        figures.audio_per_mtok or 0,
+    )
+
+
+def ordered(rows: Iterable[RateRow]) -> list[RateRow]:
+    """Return the rows by tier and size, the standard tier first."""
+    return sorted(rows, key=lambda each: (each.tier != rates.STANDARD, each.tier, each.above))
+
+
+def _figures(row: RateRow) -> tuple[int, ...]:
+    return (row.input, row.output, row.cache_read, row.cache_write, row.cache_write_1h,
+            row.reasoning, row.audio)  # fmt: skip
 
 
 def _or(rate: int | None, default: int) -> int:

@@ -7,7 +7,7 @@ then what is still under way is answered, and each question has had exactly one 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future
 from typing import Any, Final
 
@@ -27,6 +27,8 @@ from guard.core.leases import (
     Question,
     TopUp,
     Update,
+    Wait,
+    Withdraw,
 )
 
 LANE: Final = ("w", None, None, None, "")
@@ -41,18 +43,21 @@ class World:
     Attributes:
         room: what the budget has left to reserve.
         held: what the gateway holds for the lease.
+        elsewhere: what others hold of the budget: as long as there is some, questions wait.
         asks, top_ups: under way.
         outcomes: what each question got.
     """
 
-    def __init__(self, room: int) -> None:
+    def __init__(self, room: int, elsewhere: int = 0, *, has_socket: bool = True) -> None:
         self.book = LeaseBook()
         self.desk = Desk(self.book)
-        self.desk.can_lease = self.desk.tops_up = True
-        self.desk.switched(float("inf"))
+        self.desk.tops_up = True
+        if has_socket:
+            self.gain_socket()
         self.now_s = 0.0
         self.room = room
         self.held = 0
+        self.elsewhere = elsewhere
         self.asks: list[AskGateway] = []
         self.top_ups: list[TopUp] = []
         self.questions: dict[str, Question] = {}
@@ -104,6 +109,10 @@ class World:
     def tick(self) -> None:
         self.now_s += 0.25
         self.do(self.desk.tick(self.now_s))
+        for question in self.desk._parked.values():
+            line = self.desk._lines.get(LANE)
+            if question.again_s <= self.now_s and (line is None or line.asked is None):
+                raise AssertionError(f"{question.request.call_id} is due, and is not asked")
 
     def top_up(self) -> None:
         """The tick asks for more, or the gateway answers what it has asked for."""
@@ -115,6 +124,16 @@ class World:
         reply = wire.GateReply("allow", "top-up", lease=wire.LeaseGrant("lease", granted, 30_000))
         self.reserve(granted)
         self.do(self.desk.topped_up(effect.asked, reply, self.now_s))
+
+    def money_returns(self) -> None:
+        """Others give back what they hold, and the gateway wakes who waits in its line."""
+        self.room, self.elsewhere = self.room + self.elsewhere, 0
+        self.do(self.desk.room(list(self.questions), self.now_s))
+
+    def gain_socket(self) -> None:
+        """The socket has opened: from now on the gateway grants leases."""
+        self.desk.can_lease = True
+        self.desk.switched(float("inf"))
 
     def lose_socket(self) -> None:
         """Who has an answer coming asks over HTTP, and no lease is granted any more."""
@@ -139,6 +158,12 @@ class World:
                 self.asks.append(effect)
             elif isinstance(effect, TopUp):
                 self.top_ups.append(effect)
+            elif isinstance(effect, Wait):
+                assert effect.question.ends_s > self.now_s, "its caller must not give up meanwhile"
+            elif isinstance(effect, Withdraw):
+                ticket = effect.question.ticket
+                assert ticket is not None
+                assert ticket.cancelled()
             else:
                 self.take_back(effect)
 
@@ -146,6 +171,8 @@ class World:
         asked, name = ask.asked, ask.question.request.call_id
         if asked is not None and asked.ask.lease_id:
             self.reserve(-asked.ask.unused_nanousd)
+        if self.room < COST and self.elsewhere:
+            return wire.GateReply("waiting", name, place=1, retry_after_ms=1000)
         if self.room < COST:
             error = GuardBudgetError(workflow_id="w", reason="exhausted", action="budget")
             return NotGranted(error, for_money=True)
@@ -182,11 +209,17 @@ class World:
 
     def finish(self) -> None:
         """Answer what is under way; then nothing may be left waiting."""
-        for _ in range(20):
+        for turn in range(20):
+            if turn == 10:
+                self.money_returns()
             if self.top_ups:
                 self.top_up()
             self.answer()
+            if self.desk.in_line:
+                self.now_s += 1.0
+                self.do(self.desk.tick(self.now_s))
             self.check()
+        assert not self.desk.in_line
         assert not self.asks
         assert not self.desk._lines, "a line exists as long as somebody stands in it"
         for name, question in self.questions.items():
@@ -206,24 +239,35 @@ ACTIONS: Final[dict[str, Callable[[World], object]]] = {
     "void": World.void,
     "top up": World.top_up,
     "topped up": World.top_up,
+    "money returns": World.money_returns,
     "lose socket": World.lose_socket,
+    "gain socket": World.gain_socket,
 }
 
 
-def orders(count: int) -> Iterator[tuple[str, ...]]:
+BESIDE_THE_SOCKET: Final = {
+    "cancel a", "lose answer", "recall", "void", "topped up", "lose socket",
+}  # fmt: skip
+"""What does not matter to questions from before the socket has opened."""
+
+
+def orders(count: int, without: Collection[str]) -> Iterator[tuple[str, ...]]:
     """Both questions, and each choice of so many other events, in each order that differs."""
-    others = [name for name in ACTIONS if not name.startswith("ask ")]
+    others = [name for name in ACTIONS if not name.startswith("ask ") and name not in without]
     for chosen in itertools.combinations(others, count):
         for order in itertools.permutations(("ask a", "ask b", *chosen)):
             if order.index("ask a") < order.index("ask b"):  # they are alike
                 yield order
 
 
-def play_all(room: int, others: int) -> int:
+def play_all(room: int, others: int, elsewhere: int = 0, *, has_socket: bool = True) -> int:
     """Play each order; return how many there were."""
     played = 0
-    for order in orders(others):
-        world = World(room)
+    without = {"gain socket"} if has_socket else BESIDE_THE_SOCKET
+    if not elsewhere:
+        without = without | {"money returns"}
+    for order in orders(others, without):
+        world = World(room, elsewhere, has_socket=has_socket)
         try:
             for name in order:
                 ACTIONS[name](world)
@@ -238,6 +282,25 @@ def play_all(room: int, others: int) -> int:
 @pytest.mark.parametrize("room", [0, COST, 3 * COST, 1000])
 def test_every_interleaving_answers_each_question_once(room: int) -> None:
     assert play_all(room, 3) == 7_200
+
+
+@pytest.mark.parametrize(
+    ("room", "elsewhere"),
+    [
+        (0, COST),
+        (COST, COST // 2),
+        *(pytest.param(*both, marks=pytest.mark.long) for both in ((0, COST // 2), (COST, 30))),
+    ],
+)
+def test_every_interleaving_with_money_that_others_hold(room: int, elsewhere: int) -> None:
+    """Who waits in line is asked again, answered once, and forgotten when its caller gives up."""
+    assert play_all(room, 3, elsewhere) == 9_900
+
+
+@pytest.mark.parametrize(("room", "elsewhere"), [(0, COST), (COST, COST // 2), (3 * COST, 0)])
+def test_every_interleaving_while_the_socket_opens(room: int, elsewhere: int) -> None:
+    """Who was told to wait before there was one is asked again beside the lanes of later ones."""
+    assert play_all(room, 4, elsewhere, has_socket=False) == (5_400 if elsewhere else 1_800)
 
 
 @pytest.mark.long
@@ -284,3 +347,49 @@ def test_what_got_no_lease_is_asked_alone_for_a_second() -> None:
     world.now_s = 1.5
     world.ask("c")
     assert world.asks[-1].asked is not None
+
+
+def test_who_waits_since_before_the_socket_is_asked_when_it_is_due() -> None:
+    world = World(0, elsewhere=COST, has_socket=False)
+    world.ask("a")
+    world.answer()  # it waits
+    world.gain_socket()
+    world.ask("b")
+    world.answer()
+    for _ in range(4):
+        world.tick()
+    assert [ask.question.request.call_id for ask in world.asks] == ["a", "b"]
+
+
+def test_the_time_for_an_answer_begins_when_the_one_before_has_its_own() -> None:
+    world = World(0, elsewhere=COST)
+    world.ask("a", "b")
+    world.answer()
+    b = world.questions["b"]
+    b.answer_s, b.ends_s = 2.0, 2.0
+    for _ in range(20):
+        world.tick()
+    world.money_returns()
+    world.answer()
+    assert world.outcomes["a"]
+    assert b.ends_s == world.now_s + 2.0
+
+
+def test_who_stands_behind_another_begins_to_wait_when_it_is_asked() -> None:
+    world = World(0, elsewhere=5 * COST)
+    world.ask("a", "b")
+    for name in "ab":
+        world.questions[name].request.wait_ms = 20_000
+    for _ in range(40):
+        world.answer()
+        assert [ask.question.request.call_id for ask in world.asks] == []
+        world.tick()
+        world.tick()
+        world.tick()
+        world.tick()
+    assert world.questions["a"].request.waited_ms > 30_000
+    world.room = COST
+    world.answer()
+    assert isinstance(world.outcomes["a"][0], Grant)
+    [asked] = world.asks
+    assert (asked.question.request.call_id, asked.question.request.waited_ms) == ("b", 0)

@@ -109,6 +109,7 @@ def test_unique_across_forks() -> None:
     """A prefork server's children inherit the modules; their ids must still be their own."""
     script = """
         import os, guard
+        os.environ["GUARD_MODE"] = "off"
         def ids():
             made = []
             for _ in range(50):

@@ -552,7 +552,7 @@ TestLeaseModel = LeaseModel.TestCase
     ],
 )
 def test_a_hold_says_which_output_it_pays_for(bound: RequestBound, amount: int, paid: int) -> None:
-    rates = msgspec.structs.replace(RATES, assumed_output_tokens=100)
+    rates = msgspec.structs.replace(RATES, largest_output_tokens=100)
     assert paid_output(rates, bound, amount) == paid
     assert paid_output(None, bound, amount) == bound.output_tokens
 

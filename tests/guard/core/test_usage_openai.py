@@ -258,12 +258,12 @@ def test_text_that_speaks_of_usage_is_not_usage() -> None:
 
 
 def test_without_a_word_of_usage_it_is_estimated_and_flagged() -> None:
-    """Tokens from the text's length: 160 bytes of prompt, 19 of answer."""
+    """Tokens from the texts: 160 bytes of prompt, at four each; 19 of answer, at three."""
     found = from_stream(stream(*ANSWER), b"", REQUEST)
     assert found == Usage(
         model="gpt-answered",
         input_tokens=40,
-        output_tokens=5,
+        output_tokens=7,
         response_id="chatcmpl-2",
         estimated=True,
     )
@@ -273,7 +273,7 @@ def test_without_a_word_of_usage_it_is_estimated_and_flagged() -> None:
 def test_an_estimate_without_a_readable_request_counts_the_answer(request_body: bytes) -> None:
     found = from_stream(stream(*ANSWER), b"", request_body)
     assert found is not None
-    assert (found.input_tokens, found.output_tokens, found.estimated) == (0, 5, True)
+    assert (found.input_tokens, found.output_tokens, found.estimated) == (0, 7, True)
 
 
 def test_what_is_no_event_stream_has_no_usage() -> None:

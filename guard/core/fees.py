@@ -1,0 +1,263 @@
+"""What vendors charge besides tokens: one table, a line for each unit, each with its source.
+
+A request's bound and an answer's bill both name lines and how many units of each; ``cost`` prices
+them, on both sides. What no line stands for is not known to cost anything besides its tokens.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final, Literal, NamedTuple
+
+Unit = Literal["call", "query", "prompt", "container", "image", "character", "second"]
+
+
+class Source(NamedTuple):
+    """Where a number was read, and when."""
+
+    url: str
+    read: str
+
+
+class Fee(NamedTuple):
+    """One line: nano-dollars for each unit."""
+
+    nanousd: int
+    unit: Unit
+    source: Source
+
+
+_OPENAI: Final = Source("https://developers.openai.com/api/docs/pricing", "2026-11")
+_ANTHROPIC: Final = Source("https://platform.claude.com/docs/en/about-claude/pricing", "2026-11")
+_DALL_E: Final = Source("https://platform.openai.com/docs/models/dall-e-3", "2026-11")
+_SPEECH: Final = Source("https://platform.openai.com/docs/models/tts-1", "2026-11")
+_GOOGLE: Final = Source("https://ai.google.dev/gemini-api/docs/pricing", "2026-11")
+
+OPENAI_SEARCH: Final = "openai web search"
+OPENAI_PREVIEW_SEARCH: Final = "openai web search preview"
+OPENAI_FILE_SEARCH: Final = "openai file search"
+ANTHROPIC_SEARCH: Final = "anthropic web search"
+GOOGLE_SEARCHED_PROMPT: Final = "google search prompt"
+GOOGLE_SEARCH: Final = "google search query"
+
+FEES: Final[Mapping[str, Fee]] = {
+    OPENAI_SEARCH: Fee(10_000_000, "call", _OPENAI),
+    # Of models that do not reason; what is found is then free.
+    OPENAI_PREVIEW_SEARCH: Fee(25_000_000, "call", _OPENAI),
+    OPENAI_FILE_SEARCH: Fee(2_500_000, "call", _OPENAI),
+    # Code interpreter and hosted shell, for 20 minutes.
+    "openai container 1g": Fee(30_000_000, "container", _OPENAI),
+    "openai container 4g": Fee(120_000_000, "container", _OPENAI),
+    "openai container 16g": Fee(480_000_000, "container", _OPENAI),
+    "openai container 64g": Fee(1_920_000_000, "container", _OPENAI),
+    "dall-e-2 256x256": Fee(16_000_000, "image", _DALL_E),
+    "dall-e-2 512x512": Fee(18_000_000, "image", _DALL_E),
+    "dall-e-2 1024x1024": Fee(20_000_000, "image", _DALL_E),
+    "dall-e-3 standard": Fee(40_000_000, "image", _DALL_E),
+    "dall-e-3 standard wide": Fee(80_000_000, "image", _DALL_E),
+    "dall-e-3 hd": Fee(80_000_000, "image", _DALL_E),
+    "dall-e-3 hd wide": Fee(120_000_000, "image", _DALL_E),
+    "tts-1": Fee(15_000, "character", _SPEECH),
+    "tts-1-hd": Fee(30_000, "character", _SPEECH),
+    "whisper-1": Fee(100_000, "second", _OPENAI),
+    "gpt-transcribe": Fee(75_000, "second", _OPENAI),
+    "sora-2": Fee(100_000_000, "second", _OPENAI),
+    "sora-2-pro 720p": Fee(300_000_000, "second", _OPENAI),
+    "sora-2-pro 1024p": Fee(500_000_000, "second", _OPENAI),
+    "sora-2-pro 1080p": Fee(700_000_000, "second", _OPENAI),
+    ANTHROPIC_SEARCH: Fee(10_000_000, "call", _ANTHROPIC),
+    # Gemini 2 and older; since Gemini 3 by the query.
+    GOOGLE_SEARCHED_PROMPT: Fee(35_000_000, "prompt", _GOOGLE),
+    GOOGLE_SEARCH: Fee(14_000_000, "query", _GOOGLE),
+    "imagen-3": Fee(30_000_000, "image", _GOOGLE),
+    "imagen-4 fast": Fee(20_000_000, "image", _GOOGLE),
+    "imagen-4": Fee(40_000_000, "image", _GOOGLE),
+    "imagen-4 ultra": Fee(60_000_000, "image", _GOOGLE),
+    "veo-2": Fee(350_000_000, "second", _GOOGLE),
+    "veo-3": Fee(400_000_000, "second", _GOOGLE),
+    "veo-3 fast": Fee(150_000_000, "second", _GOOGLE),
+    "veo-3.1": Fee(400_000_000, "second", _GOOGLE),
+    "veo-3.1 4k": Fee(600_000_000, "second", _GOOGLE),
+    "veo-3.1 fast 720p": Fee(100_000_000, "second", _GOOGLE),
+    "veo-3.1 fast 1080p": Fee(120_000_000, "second", _GOOGLE),
+    "veo-3.1 fast 4k": Fee(300_000_000, "second", _GOOGLE),
+    "veo-3.1 lite 720p": Fee(50_000_000, "second", _GOOGLE),
+    "veo-3.1 lite 1080p": Fee(80_000_000, "second", _GOOGLE),
+}
+
+
+def cost(fees: Mapping[str, int]) -> int:
+    """Return what so many units of some lines cost, in nano-dollars.
+
+    Lines that are not in the table, such as those of a newer peer, are left out.
+
+    >>> cost({"openai web search": 3, "anthropic web search": 1}), cost({})
+    (40000000, 0)
+    """
+    total = 0
+    for line, units in fees.items():
+        found = FEES.get(line)
+        if found is not None:
+            total += found.nanousd * units
+    return total
+
+
+_OLDER_GEMINI: Final = re.compile(r"gemini-(?:1|2)(?:$|[.-])")
+_REASONING: Final = re.compile(r"gpt-[5-9]|(?:^|[/:.])o[1-9]")
+
+
+def openai_search(model: str | None, tool: str) -> str:
+    """Return the line of OpenAI's web search.
+
+    Args:
+        model: that searches.
+        tool: the type of the tool, or the model's name where the model itself is one that searches.
+
+    >>> openai_search("gpt-4o", "web_search"), openai_search("gpt-4o", "web_search_preview")
+    ('openai web search', 'openai web search preview')
+    >>> openai_search("o3-deep-research", "web_search_preview_2025_03_11")
+    'openai web search'
+    """
+    if "preview" in tool and (model is None or _REASONING.search(model) is None):
+        return OPENAI_PREVIEW_SEARCH
+    return OPENAI_SEARCH
+
+
+def openai_container(memory: object) -> str:
+    """Return the line of a container by its ``memory_limit``; one without a limit has 1 GB.
+
+    >>> openai_container("4g"), openai_container(None), openai_container("other")
+    ('openai container 4g', 'openai container 1g', 'openai container 64g')
+    """
+    line = "openai container 1g" if memory is None else f"openai container {memory}"
+    return line if line in FEES else "openai container 64g"
+
+
+def openai_container_of(tool: Mapping[str, Any]) -> str | None:
+    """Return the line of the container that a tool of OpenAI's responses runs in, if it has one.
+
+    The memory of a container that is only named is not known, so it is taken for the largest.
+
+    >>> openai_container_of({"type": "code_interpreter", "container": {"type": "auto"}})
+    'openai container 1g'
+    >>> openai_container_of({"type": "code_interpreter", "container": "cntr_1"})
+    'openai container 64g'
+    """
+    kind = tool.get("type")
+    if kind == "code_interpreter":
+        place = tool.get("container")
+    elif kind == "shell":
+        place = tool.get("environment")
+        if type(place) is not dict or place.get("type") == "local":
+            return None
+    else:
+        return None
+    if type(place) is dict and "container_id" not in place:
+        return openai_container(place.get("memory_limit"))
+    return openai_container("")
+
+
+def google_search(model: str | None) -> str:
+    """Return the line of grounding with Google Search: by the prompt, or by the query.
+
+    >>> google_search("gemini-2.5-flash"), google_search("gemini-3-pro-preview")
+    ('google search prompt', 'google search query')
+    """
+    is_older = model is not None and _OLDER_GEMINI.search(model) is not None
+    return GOOGLE_SEARCHED_PROMPT if is_older else GOOGLE_SEARCH
+
+
+# -- models that are charged by the piece alone ---------------------------------------------------
+
+_BY_THE_PIECE: Final = re.compile(
+    r"dall-?e-?[23]|tts-1(?:-hd)?(?:-\d+)?$|whisper|gpt-transcribe|sora-2|imagen-[34]|veo-[23]"
+)
+
+
+def by_the_piece(model: str | None) -> bool:
+    """Tell whether a model is charged by the piece, and not by tokens.
+
+    >>> [by_the_piece(name) for name in ("dall-e-3", "tts-1-hd", "gpt-image-1", "gpt-4o-mini-tts")]
+    [True, True, False, False]
+    """
+    return model is not None and _BY_THE_PIECE.search(model.lower()) is not None
+
+
+def image(model: str, size: object, quality: object) -> str | None:
+    """Return the line of an image; None for a model that is charged by tokens, or is not known.
+
+    What a request names of its size or quality and is not known is taken for the dearest.
+
+    >>> image("dall-e-3", "1792x1024", "hd"), image("dall-e-2", "512x512", None)
+    ('dall-e-3 hd wide', 'dall-e-2 512x512')
+    >>> image("imagen-4.0-ultra-generate-001", None, None), image("gpt-image-2", None, None)
+    ('imagen-4 ultra', None)
+    """
+    name = model.lower()
+    if re.search(r"dall-?e-?3", name):
+        line = "dall-e-3 standard" if quality in (None, "standard") else "dall-e-3 hd"
+        return line if size in (None, "1024x1024") else f"{line} wide"
+    if re.search(r"dall-?e-?2", name):
+        line = f"dall-e-2 {size}"
+        return line if line in FEES else "dall-e-2 1024x1024"
+    if "imagen-3" in name:
+        return "imagen-3"
+    if "imagen-4" in name:
+        kind = next((kind for kind in ("fast", "ultra") if kind in name), "")
+        return f"imagen-4 {kind}".strip()
+    return None
+
+
+def speech(model: str) -> str | None:
+    """Return the line of a character that is spoken; None for a model that is not known.
+
+    >>> speech("tts-1-hd"), speech("gpt-4o-mini-tts")
+    ('tts-1-hd', None)
+    """
+    found = re.match(r"tts-1(-hd)?", model.lower())
+    return None if found is None else found[0]
+
+
+def transcript(model: str) -> str | None:
+    """Return the line of a second that is listened to; None for models charged by tokens.
+
+    >>> transcript("whisper-1"), transcript("gpt-4o-transcribe")
+    ('whisper-1', None)
+    """
+    if "whisper" in model.lower():
+        return "whisper-1"
+    return "gpt-transcribe" if by_the_piece(model) and "transcribe" in model else None
+
+
+_PRO_SIZES: Final = {
+    "720x1280": "720p", "1280x720": "720p", "1024x1792": "1024p", "1792x1024": "1024p",
+}  # fmt: skip
+
+
+def video(model: str, size: object) -> str | None:
+    """Return the line of a second of video; None for a model that is not known.
+
+    Args:
+        model: that makes it.
+        size: in pixels (OpenAI), or a resolution such as ``1080p`` (Google); None for the usual.
+
+    >>> video("sora-2-pro", "1792x1024"), video("sora-2", None), video("sora-2-pro", "other")
+    ('sora-2-pro 1024p', 'sora-2', 'sora-2-pro 1080p')
+    >>> video("veo-3.1-fast-generate-preview", "1080p"), video("veo-3.0-generate-001", None)
+    ('veo-3.1 fast 1080p', 'veo-3')
+    """
+    name = model.lower()
+    if "sora-2-pro" in name:
+        return f"sora-2-pro {_PRO_SIZES.get(str(size or '1280x720'), '1080p')}"
+    if "sora-2" in name:
+        return "sora-2"
+    kind = next((kind for kind in ("fast", "lite") if kind in name), "")
+    if "veo-3.1" in name:
+        if not kind:
+            return "veo-3.1" if size in (None, "720p", "1080p") else "veo-3.1 4k"
+        line = f"veo-3.1 {kind} {size or '720p'}"
+        return line if line in FEES else f"veo-3.1 {kind} {'4k' if kind == 'fast' else '1080p'}"
+    if "veo-3" in name:
+        return f"veo-3 {kind}" if kind == "fast" else "veo-3"
+    return "veo-2" if "veo-2" in name else None

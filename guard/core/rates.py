@@ -1,0 +1,209 @@
+"""What requests cost: the one place where requests are bounded and answers priced, on both sides.
+
+A model's price list is a list of rows: for each service tier, and for prompts above a size. A row
+prices the whole of a request, its answer too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, Protocol
+
+from msgspec import Struct
+
+from guard.core import fees
+from guard.core.wire import NANOUSD_MAX, ModelRates, RateRow
+
+STANDARD: Final = ""
+"""The service tier of a request that asks for no other one."""
+
+PERMILLE: Final = 1000
+
+US_ONLY_PERMILLE: Final = 1100
+"""With ``inference_geo: us`` all tokens of Claude's models since Opus 4.6 cost 1.1 times as much
+(https://platform.claude.com/docs/en/about-claude/pricing, 2026-11)."""
+
+_MILLION: Final = 1_000_000
+
+BATCH: Final = "batch"
+"""The tier of what is answered within a day."""
+
+_UNLISTED_TIERS: Final = {"priority": 2500, "fast": 6000, "ultrafast": 6000, BATCH: 500}
+"""Thousandths of the standard price that a tier costs at most where its own prices are not listed:
+``priority`` is 1.7 to 2.5 times as dear as standard for the models that have it, and ``fast`` up to
+6 times (https://openai.com/api-priority-processing, https://platform.claude.com/docs, 2026-11). The
+other tiers (flex, scale) are never dearer. Batches cost half at OpenAI, Anthropic and Google
+(https://platform.claude.com/docs/en/build-with-claude/batch-processing,
+https://ai.google.dev/gemini-api/docs/batch-api, 2026-11)."""
+
+_CHEAP_TIERS: Final = frozenset(
+    {"default", "standard", "auto", "on_demand", "scale", "standard_only"}
+)
+
+
+class Terms(Struct, frozen=True, gc=False):
+    """What a request's body says about the rates that it can meet.
+
+    Attributes:
+        tier: the service tier that it asks for.
+        cache_writes: what may be written to a prompt cache: 0 nothing, 1 for minutes, 2 for an
+            hour.
+        text_only: whether neither the prompt nor the answer can hold sound.
+        surcharge_permille: for the place where it is processed, in thousandths.
+    """
+
+    tier: str = STANDARD
+    cache_writes: int = 1
+    text_only: bool = False
+    surcharge_permille: int = PERMILLE
+
+
+ANY_TERMS: Final = Terms()
+
+
+class Buckets(Protocol):
+    """The tokens of one answer in disjoint buckets, and what is charged besides."""
+
+    @property
+    def input_tokens(self) -> int: ...
+    @property
+    def output_tokens(self) -> int: ...
+    @property
+    def cache_read_tokens(self) -> int: ...
+    @property
+    def cache_write_tokens(self) -> int: ...
+    @property
+    def cache_write_1h_tokens(self) -> int: ...
+    @property
+    def reasoning_tokens(self) -> int: ...
+    @property
+    def audio_tokens(self) -> int: ...
+    @property
+    def service_tier(self) -> str | None: ...
+    @property
+    def surcharge_permille(self) -> int: ...
+    @property
+    def fees(self) -> Mapping[str, int] | None: ...
+
+
+def rows_of(rates: ModelRates) -> list[RateRow]:
+    """Return a price list; of an older gateway's rates, which have none, one row."""
+    if rates.rows:
+        return rates.rows
+    return [
+        RateRow(
+            STANDARD,
+            -1,
+            rates.input_per_mtok,
+            rates.output_per_mtok,
+            rates.cache_read_per_mtok,
+            rates.cache_write_per_mtok,
+            max(rates.cache_write_per_mtok, rates.worst_input_per_mtok),
+            rates.reasoning_per_mtok,
+            rates.audio_per_mtok,  # its own, or that of the dearest text
+        )
+    ]
+
+
+def worst_rates(rates: ModelRates, input_tokens: int | None, terms: Terms) -> tuple[int, int]:
+    """Return the dearest rates that a token of the prompt, and of the answer, can meet.
+
+    Nano-dollars per million tokens.
+
+    Args:
+        rates: of the model.
+        input_tokens: most tokens of the prompt; ``None`` when nothing bounds it. A smaller prompt
+            may be priced by any row below.
+        terms: of the request.
+    """
+    rows = rates.rows
+    if not rows:
+        surcharge = _surcharge(terms.tier, STANDARD, terms.surcharge_permille)
+        if surcharge == PERMILLE:
+            return rates.worst_input_per_mtok, rates.worst_output_per_mtok
+        return (
+            -(-rates.worst_input_per_mtok * surcharge // PERMILLE),
+            -(-rates.worst_output_per_mtok * surcharge // PERMILLE),
+        )
+    tier = listed_tier(rows, terms.tier) if terms.tier else STANDARD
+    writes, text_only = terms.cache_writes, terms.text_only
+    in_rate = out_rate = 0
+    for row in rows:
+        # A vendor may fall back to the standard tier.
+        if (row.tier and row.tier != tier) or (
+            input_tokens is not None and input_tokens <= row.above
+        ):
+            continue
+        in_rate = max(in_rate, row.input, row.cache_read)
+        out_rate = max(out_rate, row.output, row.reasoning)
+        if writes:
+            in_rate = max(in_rate, row.cache_write, row.cache_write_1h if writes > 1 else 0)
+        if not text_only:
+            in_rate, out_rate = max(in_rate, row.audio), max(out_rate, row.audio)
+    if terms.tier or terms.surcharge_permille != PERMILLE:
+        surcharge = _surcharge(terms.tier, tier, terms.surcharge_permille)
+        in_rate = -(-in_rate * surcharge // PERMILLE)
+        out_rate = -(-out_rate * surcharge // PERMILLE)
+    return in_rate, out_rate
+
+
+def most_input(rates: ModelRates, input_tokens: int | None, answers: int = 1) -> int | None:
+    """Return the most tokens of a prompt: no vendor takes more than the model's context.
+
+    A list with prices for prompts above that context knows an older one.
+
+    Args:
+        rates: of the model.
+        input_tokens: most tokens of the prompt, or of all prompts of a batch; ``None`` when nothing
+            bounds it.
+        answers: how many answers there are; a batch has a prompt for each.
+    """
+    context = rates.context_tokens
+    if input_tokens is None or context is None or input_tokens <= context:
+        return context if input_tokens is None else input_tokens
+    if any(row.above >= context for row in rates.rows):
+        return input_tokens
+    return min(input_tokens, context * answers)
+
+
+def listed_tier(rows: list[RateRow], tier: str | None) -> str:
+    """Return the tier whose rows price a request: its own where that is listed, else standard."""
+    if not tier or tier in _CHEAP_TIERS:
+        return STANDARD
+    return tier if any(row.tier == tier for row in rows) else STANDARD
+
+
+def _surcharge(tier: str | None, listed: str, place_permille: int) -> int:
+    """Return what comes on top of a row's prices, in thousandths: the place, a tier not listed."""
+    if tier and tier != listed:
+        return place_permille * _UNLISTED_TIERS.get(tier, PERMILLE) // PERMILLE
+    return place_permille
+
+
+def usage_cost(rows: list[RateRow], usage: Buckets) -> int:
+    """Return what an answer cost by a price list, in nano-dollars, rounded up."""
+    prompt = usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens
+    tier = listed_tier(rows, usage.service_tier)
+    found = rows[0]
+    for row in rows:
+        if (
+            row.tier == tier
+            and prompt > row.above
+            and (found.tier != tier or row.above >= found.above)
+        ):
+            found = row
+    long_writes = min(usage.cache_write_1h_tokens, usage.cache_write_tokens)
+    total = (
+        usage.input_tokens * found.input
+        + usage.output_tokens * found.output
+        + usage.cache_read_tokens * found.cache_read
+        + (usage.cache_write_tokens - long_writes) * found.cache_write
+        + long_writes * found.cache_write_1h
+        + usage.reasoning_tokens * found.reasoning
+        + usage.audio_tokens * (found.audio or max(found.input, found.output))
+    )
+    surcharge = _surcharge(usage.service_tier, tier, usage.surcharge_permille)
+    cost = -(-total * surcharge // (_MILLION * PERMILLE))
+    if usage.fees:
+        cost += fees.cost(usage.fees)
+    return min(cost, NANOUSD_MAX)

@@ -1,0 +1,415 @@
+"""What is held for a request is at least what a vendor bills for it, by a price table of its own.
+
+The table below is not ours: it is written down from the vendors' pages, in dollars, and prices an
+answer in its own way. Generated requests (vendor, model, cache, tier, place, size of the prompt)
+are bounded as the SDK does it, answered in any way that their limits allow, and billed.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from fractions import Fraction
+from typing import Any, Final
+
+import msgspec
+import pytest
+
+from guard.core.bounds import InputRatios, bound_of
+from guard.core.leases import cost_of, worst_case
+from guard.core.request_bound import RequestBound
+from guard.core.usage import Call, Usage, find_endpoint, read_body
+from guard.gateway.domain.records import Rates
+from guard.gateway.domain.request_cost import request_cost
+from guard.gateway.services.pricing import PriceBook
+
+FALLBACK = Rates(input_per_mtok=10**10, output_per_mtok=4 * 10**10)
+
+PRICES: Final[dict[str, dict[str, Any]]] = {
+    # dollars per million tokens, October and November 2026
+    "gpt-4o": {"context": 128_000, "in": "2.5", "out": "10", "read": "1.25", "priority": "1.7"},
+    "gpt-4.1-mini": {"context": 1_047_576, "in": "0.4", "out": "1.6", "read": "0.1",
+                     "priority": "1.75"},
+    "gpt-5": {"context": 400_000, "in": "1.25", "out": "10", "read": "0.125", "priority": "2"},
+    "gpt-5.4": {"context": 1_050_000, "in": "2.5", "out": "15", "read": "0.25", "priority": "2",
+                "long": (272_000, "5", "22.5", "0.5")},
+    "o1-pro": {"context": 200_000, "in": "150", "out": "600", "read": "150"},
+    "claude-sonnet-4-5": {"context": 1_000_000, "in": "3", "out": "15", "read": "0.3",
+                          "long": (200_000, "6", "22.5", "0.6")},
+    "claude-haiku-4-5": {"context": 200_000, "in": "1", "out": "5", "read": "0.1"},
+    "claude-opus-4-6": {"context": 1_000_000, "in": "5", "out": "25", "read": "0.5", "us": "1.1"},
+    "gemini-2.5-pro": {"context": 1_048_576, "in": "1.25", "out": "10", "read": "0.125",
+                       "long": (200_000, "2.5", "15", "0.25")},
+    "gemini-2.5-flash": {"context": 1_048_576, "in": "0.3", "out": "2.5", "read": "0.03"},
+}  # fmt: skip
+OPENAI = ("gpt-4o", "gpt-4.1-mini", "gpt-5", "gpt-5.4", "o1-pro")
+ANTHROPIC = ("claude-sonnet-4-5", "claude-haiku-4-5", "claude-opus-4-6")
+GEMINI = ("gemini-2.5-pro", "gemini-2.5-flash")
+
+
+def bill(model: str, tokens: dict[str, int], tier: str, place: str) -> Fraction:
+    """What the vendor charges, in nano-dollars."""
+    price = PRICES[model]
+    rate_in, rate_out, rate_read = (Fraction(price[name]) for name in ("in", "out", "read"))
+    prompt = tokens["in"] + tokens["read"] + tokens["write"] + tokens["write_1h"]
+    is_long = "long" in price and prompt > price["long"][0]
+    if is_long:
+        rate_in, rate_out, rate_read = (Fraction(x) for x in price["long"][1:])
+    total = (
+        tokens["in"] * rate_in
+        + tokens["read"] * rate_read
+        + tokens["write"] * rate_in * Fraction("1.25")
+        + tokens["write_1h"] * rate_in * 2
+        + tokens["out"] * rate_out
+    )
+    if tier == "priority" and "priority" in price and not is_long:  # not offered for those
+        total *= Fraction(price["priority"])
+    if place == "us":
+        total *= Fraction(price.get("us", 1))
+    return total * 1000
+
+
+class Case:
+    """One generated request and the answer to it."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.model = rng.choice(list(PRICES))
+        text = "To be, or not to be. " * rng.choice([1, 20, 300, 300, 45_000])
+        self.limit = rng.choice([None, 1, 500, 4096])
+        self.answers = rng.choice([1, 1, 3])
+        self.tier, self.place = rng.choice(["", "", "priority", "flex"]), rng.choice(["", "us"])
+        self.cache = rng.choice(["", "5m", "1h"])
+        self.host, self.path, self.body = getattr(self, f"_{self._vendor()}")(text)
+        endpoint = find_endpoint("POST", self.host, self.path)
+        assert endpoint is not None
+        self.format = endpoint.format
+        raw = json.dumps(self.body).encode()
+        self.bound = bound_of(self.format, self.path, raw, InputRatios())
+        self.tokens = self._answer(rng)
+
+    def _vendor(self) -> str:
+        return next(
+            name
+            for name, models in (("openai", OPENAI), ("anthropic", ANTHROPIC), ("gemini", GEMINI))
+            if self.model in models
+        )
+
+    def _openai(self, text: str) -> tuple[str, str, dict[str, Any]]:
+        body: dict[str, Any] = {
+            "model": self.model, "messages": [{"role": "user", "content": text}],
+        }  # fmt: skip
+        if self.limit is not None:
+            body["max_completion_tokens"] = self.limit
+        if self.answers > 1:
+            body["n"] = self.answers
+        if self.tier:
+            body["service_tier"] = self.tier
+        self.place = ""
+        return "api.openai.com", "/v1/chat/completions", body
+
+    def _anthropic(self, text: str) -> tuple[str, str, dict[str, Any]]:
+        part: dict[str, Any] = {"type": "text", "text": text}
+        if self.cache:
+            part["cache_control"] = {"type": "ephemeral", "ttl": self.cache}
+        self.limit, self.answers, self.tier = self.limit or 8192, 1, ""
+        body: dict[str, Any] = {"model": self.model, "max_tokens": self.limit,
+                                "messages": [{"role": "user", "content": [part]}]}  # fmt: skip
+        if self.model != "claude-opus-4-6":
+            self.place = ""
+        if self.place:
+            body["inference_geo"] = self.place
+        return "api.anthropic.com", "/v1/messages", body
+
+    def _gemini(self, text: str) -> tuple[str, str, dict[str, Any]]:
+        self.tier = self.place = ""
+        config: dict[str, Any] = {}
+        if self.limit is not None:
+            config["maxOutputTokens"] = self.limit
+        if self.answers > 1:
+            config["candidateCount"] = self.answers
+        body = {"contents": [{"parts": [{"text": text}]}], "generationConfig": config}
+        host = "generativelanguage.googleapis.com"
+        return host, f"/v1beta/models/{self.model}:generateContent", body
+
+    def _answer(self, rng: random.Random) -> dict[str, int]:
+        """Any split of the prompt into buckets, and as large an answer as the request allows."""
+        most = self.bound.input_tokens
+        assert most is not None
+        most = min(most, PRICES[self.model]["context"])  # more is refused, and free
+        left = prompt = rng.choice([most, most, rng.randrange(1, most + 1)])
+        read = rng.randrange(left + 1)
+        left -= read
+        written = left if self.cache and self.model in ANTHROPIC and rng.random() < 0.8 else 0
+        each = rng.choice([1, self.limit or 1000, self.limit or 1000])
+        long_write = written if self.cache == "1h" else 0
+        assert prompt == read + written + (left - written)
+        return {"in": left - written, "read": read, "write": written - long_write,
+                "write_1h": long_write, "out": each * self.answers}  # fmt: skip
+
+    def usage(self) -> Usage:
+        """Read the answer as the vendor writes it."""
+        t = self.tokens
+        if self.model in OPENAI:
+            body: dict[str, Any] = {"model": self.model, "usage": {
+                "prompt_tokens": t["in"] + t["read"], "completion_tokens": t["out"],
+                "prompt_tokens_details": {"cached_tokens": t["read"]}}}  # fmt: skip
+            # A vendor without room for the cheaper tier answers at the standard price.
+            body["service_tier"] = "priority" if self.tier == "priority" else "default"
+        elif self.model in ANTHROPIC:
+            body = {"model": self.model, "usage": {
+                "input_tokens": t["in"], "output_tokens": t["out"],
+                "cache_read_input_tokens": t["read"],
+                "cache_creation_input_tokens": t["write"] + t["write_1h"],
+                "cache_creation": {"ephemeral_5m_input_tokens": t["write"],
+                                   "ephemeral_1h_input_tokens": t["write_1h"]},
+                "service_tier": "standard", "inference_geo": self.place or "global"}}  # fmt: skip
+        else:
+            body = {"modelVersion": self.model, "usageMetadata": {
+                "promptTokenCount": t["in"] + t["read"], "cachedContentTokenCount": t["read"],
+                "candidatesTokenCount": t["out"]}}  # fmt: skip
+        found = read_body(self.format, json.dumps(body).encode(), Call(self.path))
+        assert found is not None
+        return found
+
+
+@pytest.fixture(scope="module")
+def prices() -> PriceBook:
+    return PriceBook([], FALLBACK)
+
+
+def check(prices: PriceBook, rng: random.Random) -> None:
+    case = Case(rng)
+    rates = prices.model_rates(case.format.provider, case.model)
+    billed = bill(case.model, case.tokens, case.tier, case.place)
+    held = worst_case(rates, case.bound)
+    assert held is not None
+    asked = (case.model, case.tokens, case.tier, case.place, case.cache)
+    assert held[0] >= billed, asked
+    charged = cost_of(rates, case.usage())
+    assert charged >= billed, asked
+    price = PRICES[case.model]
+    if case.tier != "priority" or ("priority" in price and "long" not in price):
+        assert charged <= billed + 1, asked
+
+
+def test_the_bound_is_at_least_the_bill(prices: PriceBook) -> None:
+    rng = random.Random(11)
+    for _ in range(400):
+        check(prices, rng)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_the_bound_is_at_least_the_bill_a_million_times(prices: PriceBook) -> None:
+    rng = random.Random(12)
+    for _ in range(1_000_000):
+        check(prices, rng)
+
+
+class FeeCase:
+    """A request with tools that its vendor runs itself, answered with as many calls as it allows.
+
+    The fees are written down here once more, in dollars, by the vendors' pages of November 2026.
+    """
+
+    SEARCHES: Final = {"gpt-4o": "0.025", "gpt-4.1-mini": "0.025", "gpt-5": "0.01",
+                       "gpt-5.4": "0.01", "o1-pro": "0.01"}  # fmt: skip
+    """Of the preview tool; the other one costs a cent for every model."""
+    MEMORY: Final = {"1g": "0.03", "4g": "0.12", "16g": "0.48", "64g": "1.92"}
+
+    def __init__(self, rng: random.Random) -> None:
+        self.model = rng.choice(list(PRICES))
+        self.dollars = Fraction(0)
+        vendor = "openai" if self.model in OPENAI else "claude" if "claude" in self.model else ""
+        self.message: dict[str, Any] = {}
+        make = {"openai": self._openai, "claude": self._anthropic, "": self._gemini}[vendor]
+        host, self.path, body = make(rng)
+        endpoint = find_endpoint("POST", host, self.path)
+        assert endpoint is not None
+        self.format = endpoint.format
+        self.bound = bound_of(self.format, self.path, json.dumps(body).encode(), InputRatios())
+
+    def _openai(self, rng: random.Random) -> tuple[str, str, dict[str, Any]]:
+        most = rng.randrange(1, 30)
+        is_preview = rng.random() < 0.5
+        kind = "web_search_preview" if is_preview else "web_search"
+        tools: list[Any] = []
+        output: list[Any] = [{"type": "message", "content": [{"type": "output_text", "text": "a"}]}]
+        left = most
+        if rng.random() < 0.7:
+            tools.append({"type": kind})
+            number = rng.choice([left, rng.randrange(left + 1)])
+            left -= number
+            price = self.SEARCHES[self.model] if is_preview else "0.01"
+            self.dollars += number * Fraction(price)
+            output += [{"type": "web_search_call", "action": {"type": "search"}}] * number
+            output += [{"type": "web_search_call", "action": {"type": "open_page"}}] * 2
+        if rng.random() < 0.5:
+            tools.append({"type": "file_search", "vector_store_ids": ["v"]})
+            self.dollars += left * Fraction("0.0025")
+            output += [{"type": "file_search_call"}] * left
+        if rng.random() < 0.5:
+            memory = rng.choice(["", *self.MEMORY])
+            place = {"type": "auto", **({"memory_limit": memory} if memory else {})}
+            tools.append({"type": "code_interpreter", "container": place})
+            if rng.random() < 0.7:
+                self.dollars += Fraction(self.MEMORY[memory or "1g"])
+                output += [{"type": "code_interpreter_call", "container_id": "c"}] * 3
+        body = {"model": self.model, "input": "find it", "max_output_tokens": 50,
+                "max_tool_calls": most, "tools": tools}  # fmt: skip
+        usage = {"input_tokens": 9, "output_tokens": 50}
+        self.message = {"object": "response", "model": self.model, "tools": tools,
+                        "output": output, "usage": usage}  # fmt: skip
+        self.tokens = {"in": 9, "out": 50}
+        return "api.openai.com", "/v1/responses", body
+
+    def _anthropic(self, rng: random.Random) -> tuple[str, str, dict[str, Any]]:
+        most = rng.randrange(1, 30)
+        number = rng.choice([most, rng.randrange(most + 1)])
+        self.dollars += number * Fraction("0.01")
+        tool = {"type": "web_search_20260209", "name": "web_search", "max_uses": most}
+        body = {"model": self.model, "max_tokens": 50, "tools": [tool],
+                "messages": [{"role": "user", "content": "find it"}]}  # fmt: skip
+        usage = {"input_tokens": 9, "output_tokens": 50,
+                 "server_tool_use": {"web_search_requests": number}}  # fmt: skip
+        self.message = {"type": "message", "model": self.model, "usage": usage}
+        self.tokens = {"in": 9, "out": 50}
+        return "api.anthropic.com", "/v1/messages", body
+
+    def _gemini(self, rng: random.Random) -> tuple[str, str, dict[str, Any]]:
+        candidate: dict[str, Any] = {"finishReason": "STOP"}
+        if rng.random() < 0.7:
+            candidate["groundingMetadata"] = {"webSearchQueries": ["a", "b", "c"]}
+            self.dollars += Fraction("0.035")
+        body = {"contents": [{"parts": [{"text": "find it"}]}], "tools": [{"googleSearch": {}}],
+                "generationConfig": {"maxOutputTokens": 50}}  # fmt: skip
+        self.message = {
+            "modelVersion": self.model, "candidates": [candidate],
+            "usageMetadata": {"promptTokenCount": 9, "candidatesTokenCount": 50},
+        }  # fmt: skip
+        self.tokens = {"in": 9, "out": 50}
+        path = f"/v1beta/models/{self.model}:generateContent"
+        return "generativelanguage.googleapis.com", path, body
+
+
+def test_what_is_held_besides_tokens_is_at_least_the_bill(prices: PriceBook) -> None:
+    rng = random.Random(13)
+    for _ in range(400):
+        case = FeeCase(rng)
+        tokens = {**dict.fromkeys(("read", "write", "write_1h"), 0), **case.tokens}
+        billed = bill(case.model, tokens, "", "") + case.dollars * 10**9
+        rates = prices.model_rates(case.format.provider, case.model)
+        held = worst_case(rates, case.bound)  # None without a known context: the gateway decides
+        assert held is None or held[0] >= billed, case.message
+        asked = request_cost(
+            rates, case.bound.input_tokens, case.bound.output_tokens, fees=case.bound.fees,
+            assumed_input=rates.context_tokens or 200_000, assumed_output=0, is_exact=True,
+        )  # fmt: skip
+        assert asked.amount >= max(billed, 0 if held is None else held[0]), case.message
+        usage = read_body(case.format, json.dumps(case.message).encode(), Call(case.path))
+        assert usage is not None
+        assert billed <= cost_of(rates, usage) <= billed + 1, case.message
+
+
+OPENAI_HOST, GOOGLE_HOST = "api.openai.com", "generativelanguage.googleapis.com"
+
+
+def piece(rng: random.Random) -> tuple[str, str, Any, Fraction]:
+    """A request that is billed by the piece, and its bill in dollars by the vendors' pages."""
+    n = rng.randrange(1, 5)
+    kind = rng.choice(["image", "older image", "speech", "transcript", "sora", "imagen", "veo"])
+    if kind == "image":
+        quality, size = rng.choice(["standard", "hd"]), rng.choice(["1024x1024", "1024x1792"])
+        dollars = {("standard", "1024x1024"): "0.04", ("standard", "1024x1792"): "0.08",
+                   ("hd", "1024x1024"): "0.08", ("hd", "1024x1792"): "0.12"}  # fmt: skip
+        body: Any = {"model": "dall-e-3", "prompt": "a", "quality": quality, "size": size}
+        return OPENAI_HOST, "/v1/images/generations", body, Fraction(dollars[quality, size])
+    if kind == "older image":
+        size, price = rng.choice([("256x256", "0.016"), ("512x512", "0.018"),
+                                  ("1024x1024", "0.02")])  # fmt: skip
+        body = {"model": "dall-e-2", "prompt": "a", "n": n, "size": size}
+        return OPENAI_HOST, "/v1/images/generations", body, n * Fraction(price)
+    if kind == "speech":
+        model, price = rng.choice([("tts-1", "15"), ("tts-1-hd", "30")])
+        text = "é" * rng.randrange(1, 4097)
+        body = {"model": model, "input": text, "voice": "alloy"}
+        return OPENAI_HOST, "/v1/audio/speech", body, len(text) * Fraction(price) / 10**6
+    if kind == "transcript":
+        seconds = rng.randrange(1, 400)
+        sound = bytes(seconds * rng.choice([800, 2_000, 16_000]))  # as dense as any, and denser
+        form = (
+            b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\nwhisper-1\r\n--x\r\n'
+            b'Content-Disposition: form-data; name="file"; filename="a.mp3"\r\n\r\n%b\r\n--x--\r\n'
+        )
+        bill = seconds * Fraction("0.006") / 60
+        return OPENAI_HOST, "/v1/audio/transcriptions", form % sound, bill
+    if kind == "sora":
+        model, size, price = rng.choice([
+            ("sora-2", "1280x720", "0.1"), ("sora-2-pro", "1280x720", "0.3"),
+            ("sora-2-pro", "1024x1792", "0.5"), ("sora-2-pro", "1920x1080", "0.7"),
+        ])  # fmt: skip
+        length = rng.choice([None, "4", "8", "12"])
+        body = {"model": model, "prompt": "a", "size": size,
+                **({} if length is None else {"seconds": length})}  # fmt: skip
+        return OPENAI_HOST, "/v1/videos", body, int(length or 4) * Fraction(price)
+    if kind == "imagen":
+        model, price = rng.choice([("fast-", "0.02"), ("", "0.04"), ("ultra-", "0.06")])
+        body = {"instances": [{"prompt": "a"}], "parameters": {"sampleCount": n}}
+        path = f"/v1beta/models/imagen-4.0-{model}generate-001:predict"
+        return GOOGLE_HOST, path, body, n * Fraction(price)
+    model, size, price = rng.choice([
+        ("", "720p", "0.4"), ("", "4k", "0.6"), ("fast-", "720p", "0.1"),
+        ("fast-", "1080p", "0.12"), ("fast-", "4k", "0.3"), ("lite-", "720p", "0.05"),
+        ("lite-", "1080p", "0.08"),
+    ])  # fmt: skip
+    seconds = rng.choice([4, 6, 8])
+    body = {"instances": [{"prompt": "a"}],
+            "parameters": {"durationSeconds": seconds, "resolution": size}}  # fmt: skip
+    path = f"/v1beta/models/veo-3.1-{model}generate-preview:predictLongRunning"
+    return GOOGLE_HOST, path, body, seconds * Fraction(price)
+
+
+def test_what_is_held_by_the_piece_is_at_least_the_bill(prices: PriceBook) -> None:
+    rng = random.Random(14)
+    for _ in range(200):
+        host, path, body, dollars = piece(rng)
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        endpoint = find_endpoint("POST", host, path)
+        assert endpoint is not None
+        assert not endpoint.is_unlisted
+        bound = bound_of(endpoint.format, path, data, InputRatios())
+        rates = prices.model_rates(endpoint.format.provider, bound.model or "")
+        held = worst_case(rates, bound)
+        assert held is not None, path
+        billed = dollars * 10**9
+        assert held[0] >= billed, (path, body)
+        if "transcriptions" not in path:
+            assert held[0] == billed, (path, body)
+        usage = read_body(endpoint.format, b"{}", Call(path, lambda data=data: data))  # type: ignore[misc]
+        assert usage is not None
+        usage = msgspec.structs.replace(usage, fees=bound.fees)  # as an observed call does
+        assert cost_of(rates, usage) == held[0]
+
+
+def test_the_price_above_a_size_is_for_prompts_above_it(prices: PriceBook) -> None:
+    rates = prices.model_rates("anthropic", "claude-sonnet-4-5")
+    small = RequestBound("anthropic", "m", 3_000, 1_000)
+    large = RequestBound("anthropic", "m", 300_000, 1_000)
+    unbounded = RequestBound("anthropic", "m", None, 1_000)
+    held = [worst_case(rates, bound) for bound in (small, large, unbounded)]
+    assert held[0] == (3_000 * 3_750 + 1_000 * 15_000, 1_000), "with what may be written to a cache"
+    assert held[1] is not None
+    assert held[1][0] == 300_000 * 7_500 + 1_000 * 22_500
+
+
+def test_an_older_gateways_rates_are_read(prices: PriceBook) -> None:
+    from guard.core import wire
+
+    rates = prices.model_rates("openai", "gpt-4o")
+    data = json.loads(wire.encode(rates))
+    assert len(data.pop("rows")) >= 1
+    older = wire.decode(json.dumps(data).encode(), wire.ModelRates)
+    bound = RequestBound("openai", "gpt-4o", 100, 50)
+    assert older.rows == []
+    assert worst_case(older, bound) == (100 * 2_500 + 50 * 10_000, 50)
+    assert cost_of(older, Usage(input_tokens=100, output_tokens=50)) == 100 * 2_500 + 50 * 10_000

@@ -1,0 +1,115 @@
+"""Files in a prompt are bounded by what they are, not by how many bytes they have."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import struct
+import wave
+from typing import Any
+
+import pytest
+
+from guard.core.bounds import InputRatios, bound_of, files
+from guard.core.bounds.media import image_tokens
+from guard.core.usage.vendors import find_endpoint
+
+
+def pdf(pages: int, padding: int = 0, packed: str = "") -> bytes:
+    kids = " ".join(f"{3 + n} 0 R" for n in range(pages))
+    objects = [f"<< /Type /Pages /Kids [{kids}] /Count {pages} >>"]
+    objects += ["<< /Type /Page /Parent 2 0 R >>"] * pages
+    body = "".join(f"{n + 2} 0 obj {each} endobj\n" for n, each in enumerate(objects))
+    return f"%PDF-1.4\n{body}{packed}%{'x' * padding}\n".encode()
+
+
+def wav(seconds: float, rate: int = 16_000) -> bytes:
+    out = io.BytesIO()
+    with wave.open(out, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes(bytes(2 * int(rate * seconds)))
+    return out.getvalue()
+
+
+def png(width: int, height: int) -> bytes:
+    return (
+        b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + b"IHDR" + struct.pack(">II", width, height)
+    )
+
+
+IMAGES = {
+    "png": "iVBORw0KGgoAAAANSUhEUgAAACUAAAAVCAIAAABOhrD5AAAAGUlEQQ==",
+    "gif": "R0lGODdhJQAVAIEAAAAAAAAAAAAAAAAAACwAAAAAJQAVAEAILwABCA==",
+    "jpeg": "/9j/4AAQSkZJRgABAQAAAQABAAD/wAARCAAVACUDASIAAhEBAxEB",
+    "progressive jpeg": "/9j/4AAQSkZJRgABAQAAAQABAAD/wgARCAAVACUDASIAAhEBAxEB",
+    "webp": "UklGRjQAAABXRUJQVlA4ICgAAADwAgCdASolABUAPm02l0ikIyIhJQ==",
+    "webp, lossless": "UklGRhoAAABXRUJQVlA4TA4AAAAvJAAFAAcQEf0PRET/Aw==",
+    "webp, extended": "UklGRlAAAABXRUJQVlA4WAoAAAAIAAAAJAAAFAAAVlA4ICgAAADwAg==",
+}
+"""The beginnings of pictures of 37 by 21 pixels, as an imaging library has written them."""
+
+
+def tokens(part: dict[str, Any], model: str = "claude-opus-4-5") -> int:
+    endpoint = find_endpoint("POST", "api.anthropic.com", "/v1/messages")
+    assert endpoint is not None
+    asked = {"model": model, "max_tokens": 1, "messages": [{"role": "user", "content": [part]}]}
+    found = bound_of(endpoint.format, "/v1/messages", json.dumps(asked).encode(), InputRatios())
+    assert found.input_tokens is not None
+    return found.input_tokens
+
+
+def block(kind: str, mime: str, data: bytes) -> dict[str, Any]:
+    encoded = base64.b64encode(data).decode()
+    return {"type": kind, "source": {"type": "base64", "media_type": mime, "data": encoded}}
+
+
+def test_a_pdf_by_its_pages() -> None:
+    large = tokens(block("document", "application/pdf", pdf(3, padding=1_000_000)))
+    assert 3 * 4_600 <= large < 3 * 4_600 + 600
+
+
+@pytest.mark.parametrize("packed", ["/Type /ObjStm ", "/Encrypt 5 0 R "])
+def test_a_pdf_whose_pages_cannot_be_counted_by_its_bytes(packed: str) -> None:
+    data = pdf(1, padding=100_000, packed=packed)
+    assert files.pdf_pages(data) is None
+    assert tokens(block("document", "application/pdf", data)) > 50 * 4_600
+
+
+def test_sound_by_its_seconds() -> None:
+    data = wav(60)
+    found = tokens(block("audio", "audio/wav", data))
+    assert 60 * 32 <= found < 60 * 33 + 500
+    assert tokens(block("audio", "audio/mp3", data[44:])) > 60 * 1_000
+
+
+def test_a_picture_for_claude_by_its_pixels() -> None:
+    small = tokens(block("image", "image/png", png(200, 200) + bytes(100)))
+    assert small < 64 + 500
+    huge = tokens(block("image", "image/png", png(8_000, 8_000) + bytes(100)))
+    assert image_tokens("claude-opus-4-5") <= huge < image_tokens("claude-opus-4-5") + 500
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_the_pixels_of_each_format(name: str) -> None:
+    head = base64.b64decode(IMAGES[name])
+    assert files.image_pixels(head + bytes(100)) == (37, 21)
+    for size in range(len(head)):  # cut anywhere, it is known or not, and never wrong
+        assert files.image_pixels(head[:size]) in (None, (37, 21))
+    picture = block("image", f"image/{name.partition(',')[0].split()[-1]}", head + bytes(9_000))
+    assert tokens(picture) < 8 + 500
+
+
+def test_a_jpeg_whose_frame_comes_late_is_left_to_the_flat_figure() -> None:
+    late = b"\xff\xd8\xff\xe1\xff\xff" + bytes(0xFFFD) + base64.b64decode(IMAGES["jpeg"])[2:]
+    assert tokens(block("image", "image/jpeg", late)) >= image_tokens("claude-opus-4-5")
+
+
+@pytest.mark.parametrize("data", [b"", b"%PDF-", b"RIFF", b"\x89PNG", b"x" * 5000])
+def test_what_is_no_such_file_is_left_to_the_flat_figures(data: bytes) -> None:
+    assert files.pdf_pages(data) is None
+    assert files.wav_seconds(data, 1_000) is None
+    assert files.image_pixels(data) is None
+    assert files.decoded("%%%", whole=True) == b""
