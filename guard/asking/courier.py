@@ -41,8 +41,9 @@ from guard.core.leases import (
     Question,
     TopUp,
     Update,
+    Wait,
+    Withdraw,
 )
-from guard.core.leases.question import granted
 from guard.instrumentation.unread_answers import UnreadAnswers
 from guard.loop import Admission, AdmissionError, LoopClosedError, Ticket
 from guard.session.event_pipeline import EventPipeline
@@ -138,14 +139,8 @@ class Courier:
         Raises:
             LoopClosedError: guard was shut down.
         """
-        background, session = self._link.background, self._link.session
-        if session is None or not session.asks.is_open:
-            # No lease can cover it. In its turn it goes over HTTP; until then it costs the loop
-            # nothing, however many there are.
-            start = functools.partial(self._asked_over_http, question)
-            self._admission.submit(start, abandoned=self.give_back, ticket=ticket)
-            return
-        ticket.started = True
+        background = self._link.background
+        background.start()
         # If the loop ends, it cancels the ticket.
         background.track(ticket)
         self.inbox.append(question)
@@ -178,6 +173,11 @@ class Courier:
             session.asks.sweep(now_s)
         decision_log.is_on()
         self.carry_out(self._desk.tick(now_s))
+
+    def room(self, call_ids: Iterable[str]) -> None:
+        """Money has come back for calls that wait in line."""
+        now_s = self._look()
+        self.carry_out(self._desk.room(call_ids, now_s))
 
     def give_back(self, grant: Grant) -> None:
         """Give back what a grant has set aside and no call uses."""
@@ -213,6 +213,11 @@ class Courier:
                     _fail(effect)
                 elif isinstance(effect, TopUp):
                     self._top_up(effect)
+                elif isinstance(effect, Wait):
+                    decision_log.waits(effect.question.request, effect.place)
+                elif isinstance(effect, Withdraw):
+                    if session is not None:
+                        session.release_soon(effect.question.request.call_id)
                 else:
                     updates.append(effect)
             if updates:
@@ -250,9 +255,11 @@ class Courier:
         # From here on the gateway may decide it, even if the socket is lost in this moment.
         errand.has_left = True
         question.over = "the socket"
+        if question.ticket is not None:
+            question.ticket.started = True
         answered = functools.partial(self._answered, session, errand)
         wait_s = _HEDGE_SHARE * _left_s(question.ends_s)
-        session.asks.ask("gate", request.call_id, body, answered, wait_s)
+        session.asks.ask("gate", question.key, body, answered, wait_s)
 
     def _top_up(self, effect: TopUp) -> None:
         session = self._link.session
@@ -329,22 +336,13 @@ class Courier:
         else:
             self._conclude(errand, turn.exception() or turn.result())
 
-    async def _asked_over_http(self, question: Question) -> Grant:
-        """Ask for a question that no lease can cover; its ticket takes what this returns."""
-        errand = _Errand(AskGateway(question), [])
-        try:
-            reply = await self._post(errand)
-        except BaseException as exc:
-            answer = self._noted(errand, exc)
-            assert isinstance(answer, NotGranted)
-            if answer.error is exc:
-                raise
-            raise answer.error from None
-        self._noted(errand, reply)
-        return granted(question, reply)
-
     async def _post(self, errand: _Errand) -> wire.GateReply:
-        request, ends_s = errand.ask.question.request, errand.ask.question.ends_s
+        question = errand.ask.question
+        request, ends_s, key = question.request, question.ends_s, question.key
+        if question.ticket is not None:
+            if question.ticket.cancelled():  # while it waited for its turn
+                raise was_shut_down()
+            question.ticket.started = True
         self.asking += 1
         try:
             session = await self._link.open()
@@ -354,12 +352,12 @@ class Courier:
                 errand.records = session.flusher.attach(request)
                 errand.has_left = True
             try:
-                return await session.client.gate(request, deadline_s=_left_s(ends_s))
+                return await session.client.gate(request, key, deadline_s=_left_s(ends_s))
             except BodyRefusedError:
                 if not errand.records:
                     raise
                 _detach(session, errand)
-                return await session.client.gate(request, deadline_s=_left_s(ends_s))
+                return await session.client.gate(request, key, deadline_s=_left_s(ends_s))
         finally:
             self.asking -= 1
 

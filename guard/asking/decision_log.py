@@ -55,6 +55,12 @@ def granted(request: wire.GateRequest, grant: Grant, over: str, began_s: float) 
     )  # fmt: skip
 
 
+def waits(request: wire.GateRequest, place: int) -> None:
+    """Log that something waits for money that is only set aside."""
+    where = f"place {place}" if place else "the gateway is away"
+    _LOGGER.debug("wait %s in %s: %s", asked(request), _named(request.workflow_id), where)
+
+
 def refused(
     exc: BaseException, scope: Scope | None, tool: str | None, verb: str = "refuse"
 ) -> None:

@@ -10,9 +10,12 @@ import asyncio
 import concurrent.futures
 import contextlib
 import functools
+import math
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
+
+from msgspec import structs
 
 from guard.asking import decision_log
 from guard.asking.courier import Courier, as_public
@@ -25,12 +28,14 @@ from guard.breaker.exceptions import (
 )
 from guard.control.bodies import TaskBody
 from guard.control.enforcement import Enforcement
-from guard.control.last_decision import Decisions
 from guard.core import wire
 from guard.core.leases import Grant, Question
-from guard.loop import Admission, AdmissionError, Arrival, LoopClosedError, Ticket
+from guard.loop import AdmissionError, Arrival, LoopClosedError, Ticket
 from guard.scope.scope import Scope
 from guard.session.link import Link
+
+_RESTART_S: Final = 20.0
+"""How long a local gateway may take to be started again; one that nobody starts stays away."""
 
 _Submit = Callable[[Question, Ticket[Grant]], None]
 
@@ -41,10 +46,10 @@ class Gate:
     Args:
         link: to the gateway.
         courier: takes questions to it.
-        admission: bounds the questions over HTTP.
         enforcement: ends the wait when the workflow, or a call around this one, is killed.
-        decisions: learns the budgets that replies carry.
         timeout_s: total time for an answer.
+        wait_ms: how long a question waits in line for money that is only set aside, in
+            milliseconds.
         waits_for_people: whether a call that needs an approval waits for it, or is refused.
     """
 
@@ -52,20 +57,18 @@ class Gate:
         self,
         link: Link,
         courier: Courier,
-        admission: Admission,
         enforcement: Enforcement,
-        decisions: Decisions,
         timeout_s: float,
         *,
+        wait_ms: int = 0,
         waits_for_people: bool = True,
     ) -> None:
         self._link = link
         self._background = link.background
         self._courier = courier
-        self._admission = admission
         self._enforcement = enforcement
-        self._decisions = decisions
         self._timeout_s = timeout_s
+        self._wait_ms = wait_ms
         self._waits_for_people = waits_for_people
 
     def after_fork(self) -> None:
@@ -101,20 +104,22 @@ class Gate:
             self._require_people(pending, question.request)
             submit = functools.partial(self._submit_pending, pending)
             with self._withdrawing(pending):
-                grant = self._wait(Question(question.request), submit, None)
+                self._wait(Question(question.request), submit, math.inf)
+                again = _again(question)
+                grant = _approved(self._wait(again, self._courier.put, self._timeout_s))
         if decision_log.is_on():
             decision_log.granted(question.request, grant, question.over, began_s)
         return grant
 
-    def _wait(self, question: Question, submit: _Submit, timeout_s: float | None) -> Grant:
-        request, future = question.request, self._ticket(question)
+    def _wait(self, question: Question, submit: _Submit, timeout_s: float) -> Grant:
+        request, future = question.request, self._ticket(question, timeout_s, waits=True)
         scope = Scope(workflow_id=request.workflow_id, run_id=request.run_id)
         with _as_guard_errors():
             try:
                 # A kill cancels the ticket, which ends the wait below in this thread.
                 with self._enforcement.bodies.waiting(scope, future.cancel):
                     submit(question, future)
-                    return future.result(timeout_s)
+                    return self._result(question, future)
             except concurrent.futures.CancelledError:
                 raise was_shut_down() from None
             except TimeoutError:
@@ -123,6 +128,16 @@ class Gate:
             except BaseException:
                 self._abandon(future)
                 raise
+
+    def _result(self, question: Question, future: Ticket[Grant]) -> Grant:
+        """Wait for the answer until the deadline, which moves while the question is in line."""
+        while True:
+            ends_s = question.ends_s
+            try:
+                return future.result(_left_s(ends_s))
+            except TimeoutError:
+                if question.ends_s <= ends_s:
+                    raise
 
     # -- async callers ----------------------------------------------------------------------------
 
@@ -140,21 +155,22 @@ class Gate:
             self._require_people(pending, question.request)
             submit = functools.partial(self._submit_pending, pending)
             with self._withdrawing(pending):
-                grant = await self._wait_async(Question(question.request), submit, None)
+                await self._wait_async(Question(question.request), submit, math.inf)
+                again = _again(question)
+                granted = await self._wait_async(again, self._courier.put, self._timeout_s)
+                grant = _approved(granted)
         if decision_log.is_on():
             decision_log.granted(question.request, grant, question.over, began_s)
         return grant
 
-    async def _wait_async(
-        self, question: Question, submit: _Submit, timeout_s: float | None
-    ) -> Grant:
-        request, future = question.request, self._ticket(question)
+    async def _wait_async(self, question: Question, submit: _Submit, timeout_s: float) -> Grant:
+        request, future = question.request, self._ticket(question, timeout_s, waits=True)
         wait = TaskBody(Scope(workflow_id=request.workflow_id, run_id=request.run_id))
         bodies = self._enforcement.bodies
         bodies.enter(wait)
         try:
             submit(question, future)
-            grant = await Arrival(future, timeout_s)
+            grant = await self._arrival(question, future)
         except BaseException as exc:
             self._abandon(future)
             late = isinstance(exc, TimeoutError)
@@ -169,6 +185,16 @@ class Gate:
             return grant
         finally:
             bodies.leave(wait)
+
+    async def _arrival(self, question: Question, future: Ticket[Grant]) -> Grant:
+        """Like :meth:`_result`."""
+        while True:
+            ends_s = question.ends_s
+            try:
+                return await Arrival(future, _left_s(ends_s))
+            except TimeoutError:
+                if question.ends_s <= ends_s:
+                    raise
 
     def _loop_ended(self) -> bool:
         """Tell whether a wait was cancelled by the loop's end, not by the user."""
@@ -195,7 +221,7 @@ class Gate:
             else:
                 answered(ticket.exception() or ticket.result())
 
-        ticket = self._ticket(question)
+        ticket = self._ticket(question, self._timeout_s)
         ticket.add_done_callback(ended)
         try:
             with _as_guard_errors():
@@ -206,12 +232,24 @@ class Gate:
 
     # -- what all three share ---------------------------------------------------------------------
 
-    def _ticket(self, question: Question) -> Ticket[Grant]:
+    def _ticket(
+        self, question: Question, timeout_s: float, *, waits: bool = False
+    ) -> Ticket[Grant]:
         """Give a question its deadline, and what takes its answer.
 
         It is made before the question is handed over: Ctrl-C can come at any instruction.
+
+        Args:
+            question: the question.
+            timeout_s: how long an answer is waited for.
+            waits: whether it waits in line for money that is only set aside.
         """
-        question.ends_s = time.monotonic() + self._timeout_s
+        question.ends_s = time.monotonic() + timeout_s
+        question.answer_s = timeout_s
+        if waits:
+            question.request.wait_ms = self._wait_ms
+            if self._link.restarts_gateway:
+                question.outlasts_s = min(self._wait_ms / 1000, _RESTART_S)
         if question.request.kind != "llm":
             self._mind_people(question.request)
         question.ticket = ticket = Ticket[Grant]()
@@ -225,15 +263,7 @@ class Gate:
     async def _answer_of_person(self, request: wire.GateRequest, pending: wire.GateReply) -> Grant:
         session = await self._link.open()
         await session.approvals.wait(request, pending)
-        turn = self._admission.submit(
-            lambda: session.ask_approved(request), abandoned=session.give_back
-        )
-        try:
-            reply = await Arrival(turn, self._timeout_s)
-        except TimeoutError:
-            raise self._too_late(turn) from None
-        self._decisions.learned(request.workflow_id, reply.budget, reply.warnings)
-        return Grant(reply, None, reply.rates, approved=True)
+        return Grant()
 
     def _abandon(self, future: Ticket[Grant]) -> None:
         """Nobody waits for the answer any more: release what it grants, if it has arrived."""
@@ -277,6 +307,23 @@ class Gate:
     def give_back(self, grant: Grant) -> None:
         """Give back what a grant has set aside; on the background loop."""
         self._courier.give_back(grant)
+
+
+def _left_s(ends_s: float) -> float | None:
+    return None if ends_s == math.inf else max(0.0, ends_s - time.monotonic())
+
+
+def _again(question: Question) -> Question:
+    """Return the question of a call that a person has approved: another one, for no lease."""
+    return Question(question.request, attempt=question.attempt + 1)
+
+
+def _approved(grant: Grant) -> Grant:
+    if grant.reply is not None and grant.reply.decision != "allow":
+        raise GuardTransportError(
+            "an approved call is still pending", source="GATEWAY_ERROR", endpoint=wire.GATE_PATH
+        )
+    return structs.replace(grant, approved=True)
 
 
 @contextlib.contextmanager

@@ -15,6 +15,8 @@ from guard.core.leases import Desk
 from guard.instrumentation.unread_answers import UnreadAnswers
 
 _TICK_S: Final = 0.25
+_RETURN_TICK_S: Final = 0.05
+"""While others wait for what this process holds."""
 
 
 class Keeper:
@@ -44,20 +46,36 @@ class Keeper:
         """How many questions are under way over HTTP."""
         return self._courier.asking
 
+    @property
+    def waiting(self) -> int:
+        """How many calls and requests wait in line."""
+        return self._desk.waiting
+
     async def run(self) -> None:
         """Do what is due, until cancelled."""
         while True:
-            await asyncio.sleep(_TICK_S)
+            is_awaited = self._desk.is_returning(time.monotonic())
+            await asyncio.sleep(_RETURN_TICK_S if is_awaited else _TICK_S)
             self._courier.tick()
 
     def capable(self, features: frozenset[str]) -> None:
         """Note what the gateway can do."""
         self._desk.tops_up = wire.FEATURE_LEASE_AHEAD in features
 
-    def recalled(self, lease_ids: list[str]) -> None:
-        """Give back at once what is not used; called while the frame is being read."""
+    def recalled(self, lease_ids: list[str], returns_s: float) -> None:
+        """Give back at once what is not used; called while the frame is being read.
+
+        Args:
+            lease_ids: of which leases.
+            returns_s: for so long what is not used from now on goes back at once, in seconds.
+        """
         self._unread.read()
-        self._updates.send(self._desk.recalled(lease_ids))
+        until_s = time.monotonic() + returns_s if returns_s else -math.inf
+        self._updates.send(self._desk.recalled(lease_ids, until_s))
+
+    def room(self, call_ids: list[str]) -> None:
+        """Money has come back for calls that wait in line."""
+        self._courier.room(call_ids)
 
     def pushed(self, messages: Iterable[wire.ControlMessage]) -> None:
         """Void what control messages concern."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from typing import Final
 
 from guard.asking import decision_log
 from guard.asking.gate import Gate
@@ -23,14 +24,25 @@ from guard.breaker.exceptions import (
 from guard.control.enforcement import refusal_in
 from guard.core import wire
 from guard.core.call_options import Ceiling
-from guard.core.leases import Grant, LaneKey, LeaseBook, Question, request_subject, worst_case
+from guard.core.leases import (
+    Grant,
+    LaneKey,
+    LeaseBook,
+    Question,
+    Subject,
+    request_subject,
+    worst_case,
+)
 from guard.core.request_bound import RequestBound
+from guard.instrumentation.request_gate import PutLimit, takes_no_limit
 from guard.scope.scope import Scope
 from guard.session.event_pipeline import EventPipeline
 from guard.session.link import Link
 from guard.settings import Settings
 
 logger = logging.getLogger("guard.requests")
+
+_UNPRICED_MAX: Final = 100
 
 
 class LlmRequests:
@@ -60,6 +72,14 @@ class LlmRequests:
         self._gate = gate
         self._leases = leases
         self._reports = reports
+        self.begin = events.begin  # the journal's, for a hold
+        # Models whose price the gateway does not know; a dict for its order.
+        self._unpriced: dict[str, None] = {}
+
+    @property
+    def unpriced_models(self) -> tuple[str, ...]:
+        """The models that were held, and are charged, at the gateway's fallback prices."""
+        return tuple(self._unpriced)
 
     @property
     def is_on(self) -> bool:
@@ -72,15 +92,13 @@ class LlmRequests:
     def hold(self, scope: Scope, bound: RequestBound) -> RequestHold | None:
         """Cover a request from a lease, without a round trip; None when the gateway must be asked.
 
-        Outside of a ``workflow`` or ``@protect`` scope nothing is covered, and nothing refused.
+        Outside of all scopes a request belongs to the process's default workflow.
         """
         call, options = scope.call, scope.options
-        if scope.workflow_id is None and call is None and options is None:
-            return NOT_GATED
         ceiling = None if options is None else options.ceiling
         if not self.is_on:
             return NOT_GATED if ceiling is None else None
-        lane, subject = lane_of(scope, bound), request_subject(bound.provider)
+        lane, subject = lane_of(scope, bound), subject_of(bound)
         if ceiling is not None and self._too_dear(ceiling, scope, bound) is not None:
             return None
         calls = 1 if call is None else 0
@@ -96,8 +114,15 @@ class LlmRequests:
             decision_log.covered(_named(bound), scope.workflow_id, found[0].lease.lease_id)
         return RequestHold(self, scope, bound, Grant(None, *found), ceiling)
 
-    def ask(self, scope: Scope, bound: RequestBound) -> RequestHold:
+    def ask(
+        self, scope: Scope, bound: RequestBound, limit: PutLimit = takes_no_limit
+    ) -> RequestHold:
         """Ask the gateway; blocks the calling thread.
+
+        Args:
+            scope: of the request.
+            bound: what it can cost at most.
+            limit: puts a limit on the output into it.
 
         Raises:
             Refusal: refused, or the gateway cannot be asked and there is no fallback.
@@ -105,28 +130,48 @@ class LlmRequests:
         """
         try:
             self._check_ceiling(scope, bound)
-            return self._under_ceiling(scope, bound, self._gate.ask(self._question(scope, bound)))
+            grant = self._gate.ask(self._question(scope, bound))
+            return self._under_ceiling(scope, bound, self._limited(scope, grant, limit))
         except (GuardError, WorkflowKilledInterrupt) as exc:
             error = self._explained(scope, bound, exc)
             self._reports.error(error, "gate", scope)
             return self._without_cover(scope, bound, error)
 
-    async def ask_async(self, scope: Scope, bound: RequestBound) -> RequestHold:
+    async def ask_async(
+        self, scope: Scope, bound: RequestBound, limit: PutLimit = takes_no_limit
+    ) -> RequestHold:
         """Like :meth:`ask`; the caller's loop goes on meanwhile."""
         try:
             self._check_ceiling(scope, bound)
             grant = await self._gate.ask_async(self._question(scope, bound))
-            return self._under_ceiling(scope, bound, grant)
+            return self._under_ceiling(scope, bound, self._limited(scope, grant, limit))
         except (GuardError, WorkflowKilledInterrupt) as exc:
             error = self._explained(scope, bound, exc)
             await self._reports.error_async(error, "gate", scope)
             return self._without_cover(scope, bound, error)
 
+    def _limited(self, scope: Scope, grant: Grant, limit: PutLimit) -> Grant:
+        """Put into a request the limit that its money pays for, where not all of it is paid for.
+
+        Raises:
+            GuardBudgetError: that is not possible.
+        """
+        most = None if grant.reply is None else grant.reply.max_output_tokens
+        if most is None or limit(most):
+            return grant
+        self._gate.release(grant)
+        raise GuardBudgetError(
+            workflow_id=scope.workflow_id,
+            reason="what is left pays for a shorter answer only, and no limit on the output can be "
+            "put into the request: set one",
+            action="budget",
+        )
+
     # -- the option limit_cents -------------------------------------------------------------------
 
     def _too_dear(self, ceiling: Ceiling, scope: Scope, bound: RequestBound) -> int | None:
         """Return what a request could cost if that is known to be above the ceiling."""
-        rates = self._leases.rates(lane_of(scope, bound), request_subject(bound.provider))
+        rates = self._leases.rates(lane_of(scope, bound), subject_of(bound))
         worst = None if rates is None else worst_case(rates, bound)
         if worst is None or ceiling.short_of(worst[0]) is None:
             return None
@@ -147,6 +192,12 @@ class LlmRequests:
                 "limit_cents cannot be kept: the gateway does not gate LLM requests",
                 error_code="GD-C003",
             )
+        if bound.unnumbered:
+            raise GuardBudgetError(
+                workflow_id=scope.workflow_id,
+                reason=f"limit_cents cannot be kept: the request allows {bound.unnumbered}",
+                action="fees",
+            )
         amount = self._too_dear(ceiling, scope, bound)
         if amount is not None:
             raise over_ceiling(scope, ceiling, amount)
@@ -159,10 +210,18 @@ class LlmRequests:
         """
         ceiling = None if scope.options is None else scope.options.ceiling
         amount = granted_nanousd(grant)
+        # What a lease covers was granted by an answer before, so that its model is noted already.
+        if grant.rates is not None and grant.rates.fallback:
+            self._note_unpriced(bound.model or wire.UNKNOWN_MODEL)
         if ceiling is not None and not ceiling.take(amount):
             self._gate.release(grant)
             raise over_ceiling(scope, ceiling, amount)
         return RequestHold(self, scope, bound, grant, ceiling)
+
+    def _note_unpriced(self, model: str) -> None:
+        if model not in self._unpriced and len(self._unpriced) < _UNPRICED_MAX:
+            self._unpriced[model] = None
+            logger.warning("the price of %s is not known: fallback prices are charged", model)
 
     # -- asking -----------------------------------------------------------------------------------
 
@@ -181,13 +240,27 @@ class LlmRequests:
             model=bound.model or wire.UNKNOWN_MODEL,
             max_input_tokens=bound.input_tokens,
             max_output_tokens=bound.output_tokens,
+            least_output_tokens=_least(bound),
             streams=bound.streams,
+            answers=bound.answers,
+            beside_output_tokens=bound.beside_output,
+            tier=bound.terms.tier,
+            cache_writes=bound.terms.cache_writes,
+            text_only=bound.terms.text_only,
+            surcharge_permille=bound.terms.surcharge_permille,
+            local=bound.local,
+            fees=bound.fees or {},
+            unnumbered=bound.unnumbered,
             within=None if call is None else call.call_id,
             held=held,
         )
         calls = 1 if call is None else 0
         return Question(
-            request, lane_of(scope, bound), request_subject(bound.provider), bound, calls
+            request,
+            lane_of(scope, bound),
+            subject_of(bound),
+            bound,
+            calls,
         )
 
     def _explained(
@@ -195,7 +268,7 @@ class LlmRequests:
     ) -> GuardError | WorkflowKilledInterrupt:
         if not isinstance(exc, GuardBlockedException):
             return exc
-        rates = self._leases.rates(lane_of(scope, bound), request_subject(bound.provider))
+        rates = self._leases.rates(lane_of(scope, bound), subject_of(bound))
         return _explained(exc, bound, rates)
 
     def _without_cover(
@@ -242,6 +315,18 @@ def lane_of(scope: Scope, bound: RequestBound) -> LaneKey:
     return scope.workflow_id, scope.agent, scope.chain_id, scope.user, model
 
 
+def subject_of(bound: RequestBound) -> Subject:
+    """Return what a lease has to cover for a request."""
+    return request_subject(bound.provider, bound.local)
+
+
+def _least(bound: RequestBound) -> int | None:
+    """Return the fewest output tokens of all answers that a limit may leave."""
+    if bound.least_output is None:
+        return None
+    return bound.least_output * bound.answers + bound.beside_output
+
+
 def _named(bound: RequestBound) -> str:
     return f"a request to {bound.provider} for {bound.model or 'an unnamed model'}"
 
@@ -249,17 +334,13 @@ def _named(bound: RequestBound) -> str:
 def _explained(
     error: GuardBlockedException, bound: RequestBound, rates: wire.ModelRates | None
 ) -> GuardBlockedException:
-    """Return a refusal that says which request it was, its worst case, and what was left."""
+    """Return a refusal that says which request it was, and its worst case."""
     text = _named(bound)
     worst = None if rates is None else worst_case(rates, bound)
     details = error.details
     amount = details.get("requested_nanousd", None if worst is None else worst[0])
-    if isinstance(error, GuardBudgetError):
-        if isinstance(amount, int):
-            text += f" could cost {_dollars(amount)}"
-        budget = details.get("budget")
-        if isinstance(budget, wire.Budget):
-            text += f", and {_dollars(max(0, budget.remaining_nanousd))} were left"
+    if isinstance(error, GuardBudgetError) and isinstance(amount, int):
+        text += f" could cost {wire.dollars(amount)}"
     reason = f"{text}: {error.reason}" if error.reason else text
     return type(error)(
         workflow_id=error.workflow_id,
@@ -269,7 +350,3 @@ def _explained(
         details=details,
         status_code=error.status_code,
     )
-
-
-def _dollars(nanousd: int) -> str:
-    return f"${nanousd / wire.NANOUSD_PER_DOLLAR:.9f}".rstrip("0").rstrip(".")

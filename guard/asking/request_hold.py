@@ -6,11 +6,14 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
+import msgspec
+
 from guard.breaker.exceptions import GuardBudgetError, GuardError
 from guard.core import wire
 from guard.core.call_options import Ceiling
 from guard.core.leases import Grant, cost_of, worst_case
 from guard.core.request_bound import RequestBound
+from guard.delivery.journal import JournalEntry
 from guard.scope.scope import Scope
 
 if TYPE_CHECKING:  # pulls in every vendor's format
@@ -22,6 +25,9 @@ _GROWTH: Final = 1024
 
 class Requests(Protocol):
     """What a hold needs; see ``LlmRequests``."""
+
+    def begin(self, reservation_id: str, amount: int, model: str | None) -> JournalEntry | None:
+        """Note in the journal that a request is about to be sent."""
 
     def release(self, grant: Grant) -> None:
         """Give back what a grant has set aside."""
@@ -49,11 +55,12 @@ class RequestHold:
         reservation_id: what the request's event names; None without cover.
         output_tokens: the largest output that it pays for; None if that is unknown.
         refusal: why a stream that has outgrown it may not go on; None while it may.
+        entry: its place in the journal, until its event is delivered; None where it has none.
     """
 
     __slots__ = (
         "_bound", "_ceiling", "_ends", "_grant", "_growing", "_more", "_requests", "_scope",
-        "_taken", "output_tokens", "refusal", "reservation_id",
+        "_taken", "entry", "output_tokens", "refusal", "reservation_id",
     )  # fmt: skip
 
     def __init__(
@@ -83,6 +90,28 @@ class RequestHold:
             self.reservation_id = grant.hold.lease.lease_id
         elif grant.reply is not None:
             self.reservation_id = grant.reply.reservation_id
+        self.entry: JournalEntry | None = None
+        if self.reservation_id is not None:
+            held = granted_nanousd(grant)
+            if bound.local and held == 1:  # the least that the gateway holds: it is free
+                held = 0
+            self.entry = requests.begin(self.reservation_id, held, bound.model)
+
+    @property
+    def amount_nanousd(self) -> int | None:
+        """The money that is set aside now; None without cover."""
+        if self.reservation_id is None:
+            return None
+        return granted_nanousd(self._grant) + sum(granted_nanousd(more) for more in self._more)
+
+    def cost_at_most(self, input_tokens: int, output_tokens: int) -> int | None:
+        """Return what the request costs at most with so many tokens; None without rates."""
+        rates = self._grant.rates
+        if rates is None:
+            return None
+        used = {"input_tokens": input_tokens, "output_tokens": output_tokens}
+        worst = worst_case(rates, msgspec.structs.replace(self._bound, **used))
+        return None if worst is None else worst[0]
 
     def settle(self, usage: Usage) -> None:
         """The answer was read: pay for what it used, return the rest."""
@@ -90,6 +119,8 @@ class RequestHold:
             return
         hold, rates = self._grant.hold, self._grant.rates
         cost = None if rates is None else cost_of(rates, usage)
+        if self.entry is not None and cost is not None:
+            self.entry.cost(cost)
         if hold is not None:
             if cost is None:
                 hold.keep()  # its price is the gateway's to know
@@ -103,6 +134,8 @@ class RequestHold:
     def give_back(self) -> None:
         """The request cost nothing: it was not sent, or refused by the vendor."""
         if self._end():
+            if self.entry is not None:
+                self.entry.clear()
             self._requests.release(self._grant)
             self._settle_ceiling(0)
             self._release_more()
@@ -127,19 +160,20 @@ class RequestHold:
         hold, rates = self._grant.hold, self._grant.rates
         bound = self._bound
         more = max(_GROWTH, paid, 2 * (output_tokens - paid))
-        wanted = RequestBound(bound.provider, bound.model, 0, more, streams=True)
+        wanted = RequestBound(bound.provider, bound.model, 0, more, streams=True, local=bound.local)
         if hold is not None and rates is not None:
             worst = worst_case(rates, wanted)
             if worst is not None and hold.grow(worst[0]):
                 if self._take_more(worst[0]):
                     self.output_tokens = paid + more
+                    self._note_more()
                 return
         if self.reservation_id is None:  # without cover from the start
             self.output_tokens = paid + more
             return
         self._growing = True
         # Without a limit, so that it gets what is left where that is less than what is assumed.
-        wanted = RequestBound(bound.provider, bound.model, 0, None, streams=True)
+        wanted = RequestBound(bound.provider, bound.model, 0, None, streams=True, local=bound.local)
         self._requests.ask_more(self._scope, wanted, functools.partial(self._grown, more))
 
     def _grown(self, more: int, outcome: Grant | BaseException) -> None:
@@ -156,9 +190,14 @@ class RequestHold:
             if self._take_more(amount):
                 paid = more if outcome.output_tokens is None else outcome.output_tokens
                 self.output_tokens = (self.output_tokens or 0) + paid
+                self._note_more()
             if not self._ends:  # it ended meanwhile
                 self._release_more()
         self._growing = False
+
+    def _note_more(self) -> None:
+        if self.entry is not None and self._ends:
+            self.entry.hold(self.amount_nanousd or 0)
 
     def _take_more(self, amount: int) -> bool:
         """Take more from the ceiling, or set the refusal."""
@@ -209,9 +248,18 @@ class _NotGated(RequestHold):
     __slots__ = ()
 
     def __init__(self) -> None:
-        self.reservation_id = None
+        self.reservation_id = self.entry = None
         self.output_tokens = None
         self.refusal = None
+
+    @property
+    def amount_nanousd(self) -> int | None:
+        """Nothing is set aside."""
+        return None
+
+    def cost_at_most(self, input_tokens: int, output_tokens: int) -> int | None:
+        """Nothing is known of its cost."""
+        return None
 
     def settle(self, usage: Usage) -> None:
         """Nothing was set aside."""

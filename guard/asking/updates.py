@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import functools
 import logging
 import time
 from collections.abc import Coroutine, Iterable
@@ -91,14 +90,8 @@ class LeaseUpdates:
     async def _send(self, session: Session, update: Update) -> None:
         key = self._events.ids.uuid7(time.time_ns() // 1_000_000)
         sent_s = time.monotonic()
-        told: asyncio.Future[wire.Told | None] = asyncio.get_running_loop().create_future()
-        if session.asks.is_open:
-            body = wire.encode(update.body)
-            answered = functools.partial(_set, told)
-            session.asks.ask("gate/lease", key, body, answered, _ANSWER_S)
-        else:
-            told.set_result(None)
-        answer = await told
+        body = wire.encode(update.body)
+        answer = await session.asks.request("gate/lease", key, body, _ANSWER_S)
         try:
             state = await _state(session, update, key, answer)
         except GuardError as exc:  # the gateway lets it expire
@@ -122,8 +115,3 @@ async def _state(
         if exc.source == "GATEWAY_ERROR" and not exc.retryable:
             return None
         raise
-
-
-def _set(future: asyncio.Future[wire.Told | None], told: wire.Told | None) -> None:
-    if not future.done():
-        future.set_result(told)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
 from collections import deque
@@ -133,6 +134,20 @@ class AskChannel:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self.flush)
 
+    async def request(
+        self, op: Op, request_id: str, body: bytes, wait_s: float
+    ) -> wire.Told | None:
+        """Send a request and return its answer; None when it has to be asked another way.
+
+        Args:
+            op, request_id, body, wait_s: as for :meth:`ask`.
+        """
+        if not self.is_open:
+            return None
+        told: asyncio.Future[wire.Told | None] = asyncio.get_running_loop().create_future()
+        self.ask(op, request_id, body, functools.partial(_set, told), wait_s)
+        return await told
+
     def hold(self) -> bool:
         """Send nothing before the next :meth:`flush`; tell whether that is for the caller to make.
 
@@ -224,3 +239,8 @@ class AskChannel:
             request.answered(told)
         except Exception:
             logger.exception("an answer over the control socket")
+
+
+def _set(future: asyncio.Future[wire.Told | None], told: wire.Told | None) -> None:
+    if not future.done():  # its task may have been cancelled
+        future.set_result(told)

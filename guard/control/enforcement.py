@@ -96,15 +96,13 @@ class Enforcement:
     def check_request(self, scope: Scope) -> bool:
         """Refuse the next LLM request of a killed, paused or exhausted scope, without a round trip.
 
-        Outside of a ``workflow`` or ``@protect`` scope nothing is refused.
-
         Returns:
             Whether it would have been refused, and was reported instead.
 
         Raises:
             WorkflowKilledInterrupt: killed.
             Refusal: paused or exhausted; the scope's boundary makes it a public exception.
-            GuardError: the same in a process's own workflow, which has no boundary.
+            GuardError: the same in a process's default workflow, which has no boundary.
         """
         halt = self._halt_of_request(scope)
         if halt is None:
@@ -171,7 +169,7 @@ class Enforcement:
 def refusal_in(scope: Scope, error: GuardError | WorkflowKilledInterrupt) -> BaseException:
     """Return what carries a refusal out of third-party code to the edge of its scope.
 
-    In a process's own workflow (``GUARD_WORKFLOW``) there is no edge: there it is the error itself.
+    In a process's default workflow there is no edge: there it is the error itself.
     """
     scope.refuse(error)
     if scope.entry is None or isinstance(error, WorkflowKilledInterrupt):

@@ -67,7 +67,9 @@ class Subscriber:
         apply: takes control messages, a batch at a time.
         switched: called with the channel in use, when it changes.
         asks: requests that go over the socket while it is open.
-        recalled: called with the leases whose unused money the gateway wants back at once.
+        recalled: called with the leases whose unused money the gateway wants back at once, and for
+            how long, in seconds, what is not used from then on.
+        room: called with the calls that wait in line and are to ask again.
     """
 
     def __init__(
@@ -80,7 +82,8 @@ class Subscriber:
         apply: Callable[..., None],
         switched: Callable[[Channel], None],
         asks: AskChannel,
-        recalled: Callable[[list[str]], None],
+        recalled: Callable[[list[str], float], None],
+        room: Callable[[list[str]], None],
     ) -> None:
         self._settings = settings
         self._client = client
@@ -90,6 +93,7 @@ class Subscriber:
         self._switched = switched
         self._asks = asks
         self._recalled = recalled
+        self._room = room
         # All state belongs to the background loop.
         self._channel: Channel = "none"
         # The open socket, None while there is none.
@@ -294,6 +298,8 @@ class Subscriber:
             return  # only the hello says whether this is the record that was followed
         kills = []
         recalled: list[str] = []
+        returns_ms = 0
+        calls: list[str] = []
         with contextlib.suppress(ChannelError):
             for frame in frames:
                 message = self._open_frame(frame, nonce)
@@ -301,10 +307,15 @@ class Subscriber:
                     kills.append(message)
                 elif message.type == "recall":
                     recalled += message.leases
+                    returns_ms = max(returns_ms, message.returns_ms)
+                elif message.type == "room":
+                    calls += message.calls
         if kills:
             self._take(*kills)
         if recalled:
-            self._recalled(recalled)
+            self._recalled(recalled, returns_ms / 1000)
+        if calls:
+            self._room(calls)
 
     def _open_frame(self, frame: str | bytes, nonce: str) -> wire.ControlMessage:
         try:

@@ -33,6 +33,8 @@ FEATURES: Final = (
     wire.FEATURE_LEASES,
     wire.FEATURE_REQUEST_GATE,
     wire.FEATURE_SPEND,
+    wire.FEATURE_WAIT_FOR_ROOM,
+    wire.FEATURE_KEY_WORKFLOW,
     "signing",
 )
 
@@ -73,7 +75,7 @@ class HealthRoutes:
         headers = headers_of(request.scope)
         body = await read_body(headers, request.receive, self._settings.max_batch_bytes)
         self._authenticator.check_protocol(headers)
-        await self._authenticator.authenticate(request.scope, headers, body)
+        identity = await self._authenticator.authenticate(request.scope, headers, body)
         reply = wire.Capabilities(
             protocol=wire.PROTOCOL_VERSION,
             min_sdk_version=wire.SDK_MIN_VERSION_FOR_V3,
@@ -82,5 +84,6 @@ class HealthRoutes:
             limits=self._settings.limits(),
             control=wire.ControlSettings(self._settings.poll_interval_ms),
             server_time_ms=self._clock_ms(),
+            workflow_id=identity.workflow_id,
         )
         return Response(wire.encode(reply), media_type="application/json")

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from guard.core import wire
 from guard.gateway.domain import models
+from guard.gateway.domain.waiting import Place, Waiter
 
 
 class CallRefusal(Struct, kw_only=True, frozen=True):
@@ -88,6 +89,9 @@ class GateCommand(Struct, kw_only=True, frozen=True):
         is_again: it is decided once more, after a recall.
         judges_model: refuses a model by its name; for the one that is expected to answer.
         note: for the person who approves the call, if one has to.
+        turn_in_ms: of a call that is faster than a rate cap allows: when its turn comes.
+        place: of a call that waits for money that is only set aside; ``None``: it is refused.
+        waiters: who waits already, in order.
     """
 
     request: RequestOrigin
@@ -107,6 +111,9 @@ class GateCommand(Struct, kw_only=True, frozen=True):
     is_again: bool = False
     judges_model: Callable[[str], CallRefusal | None] | None = None
     note: wire.ApprovalNote | None = None
+    turn_in_ms: int | None = None
+    place: Place | None = None
+    waiters: tuple[Waiter, ...] = ()
 
     @property
     def is_ahead(self) -> bool:
@@ -150,7 +157,7 @@ class EncodedAnswer(Struct, frozen=True):
 
     With ``recall`` (as in a refusal) it is not finished: the same command decides once more, after
     the holders of these leases have given back what they do not use. ``lease_id`` names the lease
-    that was granted.
+    that was granted. ``waits`` is set when the call has a place in line.
     """
 
     status: int
@@ -160,6 +167,7 @@ class EncodedAnswer(Struct, frozen=True):
     kept: bool = True
     recall: dict[str, list[str]] = {}
     lease_id: str | None = None
+    waits: Waiter | None = None
 
 
 class Actor(Struct, frozen=True):
@@ -174,12 +182,14 @@ class PostCommitEvent(Struct, frozen=True):
 
     ``control`` carries a message for the organisation's control channels (of one key only, when
     ``key_id`` is set); ``catalogue`` says that keys, policies or prices changed; ``webhooks`` that
-    deliveries wait. ``recall`` and ``answered`` come from other replicas and are stored nowhere: a
-    question to the holders of ``leases`` (by key), and that these leases have given back.
+    deliveries wait. ``room`` says that money has come back on some balances. ``recall`` and
+    ``answered`` come from other replicas and are stored nowhere: a question to the holders of
+    ``leases`` (by key), and that these leases have given back.
     """
 
-    kind: Literal["control", "catalogue", "webhooks", "recall", "answered"]
+    kind: Literal["control", "catalogue", "webhooks", "room", "recall", "answered"]
     organisation_id: str | None
     message: wire.ControlMessage | None = None
     key_id: str | None = None
     leases: dict[str, list[str]] = {}
+    balance_ids: tuple[int, ...] = ()

@@ -8,7 +8,7 @@ money already spent, so it is always committed; only grants can be refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal
 
 from msgspec import Struct
@@ -25,6 +25,8 @@ EVENT_TOKENS_MAX: Final = 10**9
 
 LEASE_NANOUSD_MAX: Final = 10**12
 """Maximum of one grant of a lease (a thousand dollars)."""
+
+NOTHING_PROMISED: Final[Mapping[int, int]] = {}
 
 ReservationState = Literal["open", "settled", "released", "expired"]
 Basis = Literal["declared", "worst_case", "learned", "default", "lease"]
@@ -69,10 +71,23 @@ class BudgetAccount(Struct):
             return limit
         return min(limit + limit * chain_over_permille // 1000, NANOUSD_MAX)
 
+    def unspent(self, chain_over_permille: int | None = None) -> int:
+        """Return what is not spent, though a part of it may be set aside."""
+        return self.ceiling(chain_over_permille) - self.balance.committed
+
     def label(self) -> str:
         """Name the scope for a person: ``workflow research (day)``."""
         scope = f"{self.rule.scope_kind} {self.balance.scope_id}".strip()
         return f"{scope} ({self.rule.window})"
+
+    def state(self) -> str:
+        """Say for a person what became of the money: ``$1.2 of $2 spent, $0.5 set aside``."""
+        balance = self.balance
+        spent, limit = wire.dollars(balance.committed), wire.dollars(self.rule.limit_nanousd)
+        text = f"{spent} of {limit} spent"
+        if balance.reserved:
+            text += f", {wire.dollars(balance.reserved)} set aside for what is under way"
+        return text
 
     def view(self) -> wire.Budget:
         """Return the balance as the protocol shows it."""
@@ -151,6 +166,7 @@ def judge(
     guess: bool,
     least: int = 1,
     chain_over_permille: int | None = None,
+    promised: Mapping[int, int] = NOTHING_PROMISED,
 ) -> Judgement:
     """Decide, without changing anything, whether ``amount`` may be reserved on every balance.
 
@@ -160,12 +176,15 @@ def judge(
         guess: the amount is only an estimate, so it may shrink to what is left.
         least: what a guess must not shrink below.
         chain_over_permille: the allowance of an open chain, or ``None`` outside of one.
+        promised: by balance, the room that is others'; less than zero where the call has some.
     """
     warnings: list[str] = []
     for account in accounts:
         rule, balance = account.rule, account.balance
         limit = rule.limit_nanousd
         used = balance.committed + balance.reserved
+        if promised:
+            used += promised.get(balance.balance_id, 0)
         is_hard = rule.mode == "hard"
         room = (account.ceiling(chain_over_permille) if is_hard else NANOUSD_MAX) - used
         if room < least or (room < amount and not guess):

@@ -18,11 +18,18 @@ WORK_MAX: Final = 2_000_000
 
 
 class CapUse(Struct, frozen=True):
-    """One rate cap as it counts one call: ``bucket`` names the counter."""
+    """One rate cap as it counts one call.
+
+    Attributes:
+        bucket: names the counter.
+        calls, per_ms: as in the cap.
+        waits: whether a call above it waits for its turn.
+    """
 
     bucket: str
     calls: int
     per_ms: int
+    waits: bool = False
 
 
 class Rules(Struct, frozen=True):
@@ -135,6 +142,13 @@ def _evaluate_request(rules: Sequence[Rules], call: wire.GateRequest, key_id: st
     return verdict
 
 
+def wants_prices(rules: Sequence[Rules], call: wire.GateRequest, key_id: str) -> bool:
+    """Tell whether a policy refuses a call's model where its price is not known."""
+    return any(
+        each.policy.document.models_priced and _applies(each.policy, call, key_id) for each in rules
+    )
+
+
 def blocks_reported(rules: Sequence[Rules], event: wire.Event, tool_name: str, key_id: str) -> bool:
     """Tell whether a tool call that was reported afterwards would have been blocked."""
     return any(
@@ -241,7 +255,7 @@ def _add_caps(
         if call.kind == "llm" and cap.by == "tool":
             continue  # a request is no tool
         bucket = f"{policy.policy_id}/{number}/{_counted(cap, call, key_id)}"
-        use = CapUse(bucket, cap.calls, cap.per_ms)
+        use = CapUse(bucket, cap.calls, cap.per_ms, cap.on_limit == "wait")
         verdict.caps.append(use)
         if matcher or cap.by == "tool":
             verdict.is_capped_by_tool = True

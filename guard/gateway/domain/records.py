@@ -30,10 +30,15 @@ class OrganisationSettings(Struct, kw_only=True):
         chain_ttl_ms: how long a chain stays open without activity.
         reservation_ttl_ms: how long a reservation lasts without activity.
         default_hold_nanousd: held for a call about which nothing is known.
-        unbounded_output: what to assume of an LLM request without a limit on its output:
-            ``learned``, what its model's answers have been like; ``model_max``, the most that the
-            model can answer; ``refuse`` such requests.
+        unbounded_output: what to hold for an LLM request without a limit on its output:
+            ``bounded``, the most that its model can answer; ``learned``, what its model's answers
+            have been like, which may be exceeded; ``refuse`` such requests. One that may be charged
+            any number of times for something else (searches) is refused under a hard budget, but
+            for ``learned``.
         lease_ttl_ms: how long a lease lasts unless it is renewed.
+        in_doubt: what a request costs whose answer was lost, so that nothing shows what was billed:
+            ``bound``, the most that it can have cost; ``likely``, what the requests of its model
+            usually cost, for products whose users leave all the time. It is learned from then on.
     """
 
     strict: bool = False
@@ -41,8 +46,9 @@ class OrganisationSettings(Struct, kw_only=True):
     chain_ttl_ms: DurationMs = 3_600_000
     reservation_ttl_ms: DurationMs = 900_000
     default_hold_nanousd: Annotated[int, Meta(ge=1, le=NANOUSD_MAX)] = 1_000_000
-    unbounded_output: Literal["learned", "model_max", "refuse"] = "learned"
+    unbounded_output: Literal["bounded", "learned", "refuse"] = "bounded"
     lease_ttl_ms: Annotated[int, Meta(ge=1000, le=3_600_000)] = 30_000
+    in_doubt: Literal["bound", "likely"] = "bound"
 
 
 class Organisation(Struct, kw_only=True):
@@ -93,12 +99,17 @@ class BudgetRule(Struct, kw_only=True):
 
 
 class RateCap(Struct, kw_only=True):
-    """At most ``calls`` calls in any ``per_ms``, counted for each value of ``by``."""
+    """At most ``calls`` calls in any ``per_ms``, counted for each value of ``by``.
+
+    A call above that is refused (429), or waits for its turn, as ``on_limit`` says; one whose
+    caller does not wait is refused.
+    """
 
     calls: Annotated[int, Meta(ge=1, le=100_000)]
     per_ms: DurationMs = 60_000
     by: Literal["organisation", "workflow", "agent", "key", "tool"] = "organisation"
     tools: list[Glob] = []
+    on_limit: Literal["refuse", "wait"] = "refuse"
 
 
 class PolicyDocument(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -108,6 +119,7 @@ class PolicyDocument(Struct, kw_only=True, forbid_unknown_fields=True):
         tools_block: a tool that matches is refused (GD-T001), block wins over allow.
         tools_allow: when set, a tool that matches none is refused.
         models_block, models_allow: the same for models (GD-X001).
+        models_priced: an LLM request for a model without a known price is refused (GD-X001).
         sensitive_tools: tools treated as sensitive although the caller did not say so.
         sensitive_action: what happens to a sensitive call.
         approval_tools: tools that a person has to approve, call by call.
@@ -119,6 +131,7 @@ class PolicyDocument(Struct, kw_only=True, forbid_unknown_fields=True):
     tools_allow: Annotated[list[Glob], Meta(max_length=1000)] | None = None
     models_block: Annotated[list[Glob], Meta(max_length=1000)] = []
     models_allow: Annotated[list[Glob], Meta(max_length=1000)] | None = None
+    models_priced: bool = False
     sensitive_tools: Annotated[list[Glob], Meta(max_length=1000)] = []
     sensitive_action: Literal["allow", "approve", "block"] = "allow"
     approval_tools: Annotated[list[Glob], Meta(max_length=1000)] = []
@@ -190,7 +203,10 @@ class Delivery(Struct, kw_only=True):
 
 
 class Workflow(Struct, kw_only=True):
-    """A workflow as seen by the gateway, with its control state."""
+    """A workflow as seen by the gateway, with its control state.
+
+    Of what was spent, ``uncertain_nanousd`` was charged in doubt: at most so much was not billed.
+    """
 
     workflow_id: str
     state: Literal["active", "paused", "killed"] = "active"
@@ -202,6 +218,8 @@ class Workflow(Struct, kw_only=True):
     spent_cents: float = 0.0
     calls: int = 0
     events: int = 0
+    uncertain_nanousd: NanoUsd = 0
+    uncertain_cents: float = 0.0
 
 
 class Run(Struct, kw_only=True):
@@ -213,6 +231,7 @@ class Run(Struct, kw_only=True):
     first_seen_ms: int
     last_seen_ms: int
     spent_nanousd: int = 0
+    uncertain_nanousd: int = 0
 
 
 class Approval(Struct, kw_only=True):
@@ -277,6 +296,8 @@ class BalanceView(Struct, kw_only=True):
     committed_cents: float
     reserved_cents: float
     exhausted: bool
+    uncertain_nanousd: int = 0
+    uncertain_cents: float = 0.0
 
 
 class StoredEvent(Struct, kw_only=True):
@@ -307,7 +328,10 @@ class StoredEvent(Struct, kw_only=True):
 
 
 class UsageRow(Struct, kw_only=True):
-    """Usage summed over one group."""
+    """Usage summed over one group.
+
+    Of the cost, ``uncertain_nanousd`` was charged in doubt: at most so much was not billed.
+    """
 
     group: str | None
     events: int
@@ -318,6 +342,8 @@ class UsageRow(Struct, kw_only=True):
     cost_nanousd: int
     cost_cents: float
     unpriced: int
+    uncertain_nanousd: int = 0
+    uncertain_cents: float = 0.0
 
 
 class LedgerReport(Struct, kw_only=True):

@@ -103,3 +103,14 @@ def over_budget(reply: wire.EventsReply, budget: wire.Budget, workflow_id: str |
     body.update(msgspec.to_builtins(reply))
     body["budget"] = msgspec.to_builtins(budget)
     return wire.encode(body)
+
+
+def withdrawn(name: str) -> EncodedAnswer:
+    """Return the answer to a caller who has given up before anything was reserved."""
+    body = {
+        "reservation_id": name,
+        "state": "withdrawn",
+        "released_nanousd": 0,
+        "spent_nanousd": 0,
+    }
+    return EncodedAnswer(200, wire.encode(body))

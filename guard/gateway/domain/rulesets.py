@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import Struct
 
-from guard.gateway.domain.records import BudgetRule, Policy, Price
+from guard.gateway.domain import setting_table
+from guard.gateway.domain.records import BudgetRule, OrganisationSettings, Policy, Price
 
 ChangeKind = Literal["create", "update", "unchanged", "delete"]
-RuleKind = Literal["budget", "policy", "price"]
+RuleKind = Literal["budget", "policy", "price", "setting"]
 
 _OWN_FIELDS: Final = ("budget_id", "policy_id", "price_id", "version", "created_at_ms",
                       "updated_at_ms")  # fmt: skip
@@ -26,11 +27,12 @@ class Change(Struct, kw_only=True):
 
 
 class RuleSet(Struct):
-    """Budgets, policies and prices of one organisation."""
+    """Budgets, policies and prices of one organisation, and settings by name."""
 
     budgets: list[BudgetRule] = []
     policies: list[Policy] = []
     prices: list[Price] = []
+    settings: dict[str, bool | int | str] = {}
 
 
 class PlannedStep(Struct):
@@ -71,6 +73,31 @@ def plan(current: RuleSet, wanted: RuleSet, *, prune: bool) -> list[PlannedStep]
             for (kind, name), record in there.items()
         ]
     return steps
+
+
+def plan_settings(
+    known: OrganisationSettings, wanted: Mapping[str, bool | int | str], *, prune: bool
+) -> tuple[list[Change], OrganisationSettings]:
+    """Return the changes of settings, and the settings that result.
+
+    Args:
+        known: the present ones.
+        wanted: new values, by name.
+        prune: settings that are not named return to their defaults, if any is named.
+
+    Raises:
+        ValueError: no such setting, or a value that it does not take.
+    """
+    start = OrganisationSettings() if prune and wanted else known
+    new = setting_table.changed(start, wanted)
+    named = {setting_table.setting(name).name for name in wanted}
+    changes: list[Change] = []
+    for name in setting_table.SETTINGS:
+        is_new = getattr(known, name) != getattr(new, name)
+        if is_new or name in named:
+            change: ChangeKind = "update" if is_new else "unchanged"
+            changes.append(Change(kind="setting", name=name, change=change))
+    return changes, new
 
 
 def first_named_twice(rules: RuleSet) -> str | None:

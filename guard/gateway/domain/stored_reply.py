@@ -25,9 +25,15 @@ def packed(reply: wire.GateReply) -> bytes | None:
     >>> unpacked(packed(reply)) == wire.encode(reply)
     True
     """
-    if reply.decision != "allow" or reply.events is not None or reply.approval_id is not None:
-        return None
     budget, lease, rates = reply.budget, reply.lease, reply.rates
+    if (
+        reply.decision != "allow"
+        or reply.events is not None
+        or reply.approval_id is not None
+        or reply.max_output_tokens is not None
+        or (lease is not None and lease.returns_ms)
+    ):
+        return None
     return _encoder.encode(
         (
             reply.call_id,

@@ -30,13 +30,15 @@ class UsagePoint(Struct, kw_only=True):
 
 
 class ModelUsage(Struct, kw_only=True):
-    """Usage of one model."""
+    """Usage of one model; ``unpriced`` says that some of it was charged at fallback prices."""
 
     model: str
     cost_nanousd: int
     llm_calls: int
     input_tokens: int
     output_tokens: int
+    unpriced: bool = False
+    uncertain_nanousd: int = 0
 
 
 class Refused(Struct, kw_only=True):

@@ -8,6 +8,7 @@ from guard.core import globs
 from guard.gateway.domain import models, records, windows
 from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.ledger import Balance, BudgetAccount
+from guard.gateway.domain.lineage import lineage
 from guard.gateway.ledger.state import (
     SCOPE_KINDS,
     BudgetIndex,
@@ -71,7 +72,8 @@ def applying(index: BudgetIndex, keys: ScopeKeys) -> Iterator[tuple[records.Budg
             yield budget, ""
     for kind, scope_id in zip(SCOPE_KINDS, keys[:-1], strict=True):
         if kind in index and scope_id is not None:
-            yield from _applying_to_one(index[kind], (scope_id,), scope_id)
+            names = lineage(scope_id) if kind == "key" else (scope_id,)
+            yield from _applying_to_one(index[kind], names, scope_id)
     if keys[-1] and "model" in index:
         # A budget for any of a model's names applies; one for several has a balance per family.
         yield from _applying_to_one(index["model"], keys[-1], models.family(keys[-1][0]))

@@ -9,8 +9,8 @@ import msgspec
 from guard.gateway.domain import records
 from guard.gateway.domain.commands import Actor
 from guard.gateway.domain.errors import NotFoundError
-from guard.gateway.domain.rulesets import Change, PlannedStep, RuleSet, plan
-from guard.gateway.ledger import audit, control
+from guard.gateway.domain.rulesets import Change, PlannedStep, RuleSet, plan, plan_settings
+from guard.gateway.ledger import audit, control, directory
 from guard.gateway.ledger.accounts import organisation
 from guard.gateway.ledger.unit_of_work import UnitOfWork
 
@@ -150,18 +150,22 @@ def apply(
 
     Raises:
         NotFoundError: no such organisation.
+        ValueError: no such setting, or a value that it does not take.
     """
-    organisation(unit, organisation_id)
+    known = organisation(unit, organisation_id).settings
     current = RuleSet(
         unit.budgets(organisation_id),
         unit.policies(organisation_id),
         unit.prices(organisation_id),
     )
     steps = plan(current, wanted, prune=prune)
+    changes, settings = plan_settings(known, wanted.settings, prune=prune)
     if not dry_run:
         for step in steps:
             _take(unit, actor, organisation_id, step)
-    return [step.change for step in steps]
+        if settings != known:
+            directory.update_organisation(unit, actor, organisation_id, settings)
+    return [*(step.change for step in steps), *changes]
 
 
 def _take(unit: UnitOfWork, actor: Actor, organisation_id: str, step: PlannedStep) -> None:

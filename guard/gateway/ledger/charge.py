@@ -53,7 +53,7 @@ def _add_verdict(
     state = org.directives.state_of(last.workflow_id, last.run_id, unit.now_ms)
     reply.decision = _DECISIONS[state.state]
     if reply.decision == "allow" and account is not None:
-        spent_up = account.rule.mode == "hard" and account.room() < 1
+        spent_up = account.rule.mode == "hard" and account.unspent() < 1
         reply.decision = "exhausted" if spent_up else "allow"
 
 
@@ -91,7 +91,7 @@ def record_events(
             outcome.rejected.append(wire.RejectedEvent(event.event_id, "GD-E001", detail))
             continue
         reservation = None
-        flags = [priced.flags] if priced.flags else []
+        flags: list[str] = []
         if event.reservation_id is not None:
             reservation = expiry.own_reservation(unit, request, event.reservation_id)
             if reservation is None:
@@ -103,6 +103,8 @@ def record_events(
                     recorded.last = event
                 if reservation.state != "open":
                     flags.append("late")
+        priced = requests.likely(unit, org, priced, reservation)
+        flags = [priced.flags, *flags] if priced.flags else flags
         charged = _record(unit, org, request, priced, reservation, flags)
         if charged is None:
             outcome.duplicates += 1
@@ -185,7 +187,7 @@ def _settle(
     A lease ends with its holder, never with an event.
     """
     if priced.event.type == "llm" and (reservation.is_lease or reservation.is_request):
-        requests.learn(unit, org.organisation_id, priced, reservation)
+        requests.learn(unit, org, priced, reservation)
     if reservation.is_lease:
         return
     if reservation.state == "open":

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
-from guard.gateway.domain import records
+from guard.gateway.domain import records, setting_table
 from guard.gateway.domain.commands import Actor, PostCommitEvent
 from guard.gateway.domain.errors import ConflictError, NotFoundError
+from guard.gateway.domain.lineage import LENGTH_MAX, lineage
 from guard.gateway.domain.operators import Operator
 from guard.gateway.ledger import audit, control
 from guard.gateway.ledger.accounts import organisation
@@ -35,7 +38,7 @@ def create_organisation(unit: UnitOfWork, actor: Actor, name: str) -> records.Or
 def update_organisation(
     unit: UnitOfWork, actor: Actor, organisation_id: str, settings: records.OrganisationSettings
 ) -> records.Organisation:
-    """Change a tenant's settings.
+    """Replace a tenant's settings.
 
     Raises:
         NotFoundError: no such organisation.
@@ -49,16 +52,38 @@ def update_organisation(
     return changed
 
 
+def change_settings(
+    unit: UnitOfWork,
+    actor: Actor,
+    organisation_id: str,
+    changes: Mapping[str, bool | int | str],
+) -> records.Organisation:
+    """Change some of a tenant's settings; the others stay as they are.
+
+    Raises:
+        NotFoundError: no such organisation.
+        ValueError: no such setting, or a value that it does not take.
+    """
+    known = organisation(unit, organisation_id).settings
+    return update_organisation(unit, actor, organisation_id, setting_table.changed(known, changes))
+
+
 def create_key(
     unit: UnitOfWork, actor: Actor, key: records.Key, key_hash: bytes, hmac_secret: str | None
 ) -> records.Key:
     """Store a new key by its hash.
 
     Raises:
-        NotFoundError: no such organisation.
+        NotFoundError: no such organisation, or no such key that it belongs to.
+        ConflictError: that key is revoked, or the id would be too long.
     """
     if key.organisation_id is not None:
         organisation(unit, key.organisation_id)
+    for owner_id in lineage(key.key_id)[1:]:
+        if _own_key(unit, key.organisation_id, owner_id).revoked_at_ms is not None:
+            raise ConflictError("the key that it belongs to is revoked")
+    if len(key.key_id) > LENGTH_MAX:
+        raise ConflictError("keys that belong to one another are too many")
     key = msgspec.structs.replace(key, created_at_ms=unit.now_ms)
     unit.add_key(key, key_hash, hmac_secret)
     details = {"name": key.name, "role": key.role, "prefix": key.prefix,
@@ -108,7 +133,7 @@ def rotate_key(
 def revoke_key(
     unit: UnitOfWork, actor: Actor, organisation_id: str | None, key_id: str
 ) -> records.Key:
-    """End a key now. Revoking it again changes nothing.
+    """End a key now, and those that belong to it. Revoking it again changes nothing.
 
     Raises:
         NotFoundError: no such key.
@@ -118,6 +143,9 @@ def revoke_key(
         key = msgspec.structs.replace(key, revoked_at_ms=unit.now_ms)
         unit.save_key(key)
         audit.record(unit, actor, "key.revoke", key_id, {}, key.organisation_id)
+        for below in unit.keys_below(key_id):
+            unit.save_key(msgspec.structs.replace(below, revoked_at_ms=unit.now_ms))
+            audit.record(unit, actor, "key.revoke", below.key_id, {}, key.organisation_id)
         unit.announce(PostCommitEvent("catalogue", key.organisation_id))
     return key
 

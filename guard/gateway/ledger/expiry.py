@@ -6,7 +6,12 @@ from typing import Final
 
 from guard.core import wire
 from guard.gateway.domain import ledger, render
-from guard.gateway.domain.commands import EncodedAnswer, ReleaseCommand, RequestOrigin
+from guard.gateway.domain.commands import (
+    EncodedAnswer,
+    PostCommitEvent,
+    ReleaseCommand,
+    RequestOrigin,
+)
 from guard.gateway.domain.ledger import Reservation
 from guard.gateway.ledger import approvals, control, estimates, idempotency
 from guard.gateway.ledger.unit_of_work import UnitOfWork
@@ -22,6 +27,8 @@ def close(unit: UnitOfWork, reservation: Reservation, state: ledger.ReservationS
     unit.change_balances(balances)
     unit.change_reservation(reservation)
     left = ledger.release(reservation, balances, state)
+    if left:
+        _announce_room(unit, reservation)
     if reservation.is_lease or reservation.is_request:
         return left  # not one call, or with a bound of its own
     if reservation.spent or state == "settled":  # a call without cost counts too
@@ -41,6 +48,13 @@ def give_back(unit: UnitOfWork, reservation: Reservation, amount: int) -> None:
     unit.change_balances(balances)
     unit.change_reservation(reservation)
     ledger.give_back(reservation, balances, amount)
+    _announce_room(unit, reservation)
+
+
+def _announce_room(unit: UnitOfWork, reservation: Reservation) -> None:
+    """Tell those who wait in line that money has come back."""
+    own, balance_ids = reservation.organisation_id, reservation.balance_ids
+    unit.announce(PostCommitEvent("room", own, balance_ids=balance_ids))
 
 
 def own_reservation(
@@ -76,16 +90,11 @@ def release(unit: UnitOfWork, command: ReleaseCommand) -> EncodedAnswer:
             "released_nanousd": left,
             "spent_nanousd": reservation.spent,
         }
+        answer = EncodedAnswer(200, wire.encode(body))
     elif approvals.withdraw(unit, request.organisation_id, request.key_id, command.reservation_id):
-        body = {
-            "reservation_id": command.reservation_id,
-            "state": "withdrawn",
-            "released_nanousd": 0,
-            "spent_nanousd": 0,
-        }
+        answer = render.withdrawn(command.reservation_id)
     else:
         return render.not_found("no such reservation")
-    answer = EncodedAnswer(200, wire.encode(body))
     idempotency.keep(unit, request, answer)
     return answer
 

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import functools
 import json
+from typing import Final
 
 import msgspec
 
 from guard.core import wire
+from guard.core.leases.costs import fitting_output
+from guard.core.rates import Terms
+from guard.core.request_bound import RequestBound
 from guard.gateway.domain import estimates, models, request_cost
 from guard.gateway.domain.commands import CallRefusal, GateCommand, PricedEvent
 from guard.gateway.domain.estimates import Estimate
-from guard.gateway.domain.ledger import Reservation
+from guard.gateway.domain.ledger import BudgetAccount, Reservation
 from guard.gateway.domain.request_cost import RequestCost
 from guard.gateway.ledger import estimates as learned
 from guard.gateway.ledger import expiry
 from guard.gateway.ledger.state import OrganisationState
 from guard.gateway.ledger.unit_of_work import UnitOfWork
+
+IN_DOUBT: Final = "in_doubt"
+"""The flag of events whose cost rests on what a request could cost, and not on its answer."""
 
 
 def worst_case(
@@ -34,51 +41,172 @@ def worst_case(
             workflow_id=call.workflow_id,
             details={"model": call.model},
         )
-    is_exact = _is_exact(org)
-    assumed_input = rates.context_tokens
-    if assumed_input is None:
-        known = unit.estimate(org.organisation_id, _subject("input_tokens", call.model))
-        usual = request_cost.ASSUMED_INPUT_TOKENS if known is None else round(known.mean)
-        assumed_input = request_cost.WORST_INPUT_TOKENS if is_exact else max(1, usual)
+    return _cost(unit, org, command, rates, call.max_output_tokens)
+
+
+def unnumbered(
+    org: OrganisationState, command: GateCommand, accounts: list[BudgetAccount]
+) -> CallRefusal | None:
+    """Refuse a request that may be charged any number of times under a limit that must hold.
+
+    What no limit stands over is held by one unit of each, and charged by what the answer says.
+    """
+    call, rule = command.call, org.settings.unbounded_output
+    if not call.unnumbered or rule == "learned":
+        return None
+    if rule != "refuse" and all(account.rule.mode != "hard" for account in accounts):
+        return None
+    return CallRefusal(
+        status=403,
+        error_code="GD-X001",
+        title="Blocked by policy",
+        reason=f"the request allows {call.unnumbered}; the organisation's setting "
+        "unbounded_output=learned lets such requests go, and may exceed limits",
+        action="fees",
+        workflow_id=call.workflow_id,
+        details={"model": call.model, "fees": sorted(call.fees)},
+    )
+
+
+def limited(
+    unit: UnitOfWork,
+    org: OrganisationState,
+    command: GateCommand,
+    rates: wire.ModelRates,
+    unspent: int,
+) -> tuple[int, int] | None:
+    """Return the cost and the output limit of a request that an amount pays for.
+
+    The limit is on all answers together; ``None`` where the amount does not even pay for the least
+    that the caller can put in.
+    """
+    call = command.call
+    if call.least_output_tokens is None:
+        return None
+    tokens_in = call.max_input_tokens
+    bound = RequestBound(
+        "",
+        call.model,
+        _assumed_input(unit, org, command, rates) if tokens_in is None else tokens_in,
+        call.max_output_tokens,
+        least_output=(call.least_output_tokens - call.beside_output_tokens) // call.answers,
+        answers=call.answers,
+        beside_output=call.beside_output_tokens,
+        terms=_terms(call),
+        fees=call.fees,
+    )
+    each = fitting_output(rates, bound, unspent)
+    if each is None:
+        return None
+    tokens = each * call.answers + call.beside_output_tokens
+    cost = _cost(unit, org, command, rates, tokens).amount
+    return (cost, tokens) if cost <= unspent else None
+
+
+def _cost(
+    unit: UnitOfWork,
+    org: OrganisationState,
+    command: GateCommand,
+    rates: wire.ModelRates,
+    max_output: int | None,
+) -> RequestCost:
+    call = command.call
+    tokens_in = call.max_input_tokens
     return request_cost.request_cost(
         rates,
-        call.max_input_tokens,
-        call.max_output_tokens,
-        assumed_input=assumed_input,
-        assumed_output=rates.assumed_output_tokens or 1,
-        is_exact=is_exact,
+        tokens_in,
+        max_output,
+        assumed_input=_assumed_input(unit, org, command, rates) if tokens_in is None else tokens_in,
+        assumed_output=_largest(command, rates) * call.answers + call.beside_output_tokens,
+        is_exact=_is_exact(org, command),
+        terms=_terms(call),
+        fees=call.fees,
+        answers=call.answers,
     )
+
+
+def _assumed_input(
+    unit: UnitOfWork, org: OrganisationState, command: GateCommand, rates: wire.ModelRates
+) -> int:
+    """Return what to assume of a prompt that nothing bounds."""
+    if rates.context_tokens is not None:
+        return rates.context_tokens
+    if _is_exact(org, command):
+        return request_cost.WORST_INPUT_TOKENS
+    known = unit.estimate(org.organisation_id, _subject("input_tokens", command.call.model))
+    return request_cost.ASSUMED_INPUT_TOKENS if known is None else max(1, round(known.mean))
+
+
+def _terms(call: wire.GateRequest) -> Terms:
+    return Terms(call.tier, call.cache_writes, call.text_only, call.surcharge_permille)
 
 
 def with_assumptions(
     unit: UnitOfWork, org: OrganisationState, command: GateCommand, rates: wire.ModelRates
 ) -> wire.ModelRates:
-    """Add to the rates what is assumed of an answer without a limit, unless that is refused."""
-    assumed = None
-    if org.settings.unbounded_output != "refuse":
-        assumed = command.output_max or request_cost.WORST_OUTPUT_TOKENS
-        if not _is_exact(org):  # what such requests have answered, never more than the model can
-            subject = _subject("output_tokens", command.call.model)
-            known = unit.estimate(org.organisation_id, subject)
-            usual = request_cost.ASSUMED_OUTPUT_TOKENS if known is None else round(known.mean)
-            assumed = max(1, min(usual, assumed))
-    if rates.assumed_output_tokens == assumed:
+    """Return the rates with what is held for an answer without a limit.
+
+    The most that the model can answer stands in them already.
+    """
+    largest = rates.largest_output_tokens
+    if org.settings.unbounded_output == "refuse":
+        largest = None
+    elif not _is_exact(org, command):  # what such requests have answered
+        subject = _subject("output_tokens", command.call.model)
+        known = unit.estimate(org.organisation_id, subject)
+        usual = request_cost.ASSUMED_OUTPUT_TOKENS if known is None else round(known.mean)
+        largest = max(1, min(usual, _largest(command, rates)))
+    if rates.largest_output_tokens == largest:
         return rates
-    return msgspec.structs.replace(rates, assumed_output_tokens=assumed)
+    return msgspec.structs.replace(rates, largest_output_tokens=largest)
 
 
-def _is_exact(org: OrganisationState) -> bool:
-    """Tell whether a missing bound is taken for the most that the model can take or answer."""
-    return org.settings.unbounded_output == "model_max" or org.settings.strict
+def _largest(command: GateCommand, rates: wire.ModelRates) -> int:
+    """Return the most that one answer can have; of a model that is not listed its context."""
+    largest = rates.largest_output_tokens or command.output_max
+    return largest or request_cost.WORST_OUTPUT_TOKENS
+
+
+def _is_exact(org: OrganisationState, command: GateCommand) -> bool:
+    """Tell whether a missing bound is taken for the most that the model can take or answer.
+
+    A stream without any bound, into which no limit can be put, gets a share instead: it is cut when
+    that is used up.
+    """
+    settings = org.settings
+    if settings.strict:
+        return True
+    if settings.unbounded_output != "bounded":
+        return False
+    is_listed = command.rates is not None and command.rates.largest_output_tokens is not None
+    can_limit = command.call.least_output_tokens is not None
+    return is_listed or can_limit or not command.call.streams
+
+
+def likely(
+    unit: UnitOfWork, org: OrganisationState, priced: PricedEvent, reservation: Reservation | None
+) -> PricedEvent:
+    """Return an event that was charged in doubt at what such requests usually cost, if asked to."""
+    if org.settings.in_doubt != "likely" or IN_DOUBT not in priced.flags:
+        return priced
+    model = priced.model if reservation is None else reservation.model or priced.model
+    known = unit.estimate(org.organisation_id, _subject("request_cost", model or ""))
+    if known is None or not known.count:
+        return priced
+    usual = min(priced.cost, max(1, round(known.mean)))
+    return msgspec.structs.replace(priced, cost=usual, flags=f"{priced.flags} likely")
 
 
 def learn(
-    unit: UnitOfWork, organisation_id: str, priced: PricedEvent, reservation: Reservation
+    unit: UnitOfWork, org: OrganisationState, priced: PricedEvent, reservation: Reservation
 ) -> None:
     """Learn from a request that a gate has covered: its size, and which model answers."""
+    organisation_id = org.organisation_id
     model = reservation.model or priced.model
-    if model is None or model == wire.UNKNOWN_MODEL:
+    if model is None or model == wire.UNKNOWN_MODEL or IN_DOUBT in priced.flags:
         return
+    if org.settings.in_doubt == "likely":  # another row to write, which few need
+        learned.learn(unit, organisation_id, _subject("request_cost", model), priced.cost)
     if priced.observed and reservation.model and priced.model:
         function = models.answers(reservation.model)
         learned.learn_model(unit, organisation_id, function, priced.model)
@@ -120,3 +248,14 @@ def release_guess(unit: UnitOfWork, command: GateCommand) -> None:
         return
     if found.held and not found.is_request:
         expiry.give_back(unit, found, found.held)
+
+
+def around(unit: UnitOfWork, command: GateCommand) -> Reservation | None:
+    """Return the reservation of the call around a request, which the request draws on first."""
+    call = command.call
+    if call.kind != "llm" or call.held is None:
+        return None
+    found = expiry.own_reservation(unit, command.request, call.held)
+    if found is None or found.state != "open" or not found.held or found.is_request:
+        return None
+    return found

@@ -305,6 +305,9 @@ class DirectoryStore(Protocol):
     def key(self, key_id: str) -> records.Key | None:
         """Return a key."""
 
+    def keys_below(self, key_id: str) -> list[records.Key]:
+        """Return the keys that belong to a key, directly or not, and are not revoked."""
+
     def add_key(self, key: records.Key, key_hash: bytes, hmac_secret: str | None) -> None:
         """Insert a key."""
 

@@ -44,7 +44,7 @@ class Subscription:
         self.ended = True
         self._queue.put_nowait(None)
 
-    def offer_recall(self, message: wire.ControlMessage) -> bool:
+    def offer_unstored(self, message: wire.ControlMessage) -> bool:
         """Queue a message that is worth nothing later; ``False`` when the channel is behind."""
         if not self.pushes or self._queue.qsize() >= QUEUE_MAX:
             return False
@@ -111,12 +111,15 @@ class Hub:
                     for subscription in self._subscriptions.get(each, ()):
                         subscription.offer(None)
 
-    def recall(self, organisation_id: str, leases: Mapping[str, Sequence[str]]) -> int:
+    def recall(
+        self, organisation_id: str, leases: Mapping[str, Sequence[str]], returns_ms: int = 0
+    ) -> int:
         """Ask holders for what they do not use, over every socket of their keys.
 
         Args:
             organisation_id: of the leases.
             leases: lease ids by the key that holds them.
+            returns_ms: for how long they are to give back at once what they do not use.
 
         Returns:
             How many sockets the question is on its way to. It is never stored: a channel that is
@@ -126,9 +129,18 @@ class Hub:
         for subscription in self._subscriptions.get(organisation_id, ()):
             held = leases.get(subscription.key_id)
             if held:
-                message = wire.ControlMessage(seq=0, type="recall", leases=list(held))
-                asked += subscription.offer_recall(message)
+                message = wire.ControlMessage(
+                    seq=0, type="recall", leases=list(held), returns_ms=returns_ms
+                )
+                asked += subscription.offer_unstored(message)
         return asked
+
+    def wake(self, organisation_id: str, key_id: str, calls: Sequence[str]) -> None:
+        """Tell calls that wait in line to ask again, over every socket of their key."""
+        message = wire.ControlMessage(seq=0, type="room", calls=list(calls))
+        for subscription in self._subscriptions.get(organisation_id, ()):
+            if subscription.key_id == key_id:
+                subscription.offer_unstored(message)
 
     def close(self, spread_s: float = 0.0) -> None:
         """End every channel: polls at once, sockets within a time.

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from guard.core import wire
-from guard.gateway.domain import policy
+from guard.gateway.domain import policy, render
 from guard.gateway.domain.commands import (
     ApprovalNeed,
     CallRefusal,
@@ -30,6 +30,7 @@ from guard.gateway.services import intake
 from guard.gateway.services.catalogue import CatalogueCache, OrgView
 from guard.gateway.services.rate_shares import RateShares, RateStore
 from guard.gateway.services.recalls import Recalls
+from guard.gateway.services.waiting_line import WaitingLine
 from guard.gateway.storage.port import Writer
 
 CommandT = TypeVar("CommandT", bound=LedgerCommand)
@@ -43,6 +44,7 @@ class _Ruling(Struct, frozen=True):
     grants_lease: bool = False
     lease_calls: int | None = None
     judges_model: Callable[[str], CallRefusal | None] | None = None
+    turn_in_ms: int | None = None
 
 
 class _CallPrice(Struct, frozen=True):
@@ -63,6 +65,7 @@ class Gatekeeper:
     _rates: RateStore
     _shares: RateShares
     _recalls: Recalls
+    _line: WaitingLine
     _max_event_bytes: int
     _clock_ms: Callable[[], int]
     # For previews of a change of policy; in memory only.
@@ -95,7 +98,7 @@ class Gatekeeper:
         )
         if view.rules and ruling.refusal is None:
             ruling = await self._ruled(request, call, view, ruling.grants_lease)
-        price = _price(call, view) if ruling.refusal is None else _CallPrice()
+        price = _price(request, call, view) if ruling.refusal is None else _CallPrice()
         command = GateCommand(
             request=request,
             call=call,
@@ -114,6 +117,9 @@ class Gatekeeper:
             recalls=not is_ahead,
             judges_model=ruling.judges_model,
             note=note,
+            turn_in_ms=ruling.turn_in_ms,
+            place=self._line.place(request, call),
+            waiters=self._line.waiters(request.organisation_id),
         )
         answer = await self._write(gate.gate, command)
         # A question gives back first, so it answers a recall of the caller's own lease as well.
@@ -121,9 +127,12 @@ class Gatekeeper:
             if lease is not None and lease.lease_id is not None:
                 self._recalls.answered(lease.lease_id)
             if answer.recall:  # decided once more, after the holders have given back
-                await self._recalls.recall(request.organisation_id, answer.recall)
+                returns_ms = 0 if command.place is None else gate.RETURNS_MS
+                await self._recalls.recall(request.organisation_id, answer.recall, returns_ms)
                 again = msgspec.structs.replace(command, is_again=True, recalls=False)
                 answer = await self._write(gate.gate, again)
+        if command.place is not None:
+            self._line.decided(request, call, answer)
         # Calls were lent before the decision, since the caps may live elsewhere than the money. If
         # the gateway dies in between, the loan ends by itself after a lease's time.
         if command.lease_calls is not None:
@@ -146,8 +155,16 @@ class Gatekeeper:
                 grants_lease = False
             return _Ruling(verdict.refusal, None, grants_lease, None, judges_model)
         refusal = verdict.refusal
-        if verdict.caps and refusal is None:
-            wait_ms = await self._rates.take(organisation_id, verdict.caps)
+        # What waits in line was counted when it was asked first.
+        if verdict.caps and refusal is None and not self._line.has(request, call):
+            # Those that wait come first: what is refused by another has then been counted once too
+            # often; the other way round a call would be counted each time that it asks.
+            pacing = [use for use in verdict.caps if use.waits and call.wait_ms]
+            turn_in_ms = await self._rates.take(organisation_id, pacing) if pacing else None
+            if turn_in_ms is not None:
+                return _Ruling(turn_in_ms=turn_in_ms)
+            capping = [use for use in verdict.caps if not (use.waits and call.wait_ms)]
+            wait_ms = await self._rates.take(organisation_id, capping) if capping else None
             if wait_ms is not None:
                 refusal = policy.rate_refusal(call, wait_ms)
         if verdict.sensitive or verdict.approval is not None or verdict.is_capped_by_tool:
@@ -181,7 +198,9 @@ class Gatekeeper:
         return await self._write(charge.ingest, command)
 
     async def release(self, request: RequestOrigin, body: wire.ReleaseRequest) -> EncodedAnswer:
-        """Release a reservation."""
+        """Release a reservation, or a call's place in line."""
+        if self._line.left(request, body.reservation_id):
+            return render.withdrawn(body.reservation_id)
         command = ReleaseCommand(request=request, reservation_id=body.reservation_id)
         return await self._write(expiry.release, command)
 
@@ -204,13 +223,14 @@ class Gatekeeper:
         )
 
 
-def _price(call: wire.GateRequest, view: OrgView) -> _CallPrice:
+def _price(request: RequestOrigin, call: wire.GateRequest, view: OrgView) -> _CallPrice:
     strict = view.settings.strict
     if call.kind == "llm":
+        strict = strict or policy.wants_prices(view.rules, call, request.key_id)
         is_unknown = strict and view.prices.tariff(call.function, call.model) is None
         return _CallPrice(
             refusal=_unknown_price(call) if is_unknown else None,
-            rates=view.prices.model_rates(call.function, call.model),
+            rates=view.prices.model_rates(call.function, call.model, call.local),
         )
     if call.model == wire.UNKNOWN_MODEL and not strict:
         return _CallPrice()

@@ -15,6 +15,9 @@ from guard.gateway.services.pricing import PriceBook
 _SDK_TYPES = {"llm": wire.LlmData, "tool": wire.ToolData, "span": wire.SpanData,
               "chain": wire.Chain}  # fmt: skip
 
+_IN_DOUBT = frozenset({"bound", "speed"})
+"""Estimates that rest on what a request could cost, and not on its answer."""
+
 
 def prepare(
     events: Sequence[wire.Event],
@@ -88,7 +91,8 @@ def _price_tokens(
     event: wire.Event, data_json: bytes, data: wire.LlmData, prices: PriceBook
 ) -> PricedEvent:
     counts = (data.input_tokens, data.output_tokens, data.cache_read_tokens,
-              data.cache_write_tokens, data.reasoning_tokens, data.audio_tokens)  # fmt: skip
+              data.cache_write_tokens, data.cache_write_1h_tokens, data.reasoning_tokens,
+              data.audio_tokens)  # fmt: skip
     if max(counts) > EVENT_TOKENS_MAX:
         raise _RejectedError("GD-E001", f"more than {EVENT_TOKENS_MAX} tokens of one kind")
     cost, source = prices.cost(data)
@@ -96,6 +100,12 @@ def _price_tokens(
         raise _RejectedError("GD-E001", f"cost above {EVENT_NANOUSD_MAX} nano-dollars")
     response_id = data.response_id or None
     flags = ["estimated"] if data.estimated else []
+    if data.estimated and data.estimate in _IN_DOUBT:
+        flags.append("in_doubt")
+    if data.cut_short:
+        flags.append("cut_short")
+    if source == "local":
+        flags.append("local")
     if source == "fallback":
         flags.append("unpriced")
     return PricedEvent(

@@ -10,6 +10,7 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from guard.core.ids import IdFactory
+from guard.gateway.domain.lineage import below
 from guard.gateway.domain.records import Key, KeySecret
 from guard.gateway.storage.port import Storage
 
@@ -49,13 +50,15 @@ def make_key(
     expires_at_ms: int | None = None,
     signed: bool = False,
     hmac_secret: str | None = None,
+    owner_id: str | None = None,
 ) -> NewKey:
     """Make a key, and an HMAC secret when its requests have to be signed."""
     api_key = (SDK_PREFIX if role == "sdk" else ADMIN_PREFIX) + secrets.token_urlsafe(32)
     if signed and hmac_secret is None:
         hmac_secret = secrets.token_urlsafe(32)
+    own_id = ids.uuid7(now_ms)
     key = Key(
-        key_id=ids.uuid7(now_ms),
+        key_id=own_id if owner_id is None else below(owner_id, own_id),
         organisation_id=organisation_id,
         role=role,
         name=name,

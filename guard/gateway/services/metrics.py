@@ -51,6 +51,7 @@ class GatewayCollector(Collector):
         hub: the control channels.
         statistics: of the store; empty before it is open.
         connections: returns how many connections are open.
+        waiting: returns how many calls wait in line.
         draining: tells whether the gateway is shutting down.
         redis: tells whether Redis answers, and how often it went away; None without it.
     """
@@ -60,6 +61,7 @@ class GatewayCollector(Collector):
     _hub: Hub
     _statistics: Callable[[], StoreStatistics]
     _connections: Callable[[], int]
+    _waiting: Callable[[], int]
     _draining: Callable[[], bool]
     _redis: Callable[[], tuple[bool, int] | None]
 
@@ -88,6 +90,7 @@ class GatewayCollector(Collector):
         yield _gauge("control_sockets", "Those of them that are sockets", self._hub.sockets())
         yield _gauge("pending_bytes", "Bytes of requests in flight", self._load.in_flight)
         yield _counter("overload_refusals", "Requests refused for load", self._load.refused)
+        yield _gauge("waiting_calls", "Calls that wait in line for money", self._waiting())
         yield _gauge("draining", "1 while the gateway is shutting down", self._draining())
         redis = self._redis()
         if redis is not None:

@@ -16,7 +16,7 @@ SILENCE_S: Final = 1.0
 
 _SILENT_MAX: Final = 10_000
 
-Push = Callable[[str, Mapping[str, Sequence[str]]], int]
+Push = Callable[[str, Mapping[str, Sequence[str]], int], int]
 
 
 class Peers(Protocol):
@@ -37,7 +37,8 @@ class Recalls:
 
     Args:
         push: sends a recall of leases, by the key that holds them, to the sockets of an
-            organisation; returns how many it is on its way to.
+            organisation, with the time in which what they do not use goes back at once; returns
+            how many it is on its way to.
         peers: other replicas, whose sockets the holders may have.
         wait_s: how long a refusal waits for the holders.
         silence_s: how long a holder that did not answer is left alone.
@@ -54,10 +55,17 @@ class Recalls:
     # Until when a lease is not recalled again, because its holder did not answer.
     _silent_until_s: dict[str, float] = attrs.field(factory=dict, init=False)
 
-    async def recall(self, organisation_id: str, leases: Mapping[str, Sequence[str]]) -> None:
+    async def recall(
+        self, organisation_id: str, leases: Mapping[str, Sequence[str]], returns_ms: int = 0
+    ) -> None:
         """Recall leases, and wait until each has answered or the time is over.
 
         Whatever has come back by then is in the store, also when another process has taken it in.
+
+        Args:
+            organisation_id: of the leases.
+            leases: lease ids by the key that holds them.
+            returns_ms: for so long, in milliseconds, a call may wait for what they hold.
         """
         loop = asyncio.get_running_loop()
         now_s = loop.time()
@@ -70,7 +78,7 @@ class Recalls:
                 elif self._silent_until_s.get(lease_id, 0.0) <= now_s:
                     new.setdefault(key_id, []).append(lease_id)
         # No await from here to the futures below: an answer cannot come before they are known.
-        asked = bool(new) and self._push(organisation_id, new) > 0
+        asked = bool(new) and self._push(organisation_id, new, returns_ms) > 0
         if new and self._peers is not None:
             asked = self._peers.ask_peers(organisation_id, new) or asked
         if asked:
@@ -83,7 +91,7 @@ class Recalls:
 
     def asked_by_peer(self, organisation_id: str, leases: Mapping[str, Sequence[str]]) -> None:
         """Ask the holders that are connected here, for another replica that waits."""
-        if self._push(organisation_id, leases):
+        if self._push(organisation_id, leases, 0):
             found = [each for lease_ids in leases.values() for each in lease_ids]
             self._for_peers.update(dict.fromkeys(found, organisation_id))
             loop = asyncio.get_running_loop()

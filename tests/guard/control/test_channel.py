@@ -550,7 +550,8 @@ class Herd:
         for _ in range(count):
             each = subscriber.Subscriber(
                 settings, nothing, position=lambda: (0, ""), tools=lambda: "", asks=nothing,
-                apply=lambda *_: None, switched=lambda _: None, recalled=lambda _: None,
+                apply=lambda *_: None, switched=lambda _: None, recalled=lambda *_: None,
+                room=lambda _: None,
             )  # fmt: skip
             tasks.append(asyncio.create_task(each.run()))
         try:

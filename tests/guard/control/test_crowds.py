@@ -74,7 +74,7 @@ class TestTenThousandAtOnce:
 
         def kill() -> None:
             nonlocal left_at_kill
-            until(lambda: len(crowded.gate._admission) > 1000, WAIT_S)
+            until(lambda: len(crowded.gate._courier._admission) > 1000, WAIT_S)
             look()
             elsewhere.admin.kill("another")
             until(lambda: "another" in crowded.enforcement.control.kills.exact, WAIT_S)

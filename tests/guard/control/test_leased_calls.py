@@ -14,7 +14,6 @@ import msgspec
 import pytest
 
 import guard
-from guard.asking.llm_requests import NOT_GATED
 from guard.breaker.exceptions import GuardTransportError
 from guard.breaker.refusals import Refusal
 from guard.core.request_bound import RequestBound
@@ -297,13 +296,17 @@ class TestRequests:
     def test_a_hold_below_what_is_assumed_pays_for_less(
         self, start: Callable[..., GuardRuntime], tenant: Any, transport_mode: str
     ) -> None:
+        tenant.admin.update_settings(unbounded_output="learned")
         tenant.admin.set_budget(limit_cents=1, scope_kind="workflow", scope_id="w")
         runtime = start(transport_mode=transport_mode)
         hold = runtime.requests.ask(inside(), RequestBound("openai", "gpt-4o", 10, None))
         assert hold.output_tokens == (10**7 - 10 * 2500) // 10_000, "of 4096, at these prices"
 
-    def test_outside_of_any_scope_nothing_is_gated(self, leasing: GuardRuntime) -> None:
-        assert leasing.requests.hold(Scope(), BOUND) is NOT_GATED
+    def test_outside_of_any_scope_the_gateway_is_asked_too(self, leasing: GuardRuntime) -> None:
+        outside = current_scope.get()
+        assert outside.workflow_id == "default"
+        assert leasing.requests.hold(outside, BOUND) is None
+        leasing.requests.ask(outside, BOUND).settle(USED)
 
     def test_a_forbidden_model_is_refused(self, leasing: GuardRuntime, tenant: Any) -> None:
         tenant.admin.set_policy("p", models_block=[MODEL])

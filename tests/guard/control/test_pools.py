@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -55,12 +54,11 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_of_processes(tmp_path: Path, tenant: Any, method: str) -> None:
-    tenant.admin.kill("killed")
+def run(tmp_path: Path, tenant: Any, text: str, method: str) -> subprocess.CompletedProcess[str]:
+    """Run a program whose children are started by a method."""
     program = tmp_path / "program.py"
-    program.write_text(textwrap.dedent(PROGRAM))
-    done = subprocess.run(
+    program.write_text(text)
+    return subprocess.run(
         [sys.executable, str(program), method],
         env={
             **os.environ,
@@ -74,6 +72,48 @@ def test_of_processes(tmp_path: Path, tenant: Any, method: str) -> None:
         timeout=300,
         check=False,
     )
+
+
+UNHEARD = """
+import multiprocessing, signal, sys, threading
+import guard
+
+def wait(lock, number):
+    guard.init()
+    with guard.workflow("w"):
+        guard.track_llm(10, 1, model="gpt-4o")
+    # A signal to another thread leaves the main thread where it is: so does one that comes just
+    # before it blocks.
+    tell = lambda: signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+    threading.Timer(1, tell).start()
+    lock.acquire()
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context(sys.argv[1])
+    lock = context.Lock()
+    if sys.argv[1] == "fork":
+        guard.init()
+    with lock:
+        child = context.Process(target=wait, args=(lock, 1))
+        child.start()
+        child.join(60)
+        print(child.exitcode, flush=True)
+        child.kill()
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_child_that_blocks_hears_of_its_end(tmp_path: Path, tenant: Any, method: str) -> None:
+    """Else its pool, which waits for it without limit, would wait for ever."""
+    done = run(tmp_path, tenant, UNHEARD, method)
+    assert done.stdout == "-15\n", done.stderr
+    assert [event["model"] for event in tenant.admin.events(type="llm")] == ["gpt-4o"]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_of_processes(tmp_path: Path, tenant: Any, method: str) -> None:
+    tenant.admin.kill("killed")
+    done = run(tmp_path, tenant, PROGRAM, method)
     assert done.stdout.splitlines() == [
         "0", "1", "2", "killed killed False", "4", "error its own",
         "map killed killed", "[0, 1]",

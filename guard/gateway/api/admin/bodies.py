@@ -11,6 +11,7 @@ from guard.core.wire import NANOUSD_MAX, NANOUSD_PER_CENT
 from guard.gateway.domain import records
 from guard.gateway.domain.records import DurationMs, Label
 from guard.gateway.domain.rulesets import Change
+from guard.gateway.domain.setting_table import SETTINGS
 from guard.gateway.services.operators import PASSWORD_LENGTH_MAX, PASSWORD_LENGTH_MIN
 
 _WEBHOOK_URL = (
@@ -50,7 +51,10 @@ class NewOrganisation(Strict, kw_only=True):
 
 
 class NewKeyBody(Strict, kw_only=True):
-    """A key to create. ``workflow_id`` confines it to one workflow."""
+    """A key to create. ``workflow_id`` confines it to one workflow.
+
+    What it spends counts for the key ``owner_id`` too, whose budgets and whose end are its own.
+    """
 
     name: Label = "sdk"
     role: Literal["sdk", "admin"] = "sdk"
@@ -58,6 +62,7 @@ class NewKeyBody(Strict, kw_only=True):
     expires_at_ms: Moment | None = None
     signed: bool = False
     hmac_secret: Annotated[str, Meta(min_length=16, max_length=256)] | None = None
+    owner_id: Target | None = None
 
 
 class RotateBody(Strict, kw_only=True):
@@ -201,12 +206,16 @@ class UsageQuery(Struct, kw_only=True):
 
 
 class EventsQuery(Struct, kw_only=True):
-    """Which events."""
+    """Which events; ``flag`` names flags that events carry, such as ``in_doubt``.
+
+    Several are separated by commas: events that have one of them.
+    """
 
     after: Moment = 0
     limit: Limit = 100
     workflow_id: Target | None = None
     type: Target | None = None
+    flag: Annotated[str, Meta(pattern=r"^[a-z_]{1,32}(,[a-z_]{1,32}){0,7}$")] | None = None
 
 
 class RunsQuery(Struct, kw_only=True):
@@ -265,12 +274,27 @@ class ApplyPolicy(PolicyBody, kw_only=True):
     name: Label
 
 
+SettingChanges = Annotated[
+    dict[str, bool | int | str],
+    Meta(
+        min_length=1,
+        max_length=100,
+        extra_json_schema={
+            "properties": {name: each.schema for name, each in SETTINGS.items()},
+            "additionalProperties": False,
+        },
+    ),
+]
+"""Settings by name, and their new values; all others stay as they are."""
+
+
 class ApplyBody(Strict, kw_only=True):
-    """The complete set of rules to activate."""
+    """The complete set of rules to activate, and the settings to change."""
 
     budgets: Annotated[list[BudgetBody], Meta(max_length=1000)] = []
     policies: Annotated[list[ApplyPolicy], Meta(max_length=1000)] = []
     prices: Annotated[list[PriceBody], Meta(max_length=1000)] = []
+    settings: Annotated[dict[str, bool | int | str], Meta(max_length=100)] = {}
     dry_run: bool = False
     prune: bool = False
 

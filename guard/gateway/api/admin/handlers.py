@@ -17,6 +17,7 @@ from guard.gateway.api.http import fail
 from guard.gateway.domain import records
 from guard.gateway.domain.commands import Actor
 from guard.gateway.domain.errors import ConflictError, NotFoundError
+from guard.gateway.domain.lineage import owner_of
 from guard.gateway.domain.operators import Operator
 from guard.gateway.domain.preview import EXAMPLES_MAX, Difference, RecentCalls, compare, replaced
 from guard.gateway.domain.rulesets import RuleSet, first_named_twice
@@ -70,8 +71,15 @@ class AdminHandlers:
             NOTHING, directory.create_organisation, call.actor, call.body.name
         )
 
+    async def organisation(self, call: AdminCall) -> records.Organisation:
+        found = await self._storage.organisations()
+        return next(each for each in found if each.organisation_id == call.own)
+
     async def settings(self, call: AdminCall) -> records.Organisation:
         return await self._write(call, directory.update_organisation, call.own, call.body)
+
+    async def change_settings(self, call: AdminCall) -> records.Organisation:
+        return await self._write(call, directory.change_settings, call.own, call.body)
 
     async def keys(self, call: AdminCall) -> list[records.Key]:
         return await self._storage.keys(call.own)
@@ -88,6 +96,7 @@ class AdminHandlers:
             expires_at_ms=wanted.expires_at_ms,
             signed=wanted.signed,
             hmac_secret=wanted.hmac_secret,
+            owner_id=wanted.owner_id,
         )
         key = await self._write(
             call, directory.create_key, made.key, made.key_hash, made.hmac_secret
@@ -105,6 +114,7 @@ class AdminHandlers:
             organisation_id=own,
             name="",
             signed=old is not None and old.signed,
+            owner_id=None if old is None else owner_of(old.key_id),
         )
         key = await self._write(
             call, directory.rotate_key, own, key_id,
@@ -171,6 +181,7 @@ class AdminHandlers:
             [as_budget(own, b) for b in wanted.budgets],
             [as_policy(own, p.name, p) for p in wanted.policies],
             [as_price(own, p) for p in wanted.prices],
+            wanted.settings,
         )
         twice = first_named_twice(rules)
         if twice is not None:
@@ -234,7 +245,7 @@ class AdminHandlers:
     async def events(self, call: AdminCall) -> list[records.StoredEvent]:
         query: bodies.EventsQuery = call.query
         return await self._storage.events(
-            call.own, query.after, query.limit, query.workflow_id, query.type
+            call.own, query.after, query.limit, query.workflow_id, query.type, query.flag
         )
 
     async def ledger(self, call: AdminCall) -> list[records.BalanceView]:

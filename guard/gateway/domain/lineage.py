@@ -1,0 +1,35 @@
+"""Keys that belong to other keys: what one of them spends, those above it spend too.
+
+The id of such a key is its owner's id, a dot and an id of its own. So a budget or a policy of a key
+finds those below it without a look-up.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+SEPARATOR: Final = "."
+LENGTH_MAX: Final = 256
+
+
+def below(owner_id: str, own_id: str) -> str:
+    """Return the id of a key that belongs to another."""
+    return f"{owner_id}{SEPARATOR}{own_id}"
+
+
+def lineage(key_id: str) -> tuple[str, ...]:
+    """Return a key's id and those of the keys above it, its own first.
+
+    Example:
+        >>> lineage("a.b")
+        ('a.b', 'a')
+    """
+    if SEPARATOR not in key_id:
+        return (key_id,)
+    parts = key_id.split(SEPARATOR)
+    return tuple(SEPARATOR.join(parts[:count]) for count in range(len(parts), 0, -1))
+
+
+def owner_of(key_id: str) -> str | None:
+    """Return the id of the key that a key belongs to, if there is one."""
+    return key_id.rpartition(SEPARATOR)[0] or None

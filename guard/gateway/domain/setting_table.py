@@ -1,0 +1,146 @@
+"""The settings of an organisation as a table, read from the record that holds them.
+
+Command line, dashboard, admin API and files of ``apply`` all use it, so a field that is added to
+the record is a setting everywhere.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+import msgspec
+from msgspec import Struct
+
+from guard.gateway.domain.records import OrganisationSettings
+
+Kind = Literal["flag", "number", "choice"]
+_TRUE: Final = ("1", "true", "yes", "on")
+_FALSE: Final = ("0", "false", "no", "off")
+
+
+class OrganisationSetting(Struct, frozen=True):
+    """One setting.
+
+    Attributes:
+        name: of the field.
+        kind: a flag, a whole number or a choice.
+        default: its value unless it is set.
+        says: what it is for, in a sentence or two.
+        choices: the values of a choice.
+        low, high: the bounds of a number.
+    """
+
+    name: str
+    kind: Kind
+    default: bool | int | str
+    says: str
+    choices: tuple[str, ...] = ()
+    low: int | None = None
+    high: int | None = None
+
+    @property
+    def takes(self) -> str:
+        """What it takes, in words."""
+        if self.kind == "flag":
+            return "true or false"
+        if self.kind == "choice":
+            return f"one of {', '.join(self.choices)}"
+        if self.high is None:
+            return "a whole number" if self.low is None else f"a whole number from {self.low} on"
+        return f"a whole number from {self.low or 0:,} to {self.high:,}"
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """What it takes, as a JSON schema."""
+        if self.kind == "flag":
+            return {"type": "boolean"}
+        if self.kind == "choice":
+            return {"enum": list(self.choices)}
+        bounds = {"minimum": self.low or 0, "maximum": self.high}
+        return {"type": "integer", **{k: v for k, v in bounds.items() if v is not None}}
+
+    def read(self, text: str) -> bool | int | str:
+        """Return a value that is written as text.
+
+        Raises:
+            ValueError: it is not what the setting takes; the text says what is.
+        """
+        bare = text.strip().lower()
+        if self.kind == "flag" and bare in (*_TRUE, *_FALSE):
+            return bare in _TRUE
+        if self.kind == "choice" and bare in self.choices:
+            return bare
+        if self.kind == "number" and re.fullmatch(r"\d{1,18}", bare.replace("_", "")):
+            number = int(bare.replace("_", ""))
+            if (self.low or 0) <= number and (self.high is None or number <= self.high):
+                return number
+        raise ValueError(f"{self.name} takes {self.takes}")
+
+
+def _read(record: type[Struct]) -> dict[str, OrganisationSetting]:
+    """Return the settings that a record holds; their sentences are those of its docstring."""
+    sentences = dict(
+        re.findall(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", inspect.getdoc(record) or "", re.MULTILINE)
+    )
+    info = msgspec.inspect.type_info(record)
+    assert isinstance(info, msgspec.inspect.StructType)
+    return {
+        field.name: _setting(
+            field.name,
+            field.type,
+            field.default,
+            " ".join(sentences.get(field.name, "").replace("``", "").split()),
+        )
+        for field in info.fields
+    }
+
+
+def _setting(name: str, kind: msgspec.inspect.Type, default: Any, says: str) -> OrganisationSetting:
+    if isinstance(kind, msgspec.inspect.LiteralType):
+        return OrganisationSetting(
+            name, "choice", default, says, tuple(str(each) for each in kind.values)
+        )
+    if isinstance(kind, msgspec.inspect.BoolType):
+        return OrganisationSetting(name, "flag", default, says)
+    assert isinstance(kind, msgspec.inspect.IntType), f"{name} is of a kind that has no form"
+    return OrganisationSetting(name, "number", default, says, low=kind.ge, high=kind.le)
+
+
+SETTINGS: Final = _read(OrganisationSettings)
+
+
+def setting(name: str) -> OrganisationSetting:
+    """Return a setting.
+
+    Raises:
+        ValueError: there is none of this name; the text names the nearest.
+    """
+    found = SETTINGS.get(name.strip().replace("-", "_"))
+    if found is None:
+        near = difflib.get_close_matches(name, SETTINGS, 1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(SETTINGS)}"
+        raise ValueError(f"there is no setting {name!r}: {hint}")
+    return found
+
+
+def changed(
+    known: OrganisationSettings, changes: Mapping[str, bool | int | str]
+) -> OrganisationSettings:
+    """Return settings in which some have other values; all others stay as they are.
+
+    Raises:
+        ValueError: no such setting, or a value that it does not take.
+    """
+    fields: dict[str, Any] = msgspec.to_builtins(known)
+    for name, value in changes.items():
+        found = setting(name)
+        try:
+            msgspec.convert({found.name: value}, OrganisationSettings)
+        except msgspec.ValidationError:
+            raise ValueError(f"{found.name} takes {found.takes}") from None
+        fields[found.name] = value
+    return msgspec.convert(fields, OrganisationSettings)

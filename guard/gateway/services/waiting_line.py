@@ -1,0 +1,204 @@
+"""The line: calls that wait for money that is only set aside, and whom to wake when some returns.
+
+A call that waits is not held open here. It asks again when it is woken, or after a while; so nobody
+is given money who has gone, and a gateway that restarts finds its line again. Order is kept within
+one replica.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+import attrs
+
+from guard.core import wire
+from guard.gateway.domain.commands import EncodedAnswer, RequestOrigin
+from guard.gateway.domain.waiting import LAPSE_MS, Place, Waiter
+
+WAITING_MAX: Final = 10_000
+"""Places in one organisation's line; who comes then does not wait."""
+
+Push = Callable[[str, str, Sequence[str]], object]
+
+
+@attrs.define(eq=False)
+class _Entry:
+    """A place that is taken.
+
+    Attributes:
+        waiter: as the ledger sees it.
+        key_id: whose channels are woken.
+        from_ms: when money came back last that it may use, or when it was asked first.
+        seen_ms: when it was asked for last.
+        is_woken: whether it was told to ask again, and has not yet.
+    """
+
+    waiter: Waiter
+    key_id: str
+    from_ms: int
+    seen_ms: int
+    is_woken: bool = False
+
+
+class _Line:
+    """One organisation's line: the entries in the order of asking, and who waits in them."""
+
+    def __init__(self) -> None:
+        self.entries: dict[tuple[str, str], _Entry] = {}
+        self.waiters: tuple[Waiter, ...] = ()
+        # When money came back last: who has lost a place in between waits on from then.
+        self.freed_ms = 0
+
+    def changed(self) -> None:
+        """Bring the order up to date."""
+        found = sorted(self.entries.items(), key=lambda item: item[1].waiter.turn)
+        self.entries = dict(found)
+        self.waiters = tuple([entry.waiter for _, entry in found])
+
+
+class WaitingLine:
+    """The lines of this process, one for each organisation. Used on the loop only.
+
+    Args:
+        push: tells the channels of a key which calls are to ask again.
+        clock_ms: the gateway's clock.
+    """
+
+    def __init__(self, push: Push, clock_ms: Callable[[], int]) -> None:
+        self._push = push
+        self._clock_ms = clock_ms
+        # An organisation in whose line nobody waits has no entry.
+        self._lines: dict[str, _Line] = {}
+
+    def count(self) -> int:
+        """Return how many wait, in all lines."""
+        for organisation_id, line in list(self._lines.items()):
+            self._lapse(organisation_id, line)
+        return sum(len(line.entries) for line in self._lines.values())
+
+    def waiters(self, organisation_id: str) -> tuple[Waiter, ...]:
+        """Return who waits, in order."""
+        line = self._lines.get(organisation_id)
+        if line is None:
+            return ()
+        self._lapse(organisation_id, line)
+        return line.waiters
+
+    def place(self, request: RequestOrigin, call: wire.GateRequest) -> Place | None:
+        """Return the place of a call that would wait; ``None`` for one that does not."""
+        if not call.wait_ms:
+            return None
+        now_ms = self._clock_ms()
+        line = self._lines.get(request.organisation_id)
+        entry = None if line is None else line.entries.get((request.key_id, call.call_id))
+        if entry is not None:
+            return Place(entry.waiter.since_ms, entry.from_ms + call.wait_ms, call.wait_ms)
+        if line is not None and len(line.entries) >= WAITING_MAX:
+            return None
+        since_ms = max(0, now_ms - call.waited_ms)  # before this gateway was started, perhaps
+        from_ms = since_ms if line is None else max(since_ms, line.freed_ms)
+        return Place(since_ms, from_ms + call.wait_ms, call.wait_ms)
+
+    def has(self, request: RequestOrigin, call: wire.GateRequest) -> bool:
+        """Tell whether a call has a place: it has asked before."""
+        line = self._lines.get(request.organisation_id)
+        return line is not None and (request.key_id, call.call_id) in line.entries
+
+    def decided(
+        self, request: RequestOrigin, call: wire.GateRequest, answer: EncodedAnswer
+    ) -> None:
+        """Take in what became of a call: it waits, or its place is free."""
+        organisation_id, name = request.organisation_id, (request.key_id, call.call_id)
+        line = self._lines.get(organisation_id)
+        if answer.waits is not None:
+            if line is None:
+                line = self._lines[organisation_id] = _Line()
+            self._waits(line, organisation_id, name, answer.waits)
+        else:
+            self.left(request, call.call_id)
+
+    def _waits(
+        self, line: _Line, organisation_id: str, name: tuple[str, str], waiter: Waiter
+    ) -> None:
+        now_ms = self._clock_ms()
+        entry = line.entries.get(name)
+        if entry is None:
+            line.entries[name] = _Entry(waiter, name[0], waiter.since_ms, now_ms)
+            line.changed()
+            return
+        was_woken, entry.is_woken = entry.is_woken, False
+        entry.seen_ms = now_ms
+        if entry.waiter != waiter:
+            entry.waiter = waiter
+            line.changed()
+        # What came back is too little for it. Until it blocks the line, that may do for others.
+        if was_woken and now_ms < waiter.blocks_from_ms:
+            self._wake_next(organisation_id, line, waiter, below=waiter.amount)
+
+    def left(self, request: RequestOrigin, call_id: str) -> bool:
+        """Give up a place whose caller has gone; tell whether there was one."""
+        line, name = self._lines.get(request.organisation_id), (request.key_id, call_id)
+        if line is None or name not in line.entries:
+            return False
+        ended = line.entries.pop(name)
+        self._changed(request.organisation_id, line)
+        self._wake_next(request.organisation_id, line, ended.waiter)
+        return True
+
+    def freed(self, organisation_id: str, balance_ids: Iterable[int]) -> None:
+        """Money has come back: the waits for it start anew, and the first asks again."""
+        line = self._lines.get(organisation_id)
+        if line is None:
+            return
+        self._lapse(organisation_id, line)
+        freed, now_ms = frozenset(balance_ids), self._clock_ms()
+        line.freed_ms = now_ms
+        is_first = True
+        for entry in line.entries.values():
+            if entry.waiter.balance_ids & freed:
+                entry.from_ms = now_ms
+                if is_first:
+                    self._wake(organisation_id, entry)
+                is_first = False
+
+    def stirred(self, organisation_id: str) -> None:
+        """Limits may have changed: everybody asks again."""
+        line = self._lines.get(organisation_id)
+        for entry in () if line is None else line.entries.values():
+            self._wake(organisation_id, entry)
+
+    # -- one line ---------------------------------------------------------------------------------
+
+    def _wake(self, organisation_id: str, entry: _Entry) -> None:
+        if not entry.is_woken:
+            entry.is_woken = True
+            self._push(organisation_id, entry.key_id, [entry.waiter.call_id])
+
+    def _wake_next(
+        self, organisation_id: str, line: _Line, before: Waiter, below: int | None = None
+    ) -> None:
+        """Wake the first that waits for some of the same money, and needs less than ``below``."""
+        for entry in line.entries.values():
+            waiter = entry.waiter
+            if (
+                waiter is not before
+                and waiter.balance_ids & before.balance_ids
+                and (below is None or (waiter.amount < below and not entry.is_woken))
+            ):
+                self._wake(organisation_id, entry)
+                return
+
+    def _lapse(self, organisation_id: str, line: _Line) -> None:
+        """Give up the places that nobody asks for: their callers have gone."""
+        long_ago_ms = self._clock_ms() - LAPSE_MS
+        gone = [name for name, entry in line.entries.items() if entry.seen_ms < long_ago_ms]
+        for name in gone:
+            del line.entries[name]
+        if gone:
+            self._changed(organisation_id, line)
+
+    def _changed(self, organisation_id: str, line: _Line) -> None:
+        line.changed()
+        if not line.entries:
+            del self._lines[organisation_id]

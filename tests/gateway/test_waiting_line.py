@@ -1,0 +1,254 @@
+"""The gateway's line: who waits for money that is set aside, who goes first, who blocks whom."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pytest
+
+from guard.core import wire
+from guard.gateway.domain.commands import EncodedAnswer, RequestOrigin
+from guard.gateway.domain.waiting import LAPSE_MS, Waiter, promised
+from guard.gateway.services.waiting_line import WaitingLine
+from tests.gateway.conftest import Tenant
+
+GPT_4O: Final = {"model": "gpt-4o", "function": "openai", "kind": "llm"}
+IN, OUT = 2500, 10_000  # nano-dollars per token
+WORST: Final = 100 * IN + 50 * OUT
+WAIT: Final = {**GPT_4O, "max_input_tokens": 100, "max_output_tokens": 50, "wait_ms": 60_000}
+
+
+def ask(tenant: Tenant, name: str, attempt: int = 0, **fields: Any) -> dict[str, Any]:
+    """Ask as an SDK does: each time under another key."""
+    headers = {wire.HEADER_IDEMPOTENCY: f"{name}-{attempt}"}
+    response = tenant.gate(call_id=name, headers=headers, **{**WAIT, **fields})
+    body: dict[str, Any] = response.json()
+    return body
+
+
+def end(tenant: Tenant, reply: dict[str, Any], cost: int = 1000) -> None:
+    tenant.send(tenant.llm(cost, reservation_id=reply["reservation_id"]))
+
+
+def test_what_is_set_aside_is_waited_for_and_what_is_spent_is_refused(tenant: Tenant) -> None:
+    tenant.admin.set_budget(limit_nanousd=WORST + 1000)
+    first = ask(tenant, "a")
+    waiting = ask(tenant, "b")
+    assert (waiting["decision"], waiting["place"]) == ("waiting", 1)
+    assert waiting["retry_after_ms"] > 0
+    end(tenant, first)
+    assert ask(tenant, "b", 1)["decision"] == "allow"
+    problem = tenant.refused(402, "GD-B004", **{**WAIT, "max_output_tokens": 60})
+    assert "of $0.000751 spent" in problem["reason"]
+    assert "set aside for what is under way" in problem["reason"]
+
+
+def test_whoever_does_not_wait_is_refused(tenant: Tenant) -> None:
+    tenant.admin.set_budget(limit_nanousd=WORST + 1000)
+    ask(tenant, "a")
+    tenant.refused(402, "GD-B004", **{**WAIT, "wait_ms": 0})
+
+
+def test_they_go_in_order_and_nobody_overtakes(tenant: Tenant) -> None:
+    tenant.admin.set_budget(limit_nanousd=2 * WORST + 5000)
+    first, second = ask(tenant, "a"), ask(tenant, "b")
+    assert [ask(tenant, name)["place"] for name in "cde"] == [1, 2, 3]
+    end(tenant, first)
+    assert ask(tenant, "e", 1)["decision"] == "waiting", "c is before it"
+    assert ask(tenant, "f")["decision"] == "waiting", "and so are all three of a newcomer"
+    third = ask(tenant, "c", 1)
+    assert third["decision"] == "allow"
+    end(tenant, second)
+    assert [ask(tenant, name, 2)["decision"] for name in "ed"] == ["waiting", "allow"]
+
+
+def test_a_place_is_kept_by_saying_how_long_one_has_waited(tenant: Tenant) -> None:
+    """So it is at a gateway that has restarted, and at another replica."""
+    tenant.admin.set_budget(limit_nanousd=WORST + 1000)
+    ask(tenant, "a")
+    assert ask(tenant, "b")["place"] == 1
+    assert ask(tenant, "c", waited_ms=30_000)["place"] == 1
+    assert ask(tenant, "b", 1)["place"] == 2
+
+
+def test_a_wait_that_is_over_ends_in_a_refusal(tenant: Tenant) -> None:
+    tenant.admin.set_budget(limit_nanousd=WORST + 1000)
+    ask(tenant, "a")
+    assert ask(tenant, "b", wait_ms=5000)["decision"] == "waiting"
+    assert ask(tenant, "c", wait_ms=5000, waited_ms=5001)["error_code"] == "GD-B004"
+
+
+def test_a_full_budget_of_a_user_holds_up_nobody_else(tenant: Tenant) -> None:
+    tenant.admin.set_budget(limit_nanousd=10 * WORST)
+    tenant.admin.set_budget(scope_kind="user", scope_id="anna", limit_nanousd=WORST + 1000)
+    ask(tenant, "a", user="anna")
+    assert ask(tenant, "b", user="anna")["decision"] == "waiting"
+    assert ask(tenant, "c", user="ben")["decision"] == "allow"
+
+
+def test_calls_of_one_millisecond_have_places_of_their_own(tenant: Tenant) -> None:
+    tenant.admin.set_budget(limit_nanousd=WORST + 1000)
+    ask(tenant, "a")
+    places = [ask(tenant, name)["place"] for name in "bcdefghi"]
+    assert places == list(range(1, 9))
+
+
+def test_who_gives_up_leaves_the_line(tenant: Tenant) -> None:
+    tenant.admin.set_budget(limit_nanousd=WORST + 1000)
+    first = ask(tenant, "a")
+    assert ask(tenant, "b")["place"] == 1
+    assert ask(tenant, "c")["place"] == 2
+    left = tenant.http.post("/gate/release", json={"reservation_id": "b"}).json()
+    assert left["state"] == "withdrawn"
+    end(tenant, first)
+    assert ask(tenant, "c", 1)["decision"] == "allow"
+
+
+def test_calls_around_requests_do_not_block_each_other(tenant: Tenant) -> None:
+    """Each has declared a part of the budget; together their requests need more than is left."""
+    tenant.admin.set_budget(limit_nanousd=4 * WORST)
+    holders = [
+        tenant.allowed(gates_requests=True, model="gpt-4o", max_input_tokens=0, max_output_tokens=n)
+        for n in (140, 140)
+    ]
+    decisions = []
+    for attempt in range(2):
+        for number, holder in enumerate(holders):
+            within = {"within": holder["call_id"], "held": holder["reservation_id"]}
+            reply = ask(tenant, f"r{number}", attempt, max_output_tokens=180, **within)
+            decisions.append(reply["decision"])
+    assert decisions == ["waiting", "waiting", "allow", "waiting"], "who waits holds nothing"
+
+
+@pytest.mark.parametrize("named", [50_000, None])
+def test_an_output_that_no_money_pays_for_is_limited(tenant: Tenant, named: int | None) -> None:
+    tenant.admin.set_budget(limit_nanousd=100 * IN + 3000 * OUT)
+    reply = ask(tenant, "a", max_output_tokens=named, least_output_tokens=1024)
+    assert (reply["decision"], reply["max_output_tokens"]) == ("allow", 2048)
+    assert reply["reserved_nanousd"] == 100 * IN + 2048 * OUT
+    second = ask(tenant, "b", max_output_tokens=named, least_output_tokens=1024)
+    assert second["decision"] == "waiting", "the unspent money still pays for it"
+    end(tenant, reply, 1500 * OUT)
+    second = ask(tenant, "b", 1, max_output_tokens=named, least_output_tokens=1024)
+    assert (second["decision"], second["max_output_tokens"]) == ("allow", 1024)
+    end(tenant, second, 1000 * OUT)
+    assert ask(tenant, "c", least_output_tokens=1024, max_output_tokens=named)["error_code"]
+
+
+def test_a_cap_that_waits_says_when_the_turn_comes(tenant: Tenant) -> None:
+    cap = {"calls": 2, "per_ms": 60_000, "on_limit": "wait"}
+    tenant.admin.set_policy(rate_caps=[cap])
+    assert [ask(tenant, name)["decision"] for name in "ab"] == ["allow", "allow"]
+    waiting = ask(tenant, "c")
+    assert waiting["decision"] == "waiting"
+    assert 50_000 < waiting["retry_after_ms"] <= 60_000
+    tenant.refused(429, "GD-R001", **{**WAIT, "wait_ms": 0})
+
+
+def test_of_two_caps_the_one_that_refuses_refuses(tenant: Tenant) -> None:
+    tenant.admin.set_policy(
+        rate_caps=[{"calls": 9, "per_ms": 60_000, "on_limit": "wait"}, {"calls": 1}]
+    )
+    assert ask(tenant, "a")["decision"] == "allow"
+    assert ask(tenant, "b")["error_code"] == "GD-R001"
+
+
+def test_events_that_come_with_a_question_that_waits_are_recorded(tenant: Tenant) -> None:
+    tenant.admin.set_budget(limit_nanousd=WORST + 1000)
+    ask(tenant, "a")
+    reply = ask(tenant, "b", events=[tenant.llm(10)])
+    assert (reply["decision"], reply["events"]["accepted"]) == ("waiting", 1)
+
+
+# -- the pure parts --------------------------------------------------------------------------------
+
+
+def test_of_two_in_one_millisecond_one_is_first() -> None:
+    both = [Waiter(name, 5, 10, 70, frozenset([1])) for name in "ab"]
+    assert promised(both, "a", 5, 70, 6) == {}
+    assert promised(both, "b", 5, 70, 6) == {1: 70}
+
+
+class Line:
+    """A line with a clock of its own, which notes whom it wakes."""
+
+    def __init__(self) -> None:
+        self.now_ms = 1_000_000
+        self.woken: list[str] = []
+        self.line = WaitingLine(lambda org, key, calls: self.woken.extend(calls), self.clock_ms)
+        self.request = RequestOrigin(organisation_id="o", key_id="k")
+
+    def clock_ms(self) -> int:
+        return self.now_ms
+
+    def wait(self, name: str, amount: int = 10, *balance_ids: int) -> None:
+        call = wire.GateRequest(call_id=name, kind="llm", function="f", wait_ms=60_000)
+        place = self.line.place(self.request, call)
+        assert place is not None
+        waits = place.waiter(name, amount, balance_ids or (1,))
+        self.line.decided(self.request, call, EncodedAnswer(200, b"", waits=waits))
+
+    def decide(self, name: str) -> None:
+        call = wire.GateRequest(call_id=name, kind="llm", function="f", wait_ms=60_000)
+        self.line.decided(self.request, call, EncodedAnswer(200, b""))
+
+
+def test_the_first_whose_money_it_is_wakes_and_then_the_next() -> None:
+    line = Line()
+    for name, balance_id in (("a", 1), ("b", 2), ("c", 1)):
+        line.now_ms += 1
+        line.wait(name, 10, balance_id)
+    line.line.freed("o", [2])
+    assert line.woken == ["b"]
+    line.line.freed("o", [1])
+    assert line.woken == ["b", "a"]
+    line.decide("a")
+    assert line.woken == ["b", "a", "c"]
+
+
+def test_what_is_too_little_for_the_first_wakes_a_smaller_one() -> None:
+    line = Line()
+    line.wait("large", 90)
+    line.now_ms += 1
+    line.wait("small", 10)
+    line.line.freed("o", [1])
+    line.wait("large", 90)
+    assert line.woken == ["large", "small"]
+
+
+def test_after_a_quarter_of_its_wait_a_large_one_blocks() -> None:
+    line = Line()
+    line.wait("large", 90)
+    line.now_ms += 1
+    line.wait("small", 10)
+    for _ in range(20):
+        line.now_ms += LAPSE_MS // 4
+        line.wait("large", 90)
+        line.wait("small", 10)
+    line.line.freed("o", [1])
+    line.wait("large", 90)
+    assert line.woken == ["large"]
+
+
+def test_a_place_that_nobody_asks_for_lapses() -> None:
+    line = Line()
+    line.wait("gone")
+    line.now_ms += LAPSE_MS + 1
+    assert line.line.count() == 0
+    assert line.line.waiters("o") == ()
+
+
+def test_each_return_of_money_begins_the_wait_anew() -> None:
+    line = Line()
+    call = wire.GateRequest(call_id="a", kind="llm", function="f", wait_ms=60_000)
+    line.wait("a")
+    line.now_ms += 3000
+    line.line.freed("o", [1])
+    place = line.line.place(line.request, call)
+    assert place is not None
+    assert place.until_ms == line.now_ms + 60_000
+    line.line.freed("o", [2])
+    line.now_ms += 500
+    again = line.line.place(line.request, call)
+    assert again is not None
+    assert again.until_ms == place.until_ms

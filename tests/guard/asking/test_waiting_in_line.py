@@ -1,0 +1,242 @@
+"""Money that is only set aside is waited for; a refusal means that it is spent."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+import httpx
+import pytest
+
+import guard
+from guard.breaker.refusals import Refusal
+from guard.core.events import InstrumentedCall
+from guard.core.request_bound import RequestBound
+from guard.core.usage import Usage
+from guard.runtime.runtime import GuardRuntime
+from guard.scope.scope import Entry, Scope
+from tests.support.waiting import until
+
+WAIT_S: Final = 30.0
+MODEL: Final = "gpt-4o"
+WORST: Final = 1_000_000
+"""What a request is held at, in nano-dollars."""
+COST: Final = WORST // 10
+GAUGE: Final = "guard_gateway_waiting_calls "
+BOUND: Final = RequestBound("openai", MODEL, input_tokens=500, output_tokens=500)
+
+
+Start = Callable[..., GuardRuntime]
+
+
+@pytest.fixture(params=["socket", "http"])
+def runtime(start: Start, tenant: Any, request: pytest.FixtureRequest) -> GuardRuntime:
+    """One that asks over the control socket, with leases, and one that asks over HTTP."""
+    tenant.admin.set_price(MODEL, input_per_mtok=10**9, output_per_mtok=10**9)
+    over_socket = request.param == "socket"
+    started = start(timeout_ms=20_000, transport_mode="auto" if over_socket else "http")
+    if over_socket:
+        until(lambda: started.link.session and started.link.session.asks.can_lease, WAIT_S)
+    else:
+        until(lambda: started.link.session is not None, WAIT_S)
+    return started
+
+
+def scope(workflow_id: str = "w") -> Scope:
+    return Scope(workflow_id=workflow_id, run_id="r", entry=Entry(Scope()))
+
+
+def in_line(runtime: GuardRuntime) -> int:
+    """Return how many questions of a process have a place in the gateway's line."""
+    return runtime._keeper._desk.in_line
+
+
+def limit(tenant: Any, requests: float, **fields: Any) -> None:
+    tenant.admin.set_budget(limit_nanousd=int(requests * WORST), **fields)
+
+
+def balance(tenant: Any) -> dict[str, Any]:
+    [found] = tenant.admin.ledger()
+    return dict(found)
+
+
+def held(runtime: GuardRuntime, bound: RequestBound = BOUND, where: Scope | None = None) -> Any:
+    where = where or scope()
+    return runtime.requests.hold(where, bound) or runtime.requests.ask(where, bound)
+
+
+def settle(runtime: GuardRuntime, hold: Any, cost: int = COST) -> None:
+    """The answer has come: charge what it cost."""
+    usage = Usage(model=MODEL, input_tokens=0, output_tokens=cost // 1000)
+    hold.settle(usage)
+    call = InstrumentedCall("openai", 1.0, usage=usage, reservation_id=hold.reservation_id)
+    runtime.events.record("llm", call, scope())
+
+
+def test_a_request_waits_until_one_before_it_has_ended(runtime: GuardRuntime, tenant: Any) -> None:
+    limit(tenant, 1.5)
+    first = held(runtime)
+    with ThreadPoolExecutor(1) as pool:
+        second = pool.submit(held, runtime)
+        until(lambda: in_line(runtime) == 1, WAIT_S)
+        assert not second.done()
+        settle(runtime, first)
+        assert second.result(WAIT_S).reservation_id
+
+
+def test_the_status_and_the_metrics_count_who_waits(runtime: GuardRuntime, tenant: Any) -> None:
+    """Three behind each other in one lane, of which the gateway may know the first only."""
+    limit(tenant, 1.5)
+    before = waiting_at_gateway(tenant)
+    first = held(runtime)
+    assert runtime.status().waiting_calls == 0
+    with ThreadPoolExecutor(3) as pool:
+        others = [pool.submit(held, runtime) for _ in range(3)]
+        until(lambda: runtime.status().waiting_calls == 3, WAIT_S)
+        assert waiting_at_gateway(tenant) >= before + 1
+        settle(runtime, first)
+        for other in concurrent.futures.as_completed(others, WAIT_S):
+            settle(runtime, other.result())
+    assert runtime.status().waiting_calls == 0
+    until(lambda: waiting_at_gateway(tenant) == before, WAIT_S)
+
+
+def waiting_at_gateway(tenant: Any) -> int:
+    text = httpx.get(f"{tenant.url}/metrics").text
+    [line] = [each for each in text.splitlines() if each.startswith(GAUGE)]
+    return int(float(line.split()[1]))
+
+
+def test_what_is_spent_is_refused_at_once(runtime: GuardRuntime, tenant: Any) -> None:
+    limit(tenant, 1.5)
+    settle(runtime, held(runtime), WORST)
+    runtime.flush()
+    began_s = time.monotonic()
+    with pytest.raises(Refusal) as refused:
+        held(runtime)
+    assert "budget exhausted" in str(refused.value)
+    assert time.monotonic() - began_s < 8, "ten seconds would be the wait"
+
+
+def test_a_crowd_is_served_one_after_the_other(runtime: GuardRuntime, tenant: Any) -> None:
+    """Forty at once, of which three fit: each settles for a tenth of what it holds."""
+    limit(tenant, 3.5 + 40 * 0.1)
+    served = []
+
+    def one() -> None:
+        hold = held(runtime)
+        time.sleep(0.02)
+        settle(runtime, hold)
+        served.append(hold)
+
+    with ThreadPoolExecutor(40) as pool:
+        for done in [pool.submit(one) for _ in range(40)]:
+            done.result(60)
+    assert len(served) == 40
+    runtime.flush()
+    until(lambda: balance(tenant)["reserved_nanousd"] == 0, WAIT_S)
+    assert balance(tenant)["committed_nanousd"] == 40 * COST
+
+
+async def _crowd(runtime: GuardRuntime, number: int) -> None:
+    async def one() -> None:
+        hold = await runtime.requests.ask_async(scope(), BOUND)
+        await asyncio.sleep(0.02)
+        settle(runtime, hold)
+
+    await asyncio.gather(*(one() for _ in range(number)))
+
+
+@pytest.mark.asyncio
+async def test_a_crowd_of_tasks_is_served(runtime: GuardRuntime, tenant: Any) -> None:
+    limit(tenant, 3.5 + 100 * 0.1)
+    await asyncio.wait_for(_crowd(runtime, 100), 100)
+
+
+def test_a_kill_ends_the_wait(runtime: GuardRuntime, tenant: Any) -> None:
+    limit(tenant, 1.5)
+    held(runtime)
+    with ThreadPoolExecutor(1) as pool:
+        second = pool.submit(held, runtime)
+        until(lambda: in_line(runtime) == 1, WAIT_S)
+        tenant.admin.kill("w")
+        with pytest.raises(guard.WorkflowKilledInterrupt):
+            second.result(WAIT_S)
+
+
+def test_whose_caller_gives_up_holds_up_nobody(runtime: GuardRuntime, tenant: Any) -> None:
+    limit(tenant, 1.5)
+    first = held(runtime)
+
+    async def impatient() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1.0):
+                await runtime.requests.ask_async(scope(), BOUND)
+
+    asyncio.run(impatient())
+    settle(runtime, first)
+    assert held(runtime).reservation_id
+
+
+def test_nobody_waits_who_does_not_want_to(start: Start, tenant: Any) -> None:
+    tenant.admin.set_price(MODEL, input_per_mtok=10**9, output_per_mtok=10**9)
+    runtime = start(wait_for_room_ms=0)
+    limit(tenant, 1.5)
+    held(runtime)
+    with pytest.raises(Refusal, match="budget exhausted"):
+        held(runtime)
+
+
+def test_a_wait_ends_when_nothing_has_come_back(start: Start, tenant: Any) -> None:
+    tenant.admin.set_price(MODEL, input_per_mtok=10**9, output_per_mtok=10**9)
+    runtime = start(wait_for_room_ms=1500)
+    limit(tenant, 1.5)
+    held(runtime)
+    began_s = time.monotonic()
+    with pytest.raises(Refusal, match="budget exhausted"):
+        held(runtime)
+    assert time.monotonic() - began_s > 1.4
+
+
+def test_who_came_first_is_served_first(runtime: GuardRuntime, tenant: Any) -> None:
+    limit(tenant, 1.9)
+    first = held(runtime)
+    order: list[int] = []
+    threads = []
+
+    def wait(number: int) -> None:
+        hold = held(runtime, where=scope(f"w{number}"))
+        order.append(number)
+        settle(runtime, hold)
+
+    for number in range(6):
+        thread = threading.Thread(target=wait, args=(number,))
+        thread.start()
+        threads.append(thread)
+        until(lambda number=number: in_line(runtime) == number + 1, WAIT_S)
+    settle(runtime, first)
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert order == sorted(order)
+    assert len(order) == 6
+
+
+def test_a_small_one_passes_a_large_one_that_has_just_come(
+    runtime: GuardRuntime, tenant: Any
+) -> None:
+    limit(tenant, 2.2)
+    first = held(runtime)
+    large = RequestBound("openai", MODEL, input_tokens=500, output_tokens=1500)
+    small = RequestBound("openai", MODEL, input_tokens=50, output_tokens=50)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(held, runtime, large)
+        until(lambda: in_line(runtime) == 1, WAIT_S)
+        settle(runtime, held(runtime, small))
+        assert not waiting.done()
+        settle(runtime, first, 1000)
+        assert waiting.result(WAIT_S)
