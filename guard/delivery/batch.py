@@ -9,7 +9,7 @@ import attrs
 
 from guard.core import wire
 from guard.core.buffer import Record
-from guard.core.events import event_of
+from guard.core.events import event_of, settled
 from guard.core.ids import IdFactory
 
 LOSS_PRIORITY: Final = 3
@@ -61,6 +61,7 @@ def encoded(records: Sequence[Record], ids: IdFactory) -> tuple[list[bytes], lis
         try:
             event = event_of(record, ids)
             if event is None:
+                settled([record])
                 continue
             events.append(encode(event))
         except Exception:  # noqa: BLE001  # only its event is lost; the caller counts it

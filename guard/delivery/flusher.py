@@ -25,7 +25,7 @@ from guard.breaker.exceptions import (
 )
 from guard.core import wire
 from guard.core.buffer import EventBuffer, Record
-from guard.core.events import batch_bytes, fitting
+from guard.core.events import batch_bytes, fitting, settled
 from guard.core.ids import IdFactory
 from guard.core.retry import Backoff
 from guard.delivery.batch import Batch, encoded
@@ -341,6 +341,7 @@ class Flusher:
             # If this is cancelled from here on, rows that were delivered stay on disk and are sent
             # again; the gateway charges an event once.
             self._in_flight.pop()
+            settled(batch.records)
             if batch.losses:
                 self._losses.reported()
             await self._spooler.settle(batch.rows)
@@ -380,6 +381,7 @@ class Flusher:
         """Count attached records as delivered, and deliver what the request did not take along."""
         if id(records) in self._attached:
             self._count(len(records), outcome.rejected if outcome is not None else [])
+            settled(records)
             del self._attached[id(records)]
         if len(self._buffer) and not self._in_trouble:
             self._wake.set()

@@ -22,8 +22,11 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
+from guard.core import wire
+from guard.core.buffer import Priority
+from guard.delivery.journal import OpenRequest, left_behind
 from guard.delivery.spool_files import holder_of, lives, prepare_directory, require_plain_file
 
 logger = logging.getLogger("guard.spool")
@@ -81,6 +84,26 @@ class Claimed(NamedTuple):
     body: bytes
 
 
+def event_of_open(request: OpenRequest) -> Spooled:
+    """Return the event of a request whose process died before its own was delivered."""
+    data = wire.LlmData(
+        model=request.model or wire.UNKNOWN_MODEL,
+        cost_nanousd=request.amount_nanousd,
+        estimated=True,
+        estimate="journal" if request.is_cost else "bound",
+        source="auto",
+        request_id=request.event_id,
+    )
+    event = wire.Event(
+        request.event_id,
+        "llm",
+        request.at_ms,
+        reservation_id=request.reservation_id or None,
+        data=cast("dict[str, Any]", data),
+    )
+    return Spooled(request.event_id, Priority.LLM, wire.encode(event))
+
+
 def owner_of(api_url: str, api_key: str) -> bytes:
     """Return an identifier of one gateway and key that does not reveal the key.
 
@@ -126,15 +149,36 @@ class Spool:
         self.pending = 0
         _spools.add(self)
 
-    def append(self, events: Sequence[Spooled]) -> int:
+    def take_over(self, *, also_living: bool = False) -> int:
+        """Write down what dead processes have left open in their journals.
+
+        Args:
+            also_living: whether to take that of living ones too, since nobody charges it later.
+
+        Returns:
+            How many requests that were.
+        """
+        taken = 0
+        for left in left_behind(self._directory, also_living=also_living):
+            events = [event_of_open(request) for request in left.requests]
+            if events:
+                self.append(events, left.owner)
+            taken += len(events)
+        return taken
+
+    def append(self, events: Sequence[Spooled], owner: bytes | None = None) -> int:
         """Write events; once written they survive a SIGKILL.
+
+        Args:
+            events: to be written.
+            owner: of the events; this spool's own when None.
 
         Returns:
             How many events were dropped to make room, the least important and oldest first.
         """
 
         def write(connection: sqlite3.Connection) -> int:
-            rows = [(self._owner, *event) for event in events]
+            rows = [(owner or self._owner, *event) for event in events]
             size = sum(len(event.body) + _ROW_BYTES for event in events)
             dropped = 0
             while True:
@@ -160,7 +204,7 @@ class Spool:
                         raise
                     dropped += gone
                 else:
-                    self.pending += new
+                    self.pending += new if owner in (None, self._owner) else 0
                     return dropped
 
         return self._with_file(write)

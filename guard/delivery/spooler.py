@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from guard.core.buffer import Record, priority_of
-from guard.core.events import event_id, is_event
+from guard.core.events import event_id, is_event, settled
 from guard.core.ids import IdFactory
 from guard.delivery.batch import LOSS_PRIORITY, encoded
 from guard.delivery.loss_report import Losses
@@ -72,6 +72,7 @@ class Spooler:
             self._fails = False
             logger.warning("the spool can be used again")
         self._losses.lose(dropped, "the spool is full")
+        settled(records)
         return True
 
     def look_soon(self) -> None:
@@ -84,6 +85,7 @@ class Spooler:
         if spool is None or (not spool.pending and time.monotonic() < self._look_at_s):
             return []
         try:
+            await in_thread(spool.take_over, finish=True)
             found = await in_thread(spool.look, finish=True)
             self._look_at_s = time.monotonic() + _LOOK_S
             # Events that cannot be claimed are being delivered by another process.
@@ -123,6 +125,7 @@ class Spooler:
             try:
                 rows = self._rows(records if report is None else [*records, report])
                 self._losses.lose(self._spool.append(rows), "the spool is full")
+                settled(records)
             except SpoolError as exc:
                 self._failed(exc)
                 return sum(map(is_event, records))

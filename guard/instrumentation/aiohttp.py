@@ -15,10 +15,13 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from guard.core.usage.ends import Ending
 from guard.instrumentation import patching
+from guard.instrumentation.include_usage import UsageChunkFilter
 from guard.instrumentation.interruptible import llm_request_async, other_request_async
 from guard.instrumentation.observed_call import ObservedCall, call_being_sent, is_signed
 from guard.instrumentation.realtime import SESSION_ATTRIBUTE
+from guard.instrumentation.sending import answer_of, status_of
 from guard.instrumentation.tool_watch import ToolWatch, check_answer_async
 
 T = TypeVar("T")
@@ -28,6 +31,10 @@ _observed: Final[dict[int, ObservedCall]] = {}
 
 _watched: Final[dict[int, ToolWatch]] = {}
 """What checks the tools that a reader's data asks for, likewise."""
+
+
+_hiding: Final[dict[int, UsageChunkFilter]] = {}
+"""What hides a part of a reader's data, likewise."""
 
 
 def patch(module: ModuleType) -> None:
@@ -50,13 +57,36 @@ def _request(original: Any, reader: Any) -> Any:
             return await other_request_async(original, self, method, str_or_url, **options)
         if call.uncovered:
             await call.ask_async()
+        if _connects_as_usual(self):
+            call.unsent = True  # until there is a connection
+        _ask_for_usage(call, options)
         with call.sending():
-            response = await llm_request_async(original, self, method, str_or_url, **options)
+            while True:
+                try:
+                    response = await llm_request_async(
+                        original, self, method, str_or_url, **options
+                    )
+                except Exception as exc:
+                    if not call.is_doubted(status_of(exc)):
+                        raise
+                    if not _change_back(call, options, answer_of(exc)):
+                        raise
+                    continue
+                if not call.is_doubted(response.status):
+                    break
+                if not _change_back(call, options, await response.read()):
+                    break
         _observe(call, response, reader)
         await check_answer_async(call)
         return response
 
     return request
+
+
+def _connects_as_usual(session: Any) -> bool:
+    """Tell whether a session's connections come from the method that is hooked below."""
+    connect = getattr(type(session.connector), "connect", None)
+    return getattr(connect, "__wrapped__", None) is not None
 
 
 def _connect(original: Any) -> Any:
@@ -65,7 +95,7 @@ def _connect(original: Any) -> Any:
     @functools.wraps(original)
     async def connect(self: Any, *args: Any, **options: Any) -> Any:
         call = call_being_sent()
-        if call is None or call.unsent is not None:  # a redirect: the first request has left
+        if call is None or call.unsent is False:  # a redirect: the first request has left
             return await original(self, *args, **options)
         call.unsent = True
         connection = await original(self, *args, **options)
@@ -139,6 +169,21 @@ def _begin(
     )
 
 
+def _ask_for_usage(call: ObservedCall, options: dict[str, Any]) -> None:
+    observer = patching.active()
+    if observer is None:
+        return
+    body = call.asking_for_usage(observer.stream_usage, lambda: _body(options))
+    if body is not None and not _replace(options, body):
+        call.filter = None
+
+
+def _change_back(call: ObservedCall, options: dict[str, Any], answer: bytes) -> bool:
+    """Change back what was refused of a request; tells whether to send it once more."""
+    body = call.changed_back(answer)
+    return body is not None and _replace(options, body)
+
+
 def _replace(options: dict[str, Any], body: bytes) -> bool:
     """Send another body; the options are this call's own."""
     if is_signed(options.get("headers") or {}):
@@ -170,13 +215,20 @@ def _observe(call: ObservedCall, response: Any, reader: Any) -> None:
     if body is not None:  # already read by a middleware
         call.whole(response.status, header, body)
     elif type(content) is not reader.__base__:
-        call.dropped()  # the reader of a response without a body
+        call.whole(response.status, header, b"")  # the reader of a response without a body
     elif call.streaming(response.status, header, _encoding(response)):
         _observed[id(content)] = call
         if call.tool_watch is not None:
             _watched[id(content)] = call.tool_watch
         content.__class__ = reader
+        content.hide()
         content.settle()  # the whole body may be in its buffer already
+
+
+def _ending_of(exc: Any) -> Ending:
+    """Tell whether a response was closed here, by what its reader is told."""
+    here = type(exc).__name__ == "ClientConnectionError" and str(exc) == "Connection closed"
+    return Ending.CLOSED if here else Ending.LOST
 
 
 def _encoding(response: Any) -> str | None:
@@ -201,6 +253,37 @@ def _observed_reader(base: type[Any]) -> type[Any]:
             if watch is not None:
                 watch.take(chunk)
             return chunk
+
+        # What is hidden from the reader is taken out before it gets into the buffer.
+
+        def feed_data(self, data: bytes, *size: Any) -> Any:
+            hidden = _hiding.get(id(self))
+            if hidden is None:
+                return super().feed_data(data, *size)
+            shown = hidden.feed(data)
+            return super().feed_data(shown, *size) if shown else None
+
+        def hide(self) -> None:
+            """Hide what the request of guard's own has added to the stream."""
+            call = _observed.get(id(self))
+            if call is None or call.filter is None or call.recording is None:
+                return
+            call.filter.hidden = call.recording.feed
+            _hiding[id(self)] = call.filter
+            waiting = b"".join(self._buffer)  # it came with the head
+            shown = call.filter.feed(waiting)
+            if self._eof:
+                shown += call.filter.rest()
+                del _hiding[id(self)]
+            self._size += len(shown) - len(waiting)
+            self._buffer.clear()
+            if shown:
+                self._buffer.append(shown)
+
+        def _show_rest(self) -> None:
+            hidden = _hiding.pop(id(self), None)
+            if hidden is not None and (rest := hidden.rest()):
+                super().feed_data(rest)
 
         async def readuntil(self, *args: Any, **options: Any) -> bytes:
             return await self._checked(await super().readuntil(*args, **options))
@@ -228,23 +311,27 @@ def _observed_reader(base: type[Any]) -> type[Any]:
             return llm_request_async(super()._wait, func_name)
 
         def feed_eof(self) -> None:
+            self._show_rest()
             super().feed_eof()
             self.settle()
 
         def set_exception(self, *args: Any, **options: Any) -> None:
             # The connection broke, or the response was closed or released early.
             super().set_exception(*args, **options)
-            self.settle(ended=True)
+            self.settle(_ending_of(args[0] if args else options.get("exc")))
 
-        def settle(self, *, ended: bool = False) -> None:
+        def settle(self, ending: Ending | None = None) -> None:
             # Several of these methods see the end; the one that pops the call finishes it.
-            if ended or (self._eof and not self._buffer):
+            if ending is None and self._eof and not self._buffer:
+                ending = Ending.COMPLETE
+            if ending is not None:
                 call = _observed.pop(id(self), None)
                 if call is not None:
-                    call.finish(complete=not ended)
+                    call.finish(ending)
 
         def __del__(self) -> None:  # dropped without being closed
-            self.settle(ended=True)
+            self.settle(Ending.CLOSED)
             _watched.pop(id(self), None)
+            _hiding.pop(id(self), None)
 
     return ObservedReader

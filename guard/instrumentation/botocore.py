@@ -10,11 +10,12 @@ from guard.instrumentation import patching
 from guard.instrumentation.interruptible import llm_request, other_request
 from guard.instrumentation.requests import begin
 from guard.instrumentation.tool_watch import check_answer
-from guard.instrumentation.urllib3 import observe
+from guard.instrumentation.urllib3 import observe, watch_connections
 
 
 def patch(module: ModuleType) -> None:
     """Hook the HTTP session of ``botocore.httpsession``."""
+    watch_connections()
     patching.replace(module.URLLib3Session, "send", _send)
 
 

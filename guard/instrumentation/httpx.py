@@ -9,14 +9,14 @@ from __future__ import annotations
 import functools
 from collections.abc import AsyncIterator, Callable, Iterator
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from guard.core.usage import Recording
+from guard.core.usage.ends import Ending
 from guard.core.usage.recording import PENDING_BYTES
 from guard.instrumentation import patching
-from guard.instrumentation.include_usage import UsageChunkFilter, asking_for_usage
 from guard.instrumentation.interruptible import (
     chunks_of,
     chunks_of_async,
@@ -27,6 +27,7 @@ from guard.instrumentation.interruptible import (
 )
 from guard.instrumentation.observed_call import ObservedCall, call_being_sent, is_signed
 from guard.instrumentation.observer import Observer
+from guard.instrumentation.sending import answer_of, status_of
 from guard.instrumentation.tool_watch import (
     check_answer,
     check_answer_async,
@@ -34,6 +35,9 @@ from guard.instrumentation.tool_watch import (
     checked_async,
 )
 from guard.scope.scope import OWN_TRAFFIC
+
+_ENCODING: Final = "guard_accept_encoding"
+"""Where a request keeps its own encoding while it asks for usage."""
 
 
 def patch(module: ModuleType) -> None:
@@ -104,13 +108,27 @@ def _leaves() -> None:
 def _sync_send(original: Any, tee: Any, outgoing: Outgoing) -> Any:
     @functools.wraps(original)
     def send(self: Any, request: Any, **options: Any) -> Any:
-        call = _begin(self, request, outgoing)
+        call = _begin(request, outgoing)
         if call is None:
             return other_request(original, self, request, **options)
         if call.uncovered:
             call.ask()
+        _make_ready(call, self, request, outgoing)
         with call.sending():
-            response = llm_request(original, self, request, **options)
+            while True:
+                try:
+                    response = llm_request(original, self, request, **options)
+                except Exception as exc:
+                    if not call.is_doubted(status_of(exc)):
+                        raise
+                    if not _change_back(call, self, request, answer_of(exc), outgoing):
+                        raise
+                    continue
+                if not call.is_doubted(response.status_code):
+                    break
+                answer = response.read()
+                if not _change_back(call, self, request, answer, outgoing):
+                    break
         _observe(call, response, tee, options)
         check_answer(call)
         return response
@@ -121,13 +139,27 @@ def _sync_send(original: Any, tee: Any, outgoing: Outgoing) -> Any:
 def _async_send(original: Any, tee: Any, outgoing: Outgoing) -> Any:
     @functools.wraps(original)
     async def send(self: Any, request: Any, **options: Any) -> Any:
-        call = _begin(self, request, outgoing)
+        call = _begin(request, outgoing)
         if call is None:
             return await other_request_async(original, self, request, **options)
         if call.uncovered:
             await call.ask_async()
+        _make_ready(call, self, request, outgoing)
         with call.sending():
-            response = await llm_request_async(original, self, request, **options)
+            while True:
+                try:
+                    response = await llm_request_async(original, self, request, **options)
+                except Exception as exc:
+                    if not call.is_doubted(status_of(exc)):
+                        raise
+                    if not _change_back(call, self, request, answer_of(exc), outgoing):
+                        raise
+                    continue
+                if not call.is_doubted(response.status_code):
+                    break
+                answer = await response.aread()
+                if not _change_back(call, self, request, answer, outgoing):
+                    break
         _observe(call, response, tee, options)
         await check_answer_async(call)
         return response
@@ -135,36 +167,59 @@ def _async_send(original: Any, tee: Any, outgoing: Outgoing) -> Any:
     return send
 
 
-def _begin(client: Any, request: Any, outgoing: Outgoing) -> ObservedCall | None:
+def _begin(request: Any, outgoing: Outgoing) -> ObservedCall | None:
     observer = patching.active()
     if observer is None or request.extensions.get(OWN_TRAFFIC):
         return None
     url = request.url
-    call = observer.begin(
+    return observer.begin(
         request.method,
         url.host,
         url.path,
         lambda: _body(request),
-        (lambda body: outgoing.replace(request, body)) if observer.limits_output else None,
+        lambda body: outgoing.replace(request, body),
     )
-    if call is not None:
-        if call.endpoint.injectable:
-            _ask_for_usage(observer, call, request, outgoing)
-        outgoing.watch(call, client, request)
-    return call
+
+
+def _make_ready(call: ObservedCall, client: Any, request: Any, outgoing: Outgoing) -> None:
+    """Let a stream say its usage, once the request has its output limit; watch when it leaves."""
+    observer = patching.active()
+    if observer is not None:
+        _ask_for_usage(observer, call, request, outgoing)
+    outgoing.watch(call, client, request)
 
 
 def _ask_for_usage(
     observer: Observer, call: ObservedCall, request: Any, outgoing: Outgoing
 ) -> None:
-    if not observer.inject_stream_usage:
+    before = call.asking_for_usage(observer.stream_usage, lambda: _body(request))
+    if before is None:
         return
-    body = asking_for_usage(_body(request))
-    if body is not None:
-        outgoing.replace(request, body)
+    encoding = request.headers.get("accept-encoding")
+    if outgoing.replace(request, before):
         # The added chunk must be removed again, so the stream must not be compressed.
         request.headers["accept-encoding"] = "identity"
-        call.filter = UsageChunkFilter()
+        request.extensions = {**request.extensions, _ENCODING: encoding}
+    else:
+        call.filter = None
+
+
+def _change_back(
+    call: ObservedCall, client: Any, request: Any, answer: bytes, outgoing: Outgoing
+) -> bool:
+    """Change back what was refused of a request; tells whether to send it once more."""
+    body = call.changed_back(answer)
+    if body is None:
+        return False
+    outgoing.replace(request, body)
+    if _ENCODING in request.extensions:
+        encoding = request.extensions[_ENCODING]
+        if encoding is None:
+            del request.headers["accept-encoding"]
+        else:
+            request.headers["accept-encoding"] = encoding
+    outgoing.watch(call, client, request)
+    return True
 
 
 def _body(request: Any) -> bytes:
@@ -189,6 +244,9 @@ def _observe(call: ObservedCall, response: Any, tee: Any, options: dict[str, Any
     header, status = _reader(response.headers), response.status_code
     if not options.get("stream"):
         call.whole(status, header, response.content)
+        hide = call.filter
+        if hide is not None and not header("content-encoding"):  # a stream, read at once
+            response._content = hide.feed(response.content) + hide.rest()
     elif response.is_stream_consumed:  # the user's event hook has already read it
         content = getattr(response, "_content", None)
         if content is not None:
@@ -238,7 +296,7 @@ def _tees(module: ModuleType) -> tuple[type[Any], type[Any]]:
                             recording.settle()
                             room = PENDING_BYTES
                         yield chunk
-                    call.finish(complete=True)
+                    call.finish(Ending.COMPLETE)
                     return
                 for chunk in chunks:
                     call.feed(chunk)
@@ -246,18 +304,21 @@ def _tees(module: ModuleType) -> tuple[type[Any], type[Any]]:
                         yield shown
                 if hide is not None and (shown := hide.rest()):
                     yield shown
-                self._call.finish(complete=True)
+                call.finish(Ending.COMPLETE)
+            except Exception:
+                call.finish(Ending.LOST)
+                raise
             finally:
-                self._call.finish()  # no effect after the end; else the stream was left early
+                call.finish(Ending.CLOSED)  # no effect after its end: it was left early
 
         def close(self) -> None:
             try:
                 self._stream.close()
             finally:
-                self._call.finish()
+                self._call.finish(Ending.CLOSED)
 
         def __del__(self) -> None:  # dropped without being closed
-            self._call.finish()
+            self._call.finish(Ending.CLOSED)
 
     class AsyncTee(async_base):  # type: ignore[misc]  # the base is known at run time only
         def __init__(self, stream: Any, call: ObservedCall, recording: Recording) -> None:
@@ -279,7 +340,7 @@ def _tees(module: ModuleType) -> tuple[type[Any], type[Any]]:
                             recording.settle()
                             room = PENDING_BYTES
                         yield chunk
-                    call.finish(complete=True)
+                    call.finish(Ending.COMPLETE)
                     return
                 async for chunk in chunks:
                     call.feed(chunk)
@@ -287,17 +348,20 @@ def _tees(module: ModuleType) -> tuple[type[Any], type[Any]]:
                         yield shown
                 if hide is not None and (shown := hide.rest()):
                     yield shown
-                self._call.finish(complete=True)
+                call.finish(Ending.COMPLETE)
+            except Exception:
+                call.finish(Ending.LOST)
+                raise
             finally:
-                self._call.finish()
+                call.finish(Ending.CLOSED)
 
         async def aclose(self) -> None:
             try:
                 await self._stream.aclose()
             finally:
-                self._call.finish()
+                self._call.finish(Ending.CLOSED)
 
         def __del__(self) -> None:  # dropped without being closed
-            self._call.finish()
+            self._call.finish(Ending.CLOSED)
 
     return SyncTee, AsyncTee

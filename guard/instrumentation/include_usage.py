@@ -1,29 +1,62 @@
 """Asks a stream for its usage on the caller's behalf, transparently to the caller.
 
-Off unless ``GUARD_INJECT_STREAM_USAGE`` is set, since it changes the user's request. The chunk
-that OpenAI's API adds at the end of the stream is removed again, so that code which expects
-``choices`` in every chunk keeps working.
+``stream_options.include_usage`` is put into each streamed request of OpenAI's chat format. What it
+adds to the stream is taken out again, so that code which expects ``choices`` in every chunk keeps
+working. An endpoint that refuses the option gets the request once more as it was, and is not asked
+again for that model.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
-import msgspec
-
-from guard.core.usage.message import mapping, parse
+from guard.core.usage.message import mapping, parse, text_or_none
+from guard.loop import held_forks
 
 _HELD_BYTES_MAX: Final = 1024 * 1024
+_KNOWN_MAX: Final = 1024
+_NULLS: Final = (b',"usage":null', b', "usage": null')
+"""What the option adds to the other chunks. Inside a text the quotes would be escaped."""
 
 
-def asking_for_usage(body: bytes) -> bytes | None:
-    """Return the request's body with ``include_usage``; None when it needs no change."""
-    if b'"stream"' not in body:
-        return None
-    request = mapping(parse(body))
-    if request.get("stream") is not True or request.get("stream_options") is not None:
-        return None
-    return msgspec.json.encode({**request, "stream_options": {"include_usage": True}})
+class StreamUsage:
+    """Asks streams for their usage, where the endpoint has not refused that.
+
+    Args:
+        is_on: whether any is asked.
+    """
+
+    def __init__(self, is_on: bool) -> None:
+        self.is_on = is_on
+        # By host and model; a dict for its order.
+        self._refused: dict[tuple[str, str | None], None] = {}
+
+    def asked(self, host: str, body: bytes) -> tuple[bytes, UsageChunkFilter] | None:
+        """Return a request's body with ``include_usage``, and what hides the answer to it.
+
+        None when the request streams nothing, asks by itself, or would be refused.
+        """
+        if not self.is_on or b'"stream"' not in body:
+            return None
+        request = mapping(parse(body))
+        asks = mapping(request.get("stream_options")).get("include_usage") is True
+        key = (host, text_or_none(request.get("model")))
+        if request.get("stream") is not True or asks or key in self._refused:
+            return None
+        with held_forks():  # a child would keep the half of it that is loaded
+            from guard.core.bounds.members import with_member
+        changed = with_member(body, ("stream_options", "include_usage"), b"true")
+        return None if changed is None else (changed, UsageChunkFilter(lambda: self._refuse(key)))
+
+    def _refuse(self, key: tuple[str, str | None]) -> None:
+        if len(self._refused) >= _KNOWN_MAX:
+            self._refused.pop(next(iter(self._refused), key), None)
+        self._refused[key] = None
+
+
+def _nothing(*_: Any) -> None:
+    """Default: nobody wants it."""
 
 
 class UsageChunkFilter:
@@ -31,15 +64,24 @@ class UsageChunkFilter:
 
     Complete events pass at once; only the beginning of an event whose end has not arrived is held
     back, which no reader could have used yet.
+
+    Args:
+        refused: called when the endpoint turns out to refuse the option.
+
+    Attributes:
+        hidden: takes what is removed.
+        is_refused: the same request was taken without the option.
     """
 
-    __slots__ = ("_held", "_open")
+    __slots__ = ("_held", "_open", "hidden", "is_refused")
 
-    def __init__(self) -> None:
+    def __init__(self, refused: Callable[[], None] = _nothing) -> None:
         # The beginning of an event whose end has not arrived.
         self._held = b""
         # Whether everything passes from now on.
         self._open = False
+        self.is_refused = refused
+        self.hidden: Callable[[bytes], object] = _nothing
 
     def feed(self, chunk: bytes) -> bytes:
         """Return the part of the stream that may pass now."""
@@ -54,14 +96,22 @@ class UsageChunkFilter:
         if b'"usage"' not in whole:
             return whole
         separator = b"\r\n\r\n" if b"\r\n\r\n" in whole else b"\n\n"
-        return separator.join(
-            event for event in whole.split(separator) if not _is_usage_chunk(event)
-        )
+        events = whole.split(separator)
+        shown = separator.join(event for event in events if not self._hides(event, separator))
+        for null in _NULLS:
+            shown = shown.replace(null, b"")
+        return shown
 
     def rest(self) -> bytes:
         """Return what is left at the end of the stream."""
         held, self._held = self._held, b""
         return held
+
+    def _hides(self, event: bytes, separator: bytes) -> bool:
+        if not _is_usage_chunk(event):
+            return False
+        self.hidden(event + separator)
+        return True
 
 
 def _after(data: bytes, separator: bytes) -> int:

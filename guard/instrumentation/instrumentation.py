@@ -12,6 +12,8 @@ from collections.abc import Callable
 from types import FrameType, ModuleType
 from typing import Any, Final, Protocol
 
+from msgspec import structs
+
 from guard.core.events import InstrumentedCall, usage_of
 from guard.core.input_ratios import InputRatios
 from guard.core.usage import PENDING, Usage, find_endpoint
@@ -19,11 +21,15 @@ from guard.core.usage.realtime import find_realtime
 from guard.core.usage.response_format import replaced
 from guard.core.wire import NAME_LENGTH_MAX, RESPONSE_ID_LENGTH_MAX
 from guard.instrumentation import patching
+from guard.instrumentation.include_usage import StreamUsage
+from guard.instrumentation.local_hosts import LocalHosts
 from guard.instrumentation.observed_call import ObservedCall, call_being_sent
+from guard.instrumentation.output_limits import OutputLimits
 from guard.instrumentation.realtime import RealtimeSession
 from guard.instrumentation.request_gate import RequestGate
 from guard.instrumentation.tool_watch import ToolGate
 from guard.instrumentation.unread_answers import UnreadAnswers
+from guard.instrumentation.unseen import UnseenRequests
 from guard.loop import held_forks
 from guard.scope.scope import Scope, current_scope
 
@@ -31,6 +37,7 @@ logger = logging.getLogger("guard.instrumentation")
 
 _UNSEEN_HOSTS_MAX: Final = 100
 _RESPONSES_KEPT: Final = 4096
+_POLL_S: Final = 0.005
 _UNREAD_MAX: Final = 128
 """Maximum answers kept for later reading: somewhat more than a batch of events."""
 
@@ -58,11 +65,11 @@ class Instrumentation:
             argument tells whether it is an LLM request.
         leave: forgets what ``enter`` returned.
         tools: decides about the tools that answers ask for; None checks none.
-        inject_stream_usage: whether streams are asked for their usage where the host is known to
-            accept that.
-        request_gate: covers each LLM request inside a workflow or a protected call before it is
-            sent; None lets them go out as they are.
+        inject_stream_usage: whether streams are asked for their usage.
+        request_gate: covers each LLM request before it is sent; None lets them go out as they
+            are.
         unread: where answers wait to be read.
+        price_local: whether models at local addresses are priced like all others.
         max_output_tokens: is put into gated requests that have no limit, where the vendor takes
             one; None leaves requests alone.
     """
@@ -79,18 +86,23 @@ class Instrumentation:
         request_gate: RequestGate | None = None,
         max_output_tokens: int | None = None,
         unread: UnreadAnswers | None = None,
+        price_local: bool = False,
     ) -> None:
         self._record = record
         self._check = check
         self.enter = enter
         self.leave = leave
         self.tools = tools
-        self.inject_stream_usage = inject_stream_usage
+        self.stream_usage = StreamUsage(inject_stream_usage)
         self._gate = request_gate
         self._max_output_tokens = max_output_tokens
         self.ratios = InputRatios()
+        self.limits = OutputLimits()
+        self._local = LocalHosts(price_local)
         # Loaded late: it knows every vendor's request format.
         self._bounds: ModuleType | None = None
+        # Answers that ended at a limit that was put in; counted while `reading` is held.
+        self.cut_short = 0
         # Errors in the observation itself; for tests and diagnosis.
         self.failures = 0
         self._unread = unread or UnreadAnswers()
@@ -102,13 +114,10 @@ class Instrumentation:
         self._sessions: weakref.WeakSet[RealtimeSession] = weakref.WeakSet()
         # Hosts whose answers held no usage; a dict for its order.
         self._unseen: dict[str, None] = {}
+        self.unseen = UnseenRequests()
+        self.refuse_unseen: Callable[[str, Scope], None] | None = None
         # The newest responses by vendor and id, to recognise one that is polled again.
         self._responses: OrderedDict[tuple[str, str], None] = OrderedDict()
-
-    @property
-    def limits_output(self) -> bool:
-        """Whether a request that is made here may have to be given a limit."""
-        return self._max_output_tokens is not None or current_scope.get().options is not None
 
     def prepare(self) -> None:
         """Load what :meth:`install` needs, while the caller has to wait for something else."""
@@ -139,10 +148,20 @@ class Instrumentation:
             session.ended()
         self._unread.read()
 
+    def wait_for_answers(self, timeout_s: float) -> None:
+        """Wait for the calls of other threads; those of this one cannot end meanwhile."""
+        own, ends_s = threading.get_ident(), time.monotonic() + timeout_s
+        while time.monotonic() < ends_s:
+            if all(call.thread == own for call in list(self._open)):
+                return
+            time.sleep(_POLL_S)
+
     def after_fork(self) -> None:
         """Start afresh in a forked child: the parent reads the responses it has received."""
+        self.unseen.after_fork()
         self._unread.after_fork()
         self._open = set()
+        self.cut_short = 0
         self._sessions = weakref.WeakSet()
         self.reading = threading.RLock()
 
@@ -180,17 +199,12 @@ class Instrumentation:
         outer = call_being_sent()
         if outer is not None and outer.is_sent_by(path, body):
             return None
+        if endpoint.is_unlisted:
+            self.unseen.note(host, path, "its price is not known here")
         scope = current_scope.get()
         observed = endpoint.asks and self._check(scope)
         call = ObservedCall(self, endpoint, scope, host, path, body)
-        if (
-            self._gate is not None
-            and endpoint.asks
-            and not observed
-            and (
-                scope.workflow_id is not None or scope.call is not None or scope.options is not None
-            )
-        ):
+        if self._gate is not None and endpoint.asks and not observed:
             self._cover(self._gate, call, path, body, replace)
         self._open.add(call)
         return call
@@ -216,14 +230,18 @@ class Instrumentation:
         bound = bounds.bound_of(endpoint.format, path, content, self.ratios)
         if bound.model is None and not endpoint.certain:
             return  # a path such as /v1/messages of something else
+        if endpoint.is_local and self._local.are_free(call.host):
+            bound = structs.replace(bound, local=True)
         if tokens is not None and replace is not None and bound.output_tokens is None:
-            limited = bounds.with_output_limit(endpoint.format, path, content, tokens)
-            if limited is not None and replace(limited):
-                bound = bounds.bound_of(endpoint.format, path, limited, self.ratios)
-        call.cover(gate, bound)
+            put = self.limits.put(endpoint.format, call.host, path, bound.model, content, tokens)
+            if put is not None and replace(put.body):
+                call.limited_body = put
+                limit = bounds.bound_of(endpoint.format, path, put.body, self.ratios)
+                bound = structs.replace(limit, local=bound.local)
+        call.cover(gate, bound, replace)
         if call.uncovered and self._unread.calls:  # they hold more than they cost
             self._unread.read()
-            call.cover(gate, bound)
+            call.cover(gate, bound, replace)
 
     def begin_session(self, host: str, path: str, query: str) -> RealtimeSession | None:
         """Check a WebSocket and start observing it; None when it does not lead to an LLM.
@@ -253,11 +271,23 @@ class Instrumentation:
         except Exception as exc:  # noqa: BLE001  # counted and logged: it never hurts the user
             self.failed(exc)
 
+    def unmetered(self, host: str, path: str, why: str) -> None:
+        """Name an LLM request that can be neither held nor metered.
+
+        Raises:
+            Refusal: such requests are refused here.
+        """
+        self.unseen.note(host, path, why)
+        if self.refuse_unseen is not None:
+            self.refuse_unseen(
+                f"a request to {host}{path} cannot be held: {why}", current_scope.get()
+            )
+
     def usage_unseen(self, host: str) -> None:
         """Report a host whose session ended, or whose answer came, without any usage."""
         if host not in self._unseen and len(self._unseen) < _UNSEEN_HOSTS_MAX:
             self._unseen[host] = None
-            logger.warning("an LLM answer of %s held no usage; it is not charged", host)
+            logger.warning("an LLM answer of %s held no usage", host)
 
     def ended(self, call: ObservedCall) -> None:
         """Record a call that has ended; never raises.
@@ -265,7 +295,10 @@ class Instrumentation:
         Its response is parsed on the background loop, when its event is made: many are parsed at
         once there, and no caller waits. A large one, or one above the limit, is parsed here.
         """
-        self._open.discard(call)
+        try:
+            self._open.remove(call)
+        except KeyError:  # the parent's, in a forked child, which collects its copy
+            return
         # An error in here must not reach the user's request, but its money must not stay held.
         try:
             latency_ms = (time.monotonic() - call.started_s) * 1000
@@ -276,6 +309,8 @@ class Instrumentation:
                 call,
                 polled=endpoint.polls,
                 reservation_id=call.reservation_id,
+                entry=None if call.hold is None else call.hold.entry,
+                local=endpoint.is_local and self._local.answered(call.host, call.header),
             )
             # An answer of several models becomes several events, so it is read at once.
             if endpoint.asks and call.is_small and endpoint.condense is None:
@@ -285,14 +320,24 @@ class Instrumentation:
                     self._unread.read()
             elif usage_of(payload) is not None:
                 self._record("llm", payload, call.scope)
+            elif payload.entry is not None:
+                payload.entry.clear()
         except Exception as exc:  # noqa: BLE001  # counted and logged: it never hurts the user
             self.failed(exc)
             if call.hold is not None:
                 call.hold.keep()
 
-    def forget(self, call: ObservedCall) -> None:
-        """Forget a call that ends without anything to record."""
-        self._open.discard(call)
+    def forget(self, call: ObservedCall) -> bool:
+        """Forget a call that ends without anything to record; False if it is another process's."""
+        try:
+            self._open.remove(call)
+        except KeyError:
+            return False
+        return True
+
+    def tried(self, lost: ObservedCall) -> None:
+        """Note an earlier try of a call, which ends at once."""
+        self._open.add(lost)
 
     def reported(self, call: ObservedCall, usage: Usage | None, *, again: bool) -> Usage | None:
         """Return the usage to record; None if there is none or it was recorded before."""
@@ -323,6 +368,10 @@ class Instrumentation:
             )
             self.session_used(more, call.scope)
         return usage
+
+    def was_cut_short(self) -> None:
+        """Count an answer that ended at a limit that guard has put in."""
+        self.cut_short += 1
 
     def failed(self, exc: Exception) -> None:
         """Count an error in the observation."""

@@ -10,6 +10,7 @@ protected call this applies to LLM requests only.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
 from types import FrameType
 from typing import Any, Final, Protocol
@@ -148,7 +149,7 @@ def _note_sent(llm: bool) -> None:
     """The request is about to be handed to the client: no kill has stopped it."""
     call = call_being_sent() if llm else None
     if call is not None:
-        call.sent = True
+        call.sent_s = time.monotonic()
 
 
 def _await(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar, Token
-from types import TracebackType
 from typing import Any, Final, Protocol
+
+from msgspec import structs
 
 from guard.core.events import InstrumentedCall
 from guard.core.input_ratios import InputRatios
@@ -21,17 +22,23 @@ from guard.core.usage import (
     read_body,
     read_recorded,
 )
+from guard.core.usage.cut_short import is_cut_short
+from guard.core.usage.ends import Ending, may_be_billed
+from guard.core.usage.framing import Recorded
 from guard.core.usage.reading import is_stream
+from guard.core.usage.response_format import replaced
 from guard.core.usage.tool_scan import ToolScanner
-from guard.instrumentation.include_usage import UsageChunkFilter
+from guard.instrumentation.charging import charged
+from guard.instrumentation.include_usage import StreamUsage, UsageChunkFilter
+from guard.instrumentation.output_limits import LimitedBody, OutputLimits
 from guard.instrumentation.request_gate import RequestCover, RequestGate
+from guard.instrumentation.sending import Sending, nested_call, never_left, status_of
 from guard.instrumentation.stream_watch import StreamWatch, watch_of
 from guard.instrumentation.tool_watch import ToolGate, ToolWatch
 from guard.scope.scope import Scope
 
 _SMALL_BYTES: Final = 64 * 1024
-_NOT_SENT: Final = ("Connect", "Pool", "Write", "Proxy")
-"""Substrings of the names of timeouts that end a request before it is sent."""
+_REFUSALS: Final = (400, 422)
 _CACHE_HEADERS: Final = ("x-cache", "cf-cache-status", "helicone-cache", "x-portkey-cache-status")
 
 
@@ -44,14 +51,20 @@ class CallReports(Protocol):
     ratios: InputRatios
     """How many tokens the prompts of each model have had for their size."""
 
+    limits: OutputLimits
+    """Puts limits on the output into requests."""
+
     tools: ToolGate | None
     """Decides about the tools that answers ask for."""
 
     def ended(self, call: ObservedCall) -> None:
         """Record a call that has ended; never raises."""
 
-    def forget(self, call: ObservedCall) -> None:
-        """Forget a call that ends without anything to record."""
+    def forget(self, call: ObservedCall) -> bool:
+        """Forget a call that ends without anything to record; False if it is another process's."""
+
+    def tried(self, lost: ObservedCall) -> None:
+        """Note an earlier try of a call, which ends at once."""
 
     def reported(self, call: ObservedCall, usage: Usage | None, *, again: bool) -> Usage | None:
         """Return the usage to record; None if there is none or it was recorded before.
@@ -61,6 +74,9 @@ class CallReports(Protocol):
             usage: what it says.
             again: whether it may repeat what another response has reported.
         """
+
+    def was_cut_short(self) -> None:
+        """Count an answer that ended at a limit that guard has put in."""
 
     def failed(self, exc: Exception) -> None:
         """Count an error in the observation."""
@@ -83,20 +99,27 @@ class ObservedCall:
 
     Attributes:
         started_s: when it was made, by the monotonic clock.
+        thread: that made it.
+        sent_s: when it was handed to the client; None before.
+        ended_s: when its answer, or the wait for it, was over.
+        ending: how it ended.
+        status: of its answer; None while there is none.
         recording: the recorded part of the stream that is being read.
         filter: removes the usage chunk from a stream whose caller did not ask for it.
-        sent: whether the request was handed to the client.
+        limited_body: the limit on the output that guard has put into it; None without one.
         unsent: whether nothing of it has left this process yet; None where that is not known.
         bound: what it can cost at most; None where requests are not gated.
         hold: the money set aside for it; None until a lease or the gateway has given it.
+        limited: whether its output was limited to what its money pays for.
         uncovered: whether the gateway must be asked first, by :meth:`ask` or :meth:`ask_async`.
         watch: counts a stream that may outgrow its cover.
         tool_watch: checks the tools that the answer asks for; None where no rule applies.
     """
 
     __slots__ = (
-        "_body", "_complete", "_content", "_done", "_gate", "_header", "_path", "_reports", "bound",
-        "endpoint", "filter", "hold", "host", "recording", "scope", "sent", "started_s",
+        "_body", "_content", "_done", "_gate", "_header", "_if_taken", "_path", "_plain",
+        "_replace", "_reports", "bound", "ended_s", "ending", "endpoint", "filter", "hold", "host",
+        "limited", "limited_body", "recording", "scope", "sent_s", "started_s", "status", "thread",
         "tool_watch", "uncovered", "unsent", "watch",
     )  # fmt: skip
 
@@ -113,14 +136,25 @@ class ObservedCall:
         self.endpoint = endpoint
         self.scope = scope
         self.host = host
-        self.started_s = time.monotonic()
+        self.started_s = self.ended_s = time.monotonic()
+        self.sent_s: float | None = None
+        self.thread = threading.get_ident()
+        self.ending = Ending.LOST
+        self.status: int | None = None
         self.filter: UsageChunkFilter | None = None
-        self.sent = False
         self.unsent: bool | None = None
         self._gate: RequestGate | None = None
+        # Gives the request another body; None where that cannot be.
+        self._replace: Callable[[bytes], bool] | None = None
+        # Its body before usage was asked for.
+        self._plain: bytes | None = None
+        # Called when the vendor has taken what was changed back: it refused what was there before.
+        self._if_taken: tuple[Callable[[], None], ...] = ()
+        self.limited_body: LimitedBody | None = None
         self.bound: RequestBound | None = None
         self.hold: RequestCover | None = None
         self.uncovered = False
+        self.limited = False
         self.watch: StreamWatch | None = None
         self.tool_watch: ToolWatch | None = None
         self._path = path
@@ -129,17 +163,26 @@ class ObservedCall:
         self._header: Callable[[str], str | None] = _no_header
         # The response, or the recorded part of its stream, once it is over.
         self._content: bytes | Recording | None = None
-        # Whether the response reached its end.
-        self._complete = False
         self.recording: Recording | None = None
         # Whether one of its ends came: a response, an error, a dropped stream. The first counts.
         self._done = False
 
     # -- the request --------------------------------------------------------------------------
 
-    def cover(self, gate: RequestGate, bound: RequestBound) -> None:
-        """Set money aside from a lease; ``uncovered`` says when the gateway must be asked."""
-        self._gate, self.bound = gate, bound
+    def cover(
+        self,
+        gate: RequestGate,
+        bound: RequestBound,
+        replace: Callable[[bytes], bool] | None = None,
+    ) -> None:
+        """Set money aside from a lease; ``uncovered`` says when the gateway must be asked.
+
+        Args:
+            gate: sets it aside.
+            bound: what the request can cost at most.
+            replace: gives the request another body; tells whether that was possible.
+        """
+        self._gate, self.bound, self._replace = gate, bound, replace
         self.hold = gate.hold(self.scope, bound)
         self.uncovered = self.hold is None
 
@@ -152,7 +195,7 @@ class ObservedCall:
         """
         try:
             if self._gate is not None and self.bound is not None:
-                self.hold = self._gate.ask(self.scope, self.bound)
+                self.hold = self._gate.ask(self.scope, self._bound_to_ask(), self._limit)
         except BaseException:
             self.dropped()
             raise
@@ -161,12 +204,74 @@ class ObservedCall:
         """Like :meth:`ask`; the caller's loop goes on meanwhile."""
         try:
             if self._gate is not None and self.bound is not None:
-                self.hold = await self._gate.ask_async(self.scope, self.bound)
+                bound = self._bound_to_ask()
+                self.hold = await self._gate.ask_async(self.scope, bound, self._limit)
         except BaseException:
             self.dropped()
             raise
 
-    def sending(self) -> Sending:
+    def asking_for_usage(self, usage: StreamUsage, body: Callable[[], bytes]) -> bytes | None:
+        """Return the body that asks a stream for its usage; None when it is not to be changed."""
+        if not self.endpoint.injectable or not usage.is_on:
+            return None
+        plain = body()
+        found = usage.asked(self.host, plain)
+        if found is None:
+            return None
+        self._plain = plain
+        self.filter = found[1]
+        return found[0]
+
+    def is_doubted(self, status: int | None) -> bool:
+        """Tell whether a refusal may be about what guard has changed in the request."""
+        changed = self.filter is not None or self.limited_body is not None
+        return changed and status in _REFUSALS
+
+    def changed_back(self, answer: bytes) -> bytes | None:
+        """Return the body to send once more after such a refusal; None to let it be.
+
+        Args:
+            answer: what the vendor said; empty when nobody has read that.
+        """
+        limited, usage = self.limited_body, self.filter
+        self.filter = None
+        self.unsent = None  # what has left was refused
+        # Where nobody has read why, the option is taken back first: more endpoints refuse that.
+        if limited is not None and (answer or usage is None):
+            renamed = limited.renamed(answer)
+            if renamed is not None:
+                self.limited_body = None
+                self._if_taken = (*(self._if_taken if answer else ()), limited.is_taken)
+                return renamed
+        if usage is None:
+            return None
+        self._if_taken += (usage.is_refused,)
+        return self._plain
+
+    def _bound_to_ask(self) -> RequestBound:
+        """Return the bound; where the body cannot be replaced, no limit can be put in."""
+        bound, replace = self.bound, self._replace
+        assert bound is not None
+        if bound.least_output is not None and (replace is None or not replace(self._body())):
+            self.bound = bound = structs.replace(bound, least_output=None)
+        return bound
+
+    def _limit(self, output_tokens: int) -> bool:
+        """Limit the answers to what their money pays for; tells whether that was possible."""
+        bound, replace = self.bound, self._replace
+        assert bound is not None
+        each = (output_tokens - bound.beside_output) // bound.answers
+        put = self._reports.limits.put(
+            self.endpoint.format, self.host, self._path, bound.model, self._body(), each
+        )
+        if put is None or replace is None or not replace(put.body):
+            return False
+        self.limited_body = put
+        self.bound = structs.replace(bound, output_tokens=output_tokens)
+        self.limited = True
+        return True
+
+    def sending(self) -> Sending[ObservedCall]:
         """Return the context manager around the client's own sending."""
         return Sending(self)
 
@@ -181,14 +286,33 @@ class ObservedCall:
         return not content or content == self._body()
 
     def unanswered(self, exc: BaseException) -> None:
-        """The client stopped waiting. The vendor still processes, and bills, a sent request."""
+        """The client raised instead of answering. The vendor may have worked, and bills that."""
         if self._done:
             return
-        self._done = True
-        if self.sent and not self.unsent and _ends_a_wait(exc):
-            self._reports.ended(self)
+        # Where nothing has watched the body leave, the exception's name may say so.
+        unsent = never_left(exc) if self.unsent is None else self.unsent
+        self.status = status_of(exc)
+        refused = self.status is not None and not may_be_billed(self.status)
+        if self.sent_s is None or unsent or refused:
+            self.dropped()
         else:
-            self._forget()
+            self._end(Ending.LOST)
+
+    def again(self) -> None:
+        """The client tries again by itself: the last try is lost, this one is held by itself.
+
+        Raises:
+            Refusal: it may not go out.
+            WorkflowKilledInterrupt: the workflow is killed.
+        """
+        lost = copy.copy(self)
+        self._reports.tried(lost)
+        lost._end(Ending.LOST)
+        self.unsent = None
+        if self._gate is not None and self.bound is not None:
+            self.cover(self._gate, self.bound)
+            if self.uncovered:
+                self.ask()
 
     # -- the response -------------------------------------------------------------------------
 
@@ -200,22 +324,40 @@ class ObservedCall:
             header: returns a response header by its lower-case name.
             body: decoded.
         """
-        if self._done:
+        if self._done or not self._answered(status):
             return
-        if status >= 400:
-            self.dropped()
-            return
-        self._done = True
         self._header = header
         self._content = body
-        self._complete = True
         self.tool_watch = self._tool_watch("")
+        self._end(Ending.COMPLETE)
+
+    def _answered(self, status: int) -> bool:
+        """Note the answer's status; False when there is no answer of a model behind it."""
+        self.status = status
+        if status < 400:
+            for is_taken in self._if_taken:
+                is_taken()
+            return True
+        if may_be_billed(status):  # a proxy has lost the vendor
+            self._end(Ending.LOST)
+        else:
+            self.dropped()
+        return False
+
+    def _end(self, ending: Ending) -> None:
+        self._done = True
+        self.ending = ending
+        self.ended_s = time.monotonic()
         self._reports.ended(self)
 
     @property
     def reservation_id(self) -> str | None:
         """What the call's event names; None without cover."""
         return None if self.hold is None else self.hold.reservation_id
+
+    def header(self, name: str) -> str | None:
+        """Return a header of the answer by its lower-case name."""
+        return self._header(name)
 
     @property
     def body(self) -> bytes | None:
@@ -246,12 +388,13 @@ class ObservedCall:
             encoding: the content encoding of the chunks that ``feed`` will get; None means the
                 header's value.
         """
-        if self._done or status >= 400:
-            self.dropped()
+        if self._done or not self._answered(status):
             return False
         self._header = header
         chosen = self._encoding if encoding is None else encoding
         self.recording = Recording(chosen, self.endpoint.condense)
+        if self.filter is not None and encoding is None and self._encoding():
+            self.filter = None  # compressed although it was asked not to be
         if self.hold is not None:
             encoded = chosen if isinstance(chosen, str) else chosen()
             self.watch = watch_of(self.hold, self.bound, self.scope, encoded)
@@ -270,21 +413,15 @@ class ObservedCall:
             try:
                 self.watch.feed(chunk)
             except BaseException:
-                self.finish()
+                self.finish(Ending.CLOSED)
                 raise
 
-    def finish(self, *, complete: bool = False) -> None:
-        """The stream is over.
-
-        Args:
-            complete: whether it reached its end; otherwise it broke or was abandoned.
-        """
+    def finish(self, ending: Ending) -> None:
+        """The stream is over: it reached its end, we have closed it, or it was lost."""
         if self._done:
             return
-        self._done = True
         self._content, self.recording = self.recording, None
-        self._complete = complete
-        self._reports.ended(self)
+        self._end(ending)
 
     def dropped(self) -> None:
         """There is nothing to record."""
@@ -293,16 +430,16 @@ class ObservedCall:
             self._forget()
 
     def _forget(self) -> None:
-        self._reports.forget(self)
-        if self.hold is not None:
+        is_ours = self._reports.forget(self)
+        if self.hold is not None and is_ours:
             self.hold.give_back()
 
     def abandon(self) -> None:
         """The process is ending: record what is known so far."""
-        if self.sent:
-            self.finish()
-        else:
+        if self.sent_s is None or self.unsent:
             self.dropped()
+        else:
+            self.finish(Ending.CLOSED)
 
     # -- reading ------------------------------------------------------------------------------
 
@@ -315,7 +452,7 @@ class ObservedCall:
     @property
     def is_complete(self) -> bool:
         """Whether the response reached its end."""
-        return self._complete
+        return self.ending is Ending.COMPLETE
 
     def read(self, call: InstrumentedCall) -> None:
         """Set what the call used, unless that was done already; never raises."""
@@ -324,52 +461,81 @@ class ObservedCall:
                 return
             try:
                 usage, call.streamed = self._usage()
-                unknown = usage is None
-                if unknown and not self._complete:
-                    usage = self._of_request()
+                if usage is not None and usage.fees is None and usage is not PENDING:
+                    usage = self._with_fees(usage)
                 call.polled = call.polled or self._is_cached()
                 call.usage = self._reports.reported(self, usage, again=call.polled)
-                if self.hold is not None:
-                    self._pay(self.hold, call, usage, unknown)
+                if usage is not None and usage is not PENDING and not usage.estimated:
+                    self._pay(call.usage)
+                elif usage is None or usage is PENDING or call.usage is not None:
+                    seen = call.streamed, self._has_begun()
+                    call.usage = charged(self, usage, *seen)
+                elif self.hold is not None:  # counted before
+                    self.hold.give_back()
+                if self.limited and call.usage is not None:
+                    call.usage = self._seen_to_its_end(call.usage)
             except Exception as exc:  # noqa: BLE001  # counted and logged: it never hurts the user
                 self._reports.failed(exc)
                 if self.hold is not None:
                     self.hold.keep()
             call.answer = None
 
-    def _pay(
-        self, hold: RequestCover, call: InstrumentedCall, usage: Usage | None, unknown: bool
-    ) -> None:
-        """End the hold by what was used; without that knowledge, record what was set aside."""
-        if usage is PENDING:
-            hold.keep()  # a poll reports what it cost, until then the hold is spent
-        elif usage is not None and not unknown:
-            if call.usage is None:  # an earlier answer over again
-                hold.give_back()
-            else:
-                self._learn(usage)
-                hold.settle(usage)
-        elif self._complete and not self.endpoint.certain:
-            hold.give_back()  # not an LLM, as far as can be seen
+    def _with_fees(self, usage: Usage) -> Usage:
+        """Return a usage with what is charged besides tokens, where the answer does not say that.
+
+        Then it is what the request allows.
+        """
+        bound = self.bound
+        if bound is None and self.endpoint.asks:  # not gated
+            from guard.core.bounds import fees_of
+
+            fees = fees_of(self.endpoint.format, self._path, self._body())
         else:
-            known = call.usage.input_tokens if call.usage else self._call().prompt_tokens()
-            hold.keep()
-            if hold.reservation_id is not None:
-                call.usage = Usage(
-                    model=None if self.bound is None else self.bound.model,
-                    input_tokens=known,
-                    output_tokens=hold.output_tokens or 0,
-                    estimated=True,
-                )
+            fees = None if bound is None else bound.fees
+        return replaced(usage, fees=fees) if fees else usage
+
+    def _pay(self, usage: Usage | None) -> None:
+        """End the hold by what the vendor says was used."""
+        hold = self.hold
+        if usage is None:  # an earlier answer over again
+            if hold is not None:
+                hold.give_back()
+            return
+        if hold is not None:
+            self._learn(usage)
+            hold.settle(usage)
 
     def _learn(self, usage: Usage) -> None:
         """Remember how many tokens the prompt had, if those were more than was thought."""
         bound = self.bound
-        if bound is None or not bound.measured_bytes or usage.estimated:
+        if bound is None or not bound.text_tokens or usage.estimated:
             return
         tokens = usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens
         if tokens > (bound.input_tokens or 0):
-            self._reports.ratios.learn(bound.model, bound.measured_bytes, tokens)
+            self._reports.ratios.learn(bound.model, bound.text_tokens, tokens)
+
+    def _seen_to_its_end(self, usage: Usage) -> Usage:
+        """Return the usage of a limited answer, and note whether the limit has ended it."""
+        content, bound = self._content, self.bound
+        if content is None:
+            return usage
+        found = content.recorded() if isinstance(content, Recording) else Recorded(content)
+        if not is_cut_short(found, usage, None if bound is None else bound.output_tokens):
+            return usage
+        self._reports.was_cut_short()
+        return replaced(usage, cut_short=True)
+
+    def _has_begun(self) -> bool:
+        """Whether any of the answer's body has arrived."""
+        content = self._content
+        if isinstance(content, Recording):
+            return content.recorded().size > 0
+        return bool(content)
+
+    @property
+    def request(self) -> Call:
+        """The request, for what has to be estimated from it."""
+        return self._call()
 
     def _usage(self) -> tuple[Usage | None, bool]:
         """Read what the call used, and tell whether it came as a stream of messages."""
@@ -383,16 +549,6 @@ class ObservedCall:
         content_type = header("content-type") or ""
         usage = read_recorded(self.endpoint.format, recorded, content_type, self._call())
         return usage, is_stream(content_type, recorded)
-
-    def _of_request(self) -> Usage | None:
-        """Estimate the request's tokens, if it certainly went to an LLM."""
-        if not (self.endpoint.asks and self.endpoint.certain):
-            return None
-        call = self._call()
-        model, tokens = call.model(), call.prompt_tokens()
-        if model is None and not tokens:
-            return None
-        return Usage(model=model, input_tokens=tokens, estimated=True)
 
     def _is_cached(self) -> bool:
         """Tell whether the response comes from a cache: no model has worked for it."""
@@ -408,50 +564,10 @@ class ObservedCall:
         return Call(self._path, self._body, self._header)
 
 
-class Sending:
-    """Wraps the sending of an observed call: nested sends are the same request."""
-
-    __slots__ = ("_call", "_token")
-
-    def __init__(self, call: ObservedCall) -> None:
-        self._call: ObservedCall | None = call
-
-    def __enter__(self) -> None:
-        self._token: Token[Sending | None] = nested_call.set(self)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        call, self._call = self._call, None
-        nested_call.reset(self._token)
-        if exc is not None and call is not None:
-            call.unanswered(exc)
-
-    @property
-    def call(self) -> ObservedCall | None:
-        """The call that is being sent; None afterwards, for tasks that the client left behind."""
-        return self._call
-
-
-nested_call: ContextVar[Sending | None] = ContextVar("guard_nested_call", default=None)
-"""Set while an observed request is sent, including in tasks that the client starts for it."""
-
-
 def call_being_sent() -> ObservedCall | None:
     """Return the observed call that is being sent in this context."""
-    sending = nested_call.get()
+    sending: Sending[ObservedCall] | None = nested_call.get()
     return None if sending is None else sending.call
-
-
-def _ends_a_wait(exc: BaseException) -> bool:
-    """Tell whether an exception ended the wait for an answer, rather than the sending."""
-    if not isinstance(exc, Exception):
-        return True  # cancelled, killed or interrupted
-    name = type(exc).__name__
-    return "Timeout" in name and not any(part in name for part in _NOT_SENT)
 
 
 def is_signed(headers: Mapping[str, Any]) -> bool:

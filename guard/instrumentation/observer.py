@@ -6,6 +6,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Protocol
 
+from guard.instrumentation.include_usage import StreamUsage
 from guard.instrumentation.observed_call import ObservedCall
 from guard.instrumentation.realtime import RealtimeSession
 
@@ -14,15 +15,10 @@ class Observer(Protocol):
     """Sees the requests of this process's HTTP clients.
 
     Attributes:
-        inject_stream_usage: whether streams are asked for their usage where the host is known to
-            accept that.
+        stream_usage: asks streams for their usage.
     """
 
-    inject_stream_usage: bool
-
-    @property
-    def limits_output(self) -> bool:
-        """Whether a request that is made here may have to be given a limit."""
+    stream_usage: StreamUsage
 
     def begin(
         self,
@@ -36,6 +32,13 @@ class Observer(Protocol):
 
     def begin_session(self, host: str, path: str, query: str) -> RealtimeSession | None:
         """Check a WebSocket and start observing it; None when it does not lead to an LLM."""
+
+    def unmetered(self, host: str, path: str, why: str) -> None:
+        """Name an LLM request that can be neither held nor metered.
+
+        Raises:
+            Refusal: such requests are refused here.
+        """
 
     def enter(self, frame: FrameType | None, llm: bool, /) -> Any:
         """Register a request so that a kill can stop it; None where that is not needed."""

@@ -26,6 +26,7 @@ _HOOKS: Final[dict[str, str]] = {
     "httpx2": "guard.instrumentation.httpx",
     "aiohttp": "guard.instrumentation.aiohttp",
     "requests": "guard.instrumentation.requests",
+    "http.client": "guard.instrumentation.http_client",
     "botocore.httpsession": "guard.instrumentation.botocore",
     "websockets.asyncio.client": "guard.instrumentation.websockets",
     "websockets.sync.client": "guard.instrumentation.websockets",

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from guard.breaker.exceptions import GuardError
+from guard.core.events import OpenEntry
 from guard.core.request_bound import RequestBound
 from guard.scope.scope import Scope
 
 if TYPE_CHECKING:
     from guard.core.usage import Usage
+
+
+PutLimit = Callable[[int], bool]
+"""Limits a request's output to so many tokens; tells whether that was possible."""
+
+
+def takes_no_limit(output_tokens: int) -> bool:
+    """Stand for a request that takes no limit."""
+    return False
 
 
 class RequestCover(Protocol):
@@ -22,9 +33,20 @@ class RequestCover(Protocol):
         refusal: why a stream that has outgrown it may not go on; None while it may.
     """
 
+    @property
+    def entry(self) -> OpenEntry | None:
+        """Its place in the journal; None where it has none."""
+
     reservation_id: str | None
     output_tokens: int | None
     refusal: GuardError | None
+
+    @property
+    def amount_nanousd(self) -> int | None:
+        """The money that is set aside now."""
+
+    def cost_at_most(self, input_tokens: int, output_tokens: int) -> int | None:
+        """Return what the request costs at most with so many tokens; None without rates."""
 
     def settle(self, usage: Usage) -> None:
         """The answer was read: pay for what it used, return the rest."""
@@ -35,7 +57,7 @@ class RequestCover(Protocol):
     def keep(self) -> None:
         """What the answer cost stays unknown: the whole amount counts as spent.
 
-        The caller records an estimated event, or a poll will record the real one.
+        The caller records an event that costs as much, or a poll will record what it did cost.
         """
 
     def grow(self, output_tokens: int) -> None:
@@ -58,13 +80,18 @@ class RequestGate(Protocol):
             Refusal: refused.
         """
 
-    def ask(self, scope: Scope, bound: RequestBound) -> RequestCover:
+    def ask(self, scope: Scope, bound: RequestBound, limit: PutLimit) -> RequestCover:
         """Ask the gateway; blocks the calling thread.
+
+        Args:
+            scope: of the request.
+            bound: what it can cost at most.
+            limit: puts a limit on the output into it.
 
         Raises:
             Refusal: refused, or the gateway cannot be asked and there is no fallback.
             WorkflowKilledInterrupt: the workflow is killed.
         """
 
-    async def ask_async(self, scope: Scope, bound: RequestBound) -> RequestCover:
+    async def ask_async(self, scope: Scope, bound: RequestBound, limit: PutLimit) -> RequestCover:
         """Like :meth:`ask`; the caller's loop goes on meanwhile."""

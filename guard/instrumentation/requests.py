@@ -10,11 +10,12 @@ from urllib.parse import unquote, urlsplit
 from guard.instrumentation import patching
 from guard.instrumentation.interruptible import llm_request, other_request
 from guard.instrumentation.observed_call import ObservedCall, is_signed
-from guard.instrumentation.urllib3 import observe
+from guard.instrumentation.urllib3 import observe, watch_connections
 
 
 def patch(module: ModuleType) -> None:
     """Hook the adapter of ``requests``, and so every session."""
+    watch_connections()
     patching.replace(module.adapters.HTTPAdapter, "send", _send)
 
 
@@ -26,13 +27,42 @@ def _send(original: Any) -> Any:
             return other_request(original, self, request, *args, **options)
         if call.uncovered:
             call.ask()
+        encoding = request.headers.get("Accept-Encoding")
+        _ask_for_usage(call, request)
         with call.sending():
             response = llm_request(original, self, request, *args, **options)
+            while call.is_doubted(response.status_code):
+                body = call.changed_back(response.content)
+                if body is None:
+                    break
+                _replace(request, body)
+                _set_encoding(request, encoding)
+                response = llm_request(original, self, request, *args, **options)
         if call.streaming(response.status_code, response.headers.get):
             observe(call, response.raw)
         return response
 
     return send
+
+
+def _ask_for_usage(call: ObservedCall, request: Any) -> None:
+    """Let a stream say its usage."""
+    observer = patching.active()
+    if observer is None:
+        return
+    body = call.asking_for_usage(observer.stream_usage, lambda: _body(request))
+    if body is None:
+        return
+    if _replace(request, body):
+        _set_encoding(request, "identity")  # what is added is removed again
+    else:
+        call.filter = None
+
+
+def _set_encoding(request: Any, encoding: str | None) -> None:
+    request.headers.pop("Accept-Encoding", None)
+    if encoding is not None:
+        request.headers["Accept-Encoding"] = encoding
 
 
 def begin(request: Any) -> ObservedCall | None:

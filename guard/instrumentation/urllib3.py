@@ -6,15 +6,73 @@ every piece to the observed call.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any, Final
 
+from guard.core.usage.ends import Ending, may_be_billed
+from guard.instrumentation import patching
 from guard.instrumentation.interruptible import llm_request
-from guard.instrumentation.observed_call import ObservedCall
+from guard.instrumentation.observed_call import ObservedCall, call_being_sent
 
 _ITERATING: Final = ("stream", "read_chunked")
 _READING: Final = ("read", "read1")
-_CLOSING: Final = ("close", "release_conn", "drain_conn")
+_CLOSING: Final = {
+    "close": Ending.CLOSED, "release_conn": Ending.LOST, "drain_conn": Ending.LOST,
+}  # fmt: skip
+"""What ends the body; only the first closes the connection, so that the vendor may notice."""
+
+
+def watch_connections() -> None:
+    """Note when a request leaves: requests and botocore send theirs through these classes."""
+    from urllib3 import connection, connectionpool
+
+    patching.replace(connectionpool.HTTPConnectionPool, "urlopen", _urlopen)
+    patching.replace(connection.HTTPConnection, "connect", _connect)
+    patching.replace(connection.HTTPSConnection, "connect", _connect)
+    patching.replace(connection.HTTPConnection, "request", _request)
+
+
+def _urlopen(original: Any) -> Any:
+    @functools.wraps(original)
+    def urlopen(self: Any, *args: Any, **options: Any) -> Any:
+        call = call_being_sent()
+        # It calls itself to try again: another request to the vendor, within one of the client's.
+        if call is not None and call.unsent is False:
+            history = getattr(options.get("retries"), "history", ())
+            status = history[-1].status if history else None
+            if status is None or may_be_billed(status):
+                call.again()
+        return original(self, *args, **options)
+
+    return urlopen
+
+
+def _connect(original: Any) -> Any:
+    @functools.wraps(original)
+    def connect(self: Any, *args: Any, **options: Any) -> Any:
+        call = call_being_sent()
+        if call is not None and call.unsent is None:  # else an earlier try has left
+            call.unsent = True
+        return original(self, *args, **options)
+
+    return connect
+
+
+def _request(original: Any) -> Any:
+    @functools.wraps(original)
+    def request(self: Any, *args: Any, **options: Any) -> Any:
+        call = call_being_sent()
+        if call is None or call.unsent is False:
+            return original(self, *args, **options)
+        call.unsent = True
+        try:
+            return original(self, *args, **options)
+        finally:
+            # It connects first, if it has to. Without a connection nothing has left.
+            call.unsent = getattr(self, "sock", None) is None
+
+    return request
 
 
 def observe(call: ObservedCall, raw: Any) -> None:
@@ -31,9 +89,9 @@ def observe(call: ObservedCall, raw: Any) -> None:
     for name in _READING:
         if hasattr(raw, name):
             setattr(raw, name, body.reading(getattr(raw, name)))
-    for name in _CLOSING:
+    for name, ending in _CLOSING.items():
         if hasattr(raw, name):
-            setattr(raw, name, body.closing(getattr(raw, name)))
+            setattr(raw, name, body.closing(getattr(raw, name), ending))
 
 
 class _Body:
@@ -46,6 +104,16 @@ class _Body:
         self._depth = 0
         # Whether a piece was fed: whether urllib3 decodes is known from the first call that reads.
         self._started = False
+        # What may be shown, and was more than the reader asked for.
+        self._waiting = b""
+
+    def _shown(self, data: bytes, *, last: bool = False) -> bytes:
+        """Return the part of the body that its reader may see."""
+        hide = self._call.filter
+        if hide is None:
+            return data
+        shown = hide.feed(data)
+        return shown + hide.rest() if last else shown
 
     def iterating(self, original: Any) -> Any:
         def iterate(*args: Any, **options: Any) -> Iterator[bytes]:
@@ -60,16 +128,24 @@ class _Body:
                         self._depth -= 1
                     if chunk is None:
                         if outermost:
-                            self._call.finish(complete=True)
+                            self._call.finish(self._at_end())
                             self._check(b"", last=True)
+                            if rest := self._shown(b"", last=True):
+                                yield rest
                         return
                     if outermost:
                         self._feed(chunk, args, options)
                         self._check(chunk)
-                    yield chunk
+                        chunk = self._shown(chunk)
+                    if chunk:
+                        yield chunk
+            except Exception:
+                if outermost:
+                    self._call.finish(Ending.LOST)
+                raise
             finally:
                 if outermost:
-                    self._call.finish()
+                    self._call.finish(Ending.CLOSED)
 
         return iterate
 
@@ -77,11 +153,27 @@ class _Body:
         def read(*args: Any, **options: Any) -> Any:
             if self._depth:
                 return original(*args, **options)
+            data = once(*args, **options)
+            asked = args[0] if args else options.get("amt")
+            if self._call.filter is None and not self._waiting:
+                return data
+            shown = self._waiting + self._shown(data, last=not data or asked is None)
+            while not shown and data:  # to its caller nothing means the end
+                data = once(*args, **options)
+                shown = self._shown(data, last=not data)
+            end = len(shown) if asked is None else asked
+            self._waiting = shown[end:]
+            return shown[:end]
+
+        def once(*args: Any, **options: Any) -> Any:
             self._depth += 1
             try:
                 data = llm_request(original, *args, **options)
-            except BaseException:
-                self._call.finish()
+            except Exception:
+                self._call.finish(Ending.LOST)
+                raise
+            except BaseException:  # killed, or interrupted
+                self._call.finish(Ending.CLOSED)
                 raise
             finally:
                 self._depth -= 1
@@ -91,19 +183,19 @@ class _Body:
             asked = args[0] if args else options.get("amt")
             last = bool(asked is None or (not data and asked) or self._ended())
             if last:
-                self._call.finish(complete=True)
+                self._call.finish(self._at_end())
             self._check(data, last=last)
             return data
 
         return read
 
-    def closing(self, original: Any) -> Any:
+    def closing(self, original: Any, ending: Ending) -> Any:
         def close(*args: Any, **options: Any) -> Any:
             try:
                 return original(*args, **options)
             finally:
                 if not self._depth:  # while reading, it releases a connection that is at its end
-                    self._call.finish()
+                    self._call.finish(ending)
 
         return close
 
@@ -124,8 +216,13 @@ class _Body:
             try:
                 watch.check(data, last=last)
             except BaseException:
-                self._call.finish()
+                self._call.finish(Ending.CLOSED)
                 raise
+
+    def _at_end(self) -> Ending:
+        # A connection that was closed early is an end like any other to some readers.
+        lacking = getattr(self._raw, "length_remaining", None)
+        return Ending.LOST if lacking else Ending.COMPLETE
 
     def _ended(self) -> bool:
         raw = self._raw

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import functools
 import logging
 import time
 from collections import OrderedDict
@@ -148,7 +147,8 @@ class Approvals:
         key = self._ids.uuid7(time.time_ns() // 1_000_000)
         update = wire.LeaseUpdate(approval_id)
         try:
-            told = await self._over_socket(key, update) if self._asks.is_open else None
+            body = wire.encode(update)
+            told = await self._asks.request("gate/lease", key, body, _ANSWER_S)
             if told is None:
                 state = await self._client.update_lease(update, key)
             elif told.status == 404:  # a gateway that keeps it open without
@@ -161,14 +161,3 @@ class Approvals:
             return
         if state.state != "pending" and approval_id in self.waiting:  # its push was lost
             self.answered(approval_id, state.state == "approved")
-
-    async def _over_socket(self, key: str, update: wire.LeaseUpdate) -> wire.Told | None:
-        told: asyncio.Future[wire.Told | None] = asyncio.get_running_loop().create_future()
-        answered = functools.partial(_set, told)
-        self._asks.ask("gate/lease", key, wire.encode(update), answered, _ANSWER_S)
-        return await told
-
-
-def _set(future: asyncio.Future[wire.Told | None], told: wire.Told | None) -> None:
-    if not future.done():
-        future.set_result(told)

@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
+import threading
 import time
+from pathlib import Path
 from typing import Any, Final
 
 from guard.breaker.exceptions import BreakerTransportError
 from guard.core.buffer import EventBuffer, Record
+from guard.core.events import InstrumentedCall
 from guard.core.ids import IdFactory
 from guard.core.leases import LeaseBook
 from guard.delivery.health import Health
+from guard.delivery.journal import Journal, JournalEntry
 from guard.delivery.outbox import Outbox
+from guard.delivery.spool import owner_of
 from guard.loop import LoopClosedError
 from guard.loop.threads import ServiceLoop
 from guard.scope.scope import Scope, current_scope
@@ -59,10 +64,16 @@ class EventPipeline:
         self.health: Health = self.outbox.health
         # Whether the first event of this process has begun to open the session.
         self._connecting = False
+        self._opening = threading.Lock()
+        self._journal: Journal | None = None
+        # Of the journal: `open`, `none` without a spool, `failed` when it cannot be written.
+        self.journal_state = "none"
 
     def after_fork(self) -> None:
         """Reset in a forked child; keep references so that the parent's finalisers never run."""
         _inherited.append(self.outbox)
+        if self._journal is not None:
+            self._journal.forget()
         self._link.after_fork()
         self._fresh_process()
 
@@ -72,7 +83,8 @@ class EventPipeline:
         self, kind: str, payload: Any, scope: Scope | None = None, at_ns: int | None = None
     ) -> int:
         """Put an event into the buffer; never blocks. Returns the event's serial number."""
-        serial = next(self.ids.count)
+        entry = payload.entry if type(payload) is InstrumentedCall else None
+        serial = next(self.ids.count) if entry is None else entry.serial
         if self.health.is_closed:
             self.health.lose(1)  # delivery has ended
             return serial
@@ -86,6 +98,37 @@ class EventPipeline:
             if scope.call is not None:
                 scope.call.metered = True
         return serial
+
+    def begin(self, reservation_id: str, amount: int, model: str | None) -> JournalEntry | None:
+        """Note in the journal that a request is about to be sent; None where there is none.
+
+        Args:
+            reservation_id: what pays for it.
+            amount: what it can cost.
+            model: that was asked for.
+        """
+        journal = self._journal
+        if journal is None:
+            if self._settings.spool_dir is None or self.journal_state == "failed":
+                return None
+            journal = self._open_journal(self._settings.spool_dir)
+            if journal is None:
+                return None
+        ids = self.ids
+        now_ms = time.time_ns() // 1_000_000
+        return journal.begin(reservation_id, amount, model, now_ms, next(ids.count))
+
+    def _open_journal(self, directory: Path) -> Journal | None:
+        owner = owner_of(self._settings.api_url, self._settings.api_key)
+        with self._opening:
+            if self._journal is None and self.journal_state != "failed":
+                try:
+                    self._journal = Journal(directory, owner, self.ids)
+                    self.journal_state = "open"
+                except OSError as exc:
+                    self.journal_state = "failed"
+                    logger.warning("open requests cannot be written down: %s", exc.strerror)
+            return self._journal
 
     def record_call(self, function: str, scope: Scope, duration_ms: float) -> None:
         """Put the closing event of a protected call that ended well into the buffer.
@@ -190,6 +233,8 @@ class EventPipeline:
             self._background.close(max(0.05, ends_s - time.monotonic()))
             lost = self._give_up()
             self.health.is_closed = True
+            if self._journal is not None:
+                self._journal.close()
         if not lost or not flush:
             return None
         error = BreakerTransportError(

@@ -18,9 +18,12 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, Final
 
+from guard.session.signal_waker import wake_main_thread
+
 logger = logging.getLogger("guard.exit")
 
 _SIGNAL_FLUSH_S: Final = 2.0
+_ANSWERS_S: Final = 2.0
 
 
 class ExitHooks:
@@ -29,15 +32,25 @@ class ExitHooks:
     Args:
         flush: delivers within the given seconds; the process continues afterwards.
         close: delivers and ends the service.
+        wait: waits so many seconds at most for answers that are under way in other threads.
     """
 
-    def __init__(self, flush: Callable[[float], object], close: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        flush: Callable[[float], object],
+        close: Callable[[], object],
+        wait: Callable[[float], object] = lambda seconds: None,
+    ) -> None:
         self._flush = flush
         self._close = close
+        self._wait = wait
         self._at_exit = False
         self._in_child: int | None = None
         self._handles_sigterm = False
         self._previous: Any = None
+        # Whether SIGTERM's handler has run, and the process in which a thread looks after that.
+        self._is_seen = False
+        self._woken_pid: int | None = None
         self._is_held = False
         self._deferred: tuple[int, FrameType | None] | None = None
 
@@ -49,6 +62,7 @@ class ExitHooks:
         self._install_finalizer()
         self._install_celery()
         self._install_signal()
+        self._install_waker()
 
     def uninstall(self) -> None:
         """Remove the hooks."""
@@ -111,12 +125,24 @@ class ExitHooks:
         self._previous = previous
         self._handles_sigterm = True
 
+    def _install_waker(self) -> None:
+        """Have SIGTERM heard in a child of ``multiprocessing``: its pool waits for its end."""
+        is_main = threading.current_thread() is threading.main_thread()
+        if not self._handles_sigterm or not is_main or self._woken_pid == os.getpid():
+            return
+        if _is_child_of_multiprocessing():
+            self._woken_pid = os.getpid()
+            wake_main_thread(signal.SIGTERM, lambda: self._is_seen)
+
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
+        self._is_seen = True
         if self._is_held:
             self._deferred = (number, frame)
             return
         previous = self._previous
         if not callable(previous):
+            # The vendor bills what is under way: its answers say how much.
+            self._wait(_ANSWERS_S)
             self._end()
             # Die of the signal, as without us: a supervisor checks how its child ended.
             signal.signal(signal.SIGTERM, signal.SIG_DFL)

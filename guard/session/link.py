@@ -44,6 +44,8 @@ class Link:
 
     Attributes:
         session: None before the first use. Set on the background loop, read from any thread.
+        restarts_gateway: whether the gateway is this user's own, which is started again after a
+            crash.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Link:
         self.make_session = make_session
         self._exits = exits
         self.session: Session | None = None
+        self.restarts_gateway = False
         # The newest attempt to connect, which all that call at once share.
         self._attempt: asyncio.Task[Session] | None = None
 

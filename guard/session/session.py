@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final, Protocol
 from guard.breaker.exceptions import (
     GuardError,
     GuardProtocolError,
-    GuardTransportError,
 )
 from guard.control.ask_channel import AskChannel
 from guard.control.directives import DirectiveFeed
@@ -59,8 +58,11 @@ class LeaseService(Protocol):
     def capable(self, features: frozenset[str]) -> None:
         """Note what the gateway can do."""
 
-    def recalled(self, lease_ids: list[str]) -> None:
-        """Give back at once what is not used."""
+    def recalled(self, lease_ids: list[str], returns_s: float) -> None:
+        """Give back at once what is not used, and for so long what is not used from now on."""
+
+    def room(self, call_ids: list[str]) -> None:
+        """Money has come back for calls that wait in line."""
 
     def pushed(self, messages: Iterable[wire.ControlMessage]) -> None:
         """Void what control messages concern."""
@@ -84,6 +86,7 @@ class Session:
         directives: applies control messages, and says which was the newest.
         leases: keeps the leases of this process.
         on_error: called with errors for the hooks.
+        learned: called with what the gateway can do, and what it says of the key.
         local_gateway: is started again when it has crashed.
 
     Attributes:
@@ -102,6 +105,7 @@ class Session:
         directives: DirectiveFeed,
         leases: LeaseService,
         on_error: Callable[[BaseException], None],
+        learned: Callable[[wire.Capabilities], None],
         local_gateway: LocalGateway | None = None,
     ) -> None:
         self._health = health = outbox.health
@@ -109,6 +113,7 @@ class Session:
         self._local = local_gateway
         self._directives = directives
         self._leases = leases
+        self._learned = learned
         self._probed = False
         self._reconnected = False
         self.client = GatewayClient(
@@ -142,8 +147,9 @@ class Session:
             switched=self._switched,
             asks=self.asks,
             recalled=leases.recalled,
+            room=leases.room,
         )
-        self.approvals = Approvals(self.client, self.asks, outbox.ids, self._release_soon)
+        self.approvals = Approvals(self.client, self.asks, outbox.ids, self.release_soon)
         self._releases: set[asyncio.Task[None]] = set()
         self._releasing = asyncio.Semaphore(_RELEASES_AT_ONCE)
 
@@ -184,6 +190,7 @@ class Session:
             wire.FEATURE_GATE_WS in self.features, leases=wire.FEATURE_LEASES in self.features
         )
         self._leases.capable(self.features)
+        self._learned(capabilities)
 
     def start_services(self, background: BackgroundLoop) -> None:
         """Start the long-lived tasks."""
@@ -198,21 +205,6 @@ class Session:
             keep = functools.partial(keep_running, self._local)
             self._services.append(background.spawn(keep, name="guard-local-gateway"))
 
-    async def ask_approved(self, request: wire.GateRequest) -> wire.GateReply:
-        """Ask again after a person has approved the call.
-
-        Raises:
-            GuardError: refused, or no usable answer within the deadline.
-        """
-        reply = await self.client.gate(request, asked_again=True)
-        if reply.decision != "allow":
-            raise GuardTransportError(
-                "an approved call is still pending",
-                source="GATEWAY_ERROR",
-                endpoint=wire.GATE_PATH,
-            )
-        return reply
-
     def give_back(self, reply: wire.GateReply) -> None:
         """Release what a reply granted, or withdraw its approval request, without waiting.
 
@@ -222,9 +214,10 @@ class Session:
             self.approvals.dropped(reply.approval_id)
         granted = reply.reservation_id or reply.approval_id
         if granted is not None:
-            self._release_soon(granted)
+            self.release_soon(granted)
 
-    def _release_soon(self, granted: str) -> None:
+    def release_soon(self, granted: str) -> None:
+        """Release a reservation, an approval request or a call's place in line, without waiting."""
         task = asyncio.get_running_loop().create_task(
             self._release(granted), context=contextvars.Context()
         )

@@ -89,24 +89,25 @@ class GatewayClient:
     async def gate(
         self,
         request: wire.GateRequest,
+        key: str | None = None,
         *,
-        asked_again: bool = False,
         deadline_s: float | None = None,
     ) -> wire.GateReply:
         """Ask whether a call may run (``POST /gate``).
 
         Args:
             request: the call.
-            asked_again: a new question after an approval, not a retry of the first one.
+            key: the idempotency key, if another than the call's id: a new question for the same
+                call, not a retry of the first one.
             deadline_s: total time in seconds; the configured timeout when None.
 
         Raises:
             GuardError: refused, or no usable answer within the deadline.
             WorkflowKilledInterrupt: the workflow is killed.
         """
-        key = f"{request.call_id}-approved" if asked_again else request.call_id
+        body = wire.encode(request)
         _, reply = await self._call(
-            HttpRequest.of("POST", wire.GATE_PATH, wire.encode(request), key),
+            HttpRequest.of("POST", wire.GATE_PATH, body, key or request.call_id),
             wire.GateReply,
             deadline_s=deadline_s,
             signed_reply=self._grants_are_signed,

@@ -144,6 +144,7 @@ async def test_what_a_holder_does_not_use_comes_back_before_a_refusal(tenant: Te
 @pytest.mark.usefixtures("patient_recalls")
 @pytest.mark.asyncio
 async def test_what_is_assumed_of_a_request_is_worth_a_recall_too(tenant: Tenant) -> None:
+    await asyncio.to_thread(tenant.admin.update_settings, unbounded_output="learned")
     await asyncio.to_thread(tenant.admin.set_budget, limit_nanousd=41_000_000)
     async with opened(tenant) as holder, opened(tenant) as other:
         lease = {"demand_nanousd": 20_000_000}
@@ -204,7 +205,7 @@ async def test_leases_are_granted_where_nobody_has_to_be_asked(tenant: Tenant) -
 async def test_many_refused_calls_share_one_recall() -> None:
     pushed: list[Mapping[str, Sequence[str]]] = []
 
-    def push(organisation_id: str, leases: Mapping[str, Sequence[str]]) -> int:
+    def push(organisation_id: str, leases: Mapping[str, Sequence[str]], returns_ms: int) -> int:
         pushed.append(leases)
         return 1
 
@@ -225,7 +226,7 @@ async def test_many_refused_calls_share_one_recall() -> None:
 async def test_nobody_waits_where_no_holder_can_be_reached() -> None:
     asked: list[str] = []
 
-    def push(organisation_id: str, leases: Mapping[str, Sequence[str]]) -> int:
+    def push(organisation_id: str, leases: Mapping[str, Sequence[str]], returns_ms: int) -> int:
         asked.append(organisation_id)
         return 0
 
@@ -239,7 +240,7 @@ async def test_nobody_waits_where_no_holder_can_be_reached() -> None:
 async def test_a_silent_holder_is_left_alone_for_a_while() -> None:
     asked: list[Mapping[str, Sequence[str]]] = []
 
-    def push(organisation_id: str, leases: Mapping[str, Sequence[str]]) -> int:
+    def push(organisation_id: str, leases: Mapping[str, Sequence[str]], returns_ms: int) -> int:
         asked.append(leases)
         return 1
 

@@ -24,6 +24,7 @@ from guard.gateway.storage.redis.connection import RedisConnection
 from tests.gateway.conftest import SERVE, Tenant, new_tenant
 from tests.gateway.test_metrics import scraped
 from tests.support.asker import ask, asker, call
+from tests.support.programs import killed_at_last
 from tests.support.redis_server import RedisServer, redis_server  # noqa: F401  # a fixture
 from tests.support.waiting import until
 
@@ -139,10 +140,11 @@ def test_its_password_is_nowhere(tmp_path: Path) -> None:
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdout is not None
-    url = process.stdout.readline().split()[-1]
-    httpx.get(f"{url}/readyz")
-    process.terminate()
-    out, err = process.communicate(timeout=60)
+    with killed_at_last(process):
+        url = process.stdout.readline().split()[-1]
+        httpx.get(f"{url}/readyz")
+        process.terminate()
+        out, err = process.communicate(timeout=60)
     assert process.returncode == 0
     assert "hunter2" not in out + err
     told = [json.loads(line) for line in err.splitlines()]

@@ -129,6 +129,19 @@ async def test_old_rows_leave_and_the_sums_stay(store: Store, tmp_path: Path) ->
 
 
 @pytest.mark.asyncio
+async def test_what_was_in_doubt_stays_as_long_as_the_spend(store: Store, tmp_path: Path) -> None:
+    await store.charge("e1", 30, workflow_id="w", run_id="r", flags="estimated in_doubt")
+    await store.charge("e2", 12, workflow_id="w", run_id="r")
+    assert counts(tmp_path, "uncertain_hours") == [9]
+    store.clock.now += 100 * DAY
+    await store.charge("e3", 1, workflow_id="other")
+    await prune(store)
+    assert counts(tmp_path, "events", "uncertain_hours") == [1, 8]  # without that of its run
+    rows = await store.storage.usage(store.org, "key", 0, 2**53, 10)
+    assert [(row.cost_nanousd, row.uncertain_nanousd) for row in rows] == [(43, 30)]
+
+
+@pytest.mark.asyncio
 async def test_a_budget_that_is_set_later_counts_what_has_left_the_record(
     store: Store, tmp_path: Path
 ) -> None:
@@ -226,7 +239,8 @@ async def test_what_has_run_out_stays_until_it_was_closed(store: Store, tmp_path
     store.post_commit_events.clear()
     await prune(store)
     await prune(store)
-    lifted = [e.message.exhausted for e in store.post_commit_events if e.message.type == "budget"]
+    messages = [e.message for e in store.post_commit_events if e.message is not None]
+    lifted = [message.exhausted for message in messages if message.type == "budget"]
     assert lifted == [False]
     assert counts(tmp_path, "reservations", "balances") == [0, 2]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import shutil
 import sqlite3
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -39,7 +40,7 @@ _numbers = itertools.count()
     pytest.param((20_000, 2_000), id="small"),
     pytest.param((1_000_000, 100_000), id="full", marks=pytest.mark.long),
 ])  # fmt: skip
-def database(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("scale") / "g.sqlite3"
     events, workflows = request.param
     large_store.make(path, events=events, workflows=workflows, now_ms=NOW, days=30)
@@ -47,12 +48,22 @@ def database(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return path
 
 
+@pytest.fixture
+def database(made: Path) -> Iterator[Path]:
+    """A copy: what one test charges, sums and sweeps, another one would find."""
+    path = made.with_stem(f"copy{next(_numbers)}")
+    shutil.copyfile(made, path)
+    yield path
+    for each in path.parent.glob(f"{path.stem}.*"):
+        each.unlink()
+
+
 @pytest_asyncio.fixture
 async def storage(database: Path) -> AsyncIterator[SqliteStorage]:
-    made = SqliteStorage(database, clock_ms=lambda: NOW)
-    await made.open(lambda _: None)
-    yield made
-    await made.close()
+    opened = SqliteStorage(database, clock_ms=lambda: NOW)
+    await opened.open(lambda _: None)
+    yield opened
+    await opened.close()
 
 
 @pytest.fixture

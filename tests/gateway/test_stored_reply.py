@@ -14,7 +14,7 @@ names = st.text(max_size=20)
 rates = st.builds(
     wire.ModelRates,
     *[amounts] * 8,
-    assumed_output_tokens=st.none() | st.integers(1, 2**40),
+    largest_output_tokens=st.none() | st.integers(1, 2**40),
     context_tokens=st.none() | st.integers(1, 2**40),
 )
 budgets = st.builds(
@@ -61,7 +61,8 @@ def test_every_field_of_a_reply_is_either_stored_or_kept_as_json() -> None:
     """A new field has to be added to the stored form, or replies with it stored as JSON."""
     assert {field.name for field in msgspec.structs.fields(wire.GateReply)} == {
         "decision", "call_id", "reservation_id", "reserved_nanousd", "expires_at_ms", "budget",
-        "warnings", "lease", "rates", "approval_id", "events",
+        "warnings", "lease", "rates", "approval_id", "events", "place", "retry_after_ms",
+        "max_output_tokens",
     }  # fmt: skip
 
 
@@ -75,7 +76,7 @@ def test_it_is_a_third_of_its_json() -> None:
         budget=wire.Budget.of(
             limit=10**12, spent=10**11, reserved=10**10, scope="workflow w (day)"
         ),
-        rates=wire.ModelRates(*[2_500_000_000] * 8, assumed_output_tokens=4096),
+        rates=wire.ModelRates(*[2_500_000_000] * 8, largest_output_tokens=4096),
     )
     stored = packed(reply)
     assert stored is not None

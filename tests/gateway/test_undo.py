@@ -108,7 +108,8 @@ class Machine:
                 event_id=f"e{number % 7}", type="llm", at_ms=1, reservation_id=held,
                 workflow_id=None if held else workflow,
             )  # fmt: skip
-            priced = PricedEvent(event, b"{}", cost=size, final=size % 2 == 0)
+            flags = "estimated in_doubt" if size % 5 == 0 else ""
+            priced = PricedEvent(event, b"{}", cost=size, final=size % 2 == 0, flags=flags)
             told = IngestCommand(request=self.request(), events=[priced])
             return lambda unit: charge.ingest(unit, told)
         if name == "release":
@@ -167,6 +168,10 @@ class Machine:
             assert unit.balances == {number: fresh.balance(number) for number in unit.balances}
             assert unit.chains == {key: fresh.chain(*key) for key in unit.chains}
             assert unit.estimates == {key: fresh.estimate(*key) for key in unit.estimates}
+            if fresh.row("SELECT min(event_seq) FROM events")[0] in (None, 1):  # none was deleted
+                doubts = "SELECT coalesce(sum(cost_nanousd), 0) FROM"
+                in_all = fresh.row(f"{doubts} uncertain_hours WHERE scope_kind = 'organisation'")
+                assert in_all == fresh.row(f"{doubts} events WHERE flags LIKE '%in_doubt%'")
             assert unit.orgs.keys() == fresh.orgs.keys()
             for own, org in unit.orgs.items():
                 assert org.settings == fresh.orgs[own].settings

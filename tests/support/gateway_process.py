@@ -12,7 +12,7 @@ from pathlib import Path
 import attrs
 
 from guard.gateway.cli.admin_client import AdminClient
-from tests.support.programs import environment
+from tests.support.programs import environment, killed_at_last
 
 _ROOT = Path(__file__).parents[2]
 _PROGRAM = """
@@ -44,11 +44,10 @@ def gateway_process() -> Iterator[GatewayProcess]:
         stdout=subprocess.PIPE,
         text=True,
     )
-    try:
+    with killed_at_last(process):
         assert process.stdout is not None
         url, key, admin_key = json.loads(process.stdout.readline())
         admin = AdminClient(url, admin_key)
         yield GatewayProcess(url, key, admin)
         admin.close()
-    finally:
         process.communicate(timeout=120)  # its input ends, and so does it

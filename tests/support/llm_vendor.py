@@ -57,15 +57,17 @@ class _Connection(asyncio.Protocol):
         _Connection.answered += 1
         _Connection.input_tokens += used
         _Connection.output_tokens += output
+        limited = "max_tokens" in body
         if path.endswith(b"/messages"):
-            self._write(_anthropic(body["model"], used, output))
+            self._write(_anthropic(body["model"], used, output, limited))
             return
         answer = _openai(body["model"], used, output)
         if body.get("stream"):
-            self._write(_streamed(answer), b"text/event-stream")
+            self._write(_streamed(answer, limited), b"text/event-stream")
         else:
             message = {"role": "assistant", "content": "ok"}
-            answer["choices"] = [{"index": 0, "message": message, "finish_reason": "stop"}]
+            reason = "length" if limited else "stop"
+            answer["choices"] = [{"index": 0, "message": message, "finish_reason": reason}]
             self._write(json.dumps(answer).encode())
 
     def _write(self, body: bytes, kind: bytes = b"application/json") -> None:
@@ -90,20 +92,22 @@ def _openai(model: str, used: int, output: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _streamed(answer: dict[str, Any]) -> bytes:
+def _streamed(answer: dict[str, Any], limited: bool) -> bytes:
     usage = answer.pop("usage")
     delta = {"index": 0, "delta": {"content": "word "}, "finish_reason": None}
     chunks = [{**answer, "choices": [delta]}] * usage["completion_tokens"]
+    end = {"index": 0, "delta": {}, "finish_reason": "length" if limited else "stop"}
+    chunks.append({**answer, "choices": [end]})
     chunks.append({**answer, "choices": [], "usage": usage})
     events = b"".join(b"data: %b\n\n" % json.dumps(chunk).encode() for chunk in chunks)
     return events + b"data: [DONE]\n\n"
 
 
-def _anthropic(model: str, used: int, output: int) -> bytes:
+def _anthropic(model: str, used: int, output: int, limited: bool) -> bytes:
     answer = {
         "id": f"msg-{_Connection.answered}", "type": "message", "role": "assistant",
         "model": model, "content": [{"type": "text", "text": "ok"}],
-        "stop_reason": "end_turn", "stop_sequence": None,
+        "stop_reason": "max_tokens" if limited else "end_turn", "stop_sequence": None,
         "usage": {"input_tokens": used, "output_tokens": output},
     }  # fmt: skip
     return json.dumps(answer).encode()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+import subprocess
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import AnyStr
 
 import psutil
 
-from tests.support.waiting import PATIENT
+from tests.support.waiting import PATIENT, WAIT_S
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,3 +32,17 @@ def is_gone(pid: int) -> bool:
         return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
+
+
+@contextlib.contextmanager
+def killed_at_last(process: subprocess.Popen[AnyStr]) -> Iterator[subprocess.Popen[AnyStr]]:
+    """Kill a program that has not ended when the block has, whatever became of the block."""
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(WAIT_S)
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):  # what nobody reads any more
+                    pipe.close()

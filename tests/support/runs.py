@@ -14,7 +14,7 @@ from typing import Any
 
 from guard.gateway.cli.admin_client import AdminClient
 from guard.local_gateway import Files, join, read_json, try_lock
-from tests.support.programs import environment
+from tests.support.programs import environment, killed_at_last
 
 AGENT = """
 import sys, httpx
@@ -33,7 +33,7 @@ LIMIT = "$0.002"
 
 
 class Runs:
-    """Starts ``guard`` commands beside the local gateway.
+    """Starts ``guard`` commands beside the local gateway; none outlives ``close``.
 
     Attributes:
         env: of the commands.
@@ -42,14 +42,19 @@ class Runs:
     def __init__(self, directory: Path) -> None:
         self.env = environment({"GUARD_LOCAL_DIR": str(directory)})
         self._directory = directory
+        self._started = contextlib.ExitStack()
+
+    def close(self) -> None:
+        self._started.close()
 
     def start(self, *arguments: str, **more: Any) -> subprocess.Popen[str]:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-m", "guard", *arguments],
             env=self.env | more.pop("env", {}),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             **more,
         )  # fmt: skip
+        return self._started.enter_context(killed_at_last(process))
 
     def __call__(
         self, *arguments: str, stdin: str = "", **more: Any

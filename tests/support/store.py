@@ -70,10 +70,12 @@ class Store:
         command = GateCommand(request=self.request(key), call=call, declared_nanousd=amount)
         return await decide(self.storage, command)
 
-    async def charge(self, event_id: str, cost: int, key: str | None = None, **fields: Any) -> Any:
+    async def charge(
+        self, event_id: str, cost: int, key: str | None = None, flags: str = "", **fields: Any
+    ) -> Any:
         event = wire.Event(event_id=event_id, type="llm", at_ms=1, **fields)
         command = IngestCommand(
-            request=self.request(key), events=[PricedEvent(event, b"{}", cost=cost)]
+            request=self.request(key), events=[PricedEvent(event, b"{}", cost=cost, flags=flags)]
         )
         return await ingest(self.storage, command)
 

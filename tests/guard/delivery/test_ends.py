@@ -429,7 +429,7 @@ from guard.runtime import active
 runtime = guard.init()
 held = [facade._init_lock, active._lock, runtime._background._lock, runtime.events.buffer._lock,
         runtime._ending, runtime.events.health._lock, patching._lock,
-        runtime.instrumentation.reading, runtime.gate._admission._lock]
+        runtime.instrumentation.reading, runtime.gate._courier._admission._lock]
 grabbed, done = threading.Event(), threading.Event()
 def grab():
     for lock in held: lock.acquire()

@@ -13,6 +13,7 @@ from guard.breaker.exceptions import GuardBudgetError, GuardError
 from guard.breaker.refusals import Refusal
 from guard.core.request_bound import RequestBound
 from guard.core.usage import Usage
+from guard.instrumentation.request_gate import PutLimit
 from guard.scope.scope import Scope
 
 
@@ -27,6 +28,14 @@ class FakeHold:
     refusal: GuardError | None = None
     ends: list[Any] = attrs.field(factory=list)
     asked_for: list[int] = attrs.field(factory=list)
+    entry: Any = None
+
+    @property
+    def amount_nanousd(self) -> int | None:
+        return None
+
+    def cost_at_most(self, input_tokens: int, output_tokens: int) -> int | None:
+        return None
 
     def settle(self, usage: Usage) -> None:
         self.ends.append(usage)
@@ -69,12 +78,12 @@ class FakeGate:
     def hold(self, scope: Scope, bound: RequestBound) -> FakeHold | None:
         return self._grant(scope, bound) if self.covered else None
 
-    def ask(self, scope: Scope, bound: RequestBound) -> FakeHold:
+    def ask(self, scope: Scope, bound: RequestBound, limit: PutLimit) -> FakeHold:
         self.asked.append(bound)
         time.sleep(self.waits_s)
         return self._grant(scope, bound)
 
-    async def ask_async(self, scope: Scope, bound: RequestBound) -> FakeHold:
+    async def ask_async(self, scope: Scope, bound: RequestBound, limit: PutLimit) -> FakeHold:
         self.asked.append(bound)
         await asyncio.sleep(self.waits_s)
         return self._grant(scope, bound)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import json
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from tests.guard.instrumentation.gated_clients import CHAT
 from tests.guard.instrumentation.matrix.other_cases import bedrock_client
 from tests.guard.instrumentation.standin.reply import Reply, encoded, sse
 from tests.guard.instrumentation.standin.server import StandIn
+from tests.support.cutting_vendor import CuttingVendor, cutting_vendor
 from tests.support.waiting import WAIT_S, until
 
 INPUT_TOKENS, OUTPUT_TOKENS = 110, 100
@@ -244,6 +246,36 @@ class TestAHundredRequestsAndMoneyForTen:
         limited.check([None] * ran + [caught.value])
 
 
+class TestLostAnswers:
+    def test_cost_their_bound_at_the_gateway(self, limited: Limited) -> None:
+        """One task fails, and the client is closed while its neighbours wait for answers."""
+        worst = (200 + OUTPUT_TOKENS) * OUTPUT_NANOUSD
+
+        @guard.protect
+        async def agent(url: str, vendor: CuttingVendor) -> None:
+            async def fail() -> None:
+                while vendor.received < 5:
+                    await asyncio.sleep(0.005)
+                raise ValueError
+
+            async with httpx.AsyncClient(timeout=WAIT_S) as client:
+                asked = (client.post(url + CHAT, json=ASK) for _ in range(5))
+                await asyncio.gather(fail(), *asked)
+
+        async def main(vendor: CuttingVendor) -> None:
+            with guard.workflow("w"), contextlib.suppress(ValueError):
+                await agent(vendor.url, vendor)
+
+        with cutting_vendor("no answer", "hang") as vendor:
+            asyncio.run(main(vendor))
+        limited.runtime.flush()
+        balance = limited.balance()
+        assert 5 * COST <= balance["committed_nanousd"] <= min(LIMIT, 5 * worst)
+        for event in limited.tenant.admin.events(type="llm"):
+            assert event["data"]["estimate"] == "bound"
+            assert {"estimated", "in_doubt"} <= set(event["flags"])
+
+
 class TestBudgetsOfUsers:
     @pytest.mark.parametrize("together", [True, False], ids=["gathered", "one by one"])
     def test_one_users_money_ends_inside_a_running_body(
@@ -315,6 +347,7 @@ class TestStreams:
         """It was assumed to be short, and goes on and on."""
         tenant = limited.tenant
         seen = 0
+        tenant.admin.update_settings(unbounded_output="learned")
         assumed = 4096 * OUTPUT_NANOUSD + 200 * INPUT_NANOUSD
         tenant.admin.set_budget(scope_kind="workflow", scope_id="w", limit_nanousd=assumed)
         limited.vendor.instead = words(12_000)

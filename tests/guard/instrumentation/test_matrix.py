@@ -43,13 +43,15 @@ def usage_of(event: LlmData) -> Usage:
         response_id=event.response_id,
         estimated=event.estimated,
         units=event.metadata,
+        service_tier=event.service_tier,
+        surcharge_permille=event.surcharge_permille,
         **{name: getattr(event, name) for name in TOKENS},
     )
 
 
 TOKENS = (
-    "input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "reasoning_tokens",
-    "audio_tokens",
+    "input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens",
+    "cache_write_1h_tokens", "reasoning_tokens", "audio_tokens",
 )  # fmt: skip
 
 
@@ -109,5 +111,6 @@ def test_the_documentation_shows_the_matrix() -> None:
 def test_a_case_is_compared_in_every_bucket() -> None:
     names = set(Usage.__struct_fields__)
     assert names == {
-        *TOKENS, "model", "response_id", "estimated", "units", "cost_nanousd", "others"
+        *TOKENS, "model", "response_id", "estimated", "estimate", "units", "cost_nanousd", "others",
+        "service_tier", "surcharge_permille", "fees", "cut_short",
     }  # fmt: skip

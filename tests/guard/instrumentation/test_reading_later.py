@@ -119,12 +119,14 @@ class TestNoEvent:
         httpx.post(standin.url + CHAT, json=ASK)
         runtime.flush()
         status = guard.status()
-        assert (status.events_sent, status.events_lost, status.buffered) == (1, 0, 0)
+        assert (status.events_sent, status.events_lost, status.buffered) == (2, 0, 0), (
+            "what an answer without usage held is charged by an event of its own"
+        )
         assert status.unseen_hosts == ("127.0.0.1",)
 
     def test_is_no_loss_without_one(self, standin: StandIn) -> None:
         standin.instead = SILENT
-        guard.init(api_key="k", api_url="http://127.0.0.1:9")
+        guard.GuardRuntime("k", "http://127.0.0.1:9", fallback_mode="open").open()
         httpx.post(standin.url + CHAT, json=ASK)
         runtime: Any = active.current
         guard.shutdown(timeout=1)

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from guard.core.usage import Recording, Usage, read_recorded
+from guard.core.usage.response_format import replaced
 from tests.guard.instrumentation.recorded_streams import call_of, format_of, said, streams
 from tests.guard.instrumentation.standin.reply import Reply
 
@@ -44,7 +45,9 @@ def read(path: str, reply: Reply, encoding: str, chunks: Sequence[bytes]) -> Usa
     for chunk in chunks:
         recording.feed(chunk)
     call = call_of(path, reply)
-    return read_recorded(format_of(path), recording.recorded(), reply.content_type, call)
+    found = read_recorded(format_of(path), recording.recorded(), reply.content_type, call)
+    # Whether it says something of fees is another subject.
+    return None if found is None else replaced(found, fees=None)
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
@@ -96,5 +99,5 @@ def test_an_estimate_of_a_long_stream_is_scaled(name: str) -> None:
     found = read(path, reply, "", [reply.events[0], *[word] * count])
     assert found is not None
     assert found.estimated
-    expected = len("buckets, ") * count / 4
+    expected = len("buckets, ") * count / 3
     assert 0.8 * expected < found.output_tokens < 1.2 * expected

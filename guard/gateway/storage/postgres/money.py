@@ -89,6 +89,7 @@ class PostgresMoney(MoneyTables):
         self.chains.clear()
         self.estimates.clear()
         self.totals.forget()
+        self.uncertain.forget()
 
     def forget_transient(self) -> None:
         """Drop the balances of deleted budgets, which nothing tells when they change."""

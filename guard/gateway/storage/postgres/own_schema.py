@@ -45,25 +45,30 @@ def own_schema(url: DatabaseUrl, prefix: str, left: Callable[[str], None]) -> It
         StoreError: no schema could be made.
     """
     name = f"{prefix}_{secrets.token_hex(4)}"
+    may_be_there = False
     try:
-        with contextlib.closing(connect(url, _NAME)) as connection:
-            connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(name)))
-    except psycopg.errors.InsufficientPrivilege:
-        raise StoreError(
-            f"this user may not make a schema in {url.host}: GRANT CREATE ON DATABASE, or name a "
-            "database of the user's own"
-        ) from None
-    except psycopg.Error as exc:
-        reason = reason_of(exc, url)
-        raise StoreError(f"the database {url.host} cannot be used: {reason}") from None
-    try:
+        try:
+            with contextlib.closing(connect(url, _NAME)) as connection:
+                may_be_there = True  # also when Ctrl-C ends the wait for the answer
+                connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(name)))
+        except psycopg.errors.InsufficientPrivilege:
+            may_be_there = False
+            raise StoreError(
+                f"this user may not make a schema in {url.host}: GRANT CREATE ON DATABASE, or name "
+                "a database of the user's own"
+            ) from None
+        except psycopg.Error as exc:
+            may_be_there = False
+            reason = reason_of(exc, url)
+            raise StoreError(f"the database {url.host} cannot be used: {reason}") from None
         yield OwnSchema(name, _in_schema(url, name))
     finally:
-        _drop(url, name, left)
+        if may_be_there:
+            _drop(url, name, left)
 
 
 def _drop(url: DatabaseUrl, name: str, left: Callable[[str], None]) -> None:
-    query = sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(name))
+    query = sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(name))
     is_gone = False
     try:
         with contextlib.closing(connect(url, _NAME)) as connection:

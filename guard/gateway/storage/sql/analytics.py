@@ -12,13 +12,17 @@ from guard.gateway.domain.control import Directives
 from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.usage import DAY_MS
 from guard.gateway.ledger.audit import GENESIS
-from guard.gateway.storage.sql.columns import BALANCES_AND_BUDGETS, SELECT_APPROVALS, SELECT_AUDIT
+from guard.gateway.storage.sql.columns import SELECT_APPROVALS, SELECT_AUDIT
 from guard.gateway.storage.sql.connection import Connection, equals
 from guard.gateway.storage.sql.rows import approval_from_row, audit_entry_from_row
 from guard.gateway.storage.sql.views import (
     EVENT_COLUMNS,
+    SELECT_BALANCE_VIEWS,
+    SELECT_RUNS,
+    SELECT_WORKFLOWS,
     balance_view_from_row,
     event_from_row,
+    run_record,
     workflow_record,
 )
 
@@ -41,8 +45,7 @@ def workflows(
     seen = {
         row[0]: workflow_record(row, directives.state_of(row[0], None, now_ms))
         for row in reading.rows(
-            "SELECT workflow_id, first_seen_ms, last_seen_ms, spent_nanousd, calls, events"
-            " FROM workflows WHERE organisation_id = ? AND workflow_id > ?"
+            f"{SELECT_WORKFLOWS} WHERE organisation_id = ? AND workflow_id > ?"
             " ORDER BY workflow_id LIMIT ?",
             organisation_id, after, limit,
         )
@@ -51,7 +54,7 @@ def workflows(
         if target > after and target not in seen:
             row = _workflow_row(reading, organisation_id, target)
             state = directives.state_of(target, None, now_ms)
-            seen[target] = workflow_record(row or (target, None, None, 0, 0, 0), state)
+            seen[target] = workflow_record(row or (target, None, None, 0, 0, 0, 0), state)
     return sorted(seen.values(), key=lambda workflow: workflow.workflow_id)[:limit]
 
 
@@ -68,15 +71,14 @@ def workflow(
     if row is None and workflow_id not in directives.targets():
         raise NotFoundError("no such workflow")
     state = directives.state_of(workflow_id, None, now_ms)
-    return workflow_record(row or (workflow_id, None, None, 0, 0, 0), state)
+    return workflow_record(row or (workflow_id, None, None, 0, 0, 0, 0), state)
 
 
 def _workflow_row(
     reading: Connection, organisation_id: str, workflow_id: str
 ) -> tuple[Any, ...] | None:
     rows = reading.rows(
-        "SELECT workflow_id, first_seen_ms, last_seen_ms, spent_nanousd, calls, events"
-        " FROM workflows WHERE organisation_id = ? AND workflow_id = ?",
+        f"{SELECT_WORKFLOWS} WHERE organisation_id = ? AND workflow_id = ?",
         organisation_id, workflow_id,
     )  # fmt: skip
     return rows[0] if rows else None
@@ -94,13 +96,9 @@ def runs(
     directives = directives_of(reading, organisation_id)
     where, arguments = equals(organisation_id=organisation_id, workflow_id=workflow_id)
     return [
-        records.Run(
-            run_id=row[0], workflow_id=row[1], first_seen_ms=row[2], last_seen_ms=row[3],
-            spent_nanousd=row[4], state=directives.state_of(row[1], row[0], now_ms).state,
-        )
+        run_record(row, directives, now_ms)
         for row in reading.rows(
-            "SELECT run_id, workflow_id, first_seen_ms, last_seen_ms, spent_nanousd FROM runs"  # noqa: S608 (constant text)
-            f" WHERE {where} AND run_id > ? ORDER BY run_id LIMIT ?",
+            f"{SELECT_RUNS} WHERE {where} AND run_id > ? ORDER BY run_id LIMIT ?",
             *arguments, after, limit,
         )
     ]  # fmt: skip
@@ -118,12 +116,16 @@ def _has_type(reading: Connection, organisation_id: str, event_type: str) -> boo
 
 def events(
     reading: Connection, organisation_id: str, after: int, limit: int, workflow_id: str | None,
-    event_type: str | None,
+    event_type: str | None, flag: str | None = None,
 ) -> list[records.StoredEvent]:  # fmt: skip
-    """Return events in the order of arrival."""
+    """Return events in the order of arrival; ``flag``: only those with it, or one of it."""
     where, arguments = equals(
         organisation_id=organisation_id, workflow_id=workflow_id, type=event_type
     )
+    if flag is not None:
+        flags = flag.split(",")
+        where += f" AND ({' OR '.join('flags LIKE ?' for _ in flags)})"
+        arguments += [f"%{each}%" for each in flags]
     if event_type is not None and not _has_type(reading, organisation_id, event_type):
         return []
     if event_type not in (None, "llm", "span"):
@@ -150,7 +152,7 @@ def balances(
     """Return balances with their budgets, by number; ``current_only``: of periods that go on."""
     open_after_ms = now_ms if current_only else -1
     rows = reading.rows(
-        f"SELECT {BALANCES_AND_BUDGETS} FROM balances b CROSS JOIN budgets u USING (budget_id)"  # noqa: S608 (constant text)
+        f"{SELECT_BALANCE_VIEWS} balances b CROSS JOIN budgets u USING (budget_id)"
         " WHERE b.balance_id > ? AND u.organisation_id = ? AND coalesce(b.ends_ms, ?) > ?"
         " ORDER BY b.balance_id LIMIT ?",
         after, organisation_id, 2**62, open_after_ms, limit,

@@ -204,3 +204,12 @@ INSERT INTO facts VALUES ('summed_event_seq', '0');
 """
 """``int``, ``bytes`` and ``real`` are types; ``numbered`` is a key that the database counts up;
 ``keyed`` ends a table that SQLite stores by its key, ``strict`` any other."""
+
+UNCERTAIN_HOURS: Final = """
+CREATE TABLE uncertain_hours (
+  organisation_id TEXT NOT NULL, scope_kind TEXT NOT NULL, scope_id TEXT NOT NULL,
+  hour_ms {int} NOT NULL, cost_nanousd {int} NOT NULL,
+  PRIMARY KEY (organisation_id, scope_kind, scope_id, hour_ms)
+) {keyed};
+"""
+"""A later step: what was charged in doubt, by scope and hour."""

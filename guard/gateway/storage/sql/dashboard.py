@@ -10,13 +10,18 @@ from guard.core import wire
 from guard.gateway.domain import records, usage
 from guard.gateway.domain.control import end_of, is_timed, newest
 from guard.gateway.storage.sql.analytics import directives_of
-from guard.gateway.storage.sql.columns import BALANCES_AND_BUDGETS, SELECT_AUDIT
+from guard.gateway.storage.sql.columns import SELECT_AUDIT
 from guard.gateway.storage.sql.connection import Connection, equals
 from guard.gateway.storage.sql.rows import audit_entry_from_row
+from guard.gateway.storage.sql.uncertain import MODEL_USAGE, of_one, of_scopes
 from guard.gateway.storage.sql.views import (
     EVENT_COLUMNS,
+    SELECT_BALANCE_VIEWS,
+    SELECT_RUNS,
+    SELECT_WORKFLOWS,
     balance_view_from_row,
     event_from_row,
+    run_record,
     workflow_record,
 )
 
@@ -80,6 +85,15 @@ def spend_over_time(
     return [usage.UsagePoint(**dict(zip(names, row, strict=True))) for row in rows]
 
 
+def uncertain_spend(
+    reading: Connection, organisation_id: str, since_ms: int, until_ms: int,
+    workflow_id: str | None,
+) -> int:  # fmt: skip
+    """Return what was charged in doubt in the hours of a time, in all or to one workflow."""
+    kind = "organisation" if workflow_id is None else "workflow"
+    return of_one(reading, organisation_id, kind, workflow_id or "", since_ms, until_ms)
+
+
 def usage_by_model(
     reading: Connection, now_ms: int, organisation_id: str, size_ms: int, since_ms: int,
     workflow_id: str | None, limit: int,
@@ -92,11 +106,29 @@ def usage_by_model(
         f" ORDER BY cost DESC, model LIMIT {int(limit)}",
         *arguments,
     )
+    unpriced = _unpriced_models(reading, organisation_id, since_ms, until_ms) if rows else set()
+    doubts: dict[str, int] = {}  # of a workflow they are known in all, and not by model
+    if workflow_id is None:
+        names = [row[0] for row in rows]
+        doubts = of_scopes(reading, organisation_id, MODEL_USAGE, names, since_ms, until_ms)
     return [
         usage.ModelUsage(model=model, cost_nanousd=cost, llm_calls=llm_calls,
-                         input_tokens=input_tokens, output_tokens=output_tokens)
+                         input_tokens=input_tokens, output_tokens=output_tokens,
+                         unpriced=model in unpriced,
+                         uncertain_nanousd=min(cost, doubts.get(model, 0)))
         for model, cost, llm_calls, _, input_tokens, output_tokens in rows
     ]  # fmt: skip
+
+
+def _unpriced_models(
+    reading: Connection, organisation_id: str, since_ms: int, until_ms: int
+) -> set[str]:
+    """Return the models of which something was charged at fallback prices, by the hour."""
+    rows = reading.rows(
+        f"SELECT DISTINCT model FROM organisation_rollups {_WITHIN} AND unpriced > 0",  # noqa: S608 (constant text)
+        organisation_id, usage.HOUR_MS, since_ms - since_ms % usage.HOUR_MS, until_ms,
+    )  # fmt: skip
+    return {row[0] for row in rows}
 
 
 def newest_events(
@@ -159,8 +191,8 @@ def workflow_page(
     directives = directives_of(reading, organisation_id)
     found = " AND instr(lower(workflow_id), ?) > 0" if search else ""
     sql = (
-        "SELECT workflow_id, first_seen_ms, last_seen_ms, spent_nanousd, calls, events"  # noqa: S608 (constant text)
-        f" FROM workflows WHERE organisation_id = ?{found} ORDER BY {_SORTS[sort]} LIMIT ? OFFSET ?"
+        f"{SELECT_WORKFLOWS} WHERE organisation_id = ?{found}"
+        f" ORDER BY {_SORTS[sort]} LIMIT ? OFFSET ?"
     )
     needles = [search.lower()] if search else []
     return [
@@ -191,13 +223,9 @@ def newest_runs(
     """Return a workflow's runs by id, newest first."""
     directives = directives_of(reading, organisation_id)
     return [
-        records.Run(
-            run_id=row[0], workflow_id=row[1], first_seen_ms=row[2], last_seen_ms=row[3],
-            spent_nanousd=row[4], state=directives.state_of(row[1], row[0], now_ms).state,
-        )
+        run_record(row, directives, now_ms)
         for row in reading.rows(
-            "SELECT run_id, workflow_id, first_seen_ms, last_seen_ms, spent_nanousd"
-            " FROM runs WHERE organisation_id = ? AND workflow_id = ? AND run_id < ?"
+            f"{SELECT_RUNS} WHERE organisation_id = ? AND workflow_id = ? AND run_id < ?"
             " ORDER BY run_id DESC LIMIT ?",
             organisation_id, workflow_id, before or LAST_ID, limit,
         )
@@ -243,7 +271,7 @@ def fullest_balances(
 ) -> list[records.BalanceView]:
     """Return balances of the current windows, those with the largest used share first."""
     rows = reading.rows(
-        f"SELECT {BALANCES_AND_BUDGETS} FROM budgets u JOIN balances b USING (budget_id)"  # noqa: S608 (constant text)
+        f"{SELECT_BALANCE_VIEWS} budgets u JOIN balances b USING (budget_id)"
         " WHERE u.organisation_id = ? AND coalesce(b.ends_ms, ?) > ?"
         " ORDER BY CAST(b.committed + b.reserved AS DOUBLE PRECISION)"
         " / max(u.limit_nanousd, 1) DESC, b.balance_id LIMIT ?",

@@ -8,6 +8,7 @@ from typing import Final
 from guard.core import wire
 from guard.gateway.domain import records
 from guard.gateway.domain.control import Directives
+from guard.gateway.domain.lineage import below
 from guard.gateway.domain.operators import Operator
 from guard.gateway.ledger.state import AuditRow, OrganisationState
 from guard.gateway.storage.sql.columns import SELECT_KEYS, SELECT_OPERATORS, SELECT_ORGANISATIONS
@@ -62,6 +63,12 @@ class DirectoryTables(ControlTables):
         """Return a key."""
         row = self.row(f"{SELECT_KEYS} WHERE key_id = ?", key_id)
         return None if row is None else key_from_row(row).key
+
+    def keys_below(self, key_id: str) -> list[records.Key]:
+        """Return the keys that belong to a key, directly or not, and are not revoked."""
+        sql = f"{SELECT_KEYS} WHERE key_id LIKE ? AND revoked_at_ms IS NULL"
+        rows = self.rows(sql, below(key_id, "%"))
+        return [key_from_row(row).key for row in rows]
 
     def add_key(self, key: records.Key, key_hash: bytes, hmac_secret: str | None) -> None:
         """Insert a key."""

@@ -29,6 +29,7 @@ from guard.gateway.storage.sql.rows import (
 from guard.gateway.storage.sql.scope_totals import ScopeTotals
 from guard.gateway.storage.sql.seen_totals import SeenTotals
 from guard.gateway.storage.sql.tables import CACHE_MAX, Tables, make_room, restore_fields
+from guard.gateway.storage.sql.uncertain import UncertainHours
 from guard.gateway.storage.sql.usage_rollups import UsageRollups
 
 _BALANCE: Final = (
@@ -59,6 +60,7 @@ class MoneyTables(Tables):
         self._answers = ReplayTable(self)
         self.rollups = UsageRollups(self)
         self.totals = ScopeTotals(self)
+        self.uncertain = UncertainHours(self)
         self.seen = SeenTotals(self)
 
     def load_open(self) -> None:
@@ -272,6 +274,7 @@ class MoneyTables(Tables):
     ) -> None:
         """Add an event to the totals of its scopes and to the usage rollups."""
         self.totals.count(organisation_id, keys, at_ms, priced)
+        self.uncertain.count(organisation_id, keys, at_ms, priced)
         self.rollups.count(organisation_id, at_ms, priced)
 
     def add_refusal(
@@ -362,6 +365,7 @@ class MoneyTables(Tables):
         self._answers.flush()
         self.rollups.flush()
         self.totals.flush()
+        self.uncertain.flush()
         if self._dirty_chains:
             many(
                 "INSERT INTO chains VALUES (?,?,?,?,?) ON CONFLICT (organisation_id, chain_id)"

@@ -52,6 +52,7 @@ class SqlReports(ReadingStore):
     verify_ledger = _report(verify.verify_ledger)
 
     spend_over_time = _report(dashboard.spend_over_time)
+    uncertain_spend = _report(dashboard.uncertain_spend)
     usage_by_model = _report_at(dashboard.usage_by_model)
     workflow_page = _report_at(dashboard.workflow_page)
     active_directives = _report_at(dashboard.active_directives)

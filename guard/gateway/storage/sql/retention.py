@@ -75,6 +75,7 @@ class Retention:
             _Part(_directives, _ROUND_PACE_MS),
             _Part(_totals, _ROUND_PACE_MS),
             _Part(_scope_days, DAY_MS),
+            _Part(_uncertain_hours, DAY_MS),
             _Part(_balances, _ROUND_PACE_MS),
         ]
         self.keep_ms = keep_days * DAY_MS
@@ -311,6 +312,23 @@ def _scope_days(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> in
     unit.write_many(
         f"DELETE FROM scope_days WHERE ({key}) = (?, ?, ?, ?)",  # noqa: S608 (constants of this module)
         [row for row in rows if row[3] + DAY_MS <= cutoff],
+    )
+    if rows:
+        part.cursor = (*rows[-1][:3], str(rows[-1][3]))
+    return len(rows)
+
+
+def _uncertain_hours(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
+    """Delete the hours of old runs and chains; those of other scopes stay, as their totals do."""
+    key = "organisation_id, scope_kind, scope_id, hour_ms"
+    own, kind, scope_id, hour_ms = part.cursor or ("", "", "", "0")
+    rows = unit.connection.execute(
+        f"SELECT {key} FROM uncertain_hours WHERE ({key}) > (?, ?, ?, ?) ORDER BY {key} LIMIT ?",  # noqa: S608 (constants of this module)
+        (own, kind, scope_id, int(hour_ms), limit),
+    ).fetchall()
+    unit.write_many(
+        f"DELETE FROM uncertain_hours WHERE ({key}) = (?, ?, ?, ?)",  # noqa: S608 (constants of this module)
+        [row for row in rows if row[1] in ("run", "chain") and row[3] + HOUR_MS <= cutoff],
     )
     if rows:
         part.cursor = (*rows[-1][:3], str(rows[-1][3]))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from guard.core import wire
 from guard.gateway.domain import records, windows
 from guard.gateway.domain.errors import NotFoundError
@@ -13,6 +15,7 @@ from guard.gateway.ledger.state import ScopeKeys
 from guard.gateway.storage.sql.columns import SELECT_BALANCES, SELECT_BUDGETS
 from guard.gateway.storage.sql.connection import Connection
 from guard.gateway.storage.sql.rows import balance_from_row, budget_from_row
+from guard.gateway.storage.sql.uncertain import FOREVER, of_one
 
 
 def spend(
@@ -34,6 +37,7 @@ def spend(
     assert workflow_id is not None
     total = _total(reading, organisation_id, "workflow", workflow_id)
     reply = wire.SpendReply(workflow_id, total is not None, 0 if total is None else total[0])
+    reply.uncertain_nanousd = of_one(reading, organisation_id, "workflow", workflow_id)
     if run_id is not None:
         owners = reading.rows(
             "SELECT workflow_id FROM runs WHERE organisation_id = ? AND run_id = ?",
@@ -43,9 +47,12 @@ def spend(
             raise NotFoundError("no such run of this workflow")
         run = _total(reading, organisation_id, "run", run_id)
         reply.run_id, reply.run_spent_nanousd = run_id, 0 if run is None else run[0]
+        reply.run_uncertain_nanousd = of_one(reading, organisation_id, "run", run_id)
     budgets = reading.rows(f"{SELECT_BUDGETS} WHERE organisation_id = ?", organisation_id)
     for budget, scope_id in applying(index_of(map(budget_from_row, budgets)), keys):
-        reply.budgets.append(_account(reading, budget, scope_id, now_ms).view())
+        shown = msgspec.structs.asdict(_account(reading, budget, scope_id, now_ms).view())
+        uncertain = _uncertain(reading, budget, scope_id, now_ms)
+        reply.budgets.append(wire.SpentBudget(**shown, uncertain_nanousd=uncertain))
     return reply
 
 
@@ -59,6 +66,16 @@ def _total(
         organisation_id, kind, scope_id,
     )  # fmt: skip
     return tuple(rows[0]) if rows else None
+
+
+def _uncertain(reading: Connection, budget: records.BudgetRule, scope_id: str, now_ms: int) -> int:
+    start_ms, end_ms = windows.period_of(budget.window, now_ms)
+    ends_ms = FOREVER if end_ms is None else end_ms
+    own, kind = budget.organisation_id, budget.scope_kind
+    found = of_one(reading, own, kind, scope_id, start_ms, ends_ms)
+    if kind == "key":
+        found += of_one(reading, own, "below key", scope_id, start_ms, ends_ms)
+    return found
 
 
 def _account(

@@ -72,5 +72,6 @@ class SqlUnitOfWork(CatalogueTables, DirectoryTables, MoneyTables, abc.ABC):
         self._answers.forget()
         self.rollups.forget()
         self.totals.forget()
+        self.uncertain.forget()
         self.seen.forget()
         self.events.clear()

@@ -10,6 +10,7 @@ from guard.gateway.domain import records
 from guard.gateway.domain.usage import DAY_MS, HOUR_MS, pieces
 from guard.gateway.storage.sql.connection import Connection
 from guard.gateway.storage.sql.scope_days import usage_between
+from guard.gateway.storage.sql.uncertain import of_groups
 
 _BY_TIME: Final = {
     "model": "nullif(model, '')",
@@ -65,14 +66,18 @@ def usage(
         rows = _in_all(reading, organisation_id, group_by, limit)
     else:
         rows = usage_between(reading, organisation_id, group_by, since_ms, until_ms, limit)
-    return [
-        records.UsageRow(
-            group=_shown(group_by, row[0]), events=row[1], llm_calls=row[2], tool_calls=row[3],
-            input_tokens=row[4], output_tokens=row[5], cost_nanousd=row[6],
-            cost_cents=wire.cents(row[6]), unpriced=row[7],
-        )
-        for row in rows
-    ]  # fmt: skip
+    groups = [row[0] for row in rows]
+    doubts = of_groups(reading, organisation_id, group_by, groups, since_ms, until_ms)
+    return [_row(group_by, row, min(doubts.get(row[0], 0), row[6])) for row in rows]
+
+
+def _row(group_by: str, row: Any, uncertain: int) -> records.UsageRow:
+    return records.UsageRow(
+        group=_shown(group_by, row[0]), events=row[1], llm_calls=row[2], tool_calls=row[3],
+        input_tokens=row[4], output_tokens=row[5], cost_nanousd=row[6],
+        cost_cents=wire.cents(row[6]), unpriced=row[7], uncertain_nanousd=uncertain,
+        uncertain_cents=wire.cents(uncertain),
+    )  # fmt: skip
 
 
 def _shown(group_by: str, group: Any) -> Any:

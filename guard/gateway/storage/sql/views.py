@@ -7,11 +7,12 @@ from typing import Any, Final
 
 from guard.core import wire
 from guard.gateway.domain import records
-from guard.gateway.domain.control import TargetState
+from guard.gateway.domain.control import Directives, TargetState
 from guard.gateway.domain.ledger import BudgetAccount
 from guard.gateway.domain.nesting import DEPTH_MAX, nested_deeper
-from guard.gateway.storage.sql.columns import BALANCE_COLUMNS
+from guard.gateway.storage.sql.columns import BALANCE_COLUMNS, BALANCES_AND_BUDGETS
 from guard.gateway.storage.sql.rows import balance_from_row, budget_from_row
+from guard.gateway.storage.sql.uncertain import OF_BALANCE, of_scope
 
 EVENT_COLUMNS: Final = (
     "event_seq, event_id, type, at_ms, received_at_ms, workflow_id, run_id, chain_id, agent,"
@@ -19,6 +20,22 @@ EVENT_COLUMNS: Final = (
     " span_id, parent_span_id, user_id, tags"
 )
 """The columns of an event that operators see, in the order of :func:`event_from_row`."""
+
+
+SELECT_WORKFLOWS: Final = (
+    "SELECT workflow_id, first_seen_ms, last_seen_ms, spent_nanousd, calls, events,"  # noqa: S608 (constant text)
+    f" {of_scope('w.organisation_id', 'workflow', 'w.workflow_id')} FROM workflows w"
+)
+"""The beginning of a query of workflows, in the order of :func:`workflow_record`."""
+
+SELECT_RUNS: Final = (
+    "SELECT run_id, workflow_id, first_seen_ms, last_seen_ms, spent_nanousd,"  # noqa: S608 (constant text)
+    f" {of_scope('r.organisation_id', 'run', 'r.run_id')} FROM runs r"
+)
+"""The same of runs, in the order of :func:`run_record`."""
+
+SELECT_BALANCE_VIEWS: Final = f"SELECT {BALANCES_AND_BUDGETS}, {OF_BALANCE} FROM"
+"""The same of balances ``b`` with their budgets ``u``."""
 
 
 def event_from_row(row: tuple[Any, ...]) -> records.StoredEvent:
@@ -34,12 +51,13 @@ def event_from_row(row: tuple[Any, ...]) -> records.StoredEvent:
 
 
 def balance_view_from_row(row: tuple[Any, ...]) -> records.BalanceView:
-    """Build a balance with its budget from their joined row."""
+    """Build a balance from its row of ``SELECT_BALANCE_VIEWS``."""
     balance = balance_from_row(row)
-    return _balance_view(BudgetAccount(budget_from_row(row[BALANCE_COLUMNS:]), balance))
+    account = BudgetAccount(budget_from_row(row[BALANCE_COLUMNS:]), balance)
+    return _balance_view(account, row[-1])
 
 
-def _balance_view(account: BudgetAccount) -> records.BalanceView:
+def _balance_view(account: BudgetAccount, uncertain: int) -> records.BalanceView:
     """Return a balance as the admin API shows it."""
     rule, balance = account.rule, account.balance
     return records.BalanceView(
@@ -60,11 +78,13 @@ def _balance_view(account: BudgetAccount) -> records.BalanceView:
         committed_cents=wire.cents(balance.committed),
         reserved_cents=wire.cents(balance.reserved),
         exhausted=balance.exhausted,
+        uncertain_nanousd=uncertain,
+        uncertain_cents=wire.cents(uncertain),
     )
 
 
 def workflow_record(row: tuple[Any, ...], control: TargetState) -> records.Workflow:
-    """Build a workflow from its row and its control state."""
+    """Build a workflow from its row of ``SELECT_WORKFLOWS`` and its control state."""
     return records.Workflow(
         workflow_id=row[0],
         state=control.state,
@@ -76,6 +96,8 @@ def workflow_record(row: tuple[Any, ...], control: TargetState) -> records.Workf
         spent_cents=wire.cents(row[3]),
         calls=row[4],
         events=row[5],
+        uncertain_nanousd=row[6],
+        uncertain_cents=wire.cents(row[6]),
     )
 
 
@@ -85,3 +107,16 @@ def _event_data(text: str) -> dict[str, Any]:
         return {"unreadable": "nested too deeply"}
     data: dict[str, Any] = json.loads(text)
     return data
+
+
+def run_record(row: tuple[Any, ...], directives: Directives, now_ms: int) -> records.Run:
+    """Build a run from its row of ``SELECT_RUNS`` and the directives in force."""
+    return records.Run(
+        run_id=row[0],
+        workflow_id=row[1],
+        first_seen_ms=row[2],
+        last_seen_ms=row[3],
+        spent_nanousd=row[4],
+        uncertain_nanousd=row[5],
+        state=directives.state_of(row[1], row[0], now_ms).state,
+    )

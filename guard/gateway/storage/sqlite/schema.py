@@ -13,12 +13,13 @@ BASELINE: Final = 11
 RELEASE_0_7: Final = 2
 """The version that release 0.7 wrote, which :mod:`.release_0_7` converts."""
 
-_BASELINE: Final = baseline.TABLES.format(
-    int="INTEGER", bytes="BLOB", real="REAL", numbered="INTEGER PRIMARY KEY", strict="STRICT",
-    keyed="STRICT, WITHOUT ROWID",
-)  # fmt: skip
+_WORDS: Final = {
+    "int": "INTEGER", "bytes": "BLOB", "real": "REAL", "numbered": "INTEGER PRIMARY KEY",
+    "strict": "STRICT", "keyed": "STRICT, WITHOUT ROWID",
+}  # fmt: skip
+_BASELINE: Final = baseline.TABLES.format(**_WORDS)
 
-MIGRATIONS: tuple[str, ...] = ()
+MIGRATIONS: tuple[str, ...] = (baseline.UNCERTAIN_HOURS.format(**_WORDS),)
 """Steps after the baseline, in order; one that was released is never changed."""
 
 

@@ -242,7 +242,7 @@ INVOKE: dict[str, Any] = {
 }
 
 
-def bedrock_client(url: str) -> Any:
+def bedrock_client(url: str, **config: Any) -> Any:
     import boto3
     from botocore.config import Config
 
@@ -252,7 +252,7 @@ def bedrock_client(url: str) -> Any:
         region_name="us-east-1",
         aws_access_key_id="test",
         aws_secret_access_key="test",
-        config=Config(retries={"max_attempts": 0}),
+        config=Config(**{"retries": {"max_attempts": 0}, **config}),
     )
 
 

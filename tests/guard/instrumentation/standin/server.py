@@ -34,6 +34,7 @@ class StandIn:
         encoding: ``gzip`` or ``deflate`` to compress every answer.
         instead: an answer to give instead of a vendor's, with its usage.
         status: of every answer.
+        refuses: bodies that contain one of these are answered 400, which names it.
     """
 
     def __init__(self) -> None:
@@ -44,6 +45,7 @@ class StandIn:
         self.encoding = ""
         self.instead: Reply | None = None
         self.status = 200
+        self.refuses: tuple[bytes, ...] = ()
         self._numbers = itertools.count(1)
         # With the protocol named asyncio sends at once; else a head's body waits 40 ms for an ACK.
         self._listener = socket.socket(proto=socket.IPPROTO_TCP)
@@ -69,6 +71,7 @@ class StandIn:
         self.encoding = ""
         self.instead = None
         self.status = 200
+        self.refuses = ()
 
     def close(self) -> None:
         """End it."""
@@ -95,6 +98,9 @@ class StandIn:
         reply = self.instead or self._reply(
             scope["method"], scope["path"], scope["query_string"], body
         )
+        refused = next((name for name in self.refuses if name in body), None)
+        if refused is not None:
+            reply = Reply(None, b'{"error": {"message": "unknown option: %s"}}' % refused)
         self.said.append(reply.usage)
         headers = {"content-type": reply.content_type, **reply.headers}
         if self.encoding:
@@ -102,7 +108,7 @@ class StandIn:
         await send(
             {
                 "type": "http.response.start",
-                "status": self.status,
+                "status": 400 if refused is not None else self.status,
                 "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
             }
         )

@@ -1,0 +1,181 @@
+"""What was charged in doubt, by scope and hour: at most so much of the spend was not billed.
+
+Few events are charged in doubt, so these sums have a table of their own: other charges write
+nothing here, and reports read a row for each hour in which there was any doubt. The rows outlive
+the events.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from guard.core.wire import NANOUSD_MAX
+from guard.gateway.domain.commands import PricedEvent
+from guard.gateway.domain.lineage import lineage
+from guard.gateway.domain.usage import HOUR_MS
+from guard.gateway.domain.windows import DAY_MS
+from guard.gateway.ledger.requests import IN_DOUBT
+from guard.gateway.ledger.state import SCOPE_KINDS, ScopeKeys
+from guard.gateway.storage.sql.connection import Connection
+from guard.gateway.storage.sql.tables import Tables
+
+FOREVER: Final = 2**62
+MODEL_USAGE: Final = "usage of model"
+PROVIDER_USAGE: Final = "usage of provider"
+_Scope = tuple[str, str, str, int]
+
+_WRITE: Final = (
+    "INSERT INTO uncertain_hours AS t VALUES (?,?,?,?,?)"  # noqa: S608 (constant text)
+    " ON CONFLICT (organisation_id, scope_kind, scope_id, hour_ms) DO UPDATE SET"
+    f" cost_nanousd = min(t.cost_nanousd + excluded.cost_nanousd, {NANOUSD_MAX})"
+)
+_SUM: Final = "CAST(coalesce(sum(h.cost_nanousd), 0) AS BIGINT)"
+_WITHIN: Final = (
+    " FROM uncertain_hours h WHERE h.organisation_id = ? AND h.scope_kind = ?"
+    " AND h.hour_ms >= ? AND h.hour_ms < ?"
+)
+
+
+def of_scope(owner: str, kind: str, scope_id: str) -> str:
+    """Return SQL for all that was charged to a scope in doubt, in a row of another table.
+
+    Args:
+        owner: the organisation's column.
+        kind: the kind of scope.
+        scope_id: the column of the scope's id.
+    """
+    return (
+        f"(SELECT {_SUM} FROM uncertain_hours h WHERE h.organisation_id = {owner}"  # noqa: S608 (constant text)
+        f" AND h.scope_kind = '{kind}' AND h.scope_id = {scope_id})"
+    )
+
+
+OF_BALANCE: Final = (
+    f"(SELECT {_SUM} FROM uncertain_hours h WHERE h.organisation_id = u.organisation_id"  # noqa: S608 (constant text)
+    " AND h.scope_kind IN (u.scope_kind, 'below ' || u.scope_kind) AND h.scope_id = b.scope_id"
+    f" AND h.hour_ms >= b.period_start_ms AND h.hour_ms < coalesce(b.ends_ms, {FOREVER}))"
+)
+"""The same for a balance ``b`` of a budget ``u``, in the balance's period."""
+
+
+class UncertainHours:
+    """Used by the unit of work, inside its transactions."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._new: Counter[_Scope] = Counter()
+
+    def count(
+        self, organisation_id: str, keys: ScopeKeys, charged_at_ms: int, priced: PricedEvent
+    ) -> None:
+        """Add an event that was charged in doubt; all others change nothing."""
+        if IN_DOUBT not in priced.flags or not priced.cost:
+            return
+        hour_ms = charged_at_ms - charged_at_ms % HOUR_MS
+        scopes = [(organisation_id, *scope, hour_ms) for scope in _scopes(keys, priced)]
+        for scope in scopes:
+            self._new[scope] += priced.cost
+        self._tables.on_undo(self._undo, scopes, priced.cost)
+
+    def _undo(self, scopes: list[_Scope], cost: int) -> None:
+        for scope in scopes:
+            if scope in self._new:  # not where it was written in this unit already
+                self._new[scope] -= cost
+
+    def flush(self) -> None:
+        """Write what was collected."""
+        rows = [(*scope, cost) for scope, cost in self._new.items() if cost]
+        if rows:
+            self._tables.connection.executemany(_WRITE, rows)
+        self._new.clear()
+
+    def forget(self) -> None:
+        """Drop what was not written."""
+        self._new.clear()
+
+
+def _scopes(keys: ScopeKeys, priced: PricedEvent) -> Iterator[tuple[str, str]]:
+    yield "organisation", ""
+    for kind, scope_id in (*zip(SCOPE_KINDS, keys[:-1], strict=True), ("run", priced.event.run_id)):
+        yield (f"no {kind}", "") if scope_id is None else (kind, scope_id)
+    for above in lineage(keys[4] or "")[1:]:
+        yield "below key", above  # budgets of these keys count it, their own usage does not
+    for name in keys[-1]:
+        yield "model", name
+    # As usage is grouped: budgets of models count those of their families too.
+    yield MODEL_USAGE, priced.model or ""
+    yield PROVIDER_USAGE, priced.provider or ""
+
+
+def of_scopes(
+    reading: Connection,
+    organisation_id: str,
+    kind: str,
+    scope_ids: Sequence[str],
+    since_ms: int = 0,
+    until_ms: int = FOREVER,
+) -> dict[str, int]:
+    """Return what was charged to some scopes in doubt, in all hours that touch a time."""
+    rows = reading.rows(
+        f"SELECT h.scope_id, {_SUM}{_WITHIN} AND h.scope_id IN (SELECT value FROM json_each(?))"  # noqa: S608 (constant text)
+        " GROUP BY h.scope_id",
+        organisation_id, kind, _hour_of(since_ms), until_ms, json.dumps(scope_ids),
+    )  # fmt: skip
+    return dict(rows)
+
+
+def of_one(
+    reading: Connection,
+    organisation_id: str,
+    kind: str,
+    scope_id: str,
+    since_ms: int = 0,
+    until_ms: int = FOREVER,
+) -> int:
+    """Return what was charged to one scope in doubt, in all hours that touch a time."""
+    found = of_scopes(reading, organisation_id, kind, [scope_id], since_ms, until_ms)
+    return found.get(scope_id, 0)
+
+
+def by_time(
+    reading: Connection, organisation_id: str, width_ms: int, since_ms: int, until_ms: int
+) -> dict[int, int]:
+    """Return what was charged to an organisation in doubt, by the start of hours or days."""
+    rows = reading.rows(
+        f"SELECT h.hour_ms - h.hour_ms % {int(width_ms)} AS start, {_SUM}{_WITHIN}"
+        " AND h.scope_id = '' GROUP BY start",
+        organisation_id, "organisation", _hour_of(since_ms), until_ms,
+    )  # fmt: skip
+    return dict(rows)
+
+
+def of_groups(
+    reading: Connection,
+    organisation_id: str,
+    group_by: str,
+    groups: Sequence[Any],
+    since_ms: int,
+    until_ms: int,
+) -> dict[Any, int]:
+    """Return what was charged in doubt to the groups of a usage report, by the groups' values."""
+    asked = (reading, organisation_id)
+    if group_by in ("hour", "day"):
+        width_ms = HOUR_MS if group_by == "hour" else DAY_MS
+        return by_time(*asked, width_ms, since_ms, until_ms)
+    if group_by in ("total", "type"):  # only LLM calls are charged in doubt
+        found = of_one(*asked, "organisation", "", since_ms, until_ms)
+        return {None if group_by == "total" else "llm": found}
+    kind = {"model": MODEL_USAGE, "provider": PROVIDER_USAGE}.get(group_by)
+    named = [group for group in groups if group is not None]
+    uncertain: dict[Any, int] = {}
+    uncertain.update(of_scopes(*asked, kind or group_by, named, since_ms, until_ms))
+    if len(named) < len(groups):
+        uncertain[None] = of_one(*asked, kind or f"no {group_by}", "", since_ms, until_ms)
+    return uncertain
+
+
+def _hour_of(at_ms: int) -> int:
+    return at_ms - at_ms % HOUR_MS

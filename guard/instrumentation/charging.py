@@ -1,0 +1,128 @@
+"""Charges a request whose vendor has not said what it cost: see ``guard.core.usage.ends``."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from guard.core.request_bound import RequestBound
+from guard.core.usage import PENDING, Call, Endpoint, Usage
+from guard.core.usage.ends import ChargeBy, Ending, Seen, charge_of, output_by_time
+from guard.core.usage.hidden_output import may_hide_output, top_speed
+from guard.core.usage.response_format import replaced
+from guard.core.usage.vendors import provider_of
+from guard.instrumentation.request_gate import RequestCover
+
+
+class EndedRequest(Protocol):
+    """A request that has ended; see ``ObservedCall``."""
+
+    endpoint: Endpoint
+    host: str
+    bound: RequestBound | None
+    hold: RequestCover | None
+    started_s: float
+    sent_s: float | None
+    ended_s: float
+    ending: Ending
+    status: int | None
+
+    @property
+    def request(self) -> Call:
+        """What was asked."""
+
+
+def charged(
+    ended: EndedRequest, counted: Usage | None, streamed: bool, began: bool
+) -> Usage | None:
+    """Return what to record of a request without exact usage, and end its hold by that.
+
+    Args:
+        ended: the request.
+        counted: what its answer shows: estimated, ``PENDING``, or None.
+        streamed: whether the answer was a stream of messages.
+        began: whether any of its body arrived.
+    """
+    hold, bound, asked = ended.hold, ended.bound, ended.request
+    is_held = hold is not None and hold.reservation_id is not None
+    model = (None if bound is None else bound.model) or asked.model()
+    speed = top_speed(provider_of(ended.host), model)
+    seen = Seen(
+        ended.ending,
+        ended.status,
+        "pending" if counted is PENDING else "none" if counted is None else "counted",
+        ended.endpoint.asks and (ended.endpoint.certain or is_held),
+        streamed,
+        began,
+        may_hide_output(model, asked.request()),
+        speed is not None,
+    )
+    charge = charge_of(seen)
+    if charge is ChargeBy.LATER:
+        if hold is not None:
+            hold.keep()
+        return None
+    if charge is ChargeBy.NOTHING:
+        if hold is not None:
+            hold.give_back()
+        return counted
+    if hold is None or not is_held:
+        if hold is not None:
+            hold.keep()
+        return _without_hold(ended, counted, model)
+    shown = 0 if counted is None else counted.output_tokens + counted.reasoning_tokens
+    if bound is not None and bound.output_tokens is not None:
+        shown = min(shown, bound.output_tokens)  # the count is dear, and the vendor keeps the limit
+    output = shown
+    if charge is ChargeBy.BOUND:
+        output = max(shown, hold.output_tokens or 0)
+    elif charge is ChargeBy.SPEED and speed is not None:
+        seconds = ended.ended_s - (ended.sent_s or ended.started_s)
+        written = output_by_time(seconds, speed)
+        output = max(shown, min(written, hold.output_tokens or written))
+    usage = _usage(asked, bound, counted, model, output)
+    cost = hold.cost_at_most(usage.input_tokens, shown if charge is ChargeBy.BOUND else output)
+    if charge is ChargeBy.BOUND and hold.amount_nanousd is not None:
+        cost = max(hold.amount_nanousd, cost or 0)
+    usage = replaced(usage, cost_nanousd=cost, estimate=charge.value)
+    if charge is ChargeBy.BOUND and cost is None:
+        hold.keep()
+    else:  # by the cost that the event says: the gateway charges the same
+        hold.settle(usage)
+    return usage
+
+
+def _usage(
+    asked: Call, bound: RequestBound | None, counted: Usage | None, model: str | None, output: int
+) -> Usage:
+    bounded = None if bound is None else bound.input_tokens
+    known = 0
+    if counted is not None:
+        model = counted.model or model
+        known = counted.input_tokens + counted.cache_read_tokens + counted.cache_write_tokens
+    prompt = asked.prompt_tokens() if bounded is None else bounded
+    return Usage(
+        model=model,
+        input_tokens=max(known, prompt),
+        output_tokens=output,
+        response_id=None if counted is None else counted.response_id,
+        estimated=True,
+        fees=None if bound is None else bound.fees,
+    )
+
+
+def _without_hold(ended: EndedRequest, counted: Usage | None, model: str | None) -> Usage | None:
+    """Return what can be said of a request for which nothing was set aside."""
+    limit = 0 if ended.bound is None else ended.bound.output_tokens or 0
+    if counted is not None:
+        complete = ended.ending is Ending.COMPLETE
+        return (
+            counted
+            if complete or limit <= counted.output_tokens
+            else replaced(counted, output_tokens=limit)
+        )
+    if ended.ending is Ending.COMPLETE or not (ended.endpoint.asks and ended.endpoint.certain):
+        return None
+    tokens = ended.request.prompt_tokens()
+    if model is None and not tokens:
+        return None
+    return Usage(model=model, input_tokens=tokens, output_tokens=limit, estimated=True)

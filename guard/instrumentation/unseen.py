@@ -1,0 +1,54 @@
+"""Requests to LLM hosts that cannot be metered: counted by host and path, without the query."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+logger = logging.getLogger("guard.instrumentation")
+
+_NAMES_MAX: Final = 100
+
+
+class UnseenRequests:
+    """Counts them. Thread-safe.
+
+    Attributes:
+        changed: called with all counts after each change; for ``guard run``.
+    """
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self.changed: Callable[[dict[str, int]], None] | None = None
+
+    def note(self, host: str, path: str, why: str) -> None:
+        """Count a request, and log its kind once.
+
+        Args:
+            host, path: of its URL.
+            why: it cannot be metered.
+        """
+        name = f"{host}{path}"
+        with self._lock:
+            if name not in self._counts:
+                if len(self._counts) >= _NAMES_MAX:
+                    return
+                logger.warning("a request to %s is not metered: %s", name, why)
+            self._counts[name] += 1
+            counts = dict(self._counts)
+        if self.changed is not None:
+            self.changed(counts)
+
+    def counts(self) -> tuple[tuple[str, int], ...]:
+        """Return the names and counts, the most frequent first."""
+        with self._lock:
+            return tuple(self._counts.most_common())
+
+    def after_fork(self) -> None:
+        """Start afresh in a forked child: the parent reports its own."""
+        self._counts = Counter()
+        self._lock = threading.Lock()
