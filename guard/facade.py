@@ -32,7 +32,6 @@ from guard.runtime import active as _active
 from guard.runtime.active import active_runtime
 from guard.runtime.runtime import GuardRuntime
 from guard.scope.scope import Scope, current_scope
-from guard.settings import LOCAL
 from guard.state import GuardStatus
 
 logger = logging.getLogger("guard")
@@ -46,7 +45,6 @@ _init_lock = threading.RLock()
 # Bound once for `track_llm`.
 _scope = current_scope.get
 _time_ns = time.time_ns
-_warned_of_no_key = False
 _model: str | None = None
 """The model name that was checked last."""
 
@@ -140,35 +138,17 @@ async def ready_runtime_async() -> GuardRuntime:
 
 
 def enforcing_runtime() -> GuardRuntime | None:
-    """Return the runtime of a context; make it from the environment if that has a key.
+    """Return the runtime of a context; make it from the environment if there is none.
 
-    Without a key it returns None, and a warning says once that the context has no effect.
+    Raises:
+        GuardAuthenticationError: no runtime, and no key in the environment (GD-C001).
     """
-    return ready_runtime() if _is_configured() else None
+    return None if _active.is_off() else ready_runtime()
 
 
 async def enforcing_runtime_async() -> GuardRuntime | None:
     """Like :func:`enforcing_runtime`, without blocking the caller's loop."""
-    return await ready_runtime_async() if _is_configured() else None
-
-
-def _is_configured() -> bool:
-    global _warned_of_no_key
-    if _active.is_off():
-        return False
-    if (
-        active_runtime() is not None
-        or os.environ.get("GUARD_API_KEY", "").strip()
-        or os.environ.get("GUARD_API_URL", "").strip().lower() == LOCAL
-    ):
-        return True
-    if not _warned_of_no_key:
-        _warned_of_no_key = True
-        logger.warning(
-            "workflow, chain and options have no effect: guard.init() was not called and "
-            "GUARD_API_KEY is not set"
-        )
-    return False
+    return None if _active.is_off() else await ready_runtime_async()
 
 
 def _recording_runtime() -> GuardRuntime:

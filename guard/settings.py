@@ -23,6 +23,8 @@ from guard.tls import read_fingerprint
 
 DEFAULT_API_URL: Final = "http://127.0.0.1:8787"
 MODE_VARIABLE: Final = "GUARD_MODE"
+DEFAULT_WORKFLOW: Final = "default"
+"""The workflow of everything outside of one, unless a setting or the key names another."""
 LOCAL: Final = "local"
 """The ``api_url`` that means this user's local gateway."""
 
@@ -56,15 +58,18 @@ class Settings:
         transport_mode: control channel: ``auto`` (WebSocket, else poll), ``websocket`` or ``http``.
         fallback_mode: without the gateway, refuse protected calls (``closed``) or let them go on.
         timeout_ms: total time for one answer of the gateway, in milliseconds.
+        wait_for_room_ms: how long a call or request waits in line for money that is only set aside,
+            from the last time that some came back, in milliseconds; 0 refuses it at once.
         spool_dir: directory for events that cannot be delivered; None keeps them in memory.
         spool_max_bytes: size of the spool at which the least important events are dropped.
         auto_instrument: whether ``init`` instruments the HTTP clients.
-        inject_stream_usage: whether streams are asked for their usage (httpx and httpx2, where
-            the vendor is known to accept ``stream_options.include_usage``); the chunk that this
-            adds to the stream is removed again.
+        inject_stream_usage: whether streams are asked for their usage
+            (``stream_options.include_usage``); what this adds to them is removed again.
         gate_requests: whether every LLM request is covered by a reservation before it is sent.
-        workflow: the workflow of everything outside of one.
+        workflow: the workflow of everything outside of one; None for the key's, else ``default``.
         max_output_tokens: put into LLM requests that have no limit, where the vendor takes it.
+        price_local: whether models at local addresses are priced like all others; else those
+            without a known price are free.
         mode: ``observe`` decides and reports everything and refuses nothing; ``off`` does nothing.
         debug: log at debug level to standard error.
         tls_fingerprint: SHA-256 of the only certificate that the gateway may show; without it the
@@ -82,13 +87,15 @@ class Settings:
     transport_mode: TransportMode = "auto"
     fallback_mode: FallbackMode = "closed"
     timeout_ms: int = 2000
+    wait_for_room_ms: int = 10_000
     spool_dir: Path | None = None
     spool_max_bytes: int = 256 * 1024 * 1024
     auto_instrument: bool = True
-    inject_stream_usage: bool = False
+    inject_stream_usage: bool = True
     gate_requests: bool = True
     workflow: str | None = None
     max_output_tokens: int | None = None
+    price_local: bool = False
     mode: Mode = "enforce"
     debug: bool = False
     tls_fingerprint: str | None = None
@@ -204,7 +211,7 @@ def misspelled_variables(environ: Mapping[str, str]) -> list[str]:
 
     Variables that resemble none may belong to another program.
     """
-    known = {variable for variable, _ in _READERS.values()} | _READ_ELSEWHERE
+    known = {*VARIABLES} | _READ_ELSEWHERE
     found = []
     for name in sorted(environ):
         if name in _NO_LONGER_READ:
@@ -356,6 +363,7 @@ _READERS: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
     "transport_mode": ("GUARD_TRANSPORT_MODE", _choice("auto", "http", "websocket")),
     "fallback_mode": ("GUARD_FALLBACK_MODE", _choice("closed", "open")),
     "timeout_ms": ("GUARD_TIMEOUT_MS", _whole(10, 600_000)),
+    "wait_for_room_ms": ("GUARD_WAIT_FOR_ROOM_MS", _whole(0, 86_400_000)),
     "spool_dir": ("GUARD_SPOOL_DIR", _path),
     "spool_max_bytes": ("GUARD_SPOOL_MAX_BYTES", _whole(65_536, 2**40)),
     "auto_instrument": ("GUARD_AUTO_INSTRUMENT", _flag),
@@ -363,8 +371,12 @@ _READERS: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
     "gate_requests": ("GUARD_GATE_REQUESTS", _flag),
     "workflow": ("GUARD_WORKFLOW", _workflow),
     "max_output_tokens": ("GUARD_MAX_OUTPUT_TOKENS", _whole(1, 2**31)),
+    "price_local": ("GUARD_PRICE_LOCAL", _flag),
     "mode": (MODE_VARIABLE, _choice("enforce", "observe", "off")),
     "debug": ("GUARD_DEBUG", _flag),
     "tls_fingerprint": ("GUARD_TLS_FINGERPRINT", _fingerprint),
     "allow_plaintext_hosts": ("GUARD_ALLOW_PLAINTEXT_HOSTS", _hosts),
 }
+
+VARIABLES: Final = tuple(variable for variable, _ in _READERS.values())
+"""The environment variables of all settings."""

@@ -30,6 +30,7 @@ class SpendLimit:
         set_aside_nanousd: what calls and leases of all processes hold of it.
         left_nanousd: what calls still to come may cost; negative above the limit.
         resets_at_ms: when its period ends, in Unix milliseconds; None for one that never does.
+        uncertain_nanousd: what of it was charged in doubt: at most so much was not billed.
     """
 
     scope: str
@@ -38,6 +39,7 @@ class SpendLimit:
     set_aside_nanousd: int
     left_nanousd: int
     resets_at_ms: int | None = None
+    uncertain_nanousd: int = 0
 
     @property
     def left_dollars(self) -> float:
@@ -59,6 +61,9 @@ class Spend:
             is missing here.
         is_known: whether the gateway has ever charged anything to the workflow's name.
         limits: the budgets over the workflow, the one with the least left first.
+        uncertain_nanousd: what of it was charged in doubt, for answers that were lost: at most so
+            much was not billed.
+        run_uncertain_nanousd: the same of the run.
     """
 
     workflow_id: str
@@ -69,11 +74,18 @@ class Spend:
     waiting_events: int = 0
     is_known: bool = False
     limits: tuple[SpendLimit, ...] = ()
+    uncertain_nanousd: int = 0
+    run_uncertain_nanousd: int = 0
 
     @property
     def spent_dollars(self) -> float:
         """What all runs have cost, in dollars."""
         return self.spent_nanousd / wire.NANOUSD_PER_DOLLAR
+
+    @property
+    def uncertain_dollars(self) -> float:
+        """What of it was charged in doubt, in dollars."""
+        return self.uncertain_nanousd / wire.NANOUSD_PER_DOLLAR
 
     @property
     def run_spent_dollars(self) -> float | None:
@@ -176,6 +188,7 @@ def _spend(runtime: GuardRuntime, reply: wire.SpendReply) -> Spend:
             each.reserved_nanousd,
             each.remaining_nanousd,
             each.resets_at_ms,
+            each.uncertain_nanousd,
         )
         for each in reply.budgets
     ]
@@ -188,4 +201,6 @@ def _spend(runtime: GuardRuntime, reply: wire.SpendReply) -> Spend:
         runtime.events.waiting,
         reply.is_known,
         tuple(sorted(limits, key=lambda limit: limit.left_nanousd)),
+        reply.uncertain_nanousd,
+        reply.run_uncertain_nanousd,
     )

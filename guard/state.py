@@ -89,6 +89,17 @@ class GuardStatus:
         leased_nanousd: the money set aside in them, in nano-dollars.
         leased_calls: calls and requests that they cover right now.
         mode: ``enforce``, ``observe`` (nothing is refused) or ``off``.
+        workflow: the workflow of everything outside of one; None before the gateway has answered.
+        journal: what keeps requests under way for the case that this process dies: ``open``,
+            ``none`` (no spool, or no request yet) or ``failed`` (it cannot be written).
+        unseen_requests: LLM requests that could not be metered, by host and path, with their
+            counts, the most frequent first.
+        cut_short: answers that ended at a limit on their output that guard had put in, because the
+            budget paid for no more.
+        unpriced_models: models whose price the gateway does not know, so that they are held and
+            charged at its fallback prices.
+        waiting_calls: calls and requests that wait in line now, for money that is only set aside or
+            for their turn under a rate.
     """
 
     state: State
@@ -110,3 +121,9 @@ class GuardStatus:
     leased_nanousd: int = 0
     leased_calls: int = 0
     mode: Mode = "enforce"
+    workflow: str | None = None
+    journal: str = "none"
+    unseen_requests: tuple[tuple[str, int], ...] = ()
+    cut_short: int = 0
+    unpriced_models: tuple[str, ...] = ()
+    waiting_calls: int = 0

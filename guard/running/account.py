@@ -5,24 +5,43 @@ The budget belongs to the key, so a program that opens workflows of its own stay
 
 from __future__ import annotations
 
+import collections
+from collections.abc import Iterator
 from typing import Any, Final
 
 import attrs
 
 from guard.control.observations import OBSERVED_EVENT
 from guard.gateway.cli.admin_client import AdminClient, AdminError
+from guard.gateway.domain.lineage import lineage
 from guard.local_runs import RunMark, policy_of
 from guard.running.plan import RunLimits
 
 _PAGE: Final = 1000
+_CUT_SHORT: Final = "cut_short"
+_UNPRICED: Final = "unpriced"
+_LOCAL: Final = "local"
 
 
 @attrs.frozen
 class RunSpend:
-    """What a run has used."""
+    """What a run has used.
+
+    Attributes:
+        nanousd: what it was charged.
+        requests: how many LLM requests it has made.
+        uncertain_nanousd: what of it was charged in doubt: at most so much was not billed.
+        cut_short: how many answers ended at a limit that was put in because of the budget.
+        local: the models that were not charged, because they are on this machine, likewise.
+        unpriced: the models that were charged at fallback prices, and how many requests each.
+    """
 
     nanousd: int = 0
     requests: int = 0
+    uncertain_nanousd: int = 0
+    cut_short: int = 0
+    unpriced: dict[str, int] = attrs.Factory(dict[str, int])
+    local: dict[str, int] = attrs.Factory(dict[str, int])
 
 
 class RunAccount:
@@ -33,21 +52,30 @@ class RunAccount:
         workflow: the run's workflow.
         limits: what it may do.
         mark: has the gateway remove all of it, should this process be killed.
+        owner_id: the key of the run around this one, whose limits apply too.
 
     Raises:
         AdminError: the gateway refuses one of the limits.
     """
 
-    def __init__(self, admin: AdminClient, workflow: str, limits: RunLimits, mark: RunMark) -> None:
+    def __init__(
+        self,
+        admin: AdminClient,
+        workflow: str,
+        limits: RunLimits,
+        mark: RunMark,
+        owner_id: str | None = None,
+    ) -> None:
         self._admin = admin
         self._workflow = workflow
-        made = admin.create_key_full(f"run {workflow}"[:100], role="sdk", signed=True)
+        name = f"run {workflow}"[:100]
+        made = admin.create_key_full(name, role="sdk", signed=True, owner_id=owner_id)
         self.api_key = str(made["api_key"])
         self.hmac_secret = str(made["hmac_secret"])
-        self._key_id = str(made["key"]["key_id"])
+        self.key_id = str(made["key"]["key_id"])
         # Named at once: if this process is killed from here on, the gateway removes the key.
         self._mark = mark
-        mark.name(self._key_id, str(made["key"]["organisation_id"]))
+        mark.name(self.key_id, str(made["key"]["organisation_id"]))
         # Set once they exist, so that `close` removes what was made.
         self._budget_id: str | None = None
         self._policy: str | None = None
@@ -60,14 +88,18 @@ class RunAccount:
     def _limit(self, limits: RunLimits) -> None:
         if limits.limit_nanousd is not None:
             budget = self._admin.set_budget(
-                limit_nanousd=limits.limit_nanousd, scope_kind="key", scope_id=self._key_id
+                limit_nanousd=limits.limit_nanousd, scope_kind="key", scope_id=self.key_id
             )
             self._budget_id = str(budget["budget_id"])
         document = limits.policy()
         if document:
-            self._policy = policy_of(self._key_id)
+            self._policy = policy_of(self.key_id)
             self._admin.set_policy(
-                self._policy, scope_kind="key", scope_id=self._key_id, **document
+                # Of the runs within this one, too.
+                self._policy,
+                scope_kind="key",
+                scope_id=f"{self.key_id}*",
+                **document,
             )
 
     def halt(self) -> tuple[str, str] | None:
@@ -80,26 +112,50 @@ class RunAccount:
 
     def spend(self) -> RunSpend:
         """Return what the run has used so far."""
-        for row in self._admin.usage("key", limit=_PAGE):
-            if row["group"] == self._key_id:
-                return RunSpend(int(row["cost_nanousd"]), int(row["llm_calls"]))
-        return RunSpend()
+        rows = [row for row in self._admin.usage("key", limit=_PAGE) if self._has(row["group"])]
+        return RunSpend(
+            sum(int(row["cost_nanousd"]) for row in rows),
+            sum(int(row["llm_calls"]) for row in rows),
+            sum(int(row["uncertain_nanousd"]) for row in rows),
+        )
+
+    def spend_in_full(self) -> RunSpend:
+        """Return what the run has used, and what was special about it: that takes longer."""
+        cut_short = 0
+        unpriced: collections.Counter[str] = collections.Counter()
+        local: collections.Counter[str] = collections.Counter()
+        for event in self._events(type="llm", flag=f"{_CUT_SHORT},{_UNPRICED},{_LOCAL}"):
+            cut_short += _CUT_SHORT in event["flags"]
+            unpriced[event["model"]] += _UNPRICED in event["flags"]
+            local[event["model"]] += _LOCAL in event["flags"]
+        return attrs.evolve(
+            self.spend(),
+            cut_short=cut_short,
+            unpriced={model: count for model, count in unpriced.most_common() if count},
+            local={model: count for model, count in local.most_common() if count},
+        )
 
     def observed(self) -> list[dict[str, Any]]:
         """Return what would have been refused."""
-        found: list[dict[str, Any]] = []
+        return [event["data"] for event in self._events(type=OBSERVED_EVENT)]
+
+    def _events(self, **which: str) -> Iterator[dict[str, Any]]:
         after = 0
         while True:
-            page = self._admin.events(after=after, limit=_PAGE, type=OBSERVED_EVENT)
-            found += [event["data"] for event in page if event["key_id"] == self._key_id]
+            page = self._admin.events(after=after, limit=_PAGE, **which)
+            yield from (event for event in page if self._has(event["key_id"]))
             if len(page) < _PAGE:
-                return found
+                return
             after = int(page[-1]["event_seq"])
+
+    def _has(self, key_id: str) -> bool:
+        """Tell whether a key is this run's, or that of a run within it."""
+        return self.key_id in lineage(key_id)
 
     def close(self) -> None:
         """Revoke the key, which cuts off whatever is left of the run, and remove its rules."""
         # The rules go after the key, so that no request is ever made without them.
-        self._admin.revoke_key(self._key_id)
+        self._admin.revoke_key(self.key_id)
         if self._policy is not None:
             self._admin.delete_policy(self._policy)
         if self._budget_id is not None:

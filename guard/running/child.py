@@ -10,9 +10,16 @@ from types import TracebackType
 from typing import Any
 
 import guard
-from guard.breaker.exceptions import BreakerError, GuardError, WorkflowKilledInterrupt
+from guard.breaker.exceptions import (
+    BreakerError,
+    GuardBlockedException,
+    GuardError,
+    WorkflowKilledInterrupt,
+)
 from guard.breaker.refusals import unwrap
+from guard.control.enforcement import refusal_in
 from guard.running import reports
+from guard.running.children import keep_in_run
 from guard.scope.scope import Entry, Scope, set_process_entry
 
 
@@ -34,12 +41,30 @@ def start(directory: str) -> None:
     _announce(path)
     os.register_at_fork(after_in_child=lambda: _announce(path))
     try:
-        guard.init()
+        runtime = guard.init()
     except BreakerError as exc:
         _report(path, exc)
         os._exit(reports.REFUSED_CODE)
+    runtime.link.restarts_gateway = True  # `guard run` looks after it
     set_process_entry(RunEntry(Scope(), directory=path))
+    keep_in_run(path)
+    _name_unseen(path, runtime)
     _end_quietly(path)
+
+
+def _name_unseen(directory: Path, runtime: guard.GuardRuntime) -> None:
+    """Report LLM requests that cannot be metered; refuse them where a limit could not hold."""
+
+    def refuse(reason: str, scope: Scope) -> None:
+        error = GuardBlockedException(
+            workflow_id=scope.workflow_id, reason=f"{reason}; --allow-unseen lets it go"
+        )
+        raise refusal_in(scope, error)
+
+    instrumentation = runtime.instrumentation
+    instrumentation.unseen.changed = lambda counts: reports.say_unseen(directory, counts)
+    if os.environ.get(reports.SEEN_ONLY_VARIABLE):
+        instrumentation.refuse_unseen = refuse
 
 
 # The lock that says that this process is guarded; the kernel releases it when the process ends.

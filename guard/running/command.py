@@ -22,11 +22,15 @@ from guard.core.wire import NAME_LENGTH_MAX
 from guard.gateway.cli.admin_client import AdminClient, AdminError
 from guard.local_gateway import LocalGateway, LocalGatewayError, join
 from guard.local_runs import RunMark
-from guard.running import plan, reports
+from guard.running import leftovers, plan, reports
 from guard.running.account import RunAccount, RunSpend
+from guard.running.reports import RUN_DIR_VARIABLE
 from guard.running.supervise import supervise
+from guard.running.unseen import RunUnseen
 
 _LOOK_S: Final = 0.5
+_DELIVER_S: Final = 10.0
+_AGAIN_S: Final = 0.2
 
 
 def _read_by(read: Callable[[str], Any]) -> Callable[..., Any]:
@@ -49,9 +53,15 @@ def _read_by(read: Callable[[str], Any]) -> Callable[..., Any]:
 @click.option("--allow-model", "allow_models", multiple=True, metavar="GLOB",
               help="Refuse all other models; may be repeated.")  # fmt: skip
 @click.option("--rate", metavar="N/min", callback=_read_by(plan.read_rate),
-              help="The most requests in a time: 10/s, 60/min, 500/h.")  # fmt: skip
+              help="The most requests in a time: 10/s, 60/min, 500/h; more wait.")  # fmt: skip
+@click.option("--wait", "wait_s", type=click.FloatRange(0, 86_400), metavar="SECONDS",
+              help="How long a request waits for money that is only set aside, from the last time "
+                   "that some came back (120); 0 refuses it at once.")  # fmt: skip
 @click.option("--max-output-tokens", type=click.IntRange(1, 2**31),
               help="Put into requests that have no limit of their own.")  # fmt: skip
+@click.option("--strict", is_flag=True, help="Refuse models whose price is not known.")
+@click.option("--allow-unseen", is_flag=True,
+              help="With --limit: go on when a program without guard talks to an LLM.")  # fmt: skip
 @click.option("--workflow", metavar="NAME", help="The run's workflow; a new one by default.")
 @click.option("--json", "as_json", is_flag=True,
               help="Report as JSON: the last line of standard output.")  # fmt: skip
@@ -63,7 +73,10 @@ def run(
     block_tools: tuple[str, ...],
     allow_models: tuple[str, ...],
     rate: tuple[int, int] | None,
+    wait_s: float | None,
     max_output_tokens: int | None,
+    strict: bool,
+    allow_unseen: bool,
     workflow: str | None,
     as_json: bool,
     watch: bool,
@@ -97,7 +110,11 @@ def run(
     except FileNotFoundError as exc:
         raise _Failure(str(exc), 127) from None
     name = workflow or f"{plan.name_of(program)}-{secrets.token_hex(3)}"
-    limits = plan.RunLimits(limit, block_tools, allow_models, rate, max_output_tokens)
+    wait_ms = None if wait_s is None else round(wait_s * 1000)
+    limits = plan.RunLimits(
+        limit, block_tools, allow_models, rate, max_output_tokens, strict, wait_ms,
+        seen_only=limit is not None and not allow_unseen and not dry_run,
+    )  # fmt: skip
     try:
         with _account(name, limits) as (gateway, account):
             code = _run(command, name, limits, gateway, account, watch, dry_run, as_json)
@@ -119,11 +136,13 @@ class _Failure(click.ClickException):
 
 @contextlib.contextmanager
 def _account(workflow: str, limits: plan.RunLimits) -> Iterator[tuple[LocalGateway, RunAccount]]:
-    gateway = join()
+    around = reports.place_around(os.environ)
+    gateway = join(None if around is None else Path(around.gateway))
     admin = AdminClient(gateway.url, gateway.identity.admin_key)
     try:
         with RunMark(gateway.files) as mark:
-            account = RunAccount(admin, workflow, limits, mark)
+            owner_id = None if around is None else around.key_id
+            account = RunAccount(admin, workflow, limits, mark, owner_id)
             try:
                 yield gateway, account
             finally:
@@ -152,6 +171,8 @@ def _run(
         )
     directory = Path(tempfile.mkdtemp(prefix="guard-run-"))
     try:
+        place = reports.RunPlace(str(gateway.files.directory), account.key_id)
+        reports.say_place(directory, place)
         environ = plan.environment_of(
             os.environ,
             url=gateway.url,
@@ -160,19 +181,44 @@ def _run(
             workflow=workflow,
             directory=directory,
             observe=dry_run,
-            max_output_tokens=limits.max_output_tokens,
+            limits=limits,
         )
+        if RUN_DIR_VARIABLE in os.environ:
+            reports.say_nested(Path(os.environ[RUN_DIR_VARIABLE]))
+        unseen = RunUnseen(directory, limits, gateway, environ)
         look = _Look(workflow, limits, gateway, account, directory, watch=watch, dry_run=dry_run)
         if watch:
             _say(f"{workflow}: started")
         try:
-            code = supervise(command, environ, directory, look)
+            with unseen.watch.watching():
+                code = supervise(command, environ, directory, look)
             code = 128 - code if code < 0 else code
         except OSError as exc:
             raise _Failure(f"{command[0]} cannot be run: {exc.strerror}", 126) from None
-        return _report(code, workflow, limits, account, directory, dry_run, as_json)
+        left = _deliver_rest(gateway, account, directory)
+        return _report(code, workflow, limits, account, directory, unseen, dry_run, as_json, left)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _deliver_rest(gateway: LocalGateway, account: RunAccount, directory: Path) -> int:
+    """Charge what the run's processes have not delivered; return how many events are left.
+
+    A gateway that has just died is started again, within a bounded time.
+    """
+    spool = directory / plan.SPOOL
+    ends_s = time.monotonic() + _DELIVER_S
+    while True:
+        is_back = False
+        with contextlib.suppress(LocalGatewayError, AdminError):
+            if not gateway.is_running():
+                gateway.restore()
+            account.spend()  # the report asks for it next
+            is_back = True
+        left = leftovers.deliver(spool, gateway.url, account.api_key, account.hmac_secret)
+        if (is_back and not left) or time.monotonic() >= ends_s:
+            return left
+        time.sleep(_AGAIN_S)
 
 
 def _say(text: str, **style: Any) -> None:
@@ -230,7 +276,10 @@ class _Look:
 def _text(spend: RunSpend, limits: plan.RunLimits) -> str:
     plural = "" if spend.requests == 1 else "s"
     limit = "" if limits.limit_nanousd is None else f" of {_dollars(limits.limit_nanousd)}"
-    return f"{spend.requests} LLM request{plural}, {_dollars(spend.nanousd)}{limit}"
+    unsure = ""
+    if spend.uncertain_nanousd:
+        unsure = f" (of it up to {_dollars(spend.uncertain_nanousd)} uncertain)"
+    return f"{spend.requests} LLM request{plural}, {_dollars(spend.nanousd)}{limit}{unsure}"
 
 
 def _dollars(nanousd: int) -> str:
@@ -245,13 +294,15 @@ def _report(
     limits: plan.RunLimits,
     account: RunAccount,
     directory: Path,
+    unseen: RunUnseen,
     dry_run: bool,
     as_json: bool,
+    left: int,
 ) -> int:
     """Say how it went; return the exit code of the run."""
     refused = reports.refusal(directory)
     processes = reports.guarded(directory)[0]
-    spend = account.spend()
+    spend = account.spend_in_full()
     observed = account.observed() if dry_run else []
     exit_code = code if refused is None else reports.REFUSED_CODE
     if as_json:
@@ -262,10 +313,16 @@ def _report(
             "refused": refused,
             "requests": spend.requests,
             "spent_nanousd": spend.nanousd,
+            "uncertain_nanousd": spend.uncertain_nanousd,
+            "cut_short": spend.cut_short,
+            "unpriced_models": spend.unpriced,
+            "local_models": spend.local,
+            "undelivered": left,
             "limit_nanousd": limits.limit_nanousd,
             "guarded_processes": processes,
             "dry_run": dry_run,
             "would_refuse": observed,
+            **unseen.facts,
         }
         click.echo(f"\n{json.dumps(facts)}")  # whatever the program's last line lacks
         return exit_code
@@ -276,12 +333,27 @@ def _report(
             fg="yellow",
         )
     _say(f"{workflow}: {_text(spend, limits)}")
+    if spend.unpriced:
+        _say(f"price not known, charged at fallback prices: {_named(spend.unpriced)}", fg="yellow")
+    if spend.local:
+        _say(f"not charged, at a local address: {_named(spend.local)}")
+    if spend.cut_short:
+        answers = "1 answer was" if spend.cut_short == 1 else f"{spend.cut_short} answers were"
+        _say(f"{answers} cut short by the limit", fg="yellow")
+    if left:
+        _say(f"{left} events did not reach the gateway, so more was spent", fg="yellow")
+    for line in unseen.lines():
+        _say(line, fg="yellow")
     if dry_run:
         _report_observed(observed)
     if refused is not None:
         _say(f"stopped: {refused['message']}", fg="red", bold=True)
         _say(refused["reason"])
     return exit_code
+
+
+def _named(models: dict[str, int]) -> str:
+    return ", ".join(f"{model} ({count})" for model, count in models.items())
 
 
 def _report_observed(observed: list[dict[str, Any]]) -> None:

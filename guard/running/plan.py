@@ -14,7 +14,10 @@ from typing import Any, Final
 import attrs
 
 from guard.core.wire import NANOUSD_PER_DOLLAR
-from guard.running.reports import RUN_DIR_VARIABLE
+from guard.running.reports import RUN_DIR_VARIABLE, SEEN_ONLY_VARIABLE
+
+SPOOL: Final = "spool"
+"""Where in a run's directory its processes write down what they have not delivered."""
 
 HOOK: Final = Path(__file__).parent / "hook"
 _PERIODS_MS: Final = {"s": 1000, "sec": 1000, "second": 1000, "min": 60_000, "minute": 60_000,
@@ -22,8 +25,13 @@ _PERIODS_MS: Final = {"s": 1000, "sec": 1000, "second": 1000, "min": 60_000, "mi
 # Settings of the caller's that belong to another gateway, or would let requests pass unguarded.
 _OVERRIDDEN: Final = (
     "GUARD_TLS_FINGERPRINT", "GUARD_GATE_REQUESTS", "GUARD_AUTO_INSTRUMENT", "GUARD_FALLBACK_MODE",
-    "GUARD_SPOOL_DIR",
+    "GUARD_SPOOL_DIR", SEEN_ONLY_VARIABLE,
 )  # fmt: skip
+
+
+_WAIT: Final = "GUARD_WAIT_FOR_ROOM_MS"
+_WAIT_MS: Final = 120_000
+"""How long a request of a run waits for money that is only set aside."""
 
 
 @attrs.frozen
@@ -36,6 +44,10 @@ class RunLimits:
         allow_models: globs of the only models that may be used; empty for all.
         rate: maximum requests and calls, and in how many milliseconds; None for no limit.
         max_output_tokens: put into requests that have no limit.
+        strict: whether models without a known price are refused.
+        wait_ms: how long a request waits for money that is only set aside; None for the
+            environment's, else two minutes.
+        seen_only: whether LLM requests that cannot be held end the run.
     """
 
     limit_nanousd: int | None = None
@@ -43,6 +55,9 @@ class RunLimits:
     allow_models: tuple[str, ...] = ()
     rate: tuple[int, int] | None = None
     max_output_tokens: int | None = None
+    strict: bool = False
+    wait_ms: int | None = None
+    seen_only: bool = False
 
     def policy(self) -> dict[str, Any]:
         """Return the rules as a policy document; empty where there are none."""
@@ -51,9 +66,13 @@ class RunLimits:
             document["tools_block"] = list(self.block_tools)
         if self.allow_models:
             document["models_allow"] = list(self.allow_models)
+        if self.strict:
+            document["models_priced"] = True
         if self.rate is not None:
             calls, per_ms = self.rate
-            document["rate_caps"] = [{"calls": calls, "per_ms": per_ms, "by": "key"}]
+            # Of all that the policy applies to: the run's key, and those of runs within it.
+            cap = {"calls": calls, "per_ms": per_ms, "by": "organisation", "on_limit": "wait"}
+            document["rate_caps"] = [cap]
         return document
 
 
@@ -132,7 +151,7 @@ def environment_of(
     workflow: str,
     directory: Path,
     observe: bool,
-    max_output_tokens: int | None,
+    limits: RunLimits,
 ) -> dict[str, str]:
     """Return the environment of the program."""
     # The hook's directory first: its `sitecustomize` has to be the one that Python finds.
@@ -144,9 +163,13 @@ def environment_of(
         "GUARD_HMAC_SECRET": hmac_secret,
         "GUARD_WORKFLOW": workflow,
         "GUARD_MODE": "observe" if observe else "enforce",
+        "GUARD_SPOOL_DIR": str(directory / SPOOL),
         RUN_DIR_VARIABLE: str(directory),
+        **({SEEN_ONLY_VARIABLE: "1"} if limits.seen_only else {}),
         "PYTHONPATH": os.pathsep.join(paths),
     }
-    if max_output_tokens is not None:
-        made["GUARD_MAX_OUTPUT_TOKENS"] = str(max_output_tokens)
+    if limits.max_output_tokens is not None:
+        made["GUARD_MAX_OUTPUT_TOKENS"] = str(limits.max_output_tokens)
+    if limits.wait_ms is not None or _WAIT not in kept:
+        made[_WAIT] = str(_WAIT_MS if limits.wait_ms is None else limits.wait_ms)
     return kept | made

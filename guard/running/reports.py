@@ -2,20 +2,56 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from guard.local_gateway import open_private, read_json, try_lock
+import attrs
+
+from guard.local_gateway import open_private, read_json, try_lock, write_json
 
 RUN_DIR_VARIABLE: Final = "GUARD_RUN_DIR"
 REFUSED_CODE: Final = 77
 """Exit code of a run that guard has ended (``EX_NOPERM``)."""
 
 _REFUSED: Final = "refused.json"
+_ACCOUNT: Final = "account.json"
 _PROCESS: Final = "process-"
+_NESTED: Final = "nested-"
+_UNSEEN: Final = "unseen-"
+SEEN_ONLY_VARIABLE: Final = "GUARD_RUN_SEEN_ONLY"
+"""Set where LLM requests that cannot be held are refused."""
+
+
+@attrs.frozen
+class RunPlace:
+    """Where a run is charged.
+
+    Attributes:
+        gateway: the directory of its local gateway.
+        key_id: of its key.
+    """
+
+    gateway: str
+    key_id: str
+
+
+def say_place(directory: Path, place: RunPlace) -> None:
+    """Say where a run is charged, for a ``guard run`` inside of it."""
+    write_json(directory / _ACCOUNT, attrs.asdict(place))
+
+
+def place_around(environ: Mapping[str, str]) -> RunPlace | None:
+    """Return where the run is charged that this process belongs to, if it belongs to one."""
+    directory = environ.get(RUN_DIR_VARIABLE)
+    match read_json(Path(directory) / _ACCOUNT) if directory else {}:
+        case {"gateway": str(gateway), "key_id": str(key_id)}:
+            return RunPlace(gateway, key_id)
+    return None
 
 
 def announce(directory: Path) -> int | None:
@@ -39,6 +75,44 @@ def refuse(directory: Path, code: str, message: str, reason: str) -> None:
 def refusal(directory: Path) -> dict[str, Any] | None:
     """Return why the run has to end, if it has to."""
     return read_json(directory / _REFUSED) or None
+
+
+def announced(directory: Path) -> set[int]:
+    """Return the processes that have said that they are guarded, living or not."""
+    return _numbers(directory, _PROCESS)
+
+
+def say_nested(directory: Path) -> None:
+    """Say that this process watches the processes below it by itself."""
+    with contextlib.suppress(OSError):
+        (directory / f"{_NESTED}{os.getpid()}").touch(mode=0o600)
+
+
+def nested(directory: Path) -> set[int]:
+    """Return the processes that watch those below them by themselves."""
+    return _numbers(directory, _NESTED)
+
+
+def _numbers(directory: Path, head: str) -> set[int]:
+    with contextlib.suppress(OSError):
+        names = [name for name in os.listdir(directory) if name.startswith(head)]
+        return {int(name.removeprefix(head)) for name in names if name[len(head) :].isdigit()}
+    return set()
+
+
+def say_unseen(directory: Path, counts: Mapping[str, int]) -> None:
+    """Say which LLM requests of this process could not be metered, and how many."""
+    with contextlib.suppress(OSError):
+        write_json(directory / f"{_UNSEEN}{os.getpid()}", counts)
+
+
+def unseen(directory: Path) -> dict[str, int]:
+    """Return the LLM requests of all processes that could not be metered."""
+    found: collections.Counter[str] = collections.Counter()
+    for pid in _numbers(directory, _UNSEEN):
+        counts = read_json(directory / f"{_UNSEEN}{pid}")
+        found.update({n: c for n, c in counts.items() if isinstance(c, int)})
+    return dict(found.most_common())
 
 
 def guarded(directory: Path) -> tuple[int, list[int]]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from guard.running import reports
+from guard.running.repeating import repeating
 from guard.running.signals import SignalQueue
 from guard.running.terminal import Terminal
 
@@ -51,7 +51,8 @@ def supervise(
             setsigdef=_IGNORED_BY_PYTHON,
         )
         # The terminal and the mask are restored after the program has ended, in reverse order.
-        with _repeating(look):
+        # In a thread: signals do not wait for a gateway that is slow to answer.
+        with repeating(look, _POLL_S, "guard-run", _JOIN_S):
             code = _Program(pid, directory, signals, terminal).wait()
     if reports.refusal(directory) is not None:
         _end_rest(directory)
@@ -116,24 +117,6 @@ class _Program:
         self._terminal.restore_at_exit()  # it may have no time to do so itself
         self._send(number)
         _signal(reports.guarded(self._directory)[1], number)
-
-
-@contextlib.contextmanager
-def _repeating(look: Callable[[], None]) -> Iterator[None]:
-    """Look after the run in a thread: signals do not wait for a gateway that is slow to answer."""
-    over = threading.Event()
-
-    def repeat() -> None:
-        while not over.wait(_POLL_S):
-            look()
-
-    thread = threading.Thread(target=repeat, name="guard-run", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join(_JOIN_S)
 
 
 def _end_rest(directory: Path) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from typing import TYPE_CHECKING
 
 from guard.breaker.exceptions import GuardConfigError
-from guard.settings import MODE_VARIABLE
+from guard.settings import LOCAL, MODE_VARIABLE
 
 if TYPE_CHECKING:  # constructing a runtime installs it, so this module is below it
     from guard.runtime.runtime import GuardRuntime
+
+logger = logging.getLogger("guard")
 
 _lock = threading.Lock()
 current: GuardRuntime | None = None
@@ -19,6 +22,8 @@ current: GuardRuntime | None = None
 _switched_off: GuardRuntime | None = None
 """The runtime that ``mode="off"`` made; it is never the active one."""
 
+_warned_of_no_key = False
+
 
 def active_runtime() -> GuardRuntime | None:
     """Return the process's runtime, or None."""
@@ -26,10 +31,31 @@ def active_runtime() -> GuardRuntime | None:
 
 
 def is_off() -> bool:
-    """Tell whether guard is switched off: by a runtime's ``mode``, else by ``GUARD_MODE``."""
+    """Tell whether guard is switched off: by a runtime's ``mode``, else by ``GUARD_MODE``.
+
+    To observe, a key is needed; without one a warning says once that nothing is observed.
+    """
     if current is not None:
         return False
-    return _switched_off is not None or os.environ.get(MODE_VARIABLE, "").strip().lower() == "off"
+    if _switched_off is not None:
+        return True
+    mode = os.environ.get(MODE_VARIABLE, "").strip().lower()
+    return mode == "off" or (mode == "observe" and not _has_key())
+
+
+def _has_key() -> bool:
+    global _warned_of_no_key
+    if (
+        os.environ.get("GUARD_API_KEY", "").strip()
+        or os.environ.get("GUARD_API_URL", "").strip().lower() == LOCAL
+    ):
+        return True
+    if not _warned_of_no_key:
+        _warned_of_no_key = True
+        logger.warning(
+            "nothing is observed: guard.init() was not called and GUARD_API_KEY is not set"
+        )
+    return False
 
 
 def switched_off_runtime() -> GuardRuntime | None:

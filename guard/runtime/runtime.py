@@ -28,6 +28,7 @@ from guard.control.directives import DirectiveFeed
 from guard.control.enforcement import Enforcement
 from guard.control.last_decision import Decisions
 from guard.control.warnings import WarningLog
+from guard.core import wire
 from guard.core.leases import Desk, LeaseBook
 from guard.hooks import ErrorContext
 from guard.instrumentation import Instrumentation
@@ -38,7 +39,12 @@ from guard.scope.scope import set_process_scope
 from guard.session.event_pipeline import EventPipeline
 from guard.session.exit_hooks import ExitHooks
 from guard.session.link import Link
-from guard.settings import GATE_CONCURRENCY, Settings, misspelled_variables
+from guard.settings import (
+    DEFAULT_WORKFLOW,
+    GATE_CONCURRENCY,
+    Settings,
+    misspelled_variables,
+)
 from guard.state import GuardStatus
 from guard.transport import local
 
@@ -77,10 +83,11 @@ class GuardRuntime:
         spool_dir: directory for events that cannot be delivered.
         spool_max_bytes: size of the spool at which the least important events are dropped.
         auto_instrument: whether HTTP clients are instrumented.
-        inject_stream_usage: whether streams are asked for their usage where the vendor accepts it.
+        inject_stream_usage: whether streams are asked for their usage.
         gate_requests: whether every LLM request is covered by a reservation before it is sent.
-        workflow: the workflow of everything outside of one.
+        workflow: the workflow of everything outside of one; by default the key's, or ``default``.
         max_output_tokens: put into LLM requests that have no limit, where the vendor takes it.
+        price_local: whether models at local addresses are priced like all others.
         mode: ``enforce``, ``observe`` or ``off``.
         tls_fingerprint: SHA-256 of the only certificate that the gateway may show.
         allow_plaintext_hosts: names to which plain HTTP is allowed, although not loopback.
@@ -124,6 +131,7 @@ class GuardRuntime:
         transport_mode: str | None = None,
         fallback_mode: str | None = None,
         timeout_ms: int | None = None,
+        wait_for_room_ms: int | None = None,
         spool_dir: str | os.PathLike[str] | None = None,
         spool_max_bytes: int | None = None,
         auto_instrument: bool | None = None,
@@ -131,6 +139,7 @@ class GuardRuntime:
         gate_requests: bool | None = None,
         workflow: str | None = None,
         max_output_tokens: int | None = None,
+        price_local: bool | None = None,
         mode: str | None = None,
         tls_fingerprint: str | None = None,
         allow_plaintext_hosts: Sequence[str] | None = None,
@@ -148,6 +157,7 @@ class GuardRuntime:
                 transport_mode=transport_mode,
                 fallback_mode=fallback_mode,
                 timeout_ms=timeout_ms,
+                wait_for_room_ms=wait_for_room_ms,
                 spool_dir=None if spool_dir is None else Path(spool_dir),
                 spool_max_bytes=spool_max_bytes,
                 auto_instrument=auto_instrument,
@@ -155,6 +165,7 @@ class GuardRuntime:
                 gate_requests=gate_requests,
                 workflow=workflow,
                 max_output_tokens=max_output_tokens,
+                price_local=price_local,
                 mode=mode,
                 tls_fingerprint=tls_fingerprint,
                 allow_plaintext_hosts=allow_plaintext_hosts,
@@ -173,11 +184,17 @@ class GuardRuntime:
         self.is_shut_down = False
         self._open_error: GuardError | None = None
         self._background = BackgroundLoop()
-        self._exits = ExitHooks(self._flush_at_signal, self.shutdown)
+        self._exits = ExitHooks(
+            self._flush_at_signal,
+            self.shutdown,
+            # Made below; a signal comes later.
+            lambda seconds: self.instrumentation.wait_for_answers(seconds),
+        )
         self.decisions = Decisions()
         self.warnings = WarningLog()
         self.leases = LeaseBook()
         self.link = Link(self._background, self._make_session, self._exits)
+        self.link.restarts_gateway = self._local_gateway is not None
         self.events = EventPipeline(self.settings, self.link, self._exits, self.leases)
         self.reports = Reports(self.settings, self._background, self.events)
         self.enforcement = Enforcement(
@@ -213,12 +230,14 @@ class GuardRuntime:
             inject_stream_usage=self.settings.inject_stream_usage,
             request_gate=self.requests if self.settings.gate_requests else None,
             max_output_tokens=self.settings.max_output_tokens,
+            price_local=self.settings.price_local,
             unread=unread,
         )
         self._fresh_process()
         active.install(self)
-        if self.settings.mode != "off":
-            self._name_outside()
+        # The workflow of everything outside of one; None until it is known.
+        self._outside = self.settings.workflow
+        self._name_outside()
 
     def _compose_asking(self, unread: UnreadAnswers) -> None:
         """Make what takes a question to the gateway and keeps the leases: see ``guard.asking``."""
@@ -236,10 +255,9 @@ class GuardRuntime:
         self.gate = Gate(
             self.link,
             courier,
-            admission,
             self.enforcement,
-            self.decisions,
             timeout_s,
+            wait_ms=self.settings.wait_for_room_ms if self.reports.enforces else 0,
             waits_for_people=self.reports.enforces,
         )
 
@@ -265,10 +283,25 @@ class GuardRuntime:
         self._fresh_process()
 
     def _name_outside(self) -> None:
-        """Make ``GUARD_WORKFLOW`` the workflow of everything outside of one; a process is a run."""
-        if self.settings.workflow is not None:
+        """Name the workflow of everything outside of one; a process is a run of it."""
+        if self._outside is not None and self.settings.mode != "off":
             run_id = self.events.ids.uuid7(time.time_ns() // 1_000_000)
-            set_process_scope(self.settings.workflow, run_id)
+            set_process_scope(self._outside, run_id)
+
+    def _learned(self, capabilities: wire.Capabilities) -> None:
+        """Take the key's workflow as the one outside of all others, if no setting names one.
+
+        Not at a gateway that does not say whether the key is for one workflow alone: that would
+        refuse any other name.
+        """
+        if (
+            self._outside is None
+            and self.settings.gate_requests
+            and wire.FEATURE_KEY_WORKFLOW in capabilities.features
+            and not self.is_shut_down
+        ):
+            self._outside = capabilities.workflow_id or DEFAULT_WORKFLOW
+            self._name_outside()
 
     def _make_session(self) -> Session:
         from guard.session.session import Session
@@ -279,6 +312,7 @@ class GuardRuntime:
             DirectiveFeed(self.enforcement),
             self._keeper,
             on_error=lambda exc: self.reports.error(exc, "flush"),
+            learned=self._learned,
             local_gateway=self._local_gateway,
         )
 
@@ -507,4 +541,13 @@ class GuardRuntime:
             leases=self.leases.totals(),
             over_socket=session is not None and session.asks.is_open,
         )
-        return dataclasses.replace(snapshot, mode=self.settings.mode)
+        return dataclasses.replace(
+            snapshot,
+            mode=self.settings.mode,
+            workflow=self._outside,
+            journal=self.events.journal_state,
+            unseen_requests=self.instrumentation.unseen.counts(),
+            cut_short=self.instrumentation.cut_short,
+            unpriced_models=self.requests.unpriced_models,
+            waiting_calls=self._keeper.waiting,
+        )

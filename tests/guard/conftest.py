@@ -95,6 +95,12 @@ def _collected() -> Iterator[None]:
 
 
 @pytest.fixture
+def switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No runtime and no key: contexts name what is done inside of them all the same."""
+    monkeypatch.setenv("GUARD_MODE", "off")
+
+
+@pytest.fixture
 def start(tenant: Tenant) -> Callable[..., GuardRuntime]:
     """Start a runtime for the tenant; keyword arguments are settings."""
 

@@ -94,6 +94,7 @@ class TestWhatIsShown:
         assert asked(tenant, work) == ("", {})
 
 
+@pytest.mark.usefixtures("switched_off")
 def test_it_holds_in_what_is_opened_inside() -> None:
     with context.ask("m") as outer, guard.workflow("w"), guard.span("s"):
         assert current_scope.get().note == outer._note

@@ -40,6 +40,7 @@ class TestScopes:
                 assert here()[1] == {"cost-centre": "7", "team": "y", "job": "z"}
             assert here()[1] == {"cost-centre": "7", "team": "x"}
 
+    @pytest.mark.usefixtures("switched_off")
     def test_both_hold_in_what_is_opened_inside(self) -> None:
         with context.user("a"), context.tags(team="x"), guard.workflow("w"), guard.span("s"):
             assert here() == ("a", {"team": "x"})
@@ -185,6 +186,7 @@ class TestAtTheGateway:
         lanes = {lane[3] for lane in runtime.leases._lanes}
         assert lanes == {"a", "b"}
 
+    @pytest.mark.usefixtures("switched_off")
     def test_what_a_tool_call_was_allowed_for_one_user_is_not_taken_for_another(self) -> None:
         from guard.asking.tool_calls import _place
 

@@ -29,6 +29,7 @@ def pool(request: pytest.FixtureRequest) -> Executor:
     return made
 
 
+@pytest.mark.usefixtures("switched_off")
 def test_work_is_of_who_submits_it(pool: Executor) -> None:
     """Not of who made the pool, nor of who used the thread before."""
     with pool, guard.workflow("w"):

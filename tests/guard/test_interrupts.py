@@ -83,7 +83,7 @@ def test_it_is_raised_as_it_is_and_leaves_nothing_behind(
     assert outcomes["interrupted"] == ROUNDS
     assert outcomes["ran"] > 0
     assert step() == "ran"
-    admission = runtime.gate._admission
+    admission = runtime.gate._courier._admission
     until(lambda: (admission._running, len(admission)) == (0, 0), WAIT_S)
 
 

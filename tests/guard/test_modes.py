@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 import guard
+from guard.runtime import active
 from guard.runtime.active import active_runtime
 from guard.runtime.runtime import GuardRuntime
 from tests.guard.conftest import Tenant
@@ -119,7 +120,7 @@ def test_observe_sends_requests_that_would_be_refused_and_charges_them(
     tenant: Tenant, runtime: GuardRuntime, vendor: str
 ) -> None:
     tenant.admin.set_price("*", input_per_mtok=10**9, output_per_mtok=10**9)
-    tenant.admin.set_budget(limit_nanousd=120_000, scope_kind="workflow", scope_id="requests")
+    tenant.admin.set_budget(limit_nanousd=160_000, scope_kind="workflow", scope_id="requests")
     with guard.workflow("requests"):
         for _ in range(5):
             assert ask(vendor) == 200
@@ -204,3 +205,54 @@ def test_an_unknown_mode_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GUARD_MODE", "of")
     with pytest.raises(guard.GuardConfigError, match="GUARD_MODE takes one of enforce, observe"):
         guard.init()
+
+
+class TestWithoutAKey:
+    """Nothing runs uncontrolled because a key was forgotten; in ``observe`` mode a line says so."""
+
+    @pytest.mark.parametrize(
+        "enter",
+        [
+            lambda: guard.workflow("w"),
+            lambda: guard.chain("c"),
+            lambda: guard.context.options(limit_cents=1),
+        ],
+        ids=["workflow", "chain", "options"],
+    )
+    def test_entering_is_refused(self, enter: Callable[[], Any]) -> None:
+        with pytest.raises(guard.GuardAuthenticationError) as failed, enter():
+            pytest.fail("the body ran")
+        assert failed.value.error_code == "GD-C001"
+        decorated = enter()(lambda: pytest.fail("the body ran"))
+        with pytest.raises(guard.GuardAuthenticationError):
+            decorated()
+
+    @pytest.mark.asyncio
+    async def test_entering_is_refused_in_a_loop(self) -> None:
+        with pytest.raises(guard.GuardAuthenticationError):
+            async with guard.workflow("w"):
+                pytest.fail("the body ran")
+
+    def test_calls_and_tracking_are_refused(self) -> None:
+        for call in (
+            guard.protect(lambda: pytest.fail("the body ran")),
+            lambda: guard.track_llm(1),
+            lambda: guard.track_tool("t"),
+            lambda: guard.track_event("e"),
+        ):
+            with pytest.raises(guard.GuardAuthenticationError) as failed:
+                call()
+            assert failed.value.error_code == "GD-C001"
+
+    def test_to_observe_it_is_only_said(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setenv("GUARD_MODE", "observe")
+        monkeypatch.setattr(active, "_warned_of_no_key", False)
+        with guard.workflow("w"), guard.chain("c"):
+            assert guard.protect(lambda: "ran")() == "ran"
+            assert guard.track_llm(1)["buffered"] is False
+        said = [record.message for record in caplog.records]
+        assert said == [
+            "nothing is observed: guard.init() was not called and GUARD_API_KEY is not set"
+        ]

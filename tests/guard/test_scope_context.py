@@ -23,6 +23,8 @@ from guard.context import carry
 from guard.contexts import work
 from guard.scope.scope import OUTSIDE, Scope, current_scope
 
+pytestmark = pytest.mark.usefixtures("switched_off")
+
 KINDS: list[Callable[..., Any]] = [guard.workflow, guard.chain, guard.span, guard.agent]
 FIELD = {"workflow": "workflow_id", "chain": "chain_id", "span": "span_id", "agent": "agent"}
 

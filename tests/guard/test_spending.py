@@ -61,6 +61,22 @@ class TestWhatWasSpent:
         again = guard.spend("w", run=flow.run_id)
         assert (again.run_id, again.run_spent_nanousd) == (flow.run_id, 250 * TOKEN)
 
+    def test_what_was_charged_in_doubt_stands_apart(self, tenant: Tenant) -> None:
+        tenant.admin.set_budget(100, scope_kind="workflow", scope_id="w")
+        lost = {"model": MODEL, "cost_nanousd": 400, "estimated": True, "estimate": "bound"}
+        with guard.workflow("w") as flow:
+            use(1)
+            event = {"event_id": "lost", "type": "llm", "at_ms": 1, "workflow_id": "w",
+                     "run_id": flow.run_id, "data": lost}  # fmt: skip
+            headers = {"X-API-Key": tenant.key, "X-Guard-Protocol": "3"}
+            batch = {"batch_id": "b", "sent_at_ms": 1, "events": [event]}
+            httpx.post(f"{tenant.url}/api/v1/events", json=batch, headers=headers)
+            found = guard.spend()
+        assert (found.spent_nanousd, found.uncertain_nanousd) == (TOKEN + 400, 400)
+        assert (found.run_spent_nanousd, found.run_uncertain_nanousd) == (TOKEN + 400, 400)
+        assert [limit.uncertain_nanousd for limit in found.limits] == [400]
+        assert found.uncertain_dollars == pytest.approx(4e-7)
+
     def test_the_async_twin(self) -> None:
         async def main() -> tuple[guard.Spend, guard.Spend]:
             async with guard.workflow("w"):
@@ -71,9 +87,9 @@ class TestWhatWasSpent:
         assert own.spent_nanousd == 500 * TOKEN
         assert (other.is_known, other.spent_nanousd, other.run_id) == (False, 0, None)
 
-    def test_without_a_workflow_one_has_to_be_named(self) -> None:
-        with pytest.raises(ValueError, match=r"name one, guard.spend\(workflow=...\)"):
-            guard.spend()
+    def test_outside_of_a_workflow_it_is_the_default_one(self) -> None:
+        use(500)
+        assert (guard.spend().workflow_id, guard.spend().spent_nanousd) == ("default", 500 * TOKEN)
         with pytest.raises(TypeError, match="workflow must be a string"):
             guard.spend(17)  # type: ignore[arg-type]
 

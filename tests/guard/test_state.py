@@ -97,6 +97,12 @@ def test_the_snapshot_is_frozen_and_has_these_fields() -> None:
         "state", "api_url", "protocol", "control_channel", "breaker", "buffered", "spooled",
         "events_sent", "events_lost", "last_contact_ms", "last_error_code", "unseen_hosts",
         "sdk_version", "pid", "decisions", "leases", "leased_nanousd", "leased_calls", "mode",
+        "workflow",
+        "journal",
+        "unseen_requests",
+        "cut_short",
+        "unpriced_models",
+        "waiting_calls",
     ]  # fmt: skip
     status = GuardStatus(
         "ok", "http://127.0.0.1", 3, "websocket", "closed", 0, 0, 0, 0, None, None, (), "1", 1

@@ -52,7 +52,7 @@ class TestProtectedGenerators:
         for step in steps():
             assert current_scope.get() is OUTSIDE
             found.append(step)
-        assert found == ["w", "w", "w", None]
+        assert found == ["w", "w", "w", "default"]
 
     @pytest.mark.asyncio
     async def test_of_an_async_generator_too(self, start: Any) -> None:
@@ -145,7 +145,7 @@ class TestProtectedGenerators:
             del stream
             assert here() == "b"
         assert seen == ["a"]
-        assert here() is None
+        assert here() == "default"
 
 
 def leaky(name: str) -> Iterator[str | None]:
@@ -160,6 +160,7 @@ class TestUndrivenGenerators:
     def run(self, work: Callable[[], None]) -> None:
         contextvars.copy_context().run(work)
 
+    @pytest.mark.usefixtures("switched_off")
     def test_closed_inside_a_scope_that_was_opened_since(self) -> None:
         def work() -> None:
             stream = leaky("a")
@@ -171,6 +172,7 @@ class TestUndrivenGenerators:
 
         self.run(work)
 
+    @pytest.mark.usefixtures("switched_off")
     def test_closed_after_the_scope_that_it_was_begun_in(self) -> None:
         def work() -> None:
             with guard.workflow("b"):
@@ -182,6 +184,7 @@ class TestUndrivenGenerators:
 
         self.run(work)
 
+    @pytest.mark.usefixtures("switched_off")
     def test_exhausted_after_the_scope_that_it_was_begun_in(self) -> None:
         def work() -> None:
             with guard.workflow("b"):

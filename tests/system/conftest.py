@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -62,6 +63,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture
-def guard(directory: Path) -> Runs:
+def guard(directory: Path) -> Iterator[Runs]:
     """``guard`` commands beside that gateway."""
-    return Runs(directory)
+    with contextlib.closing(Runs(directory)) as runs:
+        yield runs

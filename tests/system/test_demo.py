@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mailbox
 import os
@@ -11,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from email.message import EmailMessage
 from pathlib import Path
+from types import FrameType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,9 +22,11 @@ from psycopg import sql
 
 from guard.gateway.databases import own_schema
 from guard.gateway.settings import DatabaseUrl
+from guard.gateway.storage.postgres import own_schema as own_schema_module
 from tests.support import postgres
 from tests.support.commands import Command, run_commands
-from tests.support.programs import ROOT, environment
+from tests.support.programs import ROOT, environment, killed_at_last
+from tests.support.waiting import WAIT_S
 from tests.system.conftest import Run
 
 Done = subprocess.CompletedProcess[str]
@@ -100,7 +104,7 @@ def test_the_built_in_inbox(demos: dict[str, Done]) -> None:
     assert before_the_last < document["budget_nanousd"]
     assert len(killed) == 1
     assert killed[0]["estimated"] is True
-    assert killed[0]["output_tokens"] < 200, "the stream ran on after the kill"
+    assert killed[0]["output_tokens"] == 1024, "who does not know that it stopped charges its bound"
     assert not any(call["estimated"] for call in triage)
     assert document["kill_latency_ms"] > 0
 
@@ -186,15 +190,83 @@ def test_a_signal_leaves_nothing_in_postgresql(database: str, number: signal.Sig
         env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdout is not None
-    with process:
+    with killed_at_last(process):
         for line in process.stdout:
             if "allowed" in line:
                 break
         process.send_signal(number)
-        _, errors = process.communicate(timeout=120)
+        _, errors = process.communicate(timeout=WAIT_S)
     assert process.returncode == {signal.SIGINT: 1, signal.SIGTERM: 143}[number]
     assert "Traceback" not in errors
     assert "is left" not in errors
+
+
+def test_sigterm_at_any_moment_ends_a_busy_loop(run: Run) -> None:
+    program = """
+import asyncio, os, random, signal, threading, time
+from guard.demo.command import EndedBySigterm
+
+async def turn():
+    while True:
+        await asyncio.sleep(0)
+
+async def main():
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(20):
+            tasks.create_task(turn())
+
+def send(after_s):
+    time.sleep(after_s)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+moments = random.Random(1)
+for number in range(200):
+    sender = threading.Thread(target=send, args=(moments.uniform(0, 0.003),))
+    try:
+        with EndedBySigterm() as running:
+            sender.start()
+            running.run(main())
+    except SystemExit as exc:
+        print(exc.code)
+    sender.join()
+"""
+    done = run("-c", program, timeout_s=WAIT_S)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split() == ["143"] * 200
+
+
+# The interrupt may also come just before a connection is closed.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_schema_whose_making_is_interrupted_is_dropped(database: str) -> None:
+    """Ctrl-C at each line on the way to the schema, and at the first beyond it."""
+    is_made = False
+    for line in range(1, 100):
+        reached = 0
+
+        def interrupt(frame: FrameType, event: str, _: object, line: int = line) -> Any:
+            nonlocal reached
+            if frame.f_code.co_filename != own_schema_module.__file__:
+                return None
+            reached += event == "line"
+            if reached == line:
+                reached += 1
+                raise KeyboardInterrupt
+            return interrupt
+
+        left: list[str] = []
+        with contextlib.suppress(KeyboardInterrupt):
+            sys.settrace(interrupt)
+            try:
+                with own_schema(DatabaseUrl(database), "guard_demo", left.append):
+                    sys.settrace(None)
+                    is_made = True
+            finally:
+                sys.settrace(None)
+        with psycopg.connect(database) as connection:
+            assert (_schemas(connection), left) == ({"public"}, []), line
+        if is_made:
+            break
+    assert is_made
 
 
 def _fails(done: Done, code: int, *words: str) -> None:
@@ -248,10 +320,18 @@ def test_a_user_who_may_make_no_schema_is_told(run: Run, database: str) -> None:
 
 def test_a_schema_that_cannot_be_dropped_is_named(database: str) -> None:
     left: list[str] = []
-    with own_schema(DatabaseUrl(database), "guard_demo", left.append) as schema:
-        assert f"search_path%3D{schema.name}" in schema.url
-        with psycopg.connect(database, autocommit=True) as connection:
-            drop = sql.SQL("DROP SCHEMA {}").format(sql.Identifier(schema.name))
-            connection.execute(drop)
-    (text,) = left
-    assert f"DROP SCHEMA {schema.name} CASCADE" in text
+    with psycopg.connect(database, autocommit=True) as other:
+        other.execute(
+            "CREATE FUNCTION refuse() RETURNS event_trigger LANGUAGE plpgsql"
+            " AS $$ BEGIN RAISE 'no'; END $$"
+        )
+        other.execute(
+            "CREATE EVENT TRIGGER refuse ON ddl_command_start WHEN TAG IN ('DROP SCHEMA')"
+            " EXECUTE FUNCTION refuse()"
+        )
+        with own_schema(DatabaseUrl(database), "guard_demo", left.append) as schema:
+            assert f"search_path%3D{schema.name}" in schema.url
+        (text,) = left
+        assert f"DROP SCHEMA {schema.name} CASCADE" in text
+        other.execute("DROP FUNCTION refuse CASCADE")
+        other.execute(sql.SQL("DROP SCHEMA {}").format(sql.Identifier(schema.name)))

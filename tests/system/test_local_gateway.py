@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 from guard.local_gateway import Files, LocalGatewayError, join, read_json, try_lock
-from tests.support.programs import environment, is_gone
+from tests.support.programs import environment, is_gone, killed_at_last
 from tests.support.waiting import until
 from tests.system.conftest import Run
 
@@ -312,9 +312,10 @@ while True:
         sys.stdin.read()
         break
 """
-        with subprocess.Popen(
+        other = subprocess.Popen(
             [sys.executable, "-c", taker], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        ) as other:
+        )
+        with killed_at_last(other):
             assert line_of(other) == "trying"
             os.kill(pid, signal.SIGKILL)
             assert line_of(other) == "taken"

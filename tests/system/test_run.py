@@ -6,7 +6,9 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -78,8 +80,51 @@ def test_models_and_rates(guard: Runs, vendor: str, agent: str) -> None:
     done = guard("run", "--allow-model", "claude-*", "--", agent, vendor, "2")
     assert (done.stdout, done.returncode) == ("", 77)
     assert "GD-X001" in done.stderr
-    done = guard("run", "--rate", "2/min", "--", agent, vendor, "9")
+    began_s = time.monotonic()
+    done = guard("run", "--rate", "2/s", "--", agent, vendor, "7")
+    assert (done.stdout.count(" 200\n"), done.returncode) == (7, 0), (
+        "a rate paces, and ends nothing"
+    )
+    assert time.monotonic() - began_s > 3.0
+    done = guard("run", "--rate", "2/h", "--wait", "0", "--", agent, vendor, "9")
     assert (done.stdout, done.returncode) == ("0 200\n1 200\n", 77)
+
+
+FAN: Final = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+import httpx
+
+def ask(number):
+    body = {"model": "gpt-4o", "messages": [{"role": "user", "content": "go"}]}
+    return httpx.post(sys.argv[1] + "/v1/chat/completions", json=body, timeout=60).status_code
+
+with ThreadPoolExecutor(20) as pool:
+    print(sorted(pool.map(ask, range(int(sys.argv[2])))))
+"""
+
+
+def test_twenty_at_once_wait_for_the_money_of_each_other(
+    guard: Runs, vendor: str, tmp_path: Path
+) -> None:
+    """The largest answers of two fit at once, and there is money for all that come."""
+    script = tmp_path / "fan.py"
+    script.write_text(FAN)
+    done = guard("run", "--limit", "$0.35", "--json", "--", str(script), vendor, "20")
+    assert done.stdout.splitlines()[0] == str([200] * 20), done.stderr
+    facts = json.loads(done.stdout.splitlines()[-1])
+    assert (facts["requests"], facts["refused"], done.returncode) == (20, None, 0)
+
+
+def test_strict_refuses_models_without_a_price(guard: Runs, vendor: str, agent: str) -> None:
+    known = guard("run", "--strict", "--", agent, vendor, "1")
+    assert (known.stdout, known.returncode) == ("0 200\n", 0)
+    unknown = Path(agent).with_name("unknown.py")
+    unknown.write_text(AGENT.replace("gpt-4o", "a-model-of-nobody"))
+    done = guard("run", "--strict", "--", str(unknown), vendor, "1")
+    assert (done.stdout, done.returncode) == ("", 77)
+    assert "the price of the model is not known" in done.stderr
+    assert guard("run", "--", str(unknown), vendor, "1").stdout == "0 200\n"
 
 
 def test_a_kill_ends_a_program_that_sleeps(guard: Runs, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ def _load_replaced() -> None:
 
 def _guard() -> None:
     directory = os.environ.get("GUARD_RUN_DIR")
-    if not directory or not os.path.isdir(directory):
+    if not directory or not os.path.isdir(directory) or _is_gateway(sys.orig_argv):
         return
     if importlib.util.find_spec("guard") is None:
         _refuse_unguarded(directory)
@@ -34,6 +34,19 @@ def _guard() -> None:
         sys.stderr.write(f"guard run: guard cannot start: {type(exc).__name__}: {exc}\n")
         sys.stderr.flush()
         os._exit(77)
+
+
+def _is_gateway(words: list[str]) -> bool:
+    """Tell whether this is a gateway, which outlives a run and sends no LLM requests."""
+    rest = words[1:]
+    while rest and rest[0].startswith("-") and rest[0] != "-m":
+        rest = rest[2:] if rest[0] in ("-X", "-W", "--check-hash-based-pycs") else rest[1:]
+    is_module = rest[:1] == ["-m"]
+    program, following = [*rest[is_module:], "", ""][:2]
+    if is_module and program.startswith("guard.gateway"):
+        return True
+    name = program if is_module else os.path.basename(program)
+    return (name, following) == ("guard", "gateway")
 
 
 def _refuse_unguarded(directory: str) -> None:

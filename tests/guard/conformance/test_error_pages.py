@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import importlib.util
 import re
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +15,7 @@ import guard
 from guard.breaker import exceptions
 from guard.breaker.exceptions import GuardError
 from guard.core.catalogue import CATALOGUE, FALLBACK_MESSAGE
+from tests.support.generators import generator
 
 _ROOT: Final = Path(__file__).parents[3]
 
@@ -29,25 +29,15 @@ def _codes() -> set[str]:
     }
 
 
-def _generator() -> Any:
-    path = _ROOT / "docs" / "generate_errors.py"
-    spec = importlib.util.spec_from_file_location("generate_errors", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_the_manuals_page_is_up_to_date() -> None:
     """Part 7: ``docs_url``; ``python docs/generate_errors.py`` writes the page anew."""
-    generator = _generator()
-    assert generator.PAGE.read_text(encoding="utf-8") == generator.page()
+    errors = generator("errors")
+    assert errors.PAGE.read_text(encoding="utf-8") == errors.page()
 
 
 def test_the_manuals_page_has_an_anchor_for_every_code() -> None:
     """Part 7: ``docs_url``; one section for each code, anchored by the code in lower case."""
-    lines = _generator().PAGE.read_text(encoding="utf-8").splitlines()
+    lines = generator("errors").PAGE.read_text(encoding="utf-8").splitlines()
     anchors = [line for line in lines if line.startswith("(gd-")]
     assert sorted(anchors) == sorted(f"({code.lower()})=" for code in CATALOGUE)
 

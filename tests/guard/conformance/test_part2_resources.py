@@ -395,6 +395,12 @@ class TestStatusSnapshot:
             "leased_nanousd",
             "leased_calls",
             "mode",
+            "workflow",
+            "journal",
+            "unseen_requests",
+            "cut_short",
+            "unpriced_models",
+            "waiting_calls",
         ]
 
 

@@ -21,6 +21,8 @@ FIELD = {
     guard.chain: ("chain_id", "chain_id"),
     guard.agent: ("agent_id", "agent"),
 }
+OUTSIDE = {"workflow_id": "default", "chain_id": None, "agent": None}
+"""What an event outside of a context manager says in its place."""
 
 
 def _workflow() -> object:
@@ -44,7 +46,7 @@ class TestManagers:
         guard.track_tool("outside")
         inside, outside = _tracked(tenant, runtime)
         assert inside[column] == "named"
-        assert outside[column] is None
+        assert outside[column] == OUTSIDE[column]
 
     @pytest.mark.parametrize("manager", FIELD)
     @pytest.mark.asyncio
@@ -58,7 +60,7 @@ class TestManagers:
         guard.track_tool("outside")
         inside, outside = await asyncio.to_thread(_tracked, tenant, runtime)
         assert inside[FIELD[manager][1]] == "named"
-        assert outside[FIELD[manager][1]] is None
+        assert outside[FIELD[manager][1]] == OUTSIDE[FIELD[manager][1]]
 
     @pytest.mark.parametrize("manager", FIELD)
     @pytest.mark.asyncio
@@ -83,7 +85,10 @@ class TestManagers:
         assert (function(1), await coroutine(2), function(3)) == (1, 2, 3)
         guard.track_tool("outside")
         events = await asyncio.to_thread(_tracked, tenant, runtime)
-        assert [event[FIELD[manager][1]] for event in events] == ["named"] * 3 + [None]
+        assert [event[FIELD[manager][1]] for event in events] == [
+            *["named"] * 3,
+            OUTSIDE[FIELD[manager][1]],
+        ]
 
     @pytest.mark.parametrize("manager", FIELD)
     @pytest.mark.asyncio
@@ -158,6 +163,7 @@ class TestManagers:
         assert tools.method() == tools.inner_static() == Tools.outer_static() == "w"
         assert Tools.of_class() == ("Tools", "w")
 
+    @pytest.mark.usefixtures("switched_off")
     @pytest.mark.parametrize("manager", MANAGERS)
     def test_the_name_is_optional(self, manager: Callable[..., Any]) -> None:
         """Part 4: ``name=None``; without one, each entry gets an id of its own."""
@@ -185,6 +191,7 @@ class TestManagers:
             with pytest.raises(ValueError, match="1 to 256"):
                 manager(name)
 
+    @pytest.mark.usefixtures("switched_off")
     @pytest.mark.parametrize("manager", MANAGERS)
     def test_what_is_raised_inside_passes_unchanged(self, manager: Callable[..., Any]) -> None:
         """Part 4: context managers; they hide nothing."""
@@ -193,18 +200,24 @@ class TestManagers:
             raise error
         assert raised.value is error
 
-    def test_they_work_without_a_runtime(self, run_python: Callable[..., Any]) -> None:
-        """Part 4: context managers set context variables, and need no gateway for it."""
+    @pytest.mark.parametrize("manager", ["workflow", "chain"])
+    def test_without_a_key_they_are_refused(
+        self, run_python: Callable[..., Any], manager: str
+    ) -> None:
+        """Part 7: GD-C001 when the key is missing; nothing inside runs uncontrolled."""
         ran = run_python(
-            """
+            f"""
             import guard
-            with guard.workflow("w"), guard.chain("c"), guard.span("s"), guard.agent("a"):
+            with guard.span("s"), guard.agent("a"):  # these name things, and need no key
                 guard.set_call_context("m", ["t"])
+            try:
+                with guard.{manager}("w"):
+                    print("ran")
+            except guard.GuardAuthenticationError as exc:
+                print(exc.error_code)
             """
         )
-        assert ran.returncode == 0
-        (warning,) = ran.stderr.splitlines()  # once for all of them
-        assert "GUARD_API_KEY" in warning
+        assert (ran.stdout, ran.stderr, ran.returncode) == ("GD-C001\n", "", 0)
 
     def test_nesting(self, runtime: GuardRuntime, tenant: Any) -> None:
         """Part 4: an inner name holds until its exit; then the outer one again."""
@@ -332,8 +345,9 @@ class TestConcurrency:
             pool.submit(guard.track_tool, "plain").result()  # the worker itself stays clean
         events = _tracked(tenant, runtime)
         found = sorted((e["data"]["tool_name"], e["workflow_id"]) for e in events)
-        assert found == [("carried", "w"), ("carried", "w"), ("plain", None)]
+        assert found == [("carried", "w"), ("carried", "w"), ("plain", "default")]
 
+    @pytest.mark.usefixtures("switched_off")
     def test_one_instance_is_one_entry_at_a_time(self) -> None:
         """Part 4: an open context manager cannot be entered again; a decorator makes its own."""
         flow = guard.workflow("w")

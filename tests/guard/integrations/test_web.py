@@ -65,7 +65,7 @@ def test_gunicorns_threads(tmp_path: Path, tenant: Any) -> None:
             after = client.get("http://web/other")
     finally:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait(WAIT_S)
     assert (before.status_code, killed.status_code) == (200, 503), (
         tmp_path / "out.txt"

@@ -1,0 +1,239 @@
+"""Keeps the processes that a process of a run starts in the run, whatever environment they get.
+
+An agent starts its tools with an environment of their own: the MCP client passes on six variables,
+others none, others another ``PYTHONPATH``. Such a child would not load guard. So the functions that
+start a program add what guard needs to the environment that they were given, where it is missing.
+The caller's own mapping is never changed.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+import attrs
+
+from guard.running import env_command
+from guard.running.plan import HOOK
+from guard.running.reports import RUN_DIR_VARIABLE, SEEN_ONLY_VARIABLE
+from guard.settings import VARIABLES
+
+_KEY: Final = b"GUARD_API_KEY"
+_PATH: Final = b"PYTHONPATH"
+_RUN: Final = os.fsencode(RUN_DIR_VARIABLE)
+_SEPARATOR: Final = os.fsencode(os.pathsep)
+_ENVIRONMENT: Final = 4
+"""The place of the environment in ``_posixsubprocess.fork_exec``, after the command's words."""
+
+
+@attrs.frozen
+class RunEnvironment:
+    """What the environment of a run's process must have.
+
+    Args:
+        variables: guard's own.
+        before, after: entries of ``PYTHONPATH``: the hook, and where guard itself was found if
+            that was in ``PYTHONPATH``.
+    """
+
+    variables: dict[bytes, bytes] = attrs.field(repr=False)
+    before: bytes = os.fsencode(HOOK)
+    after: tuple[bytes, ...] = ()
+
+    @classmethod
+    def of_process(cls, environ: Mapping[str, str]) -> RunEnvironment:
+        """Return what this process was started with."""
+        names = (*VARIABLES, RUN_DIR_VARIABLE, SEEN_ONLY_VARIABLE)
+        found = {os.fsencode(n): os.fsencode(environ[n]) for n in names if n in environ}
+        paths = [Path(path) for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+        home = Path(__file__).resolve().parents[2]
+        after = tuple(os.fsencode(path) for path in paths if path.resolve() == home)
+        return cls(found, after=after)
+
+    def missing(self, given: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+        """Return what has to be added to an environment, or replaced in it (the path)."""
+        if given.get(_KEY, self.variables.get(_KEY)) != self.variables.get(_KEY):
+            return {}  # its caller put it under another run, or another gateway
+        if given.get(_RUN, self.variables[_RUN]) != self.variables[_RUN]:
+            return {}
+        lacks = {name: text for name, text in self.variables.items() if name not in given}
+        path = self.path_from(given.get(_PATH, b""))
+        if path != given.get(_PATH):
+            lacks[_PATH] = path
+        return lacks
+
+    def path_from(self, given: bytes) -> bytes:
+        """Return a ``PYTHONPATH`` with the hook before what is given, and guard's place after."""
+        own = [entry for entry in given.split(_SEPARATOR) if entry and entry != self.before]
+        rest = [entry for entry in self.after if entry not in own]
+        return _SEPARATOR.join([self.before, *own, *rest])
+
+
+class ChildEnvironments:
+    """Adds to the environments of a process's children, as long as its run lasts.
+
+    Args:
+        directory: of the run.
+        needed: what the children need.
+    """
+
+    def __init__(self, directory: Path, needed: RunEnvironment) -> None:
+        self._directory = str(directory)
+        self._needed = needed
+
+    def mapping(self, given: Mapping[Any, Any]) -> Mapping[Any, Any]:
+        """Return an environment with what it lacks; the same object where it lacks nothing."""
+        if not self._is_on:
+            return given
+        known = {os.fsencode(name): os.fsencode(text) for name, text in given.items()}
+        lacks = self._needed.missing(known)
+        return {**known, **lacks} if lacks else given
+
+    def entries(self, given: Sequence[bytes]) -> Sequence[bytes]:
+        """Do the same for an environment that is a list of ``NAME=text``."""
+        if not self._is_on:
+            return given
+        lacks = self._needed.missing(_mapping(given))
+        if not lacks:
+            return given
+        kept = [entry for entry in given if entry.partition(b"=")[0] not in lacks]
+        return [*kept, *(b"%b=%b" % each for each in lacks.items())]
+
+    def restore(self) -> None:
+        """Put back what the program has removed from its own environment, for its children.
+
+        ``os.environ`` stays as the program has left it.
+        """
+        if not self._is_on:
+            return
+        for name, text in self._needed.missing(dict(os.environb)).items():
+            os.putenv(name, text)
+
+    def unhidden(self, words: Any, given: Mapping[Any, Any]) -> tuple[Any, Mapping[Any, Any]]:
+        """Return a command and its environment without ``env``'s removing of guard's variables."""
+        if not env_command.is_env(words) or not self._is_on:
+            return words, given
+        found = env_command.read([os.fsencode(word) for word in words])
+        if found is None or not found.hides((*self._needed.variables, _PATH)):
+            return words, given
+        known = {os.fsencode(name): os.fsencode(text) for name, text in given.items()}
+        own = found.environment(known)
+        own.update(self._needed.missing(own))
+        is_text = isinstance(words[0], str)
+        return [os.fsdecode(word) for word in found.words] if is_text else found.words, own
+
+    @property
+    def _is_on(self) -> bool:
+        return os.path.isdir(self._directory)  # gone with its run
+
+
+def _mapping(entries: Sequence[bytes]) -> dict[bytes, bytes]:
+    return {name: text for name, _, text in (entry.partition(b"=") for entry in entries)}
+
+
+def keep_in_run(directory: Path) -> None:
+    """Have every program that this process starts from now on start in the run as well."""
+    _patch(ChildEnvironments(directory, RunEnvironment.of_process(os.environ)))
+
+
+def _patch(children: ChildEnvironments) -> None:
+    import _posixsubprocess
+    import subprocess
+
+    fork_exec = _with_fork_exec(_posixsubprocess.fork_exec, children)
+    _set(_posixsubprocess, "fork_exec", fork_exec)  # multiprocessing takes it from here
+    _set(subprocess, "_fork_exec", fork_exec)
+    # All other functions of `os` that start a program call one of these.
+    for name in ("posix_spawn", "posix_spawnp"):
+        _set(os, name, _with_environment(getattr(os, name), children))
+    _set(os, "execve", _with_environment(os.execve, children))
+    _set(os, "execv", _with_execv(os.execv, children))
+    _set(os, "system", _with_system(os.system, children))
+    if "uvloop" in sys.modules:
+        _patch_uvloop(sys.modules["uvloop"], children)
+    else:
+        import wrapt
+
+        wrapt.register_post_import_hook(lambda module: _patch_uvloop(module, children), "uvloop")
+
+
+def _set(module: ModuleType, name: str, value: Any) -> None:
+    if hasattr(module, name):
+        setattr(module, name, value)
+
+
+def _with_fork_exec(function: Callable[..., int], children: ChildEnvironments) -> Any:
+    @functools.wraps(function)
+    def fork_exec(words: Any, *args: Any) -> int:
+        rest = list(args)
+        given = rest[_ENVIRONMENT]
+        if given is None:
+            children.restore()
+        else:
+            rest[_ENVIRONMENT] = given = children.entries(given)
+        known = os.environb if given is None else _mapping(given)
+        words, made = children.unhidden(words, known)
+        if made is not known:
+            rest[_ENVIRONMENT] = [b"%b=%b" % each for each in made.items()]
+        return function(words, *rest)
+
+    return fork_exec
+
+
+def _with_environment(function: Callable[..., Any], children: ChildEnvironments) -> Any:
+    """Wrap a function that takes a path, a command's words and an environment."""
+
+    @functools.wraps(function)
+    def start(path: Any, argv: Any, env: Any, *args: Any, **more: Any) -> Any:
+        if isinstance(env, Mapping):
+            argv, env = children.unhidden(argv, children.mapping(env))
+        return function(path, argv, env, *args, **more)
+
+    return start
+
+
+def _with_execv(function: Callable[..., Any], children: ChildEnvironments) -> Any:
+    @functools.wraps(function)
+    def execv(path: Any, argv: Any) -> Any:
+        children.restore()
+        words, made = children.unhidden(argv, os.environb)
+        if made is os.environb:
+            return function(path, argv)
+        return os.execve(path, words, made)  # noqa: S606  # as its caller does
+
+    return execv
+
+
+def _with_system(function: Callable[..., int], children: ChildEnvironments) -> Any:
+    @functools.wraps(function)
+    def system(command: Any) -> int:
+        children.restore()
+        return function(command)
+
+    return system
+
+
+def _patch_uvloop(module: ModuleType, children: ChildEnvironments) -> None:
+    """Wrap the methods that start a program: libuv does it, without any Python function."""
+    for name in ("subprocess_exec", "subprocess_shell"):
+        setattr(module.Loop, name, _with_uvloop(getattr(module.Loop, name), children))
+
+
+def _with_uvloop(method: Any, children: ChildEnvironments) -> Any:
+    @functools.wraps(method)
+    async def start(loop: Any, factory: Any, *args: Any, **more: Any) -> Any:
+        given = more.get("env")
+        if given is None:
+            children.restore()
+        known = os.environb if given is None else children.mapping(given)
+        words, made = children.unhidden(args, known)
+        if made is not given and made is not os.environb:
+            more["env"] = {os.fsdecode(name): os.fsdecode(text) for name, text in made.items()}
+        return await method(loop, factory, *words, **more)
+
+    return start

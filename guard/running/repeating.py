@@ -1,0 +1,34 @@
+"""Looks after something again and again, in a thread, while a block lasts."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+
+
+@contextlib.contextmanager
+def repeating(
+    look: Callable[[], None], every_s: float, name: str, join_s: float | None = None
+) -> Iterator[None]:
+    """Call ``look`` until the block ends.
+
+    Args:
+        look: what is called.
+        every_s: how long to wait before each call, in seconds.
+        name: of the thread.
+        join_s: how long the block's end waits for a call under way, in seconds; None: to its end.
+    """
+    over = threading.Event()
+
+    def repeat() -> None:
+        while not over.wait(every_s):
+            look()
+
+    thread = threading.Thread(target=repeat, name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(join_s)

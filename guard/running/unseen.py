@@ -1,0 +1,75 @@
+"""What the programs of a run do past guard: named, and ended where a limit could not hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from guard.local_gateway import LocalGateway, read_json
+from guard.running import reports
+from guard.running.plan import RunLimits
+from guard.running.watch import TreeWatch, end
+
+
+class RunUnseen:
+    """What one run cannot see.
+
+    Args:
+        directory: of the run.
+        limits: say whether it ends the run.
+        gateway: whose process is none of the program's.
+        environ: of the program.
+
+    Attributes:
+        watch: over the run's processes.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        limits: RunLimits,
+        gateway: LocalGateway,
+        environ: Mapping[str, str],
+    ) -> None:
+        self._directory = directory
+        self._limits = limits
+        self._gateway = gateway
+        self._connections: list[dict[str, str]] = []
+        self.watch = TreeWatch(directory, environ, self._own, self._connected)
+
+    def _own(self) -> set[int]:
+        pid = read_json(self._gateway.files.address).get("pid")
+        return {pid} if isinstance(pid, int) else set()
+
+    def _connected(self, pid: int, program: str, host: str) -> None:
+        self._connections.append({"program": program, "host": host})
+        if not self._limits.seen_only:
+            return
+        reports.refuse(
+            self._directory,
+            "GD-X001",
+            f"{program} talks to {host}, and guard cannot see what it spends",
+            "a limit cannot hold for a program that does not load guard: run it without it, or let "
+            "it go on, uncounted, with --allow-unseen",
+        )
+        end(pid)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the report says of it."""
+        return {
+            "unguarded_programs": self.watch.names(),
+            "unguarded_connections": self._connections,
+            "unmetered_requests": reports.unseen(self._directory),
+        }
+
+    def lines(self) -> Iterator[str]:
+        """Yield the same for people; nothing where there is nothing."""
+        facts = self.facts
+        if facts["unguarded_programs"]:
+            yield f"not guarded: {', '.join(facts['unguarded_programs'])}"
+        for each in self._connections:
+            yield f"not counted: {each['program']} talked to {each['host']}"
+        for name, count in facts["unmetered_requests"].items():
+            yield f"not counted: {count} request{'' if count == 1 else 's'} to {name}"

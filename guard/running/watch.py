@@ -1,0 +1,173 @@
+"""Watches the processes of a run that have not loaded guard, on Linux: whom do they talk to?
+
+Programs that are not Python cannot be covered. So each connection that one of them has to an LLM
+host is found here: by the addresses of the known hosts, and of those that the environment names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from guard.core.usage.vendors import HOSTS
+from guard.running import processes, reports
+from guard.running.processes import Address
+from guard.running.repeating import repeating
+
+_LOOK_S: Final = 0.05
+_RESOLVE_AGAIN_S: Final = 300.0
+_HTTPS: Final = 443
+_TALKERS: Final = re.compile(r"(?:node|bun|deno|curl|wget|python[\d.]*|ruby|java|php[\d.]*|go)$")
+"""Programs that may talk to an LLM. Others, such as shells, are named only if they do."""
+
+_GRACE_S: Final = 2.0
+"""How long a Python process may take until it has loaded guard."""
+
+_BASE_URL: Final = re.compile(
+    r"(?:OPENAI|ANTHROPIC|GEMINI|GOOGLE|MISTRAL|GROQ|COHERE|OLLAMA|AZURE|OPENROUTER|DEEPSEEK|XAI)"
+    r"\w*_(?:BASE|BASE_URL|API_BASE|ENDPOINT|HOST|URL)$"
+)
+
+
+class TreeWatch:
+    """Looks at the tree of processes below this one, in a thread of its own.
+
+    Args:
+        directory: of the run.
+        environ: of the program; may name hosts of LLMs.
+        own: processes that are not the program's, such as the local gateway.
+        connected: called once for each program and host, with both names.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        environ: Mapping[str, str],
+        own: Callable[[], set[int]],
+        connected: Callable[[int, str, str], None],
+    ) -> None:
+        self._directory = directory
+        self._own = own
+        self._connected = connected
+        self._hosts = _Hosts(environ)
+        # When each process that has not loaded guard was first seen.
+        self._since_s: dict[int, float] = {}
+        self._named: dict[int, str] = {}
+        self._known: set[tuple[int, str]] = set()
+        # Processes seen below others: of these, some are adopted later.
+        self._below: set[int] = set()
+
+    def names(self) -> list[str]:
+        """Return the programs that have not loaded guard and may have talked to an LLM."""
+        return sorted(set(self._named.values()))
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch while the block lasts."""
+        if not processes.IS_LINUX:
+            yield
+            return
+        processes.adopt_orphans()
+        try:
+            with repeating(self.look, _LOOK_S, "guard-watch"):
+                yield
+        finally:
+            self.look()
+
+    def look(self) -> None:
+        """Look once."""
+        now_s = time.monotonic()
+        guarded = reports.announced(self._directory)
+        left_out = self._own() | reports.nested(self._directory)
+        first, unguarded = self._tree(left_out)
+        for pid in self._below & set(first):
+            found = processes.process(pid)
+            if found is not None and found.is_dead:
+                processes.reap(pid)
+                self._below.discard(pid)
+        self._below |= unguarded - set(first)
+        for pid in unguarded - guarded:
+            self._look_at(pid, now_s)
+        for pid in guarded:
+            self._named.pop(pid, None)
+
+    def _tree(self, left_out: set[int]) -> tuple[list[int], set[int]]:
+        """Return this process's children, and all of its descendants."""
+        first = list(processes.children(os.getpid()))
+        found: set[int] = set()
+        waiting = list(first)
+        while waiting:
+            pid = waiting.pop()
+            if pid not in left_out and pid not in found:
+                found.add(pid)
+                waiting += processes.children(pid)
+        return first, found
+
+    def _look_at(self, pid: int, now_s: float) -> None:
+        found = processes.process(pid)
+        if found is None or found.is_dead:
+            return
+        since_s = self._since_s.setdefault(pid, now_s)
+        is_python = found.name.startswith("python")
+        if _TALKERS.match(found.name) and (not is_python or now_s - since_s >= _GRACE_S):
+            self._named[pid] = found.name
+        if is_python and now_s - since_s < _GRACE_S:
+            return  # it loads guard first of all, and talks to the gateway then
+        for host in self._hosts.among(processes.peers(pid)):
+            self._named[pid] = found.name
+            if (pid, host) not in self._known:
+                self._known.add((pid, host))
+                self._connected(pid, found.name, host)
+
+
+class _Hosts:
+    """The addresses of LLM hosts, looked up once somebody may talk to one."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._wanted = [(host, _HTTPS) for host in HOSTS]
+        for name, text in environ.items():
+            if _BASE_URL.match(name):
+                with contextlib.suppress(ValueError):
+                    parts = urlsplit(text if "://" in text else f"//{text}")
+                    if parts.hostname:
+                        port = parts.port or (80 if parts.scheme == "http" else _HTTPS)
+                        self._wanted.append((parts.hostname, port))
+        region = environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")
+        if region:
+            self._wanted.append((f"bedrock-runtime.{region}.amazonaws.com", _HTTPS))
+        self._by_address: dict[Address, str] = {}
+        self._looked_up_s: float | None = None
+        self._lock = threading.Lock()
+
+    def among(self, peers: set[Address]) -> list[str]:
+        """Return the LLM hosts among some addresses, as far as they are known by now."""
+        if not peers:
+            return []
+        now_s = time.monotonic()
+        if self._looked_up_s is None or now_s - self._looked_up_s > _RESOLVE_AGAIN_S:
+            self._looked_up_s = now_s
+            for wanted in self._wanted:  # each may take seconds where there is no network
+                threading.Thread(target=self._look_up, args=wanted, daemon=True).start()
+        with self._lock:
+            return sorted({self._by_address[peer] for peer in peers if peer in self._by_address})
+
+    def _look_up(self, host: str, port: int) -> None:
+        with contextlib.suppress(OSError):
+            for *_, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+                with self._lock:
+                    self._by_address[str(address[0]), port] = host
+
+
+def end(pid: int) -> None:
+    """End a process that spends what nobody counts."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)

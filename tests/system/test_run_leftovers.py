@@ -1,0 +1,132 @@
+"""``guard run``: whatever ends its processes, what they have sent is charged before the report."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import httpx
+import pytest
+
+from guard.local_gateway import Files, read_json
+from tests.support.cutting_vendor import cutting_vendor
+from tests.support.llm_vendor import vendor_process
+from tests.support.runs import Runs
+
+OUTPUT_NANOUSD = 50 * 10_000
+"""Of gpt-4o."""
+
+ASK = """
+import os, signal, sys, threading, time
+import httpx
+URL = sys.argv[1] + "/v1/chat/completions"
+BODY = {"model": "gpt-4o", "max_tokens": 50, "messages": [{"role": "user", "content": "hi"}]}
+"""
+CHILDREN = (
+    ASK
+    + """
+children = []
+for _ in range(15):
+    child = os.fork()
+    if not child:
+        httpx.post(URL, json=BODY)
+        os._exit(0)
+    children.append(child)
+for child in children:
+    os.waitpid(child, 0)
+"""
+)
+UNANSWERED = (
+    ASK
+    + """
+def send():
+    try:
+        httpx.post(URL, json=BODY, timeout=300)
+    except httpx.HTTPError:
+        pass
+
+threading.Thread(target=send, daemon=True).start()
+while not os.path.exists(sys.argv[2]):
+    time.sleep(0.01)
+"""
+)
+ENDS = {
+    "os._exit": "os._exit(0)",
+    "SIGKILL": "os.kill(os.getpid(), signal.SIGKILL)",
+    "SIGHUP": "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # nohup may have it ignored
+    "os.kill(os.getpid(), signal.SIGHUP); time.sleep(60)",
+    "SIGTERM": "os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)",
+}
+
+
+def report_of(out: str) -> dict[str, int]:
+    found: dict[str, int] = json.loads(out.strip().splitlines()[-1])
+    return found
+
+
+def test_forked_children_that_exit_at_once_are_all_charged(guard: Runs, vendor: str) -> None:
+    done = guard("run", "--json", "--limit", "$5", "--", "python", "-c", CHILDREN, vendor)
+    report = report_of(done.stdout)
+    assert done.returncode == 0, done.stderr
+    assert report["requests"] == 15
+    assert report["spent_nanousd"] >= 15 * OUTPUT_NANOUSD
+    assert report["undelivered"] == 0
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_request_that_was_under_way_is_charged(end: str, guard: Runs, tmp_path: Path) -> None:
+    mark = tmp_path / "go"
+    program = f"{UNANSWERED}\n{ENDS[end]}"
+    with cutting_vendor("no answer", "hang") as vendor:
+        process = guard.start(
+            "run", "--json", "--limit", "$5", "--", "python", "-c", program, vendor.url, str(mark)
+        )
+        assert vendor.reached.wait(60)
+        mark.write_text("")
+        out, err = process.communicate(timeout=120)
+    report = report_of(out)
+    assert report["requests"] == 1, err
+    assert report["spent_nanousd"] == report["uncertain_nanousd"] >= OUTPUT_NANOUSD
+
+
+def test_sigterm_waits_for_answers(guard: Runs, tmp_path: Path) -> None:
+    """The answer comes after the signal, and says what was used: nothing is uncertain."""
+    mark = tmp_path / "go"
+    mark.write_text("")
+    program = f"{UNANSWERED}\ntime.sleep(2.5)\n{ENDS['SIGTERM']}"
+    with vendor_process() as slow:
+        httpx.get(f"{slow}/delay/3")
+        done = guard(
+            "run", "--json", "--limit", "$5", "--", "python", "-c", program, slow, str(mark)
+        )
+    report = report_of(done.stdout)
+    assert (report["requests"], report["uncertain_nanousd"]) == (1, 0), done.stderr
+    assert report["spent_nanousd"] >= OUTPUT_NANOUSD
+
+
+def test_the_report_says_what_is_uncertain(guard: Runs, vendor: str) -> None:
+    program = f"{ASK}\nhttpx.post(URL, json=BODY)\nhttpx.post(sys.argv[2] + URL[len(sys.argv[1]):],"
+    program += " json=BODY)"
+    with cutting_vendor("no answer", "disconnect") as lost:
+        done = guard("run", "--limit", "$5", "--", "python", "-c", program, vendor, lost.url)
+    assert "2 LLM requests" in done.stderr
+    assert "uncertain" in done.stderr
+
+
+def test_a_gateway_that_was_killed_gets_what_waits(
+    guard: Runs, vendor: str, directory: Path
+) -> None:
+    """It is killed while the program runs, and the program ends before it is back."""
+    program = f"{ASK}\nhttpx.post(URL, json=BODY)\nprint('sent', flush=True)\n"
+    program += "sys.stdin.readline()\nhttpx.post\nos._exit(0)"
+    process = guard.start("run", "--json", "--limit", "$5", "--", "python", "-c", program, vendor)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "sent\n"
+    os.kill(read_json(Files(directory).address)["pid"], signal.SIGKILL)
+    out, err = process.communicate("\n", timeout=120)
+    assert process.returncode == 0, err
+    report = report_of(out)
+    assert report["requests"] == 1, err
+    assert report["spent_nanousd"] >= OUTPUT_NANOUSD
