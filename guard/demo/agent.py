@@ -11,6 +11,10 @@ import guard
 from guard.demo.inbox import Message
 
 MODEL = "gpt-4o"
+SHORT = 32
+"""The most tokens of a short answer."""
+LONG = 1024
+"""The most tokens of a long one."""
 
 
 class SpamChecker(Protocol):
@@ -89,13 +93,16 @@ class _OpenAIChat:
 
     async def ask(self, prompt: str) -> str:
         answer = await self._client.chat.completions.create(
-            model=MODEL, messages=[{"role": "user", "content": prompt}]
+            model=MODEL, messages=[{"role": "user", "content": prompt}], max_tokens=SHORT
         )
         return str(answer.choices[0].message.content)
 
     async def stream(self, prompt: str) -> AsyncIterator[str]:
         stream = await self._client.chat.completions.create(
-            model=MODEL, messages=[{"role": "user", "content": prompt}], stream=True
+            model=MODEL,
+            messages=[{"role": "user", "content": prompt}],
+            max_tokens=LONG,
+            stream=True,
         )
         async for chunk in stream:
             if chunk.choices:
@@ -111,7 +118,11 @@ class _HttpxChat:
         self._client = httpx.AsyncClient(base_url=base_url, trust_env=False, timeout=60.0)
 
     async def ask(self, prompt: str) -> str:
-        body = {"model": MODEL, "messages": [{"role": "user", "content": prompt}]}
+        body = {
+            "model": MODEL,
+            "messages": [{"role": "user", "content": prompt}],
+            "max_tokens": SHORT,
+        }
         answer = await self._client.post("/chat/completions", json=body)
         answer.raise_for_status()
         return str(answer.json()["choices"][0]["message"]["content"])
@@ -120,6 +131,7 @@ class _HttpxChat:
         body = {
             "model": MODEL,
             "messages": [{"role": "user", "content": prompt}],
+            "max_tokens": LONG,
             "stream": True,
         }
         async with self._client.stream("POST", "/chat/completions", json=body) as answer:

@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import click
 
@@ -17,6 +17,8 @@ from guard.demo.inbox import MESSAGES_MAX, InboxError, read_inbox
 
 if TYPE_CHECKING:
     from guard.gateway.settings import DatabaseUrl
+
+T = TypeVar("T")
 
 SCHEMA_PREFIX: Final = "guard_demo"
 # What the demo runs, and a package that only that extra brings.
@@ -94,8 +96,8 @@ def demo(inbox: str | None, database: DatabaseUrl | None, as_json: bool) -> None
         )
     left: list[str] = []
     try:
-        with _ended_by_sigterm(), _own_database(database, left) as (own, store):
-            complete = asyncio.run(tell(messages, narrator, own, store))
+        with EndedBySigterm() as running, _own_database(database, left) as (own, store):
+            complete = running.run(tell(messages, narrator, own, store))
     except (BreakerError, SpamError, StoreError, AdminError, OSError) as exc:
         raise click.ClickException(str(exc)) from None
     finally:
@@ -118,15 +120,59 @@ def _own_database(
         yield schema.url, f"PostgreSQL, schema {schema.name}"
 
 
-@contextlib.contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """Have SIGTERM unwind the block, so that the demo leaves nothing behind."""
+class EndedBySigterm:
+    """Has SIGTERM unwind the block, so that the demo leaves nothing behind.
 
-    def end(number: int, _frame: object) -> None:
-        raise SystemExit(128 + number)
+    Its handler raises nothing: an exception from nowhere may take the step of any task with it,
+    and the loop then waits for that task forever. It cancels what ``run`` runs, as ``asyncio`` has
+    Ctrl-C do; what the block does before and after comes to its end, and the block to its.
 
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    Raises:
+        SystemExit: at the end of ``run`` or of the block, when the signal came.
+    """
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._main: asyncio.Task[Any] | None = None
+        self._number: int | None = None
+        self._before: Any = None
+
+    def __enter__(self) -> Self:
+        self._before = signal.signal(signal.SIGTERM, self._on_sigterm)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGTERM, self._before)
+        self._end_if_asked()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on a loop of its own, as ``asyncio.run`` does."""
+
+        async def main() -> T:
+            self._main = asyncio.current_task()
+            self._cancel_if_asked()
+            return await coroutine
+
+        try:
+            self._end_if_asked()
+            with asyncio.Runner() as runner:
+                self._loop = runner.get_loop()
+                return runner.run(main())
+        finally:
+            self._loop = self._main = None
+            coroutine.close()  # it may not have begun
+            self._end_if_asked()
+
+    def _on_sigterm(self, number: int, _frame: object) -> None:
+        self._number = number
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # it has just ended
+                self._loop.call_soon_threadsafe(self._cancel_if_asked)
+
+    def _cancel_if_asked(self) -> None:
+        if self._number is not None and self._main is not None:
+            self._main.cancel()
+
+    def _end_if_asked(self) -> None:
+        if self._number is not None:
+            raise SystemExit(128 + self._number)

@@ -14,7 +14,7 @@ from rich.markup import escape
 
 import guard
 from guard.core.wire import NANOUSD_PER_CENT, NANOUSD_PER_DOLLAR
-from guard.demo.agent import MODEL, InboxAgent, chat_client
+from guard.demo.agent import MODEL, SHORT, InboxAgent, chat_client
 from guard.demo.inbox import MESSAGES_MAX, Message
 from guard.demo.narrator import Narrator
 from guard.demo.standin import StandIn, count_tokens
@@ -57,9 +57,9 @@ def price_nanousd(tokens_in: int, tokens_out: int) -> int:
 
 
 def admitted_nanousd(text: str) -> int:
-    """Price what has to be left for a request about a text: a token for three bytes, and 32."""
+    """Price what has to be left for a request about a text: at most a token for each byte."""
     size = _REQUEST_BYTES + len(json.dumps(text, ensure_ascii=False).encode())
-    return price_nanousd(size // 3 + 33, 1)
+    return price_nanousd(size, SHORT)
 
 
 def cents_text(nanousd: int) -> str:
@@ -246,7 +246,7 @@ class _Story:
                 "KILLED", "bold red", f"write_digest: {kill.reason}", f"after {latency_ms:.1f} ms"
             )
         await acting
-        await self._charged("settled", "what the killed stream had used (estimated)")
+        await self._charged("settled", "what the killed stream can have used at most")
         try:
             with guard.workflow(DIGEST):
                 await agent.write_digest(self._messages)

@@ -49,6 +49,7 @@ from guard.gateway.services.operators import OperatorService
 from guard.gateway.services.pricing import load_published
 from guard.gateway.services.rate_shares import RateShares, RateStore
 from guard.gateway.services.recalls import Peers, Recalls
+from guard.gateway.services.waiting_line import WaitingLine
 from guard.gateway.services.webhooks import WebhookSender
 from guard.gateway.settings import GatewaySettings
 from guard.gateway.storage.memory_rates import MemoryRates
@@ -60,6 +61,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_MAY_MAKE_ROOM: Final = frozenset({"policy", "budget"})
+"""Control messages after which a call that waits for money may find some."""
 _PROBES: Final = frozenset({"/healthz", "/readyz", "/metrics"})
 _OPEN_WAIT_S: Final = 2.0
 """How long requests wait for a store that is being opened; then they are refused."""
@@ -125,8 +128,9 @@ class GatewayApp:
         # Only a store that replicas share has peers.
         peers: Peers | None = getattr(self.storage, "peers", None)
         self._recalls = Recalls(self.hub.recall, peers)
+        self._line = WaitingLine(self.hub.wake, clock_ms)
         gatekeeper = Gatekeeper(
-            self.storage, self.catalogue, rates, RateShares(rates), self._recalls,
+            self.storage, self.catalogue, rates, RateShares(rates), self._recalls, self._line,
             settings.max_event_bytes, clock_ms,
         )  # fmt: skip
         authenticator = Authenticator(self.keys, self.storage, clock_ms, settings.public_url)
@@ -162,6 +166,7 @@ class GatewayApp:
             self.hub,
             self.storage.statistics,
             lambda: self.connections(),
+            self._line.count,
             lambda: self.draining,
             lambda: None if redis is None else (redis.is_up, redis.failures),
         )
@@ -234,6 +239,11 @@ class GatewayApp:
                 self.catalogue.forget(event.organisation_id)
             elif event.kind == "webhooks":
                 self._webhooks.wake()
+            elif event.kind == "control" and event.organisation_id is not None:
+                if event.message is not None and event.message.type in _MAY_MAKE_ROOM:
+                    self._line.stirred(event.organisation_id)
+            elif event.kind == "room" and event.organisation_id is not None:
+                self._line.freed(event.organisation_id, event.balance_ids)
             elif event.kind == "recall" and event.organisation_id is not None:
                 self._recalls.asked_by_peer(event.organisation_id, event.leases)
             elif event.kind == "answered":

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from guard.asking.tool_calls import Watcher, current
 from guard.breaker.exceptions import GuardError
-from guard.breaker.refusals import Refusal
+from guard.control.enforcement import refusal_in
 from guard.facade import track_tool
 from guard.protected_call import ProtectedCall, Target
 from guard.runtime.active import active_runtime
@@ -127,11 +127,7 @@ def report_tool(name: str, started_s: float) -> None:
 
 def carried(error: GuardError) -> BaseException:
     """Return the carrier of a refusal to the enclosing scope; without a scope, the error."""
-    scope = current_scope.get()
-    if scope.workflow_id is None and scope.call is None:
-        return error
-    scope.refuse(error)
-    return Refusal(error)
+    return refusal_in(current_scope.get(), error)
 
 
 def _edge(name: str, watcher: Watcher) -> ProtectedCall:

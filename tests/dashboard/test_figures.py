@@ -141,3 +141,24 @@ def test_money_that_is_set_aside_stands_beside_what_is_spent(
     held = {"kind": "llm", "function": "openai", "model": "gpt-4o", "max_input_tokens": 0}
     assert tenant.gate("w", max_output_tokens=200_000, **held).status_code == 200
     assert "+ $2.00 set aside" in visitor.get(path, id="w").text
+
+
+@pytest.mark.parametrize("page", [("/", {}), ("/workflow", {"id": "w", "tab": "models"})])
+def test_models_at_fallback_prices_are_marked(visitor: Any, tenant: Any, page: Any) -> None:
+    path, query = page
+    used = {"model": "gpt-4o", "input_tokens": 1000, "output_tokens": 10}
+    tenant.send("w", {"type": "llm", "data": used})
+    assert "fallback price" not in visitor.get(path, **query).text
+    tenant.send("w", {"type": "llm", "data": used | {"model": "our-own-model"}})
+    assert visitor.get(path, **query).text.count(">fallback price<") == 1
+
+
+@pytest.mark.parametrize("path", ["/", "/workflows", "/workflow", "/users", "/budgets"])
+def test_what_was_charged_in_doubt_stands_beside_what_is_spent(
+    visitor: Any, tenant: Any, path: str
+) -> None:
+    tenant.admin.set_budget(5000, scope_kind="workflow", scope_id="w")
+    tenant.spend("w", 8 * 10**8)
+    assert "uncertain" not in visitor.get(path, id="w").text
+    tenant.spend("w", 4 * 10**8, estimated=True, estimate="bound")
+    assert "of it up to $0.40 uncertain" in visitor.get(path, id="w").text

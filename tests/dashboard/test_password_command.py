@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from click.testing import CliRunner, Result
 
 from guard.gateway.cli.main import gateway as command
 from tests.support import postgres
+from tests.support.programs import killed_at_last
 
 COMMAND = "import sys; from guard.gateway.cli.main import gateway; gateway(sys.argv[1:])"
 
@@ -34,7 +36,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture
 def serve(database: str) -> Iterator[Callable[[], tuple[subprocess.Popen[str], list[str]]]]:
     """Start ``guard gateway serve`` and read what it says up to the dashboard's hint."""
-    started: list[subprocess.Popen[str]] = []
+    started = contextlib.ExitStack()
 
     def start() -> tuple[subprocess.Popen[str], list[str]]:
         process = subprocess.Popen(
@@ -42,17 +44,15 @@ def serve(database: str) -> Iterator[Callable[[], tuple[subprocess.Popen[str], l
              "--database", database],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
-        started.append(process)
+        started.enter_context(killed_at_last(process))
         assert process.stdout is not None
         said = []
         while not said or not said[-1].startswith("Dashboard:"):
             said.append(process.stdout.readline())
         return process, said
 
-    yield start
-    for process in started:
-        process.terminate()
-        process.communicate(timeout=60)
+    with started:
+        yield start
 
 
 def can_sign_in(base_url: str, name: str, password: str) -> bool:

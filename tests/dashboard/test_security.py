@@ -17,9 +17,9 @@ from guard.gateway.services.operators import IDLE_MS, SESSION_MS, Throttle
 from guard.gateway.settings import GatewaySettings
 
 PAGES: Final = ["/", "/workflows", "/users", "/workflow?id=x", "/events", "/approvals", "/budgets",
-                "/budgets/edit", "/policies", "/policies/edit", "/keys", "/audit", "/live",
-                "/control?action=kill&workflow=x"]  # fmt: skip
-FORMS: Final = ["/control", "/approvals", "/budgets", "/budgets/delete", "/policies",
+                "/budgets/edit", "/policies", "/policies/edit", "/keys", "/settings", "/audit",
+                "/live", "/control?action=kill&workflow=x"]  # fmt: skip
+FORMS: Final = ["/control", "/approvals", "/settings", "/budgets", "/budgets/delete", "/policies",
                 "/policies/delete", "/keys", "/keys/change", "/audit/verify",
                 "/sign-out"]  # fmt: skip
 PASSWORD: Final = "a password for tests"
@@ -125,6 +125,7 @@ def test_only_forms_are_read(visitor: Any) -> None:
         ("/policies", {"name": "", "is_new": "1"}),
         ("/policies", {"name": "p", "is_new": "1", "approval_timeout_s": "0"}),
         ("/keys", {"name": "k", "role": "root"}),
+        ("/settings", {"chain_ttl_ms": "soon"}),
         ("/approvals", {"approval": "x", "answer": "maybe"}),
     ],
 )

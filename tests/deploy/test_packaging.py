@@ -20,7 +20,7 @@ import yaml
 from guard.gateway.embedded import run_gateway
 from guard.gateway.settings_sources import load, unknown_variables
 from guard.settings import Settings
-from tests.support.programs import environment
+from tests.support.programs import environment, killed_at_last
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -205,7 +205,7 @@ def test_the_units_command_serves_with_the_file_of_settings(tmp_path: Path) -> N
         cwd=tmp_path, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         text=True,
     )  # fmt: skip
-    try:
+    with killed_at_last(process):
         lines = []
         while not lines or not lines[-1].startswith("Dashboard"):
             lines.append(process.stdout.readline())
@@ -213,7 +213,6 @@ def test_the_units_command_serves_with_the_file_of_settings(tmp_path: Path) -> N
         os.kill(process.pid, signal.SIGHUP)
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(1)
-    finally:
         process.terminate()
         process.communicate(timeout=120)
     assert process.returncode == 0

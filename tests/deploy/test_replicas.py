@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from pathlib import Path
@@ -13,6 +12,7 @@ import yaml
 
 from guard.gateway.settings import GatewaySettings
 from guard.gateway.settings_sources import load, unknown_variables
+from tests.support.generators import generator
 
 ROOT = Path(__file__).parents[2]
 REPLICAS = ROOT / "deploy" / "replicas"
@@ -161,12 +161,7 @@ def test_it_scales_by_a_metric_that_is_served(manifests: dict[str, Any]) -> None
 
 @pytest.fixture(scope="module")
 def sizing() -> Any:
-    spec = importlib.util.spec_from_file_location("sizing", ROOT / "docs" / "generate_sizing.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return generator("sizing")
 
 
 def test_the_page_is_the_measurements(sizing: Any) -> None:

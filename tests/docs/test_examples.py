@@ -100,10 +100,15 @@ def modules() -> list[str]:
 
 
 @pytest.mark.parametrize("name", modules())
-def test_docstring_examples(name: str) -> None:
+def test_docstring_examples(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GUARD_API_KEY", "of-no-gateway-000000000000")
+    monkeypatch.setenv("GUARD_API_URL", "http://127.0.0.1:9")
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as exc:
         pytest.skip(f"needs {exc.name}")
     # In a context of its own: an example may set what would last for the tests after it.
-    assert contextvars.copy_context().run(doctest.testmod, module).failed == 0
+    try:
+        assert contextvars.copy_context().run(doctest.testmod, module).failed == 0
+    finally:
+        guard.shutdown(flush=False)

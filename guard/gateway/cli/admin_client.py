@@ -182,8 +182,16 @@ class AdminClient:
         self.request("DELETE", f"/prices/{price_id}")
 
     def update_settings(self, **settings: Any) -> _Json:
-        """Change the organisation's settings; those left out return to their defaults."""
+        """Replace the organisation's settings; those left out return to their defaults."""
         return dict(self.request("PUT", "/organisations/settings", settings))
+
+    def settings(self) -> _Json:
+        """Return the organisation's settings by name."""
+        return dict(self.request("GET", "/organisations/settings")["settings"])
+
+    def change_settings(self, **settings: bool | int | str) -> _Json:
+        """Change some of the organisation's settings; the others stay as they are."""
+        return dict(self.request("PATCH", "/organisations/settings", settings))
 
     # -- control -------------------------------------------------------------------------------
 
@@ -232,13 +240,11 @@ class AdminClient:
         limit: int = 1000,
         workflow_id: str | None = None,
         type: str | None = None,  # noqa: A002 (the field's name on the wire)
+        flag: str | None = None,
     ) -> list[_Json]:
         """List recorded events in the order of arrival."""
-        return list(
-            self.request(
-                "GET", "/events", after=after, limit=limit, workflow_id=workflow_id, type=type
-            )
-        )
+        named = {"workflow_id": workflow_id, "type": type, "flag": flag}
+        return list(self.request("GET", "/events", after=after, limit=limit, **named))
 
     def usage(self, group_by: str = "workflow", **query: Any) -> list[_Json]:
         """Sum usage by group."""

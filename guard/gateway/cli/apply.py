@@ -1,4 +1,4 @@
-"""Activating a file of budgets, policies and prices."""
+"""Activating a file of budgets, policies, prices and settings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from guard.gateway.cli.output import admin_options, client_of, safe, show, wants
 @click.option("--prune", is_flag=True, help="Also remove what the file does not name.")
 @admin_options
 def apply(file: Path, dry_run: bool, prune: bool, **options: Any) -> None:
-    """Activate the budgets, policies and prices of a TOML, YAML or JSON file.
+    """Activate the budgets, policies, prices and settings of a TOML, YAML or JSON file.
 
     Applying the same file again changes nothing.
 
@@ -28,7 +28,9 @@ def apply(file: Path, dry_run: bool, prune: bool, **options: Any) -> None:
     """
     wanted = read_file(file)
     if not isinstance(wanted, dict):
-        raise click.ClickException(f"{file.name}: tables named budgets, policies, prices expected")
+        raise click.ClickException(
+            f"{file.name}: tables named budgets, policies, prices, settings expected"
+        )
     with client_of(options) as client:
         plan = client.request("POST", "/apply", {**wanted, "dry_run": dry_run, "prune": prune})
         if wants_json():

@@ -31,12 +31,12 @@ def budgets_list(client: AdminClient) -> None:
       guard gateway budgets list --json
     """
     columns = ["scope", "window", "mode", "limit_cents", "committed_cents",
-               "reserved_cents", "exhausted", "budget_id"]  # fmt: skip
+               "uncertain_cents", "reserved_cents", "exhausted", "budget_id"]  # fmt: skip
     rows = client.ledger()
     known = {row["budget_id"] for row in rows}
     rows += [
         {**b, "limit_cents": b["limit_nanousd"] / 1e7, "committed_cents": 0.0,
-         "reserved_cents": 0.0, "exhausted": False}
+         "uncertain_cents": 0.0, "reserved_cents": 0.0, "exhausted": False}
         for b in client.budgets() if b["budget_id"] not in known
     ]  # fmt: skip
     show([{**row, "scope": scope_of(row)} for row in rows], columns)

@@ -20,6 +20,7 @@ from guard.gateway.cli.policies import policies
 from guard.gateway.cli.prices import prices
 from guard.gateway.cli.reports import audit, usage
 from guard.gateway.cli.serve import serve
+from guard.gateway.cli.settings import settings
 
 
 @click.group()
@@ -46,7 +47,10 @@ def workflows(client: AdminClient, limit: int, after: str) -> None:
       guard gateway workflows --after research --limit 20 --json
     """
     rows = client.workflows(after=after, limit=limit)
-    show(rows, ["workflow_id", "state", "reason", "spent_cents", "calls", "events"])
+    show(
+        rows,
+        ["workflow_id", "state", "reason", "spent_cents", "uncertain_cents", "calls", "events"],
+    )
 
 
 # -- keys --------------------------------------------------------------------------------------
@@ -128,7 +132,7 @@ def _show_key(made: dict[str, Any]) -> None:
 
 
 for _command in (
-    serve, password, local, budgets, policies, prices, approvals, usage, audit, apply,
+    serve, password, local, settings, budgets, policies, prices, approvals, usage, audit, apply,
     backup, restore, migrate, copy, *directives("guard gateway"),
 ):  # fmt: skip
     gateway.add_command(_command)

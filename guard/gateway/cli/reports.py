@@ -27,7 +27,7 @@ def usage(client: AdminClient, group_by: str, since_ms: int | None, limit: int) 
       guard gateway usage --by day --since-ms 1767225600000 --json
     """
     rows = client.usage(group_by, since_ms=since_ms, limit=limit)
-    columns = ["group", "cost_cents", "llm_calls", "tool_calls", "input_tokens",
+    columns = ["group", "cost_cents", "uncertain_cents", "llm_calls", "tool_calls", "input_tokens",
                "output_tokens", "unpriced"]  # fmt: skip
     show(rows, columns)
 

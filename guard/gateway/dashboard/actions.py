@@ -1,15 +1,17 @@
-"""The forms that act on workflows, approvals and keys."""
+"""The forms that act on workflows, approvals, keys and settings."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
+import msgspec
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from guard.gateway.dashboard import forms, security
 from guard.gateway.dashboard.site import RequestContext, Site
 from guard.gateway.domain.errors import NotFoundError
+from guard.gateway.domain.setting_table import SETTINGS
 
 ACTIONS: Final = {
     "kill": (
@@ -40,6 +42,8 @@ class Actions:
             Route("/keys", action(self.create_key), methods=["POST"]),
             Route("/keys/change", page(self.confirm_key), methods=["GET"]),
             Route("/keys/change", action(self.change_key), methods=["POST"]),
+            Route("/settings", page(self.settings), methods=["GET"]),
+            Route("/settings", action(self.save_settings), methods=["POST"]),
             Route("/audit/verify", action(self.verify_audit), methods=["POST"]),
         ]
 
@@ -76,6 +80,31 @@ class Actions:
             context.call(body=body, approval_id=context.form.text("approval"))
         )
         return self._site.done(context, "approved" if body.approved else "refused", "/approvals")
+
+    # -- settings ------------------------------------------------------------------------------
+
+    async def settings(self, context: RequestContext) -> Response:
+        """Show the form of an organisation's settings."""
+        return await self._settings_form(context)
+
+    async def _settings_form(self, context: RequestContext, **values: Any) -> Response:
+        known = msgspec.to_builtins(context.organisation.settings)
+        values = {"error": ""} | values
+        return await self._site.render(
+            context, "settings.html", table=SETTINGS, known=known, **values
+        )
+
+    async def save_settings(self, context: RequestContext) -> Response:
+        """Change the settings that the operator has changed in the form."""
+        try:
+            changes = forms.settings(context.form)
+        except ValueError as exc:
+            return await self._settings_form(
+                context, error=f"Nothing was saved: {exc}.", status=400
+            )
+        if changes:
+            await self._handlers.change_settings(context.call(body=changes))
+        return self._site.done(context, "settings", "/settings")
 
     # -- keys ----------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from guard.gateway.dashboard.formatting import count, money
+from guard.gateway.dashboard.formatting import count, in_doubt, money
 from guard.gateway.domain.usage import HOUR_MS, MINUTE_MS, UsagePoint
 
 DAY_MS: Final = 24 * HOUR_MS
@@ -91,8 +91,10 @@ def steps(since_ms: int, until_ms: int, step_ms: int) -> list[int]:
     return list(range(first, until_ms, step_ms))
 
 
-def spend_bars(points: Sequence[UsagePoint], chosen: Range, now_ms: int) -> Chart:
-    """Return spend per step over a range that ends now."""
+def spend_bars(
+    points: Sequence[UsagePoint], chosen: Range, now_ms: int, uncertain_nanousd: int = 0
+) -> Chart:
+    """Return spend per step over a range that ends now, and what of it was charged in doubt."""
     by_start: Mapping[int, UsagePoint] = {point.start_ms: point for point in points}
     starts = steps(now_ms - chosen.span_ms + chosen.step_ms, now_ms + 1, chosen.step_ms)
     top, parts = nice_ceiling(max((p.cost_nanousd for p in points), default=0) / 1e9)
@@ -111,11 +113,12 @@ def spend_bars(points: Sequence[UsagePoint], chosen: Range, now_ms: int) -> Char
                 f"{count(calls)} LLM call{'' if calls == 1 else 's'}")
         )  # fmt: skip
     total = sum(point.cost_nanousd for point in points)
+    summary = f"{money(total)} in the last {chosen.label}", in_doubt(min(uncertain_nanousd, total))
     return Chart(
         bars=bars,
         y_ticks=_money_ticks(top, parts),
         x_ticks=_time_ticks(starts, chosen.step_ms),
-        summary=f"{money(total)} in the last {chosen.label}",
+        summary=", ".join(filter(None, summary)),
         empty=total == 0,
     )
 

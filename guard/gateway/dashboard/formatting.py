@@ -35,6 +35,15 @@ def money(nanousd: int | None) -> str:
     return f"{sign}${digits[: first + 3].rstrip('0')}"
 
 
+def in_doubt(nanousd: int) -> str:
+    """Return what to say beside a sum of which so much is uncertain; nothing for nothing.
+
+    >>> in_doubt(400_000_000), in_doubt(0)
+    ('of it up to $0.40 uncertain', '')
+    """
+    return f"of it up to {money(nanousd)} uncertain" if nanousd else ""
+
+
 def dollars_input(nanousd: int) -> str:
     """Return nano-dollars as the value of a form field, without loss.
 

@@ -10,6 +10,7 @@ import msgspec
 from guard.core.wire import NANOUSD_MAX, NANOUSD_PER_DOLLAR
 from guard.gateway.api.admin import bodies
 from guard.gateway.dashboard.security import Form
+from guard.gateway.domain.setting_table import SETTINGS
 
 T = TypeVar("T")
 
@@ -93,9 +94,9 @@ def policy(form: Form) -> bodies.PolicyBody:
     caps = []
     rows = zip(
         form.rows("cap_calls"), form.rows("cap_seconds"), form.rows("cap_by"),
-        form.rows("cap_tools"), strict=True,
+        form.rows("cap_tools"), form.rows("cap_on_limit"), strict=True,
     )  # fmt: skip
-    for calls, seconds, by, tools in rows:
+    for calls, seconds, by, tools, on_limit in rows:
         if calls:
             caps.append(
                 {
@@ -103,6 +104,7 @@ def policy(form: Form) -> bodies.PolicyBody:
                     "per_ms": whole(seconds or "60", "the seconds of a rate cap") * 1000,
                     "by": by,
                     "tools": tools.replace(",", " ").split(),
+                    "on_limit": on_limit,
                 }
             )
     timeout_s = whole(form.text("approval_timeout_s", "300"), "the time for an answer")
@@ -117,6 +119,7 @@ def policy(form: Form) -> bodies.PolicyBody:
                 "tools_allow": form.lines("tools_allow") or None,
                 "models_block": form.lines("models_block"),
                 "models_allow": form.lines("models_allow") or None,
+                "models_priced": form.has("models_priced"),
                 "sensitive_tools": form.lines("sensitive_tools"),
                 "sensitive_action": form.text("sensitive_action", "allow"),
                 "approval_tools": form.lines("approval_tools"),
@@ -126,6 +129,16 @@ def policy(form: Form) -> bodies.PolicyBody:
         },
         bodies.PolicyBody,
     )
+
+
+def settings(form: Form) -> dict[str, bool | int | str]:
+    """Read the settings that were changed in the form; another operator may change the others."""
+    found: dict[str, bool | int | str] = {}
+    for name, each in SETTINGS.items():
+        text = str(form.has(name)).lower() if each.kind == "flag" else form.text(name)
+        if text.strip() != form.text(f"was_{name}"):
+            found[name] = each.read(text)
+    return found
 
 
 def named(form: Form) -> str:

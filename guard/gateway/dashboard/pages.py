@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from guard.gateway.dashboard import charts, spans
-from guard.gateway.dashboard.formatting import count, money
+from guard.gateway.dashboard.formatting import count, in_doubt, money
 from guard.gateway.dashboard.site import RequestContext, Site
 from guard.gateway.domain.errors import NotFoundError
 from guard.gateway.domain.records import BalanceView, StoredEvent, Workflow
@@ -63,21 +63,23 @@ class Pages:
         """Show spend over time and against budgets, and running workflows."""
         now_ms, own = self._site.parts.clock_ms(), context.org()
         chosen = charts.RANGES.get(context.query("range"), charts.RANGES["24h"])
-        points = await self._spend(own, chosen, now_ms, None)
+        chart = await self._spend(own, chosen, now_ms, None)
         balances = await self._storage.fullest_balances(own, OVERVIEW_ROWS)
         workflows = await self._storage.workflow_page(own, "", "seen", 0, COUNT_MAX)
         refused = await self._storage.refusals(own, None, NEWEST, COUNT_MAX)
+        day_ms = period_of("day", now_ms)[0]
         today = await self._storage.spend_over_time(
-            own, HOUR_MS, period_of("day", now_ms)[0], now_ms + 1, charts.DAY_MS, None
+            own, HOUR_MS, day_ms, now_ms + 1, charts.DAY_MS, None
         )
+        uncertain = await self._storage.uncertain_spend(own, day_ms, now_ms + 1, None)
         watched = _watched(balances, context.query("budget"))
         return await self._site.render(
             context,
             "overview.html",
             chosen=chosen,
             ranges=charts.RANGES.values(),
-            chart=charts.spend_bars(points, chosen, now_ms),
-            figures=self._figures(context, today, workflows, refused, now_ms),
+            chart=chart,
+            figures=self._figures(context, today, uncertain, workflows, refused, now_ms),
             balances=balances,
             watched=watched,
             burn=None if watched is None else await self._burn(own, watched, now_ms),
@@ -93,29 +95,33 @@ class Pages:
 
     async def _spend(
         self, own: str, chosen: charts.Range, now_ms: int, workflow_id: str | None
-    ) -> list[UsagePoint]:
+    ) -> charts.Chart:
         starts = charts.steps(now_ms - chosen.span_ms + chosen.step_ms, now_ms + 1, chosen.step_ms)
-        return await self._storage.spend_over_time(
+        points = await self._storage.spend_over_time(
             own, chosen.size_ms, starts[0], now_ms + 1, chosen.step_ms, workflow_id
         )
+        uncertain = await self._storage.uncertain_spend(own, starts[0], now_ms + 1, workflow_id)
+        return charts.spend_bars(points, chosen, now_ms, uncertain)
 
     def _figures(
         self,
         context: RequestContext,
         today: list[UsagePoint],
+        uncertain: int,
         workflows: list[Workflow],
         refused: list[Refused],
         now_ms: int,
     ) -> list[Figure]:
         spent = sum(point.cost_nanousd for point in today)
         calls = sum(point.llm_calls for point in today)
+        note = in_doubt(uncertain), f"{count(calls)} LLM calls"
         running = sum(
             w.state == "active" and now_ms - (w.last_seen_ms or 0) < ACTIVE_MS for w in workflows
         )
         stopped = sum(w.state != "active" for w in workflows)
         day = sum(now_ms - refusal.at_ms < charts.DAY_MS for refusal in refused)
         return [
-            Figure("Spent today", money(spent), f"{count(calls)} LLM calls"),
+            Figure("Spent today", money(spent), ", ".join(filter(None, note))),
             Figure("Active workflows", _capped(running, len(workflows)),
                    f"{stopped} paused or killed" if stopped else "in the last 15 minutes",
                    context.link("/workflows")),
@@ -176,7 +182,7 @@ class Pages:
         tab = context.query("tab", "calls")
         tab = tab if tab in _TABS else "calls"
         chosen = charts.RANGES.get(context.query("range"), charts.RANGES["24h"])
-        points = await self._spend(own, chosen, now_ms, workflow_id)
+        chart = await self._spend(own, chosen, now_ms, workflow_id)
         runs = await self._storage.newest_runs(own, workflow_id, "", 20)
         shown = await self._tab(context, tab, workflow_id, [run.run_id for run in runs], now_ms)
         return await self._site.render(
@@ -187,7 +193,7 @@ class Pages:
             tabs=_TABS,
             chosen=chosen,
             ranges=charts.RANGES.values(),
-            chart=charts.spend_bars(points, chosen, now_ms),
+            chart=chart,
             runs=runs,
             balances=[
                 balance
@@ -296,7 +302,7 @@ def is_error(event: StoredEvent) -> bool:
     data = event.data
     return (
         event.type == "sdk.loss"
-        or bool(event.flags)
+        or any(flag != "local" for flag in event.flags)
         or bool(data.get("error_code"))
         or data.get("outcome") not in (None, "", "ok", "success")
     )

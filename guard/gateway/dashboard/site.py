@@ -43,6 +43,7 @@ NOTICES: Final = {
     "budget-deleted": "The budget was removed.",
     "policy": "The policy is active.",
     "policy-deleted": "The policy was deactivated.",
+    "settings": "The settings are active.",
     "key-revoked": "The key was revoked. Requests with it are refused from now on.",
     "audit-ok": "The audit log is complete: every entry's hash is right.",
 }
@@ -51,7 +52,7 @@ NOTICES: Final = {
 NAVIGATION: Final = (
     ("/", "Overview"), ("/workflows", "Workflows"), ("/events", "Events"),
     ("/approvals", "Approvals"), ("/budgets", "Budgets"), ("/policies", "Policies"),
-    ("/keys", "Keys"), ("/audit", "Audit"),
+    ("/keys", "Keys"), ("/settings", "Settings"), ("/audit", "Audit"),
 )  # fmt: skip
 
 
@@ -123,7 +124,7 @@ class Site:
             lstrip_blocks=True,
         )
         names = ("money", "count", "compact", "duration", "iso", "moment", "clock", "span",
-                 "dollars_input", "visible", "detail",
+                 "dollars_input", "visible", "detail", "in_doubt",
                  "said")  # fmt: skip
         self._jinja.filters.update({name: getattr(formatting, name) for name in names})
         self._jinja.globals.update(asset=self.assets.address, navigation=NAVIGATION)

@@ -1,0 +1,69 @@
+"""Commands over an organisation's settings."""
+
+from __future__ import annotations
+
+import click
+
+from guard.gateway.cli.admin_client import AdminClient
+from guard.gateway.cli.output import note, show, with_client
+from guard.gateway.domain.setting_table import SETTINGS, setting
+
+
+@click.group()
+def settings() -> None:
+    """Show and change how the ledger treats an organisation.
+
+    \b
+    Example:
+      guard gateway settings show
+    """
+
+
+@settings.command("show")
+@with_client
+def settings_show(client: AdminClient) -> None:
+    """List the settings, with what each is for.
+
+    \b
+    Examples:
+      guard gateway settings show
+      guard gateway settings show --local --json
+    """
+    known = client.settings()
+    rows = [
+        {"setting": name, "value": _written(known.get(name, each.default)),
+         "default": _written(each.default), "what": each.says}
+        for name, each in SETTINGS.items()
+    ]  # fmt: skip
+    show(rows, ["setting", "value", "default", "what"])
+
+
+@settings.command("set")
+@click.argument("changes", metavar="NAME=VALUE...", nargs=-1, required=True)
+@with_client
+def settings_set(client: AdminClient, changes: tuple[str, ...]) -> None:
+    """Change settings; all others stay as they are. A name with nothing after = is reset.
+
+    \b
+    Examples:
+      guard gateway settings set strict=true
+      guard gateway settings set unbounded_output=refuse chain_over_permille=100
+      guard gateway settings set strict=
+    """
+    wanted: dict[str, bool | int | str] = {}
+    for change in changes:
+        name, equals, text = change.partition("=")
+        if not equals:
+            raise click.UsageError(f"{change!r} is not NAME=VALUE, such as strict=true")
+        try:
+            found = setting(name)
+            wanted[found.name] = found.read(text) if text.strip() else found.default
+        except ValueError as exc:
+            raise click.UsageError(str(exc)) from None
+    made = client.change_settings(**wanted)["settings"]
+    lines = [f"{name} is {_written(made[name])}" for name in wanted]
+    note("\n".join(lines), made)
+
+
+def _written(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,39 @@
+"""The page of the limit's cases is what was measured, and all of them held."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks import limit_cases
+from tests.support.generators import generator
+
+
+@pytest.fixture(scope="module")
+def pages() -> Any:
+    return generator("limit_cases")
+
+
+def test_the_page_is_the_measurements(pages: Any) -> None:
+    assert pages.PAGE.read_text() == pages.page(pages.newest()), "run docs/generate_limit_cases.py"
+
+
+def test_every_case_held_in_every_round(pages: Any) -> None:
+    wanted = {case.name for case in limit_cases.cases()}
+    assert len(wanted) >= 150
+    for found in pages.newest()["rounds"]:
+        assert found.keys() == wanted
+        for name, row in found.items():
+            assert row["problems"] == [], name
+            assert row["billed"] <= row["charged"], name
+            assert row["billed"] <= row["limit"], name
+
+
+def test_a_case_that_does_not_hold_is_shown_by_its_worst_round(pages: Any) -> None:
+    good = {"billed": 1, "charged": 1, "limit": 2, "share": 0.5, "problems": []}
+    bad = good | {"billed": 3, "problems": ["over", "undercharged"]}
+    rounds = [{"a case": good}, {"a case": bad}]
+    page = pages.page({"date": "2026-01-01", "machine": "m", "rounds": rounds})
+    assert "| a case | 0.000000 | 0.000000 | 0.000000 | 50% | over; undercharged |" in page
+    assert "1 of 2 held, in 2 rounds in a row" in page
