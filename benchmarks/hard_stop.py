@@ -8,6 +8,10 @@ money column is what the vendor would bill. Guard runs against its own gateway, 
 own, with a budget for ten requests; ``requests not gated`` is the same with
 ``GUARD_GATE_REQUESTS=0``. The peer is LiteLLM's ``max_budget`` (``PYTHON`` has ``litellm``), which
 also decides in the process. ``ran`` should be at least 8, ``spent`` at most the limit.
+
+``--all [--rounds 3]`` plays the cases of ``limit_cases.py`` instead: programs under ``guard run``,
+each in a way of its own to pass a limit, or to be stopped before it. ``python
+docs/generate_limit_cases.py`` makes a page of the results.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks import limit_cases
 from tests.support.llm_vendor import vendor_process
 
 _ROOT = Path(__file__).parents[1]
@@ -305,12 +310,16 @@ def main() -> None:
     parser.add_argument("--peers", help="an interpreter that has the peer")
     parser.add_argument("--only", nargs="*", help="programs to run")
     parser.add_argument("--results", type=Path, help="folder for a JSON file of the results")
+    parser.add_argument("--all", action="store_true", help="play all cases of limit_cases instead")
+    parser.add_argument("--rounds", type=int, default=3, help="how often, with --all")
     for hidden in ("--work", "--url"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
     parser.add_argument("--gateway", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.gateway:
         _serve_gateway()
+    elif given.all:
+        sys.exit(1 if limit_cases.play(limit_cases.cases(), given.rounds, given.results) else 0)
     elif given.work == "litellm":
         _litellm(given.url, given.requests)
     elif given.work:
