@@ -135,6 +135,7 @@ class _Request:
                  "modelVersion": model}
                 for text in texts
             ]  # fmt: skip
+            events[-1]["candidates"][0]["finishReason"] = "STOP"
             if self.fault != "mute":
                 events[-1]["usageMetadata"] = self.usage
             return [_event(event) for event in events]

@@ -22,6 +22,8 @@ from typing import Any
 
 import httpx
 
+from benchmarks import _limit_clients
+
 HOST = "vendor.test"
 PATHS = {
     "chat": "/v1/chat/completions",
@@ -174,6 +176,9 @@ def main() -> None:
     if way in ("env", "env -i", "nested", "fork"):
         rest = json.dumps({**case, "way": "plain"})
         _as_child(agent, [rest, sys.argv[2]])
+        return
+    if case["client"] != "httpx":
+        _limit_clients.play(agent)
         return
     if way in ("_exit", "kill", "hup"):
         _ends_in_a_hurry(way, 0.5)

@@ -41,6 +41,12 @@ MODELS: Final = {
 }
 
 
+CLIENTS: Final = {
+    "openai": "chat", "openai responses": "responses", "anthropic": "anthropic",
+    "google-genai": "gemini", "langchain": "chat", "langgraph": "chat", "openai-agents": "chat",
+}  # fmt: skip
+
+
 @attrs.frozen
 class Case:
     """One program.
@@ -58,6 +64,7 @@ class Case:
         way: how the program is started, and how it ends its requests or itself.
         delay_ms: how long an answer takes.
         prompt_words: the size of the prompt.
+        client: what makes the requests: httpx, or a vendor's client or framework as it is.
     """
 
     format: str
@@ -72,13 +79,15 @@ class Case:
     way: str = "plain"
     delay_ms: int = 5
     prompt_words: int = 60
+    client: str = "httpx"
 
     @property
     def name(self) -> str:
         """What it is called."""
         words = [self.model, self.shape, "stream" if self.stream else "whole"]
         words.append("no max" if self.named is None else f"max {self.named}")
-        words += [word for word in (self.fault, self.way) if word not in ("none", "plain")]
+        details = self.client, self.fault, self.way
+        words += [word for word in details if word not in ("httpx", "none", "plain")]
         return ", ".join(words)
 
     @property
@@ -112,6 +121,21 @@ def cases() -> list[Case]:
                 for stream in (False, True)
             ]
         found += faults_of(form, *models)
+    return [*found, *clients()]
+
+
+def clients() -> list[Case]:
+    """Return the cases of vendors' clients and frameworks, which retry by themselves."""
+    found: list[Case] = []
+    for client, form in CLIENTS.items():
+        model = MODELS[form][0]
+        limit = limit_of(model)
+        found += [
+            Case(form, model, limit, "serial", client=client),
+            Case(form, model, limit, "gather", client=client, named=300, delay_ms=100),
+            Case(form, model, limit, "gather", client=client, named=300, fault="reset"),
+            Case(form, model, limit, "serial", client=client, stream=True),
+        ]
     return found
 
 
