@@ -50,7 +50,10 @@ class _Caller:
                     self._connection = http.client.HTTPConnection("127.0.0.1", self._port, 10)
                 self._connection.request("POST", path, json.dumps(body), headers)
                 response = self._connection.getresponse()
-                return response.status, json.loads(response.read())
+                reply = json.loads(response.read())
+                if response.status == 503:  # started again, and still opening its store
+                    raise http.client.HTTPException(str(reply))
+                return response.status, reply
             except (OSError, http.client.HTTPException, ValueError):
                 if self._connection is not None:
                     self._connection.close()
