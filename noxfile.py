@@ -165,6 +165,19 @@ def frameworks(session: nox.Session) -> None:
 
 
 @nox.session
+def patchers(session: nox.Session) -> None:
+    """Patch the clients with the tools that people use, in every order with guard."""
+    session.install(
+        "--quiet", "-e", ".[gateway]", "pytest", "pytest-asyncio", "pytest-timeout", "hypothesis",
+        "aiohttp", "boto3", "httpx2", "openai>=3", "requests", "psutil", "ddtrace", "newrelic",
+        "opentelemetry-instrumentation-aiohttp-client", "opentelemetry-instrumentation-botocore",
+        "opentelemetry-instrumentation-httpx", "opentelemetry-instrumentation-requests",
+        "opentelemetry-instrumentation-urllib3", "pytest-httpx", "sentry-sdk", "vcrpy",
+    )  # fmt: skip
+    session.run("pytest", "-s", "tests/guard/instrumentation/test_patchers.py", *session.posargs)
+
+
+@nox.session
 def proofs(session: nox.Session) -> None:
     """Run the long proofs at full size, on a quiet machine: the ledger's, and delivery's."""
     install(session)

@@ -26,6 +26,7 @@ from guard.control.threads import ThreadBody, here
 from guard.core import wire
 from guard.core.leases import Grant, Question, Subject
 from guard.facade import ready_runtime, ready_runtime_async
+from guard.instrumentation import patching
 from guard.runtime import active
 from guard.runtime.runtime import GuardRuntime
 from guard.scope.scope import CallRecord, Entry, Scope, current_scope
@@ -195,6 +196,8 @@ class ProtectedCall(Edge):
             target = self._target = attrs.evolve(target, tool_name=outer.options.tool_name)
         self._runtime = runtime
         self._began_s = now_s = time.monotonic()
+        if now_s >= patching.next_look_s:  # the body's requests must be seen
+            patching.look()
         has_checks = runtime.enforcement.halts or runtime.tools.calls.open or target.sensitive
         hold = None
         if not has_checks:

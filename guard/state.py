@@ -31,6 +31,7 @@ class Facts:
         lost_since_contact: whether events were lost since the last usable answer.
         unseen_hosts: LLM hosts whose answers held no usage.
         gate_unavailable: whether the newest gate request got a 429 or an error, not a decision.
+        unhooked_clients: whether there are HTTP clients that could not be hooked.
     """
 
     misconfigured: bool = False
@@ -43,6 +44,7 @@ class Facts:
     lost_since_contact: bool = False
     unseen_hosts: bool = False
     gate_unavailable: bool = False
+    unhooked_clients: bool = False
 
 
 def derive_state(facts: Facts) -> State:
@@ -62,6 +64,7 @@ def derive_state(facts: Facts) -> State:
         or facts.lost_since_contact
         or facts.unseen_hosts
         or facts.gate_unavailable
+        or facts.unhooked_clients
     ):
         return "degraded"
     return "ok"
@@ -100,6 +103,9 @@ class GuardStatus:
             charged at its fallback prices.
         waiting_calls: calls and requests that wait in line now, for money that is only set aside or
             for their turn under a rate.
+        unhooked_clients: HTTP clients whose version cannot be hooked: their requests are not seen.
+        restored_hooks: methods of HTTP clients that other code had replaced without guard in them,
+            and that guard has hooked again.
     """
 
     state: State
@@ -127,3 +133,5 @@ class GuardStatus:
     cut_short: int = 0
     unpriced_models: tuple[str, ...] = ()
     waiting_calls: int = 0
+    unhooked_clients: tuple[str, ...] = ()
+    restored_hooks: tuple[str, ...] = ()

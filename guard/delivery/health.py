@@ -118,6 +118,7 @@ class Health:
         buffered: int,
         spooled: int,
         unseen_hosts: tuple[str, ...],
+        unhooked_clients: tuple[str, ...],
         shut_down: bool,
         leases: Totals,
         over_socket: bool,
@@ -133,6 +134,7 @@ class Health:
             spooled=spooled,
             lost_since_contact=self.lost > self.lost_at_contact,
             unseen_hosts=bool(unseen_hosts),
+            unhooked_clients=bool(unhooked_clients),
             gate_unavailable=self.gate_unavailable,
         )
         state = derive_state(facts)
@@ -150,6 +152,7 @@ class Health:
             last_contact_ms=self.last_contact_ms,
             last_error_code=self.last_error_code,
             unseen_hosts=unseen_hosts,
+            unhooked_clients=unhooked_clients,
             sdk_version=__version__,
             pid=os.getpid(),
             decisions=("socket" if over_socket else "http") if reachable else "none",

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from guard.core.usage import find_endpoint
 from guard.core.usage.ends import Ending
 from guard.instrumentation import patching
 from guard.instrumentation.include_usage import UsageChunkFilter
@@ -85,8 +86,7 @@ def _request(original: Any, reader: Any) -> Any:
 
 def _connects_as_usual(session: Any) -> bool:
     """Tell whether a session's connections come from the method that is hooked below."""
-    connect = getattr(type(session.connector), "connect", None)
-    return getattr(connect, "__wrapped__", None) is not None
+    return patching.is_hooked(type(session.connector), "connect")
 
 
 def _connect(original: Any) -> Any:
@@ -95,6 +95,8 @@ def _connect(original: Any) -> Any:
     @functools.wraps(original)
     async def connect(self: Any, *args: Any, **options: Any) -> Any:
         call = call_being_sent()
+        if call is None:
+            _name_unhooked(args[0] if args else options.get("req"))
         if call is None or call.unsent is False:  # a redirect: the first request has left
             return await original(self, *args, **options)
         call.unsent = True
@@ -103,6 +105,22 @@ def _connect(original: Any) -> Any:
         return connection
 
     return connect
+
+
+def _name_unhooked(request: Any) -> None:
+    """Name an LLM request whose session other code has taken out of guard's hands.
+
+    Raises:
+        Refusal: such requests are refused here.
+    """
+    observer = patching.active()
+    url = getattr(request, "url", None)
+    if observer is None or url is None:
+        return
+    host, path = url.host or "", url.path
+    endpoint = find_endpoint(request.method.upper(), host, path)
+    if endpoint is not None and endpoint.asks and patching.look():
+        observer.unmetered(host, path, patching.TAKEN_OUT)
 
 
 def _ws_connect(original: Any) -> Any:

@@ -37,7 +37,8 @@ def _putrequest(original: Any) -> Any:
                 host, path = host.partition(":")[0].lower(), slash + path
             endpoint = find_endpoint(method.upper(), host, path)
             if endpoint is not None and endpoint.asks and (endpoint.certain or provider_of(host)):
-                observer.unmetered(host, path, _WHY)
+                # One that has lost its hook, such as requests, sends through this class as well.
+                observer.unmetered(host, path, patching.TAKEN_OUT if patching.look() else _WHY)
         return original(self, method, url, *args, **options)
 
     return putrequest

@@ -2,6 +2,9 @@
 
 One implementation serves both modules. The client keeps its own response object; only the byte
 stream under it is wrapped, and every chunk is handed on before anything else happens to it.
+
+The transports below are hooked too. There is nothing to do there, unless other code has taken the
+upper hook out: then the request is checked and observed below.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from guard.core.usage import Recording
+from guard.core.usage import Recording, find_endpoint
 from guard.core.usage.ends import Ending
 from guard.core.usage.recording import PENDING_BYTES
 from guard.instrumentation import patching
@@ -47,6 +50,14 @@ def patch(module: ModuleType) -> None:
     patching.replace(module.Client, "send", lambda send: _sync_send(send, sync_tee, outgoing))
     patching.replace(
         module.AsyncClient, "send", lambda send: _async_send(send, async_tee, outgoing)
+    )
+    patching.replace(
+        module.HTTPTransport, "handle_request", lambda handle: _handle(handle, sync_tee, outgoing)
+    )
+    patching.replace(
+        module.AsyncHTTPTransport,
+        "handle_async_request",
+        lambda handle: _handle_async(handle, async_tee, outgoing),
     )
 
 
@@ -165,6 +176,47 @@ def _async_send(original: Any, tee: Any, outgoing: Outgoing) -> Any:
         return response
 
     return send
+
+
+def _handle(original: Any, tee: Any, outgoing: Outgoing) -> Any:
+    def bare(self: Any, request: Any, stream: bool) -> Any:
+        return original(self, request)
+
+    guarded = _sync_send(bare, tee, outgoing)
+
+    @functools.wraps(original)
+    def handle_request(self: Any, request: Any) -> Any:
+        if _is_covered(request):
+            return original(self, request)
+        patching.look()
+        return guarded(self, request, stream=True)
+
+    return handle_request
+
+
+def _handle_async(original: Any, tee: Any, outgoing: Outgoing) -> Any:
+    async def bare(self: Any, request: Any, stream: bool) -> Any:
+        return await original(self, request)
+
+    guarded = _async_send(bare, tee, outgoing)
+
+    @functools.wraps(original)
+    async def handle_async_request(self: Any, request: Any) -> Any:
+        if _is_covered(request):
+            return await original(self, request)
+        patching.look()
+        return await guarded(self, request, stream=True)
+
+    return handle_async_request
+
+
+def _is_covered(request: Any) -> bool:
+    """Tell whether a request that has come to its transport needs nothing there."""
+    if call_being_sent() is not None or patching.active() is None:
+        return True
+    if request.extensions.get(OWN_TRAFFIC):
+        return True
+    return find_endpoint(request.method, request.url.host, request.url.path) is None
 
 
 def _begin(request: Any, outgoing: Outgoing) -> ObservedCall | None:

@@ -134,6 +134,18 @@ class Instrumentation:
         """Instrument the supported transports, now or when they are imported. Idempotent."""
         patching.install(self)
 
+    def look(self) -> None:
+        """Put back the hooks that other code has taken out; cheap where there is none."""
+        patching.look()
+
+    def restored_hooks(self) -> tuple[str, ...]:
+        """Return the methods of clients that other code had set back, hooked again since."""
+        return patching.restored()
+
+    def unhooked_clients(self) -> tuple[str, ...]:
+        """Return the clients that could not be hooked."""
+        return patching.unhooked()
+
     def uninstall(self) -> None:
         """Remove the hooks. Idempotent."""
         patching.uninstall(self)
@@ -204,6 +216,8 @@ class Instrumentation:
         scope = current_scope.get()
         observed = endpoint.asks and self._check(scope)
         call = ObservedCall(self, endpoint, scope, host, path, body)
+        if call.started_s >= patching.next_look_s:
+            patching.look()
         if self._gate is not None and endpoint.asks and not observed:
             self._cover(self._gate, call, path, body, replace)
         self._open.add(call)

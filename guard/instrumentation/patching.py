@@ -2,7 +2,8 @@
 
 A hook is a method of a transport's class, replaced by a wrapper that calls :func:`active` on
 each call. Another tool may wrap the same method on top; then the wrapper stays in place and
-does nothing while no observer is active.
+does nothing while no observer is active. Another tool may also take the wrapper out: :func:`look`
+finds that, at each tick of the background loop and before calls, and hooks the method again.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final
 
 from guard.instrumentation.observer import Observer
+from guard.instrumentation.seam import Seam
 
 logger = logging.getLogger("guard.instrumentation")
 
@@ -33,6 +36,8 @@ _HOOKS: Final[dict[str, str]] = {
 }
 """Maps a client's module to the module here whose ``patch(module)`` hooks it."""
 
+TAKEN_OUT: Final = "other code has taken guard's hook out of its client, which is hooked again now"
+
 # Replaced as a whole; the wrappers read it without the lock, under which all else changes.
 _active: Observer | None = None
 # Clients that wrapt will report when they are imported; a hook of wrapt cannot be withdrawn.
@@ -43,12 +48,19 @@ _executed: set[str] = set()
 _half_imported: set[str] = set()
 # The client that is being awaited right now: wrapt reports a module at once if it is loaded.
 _registering: str | None = None
-# By class and method: the wrapper and the original.
-_patches: dict[tuple[type[Any], str], tuple[Any, Any]] = {}
-# By client: whether it could be hooked.
+# By class and method.
+_patches: dict[tuple[type[Any], str], Seam] = {}
+# By client: whether it could be hooked, and the module that was.
 _seams: dict[str, bool] = {}
+_modules: dict[str, ModuleType] = {}
+# Methods that other code has taken guard out of since it was installed; a dict for its order.
+_restored: dict[str, None] = {}
 # Re-entrant: patching one client may import another.
 _lock = threading.RLock()
+
+_LOOK_S: Final = 0.01
+next_look_s = 0.0
+"""When the next call is to :func:`look`, by the monotonic clock; callers compare it themselves."""
 
 
 def active() -> Observer | None:
@@ -67,11 +79,23 @@ def prepare() -> None:
     importlib.import_module(_HOOKS["httpx"])
 
 
+def restored() -> tuple[str, ...]:
+    """Return the methods that other code had set back, and that were hooked again."""
+    return tuple(_restored)
+
+
+def unhooked() -> tuple[str, ...]:
+    """Return the clients whose version could not be hooked, so that their requests pass unseen."""
+    return tuple(name for name, is_hooked in _seams.items() if not is_hooked)
+
+
 def install(observer: Observer) -> None:
     """Observe the clients, including existing ones. Idempotent."""
     global _active
     _wait_for_imports()
     with _lock:
+        if _active is not observer:
+            _restored.clear()
         _active = observer
         for name in _HOOKS:
             module = sys.modules.get(name)
@@ -79,6 +103,8 @@ def install(observer: Observer) -> None:
                 _patch(name, module)
             elif name not in _awaited:
                 _await(name)
+        if _imports not in sys.meta_path:
+            sys.meta_path.insert(0, _imports)  # before wrapt's, which it tells what to await
         half_imported = sorted(_half_imported)
         _half_imported.clear()
     for name in half_imported:  # another thread has begun meanwhile
@@ -93,22 +119,92 @@ def uninstall(observer: Observer) -> None:
         if _active is not observer:
             return
         _active = None
-        for (owner, name), (wrapper, original) in list(_patches.items()):
+        for key, seam in list(_patches.items()):
             # A wrapper below another tool's stays: taking it out would take theirs out too.
-            if owner.__dict__.get(name) is wrapper:
-                setattr(owner, name, original)
-                del _patches[owner, name]
+            if seam.take_out():
+                del _patches[key]
 
 
 def replace(owner: type[Any], name: str, wrap: Callable[[Any], Any]) -> None:
-    """Replace a method by ``wrap(method)``, once, until :func:`uninstall`."""
-    current = owner.__dict__.get(name)
-    known = _patches.get((owner, name))
-    if current is None or (known is not None and current is not known[1]):
-        return  # inherited from a hooked class, or hooked (perhaps below another's wrapper)
-    wrapper = wrap(current)
-    _patches[owner, name] = (wrapper, current)
-    setattr(owner, name, wrapper)
+    """Replace a method by ``wrap(method)``, once, until :func:`uninstall`.
+
+    Args:
+        owner, name: of the method.
+        wrap: makes the wrapper around a function that takes the instance first.
+    """
+    if owner.__dict__.get(name) is None:
+        return  # inherited from a hooked class
+    seam = _patches.get((owner, name))
+    if seam is None:
+        seam = _patches[owner, name] = Seam(owner, name, wrap)
+    elif seam.is_in_place():  # perhaps below another's wrapper
+        return
+    else:
+        _tell_restored(seam)
+    seam.put()
+
+
+def is_hooked(owner: type[Any], name: str) -> bool:
+    """Tell whether the method that instances of a class have leads to guard's wrapper."""
+    for each in owner.__mro__:
+        method = each.__dict__.get(name)
+        if method is not None:
+            return any(seam.leads_to(method) for key, seam in _patches.items() if key[1] == name)
+    return False
+
+
+def look() -> bool:
+    """Look whether each hook is still called, and put back what others have taken out.
+
+    Returns:
+        Whether there was one. It is said in the log, once for each method. Never raises.
+    """
+    global next_look_s
+    next_look_s = time.monotonic() + _LOOK_S
+    if _active is None or (
+        all(seam.is_untouched() for seam in tuple(_patches.values()))
+        and all(sys.modules.get(name, module) is module for name, module in tuple(_modules.items()))
+    ):
+        return False
+    with _lock:
+        if active() is None:  # uninstalled meanwhile
+            return False
+        gone = False
+        for seam in list(_patches.values()):
+            if not seam.is_in_place() and seam.put():
+                _tell_restored(seam)
+                gone = True
+        # Classes that were loaded anew, beside their module or with it.
+        for name in list(_modules):
+            module = sys.modules.get(name)
+            if module is not None and _is_loaded(module):
+                _patch(name, module)
+    return gone
+
+
+def _tell_restored(seam: Seam) -> None:
+    if str(seam) not in _restored:
+        _restored[str(seam)] = None
+        logger.warning(
+            "%s was replaced by other code that leaves guard out; it is hooked again", seam
+        )
+
+
+class _Imports:
+    """Has a client hooked whenever it is imported: a hook of wrapt's is for one import."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        """Have the import that has just begun reported at its end; never finds a module."""
+        # Without the lock: a thread that holds it may be waiting for this import.
+        if name in _HOOKS and name not in sys.modules and name not in _awaited:
+            import wrapt
+
+            _executed.discard(name)
+            _awaited.add(name)
+            wrapt.register_post_import_hook(_imported, name)
+
+
+_imports: Final = _Imports()
 
 
 def _await(name: str) -> None:
@@ -130,6 +226,7 @@ def _imported(module: ModuleType) -> None:
             _half_imported.add(module.__name__)  # not its end: it is in ``sys.modules`` already
             return
         _executed.add(module.__name__)
+        _awaited.discard(module.__name__)
         if _active is not None:
             _patch(module.__name__, module)
 
@@ -155,6 +252,7 @@ def _patch(name: str, module: ModuleType) -> None:
     try:
         importlib.import_module(_HOOKS[name]).patch(module)
         _seams[name] = True
+        _modules[name] = module
     except Exception:
         _seams[name] = False
         logger.warning("this version of %s cannot be instrumented", name, exc_info=True)

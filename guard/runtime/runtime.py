@@ -57,6 +57,7 @@ logger = logging.getLogger("guard")
 _DISCARD_S: Final = 1.0
 _DELIVERY_POLL_S: Final = 0.005
 _LOAD_AFTER_S: Final = 0.1
+_LOOK_S: Final = 1.0
 _HOOKS_WAIT_S: Final = 1.0
 """How long the caller of a flush waits for the hooks to receive its errors."""
 _WAITING_MAX: Final = 20_000
@@ -345,6 +346,7 @@ class GuardRuntime:
             return self
         if self.opened:
             self._exits.install()  # another thread than the main one may have opened it
+            self.instrumentation.look()
             return self
         if self._open_error is not None:
             raise self._opening_error()
@@ -395,11 +397,21 @@ class GuardRuntime:
 
     def _ready(self) -> None:
         self.opened = True
+        self._background.call_soon(self._look_later)
         if self.settings.auto_instrument:
             self.instrumentation.install()
             if self.settings.gate_requests:
                 self._background.call_soon(self._load_later)
         self._exits.install()
+
+    def _look_later(self) -> None:
+        asyncio.get_running_loop().call_later(_LOOK_S, self._look)
+
+    def _look(self) -> None:
+        """Look whether the hooks are still in place, now and in a while."""
+        if not self.is_shut_down:
+            self.instrumentation.look()
+            self._look_later()
 
     def _load_later(self) -> None:
         """Load what the first LLM request needs, once the caller of ``init`` has gone on."""
@@ -537,6 +549,7 @@ class GuardRuntime:
             buffered=0 if self.is_shut_down and self._ended.is_set() else self.events.waiting,
             spooled=session.flusher.spooled if session is not None else 0,
             unseen_hosts=self.instrumentation.unseen_hosts(),
+            unhooked_clients=self.instrumentation.unhooked_clients(),
             shut_down=self.is_shut_down,
             leases=self.leases.totals(),
             over_socket=session is not None and session.asks.is_open,
@@ -548,6 +561,7 @@ class GuardRuntime:
             journal=self.events.journal_state,
             unseen_requests=self.instrumentation.unseen.counts(),
             cut_short=self.instrumentation.cut_short,
+            restored_hooks=self.instrumentation.restored_hooks(),
             unpriced_models=self.requests.unpriced_models,
             waiting_calls=self._keeper.waiting,
         )
