@@ -74,7 +74,7 @@ def seams() -> dict[str, bool]:
 
 
 def prepare() -> None:
-    """Load what :func:`install` needs in nearly every process: the SDK itself loads httpx."""
+    """Load what :func:`install` needs in nearly every process: most clients send by httpx."""
     importlib.import_module("wrapt")
     importlib.import_module(_HOOKS["httpx"])
 

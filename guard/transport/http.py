@@ -15,7 +15,7 @@ from guard.core import wire
 from guard.scope.scope import OWN_TRAFFIC
 from guard.settings import Settings, is_loopback, require_secure
 from guard.tls import client_context
-from guard.transport.lean_httpx import httpx
+from guard.transport.own_httpx import httpx
 from guard.transport.quiet import unlogged
 from guard.transport.replies import Reply
 from guard.transport.signer import Signer

@@ -163,15 +163,46 @@ def test_a_protected_function_loads_no_http_client_before_its_first_call() -> No
     assert not loaded & {"httpx", "httpcore", "websockets"}
 
 
-def test_a_session_with_the_gateway_loads_no_command_line() -> None:
+def test_a_session_with_the_gateway_loads_no_command_line_and_no_httpx_of_the_programs() -> None:
     """httpx loads rich, click and pygments where they are installed; that takes longer than it."""
-    loaded = loaded_by(
-        "import guard.session.session, httpx\n"
-        "assert callable(httpx.main) and httpx.Client().close() is None"
-    )
-    assert "httpx" in loaded
-    assert not {name.partition(".")[0] for name in loaded} & {"rich", "click", "pygments"}
+    loaded = loaded_by("import guard.session.session")
+    assert "guard.transport.own_httpx.httpx" in loaded
+    libraries = {name.partition(".")[0] for name in loaded}
+    assert not libraries & {"httpx", "httpcore", "anyio", "trio", "rich", "click", "pygments"}
     assert "websockets" not in loaded, "only an open socket needs it"
+
+
+def test_the_programs_httpx_is_whole_whatever_guard_loads() -> None:
+    """Another thread may import it at any moment: no part of it is hidden at any."""
+    done = subprocess.run(
+        [sys.executable, "-c", HIDDEN], capture_output=True, text=True, timeout=300, check=True
+    )
+    assert done.stdout.split() == ["[]", "True", "False"]
+
+
+HIDDEN = """
+import sys
+
+class Watch:
+    hidden = []
+
+    def find_spec(self, name, path=None, target=None):
+        self.hidden += [m for m in list(sys.modules) if m.startswith("httpx") and
+                        sys.modules[m] is None]
+
+sys.meta_path.insert(0, Watch())
+import guard.session.session
+import httpx, httpx._main
+from guard.transport import own_httpx
+print(Watch.hidden, httpx.main is httpx._main.main, own_httpx.httpx is httpx)
+"""
+
+
+def test_a_program_that_has_loaded_httpx_shares_it() -> None:
+    loaded = loaded_by(
+        "import httpx\nfrom guard.transport import own_httpx\nassert own_httpx.httpx is httpx"
+    )
+    assert not {name for name in loaded if name.startswith("guard.transport.own_httpx.")}
 
 
 def test_import_spamdetect_loads_neither_classifier_nor_service() -> None:
@@ -567,11 +598,11 @@ def test_the_sdk_imports_its_own_dependencies_only() -> None:
 
 def test_the_arrow_reader_sees_what_python_sees() -> None:
     """The reader above is not blind: a module's eager arrows are what its import really loads."""
-    importlib.import_module("guard.transport.lean_httpx")
+    importlib.import_module("guard.transport.http")
     eager = {
         arrow.target
         for arrow in arrows()
-        if arrow.source == "guard.transport.lean_httpx" and not arrow.lazy and not arrow.typing_only
+        if arrow.source == "guard.transport.http" and not arrow.lazy and not arrow.typing_only
     }
-    assert {"sys", "httpx"} <= eager
+    assert {"ssl", "attrs", "guard.transport.own_httpx"} <= eager
     assert eager - {"__future__"} <= sys.modules.keys()
