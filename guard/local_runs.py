@@ -10,6 +10,7 @@ Used by both sides, so it knows nothing of guard.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import secrets
@@ -51,9 +52,9 @@ class RunMark:
                 break
         self._held = held
 
-    def name(self, key_id: str, organisation_id: str) -> None:
-        """Say which key is the run's."""
-        os.write(self._held, json.dumps([key_id, organisation_id]).encode())
+    def name(self, key_id: str, organisation_id: str, workflow: str) -> None:
+        """Say which key is the run's, and which workflow."""
+        os.write(self._held, json.dumps([key_id, organisation_id, workflow]).encode())
 
     def __enter__(self) -> Self:
         return self
@@ -100,6 +101,31 @@ def abandoned(files: Files) -> Iterator[Abandoned]:
 def _read(path: Path, descriptor: int) -> Abandoned:
     with contextlib.suppress(ValueError):
         match json.loads(os.read(descriptor, _BYTES_MAX)):
-            case [str(key_id), str(organisation_id)]:
+            case [str(key_id), str(organisation_id), *_]:
                 return Abandoned(path, key_id, organisation_id)
     return Abandoned(path)
+
+
+def living(directory: Path) -> dict[str, str]:
+    """Return the workflow of each run whose supervisor lives, by the name of the run's file.
+
+    Args:
+        directory: of the local gateway; it need not exist.
+    """
+    found = {}
+    with contextlib.suppress(OSError):
+        for path in (directory / _FOLDER).iterdir():
+            with contextlib.suppress(OSError, ValueError), path.open("rb") as file:
+                match json.load(file):
+                    case [str(), str(), str(workflow)] if _is_held(file.fileno()):
+                        found[path.name] = workflow
+    return found
+
+
+def _is_held(descriptor: int) -> bool:
+    """Tell whether another process has locked an open file; the file is never created."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False  # unlocked when it is closed

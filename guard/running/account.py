@@ -6,6 +6,7 @@ The budget belongs to the key, so a program that opens workflows of its own stay
 from __future__ import annotations
 
 import collections
+import contextlib
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from guard.gateway.cli.admin_client import AdminClient, AdminError
 from guard.gateway.domain.lineage import lineage
 from guard.local_runs import RunMark, policy_of
 from guard.running.plan import RunLimits
+from guard.running.words import OperatorStop
 
 _PAGE: Final = 1000
 _CUT_SHORT: Final = "cut_short"
@@ -75,12 +77,13 @@ class RunAccount:
         self.key_id = str(made["key"]["key_id"])
         # Named at once: if this process is killed from here on, the gateway removes the key.
         self._mark = mark
-        mark.name(self.key_id, str(made["key"]["organisation_id"]))
+        mark.name(self.key_id, str(made["key"]["organisation_id"]), workflow)
         # Set once they exist, so that `close` removes what was made.
         self._budget_id: str | None = None
         self._policy: str | None = None
         try:
             self._limit(limits)
+            admin.announce_workflow(workflow)  # it can be killed before its first request
         except BaseException:
             self.close()
             raise
@@ -102,13 +105,35 @@ class RunAccount:
                 **document,
             )
 
-    def halt(self) -> tuple[str, str] | None:
-        """Return ``("killed", reason)`` when an operator has killed the run's workflow."""
+    def halt(self) -> OperatorStop | None:
+        """Return the kill or the pause of the run's workflow, by its name or by a glob."""
         try:
             found = self._admin.workflow(self._workflow)
         except AdminError:
             return None
-        return ("killed", str(found["reason"])) if found["state"] == "killed" else None
+        if found["state"] == "active":
+            return None
+        return OperatorStop(str(found["state"]), str(found["reason"]), str(found["stopped_by"]))
+
+    def kill(self) -> OperatorStop | None:
+        """Return the kill of the run's workflow, if it is killed."""
+        halt = self.halt()
+        return halt if halt is not None and halt.state == "killed" else None
+
+    def budget_behind(self, label: str) -> tuple[str, str] | None:
+        """Return the id of the budget with this label, and the id or glob that it is set for.
+
+        Args:
+            label: as refusals name it, such as ``workflow research (day)``.
+        """
+        with contextlib.suppress(AdminError):
+            rules = {rule["budget_id"]: rule for rule in self._admin.budgets()}
+            for row in self._admin.ledger():
+                scope = f"{row['scope_kind']} {row['scope_id']}".strip()
+                rule = rules.get(row["budget_id"])
+                if rule is not None and f"{scope} ({row['window']})" == label:
+                    return str(rule["budget_id"]), str(rule["scope_id"])
+        return None
 
     def spend(self) -> RunSpend:
         """Return what the run has used so far."""

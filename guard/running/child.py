@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -83,7 +84,22 @@ def _announce(directory: Path) -> None:
 
 def _report(directory: Path, error: BaseException) -> None:
     code = getattr(error, "error_code", "GD-X000")
-    reports.refuse(directory, str(code), guard.format_user_message(error), str(error))
+    details = getattr(error, "details", None) or {}
+    reports.refuse(
+        directory,
+        str(code),
+        str(error),
+        budget=_plain(details.get("budget")),
+        tool_name=getattr(error, "tool_name", None),
+    )
+
+
+def _plain(budget: Any) -> dict[str, Any]:
+    """Return what a refusal says of its budget; it comes as a mapping, or as the protocol's."""
+    names = ("scope", "limit_nanousd", "spent_nanousd", "resets_at_ms")
+    if isinstance(budget, Mapping):
+        return {name: budget.get(name) for name in names}
+    return {name: getattr(budget, name, None) for name in names} if budget is not None else {}
 
 
 def _end_quietly(directory: Path) -> None:

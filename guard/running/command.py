@@ -17,12 +17,11 @@ from typing import Any, Final
 
 import click
 
-from guard.core.catalogue import CATALOGUE
 from guard.core.wire import NAME_LENGTH_MAX
 from guard.gateway.cli.admin_client import AdminClient, AdminError
 from guard.local_gateway import LocalGateway, LocalGatewayError, join
 from guard.local_runs import RunMark
-from guard.running import leftovers, plan, reports
+from guard.running import leftovers, plan, reports, words
 from guard.running.account import RunAccount, RunSpend
 from guard.running.reports import RUN_DIR_VARIABLE
 from guard.running.supervise import supervise
@@ -97,7 +96,7 @@ def run(
       guard run --dry-run --rate 60/min -- uvicorn app:app
     \b
     From another terminal:
-      guard gateway kill NAME --local
+        guard kill NAME --local
     """
     if not program:
         raise click.UsageError("no program; for example: guard run --limit '$2' -- python agent.py")
@@ -163,12 +162,9 @@ def _run(
     dry_run: bool,
     as_json: bool,
 ) -> int:
-    if not dry_run and account.halt() is not None:
-        raise _Failure(
-            f"the workflow {workflow} is killed; revive it with: guard gateway revive {workflow} "
-            "--local, or choose another --workflow",
-            reports.REFUSED_CODE,
-        )
+    kill = None if dry_run else account.kill()
+    if kill is not None:
+        raise _Failure(words.killed_before(workflow, kill), reports.REFUSED_CODE)
     directory = Path(tempfile.mkdtemp(prefix="guard-run-"))
     try:
         place = reports.RunPlace(str(gateway.files.directory), account.key_id)
@@ -261,10 +257,9 @@ class _Look:
         with contextlib.suppress(AdminError, LocalGatewayError):
             if not self._gateway.is_running():
                 self._gateway.restore()
-            halt = None if self._dry_run else self._account.halt()
-            if halt is not None:  # `supervise` ends the program once there is a refusal
-                message = CATALOGUE["GD-W002"].user_message
-                reports.refuse(self._directory, "GD-W002", message, halt[1] or halt[0])
+            kill = None if self._dry_run else self._account.kill()
+            if kill is not None:  # `supervise` ends the program once there is a refusal
+                reports.refuse(self._directory, "GD-W002", kill.reason or "no reason was given")
             if self._watch:
                 spend = self._account.spend()
                 if spend != self._shown:
@@ -300,7 +295,7 @@ def _report(
     left: int,
 ) -> int:
     """Say how it went; return the exit code of the run."""
-    refused = reports.refusal(directory)
+    refused = _refusal(workflow, limits, account, directory)
     processes = reports.guarded(directory)[0]
     spend = account.spend_in_full()
     observed = account.observed() if dry_run else []
@@ -349,7 +344,27 @@ def _report(
     if refused is not None:
         _say(f"stopped: {refused['message']}", fg="red", bold=True)
         _say(refused["reason"])
+        _say(refused["advice"])
     return exit_code
+
+
+def _refusal(
+    workflow: str, limits: plan.RunLimits, account: RunAccount, directory: Path
+) -> dict[str, Any] | None:
+    """Return why the run was ended, in words for who started it; None if it was not."""
+    found = reports.refusal(directory)
+    if found is None:
+        return None
+    place = reports.place_of(directory)
+    label = (found.get("budget") or {}).get("scope")
+    budget = None if label is None else account.budget_behind(label)
+    facts = words.RunFacts(
+        workflow, limits, account.key_id, "" if place is None else place.gateway, account.halt(),
+        *(budget or ()),
+    )  # fmt: skip
+    said = words.of_refusal(found, facts)
+    about = {"message": found.get("message") or said.headline, "reason": found["reason"]}
+    return {"error_code": found["error_code"], **about, "advice": said.advice}
 
 
 def _named(models: dict[str, int]) -> str:

@@ -48,7 +48,12 @@ def say_place(directory: Path, place: RunPlace) -> None:
 def place_around(environ: Mapping[str, str]) -> RunPlace | None:
     """Return where the run is charged that this process belongs to, if it belongs to one."""
     directory = environ.get(RUN_DIR_VARIABLE)
-    match read_json(Path(directory) / _ACCOUNT) if directory else {}:
+    return place_of(Path(directory)) if directory else None
+
+
+def place_of(directory: Path) -> RunPlace | None:
+    """Return where the run of a directory is charged."""
+    match read_json(directory / _ACCOUNT):
         case {"gateway": str(gateway), "key_id": str(key_id)}:
             return RunPlace(gateway, key_id)
     return None
@@ -59,10 +64,18 @@ def announce(directory: Path) -> int | None:
     return try_lock(directory / f"{_PROCESS}{os.getpid()}")
 
 
-def refuse(directory: Path, code: str, message: str, reason: str) -> None:
-    """Report why the run has to end; the first reason stays."""
+def refuse(directory: Path, code: str, reason: str, **about: Any) -> None:
+    """Report why the run has to end; the first reason stays.
+
+    Args:
+        directory: of the run.
+        code: of the error.
+        reason: its text.
+        about: what else is known: ``message``, ``budget``, ``tool_name``.
+    """
     fresh = directory / f"{_REFUSED}.{os.getpid()}"
-    report = {"error_code": code, "message": message, "reason": reason[:1000]}
+    known = {name: value for name, value in about.items() if value}
+    report = {"error_code": code, "reason": reason[:1000], **known}
     with contextlib.suppress(OSError):  # the run is over, and its directory gone
         with open(open_private(fresh, os.O_WRONLY | os.O_TRUNC), "w", encoding="utf-8") as file:
             json.dump(report, file)

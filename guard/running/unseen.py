@@ -49,9 +49,9 @@ class RunUnseen:
         reports.refuse(
             self._directory,
             "GD-X001",
-            f"{program} talks to {host}, and guard cannot see what it spends",
             "a limit cannot hold for a program that does not load guard: run it without it, or let "
             "it go on, uncounted, with --allow-unseen",
+            message=f"{program} talks to {host}, and guard cannot see what it spends",
         )
         end(pid)
 

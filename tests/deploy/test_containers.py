@@ -176,7 +176,7 @@ def test_an_agent_is_limited_in_its_container(compose: Compose, mounted: str) ->
     done = compose("run", "--rm", "-T", "-v", mounted, "run", *program, AGENT_LIMIT_USD="0.002")
     assert done.stdout.replace("\r", "").startswith("0 200\n1 200\n2 200\n"), done.stderr
     assert "3 LLM requests, $0.001538 of $0.002" in done.stderr
-    assert "stopped: The usage limit has been reached" in done.stderr
+    assert "stopped: this run's --limit of $0.002 is reached" in done.stderr
     assert done.returncode == 77
 
 

@@ -29,9 +29,9 @@ def check(path: Path) -> None:
     for part in (
         "$ guard run --limit '$0.05' --watch -- python agent.py",
         "4 LLM requests, $0.0399 of $0.05",
-        "stopped: The usage limit has been reached.",
+        "stopped: this run's --limit of $0.05 is reached",
         "--block-tool 'delete_*'",
-        "stopped: This tool is not allowed here.",
+        "stopped: the tool delete_mail is blocked",
         "[GD-T001]",
     ):
         assert part in shown

@@ -13,6 +13,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
+from guard.gateway.cli.admin_client import AdminError
 from guard.gateway.embedded import run_gateway
 from tests.support.waiting import until
 
@@ -77,6 +78,47 @@ def test_killing_a_run_ends_that_run_alone(tenant: Any) -> None:
     tenant.allowed(workflow_id="w", run_id="r2")
     runs = tenant.admin.request("GET", "/runs", workflow_id="w")
     assert {r["run_id"]: r["state"] for r in runs} == {"r1": "killed", "r2": "active"}
+
+
+TARGETS = ["*", "a*", "a_b", "a_*", "a%b", "a%*", "a!*", "A*", "?_b", "*b", "a[b]*", "zz", "z*"]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_a_target_names_is_what_it_stops(tenant: Any, target: str) -> None:
+    names = ["a_b", "aXb", "A_B", "a%b", "a!b", "a[b]c", "b"]
+    for number, name in enumerate(names):
+        tenant.allowed(workflow_id=name, run_id=f"r{number}")
+    named = tenant.admin.named(target)
+    reached = [tenant.admin.named(target, f"r{number}")["known"] for number in range(len(names))]
+    tenant.admin.kill(target)
+    stopped = [tenant.admin.workflow(name)["state"] == "killed" for name in names]
+    assert (named["workflows"], named["runs"]) == (sum(stopped), sum(stopped))
+    assert reached == stopped
+    assert named["known"] is (any(stopped) or target == "*")
+    assert tenant.admin.named(target)["known"], "what is stopped can be lifted"
+    tenant.admin.revive(target)
+    assert tenant.admin.named(target)["known"] is named["known"]
+
+
+def test_a_workflow_that_was_only_stopped_and_lifted_is_none(tenant: Any) -> None:
+    with pytest.raises(AdminError, match="no such workflow"):
+        tenant.admin.workflow("later")
+    tenant.admin.kill("lat*", reason="all of them")
+    found = tenant.admin.workflow("later")
+    assert (found["state"], found["stopped_by"], found["reason"]) == (
+        "killed", "lat*", "all of them",
+    )  # fmt: skip
+    tenant.admin.revive("later")
+    tenant.admin.pause("soon", resume_after_ms=1)
+    tenant.admin.revive("lat*")
+    until(lambda: tenant.admin.workflows() == [])
+    for name in ("later", "soon"):
+        with pytest.raises(AdminError, match="no such workflow"):
+            tenant.admin.workflow(name)
+    tenant.admin.announce_workflow("later")
+    assert tenant.admin.workflow("later")["state"] == "active"
+    with pytest.raises(AdminError, match="1 to 256 characters"):
+        tenant.admin.announce_workflow("x" * 257)
 
 
 def test_names_with_slashes_and_unicode(tenant: Any) -> None:

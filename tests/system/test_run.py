@@ -28,7 +28,7 @@ def test_a_run_is_cut_when_its_money_is_used_up(guard: Runs, vendor: str, agent:
     assert done.stdout == "0 200\n1 200\n2 200\n"
     assert done.returncode == 77
     assert "3 LLM requests, $0.001538 of $0.002" in done.stderr
-    assert "stopped: The usage limit has been reached" in done.stderr
+    assert "stopped: this run's --limit of $0.002 is reached" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -139,7 +139,7 @@ def test_a_kill_ends_a_program_that_sleeps(guard: Runs, tmp_path: Path) -> None:
     assert "enough" in err
     again = guard("run", "--workflow", "doomed", "--", str(script))
     assert again.returncode == 77
-    assert "guard gateway revive doomed --local" in again.stderr
+    assert "guard revive doomed --local" in again.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

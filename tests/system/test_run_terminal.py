@@ -152,7 +152,7 @@ while True:
         assert session.echoes()
         session.expect("raw")
         assert not session.echoes()
-        session.expect("stopped: The usage limit has been reached")
+        session.expect("stopped: this run's --limit of $0.002 is reached")
         assert session.echoes()
         assert session.wait() == 77
 

@@ -57,8 +57,9 @@ class AdminClient:
         timeout_s: float = 30.0,
         tls_fingerprint: str | None = None,
     ) -> None:
+        self.base_url = base_url.rstrip("/")
         self._http = httpx.Client(
-            base_url=f"{base_url.rstrip('/')}/api/v1/admin",
+            base_url=f"{self.base_url}/api/v1/admin",
             headers={"Authorization": f"Bearer {admin_key}"},
             params={} if organisation is None else {"organisation": organisation},
             timeout=timeout_s,
@@ -195,6 +196,10 @@ class AdminClient:
 
     # -- control -------------------------------------------------------------------------------
 
+    def named(self, target: str, run_id: str | None = None) -> _Json:
+        """Return what the target of a directive names."""
+        return dict(self.request("GET", "/control/named", workflow_id=target, run_id=run_id))
+
     def directive(
         self, action: str, workflow_id: str | None = None, *, reason: str = "", **more: Any
     ) -> _Json:
@@ -228,6 +233,10 @@ class AdminClient:
     def workflows(self, *, after: str = "", limit: int = 100) -> list[_Json]:
         """List workflows."""
         return list(self.request("GET", "/workflows", after=after, limit=limit))
+
+    def announce_workflow(self, workflow_id: str) -> _Json:
+        """Make a workflow known before its first call, and return it."""
+        return dict(self.request("PUT", f"/workflows/{_quoted(workflow_id)}"))
 
     def workflow(self, workflow_id: str) -> _Json:
         """Show one workflow: state, spend, counts."""

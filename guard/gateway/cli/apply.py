@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from guard.gateway.cli.files import FILE, read_file
-from guard.gateway.cli.output import admin_options, client_of, safe, show, wants_json
+from guard.gateway.cli.output import admin_options, client_of, safe, show, wants_json, where
 
 
 @click.command()
@@ -39,4 +39,4 @@ def apply(file: Path, dry_run: bool, prune: bool, **options: Any) -> None:
         for change in plan["changes"]:
             click.echo(safe(f"{change['change']:9} {change['kind']} {change['name']}"))
         tense = "would change" if dry_run else "changed"
-        click.echo(f"{plan['changed']} {tense}")
+        click.echo(safe(f"{plan['changed']} {tense} on {where()}"))

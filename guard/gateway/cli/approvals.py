@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from guard.gateway.cli.admin_client import AdminClient
-from guard.gateway.cli.output import examples_of, note, show, with_client
+from guard.gateway.cli.output import examples_of, note, show, where, with_client
 
 
 @click.group()
@@ -78,7 +78,7 @@ def _answer(name: str, approved: bool, summary: str) -> None:
     @with_client
     def command(client: AdminClient, approval_id: str, reason: str) -> None:
         answered = client.answer_approval(approval_id, approved=approved, reason=reason)
-        note(f"{answered['status']} {approval_id}", answered)
+        note(f"{answered['status']} {approval_id} on {where()}", answered)
 
 
 _answer("approve", True, "Let the call proceed.")

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from guard.gateway.cli.admin_client import AdminClient
-from guard.gateway.cli.output import note, scope_of, show, with_client
+from guard.gateway.cli.output import note, scope_of, show, where, with_client
 
 
 @click.group()
@@ -70,7 +70,7 @@ def budgets_set(client: AdminClient, limit_cents: float, soft: bool, **scope: An
       guard gateway budgets set --scope user --id '*' --window month --limit-cents 500
     """
     made = client.set_budget(limit_cents, mode="soft" if soft else "hard", **scope)
-    note(f"budget {made['budget_id']} version {made['version']}", made)
+    note(f"budget {made['budget_id']} version {made['version']} on {where()}", made)
 
 
 @budgets.command("delete")
@@ -84,4 +84,4 @@ def budgets_delete(client: AdminClient, budget_id: str) -> None:
       guard gateway budgets delete 01981f5e-6c3a-7b21-9d52-3f0a51c8e677
     """
     client.delete_budget(budget_id)
-    note(f"removed {budget_id}", {"budget_id": budget_id})
+    note(f"removed {budget_id} on {where()}", {"budget_id": budget_id})

@@ -14,7 +14,7 @@ from guard.gateway.cli.copy import copy
 from guard.gateway.cli.database import backup, migrate, restore
 from guard.gateway.cli.directives import directives
 from guard.gateway.cli.local import local
-from guard.gateway.cli.output import note, show, with_client
+from guard.gateway.cli.output import note, show, where, with_client
 from guard.gateway.cli.password import password
 from guard.gateway.cli.policies import policies
 from guard.gateway.cli.prices import prices
@@ -121,11 +121,11 @@ def keys_revoke(client: AdminClient, key_id: str) -> None:
     Example:
       guard gateway keys revoke 01981f5e-6c3a-7b21-9d52-3f0a51c8e677
     """
-    note(f"revoked {key_id}", client.revoke_key(key_id))
+    note(f"revoked {key_id} on {where()}", client.revoke_key(key_id))
 
 
 def _show_key(made: dict[str, Any]) -> None:
-    lines = [f"key {made['key']['key_id']}, shown once:", f"  {made['api_key']}"]
+    lines = [f"key {made['key']['key_id']} on {where()}, shown once:", f"  {made['api_key']}"]
     if made.get("hmac_secret"):
         lines.append(f"  GUARD_HMAC_SECRET={made['hmac_secret']}")
     note("\n".join(lines), made)

@@ -9,10 +9,13 @@ import json
 import os
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+import attrs
 import click
 
+from guard.gateway.cli.address import LOCAL, RULE, AddressError, address_of
 from guard.gateway.cli.admin_client import AdminClient, AdminError
 from guard.tls import read_fingerprint
 
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from guard.local_gateway import LocalGateway
 
 _PIPE_WIDTH: Final = 1000
+_WHERE: Final = "guard.where"
 _ADMIN_OPTIONS: Final = (
     "as_json", "organisation", "admin_key", "url", "tls_fingerprint", "local"
 )  # fmt: skip
@@ -42,14 +46,7 @@ def admin_options(command: F) -> F:
         click.option(
             "--admin-key", envvar="GUARD_ADMIN_KEY", show_envvar=True, help="Starts with gda_."
         ),
-        click.option(
-            "--url",
-            envvar="GUARD_API_URL",
-            default="http://127.0.0.1:8787",
-            show_default=True,
-            show_envvar=True,
-            help="Of the gateway; 'local' is the same as --local.",
-        ),
+        click.option("--url", help=RULE),
         click.option(
             "--tls-fingerprint",
             envvar="GUARD_TLS_FINGERPRINT",
@@ -89,9 +86,10 @@ def examples_of(program: str, *commands: str) -> str:
 @contextlib.contextmanager
 def client_of(options: dict[str, Any]) -> Iterator[AdminClient]:
     """Open the admin client that the options describe; errors become one line."""
-    with _gateway_of(options) as (url, admin_key):
+    with _gateway_of(options) as (admin_key, at):
+        click.get_current_context().meta[_WHERE] = at
         client = AdminClient(
-            url,
+            at.url,
             admin_key,
             organisation=options["organisation"],
             tls_fingerprint=options["tls_fingerprint"],
@@ -105,19 +103,49 @@ def client_of(options: dict[str, Any]) -> Iterator[AdminClient]:
 
 
 @contextlib.contextmanager
-def _gateway_of(options: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the address and the admin key of the gateway that the options name."""
-    if options["local"] or options["url"].strip().lower() == "local":
-        with local_gateway() as gateway:
-            yield gateway.url, gateway.identity.admin_key
-        return
-    if "GUARD_GATEWAY_URL" in os.environ and "GUARD_API_URL" not in os.environ:
-        raise click.ClickException("GUARD_GATEWAY_URL is not read any more: set GUARD_API_URL")
-    if not options["admin_key"]:
-        raise click.ClickException(
-            "an admin key is required: --admin-key or GUARD_ADMIN_KEY (with --local none is)"
+def _gateway_of(options: dict[str, Any]) -> Iterator[tuple[str, Where]]:
+    """Yield the admin key of a command's gateway, and where that is."""
+    admin_key = options["admin_key"]
+    try:
+        url = address_of(
+            os.environ, url=options["url"], local=options["local"], admin_key=admin_key
         )
-    yield options["url"], options["admin_key"]
+    except AddressError as exc:
+        raise click.ClickException(str(exc)) from None
+    if url == LOCAL:
+        with local_gateway() as gateway:
+            at = Where(gateway.url, gateway.files.directory)
+            yield gateway.identity.admin_key, at
+        return
+    if not admin_key:
+        raise click.ClickException(
+            f"an admin key is required for {safe(url)}: --admin-key or GUARD_ADMIN_KEY (for this "
+            "user's local gateway none is: --local)"
+        )
+    yield admin_key, Where(url)
+
+
+@attrs.frozen
+class Where:
+    """The gateway that a command has gone to; its text is what answers call it.
+
+    Args:
+        url: its address.
+        local_directory: of this user's local gateway; None for another one.
+    """
+
+    url: str
+    local_directory: Path | None = None
+
+    def __str__(self) -> str:
+        return safe(f"{self.url}, this user's local gateway" if self.local_directory else self.url)
+
+
+def where() -> Where:
+    """Return the gateway that the command has gone to."""
+    found = click.get_current_context().meta[_WHERE]
+    assert isinstance(found, Where)
+    return found
 
 
 @contextlib.contextmanager
@@ -170,7 +198,7 @@ def show(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
         click.echo(json.dumps(list(rows), indent=2))
         return
     if not rows:
-        click.echo("none")
+        click.echo(f"none on {where()}")
         return
     from rich.console import Console
     from rich.table import Table

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from guard.gateway.cli.database import Database
-from guard.gateway.cli.output import admin_options, client_of, note, safe
+from guard.gateway.cli.output import admin_options, client_of, note, safe, where
 from guard.gateway.settings import DatabaseUrl
 
 
@@ -47,7 +47,7 @@ def password(
         note(f"password set for {name}", {"name": name})
         return
     with client_of(options) as client:
-        note(f"password set for {name}", client.set_password(name, secret))
+        note(f"password set for {name} on {where()}", client.set_password(name, secret))
 
 
 def ask(from_stdin: bool) -> str:

@@ -9,7 +9,15 @@ import click
 
 from guard.gateway.cli.admin_client import AdminClient
 from guard.gateway.cli.files import FILE, read_file
-from guard.gateway.cli.output import admin_options, client_of, note, scope_of, show, with_client
+from guard.gateway.cli.output import (
+    admin_options,
+    client_of,
+    note,
+    scope_of,
+    show,
+    where,
+    with_client,
+)
 
 
 @click.group()
@@ -101,7 +109,7 @@ def policies_set(
             note(text, found)
             return
         made = client.set_policy(name, **body, **document)
-        note(f"policy {name} version {made['version']}", made)
+        note(f"policy {name} version {made['version']} on {where()}", made)
 
 
 @policies.command("delete")
@@ -115,4 +123,4 @@ def policies_delete(client: AdminClient, name: str) -> None:
       guard gateway policies delete no-deletes
     """
     client.delete_policy(name)
-    note(f"removed {name}", {"name": name})
+    note(f"removed {name} on {where()}", {"name": name})

@@ -10,7 +10,7 @@ import click
 
 from guard.core.wire import NANOUSD_PER_DOLLAR
 from guard.gateway.cli.admin_client import AdminClient
-from guard.gateway.cli.output import note, show, wants_json, with_client
+from guard.gateway.cli.output import note, show, wants_json, where, with_client
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -95,7 +95,7 @@ def prices_set(client: AdminClient, model: str, provider: str, **rates: Any) -> 
       guard gateway prices set gpt-4o --provider azure --input 2.75 --output 11 --cache-read 1.375
     """
     made = client.set_price(model, provider=provider, **rates)
-    note(f"price {made['provider']}/{made['model']} version {made['version']}", made)
+    note(f"price {made['provider']}/{made['model']} version {made['version']} on {where()}", made)
 
 
 @prices.command("delete")
@@ -118,4 +118,4 @@ def prices_delete(client: AdminClient, price: str) -> None:
         )
     client.delete_price(found[0]["price_id"])
     name = f"{found[0]['provider']}/{found[0]['model']}"
-    note(f"removed {name}", {"price_id": found[0]["price_id"]})
+    note(f"removed {name} on {where()}", {"price_id": found[0]["price_id"]})

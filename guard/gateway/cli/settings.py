@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from guard.gateway.cli.admin_client import AdminClient
-from guard.gateway.cli.output import note, show, with_client
+from guard.gateway.cli.output import note, show, where, with_client
 from guard.gateway.domain.setting_table import SETTINGS, setting
 
 
@@ -61,7 +61,7 @@ def settings_set(client: AdminClient, changes: tuple[str, ...]) -> None:
         except ValueError as exc:
             raise click.UsageError(str(exc)) from None
     made = client.change_settings(**wanted)["settings"]
-    lines = [f"{name} is {_written(made[name])}" for name in wanted]
+    lines = [f"{name} is {_written(made[name])} on {where()}" for name in wanted]
     note("\n".join(lines), made)
 
 

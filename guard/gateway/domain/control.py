@@ -20,12 +20,21 @@ State = Literal["active", "paused", "killed"]
 
 
 class TargetState(Struct, frozen=True):
-    """The control state of one workflow or run at one moment."""
+    """The control state of one workflow or run at one moment.
+
+    Attributes:
+        state: what it may do.
+        reason: of the directive that decides.
+        resume_at_ms: when a pause ends by itself.
+        by_run: whether that directive names one run.
+        by: the workflow id or glob that it names.
+    """
 
     state: State = "active"
     reason: str = ""
     resume_at_ms: int | None = None
     by_run: bool = False
+    by: str = ""
 
 
 ACTIVE = TargetState()
@@ -83,11 +92,19 @@ class Directives:
                 flow = newest(flow, slots.timed)
         # A kill first: no pause or resume, however new, changes anything about it.
         if life is not None and life.type == "kill":
-            return TargetState("killed", life.reason, None, life.run_id is not None)
+            return _state_by(life, "killed")
         if flow is not None and flow.type == "pause":
-            resume_at_ms = end_of(flow) if is_timed(flow) else None
-            return TargetState("paused", flow.reason, resume_at_ms, flow.run_id is not None)
+            return _state_by(flow, "paused", end_of(flow) if is_timed(flow) else None)
         return ACTIVE
+
+    def stop(self, target: str, now_ms: int) -> bool:
+        """Tell whether something is killed or paused under exactly this id or glob."""
+        slots = self._exact.get(target) or self._patterns.get(target) or _Slots()
+        held = (slots.life, slots.flow, slots.timed)
+        if any(each is not None and _holds(each, now_ms) for each in held):
+            return True
+        is_glob = globs.is_pattern(target)
+        return not is_glob and self.state_of(target, None, now_ms).state != "active"
 
     def targets(self) -> list[str]:
         """Return the exact workflow ids and patterns that have directives."""
@@ -126,6 +143,19 @@ class Directives:
         for pattern, slots in self._patterns.items():
             if pattern == "*" or (workflow_id is not None and globs.matches(pattern, workflow_id)):
                 yield slots
+
+
+def _state_by(
+    message: ControlMessage, state: State, resume_at_ms: int | None = None
+) -> TargetState:
+    by_run = message.run_id is not None
+    return TargetState(state, message.reason, resume_at_ms, by_run, message.workflow_id or "*")
+
+
+def _holds(message: ControlMessage, now_ms: int) -> bool:
+    if message.type not in ("kill", "pause"):
+        return False
+    return not is_timed(message) or now_ms < end_of(message)
 
 
 def is_timed(message: ControlMessage) -> bool:

@@ -206,11 +206,13 @@ class Workflow(Struct, kw_only=True):
     """A workflow as seen by the gateway, with its control state.
 
     Of what was spent, ``uncertain_nanousd`` was charged in doubt: at most so much was not billed.
+    ``stopped_by`` is the id or glob of the directive that has killed or paused it.
     """
 
     workflow_id: str
     state: Literal["active", "paused", "killed"] = "active"
     reason: str = ""
+    stopped_by: str = ""
     resume_at_ms: int | None = None
     first_seen_ms: int | None = None
     last_seen_ms: int | None = None
@@ -220,6 +222,23 @@ class Workflow(Struct, kw_only=True):
     events: int = 0
     uncertain_nanousd: NanoUsd = 0
     uncertain_cents: float = 0.0
+
+
+class Named(Struct, kw_only=True):
+    """What the target of a directive names.
+
+    Args:
+        known: whether it names anything: a workflow or a run that was seen, a kill or pause in
+            force, or everything.
+        workflows: how many workflows it names.
+        runs: how many of their runs were seen within the last ``within_ms``.
+        within_ms: a time in milliseconds.
+    """
+
+    known: bool
+    workflows: int
+    runs: int
+    within_ms: int
 
 
 class Run(Struct, kw_only=True):

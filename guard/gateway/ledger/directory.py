@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from guard.core import wire
 from guard.gateway.domain import records, setting_table
 from guard.gateway.domain.commands import Actor, PostCommitEvent
 from guard.gateway.domain.errors import ConflictError, NotFoundError
@@ -14,6 +15,19 @@ from guard.gateway.domain.operators import Operator
 from guard.gateway.ledger import audit, control
 from guard.gateway.ledger.accounts import organisation
 from guard.gateway.ledger.unit_of_work import UnitOfWork
+
+
+def announce_workflow(unit: UnitOfWork, _: Actor, organisation_id: str, workflow_id: str) -> None:
+    """Note that a workflow is seen, before its first call.
+
+    Raises:
+        NotFoundError: no such organisation.
+        ValueError: no workflow can have a name like that.
+    """
+    if not 1 <= len(workflow_id) <= wire.NAME_LENGTH_MAX:
+        raise ValueError(f"a workflow's name has 1 to {wire.NAME_LENGTH_MAX} characters")
+    own = organisation(unit, organisation_id).organisation_id
+    unit.count_workflow(own, workflow_id, spent=0, calls=0, events=0)
 
 
 def create_organisation(unit: UnitOfWork, actor: Actor, name: str) -> records.Organisation:

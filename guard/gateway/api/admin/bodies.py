@@ -218,6 +218,13 @@ class EventsQuery(Struct, kw_only=True):
     flag: Annotated[str, Meta(pattern=r"^[a-z_]{1,32}(,[a-z_]{1,32}){0,7}$")] | None = None
 
 
+class NamedQuery(Struct, kw_only=True):
+    """The target of a directive."""
+
+    workflow_id: Target = "*"
+    run_id: Target | None = None
+
+
 class RunsQuery(Struct, kw_only=True):
     """Which runs."""
 

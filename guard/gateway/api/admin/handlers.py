@@ -207,6 +207,14 @@ class AdminHandlers:
     async def workflow(self, call: AdminCall) -> records.Workflow:
         return await self._storage.workflow(call.own, call.path["workflow_id"])
 
+    async def announce_workflow(self, call: AdminCall) -> records.Workflow:
+        await self._write(call, directory.announce_workflow, call.own, call.path["workflow_id"])
+        return await self._storage.workflow(call.own, call.path["workflow_id"])
+
+    async def named(self, call: AdminCall) -> records.Named:
+        query: bodies.NamedQuery = call.query
+        return await self._storage.named(call.own, query.workflow_id, query.run_id)
+
     async def runs(self, call: AdminCall) -> list[records.Run]:
         query: bodies.RunsQuery = call.query
         return await self._storage.runs(call.own, query.workflow_id, query.after, query.limit)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, Final
 
 import msgspec
 
-from guard.core import wire
+from guard.core import globs, wire
 from guard.gateway.domain import records
 from guard.gateway.domain.control import Directives
 from guard.gateway.domain.errors import NotFoundError
@@ -26,6 +27,9 @@ from guard.gateway.storage.sql.views import (
     workflow_record,
 )
 
+RUNS_WITHIN_MS: Final = 600_000
+"""Runs that were seen so lately may still go on; nothing says when one ends."""
+
 
 def directives_of(reading: Connection, organisation_id: str) -> Directives:
     """Return the active directives of an organisation."""
@@ -40,7 +44,7 @@ def directives_of(reading: Connection, organisation_id: str) -> Directives:
 def workflows(
     reading: Connection, now_ms: int, organisation_id: str, after: str, limit: int
 ) -> list[records.Workflow]:
-    """Return workflows by id: those seen, and those that only a directive names."""
+    """Return workflows by id: those seen, and those that only an active directive names."""
     directives = directives_of(reading, organisation_id)
     seen = {
         row[0]: workflow_record(row, directives.state_of(row[0], None, now_ms))
@@ -54,6 +58,8 @@ def workflows(
         if target > after and target not in seen:
             row = _workflow_row(reading, organisation_id, target)
             state = directives.state_of(target, None, now_ms)
+            if row is None and state.state == "active":
+                continue  # what was lifted leaves no workflow behind that nobody has seen
             seen[target] = workflow_record(row or (target, None, None, 0, 0, 0, 0), state)
     return sorted(seen.values(), key=lambda workflow: workflow.workflow_id)[:limit]
 
@@ -64,14 +70,64 @@ def workflow(
     """Return one workflow.
 
     Raises:
-        NotFoundError: neither seen nor named by a directive.
+        NotFoundError: neither seen nor stopped, by its id or by a glob.
     """
     directives = directives_of(reading, organisation_id)
     row = _workflow_row(reading, organisation_id, workflow_id)
-    if row is None and workflow_id not in directives.targets():
-        raise NotFoundError("no such workflow")
     state = directives.state_of(workflow_id, None, now_ms)
+    if row is None and state.state == "active":
+        raise NotFoundError("no such workflow")
     return workflow_record(row or (workflow_id, None, None, 0, 0, 0, 0), state)
+
+
+def named(
+    reading: Connection, now_ms: int, organisation_id: str, target: str, run_id: str | None
+) -> records.Named:
+    """Return what the target of a directive names: a workflow, those of a glob, or one run."""
+    since_ms = now_ms - RUNS_WITHIN_MS
+    if run_id is not None:
+        rows = reading.rows(
+            "SELECT workflow_id, last_seen_ms FROM runs WHERE organisation_id = ? AND run_id = ?",
+            organisation_id, run_id,
+        )  # fmt: skip
+        found = [seen_ms for name, seen_ms in rows if name is None or globs.matches(target, name)]
+        recent = sum(seen_ms >= since_ms for seen_ms in found)
+        return records.Named(
+            known=bool(found), workflows=len(found), runs=recent, within_ms=RUNS_WITHIN_MS
+        )
+    workflows = _count(reading, "workflows", organisation_id, target, 0)
+    return records.Named(
+        known=bool(workflows)
+        or target == "*"
+        or directives_of(reading, organisation_id).stop(target, now_ms),
+        workflows=workflows,
+        runs=_count(reading, "runs", organisation_id, target, since_ms),
+        within_ms=RUNS_WITHIN_MS,
+    )
+
+
+def _count(
+    reading: Connection, table: str, organisation_id: str, target: str, since_ms: int
+) -> int:
+    """Count the workflows, or their runs, that match a target and were seen since a moment."""
+    where, arguments = "organisation_id = ? AND last_seen_ms >= ?", [organisation_id, since_ms]
+    if target != "*":
+        is_glob = globs.is_pattern(target)
+        where += " AND workflow_id LIKE ? ESCAPE '!'" if is_glob else " AND workflow_id = ?"
+        arguments.append(_like(target) if is_glob else target)
+    sql = f"SELECT workflow_id, COUNT(*) FROM {table} WHERE {where} GROUP BY workflow_id"  # noqa: S608 (constant text)
+    # LIKE ignores case on one of the engines: what it lets through is matched exactly.
+    return sum(
+        count
+        for name, count in reading.rows(sql, *arguments)
+        if target in ("*", name) or (name is not None and globs.matches(target, name))
+    )
+
+
+def _like(glob: str) -> str:
+    """Return a pattern of LIKE for a glob, escaped with ``!``."""
+    escaped = re.sub(r"[!%_]", lambda found: f"!{found[0]}", glob)
+    return escaped.replace("*", "%").replace("?", "_")
 
 
 def _workflow_row(

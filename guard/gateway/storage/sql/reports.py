@@ -39,6 +39,7 @@ class SqlReports(ReadingStore):
 
     workflows = _report_at(analytics.workflows)
     workflow = _report_at(analytics.workflow)
+    named = _report_at(analytics.named)
     runs = _report_at(analytics.runs)
     events = _report(analytics.events)
     usage = _report(usage_report.usage)

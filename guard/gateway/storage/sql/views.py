@@ -89,6 +89,7 @@ def workflow_record(row: tuple[Any, ...], control: TargetState) -> records.Workf
         workflow_id=row[0],
         state=control.state,
         reason=control.reason,
+        stopped_by=control.by,
         resume_at_ms=control.resume_at_ms,
         first_seen_ms=row[1],
         last_seen_ms=row[2],

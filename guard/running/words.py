@@ -1,0 +1,219 @@
+"""What ``guard run`` says of a refusal, to the person who started the run; no I/O.
+
+The catalogue's messages are for end users of an application, who can only ask its operator. Here
+the reader is the operator: each refusal names what to type.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import attrs
+
+from guard.core import globs
+from guard.core.catalogue import CATALOGUE
+from guard.core.wire import dollars
+from guard.gateway.domain.lineage import lineage
+from guard.running.plan import RunLimits
+
+_LABEL: Final = re.compile(r"(?P<kind>\w+)(?: (?P<id>.+))? \((?P<window>\w+)\)", re.DOTALL)
+_BUDGETS: Final = "guard gateway budgets list --local"
+_POLICIES: Final = "guard gateway policies list --local"
+_NO_SPACE: Final = re.compile(r"disk is full|no space left", re.IGNORECASE)
+
+
+@attrs.frozen
+class OperatorStop:
+    """An operator's kill or pause.
+
+    Attributes:
+        state: ``killed`` or ``paused``.
+        reason: given with it; may be empty.
+        target: the workflow or the glob that it names.
+    """
+
+    state: str
+    reason: str
+    target: str
+
+    @property
+    def lift(self) -> str:
+        """The command that lifts it."""
+        action = "revive" if self.state == "killed" else "resume"
+        return f"guard {action} {shlex.quote(self.target)} --local"
+
+
+@attrs.frozen
+class RunFacts:
+    """What is known of a run when it has ended.
+
+    Attributes:
+        workflow: its name.
+        limits: of the run itself.
+        key_id: of its key.
+        directory: of its local gateway.
+        halt: what stops its workflow now.
+        budget_id, rule_id: of the budget that has refused, and the id or glob that it is set for.
+    """
+
+    workflow: str
+    limits: RunLimits
+    key_id: str
+    directory: str
+    halt: OperatorStop | None = None
+    budget_id: str | None = None
+    rule_id: str = ""
+
+
+@attrs.frozen
+class Words:
+    """Why a run was ended, and what to type."""
+
+    headline: str
+    advice: str
+
+
+def killed_before(workflow: str, halt: OperatorStop) -> str:
+    """Return why a run does not begin."""
+    reason = f": {halt.reason}" if halt.reason else ""
+    by = "" if halt.target == workflow else f" by {shlex.quote(halt.target)}"
+    other = "" if by else ", or choose another --workflow"
+    return f"the workflow {workflow} is killed{by}{reason}; lift that with: {halt.lift}{other}"
+
+
+def of_refusal(refusal: Mapping[str, Any], facts: RunFacts) -> Words:
+    """Return what to say of a refusal.
+
+    Args:
+        refusal: as a process of the run has reported it.
+        facts: of the run.
+    """
+    code = str(refusal.get("error_code", ""))
+    found = _BY_CODE.get(code)
+    if found is not None:
+        return found(refusal, facts)
+    title = CATALOGUE[code].title if code in CATALOGUE else "guard could not go on"
+    return Words(_lowered(title), f"what that means: guard explain {code or 'GD-X000'}")
+
+
+def _lowered(title: str) -> str:
+    """Return a title as the middle of a sentence; abbreviations stay."""
+    return title if title[1:2].isupper() else title[:1].lower() + title[1:]
+
+
+# -- money ---------------------------------------------------------------------------------------
+
+
+def _budget(refusal: Mapping[str, Any], facts: RunFacts) -> Words:
+    budget = refusal.get("budget") or {}
+    label = _LABEL.fullmatch(str(budget.get("scope", "")))
+    if label is None:
+        return Words("a budget is reached", f"see them with: {_BUDGETS}")
+    limit_nanousd = int(budget.get("limit_nanousd") or 0)
+    amount = dollars(limit_nanousd)
+    more_nanousd = 2 * max(limit_nanousd, int(budget.get("spent_nanousd") or 0))
+    kind, scope_id, window = label["kind"], label["id"] or "", label["window"]
+    if kind == "key" and scope_id in lineage(facts.key_id):
+        own = "this run's --limit" if scope_id == facts.key_id else "the --limit of the outer run"
+        more = dollars(more_nanousd)
+        advice = f"for more, start it with a higher one: guard run --limit '{more}' -- ..."
+        return Words(f"{own} of {amount} is reached", advice)
+    words = ["guard gateway budgets set --local"]
+    if kind != "organisation":
+        words.append(f"--scope {kind} --id {shlex.quote(facts.rule_id or scope_id)}")
+    words.append(f"--window {window} --limit-cents {more_nanousd / 1e7:.10g}")
+    lifts = ["raise it with: " + " ".join(words)]
+    if facts.budget_id is not None:
+        lifts.append(f"or remove it: guard gateway budgets delete {facts.budget_id} --local")
+    if (resets_ms := budget.get("resets_at_ms")) is not None:
+        moment = dt.datetime.fromtimestamp(int(resets_ms) / 1000, dt.UTC)
+        lifts.append(f"or wait until {moment:%Y-%m-%d %H:%M} UTC")
+    whose = "" if kind == "organisation" else f" of {kind} {scope_id}".rstrip()
+    over = {"total": "budget"}.get(window, f"{window} budget")
+    headline = f"the local gateway's {over}{whose}, {amount} for all runs, is reached"
+    return Words(headline, ", ".join(lifts))
+
+
+def _chain(_: Mapping[str, Any], __: RunFacts) -> Words:
+    return Words("a chain of the program has used up its budget", f"see it with: {_BUDGETS}")
+
+
+# -- rules ---------------------------------------------------------------------------------------
+
+
+def _tool(refusal: Mapping[str, Any], facts: RunFacts) -> Words:
+    name = str(refusal.get("tool_name") or "")
+    headline = f"the tool {name} is blocked" if name else "a tool is blocked"
+    own = [glob for glob in facts.limits.block_tools if globs.Matcher([glob]).find(name)]
+    if own:
+        option = f"--block-tool {shlex.quote(own[0])}"
+        return Words(headline, f"by this run's {option}: run it without that to allow the tool")
+    return Words(headline, f"by a policy of the local gateway: {_POLICIES}")
+
+
+def _rule(refusal: Mapping[str, Any], facts: RunFacts) -> Words:
+    given = []
+    if facts.limits.allow_models:
+        given += [f"--allow-model {shlex.quote(glob)}" for glob in facts.limits.allow_models]
+    if facts.limits.strict:
+        given.append("--strict")
+    if facts.limits.seen_only and "--allow-unseen" in str(refusal.get("reason", "")):
+        given = ["--limit without --allow-unseen"]
+    if given:
+        return Words("a rule refuses it", f"the rules of this run: {' '.join(given)}")
+    return Words("a rule refuses it", f"the rules of the local gateway: {_POLICIES}")
+
+
+def _rate(_: Mapping[str, Any], facts: RunFacts) -> Words:
+    headline = "too many requests in a short time"
+    if facts.limits.rate is not None:
+        return Words(headline, "give it a higher --rate, or a longer --wait")
+    return Words(headline, f"the rules of the local gateway: {_POLICIES}")
+
+
+# -- operators -----------------------------------------------------------------------------------
+
+
+def _stopped(default: str) -> Callable[[Mapping[str, Any], RunFacts], Words]:
+    def words(_: Mapping[str, Any], facts: RunFacts) -> Words:
+        halt = facts.halt
+        if halt is None:
+            halt = OperatorStop(default, "", facts.workflow)
+        by = "" if halt.target == facts.workflow else f" by {shlex.quote(halt.target)}"
+        return Words(f"{facts.workflow} is {halt.state}{by}", f"lift that with: {halt.lift}")
+
+    return words
+
+
+# -- the gateway ---------------------------------------------------------------------------------
+
+
+def _gateway(refusal: Mapping[str, Any], facts: RunFacts) -> Words:
+    log = shlex.quote(f"{facts.directory}/gateway.log")
+    if _NO_SPACE.search(str(refusal.get("reason", ""))):
+        headline = "the disk is full, so the local gateway cannot write down what is spent"
+        return Words(headline, f"free space there: df -h {shlex.quote(facts.directory)}")
+    headline = "the local gateway has not answered, and nothing runs without it"
+    return Words(headline, f"start the run again; the gateway's log: tail {log}")
+
+
+def _setup(_: Mapping[str, Any], __: RunFacts) -> Words:
+    return Words("guard cannot start with these settings", "check them with: guard doctor")
+
+
+_BY_CODE: Final[dict[str, Callable[[Mapping[str, Any], RunFacts], Words]]] = {
+    "GD-B004": _budget,
+    "GD-CH001": _chain,
+    "GD-T001": _tool,
+    "GD-X001": _rule,
+    "GD-R001": _rate,
+    "GD-W002": _stopped("killed"),
+    "GD-W003": _stopped("paused"),
+    "GD-W004": _stopped("paused"),
+    **dict.fromkeys(("GD-B001", "GD-B002", "GD-B005", "GD-I001", "GD-R002"), _gateway),
+    **dict.fromkeys(("GD-C000", "GD-C001", "GD-C003", "GD-C005", "GD-A001", "GD-A003"), _setup),
+}
