@@ -29,6 +29,7 @@ from guard.gateway.api.http import (
     Send,
     fail,
     send_answer,
+    store_failed,
 )
 from guard.gateway.api.socket import Socket
 from guard.gateway.api.spend import SpendRoute
@@ -280,9 +281,8 @@ class GatewayApp:
         except ProblemError as exc:
             self.counts.answered(scope["path"], exc.answer.status)
             await send_answer(scope, send, exc.answer, exc.headers)
-        except StoreError:
-            unavailable = fail(503, "GD-B002", "Store not available", "try again")
-            await send_answer(scope, send, unavailable.answer)
+        except StoreError as exc:
+            await send_answer(scope, send, store_failed(exc).answer)
 
     async def serve_socket(self, socket: Socket, scope: Scope) -> None:
         """Serve one WebSocket until either side ends it."""

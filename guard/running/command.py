@@ -119,6 +119,8 @@ def run(
             code = _run(command, name, limits, gateway, account, watch, dry_run, as_json)
     except (LocalGatewayError, AdminError) as exc:
         raise _Failure(str(exc), 1) from None
+    except OSError as exc:  # such as a disk that is full
+        raise _Failure(f"{exc.filename or 'a file of the run'}: {exc.strerror}", 1) from None
     if code == 128 + signal.SIGINT:  # a shell ends its loop only if Ctrl-C has ended the command
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)

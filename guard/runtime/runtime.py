@@ -315,6 +315,7 @@ class GuardRuntime:
             on_error=lambda exc: self.reports.error(exc, "flush"),
             learned=self._learned,
             local_gateway=self._local_gateway,
+            restarts=lambda: self.link.restarts_gateway,
         )
 
     @property

@@ -88,6 +88,7 @@ class Session:
         on_error: called with errors for the hooks.
         learned: called with what the gateway can do, and what it says of the key.
         local_gateway: is started again when it has crashed.
+        restarts: tells whether the gateway is started again by itself.
 
     Attributes:
         client: the gateway over HTTP.
@@ -107,6 +108,7 @@ class Session:
         on_error: Callable[[BaseException], None],
         learned: Callable[[wire.Capabilities], None],
         local_gateway: LocalGateway | None = None,
+        restarts: Callable[[], bool] = lambda: False,
     ) -> None:
         self._health = health = outbox.health
         self._timeout_s = settings.timeout_s
@@ -122,6 +124,7 @@ class Session:
             recovered=self._recovered,
             # Another program may take over the port of a local gateway that has crashed.
             grants_are_signed=local_gateway is not None,
+            restarts=restarts,
         )
         self.flusher = Flusher(
             outbox.buffer,

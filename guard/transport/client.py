@@ -40,6 +40,7 @@ class GatewayClient:
         heard: called with None after each usable answer and with the exception otherwise.
         recovered: called when the gateway answers again after the circuit was open.
         grants_are_signed: whether a grant without a signature is refused.
+        restarts: tells whether the gateway is this user's own, which is started again by itself.
     """
 
     def __init__(
@@ -49,11 +50,12 @@ class GatewayClient:
         recovered: Callable[[], None] = lambda: None,
         *,
         grants_are_signed: bool = False,
+        restarts: Callable[[], bool] = lambda: False,
     ) -> None:
         self._settings = settings
         self._heard = heard
         self._recovered = recovered
-        self._http = GatewayHttp(settings)
+        self._http = GatewayHttp(settings, restarts)
         self.circuit = CircuitBreaker()
         self._grants_are_signed = grants_are_signed
         # Why the gateway could not be reached; None once it has answered.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import ssl
 import time
+from collections.abc import Callable
 from typing import Final, cast
 from urllib.parse import urlsplit
 
@@ -71,14 +72,16 @@ class GatewayHttp:
 
     Args:
         settings: address, key and secret.
+        restarts: tells whether the gateway is this user's own, which is started again by itself.
 
     Attributes:
         signer: signs the requests.
         tls: what the gateway's certificate is checked against; None for plain HTTP.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, restarts: Callable[[], bool] = lambda: False) -> None:
         require_secure(settings.api_url, settings.allow_plaintext_hosts)
+        self._restarts = restarts
         self._address = settings.api_url
         self.signer = Signer(settings)
         parts = urlsplit(settings.api_url)
@@ -153,7 +156,7 @@ class GatewayHttp:
                 raise was_shut_down() from None
             text = f"{endpoint}: {_why(exc)}"
             if isinstance(exc, httpx.ConnectError | httpx.ConnectTimeout):
-                text = unreachable(self._address, _why(exc))
+                text = unreachable(self._address, _why(exc), restarts=self._restarts())
             raise GuardTransportError(text, source="NETWORK_ERROR", endpoint=endpoint) from None
         return Reply(
             endpoint=endpoint,
@@ -166,9 +169,11 @@ class GatewayHttp:
         )
 
 
-def unreachable(address: str, why: str) -> str:
+def unreachable(address: str, why: str, *, restarts: bool = False) -> str:
     """Return the text for a failed connection: why it failed, and what to do about it."""
     text = f"no gateway can be reached at {address} ({why})"
+    if restarts:
+        return f"{text}: this user's local gateway has ended, and is started again by itself"
     if "CERTIFICATE" in why:
         return f"{text}: pin a self-signed certificate with GUARD_TLS_FINGERPRINT"
     if is_loopback(urlsplit(address).hostname or ""):

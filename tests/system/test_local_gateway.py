@@ -196,6 +196,43 @@ def test_a_crashed_gateway_is_replaced(agent: Any, directory: Path) -> None:
     assert first.returncode == 0, errors
 
 
+CRASHED = """
+import os, sys, guard
+
+guard.init(api_url="local")
+
+@guard.protect
+def work():
+    return "done"
+
+print("up", flush=True)
+for line in sys.stdin:
+    try:
+        print(work(), flush=True)
+    except guard.GuardError as exc:
+        print(str(exc), flush=True)
+"""
+
+
+def test_a_crash_is_named_and_not_left_to_the_user(agent: Any, directory: Path) -> None:
+    """Nothing is to be started by hand: whoever uses it starts it again."""
+    process = agent(program=CRASHED)
+    assert line_of(process) == "up"
+    until(lambda: again(process) == "done")
+    files = Files(directory)
+    starting = try_lock(files.start)  # nobody starts it again for now
+    assert starting is not None
+    pid = pid_of(directory)
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: is_gone(pid))
+    said: list[str] = []
+    until(lambda: said.append(again(process)) or "no gateway can be reached" in said[-1])  # type: ignore[func-returns-value]
+    assert "this user's local gateway has ended, and is started again by itself" in said[-1]
+    assert "serve" not in said[-1]
+    os.close(starting)
+    until(lambda: again(process) == "done")
+
+
 def test_a_forked_child_keeps_it(agent: Any, directory: Path) -> None:
     forking = AGENT.replace(
         "with guard.workflow",

@@ -13,7 +13,7 @@ import msgspec
 from guard.core import signing, wire
 from guard.gateway.api.auth import Authenticator, KeyIdentity
 from guard.gateway.api.decisions import DecisionHandlers, Operation, overloaded, request_of
-from guard.gateway.api.http import ProblemError, fail
+from guard.gateway.api.http import ProblemError, fail, store_failed
 from guard.gateway.api.socket import (
     CLOSE_ERROR,
     CLOSE_POLICY,
@@ -214,8 +214,8 @@ class SocketAsks:
             answer = await operation(request, ask.body)
         except ProblemError as exc:
             answer = exc.answer
-        except StoreError:
-            answer = fail(503, "GD-B002", "Store not available", "try again").answer
+        except StoreError as exc:
+            answer = store_failed(exc).answer
         except (Exception, asyncio.CancelledError):
             known = {"organisation_id": self._identity.organisation_id, "request_id": ask.id}
             logger.exception("a request over the control socket failed", extra=known)

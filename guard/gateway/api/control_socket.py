@@ -21,7 +21,14 @@ from guard.gateway.api.control import (
     tools_message,
 )
 from guard.gateway.api.decisions import DecisionHandlers
-from guard.gateway.api.http import PROBLEM_JSON, ProblemError, Scope, fail, headers_of
+from guard.gateway.api.http import (
+    PROBLEM_JSON,
+    ProblemError,
+    Scope,
+    fail,
+    headers_of,
+    store_failed,
+)
 from guard.gateway.api.socket import (
     CLOSE_ERROR,
     CLOSE_GOING_AWAY,
@@ -95,8 +102,8 @@ class ControlSocketRoute:
         after = number_in(scope, "after", 0)
         try:
             identity = await self._authenticator.authenticate(scope, headers, b"")
-        except StoreError:
-            raise fail(503, "GD-B002", "Store not available", "try again") from None
+        except StoreError as exc:
+            raise store_failed(exc) from None
         # Others need connections too; the SDK polls meanwhile.
         most = max(1, int(self._settings.connections_max * _ORGANISATION_SHARE))
         if self._hub.count_of(identity.organisation_id) >= most:

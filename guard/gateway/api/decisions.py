@@ -14,7 +14,7 @@ from guard.core import wire
 from guard.gateway.api.auth import KeyIdentity
 from guard.gateway.api.http import ProblemError, fail
 from guard.gateway.domain.commands import EncodedAnswer, RequestOrigin
-from guard.gateway.domain.errors import StoreError
+from guard.gateway.domain.errors import StoreError, StoreFullError
 from guard.gateway.domain.nesting import nested_deeper
 from guard.gateway.services.gatekeeper import Gatekeeper
 from guard.gateway.services.metrics import Counts
@@ -60,13 +60,14 @@ class DecisionHandlers:
             _check_note(call.note)
         try:
             answer = await self._gatekeeper.gate(request, call, leases=leases)
-        except StoreError:
+        except StoreError as exc:
+            reason = str(exc) if isinstance(exc, StoreFullError) else "RATE_LIMIT_STORE"
             raise fail(
                 503,
                 "GD-R002",
                 "Reservation store failed",
                 "the call cannot be decided now",
-                reason="RATE_LIMIT_STORE",
+                reason=reason,
             ) from None
         self._counts.gates.add(time.perf_counter() - started)
         return self._counted(wire.GATE_PATH, answer)

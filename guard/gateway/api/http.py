@@ -9,6 +9,7 @@ from typing import Any, Final
 from guard.core import wire
 from guard.gateway.domain import render
 from guard.gateway.domain.commands import EncodedAnswer
+from guard.gateway.domain.errors import StoreError, StoreFullError
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -52,6 +53,13 @@ def fail(
     retry_after_ms = _RETRY_AFTER_MS if status in (429, 503) else None
     document.retry_after_ms = retry_after_ms
     return ProblemError(EncodedAnswer(status, wire.encode(document), retry_after_ms), headers)
+
+
+def store_failed(exc: StoreError) -> ProblemError:
+    """Return an exception that answers that the store has failed, and what to do about it."""
+    if isinstance(exc, StoreFullError):
+        return fail(503, "GD-B002", "Disk full", str(exc))
+    return fail(503, "GD-B002", "Store not available", "try again")
 
 
 def headers_of(scope: Scope) -> dict[bytes, bytes]:

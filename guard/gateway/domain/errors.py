@@ -7,6 +7,10 @@ class StoreError(Exception):
     """The store cannot answer now: closed, out of space, damaged, or not reachable."""
 
 
+class StoreFullError(StoreError):
+    """The store has no space left; nothing can be written until there is some."""
+
+
 class StoreLostError(StoreError):
     """The store cannot be reached; whether the last commit happened is not known."""
 

@@ -32,6 +32,7 @@ from guard.gateway.domain.errors import StoreError, StoreLostError
 from guard.gateway.domain.statistics import WriterStatistics
 from guard.gateway.ledger.state import ANYTHING, Scopes
 from guard.gateway.ledger.unit_of_work import Transaction
+from guard.gateway.storage.sql.failures import store_error
 
 logger = logging.getLogger(__name__)
 
@@ -319,4 +320,4 @@ class GroupWriter(Generic[UnitT]):
             return exc
         self.healthy = False
         logger.error("the store failed: %s", exc)
-        return StoreError(f"the store failed: {type(exc).__name__}")
+        return store_error(exc)

@@ -16,7 +16,7 @@ from starlette.routing import BaseRoute, Route
 from guard.core import wire
 from guard.gateway.api.admin.operations import AdminCall, Operation, organisation_named
 from guard.gateway.api.decisions import parse
-from guard.gateway.api.http import ProblemError, decoded, fail, headers_of, read_body
+from guard.gateway.api.http import ProblemError, decoded, fail, headers_of, read_body, store_failed
 from guard.gateway.domain.commands import Actor
 from guard.gateway.domain.errors import ConflictError, NotFoundError, StoreError
 from guard.gateway.services.keys import KeyRing
@@ -182,5 +182,6 @@ async def _conflict(_: Request, exc: Exception) -> Response:
     return _respond(fail(409, "GD-N002", "Conflict", str(exc)))
 
 
-async def _store_error(_: Request, __: Exception) -> Response:
-    return _respond(fail(503, "GD-B002", "Store not available", "try again"))
+async def _store_error(_: Request, exc: Exception) -> Response:
+    assert isinstance(exc, StoreError)
+    return _respond(store_failed(exc))

@@ -14,6 +14,7 @@ from guard.gateway.ledger.state import Scopes
 from guard.gateway.storage.group_writer import INLINE_WEIGHT_MAX, GroupWriter
 from guard.gateway.storage.sql import samples
 from guard.gateway.storage.sql.connection import ReadingStore
+from guard.gateway.storage.sql.failures import store_error
 from guard.gateway.storage.sql.read_pool import PooledT, ReadPool
 from guard.gateway.storage.sql.retention import STEPS_MAX, Retention
 from guard.gateway.storage.sql.unit_of_work import SqlUnitOfWork
@@ -106,7 +107,7 @@ class SqlEngine(ReadingStore, Generic[UnitT, PooledT]):
         try:
             return await pool.run(work, wait_s)
         except self.failures as exc:
-            raise StoreError(f"the store failed: {type(exc).__name__}") from exc
+            raise store_error(exc) from exc
 
     # -- periodic work -------------------------------------------------------------------------
 
