@@ -8,15 +8,22 @@ import ipaddress
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import attrs
+
+from guard.running.grace import Load
 
 IS_LINUX: Final = sys.platform == "linux"
 _SUBREAPER: Final = 36
 _SOCKET: Final = re.compile(r"socket:\[(\d+)\]")
 _LISTENING: Final = "0A"
+_ENDED: Final = "ZX"
+_HELD: Final = "RDTt"
+"""States of threads that do not wait by their own will: for a CPU, for a disk, or stopped."""
+
+_TICKS_A_SECOND: Final = os.sysconf("SC_CLK_TCK")
 
 Address = tuple[str, int]
 """Of a peer: its IP address and port."""
@@ -67,6 +74,39 @@ def children(pid: int) -> Iterator[int]:
                 open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as file,
             ):
                 yield from map(int, file.read().split())
+
+
+def loads(roots: Iterable[int]) -> dict[int, Load]:
+    """Return what some processes and all below them use; empty on other systems than Linux."""
+    found: dict[int, Load] = {}
+    waiting = list(roots)
+    while waiting:
+        pid = waiting.pop()
+        if pid not in found and (load := _load(pid)) is not None:
+            found[pid] = load
+            waiting += children(pid)
+    return found
+
+
+def _load(pid: int) -> Load | None:
+    fields = _stat(f"/proc/{pid}/stat")
+    if fields is None or fields[0] in _ENDED:
+        return None
+    is_held = False
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            states = _stat(f"/proc/{pid}/task/{thread}/stat")
+            is_held = is_held or (states is not None and states[0] in _HELD)
+    return Load(sum(map(int, fields[11:15])) / _TICKS_A_SECOND, is_held)
+
+
+def _stat(path: str) -> list[str] | None:
+    """Return the fields of a ``stat`` after the name, the state first; None if there is none."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()
+    except OSError:
+        return None
 
 
 def reap(pid: int) -> None:

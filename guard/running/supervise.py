@@ -10,15 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from guard.running import reports
+from guard.running import processes, reports
+from guard.running.grace import Grace
 from guard.running.repeating import repeating
 from guard.running.signals import SignalQueue
 from guard.running.terminal import Terminal
 
 _POLL_S: Final = 0.1
-_GRACE_S: Final = 3.0
-"""How long a refused program may take to end by itself, and again to end on SIGTERM."""
-
 _JOIN_S: Final = 5.0
 _JOB_CONTROL: Final = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 _IGNORED_BY_PYTHON: Final = [
@@ -73,8 +71,8 @@ class _Program:
         self._directory = directory
         self._signals = signals
         self._terminal = terminal
-        # When a refusal was first seen.
-        self._refused_s: float | None = None
+        # For the program to end by itself, and again to end on SIGTERM; from a refusal on.
+        self._grace: Grace | None = None
         # How many of SIGTERM and SIGKILL were sent because of it.
         self._sent = 0
 
@@ -109,23 +107,26 @@ class _Program:
             return
         # First time to end by itself, then SIGTERM, and after as long again SIGKILL.
         now_s = time.monotonic()
-        self._refused_s = now_s if self._refused_s is None else self._refused_s
-        if now_s - self._refused_s < _GRACE_S * (self._sent + 1) or self._sent == 2:
+        self._grace = self._grace or Grace(now_s)
+        living = reports.guarded(self._directory)[1]
+        loads = processes.loads([self._pid, *living])
+        if self._sent == 2 or not self._grace.is_over(now_s, loads):
             return
         number = (signal.SIGTERM, signal.SIGKILL)[self._sent]
         self._sent += 1
+        self._grace = Grace(now_s)
         self._terminal.restore_at_exit()  # it may have no time to do so itself
         self._send(number)
-        _signal(reports.guarded(self._directory)[1], number)
+        _signal(living, number)
 
 
 def _end_rest(directory: Path) -> None:
     """End the guarded processes that a refused program has left behind."""
     for number in (signal.SIGTERM, signal.SIGKILL):
-        ends_s = time.monotonic() + _GRACE_S
+        grace = Grace(time.monotonic())
         living = reports.guarded(directory)[1]
         _signal(living, number)
-        while living and time.monotonic() < ends_s:
+        while living and not grace.is_over(time.monotonic(), processes.loads(living)):
             time.sleep(_POLL_S)
             living = reports.guarded(directory)[1]
 

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -165,3 +166,49 @@ def test_a_run_outlives_its_gateway(
     facts = json.loads(lines[-1])
     assert [line for line in lines[:-1] if line.strip()] == [f"{n} 200\n" for n in range(20)]
     assert (facts["requests"], facts["spent_nanousd"]) == (20, 20 * 512_500)
+
+
+TIDY = """
+import os, sys, time, httpx
+try:
+    while True:
+        body = {"model": "gpt-4o", "max_tokens": 50, "messages": []}
+        httpx.post(sys.argv[1] + "/v1/chat/completions", json=body)
+finally:
+    print(os.getpid(), flush=True)
+    while time.process_time() < float(sys.argv[2]):
+        pass
+    print("tidy", flush=True)
+"""
+
+HELD_S = 8.0
+"""Longer than a refused program may take of its own."""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts what Linux says that it uses")
+def test_a_program_that_is_not_let_run_is_not_ended(
+    guard: Runs, vendor: str, tmp_path: Path
+) -> None:
+    """Stopped, as a busy machine holds it up: SIGTERM would be pending, and end it."""
+    script = tmp_path / "tidy.py"
+    script.write_text(TIDY)
+    process = guard.start("run", "--limit", LIMIT, "--", str(script), vendor)
+    assert process.stdout is not None
+    pid = int(process.stdout.readline())
+    os.kill(pid, signal.SIGSTOP)
+    held_until_s = time.monotonic() + HELD_S
+    try:
+        while time.monotonic() < held_until_s:
+            assert not is_pending(pid, signal.SIGTERM)
+            time.sleep(0.05)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    out, err = process.communicate(timeout=WAIT_S)
+    assert (out, process.returncode) == ("tidy\n", 77), err
+
+
+def is_pending(pid: int, number: signal.Signals) -> bool:
+    """Tell whether a signal waits until the process goes on."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    pending = next(line for line in status.splitlines() if line.startswith("ShdPnd:"))
+    return bool(int(pending.split()[1], 16) >> (number - 1) & 1)
