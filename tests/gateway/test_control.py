@@ -100,6 +100,15 @@ def test_what_a_target_names_is_what_it_stops(tenant: Any, target: str) -> None:
     assert tenant.admin.named(target)["known"] is named["known"]
 
 
+def test_a_workflow_that_operators_have_named_is_known_before_its_first_call(tenant: Any) -> None:
+    tenant.admin.set_budget(10, scope_kind="workflow", scope_id="paid")
+    tenant.admin.set_budget(10, scope_kind="workflow", scope_id="paid-*")
+    tenant.admin.set_budget(10, scope_kind="user", scope_id="ann")
+    tenant.admin.create_key("k", workflow_id="bound")
+    known = {name: tenant.admin.named(name)["known"] for name in ("paid", "bound", "ann", "paid-*")}
+    assert known == {"paid": True, "bound": True, "ann": False, "paid-*": True}
+
+
 def test_a_workflow_that_was_only_stopped_and_lifted_is_none(tenant: Any) -> None:
     with pytest.raises(AdminError, match="no such workflow"):
         tenant.admin.workflow("later")

@@ -89,6 +89,8 @@ class Aim:
         names = list(_matching(self._at.local_directory, "*").values())
         after = ""
         with contextlib.suppress(AdminError):
+            budgets = self._client.budgets()
+            names += [each["scope_id"] for each in budgets if each["scope_kind"] == "workflow"]
             for _ in range(_PAGES):
                 page = self._client.workflows(after=after, limit=_PAGE)
                 names += [each["workflow_id"] for each in page]

@@ -228,8 +228,8 @@ class Named(Struct, kw_only=True):
     """What the target of a directive names.
 
     Args:
-        known: whether it names anything: a workflow or a run that was seen, a kill or pause in
-            force, or everything.
+        known: whether it names anything: a workflow or a run that was seen, or that a budget,
+            a key, or a kill or pause in force is for; or everything.
         workflows: how many workflows it names.
         runs: how many of their runs were seen within the last ``within_ms``.
         within_ms: a time in milliseconds.

@@ -99,11 +99,24 @@ def named(
     return records.Named(
         known=bool(workflows)
         or target == "*"
+        or _is_named(reading, organisation_id, target)
         or directives_of(reading, organisation_id).stop(target, now_ms),
         workflows=workflows,
         runs=_count(reading, "runs", organisation_id, target, since_ms),
         within_ms=RUNS_WITHIN_MS,
     )
+
+
+def _is_named(reading: Connection, organisation_id: str, target: str) -> bool:
+    """Tell whether a budget or a key is for exactly this workflow id or glob."""
+    return bool(
+        reading.rows(
+            "SELECT 1 FROM budgets WHERE organisation_id = ? AND scope_kind = 'workflow'"
+            " AND scope_id = ? UNION ALL SELECT 1 FROM keys WHERE organisation_id = ?"
+            " AND workflow_id = ? AND revoked_at_ms IS NULL LIMIT 1",
+            organisation_id, target, organisation_id, target,
+        )
+    )  # fmt: skip
 
 
 def _count(
