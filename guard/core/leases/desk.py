@@ -451,8 +451,7 @@ def _note_wait(question: Question, now_s: float) -> None:
     One that stood behind another of its lane begins its wait when it is asked itself.
     """
     request = question.request
-    if not question.attempt:
-        question.asked_s = now_s
+    question.asked_s = min(question.asked_s, now_s)
     if request.wait_ms:
         request.waited_ms = int(max(0.0, now_s - question.asked_s) * 1000)
 

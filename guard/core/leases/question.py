@@ -42,7 +42,7 @@ class Question:
         over: how the gateway is asked, for the debug log.
         answer_s: how long an answer of the gateway is waited for, in seconds.
         attempt: how often it was asked already, each time under another key.
-        asked_s: when it was asked first.
+        asked_s: when it was asked first; never, until it is.
         again_s: when it is asked again, while it waits in line; never, while it is asked.
         outlasts_s: for so long it is asked again while the gateway cannot be reached, in seconds.
     """
@@ -57,7 +57,7 @@ class Question:
     over: str = "HTTP"
     answer_s: float = math.inf
     attempt: int = 0
-    asked_s: float = 0.0
+    asked_s: float = math.inf
     again_s: float = math.inf
     outlasts_s: float = 0.0
 

@@ -226,6 +226,48 @@ def test_who_came_first_is_served_first(runtime: GuardRuntime, tenant: Any) -> N
     assert len(order) == 6
 
 
+@guard.protect
+def pay() -> str:
+    """A tool that needs a person."""
+    return "paid"
+
+
+@guard.protect
+async def pay_async() -> str:
+    """The same, as a coroutine function."""
+    return "paid"
+
+
+def pay_in_workflow(how: str) -> str:
+    with guard.workflow("w"):
+        return pay() if how == "sync" else asyncio.run(_pay_async())
+
+
+async def _pay_async() -> str:
+    return await pay_async()
+
+
+@pytest.mark.parametrize("how", ["sync", "async"])
+def test_who_was_approved_waits_in_line_as_everybody(
+    runtime: GuardRuntime, tenant: Any, how: str
+) -> None:
+    """People approve before the line: a yes is not followed by a refusal while money is held."""
+    tenant.admin.set_policy("p", approval_tools=["pay", "pay_async"])
+    limit(tenant, 1.5)
+    first = held(runtime, RequestBound("openai", MODEL, input_tokens=750, output_tokens=750))
+    with ThreadPoolExecutor(2) as pool:
+        approved = pool.submit(pay_in_workflow, how)
+        [approval] = until(tenant.admin.approvals, WAIT_S)
+        ahead = pool.submit(held, runtime, where=scope("other"))
+        until(lambda: in_line(runtime) == 1, WAIT_S)
+        tenant.admin.answer_approval(approval["approval_id"], approved=True)
+        until(lambda: in_line(runtime) == 2, WAIT_S)
+        assert not approved.done()
+        settle(runtime, first)
+        settle(runtime, ahead.result(WAIT_S))
+        assert approved.result(WAIT_S) == "paid"
+
+
 def test_a_small_one_passes_a_large_one_that_has_just_come(
     runtime: GuardRuntime, tenant: Any
 ) -> None:
