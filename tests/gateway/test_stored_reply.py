@@ -61,7 +61,7 @@ def test_every_field_of_a_reply_is_either_stored_or_kept_as_json() -> None:
     """A new field has to be added to the stored form, or replies with it stored as JSON."""
     assert {field.name for field in msgspec.structs.fields(wire.GateReply)} == {
         "decision", "call_id", "reservation_id", "reserved_nanousd", "expires_at_ms", "budget",
-        "warnings", "lease", "rates", "approval_id", "events", "place", "retry_after_ms",
+        "warnings", "lease", "rates", "approval_id", "events", "place", "retry_after_ms", "idle_ms",
         "max_output_tokens",
     }  # fmt: skip
 

@@ -75,7 +75,29 @@ def test_a_wait_that_is_over_ends_in_a_refusal(tenant: Tenant) -> None:
     tenant.admin.set_budget(limit_nanousd=WORST + 1000)
     ask(tenant, "a")
     assert ask(tenant, "b", wait_ms=5000)["decision"] == "waiting"
-    assert ask(tenant, "c", wait_ms=5000, waited_ms=5001)["error_code"] == "GD-B004"
+    over = {"wait_ms": 5000, "waited_ms": 90_000}
+    assert ask(tenant, "c", **over, idle_ms=5001)["error_code"] == "GD-B004"
+    assert ask(tenant, "d", **over)["error_code"] == "GD-B004", "an SDK that does not say"
+
+
+def test_a_renewed_wait_goes_on_at_another_gateway(tenant: Tenant) -> None:
+    """Money has come back in between: the wait began anew, and is as long there as it was here."""
+    tenant.admin.set_budget(limit_nanousd=WORST + 1000)
+    ask(tenant, "a")
+    renewed = {"wait_ms": 60_000, "waited_ms": 130_000}
+    for attempt in range(3):
+        reply = ask(tenant, "b", attempt, **renewed, idle_ms=20_000)
+        assert (reply["decision"], reply["place"]) == ("waiting", 1)
+        assert 20_000 <= reply["idle_ms"] < 60_000
+
+
+def test_a_top_up_has_no_place_in_line(tenant: Tenant) -> None:
+    """No call waits for it: it would only hold up the leases of all others."""
+    tenant.admin.set_budget(limit_nanousd=WORST)
+    first = ask(tenant, "a")
+    ahead = {"lease": {"ahead": True, "demand_nanousd": 1, "lease_id": first["reservation_id"]}}
+    assert ask(tenant, "b", **ahead)["error_code"]
+    assert ask(tenant, "c")["place"] == 1
 
 
 def test_a_full_budget_of_a_user_holds_up_nobody_else(tenant: Tenant) -> None:
@@ -186,11 +208,13 @@ class Line:
         place = self.line.place(self.request, call)
         assert place is not None
         waits = place.waiter(name, amount, balance_ids or (1,))
-        self.line.decided(self.request, call, EncodedAnswer(200, b"", waits=waits))
+        self.line.decided(self.request, call, place, EncodedAnswer(200, b"", waits=waits))
 
     def decide(self, name: str) -> None:
         call = wire.GateRequest(call_id=name, kind="llm", function="f", wait_ms=60_000)
-        self.line.decided(self.request, call, EncodedAnswer(200, b""))
+        place = self.line.place(self.request, call)
+        assert place is not None
+        self.line.decided(self.request, call, place, EncodedAnswer(200, b""))
 
 
 def test_the_first_whose_money_it_is_wakes_and_then_the_next() -> None:

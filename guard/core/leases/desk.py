@@ -234,11 +234,16 @@ class Desk:
     def _again_s(self, question: Question, answer: Answer, now_s: float) -> float | None:
         """Return when a question is asked again; None if this answer is the last."""
         if isinstance(answer, NotGranted):
-            if answer.is_unanswered and now_s < question.asked_s + question.outlasts_s:
-                return now_s + _UNREACHED_S
-            return None
+            if not answer.is_unanswered:
+                return None
+            question.unreached_s = min(question.unreached_s, now_s)
+            is_over = now_s >= question.unreached_s + question.outlasts_s
+            return None if is_over else now_s + _UNREACHED_S
         if answer.decision != "waiting":
             return None
+        question.unreached_s = math.inf
+        if answer.idle_ms is not None:
+            question.freed_s = now_s - answer.idle_ms / 1000
         wait_s = answer.retry_after_ms / 1000
         if not self.can_lease:  # nobody can wake it, so it asks the more often the nearer it is
             wait_s = min(wait_s, _UNWOKEN_S * max(1, answer.place))
@@ -260,7 +265,7 @@ class Desk:
         for call_id in call_ids:
             question = self._parked.get(call_id)
             if question is not None:
-                question.again_s = now_s
+                question.again_s = question.freed_s = now_s
                 self._look_at(question, now_s, effects)
         return effects
 
@@ -448,12 +453,20 @@ def _alone(question: Question, now_s: float) -> AskGateway:
 def _note_wait(question: Question, now_s: float) -> None:
     """Say how long a question has waited, so that it has its place at any gateway.
 
-    One that stood behind another of its lane begins its wait when it is asked itself.
+    One that stood behind another of its lane begins its wait when it is asked itself. While there
+    is no gateway nothing can come back, so that time is none of the wait for it.
     """
     request = question.request
     question.asked_s = min(question.asked_s, now_s)
     if request.wait_ms:
-        request.waited_ms = int(max(0.0, now_s - question.asked_s) * 1000)
+        request.waited_ms = _ms(now_s - question.asked_s)
+        if question.attempt:
+            freed_s = max(question.asked_s, question.freed_s)
+            request.idle_ms = _ms(min(now_s, question.unreached_s) - freed_s)
+
+
+def _ms(duration_s: float) -> int:
+    return int(max(0.0, duration_s) * 1000)
 
 
 def _outcome(question: Question, answer: Answer) -> Effect:

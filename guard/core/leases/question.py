@@ -44,7 +44,9 @@ class Question:
         attempt: how often it was asked already, each time under another key.
         asked_s: when it was asked first; never, until it is.
         again_s: when it is asked again, while it waits in line; never, while it is asked.
+        freed_s: when money came back last, as far as it is known here.
         outlasts_s: for so long it is asked again while the gateway cannot be reached, in seconds.
+        unreached_s: since when the gateway cannot be reached; never, while it can.
     """
 
     request: GateRequest
@@ -59,7 +61,9 @@ class Question:
     attempt: int = 0
     asked_s: float = math.inf
     again_s: float = math.inf
+    freed_s: float = -math.inf
     outlasts_s: float = 0.0
+    unreached_s: float = math.inf
 
     @property
     def key(self) -> str:

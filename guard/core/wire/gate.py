@@ -59,7 +59,8 @@ class GateRequest(Struct, omit_defaults=True):
 
     ``wait_ms`` says how long the caller waits in line, from the last time that money came back, for
     money that is only set aside; ``waited_ms`` how long it has waited already, so that it keeps its
-    place when the gateway restarts. ``least_output_tokens`` says that the caller can lower the
+    place when the gateway restarts, and ``idle_ms`` how long ago money came back last, so that its
+    wait is not over there before it is here. ``least_output_tokens`` says that the caller can lower the
     request's output limit, or put one in, to this number at least.
 
     ``fees`` is the most that an LLM request can be charged besides tokens: units by line of
@@ -105,6 +106,7 @@ class GateRequest(Struct, omit_defaults=True):
     events: list[Event] = []
     wait_ms: DurationMs = 0
     waited_ms: DurationMs = 0
+    idle_ms: DurationMs | None = None
     least_output_tokens: Tokens | None = None
     fees: Fees = {}
     unnumbered: Annotated[str, Meta(max_length=512)] = ""
@@ -119,7 +121,7 @@ class GateReply(Struct, omit_defaults=True):
     ``waiting`` means that the money is only set aside, and that the call has a place in line (1 is
     the first). The caller asks again, with another idempotency key, when a ``room`` message names
     its ``call_id``, and after ``retry_after_ms`` at the latest: a place that nobody asks for is
-    given up.
+    given up. ``idle_ms`` says how long ago money came back last; what began the wait anew.
 
     ``max_output_tokens`` is the output limit that the caller has to lower the request's own to, or
     to put in: more is not paid for.
@@ -138,6 +140,7 @@ class GateReply(Struct, omit_defaults=True):
     events: EventsOutcome | None = None
     place: int = 0
     retry_after_ms: int = 0
+    idle_ms: DurationMs | None = None
     max_output_tokens: int | None = None
 
 

@@ -43,13 +43,18 @@ class Place(Struct, frozen=True):
 
     Attributes:
         since_ms: when it was asked first.
-        until_ms: when its wait is over, unless money comes back before.
-        wait_ms: how long it waits.
+        from_ms: when money came back last that it may use, or when it was asked first.
+        wait_ms: how long it waits from then on.
     """
 
     since_ms: int
-    until_ms: int
+    from_ms: int
     wait_ms: int
+
+    @property
+    def until_ms(self) -> int:
+        """When its wait is over, unless money comes back before."""
+        return self.from_ms + self.wait_ms
 
     def waiter(self, call_id: str, amount: int, balance_ids: Iterable[int]) -> Waiter:
         """Return the call as those see it who come after it."""

@@ -9,7 +9,7 @@ from guard.core import wire
 from guard.gateway.domain import ledger, models, render
 from guard.gateway.domain.commands import CallRefusal, EncodedAnswer, GateCommand
 from guard.gateway.domain.ledger import BudgetAccount, Reservation
-from guard.gateway.domain.waiting import RETRY_MS, Waiter
+from guard.gateway.domain.waiting import Waiter
 from guard.gateway.ledger import (
     amounts,
     approvals,
@@ -47,7 +47,7 @@ def gate(unit: UnitOfWork, command: GateCommand) -> EncodedAnswer:
         outcome = charge.record_events(unit, org, request, command.events, command.rejected).outcome
     if command.turn_in_ms is not None:
         idempotency.keep_undecided(unit, request)
-        return line.told_to_wait(call.call_id, command.turn_in_ms, outcome)
+        return line.told_its_turn(call.call_id, command.turn_in_ms, outcome)
     requests.release_guess(unit, command)
     lease = leases.take_back(unit, command, give_back=is_first)
     decided = _decide(unit, org, command, lease, recalls=command.recalls and is_first)
@@ -57,8 +57,7 @@ def gate(unit: UnitOfWork, command: GateCommand) -> EncodedAnswer:
         return EncodedAnswer(idempotency.UNDECIDED, b"", recall=decided.recall)
     if isinstance(decided, Waiter):
         idempotency.keep_undecided(unit, request)
-        ahead = sum(1 for other in command.waiters if other.turn < decided.turn)
-        return line.told_to_wait(call.call_id, RETRY_MS, outcome, 1 + ahead, decided)
+        return line.told_its_place(command, decided, unit.now_ms, outcome)
     if isinstance(decided, CallRefusal):
         if not command.is_ahead:
             unit.add_refusal(request, call, decided)

@@ -8,7 +8,7 @@ from guard.core import wire
 from guard.gateway.domain import ledger
 from guard.gateway.domain.commands import EncodedAnswer, GateCommand
 from guard.gateway.domain.ledger import BudgetAccount, Reservation
-from guard.gateway.domain.waiting import Waiter, promised
+from guard.gateway.domain.waiting import RETRY_MS, Waiter, promised
 from guard.gateway.ledger.amounts import Amount, GateDecision
 
 
@@ -72,18 +72,27 @@ def place_in_line(
     return place.waiter(decision.command.call.call_id, amount.needed, short)
 
 
-def told_to_wait(
-    call_id: str,
-    retry_after_ms: int,
-    events: wire.EventsOutcome | None,
-    place: int = 0,
-    waits: Waiter | None = None,
+def told_its_place(
+    command: GateCommand, waiter: Waiter, now_ms: int, events: wire.EventsOutcome | None
 ) -> EncodedAnswer:
+    """Return the answer to a call that has a place in line."""
+    assert command.place is not None
     reply = wire.GateReply(
         decision="waiting",
-        call_id=call_id,
+        call_id=waiter.call_id,
         events=events,
-        place=place,
-        retry_after_ms=retry_after_ms,
+        place=1 + sum(1 for other in command.waiters if other.turn < waiter.turn),
+        retry_after_ms=RETRY_MS,
+        idle_ms=max(0, now_ms - command.place.from_ms),
     )
-    return EncodedAnswer(200, wire.encode(reply), kept=False, waits=waits)
+    return EncodedAnswer(200, wire.encode(reply), kept=False, waits=waiter)
+
+
+def told_its_turn(
+    call_id: str, turn_in_ms: int, events: wire.EventsOutcome | None
+) -> EncodedAnswer:
+    """Return the answer to a call that is faster than a rate cap allows."""
+    reply = wire.GateReply(
+        decision="waiting", call_id=call_id, events=events, retry_after_ms=turn_in_ms
+    )
+    return EncodedAnswer(200, wire.encode(reply), kept=False)

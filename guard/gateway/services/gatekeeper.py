@@ -118,7 +118,7 @@ class Gatekeeper:
             judges_model=ruling.judges_model,
             note=note,
             turn_in_ms=ruling.turn_in_ms,
-            place=self._line.place(request, call),
+            place=None if is_ahead else self._line.place(request, call),
             waiters=self._line.waiters(request.organisation_id),
         )
         answer = await self._write(gate.gate, command)
@@ -132,7 +132,7 @@ class Gatekeeper:
                 again = msgspec.structs.replace(command, is_again=True, recalls=False)
                 answer = await self._write(gate.gate, again)
         if command.place is not None:
-            self._line.decided(request, call, answer)
+            self._line.decided(request, call, command.place, answer)
         # Calls were lent before the decision, since the caps may live elsewhere than the money. If
         # the gateway dies in between, the loan ends by itself after a lease's time.
         if command.lease_calls is not None:

@@ -93,12 +93,13 @@ class WaitingLine:
         line = self._lines.get(request.organisation_id)
         entry = None if line is None else line.entries.get((request.key_id, call.call_id))
         if entry is not None:
-            return Place(entry.waiter.since_ms, entry.from_ms + call.wait_ms, call.wait_ms)
+            return Place(entry.waiter.since_ms, entry.from_ms, call.wait_ms)
         if line is not None and len(line.entries) >= WAITING_MAX:
             return None
         since_ms = max(0, now_ms - call.waited_ms)  # before this gateway was started, perhaps
-        from_ms = since_ms if line is None else max(since_ms, line.freed_ms)
-        return Place(since_ms, from_ms + call.wait_ms, call.wait_ms)
+        idle_ms = call.waited_ms if call.idle_ms is None else call.idle_ms
+        from_ms = max(since_ms, now_ms - idle_ms, 0 if line is None else line.freed_ms)
+        return Place(since_ms, from_ms, call.wait_ms)
 
     def has(self, request: RequestOrigin, call: wire.GateRequest) -> bool:
         """Tell whether a call has a place: it has asked before."""
@@ -106,25 +107,31 @@ class WaitingLine:
         return line is not None and (request.key_id, call.call_id) in line.entries
 
     def decided(
-        self, request: RequestOrigin, call: wire.GateRequest, answer: EncodedAnswer
+        self, request: RequestOrigin, call: wire.GateRequest, place: Place, answer: EncodedAnswer
     ) -> None:
-        """Take in what became of a call: it waits, or its place is free."""
+        """Take in what became of a call with a place: it waits, or its place is free."""
         organisation_id, name = request.organisation_id, (request.key_id, call.call_id)
         line = self._lines.get(organisation_id)
         if answer.waits is not None:
             if line is None:
                 line = self._lines[organisation_id] = _Line()
-            self._waits(line, organisation_id, name, answer.waits)
+            self._waits(line, organisation_id, name, answer.waits, place)
         else:
             self.left(request, call.call_id)
 
     def _waits(
-        self, line: _Line, organisation_id: str, name: tuple[str, str], waiter: Waiter
+        self,
+        line: _Line,
+        organisation_id: str,
+        name: tuple[str, str],
+        waiter: Waiter,
+        place: Place,
     ) -> None:
         now_ms = self._clock_ms()
         entry = line.entries.get(name)
         if entry is None:
-            line.entries[name] = _Entry(waiter, name[0], waiter.since_ms, now_ms)
+            from_ms = max(place.from_ms, line.freed_ms)  # some may have come back meanwhile
+            line.entries[name] = _Entry(waiter, name[0], from_ms, now_ms)
             line.changed()
             return
         was_woken, entry.is_woken = entry.is_woken, False

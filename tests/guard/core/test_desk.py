@@ -375,6 +375,68 @@ def test_the_time_for_an_answer_begins_when_the_one_before_has_its_own() -> None
     assert b.ends_s == world.now_s + 2.0
 
 
+def waits(world: World, idle_ms: int | None = 0) -> None:
+    """The gateway, which may be an older one, tells the one that is asked to wait."""
+    ask = world.asks.pop(0)
+    name = ask.question.request.call_id
+    reply = wire.GateReply("waiting", name, place=2, retry_after_ms=1000, idle_ms=idle_ms)
+    world.do(world.desk.answered(ask, reply, world.now_s))
+
+
+def unreached(world: World) -> None:
+    world.do(world.desk.answered(world.asks.pop(0), UNKNOWN, world.now_s))
+
+
+def in_line_for(world: World, seconds: int) -> wire.GateRequest:
+    """Ask, and stay in line for so long; return what is asked at last."""
+    world.ask("a")
+    question = world.questions["a"]
+    question.request.wait_ms, question.outlasts_s = 120_000, 20.0
+    for _ in range(seconds):
+        waits(world)
+        world.now_s += 1.0
+        world.do(world.desk.tick(world.now_s))
+    return question.request
+
+
+@pytest.mark.parametrize("has_socket", [True, False])
+def test_a_gateway_that_dies_late_in_a_wait_is_asked_again(has_socket: bool) -> None:
+    """The time for its restart begins when it is missed, not when the wait began."""
+    world = World(0, elsewhere=COST, has_socket=has_socket)
+    in_line_for(world, 100)
+    for _ in range(19):
+        unreached(world)
+        world.now_s += 1.0
+        world.do(world.desk.tick(world.now_s))
+    assert not world.outcomes["a"]
+    waits(world)  # it is back; the next outage has as long
+    for _ in range(25):
+        world.now_s += 1.0
+        world.do(world.desk.tick(world.now_s))
+        if world.asks:
+            unreached(world)
+    assert isinstance(world.outcomes["a"][0], GuardTransportError)
+
+
+def test_a_wait_is_renewed_with_the_gateways_knowledge_and_stops_with_its_absence() -> None:
+    world = World(0, elsewhere=COST)
+    request = in_line_for(world, 50)
+    assert (request.waited_ms, request.idle_ms) == (50_000, 1000), "money came back all the time"
+    waits(world, 30_000)
+    world.now_s += 1.0
+    world.do(world.desk.tick(world.now_s))
+    assert request.idle_ms == 31_000
+    for _ in range(10):  # nothing can come back while there is no gateway
+        unreached(world)
+        world.now_s += 1.0
+        world.do(world.desk.tick(world.now_s))
+    assert (request.waited_ms, request.idle_ms) == (61_000, 31_000)
+    waits(world, None)
+    world.now_s += 5.0
+    world.do(world.desk.room(["a"], world.now_s))
+    assert request.idle_ms == 0, "it was woken, because some has come back"
+
+
 def test_who_stands_behind_another_begins_to_wait_when_it_is_asked() -> None:
     world = World(0, elsewhere=5 * COST)
     world.ask("a", "b")
