@@ -267,7 +267,7 @@ class Courier:
         call_id = self._events.ids.uuid7(time.time_ns() // 1_000_000)
         request = structs.replace(
             effect.like, call_id=call_id, lease=effect.asked.ask, events=[], within=None,
-            held=None, note=None, wait_ms=0, waited_ms=0, idle_ms=None,
+            held=None, note=None, wait_ms=0, waited_ms=0, idle_ms=None, grows=False,
         )  # fmt: skip
         answered = functools.partial(self._topped_up, session, effect.asked)
         session.asks.ask("gate", call_id, wire.encode(request), answered, _TOP_UP_S)

@@ -50,6 +50,7 @@ class Gate:
         timeout_s: total time for an answer.
         wait_ms: how long a question waits in line for money that is only set aside, in
             milliseconds.
+        paces: whether a question waits for its turn under a rate cap that lets calls wait.
         waits_for_people: whether a call that needs an approval waits for it, or is refused.
     """
 
@@ -61,6 +62,7 @@ class Gate:
         timeout_s: float,
         *,
         wait_ms: int = 0,
+        paces: bool = False,
         waits_for_people: bool = True,
     ) -> None:
         self._link = link
@@ -69,6 +71,7 @@ class Gate:
         self._enforcement = enforcement
         self._timeout_s = timeout_s
         self._wait_ms = wait_ms
+        self._paces = paces
         self._waits_for_people = waits_for_people
 
     def after_fork(self) -> None:
@@ -242,12 +245,13 @@ class Gate:
         Args:
             question: the question.
             timeout_s: how long an answer is waited for.
-            waits: whether it waits in line for money that is only set aside.
+            waits: whether it waits in line for money that is only set aside, and for its turn.
         """
         question.ends_s = time.monotonic() + timeout_s
         question.answer_s = timeout_s
         if waits:
             question.request.wait_ms = self._wait_ms
+            question.request.paces = self._paces
             if self._link.restarts_gateway:
                 question.outlasts_s = min(self._wait_ms / 1000, _RESTART_S)
         if question.request.kind != "llm":

@@ -225,7 +225,7 @@ class LlmRequests:
 
     # -- asking -----------------------------------------------------------------------------------
 
-    def _question(self, scope: Scope, bound: RequestBound) -> Question:
+    def _question(self, scope: Scope, bound: RequestBound, *, grows: bool = False) -> Question:
         call = scope.call
         held = None
         if call is not None:
@@ -253,8 +253,9 @@ class LlmRequests:
             unnumbered=bound.unnumbered,
             within=None if call is None else call.call_id,
             held=held,
+            grows=grows,
         )
-        calls = 1 if call is None else 0
+        calls = 1 if call is None and not grows else 0
         return Question(
             request,
             lane_of(scope, bound),
@@ -306,7 +307,7 @@ class LlmRequests:
         self, scope: Scope, bound: RequestBound, answered: Callable[[Grant | BaseException], None]
     ) -> None:
         """Ask for more for a request that is under way, without waiting."""
-        self._gate.ask_soon(self._question(scope, bound), answered)
+        self._gate.ask_soon(self._question(scope, bound, grows=True), answered)
 
 
 def lane_of(scope: Scope, bound: RequestBound) -> LaneKey:

@@ -259,6 +259,7 @@ class GuardRuntime:
             self.enforcement,
             timeout_s,
             wait_ms=self.settings.wait_for_room_ms if self.reports.enforces else 0,
+            paces=self.reports.enforces,
             waits_for_people=self.reports.enforces,
         )
 

@@ -165,6 +165,17 @@ def test_a_cap_that_waits_says_when_the_turn_comes(tenant: Tenant) -> None:
     assert waiting["decision"] == "waiting"
     assert 50_000 < waiting["retry_after_ms"] <= 60_000
     tenant.refused(429, "GD-R001", **{**WAIT, "wait_ms": 0})
+    paced = ask(tenant, "d", wait_ms=0, paces=True)
+    assert paced["decision"] == "waiting", "a turn is waited for also by who waits for no money"
+
+
+def test_more_for_a_stream_is_no_other_request(tenant: Tenant) -> None:
+    tenant.admin.set_policy(rate_caps=[{"calls": 1, "per_ms": 60_000}])
+    assert ask(tenant, "a", workflow_id="w")["decision"] == "allow"
+    tenant.refused(429, "GD-R001", **{**WAIT, "wait_ms": 0})
+    assert ask(tenant, "b", wait_ms=0, workflow_id="w", grows=True)["decision"] == "allow"
+    [workflow] = tenant.admin.workflows()
+    assert workflow["calls"] == 1
 
 
 def test_of_two_caps_the_one_that_refuses_refuses(tenant: Tenant) -> None:

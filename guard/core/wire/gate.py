@@ -60,7 +60,9 @@ class GateRequest(Struct, omit_defaults=True):
     ``wait_ms`` says how long the caller waits in line, from the last time that money came back, for
     money that is only set aside; ``waited_ms`` how long it has waited already, so that it keeps its
     place when the gateway restarts, and ``idle_ms`` how long ago money came back last, so that its
-    wait is not over there before it is here. ``least_output_tokens`` says that the caller can lower the
+    wait is not over there before it is here. ``paces`` says that it waits for its turn under a rate
+    cap that lets calls wait, whether it waits for money or not. ``grows`` marks a question for more
+    for a request that is under way: it counts as no other one. ``least_output_tokens`` says that the caller can lower the
     request's output limit, or put one in, to this number at least.
 
     ``fees`` is the most that an LLM request can be charged besides tokens: units by line of
@@ -107,6 +109,8 @@ class GateRequest(Struct, omit_defaults=True):
     wait_ms: DurationMs = 0
     waited_ms: DurationMs = 0
     idle_ms: DurationMs | None = None
+    paces: bool = False
+    grows: bool = False
     least_output_tokens: Tokens | None = None
     fees: Fees = {}
     unnumbered: Annotated[str, Meta(max_length=512)] = ""

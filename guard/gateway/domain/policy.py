@@ -137,7 +137,7 @@ def _evaluate_request(rules: Sequence[Rules], call: wire.GateRequest, key_id: st
             continue
         verdict.refusal = verdict.refusal or _blocked_model(each, call, call.model)
         _add_caps(verdict, each, call, key_id, ())
-    if call.within is not None:  # counted with its call
+    if call.within is not None or call.grows:  # counted with its call, or when it began
         verdict.caps = []
     return verdict
 

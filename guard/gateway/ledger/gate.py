@@ -70,7 +70,7 @@ def gate(unit: UnitOfWork, command: GateCommand) -> EncodedAnswer:
         is_kept = decided.decision == "allow"
         answer = EncodedAnswer(200, wire.encode(decided), kept=is_kept, lease_id=lease_id)
         idempotency.keep(unit, request, answer, decided)
-    if command.is_ahead:  # no call is made
+    if command.is_ahead or call.grows:  # no call is made, or it was counted when it began
         return answer
     own = org.organisation_id
     if call.workflow_id is not None:

@@ -89,7 +89,7 @@ class Gatekeeper:
         note, call.note = call.note, None  # only a person who approves sees it
         lease = call.lease
         is_ahead = lease is not None and lease.ahead
-        if not is_ahead:
+        if not (is_ahead or call.grows):
             recent = RecentCall(self._clock_ms(), request.key_id, call)
             self.recent.note(request.organisation_id, recent)
         ruling = _Ruling(
@@ -159,11 +159,12 @@ class Gatekeeper:
         if verdict.caps and refusal is None and not self._line.has(request, call):
             # Those that wait come first: what is refused by another has then been counted once too
             # often; the other way round a call would be counted each time that it asks.
-            pacing = [use for use in verdict.caps if use.waits and call.wait_ms]
+            paces = call.paces or call.wait_ms > 0  # older SDKs say the one by the other
+            pacing = [use for use in verdict.caps if use.waits and paces]
             turn_in_ms = await self._rates.take(organisation_id, pacing) if pacing else None
             if turn_in_ms is not None:
                 return _Ruling(turn_in_ms=turn_in_ms)
-            capping = [use for use in verdict.caps if not (use.waits and call.wait_ms)]
+            capping = [use for use in verdict.caps if not (use.waits and paces)]
             wait_ms = await self._rates.take(organisation_id, capping) if capping else None
             if wait_ms is not None:
                 refusal = policy.rate_refusal(call, wait_ms)

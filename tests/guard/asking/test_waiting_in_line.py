@@ -192,6 +192,28 @@ def test_nobody_waits_who_does_not_want_to(start: Start, tenant: Any) -> None:
         held(runtime)
 
 
+def test_a_pace_is_kept_by_who_waits_for_no_money(start: Start, tenant: Any) -> None:
+    """As with ``guard run --rate 2/s --wait 0``."""
+    tenant.admin.set_policy(rate_caps=[{"calls": 2, "per_ms": 1000, "on_limit": "wait"}])
+    runtime = start(wait_for_room_ms=0)
+    assert all([held(runtime).reservation_id for _ in range(5)])
+
+
+def test_a_cap_cuts_no_stream_that_has_begun(runtime: GuardRuntime, tenant: Any) -> None:
+    """What a stream needs more is no other request."""
+    limit(tenant, 100)
+    tenant.admin.set_policy(rate_caps=[{"calls": 1, "per_ms": 3_600_000}])
+    hold = held(runtime, RequestBound("openai", MODEL, 500, 500, streams=True))
+    with pytest.raises(Refusal):
+        held(runtime)
+    for _ in range(3):
+        paid = hold.output_tokens
+        hold.grow(paid)
+        until(lambda paid=paid: hold.refusal or hold.output_tokens > paid, WAIT_S)
+        assert hold.refusal is None
+    settle(runtime, hold)
+
+
 def test_a_wait_ends_when_nothing_has_come_back(start: Start, tenant: Any) -> None:
     tenant.admin.set_price(MODEL, input_per_mtok=10**9, output_per_mtok=10**9)
     runtime = start(wait_for_room_ms=1500)
