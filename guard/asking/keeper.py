@@ -57,6 +57,7 @@ class Keeper:
             is_awaited = self._desk.is_returning(time.monotonic())
             await asyncio.sleep(_RETURN_TICK_S if is_awaited else _TICK_S)
             self._courier.tick()
+            self._unread.expire(time.monotonic())
 
     def capable(self, features: frozenset[str]) -> None:
         """Note what the gateway can do."""

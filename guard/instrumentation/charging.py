@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from guard.core.request_bound import RequestBound
-from guard.core.usage import PENDING, Call, Endpoint, Usage
-from guard.core.usage.ends import ChargeBy, Ending, Seen, charge_of, output_by_time
+from guard.core.usage import Call, Endpoint, Usage
+from guard.core.usage.ends import ChargeBy, Ending, Known, Seen, charge_of, output_by_time
 from guard.core.usage.hidden_output import may_hide_output, top_speed
 from guard.core.usage.response_format import replaced
 from guard.core.usage.vendors import provider_of
@@ -36,31 +36,30 @@ def charged(
 ) -> Usage | None:
     """Return what to record of a request without exact usage, and end its hold by that.
 
+    Of work that goes on it is the most that it can have used, marked ``later``; its hold stays.
+
     Args:
         ended: the request.
-        counted: what its answer shows: estimated, ``PENDING``, or None.
+        counted: what its answer shows: estimated, that its work goes on, or None.
         streamed: whether the answer was a stream of messages.
         began: whether any of its body arrived.
     """
     hold, bound, asked = ended.hold, ended.bound, ended.request
     is_held = hold is not None and hold.reservation_id is not None
     model = (None if bound is None else bound.model) or asked.model()
-    speed = top_speed(provider_of(ended.host), model)
     seen = Seen(
         ended.ending,
         ended.status,
-        "pending" if counted is PENDING else "none" if counted is None else "counted",
+        _known(counted),
         ended.endpoint.asks and (ended.endpoint.certain or is_held),
         streamed,
         began,
         may_hide_output(model, asked.request()),
-        speed is not None,
+        top_speed(provider_of(ended.host), model) is not None,
     )
     charge = charge_of(seen)
     if charge is ChargeBy.LATER:
-        if hold is not None:
-            hold.keep()
-        return None
+        return None if hold is None else _going_on(ended, counted, hold, model)
     if charge is ChargeBy.NOTHING:
         if hold is not None:
             hold.give_back()
@@ -69,10 +68,49 @@ def charged(
         if hold is not None:
             hold.keep()
         return _without_hold(ended, counted, model)
+    usage = _held(ended, hold, charge, counted, model)
+    if charge is ChargeBy.BOUND and usage.cost_nanousd is None:
+        hold.keep()
+    else:  # by the cost that the event says: the gateway charges the same
+        hold.settle(usage)
+    return usage
+
+
+def _known(counted: Usage | None) -> Known:
+    """Return what an answer without exact usage says; work that nothing names cannot be polled."""
+    if counted is None or (counted.later and counted.response_id is None):
+        return "none"
+    return "pending" if counted.later else "counted"
+
+
+def _going_on(
+    ended: EndedRequest, counted: Usage | None, hold: RequestCover, model: str | None
+) -> Usage | None:
+    """Return the most that work can use that goes on; None where nothing bounds it."""
+    if ended.bound is not None and ended.bound.unnumbered:
+        hold.keep()
+        return None
+    if hold.reservation_id is not None:
+        at_most = _held(ended, hold, ChargeBy.BOUND, counted, model)
+    else:
+        limit = 0 if ended.bound is None else ended.bound.output_tokens or 0
+        at_most = _usage(ended.request, ended.bound, counted, model, limit)
+    return replaced(at_most, later=True)
+
+
+def _held(
+    ended: EndedRequest,
+    hold: RequestCover,
+    charge: ChargeBy,
+    counted: Usage | None,
+    model: str | None,
+) -> Usage:
+    """Return the usage of a request by what was set aside for it."""
+    bound, asked = ended.bound, ended.request
     shown = 0 if counted is None else counted.output_tokens + counted.reasoning_tokens
     if bound is not None and bound.output_tokens is not None:
         shown = min(shown, bound.output_tokens)  # the count is dear, and the vendor keeps the limit
-    output = shown
+    speed, output = top_speed(provider_of(ended.host), model), shown
     if charge is ChargeBy.BOUND:
         output = max(shown, hold.output_tokens or 0)
     elif charge is ChargeBy.SPEED and speed is not None:
@@ -83,12 +121,7 @@ def charged(
     cost = hold.cost_at_most(usage.input_tokens, shown if charge is ChargeBy.BOUND else output)
     if charge is ChargeBy.BOUND and hold.amount_nanousd is not None:
         cost = max(hold.amount_nanousd, cost or 0)
-    usage = replaced(usage, cost_nanousd=cost, estimate=charge.value)
-    if charge is ChargeBy.BOUND and cost is None:
-        hold.keep()
-    else:  # by the cost that the event says: the gateway charges the same
-        hold.settle(usage)
-    return usage
+    return replaced(usage, cost_nanousd=cost, estimate=charge.value)
 
 
 def _usage(
@@ -113,6 +146,8 @@ def _usage(
 def _without_hold(ended: EndedRequest, counted: Usage | None, model: str | None) -> Usage | None:
     """Return what can be said of a request for which nothing was set aside."""
     limit = 0 if ended.bound is None else ended.bound.output_tokens or 0
+    if counted is not None and counted.estimate is not None:
+        return None  # it has ended, and says nothing of what it used
     if counted is not None:
         complete = ended.ending is Ending.COMPLETE
         return (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 import time
 import weakref
@@ -16,12 +17,13 @@ from msgspec import structs
 
 from guard.core.events import InstrumentedCall, usage_of
 from guard.core.input_ratios import InputRatios
-from guard.core.usage import PENDING, Usage, find_endpoint
+from guard.core.usage import Usage, find_endpoint
 from guard.core.usage.realtime import find_realtime
 from guard.core.usage.response_format import replaced
 from guard.core.wire import NAME_LENGTH_MAX, RESPONSE_ID_LENGTH_MAX
 from guard.instrumentation import patching
 from guard.instrumentation.include_usage import StreamUsage
+from guard.instrumentation.later_work import LaterWork, Work
 from guard.instrumentation.local_hosts import LocalHosts
 from guard.instrumentation.observed_call import ObservedCall, call_being_sent
 from guard.instrumentation.output_limits import OutputLimits
@@ -106,6 +108,7 @@ class Instrumentation:
         # Errors in the observation itself; for tests and diagnosis.
         self.failures = 0
         self._unread = unread or UnreadAnswers()
+        self.later = self._unread.later = LaterWork(self._ended_later)
         # Calls that are not over; any thread adds and discards.
         self._open: set[ObservedCall] = set()
         # Re-entrant: a signal handler may read the hosts while its thread reads an answer.
@@ -159,6 +162,7 @@ class Instrumentation:
         for session in list(self._sessions):
             session.ended()
         self._unread.read()
+        self.later.expire(math.inf)
 
     def wait_for_answers(self, timeout_s: float) -> None:
         """Wait for the calls of other threads; those of this one cannot end meanwhile."""
@@ -172,6 +176,7 @@ class Instrumentation:
         """Start afresh in a forked child: the parent reads the responses it has received."""
         self.unseen.after_fork()
         self._unread.after_fork()
+        self.later.after_fork()
         self._open = set()
         self.cut_short = 0
         self._sessions = weakref.WeakSet()
@@ -359,7 +364,7 @@ class Instrumentation:
             if call.endpoint.certain and call.is_complete:
                 self.usage_unseen(call.host)
             return None
-        if usage is PENDING:
+        if usage.later:
             return None
         if (
             len(usage.model or "") > NAME_LENGTH_MAX
@@ -369,7 +374,10 @@ class Instrumentation:
         if usage.response_id is not None:
             # Vendors re-use ids, so two requests are two calls; only polls and caches repeat a
             # response.
-            known = self._remember((call.endpoint.format.provider, usage.response_id))
+            key = call.endpoint.format.provider, usage.response_id
+            if call.endpoint.polls and self._is_settled(key, usage):
+                return None
+            known = self._remember(key)
             if known and again:
                 return None
         for other in usage.others:
@@ -382,6 +390,31 @@ class Instrumentation:
             )
             self.session_used(more, call.scope)
         return usage
+
+    def _is_settled(self, key: tuple[str, str], usage: Usage) -> bool:
+        """Settle the work that a poll has named; False where its usage is to be recorded."""
+        self._unread.read()  # the answer that has begun it may wait there
+        if not usage.estimated:
+            return self.later.end(key, usage)
+        if usage.estimate is not None:  # it has ended, and does not say what it used
+            self.later.end(key, None)
+        return True  # its stream was left, or its request is charged
+
+    def goes_on(self, call: ObservedCall, event: InstrumentedCall, at_most: Usage) -> None:
+        """Hold what a call has begun until a poll names its response."""
+        at_most, hold = _shortened(replaced(at_most, later=False)), call.hold
+        assert hold is not None
+        assert at_most.response_id is not None
+        # The record of the call itself has nothing to say, and does not clear its place.
+        whole = structs.replace(event, answer=None, usage=None)
+        event.entry = event.usage = None
+        work = Work(whole, call.scope, hold, at_most, call.started_s)
+        self.later.add((event.provider, at_most.response_id), work)
+
+    def _ended_later(self, event: InstrumentedCall, scope: Scope) -> None:
+        if event.usage is not None and event.usage.response_id is not None:
+            self._remember((event.provider, event.usage.response_id))
+        self.session_used(event, scope)
 
     def was_cut_short(self) -> None:
         """Count an answer that ended at a limit that guard has put in."""

@@ -14,7 +14,6 @@ from guard.core.events import InstrumentedCall
 from guard.core.input_ratios import InputRatios
 from guard.core.request_bound import RequestBound
 from guard.core.usage import (
-    PENDING,
     Call,
     Endpoint,
     Recording,
@@ -74,6 +73,9 @@ class CallReports(Protocol):
             usage: what it says.
             again: whether it may repeat what another response has reported.
         """
+
+    def goes_on(self, call: ObservedCall, event: InstrumentedCall, at_most: Usage) -> None:
+        """Hold what a call has begun until a poll names its response."""
 
     def was_cut_short(self) -> None:
         """Count an answer that ended at a limit that guard has put in."""
@@ -461,15 +463,17 @@ class ObservedCall:
                 return
             try:
                 usage, call.streamed = self._usage()
-                if usage is not None and usage.fees is None and usage is not PENDING:
+                if usage is not None and usage.fees is None and not usage.later:
                     usage = self._with_fees(usage)
                 call.polled = call.polled or self._is_cached()
                 call.usage = self._reports.reported(self, usage, again=call.polled)
-                if usage is not None and usage is not PENDING and not usage.estimated:
+                if usage is not None and not usage.later and not usage.estimated:
                     self._pay(call.usage)
-                elif usage is None or usage is PENDING or call.usage is not None:
+                elif usage is None or usage.later or call.usage is not None:
                     seen = call.streamed, self._has_begun()
                     call.usage = charged(self, usage, *seen)
+                    if call.usage is not None and call.usage.later:
+                        self._reports.goes_on(self, call, call.usage)
                 elif self.hold is not None:  # counted before
                     self.hold.give_back()
                 if self.limited and call.usage is not None:

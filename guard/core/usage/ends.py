@@ -37,7 +37,7 @@ class ChargeBy(Enum):
     NOTHING = "nothing"
     USAGE = "usage"
     LATER = "later"
-    """A poll reports what it cost; until then the hold is spent."""
+    """A poll reports what it cost; until then its hold stays."""
 
     COUNTED = "counted"
     """The prompt's bound, and the output that was counted."""

@@ -11,13 +11,14 @@ from guard.core import fees
 from guard.core.rates import BATCH
 from guard.core.usage import vendor_tools
 from guard.core.usage.framing import Events
-from guard.core.usage.message import Message, count, mapping, text_or_none
+from guard.core.usage.message import Message, count, mapping, parse, text_or_none
 from guard.core.usage.response_format import (
-    PENDING,
     Call,
     ToolCallReader,
     Usage,
     by_the_piece,
+    ended_unseen,
+    pending,
     replaced,
 )
 from guard.core.usage.tool_calls import RESPONSES
@@ -42,11 +43,17 @@ class Responses:
 
     def from_message(self, message: Message, call: Call) -> Usage | None:
         """Read ``usage`` of a response, image, transcript or batch."""
-        if message.get("status") in _NOT_YET:
-            return PENDING
+        status, identity = message.get("status"), text_or_none(message.get("id"))
+        if status in _NOT_YET:
+            return pending(identity)
         usage = read_usage(message)
-        if usage is None and message.get("object") in ("response", "batch"):
-            return PENDING  # failed or cancelled before anything was used
+        if usage is None and message.get("object") == "batch":
+            return pending(identity)  # failed or cancelled before anything was used
+        if usage is None and message.get("object") == "response":
+            model = text_or_none(message.get("model")) or call.model()
+            if status == "failed" and message.get("output") == []:
+                return Usage(model=model, response_id=identity, fees={})
+            return ended_unseen(model, identity)
         if usage is not None and message.get("object") == "batch":
             usage = replaced(usage, service_tier=BATCH, fees={})
         if usage is not None and usage.model is None:
@@ -68,15 +75,21 @@ class Responses:
             return replaced(ended, model=ended.model or call.model())
         if "type" not in opening:
             return by_the_piece(call)
+        identity = text_or_none(started.get("id"))
+        if started.get("background") is True or _is_in_background(call):
+            return pending(identity)  # it goes on without its reader
         spoken = (
             event.get("delta")
             for event in events.every()
             if str(event.get("type", "")).endswith(".delta")
         )
         model = text_or_none(started.get("model")) or call.model()
-        return call.estimated(
-            events, spoken, model=model, response_id=text_or_none(started.get("id"))
-        )
+        return call.estimated(events, spoken, model=model, response_id=identity)
+
+
+def _is_in_background(call: Call) -> bool:
+    body = call.request()
+    return b'"background"' in body and mapping(parse(body)).get("background") is True
 
 
 def read_usage(response: Message) -> Usage | None:

@@ -7,9 +7,15 @@ from typing import ClassVar, Final
 import attrs
 
 from guard.core.usage.framing import Events
-from guard.core.usage.message import Message
+from guard.core.usage.message import Message, text_or_none
 from guard.core.usage.openai import ChatCompletions
-from guard.core.usage.response_format import PENDING, Call, ToolCallReader, Usage
+from guard.core.usage.response_format import (
+    Call,
+    ToolCallReader,
+    Usage,
+    ended_unseen,
+    pending,
+)
 from guard.core.usage.tool_calls import RUNS
 
 _NOT_YET: Final = frozenset({"queued", "in_progress", "requires_action", "cancelling"})
@@ -31,12 +37,19 @@ class ThreadRuns:
         usage = ChatCompletions(self.provider).from_message(message, call)
         if usage is not None:
             return usage
-        ended_unused = message.get("object") == "thread.run"
-        return PENDING if ended_unused or message.get("status") in _NOT_YET else None
+        status, identity = message.get("status"), text_or_none(message.get("id"))
+        if status in _NOT_YET:
+            return pending(identity)
+        if message.get("object") != "thread.run":
+            return None
+        return ended_unseen(text_or_none(message.get("model")), identity)
 
     def from_events(self, events: Events, call: Call) -> Usage | None:
         """Read the run's last event; its steps report their parts of the same usage earlier."""
         for event in events.newest(b'"usage"'):
             if event.get("object") == "thread.run":
                 return self.from_message(event, call)
-        return PENDING if "object" in events.opening() else None
+        for event in events.every():
+            if event.get("object") == "thread.run":
+                return pending(text_or_none(event.get("id")))
+        return pending(None) if "object" in events.opening() else None

@@ -56,6 +56,7 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
         fees: what is charged besides tokens: units by line of ``guard.core.fees``; None where the
             answer does not say.
         others: what other models used for the same answer; each is a call of its own.
+        later: whether the work goes on, and a poll will say what it used.
     """
 
     model: str | None = None
@@ -76,13 +77,24 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
     cut_short: bool = False
     fees: Mapping[str, int] | None = None
     others: tuple[Usage, ...] = ()
+    later: bool = False
 
 
 replaced: Final = msgspec.structs.replace
 """``replaced(usage, model="m")`` is a copy with some fields changed."""
 
-PENDING: Final = Usage()
-"""The response is not finished: a later poll reports its usage."""
+PENDING: Final = Usage(later=True)
+"""The work goes on, and nothing names it: a later poll reports its usage."""
+
+
+def pending(response_id: str | None) -> Usage:
+    """Return the usage of work that goes on; a poll that names it says what it used."""
+    return PENDING if response_id is None else Usage(response_id=response_id, later=True)
+
+
+def ended_unseen(model: str | None, response_id: str | None) -> Usage:
+    """Return the usage of work that has ended and does not say what it used: its bound."""
+    return Usage(model=model, response_id=response_id, estimated=True, estimate="bound")
 
 
 def _nothing() -> bytes:
@@ -202,7 +214,7 @@ class ResponseFormat(Protocol):
         """The vendor's name."""
 
     def from_message(self, message: Message, call: Call) -> Usage | None:
-        """Read the usage of a whole response; None if it has none, ``PENDING`` if not yet known.
+        """Read the usage of a whole response; None if it has none, ``pending`` if not yet known.
 
         Args:
             message: the decoded body; for a very large one, the result of ``framing.outline``.

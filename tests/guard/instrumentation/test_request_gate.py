@@ -284,14 +284,21 @@ class TestEnds:
         assert (event.output_tokens, event.estimated) == (gate.assumed_output, True)
         assert gated.instrumentation.unseen_hosts() == ("127.0.0.1",)
 
-    def test_a_background_answer_is_kept_until_it_is_polled(
+    def test_a_background_answer_holds_its_money_until_it_is_polled(
         self, standin: StandIn, gate: FakeGate, gated: Observed
     ) -> None:
         reply = encoded({"id": "resp_1", "object": "response", "status": "queued", "model": "m"})
         standin.instead = Reply(None, reply)
         httpx.post(f"{standin.url}/v1/responses", json={"model": "m", "input": "a"})
         assert gated.events == []
-        assert gate.ends == ["kept"]
+        assert gate.holds[0].ends == []
+        usage = {"input_tokens": 5, "output_tokens": 7}
+        ended = {"id": "resp_1", "object": "response", "status": "completed", "model": "m"}
+        standin.instead = Reply(None, encoded({**ended, "usage": usage}))
+        httpx.get(f"{standin.url}/v1/responses/resp_1")
+        (event,) = gated.events
+        assert (event.input_tokens, event.output_tokens, event.estimated) == (5, 7, False)
+        assert gate.ends[0].output_tokens == 7
 
     def test_an_answer_from_a_cache_that_is_known_costs_nothing(
         self, standin: StandIn, gate: FakeGate, gated: Observed

@@ -1,0 +1,117 @@
+"""Work that goes on after its answer: OpenAI's background responses and runs of threads.
+
+The vendor bills it whether or not anybody asks for its result. So its money stays set aside, and
+its place in the journal stays open, until a poll says what it cost.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+import attrs
+
+from guard.core.events import InstrumentedCall
+from guard.core.usage import Usage
+from guard.core.usage.response_format import replaced
+from guard.instrumentation.request_gate import RequestCover
+from guard.scope.scope import Scope
+
+WORKS_MAX: Final = 1000
+"""How many are held; the oldest is charged its bound when there are more."""
+
+AGE_MAX_S: Final = 3600.0
+"""After so long without a poll it is charged its bound. OpenAI's longest jobs take tens of minutes
+(https://platform.openai.com/docs/guides/deep-research), and a run expires after ten."""
+
+Key = tuple[str, str]
+"""A vendor, and its id of a response."""
+
+
+@attrs.frozen(eq=False)
+class Work:
+    """A request whose work goes on.
+
+    Attributes:
+        call: its event without its usage.
+        scope: that it was made in.
+        hold: the money set aside for it.
+        at_most: what it can have used.
+        started_s: when it was made, by the monotonic clock.
+    """
+
+    call: InstrumentedCall
+    scope: Scope
+    hold: RequestCover
+    at_most: Usage
+    started_s: float
+
+
+class LaterWork:
+    """The work of this process that goes on. Any thread.
+
+    Args:
+        record: takes the event and the scope of what has ended; never raises.
+
+    Attributes:
+        works: by vendor and id, the oldest first; several where a run has several steps.
+    """
+
+    def __init__(self, record: Callable[[InstrumentedCall, Scope], None]) -> None:
+        self._record = record
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """Forget the parent's: it polls what it has begun."""
+        # Re-entrant: a signal handler may read an answer while its thread does.
+        self._lock = threading.RLock()
+        self.works: dict[Key, list[Work]] = {}
+
+    def add(self, key: Key, work: Work) -> None:
+        """Hold a piece of work until it is polled."""
+        with self._lock:
+            self.works.setdefault(key, []).append(work)
+            oldest = next(iter(self.works)) if len(self.works) > WORKS_MAX else None
+        self.end(oldest, None)
+
+    def end(self, key: Key | None, usage: Usage | None) -> bool:
+        """Charge a piece of work, and return the rest of what was set aside for it.
+
+        Args:
+            key: its vendor and id.
+            usage: of all its steps; None when it does not say: then each costs its bound.
+
+        Returns:
+            Whether it was held here.
+        """
+        with self._lock:
+            works = None if key is None else self.works.pop(key, None)
+        if works is None:
+            return False
+        for number, work in enumerate(works):
+            if usage is None:
+                self._charge(work, work.at_most)
+            elif number == 0:
+                fees = work.at_most.fees if usage.fees is None else usage.fees
+                self._charge(work, replaced(usage, fees=fees))
+            else:  # the usage of the first is that of all
+                work.hold.give_back()
+        return True
+
+    def expire(self, now_s: float) -> None:
+        """Charge what is too old its bound."""
+        while self.works:
+            with self._lock:
+                key = next(iter(self.works), None)
+                if key is None or now_s - self.works[key][0].started_s < AGE_MAX_S:
+                    return
+            self.end(key, None)
+
+    def _charge(self, work: Work, usage: Usage) -> None:
+        call = work.call
+        call.usage = usage
+        call.latency_ms = (time.monotonic() - work.started_s) * 1000
+        work.hold.settle(usage)
+        self._record(call, work.scope)
