@@ -203,7 +203,10 @@ def _blocked_model(rules: Rules, call: wire.GateRequest, *named: str) -> CallRef
     """Refuse a model by its own name or its family's; either may be on the allow list."""
     policy = rules.policy
     if call.model == wire.UNKNOWN_MODEL:
-        return None
+        if call.kind != "llm" or rules.models_allow is None:
+            return None
+        reason = "it does not say for which model it is, and only some models are allowed"
+        return _refuse(policy, call, "GD-X001", reason, "model", call.tool_name)
     names = models.names(*named)
     if any(rules.models_block.find(name) is not None for name in names):
         return _refuse(policy, call, "GD-X001", "the model is blocked", "model", call.tool_name)
