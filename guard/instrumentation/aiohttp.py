@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from guard.core.usage import find_endpoint
+from guard.core.usage.decoding import plain_body
 from guard.core.usage.ends import Ending
 from guard.instrumentation import patching
 from guard.instrumentation.include_usage import UsageChunkFilter
@@ -60,7 +61,7 @@ def _request(original: Any, reader: Any) -> Any:
             await call.ask_async()
         if _connects_as_usual(self):
             call.unsent = True  # until there is a connection
-        _ask_for_usage(call, options)
+        _ask_for_usage(call, self, options)
         with call.sending():
             while True:
                 try:
@@ -70,12 +71,12 @@ def _request(original: Any, reader: Any) -> Any:
                 except Exception as exc:
                     if not call.is_doubted(status_of(exc)):
                         raise
-                    if not _change_back(call, options, answer_of(exc)):
+                    if not _change_back(call, self, options, answer_of(exc)):
                         raise
                     continue
                 if not call.is_doubted(response.status):
                     break
-                if not _change_back(call, options, await response.read()):
+                if not _change_back(call, self, options, await response.read()):
                     break
         _observe(call, response, reader)
         await check_answer_async(call)
@@ -183,28 +184,32 @@ def _begin(
     except Exception:  # noqa: BLE001  # aiohttp will say what is wrong with it
         return None
     return observer.begin(
-        method.upper(), host, path, lambda: _body(options), lambda body: _replace(options, body)
+        method.upper(),
+        host,
+        path,
+        lambda: _body(session, options),
+        lambda body: _replace(session, options, body),
     )
 
 
-def _ask_for_usage(call: ObservedCall, options: dict[str, Any]) -> None:
+def _ask_for_usage(call: ObservedCall, session: Any, options: dict[str, Any]) -> None:
     observer = patching.active()
     if observer is None:
         return
-    body = call.asking_for_usage(observer.stream_usage, lambda: _body(options))
-    if body is not None and not _replace(options, body):
+    body = call.asking_for_usage(observer.stream_usage, lambda: _body(session, options))
+    if body is not None and not _replace(session, options, body):
         call.filter = None
 
 
-def _change_back(call: ObservedCall, options: dict[str, Any], answer: bytes) -> bool:
+def _change_back(call: ObservedCall, session: Any, options: dict[str, Any], answer: bytes) -> bool:
     """Change back what was refused of a request; tells whether to send it once more."""
     body = call.changed_back(answer)
-    return body is not None and _replace(options, body)
+    return body is not None and _replace(session, options, body)
 
 
-def _replace(options: dict[str, Any], body: bytes) -> bool:
+def _replace(session: Any, options: dict[str, Any], body: bytes) -> bool:
     """Send another body; the options are this call's own."""
-    if is_signed(options.get("headers") or {}):
+    if is_signed(options.get("headers") or {}) or _packing(session, options):
         return False
     if options.get("json") is not None:
         options["json"] = msgspec.json.decode(body)
@@ -213,7 +218,16 @@ def _replace(options: dict[str, Any], body: bytes) -> bool:
     return True
 
 
-def _body(options: dict[str, Any]) -> bytes:
+def _packing(session: Any, options: dict[str, Any]) -> str | None:
+    """Return the encoding of a body that its caller has compressed."""
+    for headers in (dict(options.get("headers") or ()), session.headers):
+        for name, value in headers.items():
+            if str(name).lower() == "content-encoding":
+                return str(value)
+    return None
+
+
+def _body(session: Any, options: dict[str, Any]) -> bytes:
     data = options.get("data")
     if data is None:
         try:
@@ -223,7 +237,9 @@ def _body(options: dict[str, Any]) -> bytes:
     if isinstance(data, str):
         return data.encode()
     data = getattr(data, "_value", data)  # aiohttp's payload around bytes
-    return data if isinstance(data, bytes) else b""
+    if not isinstance(data, bytes):
+        return b""
+    return data if data[:1] == b"{" else plain_body(data, _packing(session, options))
 
 
 def _observe(call: ObservedCall, response: Any, reader: Any) -> None:

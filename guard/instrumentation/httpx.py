@@ -17,6 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from guard.core.usage import Recording, find_endpoint
+from guard.core.usage.decoding import plain_body
 from guard.core.usage.ends import Ending
 from guard.core.usage.recording import PENDING_BYTES
 from guard.instrumentation import patching
@@ -75,7 +76,7 @@ class Outgoing:
 
     def replace(self, request: Any, body: bytes) -> bool:
         """Give a request another body; tells whether that was possible."""
-        if is_signed(request.headers):
+        if is_signed(request.headers) or "content-encoding" in request.headers:
             return False
         request._content = body
         request.stream = self._body(body)
@@ -89,7 +90,7 @@ class Outgoing:
         find = getattr(client, "_transport_for_url", None)
         if find is None or not isinstance(find(request.url), self._transports):
             return  # which may send it without reading the stream
-        request.stream = self._body(_body(request))
+        request.stream = self._body(request.content)
         call.unsent = True
 
 
@@ -279,7 +280,11 @@ def _body(request: Any) -> bytes:
         content = request.content
     except Exception:  # noqa: BLE001  # a streamed upload is not kept, which is fine
         return _form(request)
-    return content if isinstance(content, bytes) else b""
+    if not isinstance(content, bytes):
+        return b""
+    if content[:1] == b"{":  # nearly all of them; their headers need not be looked through
+        return content
+    return plain_body(content, request.headers.get("content-encoding"))
 
 
 def _form(request: Any) -> bytes:

@@ -18,6 +18,7 @@ from msgspec import structs
 from guard.core.events import InstrumentedCall, usage_of
 from guard.core.input_ratios import InputRatios
 from guard.core.usage import Usage, find_endpoint
+from guard.core.usage.decoding import is_packed
 from guard.core.usage.realtime import find_realtime
 from guard.core.usage.response_format import replaced
 from guard.core.wire import NAME_LENGTH_MAX, RESPONSE_ID_LENGTH_MAX
@@ -247,7 +248,7 @@ class Instrumentation:
             tokens = options.max_output_tokens
         bounds = self._bounds or self.load_bounds()
         bound = bounds.bound_of(endpoint.format, path, content, self.ratios)
-        if bound.model is None and not endpoint.certain:
+        if bound.model is None and not endpoint.certain and not is_packed(content):
             return  # a path such as /v1/messages of something else
         if endpoint.is_local and self._local.are_free(call.host):
             bound = structs.replace(bound, local=True)

@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from guard.core.usage.decoding import plain_body
 from guard.instrumentation import patching
 from guard.instrumentation.interruptible import llm_request, other_request
 from guard.instrumentation.observed_call import ObservedCall, is_signed
@@ -81,7 +82,7 @@ def begin(request: Any) -> ObservedCall | None:
 
 
 def _replace(request: Any, body: bytes) -> bool:
-    if is_signed(request.headers):
+    if is_signed(request.headers) or request.headers.get("Content-Encoding"):
         return False
     request.body = body
     request.headers["Content-Length"] = str(len(body))
@@ -92,4 +93,8 @@ def _body(request: Any) -> bytes:
     body = request.body
     if isinstance(body, str):
         return body.encode()
-    return bytes(body) if isinstance(body, bytes | bytearray) else b""
+    if not isinstance(body, bytes | bytearray):
+        return b""
+    if body[:1] == b"{":
+        return bytes(body)
+    return plain_body(bytes(body), request.headers.get("Content-Encoding"))

@@ -13,6 +13,12 @@ from typing import Any, Final, Protocol
 
 _PIECE_BYTES: Final = 256 * 1024
 
+PLAIN_BYTES_MAX: Final = 32 * 1024 * 1024
+"""A request's body that is larger when it is decoded is not read."""
+
+_MAGIC: Final = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")
+"""How gzip and zstd begin (RFC 1952, RFC 8878)."""
+
 
 class DecodingError(Exception):
     """The bytes do not match their content encoding."""
@@ -126,6 +132,28 @@ def decoder_for(content_encoding: str) -> Decoder | None:
         if one is not None:
             decoder = one if decoder is None else _Chain(decoder, one)
     return decoder
+
+
+def plain_body(body: bytes, content_encoding: str | None) -> bytes:
+    """Return a request's body decoded; as it is where that cannot be done."""
+    pieces, size = [], 0
+    try:
+        decoder = decoder_for(content_encoding or "")
+        if decoder is None:
+            return body
+        for piece in decoder.decode(body):
+            size += len(piece)
+            if size > PLAIN_BYTES_MAX:
+                return body
+            pieces.append(piece)
+    except DecodingError:
+        return body
+    return b"".join(pieces)
+
+
+def is_packed(body: bytes) -> bool:
+    """Tell whether a body is compressed, so that nothing can be read in it."""
+    return body.startswith(_MAGIC)
 
 
 def _one(name: str) -> Decoder | None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from genai_prices import data_snapshot
 
-from guard.core.usage import PENDING, Call, Usage, find_endpoint, read_body
+from guard.core.usage import Call, Usage, find_endpoint, read_body
 from tests.guard.instrumentation.standin.reply import encoded
 
 OPENAI = {"prompt_tokens": 100, "completion_tokens": 40, "total_tokens": 140}
@@ -130,11 +130,21 @@ def test_headers_of_invoke_model() -> None:
 @pytest.mark.parametrize(
     ("path", "message"),
     [("/v1/responses/resp_1", {"object": "response", "status": "in_progress", "usage": None}),
-     ("/v1/responses/resp_1", {"object": "response", "status": "failed", "usage": None}),
      ("/v1/batches/batch_1", {"object": "batch", "status": "validating"})],
 )  # fmt: skip
 def test_polling_for_what_is_not_done(path: str, message: Any) -> None:
-    assert read(f"api.openai.com{path}", message, "GET") is PENDING
+    found = read(f"api.openai.com{path}", {"id": "it", **message}, "GET")
+    assert found is not None
+    assert (found.later, found.response_id) == (True, "it")
+
+
+@pytest.mark.parametrize("status", ["failed", "cancelled", "incomplete", "completed"])
+def test_an_end_without_usage_is_no_promise_of_it(status: str) -> None:
+    message = {"id": "it", "object": "response", "status": status, "usage": None}
+    for path, method in (("/v1/responses/it", "GET"), ("/v1/responses", "POST")):
+        found = read(f"api.openai.com{path}", message, method)
+        assert found is not None
+        assert (found.later, found.estimate, found.response_id) == (False, "bound", "it")
 
 
 def test_a_finished_batch() -> None:
@@ -195,7 +205,9 @@ def test_urls_that_no_file_of_its_own_reads(
 
 def test_a_run_is_pending_until_it_has_ended() -> None:
     runs = "api.openai.com/v1/threads/t/runs"
-    assert read(runs, {**RUN, "status": "queued", "usage": None}) is PENDING
+    begun = read(runs, {**RUN, "status": "queued", "usage": None})
+    assert begun is not None
+    assert (begun.later, begun.response_id) == (True, RUN["id"])
     ended = {**RUN, "status": "completed", "usage": {"prompt_tokens": 5, "completion_tokens": 2}}
     assert buckets(read(f"{runs}/run_1", ended, "GET"))[:2] == (5, 2)
 
