@@ -150,7 +150,7 @@ def worst_rates(rates: ModelRates, input_tokens: int | None, terms: Terms) -> tu
 def most_input(rates: ModelRates, input_tokens: int | None, answers: int = 1) -> int | None:
     """Return the most tokens of a prompt: no vendor takes more than the model's context.
 
-    A list with prices for prompts above that context knows an older one.
+    An older gateway may send a context that its own rates exceed: that of an older version.
 
     Args:
         rates: of the model.
@@ -159,11 +159,13 @@ def most_input(rates: ModelRates, input_tokens: int | None, answers: int = 1) ->
         answers: how many answers there are; a batch has a prompt for each.
     """
     context = rates.context_tokens
-    if input_tokens is None or context is None or input_tokens <= context:
-        return context if input_tokens is None else input_tokens
-    if any(row.above >= context for row in rates.rows):
+    if context is None or (input_tokens is not None and input_tokens <= context):
         return input_tokens
-    return min(input_tokens, context * answers)
+    if context < (rates.largest_output_tokens or 0) or any(
+        row.above >= context for row in rates.rows
+    ):
+        return input_tokens
+    return context if input_tokens is None else min(input_tokens, context * answers)
 
 
 def listed_tier(rows: list[RateRow], tier: str | None) -> str:

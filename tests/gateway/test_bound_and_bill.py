@@ -42,6 +42,7 @@ PRICES: Final[dict[str, dict[str, Any]]] = {
                        "long": (200_000, "2.5", "15", "0.25")},
     "gemini-2.5-flash": {"context": 1_048_576, "in": "0.3", "out": "2.5", "read": "0.03"},
 }  # fmt: skip
+OPENAI_HOST, GOOGLE_HOST = "api.openai.com", "generativelanguage.googleapis.com"
 OPENAI = ("gpt-4o", "gpt-4.1-mini", "gpt-5", "gpt-5.4", "o1-pro")
 ANTHROPIC = ("claude-sonnet-4-5", "claude-haiku-4-5", "claude-opus-4-6")
 GEMINI = ("gemini-2.5-pro", "gemini-2.5-flash")
@@ -206,6 +207,41 @@ def test_the_bound_is_at_least_the_bill_a_million_times(prices: PriceBook) -> No
         check(prices, rng)
 
 
+def linked(model: str) -> tuple[str, str, dict[str, Any]]:
+    """A request whose prompt nothing bounds: an uploaded file."""
+    if model in OPENAI:
+        part = {"type": "input_file", "file_id": "file-1"}
+        body: dict[str, Any] = {"model": model, "max_output_tokens": 9,
+                                "input": [{"role": "user", "content": [part]}]}  # fmt: skip
+        return "api.openai.com", "/v1/responses", body
+    if model in ANTHROPIC:
+        source = {"type": "file", "file_id": "file_1"}
+        message = {"role": "user", "content": [{"type": "document", "source": source}]}
+        body = {"model": model, "max_tokens": 9, "messages": [message]}
+        return "api.anthropic.com", "/v1/messages", body
+    part = {"fileData": {"fileUri": "https://example.org/film.mp4", "mimeType": "video/mp4"}}
+    body = {"contents": [{"parts": [part]}], "generationConfig": {"maxOutputTokens": 9}}
+    return GOOGLE_HOST, f"/v1beta/models/{model}:generateContent", body
+
+
+@pytest.mark.parametrize("model", list(PRICES))
+def test_a_prompt_that_nothing_bounds_is_held_at_all_that_its_model_takes(
+    prices: PriceBook, model: str
+) -> None:
+    host, path, body = linked(model)
+    endpoint = find_endpoint("POST", host, path)
+    assert endpoint is not None
+    bound = bound_of(endpoint.format, path, json.dumps(body).encode(), InputRatios())
+    assert bound.input_tokens is None
+    tokens = {"in": PRICES[model]["context"], "read": 0, "write": 0, "write_1h": 0, "out": 9}
+    provider = endpoint.format.provider
+    held = request_cost(
+        prices.model_rates(provider, model), None, bound.output_tokens, terms=bound.terms,
+        assumed_input=prices.largest_prompt(provider, model), assumed_output=0, is_exact=True,
+    )  # fmt: skip
+    assert held.amount >= bill(model, tokens, "", "")
+
+
 class FeeCase:
     """A request with tools that its vendor runs itself, answered with as many calls as it allows.
 
@@ -303,15 +339,13 @@ def test_what_is_held_besides_tokens_is_at_least_the_bill(prices: PriceBook) -> 
         assert held is None or held[0] >= billed, case.message
         asked = request_cost(
             rates, case.bound.input_tokens, case.bound.output_tokens, fees=case.bound.fees,
-            assumed_input=rates.context_tokens or 200_000, assumed_output=0, is_exact=True,
+            assumed_input=prices.largest_prompt(case.format.provider, case.model), assumed_output=0,
+            is_exact=True,
         )  # fmt: skip
         assert asked.amount >= max(billed, 0 if held is None else held[0]), case.message
         usage = read_body(case.format, json.dumps(case.message).encode(), Call(case.path))
         assert usage is not None
         assert billed <= cost_of(rates, usage) <= billed + 1, case.message
-
-
-OPENAI_HOST, GOOGLE_HOST = "api.openai.com", "generativelanguage.googleapis.com"
 
 
 def piece(rng: random.Random) -> tuple[str, str, Any, Fraction]:

@@ -81,6 +81,8 @@ class GateCommand(Struct, kw_only=True, frozen=True):
 
     Args:
         rates: prices of the model of an LLM request, or of a lease's lane.
+        input_max: the most tokens of a prompt that nothing bounds, for a model whose context is not
+            known.
         output_max: the most tokens that the model can answer, for a request without a limit.
         grants_lease: a lease may be granted.
         lease_calls: how many calls the lease's share of rate caps allows; ``None``: no cap.
@@ -103,6 +105,7 @@ class GateCommand(Struct, kw_only=True, frozen=True):
     declared_nanousd: int | None = None
     worst_case: bool = False
     rates: wire.ModelRates | None = None
+    input_max: int = 0
     output_max: int | None = None
     grants_lease: bool = False
     lease_calls: int | None = None

@@ -15,7 +15,6 @@ ASSUMED_OUTPUT_TOKENS: Final = 4096
 """Assumed of an answer without a limit, before anything is known of its model."""
 
 ASSUMED_INPUT_TOKENS: Final = 4096
-WORST_INPUT_TOKENS: Final = 200_000
 WORST_OUTPUT_TOKENS: Final = 128_000
 _MILLION: Final = 1_000_000
 

@@ -18,7 +18,13 @@ _LONG_WRITES = (8, 5)
 
 
 class Tariff(Struct, frozen=True):
-    """A price list: a row for each service tier and size of prompt, the standard tier first."""
+    """A price list: a row for each service tier and size of prompt, the standard tier first.
+
+    Attributes:
+        rows: the price list.
+        source: whose prices they are.
+        context_window: of the model, as the list of published prices knows it.
+    """
 
     rows: list[RateRow]
     source: str
@@ -53,7 +59,6 @@ class Tariff(Struct, frozen=True):
             audio_per_mtok=audio or max(base_in, base_out),
             worst_input_per_mtok=max(base_in, cache_read, cache_write, long_write, audio),
             worst_output_per_mtok=max(base_out, reasoning, audio),
-            context_tokens=self.context_window,
             rows=self.rows,
         )
 

@@ -132,7 +132,7 @@ def _assumed_input(
     if rates.context_tokens is not None:
         return rates.context_tokens
     if _is_exact(org, command):
-        return request_cost.WORST_INPUT_TOKENS
+        return command.input_max
     known = unit.estimate(org.organisation_id, _subject("input_tokens", command.call.model))
     return request_cost.ASSUMED_INPUT_TOKENS if known is None else max(1, round(known.mean))
 

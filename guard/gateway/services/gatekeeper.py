@@ -109,6 +109,7 @@ class Gatekeeper:
             declared_nanousd=price.declared_nanousd,
             worst_case=price.is_worst_case,
             rates=price.rates,
+            input_max=view.prices.largest_prompt(call.function, call.model),
             output_max=None if price.rates is None else price.rates.context_tokens,
             # Asked last, after all that may wait: a recall may have come meanwhile.
             grants_lease=ruling.grants_lease and not (is_ahead and self._is_wanted_back(call)),

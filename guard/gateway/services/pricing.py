@@ -10,13 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 from guard.core import fees, globs
 from guard.core.rates import STANDARD
 from guard.core.wire import NANOUSD_PER_DOLLAR, UNKNOWN_MODEL, LlmData, ModelRates, RateRow
+from guard.gateway.domain.contexts import context_of, largest_context
 from guard.gateway.domain.largest_outputs import largest_output
 from guard.gateway.domain.records import Price, Rates
-from guard.gateway.domain.request_cost import (
-    ASSUMED_INPUT_TOKENS,
-    WORST_INPUT_TOKENS,
-    WORST_OUTPUT_TOKENS,
-)
+from guard.gateway.domain.request_cost import ASSUMED_INPUT_TOKENS, WORST_OUTPUT_TOKENS
 from guard.gateway.domain.tariffs import Tariff, ordered, row, tariff
 
 if TYPE_CHECKING:
@@ -88,10 +85,25 @@ class PriceBook:
             rates = (known or self._unknown(local)).dearest()
             rates.fallback = known is None and not local
             rates.largest_output_tokens = largest_output(provider, model)
+            rates.context_tokens = self._context(provider, model, rates)
             if known is None and local:  # so that it needs no limit
                 rates.largest_output_tokens = WORST_OUTPUT_TOKENS
             self._rates[key] = rates
         return self._rates[key]
+
+    def largest_prompt(self, provider: str | None, model: str) -> int:
+        """Return the most tokens of a prompt that nothing bounds."""
+        return self.model_rates(provider, model).context_tokens or largest_context(provider)
+
+    def _context(self, provider: str | None, model: str, rates: ModelRates) -> int | None:
+        """Return a model's context window, whoever prices it; ``None`` if it is not known."""
+        listed = None if model == UNKNOWN_MODEL else published(provider, model)
+        return context_of(
+            provider,
+            model,
+            None if listed is None else listed.context_window,
+            max(rates.largest_output_tokens or 0, 1 + max(row.above for row in rates.rows)),
+        )
 
     def declared(
         self, model: str, max_input: int | None, max_output: int | None, *, strict: bool
@@ -111,7 +123,7 @@ class PriceBook:
         if found is None or (max_output is None and not strict):
             return None
         if strict:
-            max_input = max_input or found.context_window or WORST_INPUT_TOKENS
+            max_input = max_input or self.largest_prompt(None, model)
             max_output = max_output or WORST_OUTPUT_TOKENS
         else:
             max_input = ASSUMED_INPUT_TOKENS if max_input is None else max_input
