@@ -10,7 +10,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, Literal, NamedTuple
 
-Unit = Literal["call", "query", "prompt", "container", "image", "character", "second"]
+Unit = Literal[
+    "call", "query", "prompt", "request", "container", "image", "character", "second", "token"
+]
 
 
 class Source(NamedTuple):
@@ -33,6 +35,8 @@ _ANTHROPIC: Final = Source("https://platform.claude.com/docs/en/about-claude/pri
 _DALL_E: Final = Source("https://platform.openai.com/docs/models/dall-e-3", "2026-11")
 _SPEECH: Final = Source("https://platform.openai.com/docs/models/tts-1", "2026-11")
 _GOOGLE: Final = Source("https://ai.google.dev/gemini-api/docs/pricing", "2026-11")
+_VERTEX: Final = Source("https://cloud.google.com/vertex-ai/generative-ai/pricing", "2026-11")
+_PERPLEXITY: Final = Source("https://docs.perplexity.ai/getting-started/pricing", "2026-09")
 
 OPENAI_SEARCH: Final = "openai web search"
 OPENAI_PREVIEW_SEARCH: Final = "openai web search preview"
@@ -40,6 +44,9 @@ OPENAI_FILE_SEARCH: Final = "openai file search"
 ANTHROPIC_SEARCH: Final = "anthropic web search"
 GOOGLE_SEARCHED_PROMPT: Final = "google search prompt"
 GOOGLE_SEARCH: Final = "google search query"
+GOOGLE_MAPPED_PROMPT: Final = "google maps prompt"
+GOOGLE_ENTERPRISE_PROMPT: Final = "google enterprise search prompt"
+PERPLEXITY_SEARCH: Final = "perplexity search"
 
 FEES: Final[Mapping[str, Fee]] = {
     OPENAI_SEARCH: Fee(10_000_000, "call", _OPENAI),
@@ -70,6 +77,32 @@ FEES: Final[Mapping[str, Fee]] = {
     # Gemini 2 and older; since Gemini 3 by the query.
     GOOGLE_SEARCHED_PROMPT: Fee(35_000_000, "prompt", _GOOGLE),
     GOOGLE_SEARCH: Fee(14_000_000, "query", _GOOGLE),
+    GOOGLE_MAPPED_PROMPT: Fee(25_000_000, "prompt", _GOOGLE),
+    GOOGLE_ENTERPRISE_PROMPT: Fee(45_000_000, "prompt", _VERTEX),
+    # Of Sonar, by how much context its search takes; deep research by the search instead.
+    "perplexity request low": Fee(5_000_000, "request", _PERPLEXITY),
+    "perplexity request medium": Fee(8_000_000, "request", _PERPLEXITY),
+    "perplexity request high": Fee(12_000_000, "request", _PERPLEXITY),
+    "perplexity pro request low": Fee(6_000_000, "request", _PERPLEXITY),
+    "perplexity pro request medium": Fee(10_000_000, "request", _PERPLEXITY),
+    "perplexity pro request high": Fee(14_000_000, "request", _PERPLEXITY),
+    "perplexity pro search low": Fee(14_000_000, "request", _PERPLEXITY),
+    "perplexity pro search medium": Fee(18_000_000, "request", _PERPLEXITY),
+    "perplexity pro search high": Fee(22_000_000, "request", _PERPLEXITY),
+    PERPLEXITY_SEARCH: Fee(5_000_000, "query", _PERPLEXITY),
+    # Images that a response makes with its tool: by the tokens of the image model.
+    "gpt-image-1 output": Fee(40_000, "token", _OPENAI),
+    "gpt-image-1 image": Fee(10_000, "token", _OPENAI),
+    "gpt-image-1 text": Fee(5_000, "token", _OPENAI),
+    "gpt-image-1-mini output": Fee(8_000, "token", _OPENAI),
+    "gpt-image-1-mini image": Fee(2_500, "token", _OPENAI),
+    "gpt-image-1-mini text": Fee(2_000, "token", _OPENAI),
+    "gpt-image-1.5 output": Fee(32_000, "token", _OPENAI),
+    "gpt-image-1.5 image": Fee(8_000, "token", _OPENAI),
+    "gpt-image-1.5 text": Fee(5_000, "token", _OPENAI),
+    "gpt-image-2 output": Fee(30_000, "token", _OPENAI),
+    "gpt-image-2 image": Fee(8_000, "token", _OPENAI),
+    "gpt-image-2 text": Fee(5_000, "token", _OPENAI),
     "imagen-3": Fee(30_000_000, "image", _GOOGLE),
     "imagen-4 fast": Fee(20_000_000, "image", _GOOGLE),
     "imagen-4": Fee(40_000_000, "image", _GOOGLE),
@@ -166,6 +199,37 @@ def google_search(model: str | None) -> str:
     """
     is_older = model is not None and _OLDER_GEMINI.search(model) is not None
     return GOOGLE_SEARCHED_PROMPT if is_older else GOOGLE_SEARCH
+
+
+def perplexity_request(model: str, size: object, search: object) -> str | None:
+    """Return the line of a request to Perplexity; None for a model without one.
+
+    Args:
+        model: that is asked.
+        size: the ``search_context_size``; one that is not named is taken for the largest.
+        search: the ``search_type``; ``auto`` may become a search of the dearest kind.
+
+    >>> perplexity_request("sonar", "low", None), perplexity_request("sonar-pro", None, "auto")
+    ('perplexity request low', 'perplexity pro search high')
+    >>> perplexity_request("r1-1776", None, None), perplexity_request("sonar-pro", None, None)
+    (None, 'perplexity pro request high')
+    """
+    if "sonar" not in model or "deep-research" in model:
+        return None
+    size = size if size in ("low", "medium") else "high"
+    if search in ("pro", "auto"):
+        return f"perplexity pro search {size}"
+    return f"perplexity {'pro ' if '-pro' in model else ''}request {size}"
+
+
+def image_tool(model: object) -> str:
+    """Return what the lines of an image model begin with; one that is not known is the dearest.
+
+    >>> image_tool("gpt-image-2.5-flare"), image_tool("gpt-image-1-mini"), image_tool(None)
+    ('gpt-image-2', 'gpt-image-1-mini', 'gpt-image-1')
+    """
+    known = ("gpt-image-1-mini", "gpt-image-1.5", "gpt-image-2")
+    return next((line for line in known if str(model).startswith(line)), "gpt-image-1")
 
 
 # -- models that are charged by the piece alone ---------------------------------------------------

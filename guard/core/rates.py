@@ -23,6 +23,10 @@ US_ONLY_PERMILLE: Final = 1100
 """With ``inference_geo: us`` all tokens of Claude's models since Opus 4.6 cost 1.1 times as much
 (https://platform.claude.com/docs/en/about-claude/pricing, 2026-11)."""
 
+OWN_KEY_PERMILLE: Final = 1050
+"""With one's own key OpenRouter charges a twentieth beside what the key's vendor bills
+(https://openrouter.ai/docs/faq, 2026-11). A request does not say whose key it is sent with."""
+
 _MILLION: Final = 1_000_000
 
 BATCH: Final = "batch"

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from fractions import Fraction
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import pytest
@@ -209,6 +210,7 @@ def test_the_bound_is_at_least_the_bill_a_million_times(prices: PriceBook) -> No
 
 def linked(model: str) -> tuple[str, str, dict[str, Any]]:
     """A request whose prompt nothing bounds: an uploaded file."""
+    part: dict[str, Any]
     if model in OPENAI:
         part = {"type": "input_file", "file_id": "file-1"}
         body: dict[str, Any] = {"model": model, "max_output_tokens": 9,
@@ -342,10 +344,163 @@ def test_what_is_held_besides_tokens_is_at_least_the_bill(prices: PriceBook) -> 
             assumed_input=prices.largest_prompt(case.format.provider, case.model), assumed_output=0,
             is_exact=True,
         )  # fmt: skip
-        assert asked.amount >= max(billed, 0 if held is None else held[0]), case.message
+        assert asked.amount >= max(billed, Fraction(0 if held is None else held[0])), case.message
         usage = read_body(case.format, json.dumps(case.message).encode(), Call(case.path))
         assert usage is not None
         assert billed <= cost_of(rates, usage) <= billed + 1, case.message
+
+
+class Beside(NamedTuple):
+    """A request that costs more than its tokens, its answer, and its bill in dollars."""
+
+    host: str
+    path: str
+    body: dict[str, Any]
+    message: dict[str, Any]
+    dollars: Fraction
+
+
+def sonar(rng: random.Random) -> Beside:
+    """Perplexity: a fee for the request, by how much its search reads."""
+    dollars = {"sonar": (1, 1, "5", "8", "12"), "sonar-pro": (3, 15, "6", "10", "14"),
+               "sonar-reasoning-pro": (2, 8, "6", "10", "14")}  # fmt: skip
+    model = rng.choice(list(dollars))
+    size = rng.choice(["low", "medium", "high", None])
+    rate_in, rate_out, *fees = dollars[model]
+    options = {} if size is None else {"web_search_options": {"search_context_size": size}}
+    body = {"model": model, "max_tokens": 50, "messages": [{"role": "user", "content": "find it"}],
+            **options}  # fmt: skip
+    said = size or "low"
+    fee = Fraction(fees[["low", "medium", "high"].index(said)]) / 1000
+    bill = Fraction(9 * rate_in + 50 * rate_out, 10**6) + fee
+    usage: dict[str, Any] = {"prompt_tokens": 9, "completion_tokens": 50,
+                             "search_context_size": said}  # fmt: skip
+    if rng.random() < 0.7 or size is None:
+        usage["cost"] = {"request_cost": float(fee), "total_cost": float(bill)}
+    message = {"model": model, "usage": usage, "choices": [{"finish_reason": "stop"}]}
+    return Beside("api.perplexity.ai", "/chat/completions", body, message, bill)
+
+
+def own_key(rng: random.Random) -> Beside:
+    """OpenRouter with a vendor's key: the vendor's bill, and a twentieth of it."""
+    upstream = Fraction(40 * 25 + 50 * 100, 10**7)  # gpt-4o
+    is_own = rng.random() < 0.7
+    fee = upstream / 20 if is_own else upstream
+    body = {"model": "openai/gpt-4o", "max_tokens": 50,
+            "messages": [{"role": "user", "content": "find it"}]}  # fmt: skip
+    usage = {"prompt_tokens": 40, "completion_tokens": 50, "cost": float(fee), "is_byok": is_own,
+             "cost_details": {"upstream_inference_cost": float(upstream)}}  # fmt: skip
+    message = {"model": "openai/gpt-4o", "usage": usage, "choices": [{"finish_reason": "stop"}]}
+    bill = fee + upstream if is_own else upstream
+    return Beside("openrouter.ai", "/api/v1/chat/completions", body, message, bill)
+
+
+def drawing(rng: random.Random) -> Beside:
+    """Images that a response makes, with tokens of the image model beside its own."""
+    model, out, image, text = rng.choice([("gpt-image-1", 40, 10, 5), ("gpt-image-2", 30, 8, 5),
+                                          ("gpt-image-1-mini", 8, 2.5, 2)])  # fmt: skip
+    quality, made = rng.choice([("low", 272), ("medium", 1056), ("high", 4160)])
+    if model == "gpt-image-2":
+        made = {"low": 196, "medium": 1756, "high": 7024}[quality]
+    number, action = rng.randrange(1, 4), rng.choice(["generate", "edit", "auto"])
+    tool = {"type": "image_generation", "model": model, "quality": quality, "size": "1024x1024",
+            "action": action}  # fmt: skip
+    shown = rng.randrange(0, 3)
+    parts = [{"type": "input_image", "image_url": "https://example.org/a.png"}] * shown
+    body = {
+        "model": "gpt-5",
+        "max_output_tokens": 50,
+        "max_tool_calls": number,
+        "tools": [tool],
+        "input": [{"role": "user", "content": [{"type": "input_text", "text": "a"}, *parts]}],
+    }
+    seen = 0 if action == "generate" else sum(min(16, shown + done) for done in range(number))
+    words = number * rng.randrange(1, 2_000)
+    used = {
+        "input_tokens": seen * 6_700 + words,
+        "output_tokens": number * made,
+        "input_tokens_details": {"image_tokens": seen * 6_700, "text_tokens": words},
+    }
+    output = [{"type": "image_generation_call", "quality": quality, "result": "aa"}] * number
+    bill = Fraction(9 * Fraction("1.25") + 50 * 10) / 10**6
+    bill += Fraction(seen * 6_700 * Fraction(image) + words * text + number * made * out) / 10**6
+    message = {"object": "response", "model": "gpt-5", "tools": [tool], "output": output,
+               "usage": {"input_tokens": 9, "output_tokens": 50}}  # fmt: skip
+    if rng.random() < 0.7:
+        message["tool_usage"] = {"image_gen": used}
+    return Beside("api.openai.com", "/v1/responses", body, message, bill)
+
+
+def grounded(rng: random.Random) -> Beside:
+    """Gemini with maps, and with the search for enterprises."""
+    tools: list[Any] = []
+    chunks: list[Any] = []
+    queries: list[str] = []
+    dollars = Fraction(9 * Fraction("0.3") + 50 * Fraction("2.5")) / 10**6
+    if rng.random() < 0.7:
+        tools.append({rng.choice(["googleMaps", "google_maps"]): {}})
+        if rng.random() < 0.8:
+            chunks.append({"maps": {"uri": "m"}})
+            dollars += Fraction("0.025")
+    kind, price = rng.choice([("enterpriseWebSearch", "0.045"), ("googleSearch", "0.035")])
+    if rng.random() < 0.7 or not tools:
+        tools.append({kind: {}})
+        if rng.random() < 0.8:
+            chunks.append({"web": {"uri": "w"}})
+            queries.append("a")
+            dollars += Fraction(price)
+    candidate = {
+        "finishReason": "STOP",
+        "groundingMetadata": {"webSearchQueries": queries, "groundingChunks": chunks},
+    }
+    body = {"contents": [{"parts": [{"text": "find it"}]}], "tools": tools,
+            "generationConfig": {"maxOutputTokens": 50}}  # fmt: skip
+    message = {"modelVersion": "gemini-2.5-flash", "candidates": [candidate],
+               "usageMetadata": {"promptTokenCount": 9, "candidatesTokenCount": 50}}  # fmt: skip
+    path = "/v1beta/models/gemini-2.5-flash:generateContent"
+    return Beside(GOOGLE_HOST, path, body, message, dollars)
+
+
+@pytest.mark.parametrize("make", [sonar, own_key, drawing, grounded])
+def test_what_is_charged_beside_tokens_is_held_and_charged(
+    prices: PriceBook, make: Callable[[random.Random], Beside]
+) -> None:
+    rng = random.Random(15)
+    for _ in range(200):
+        case = make(rng)
+        billed = case.dollars * 10**9
+        endpoint = find_endpoint("POST", case.host, case.path)
+        assert endpoint is not None
+        data = json.dumps(case.body).encode()
+        bound = bound_of(endpoint.format, case.path, data, InputRatios())
+        provider = endpoint.format.provider
+        rates = prices.model_rates(provider, bound.model or "")
+        assert not bound.unnumbered
+        held = request_cost(
+            rates, bound.input_tokens, bound.output_tokens, terms=bound.terms, fees=bound.fees,
+            assumed_input=prices.largest_prompt(provider, bound.model or ""), assumed_output=0,
+            is_exact=True,
+        )  # fmt: skip
+        assert held.amount >= billed, case
+        usage = read_body(
+            endpoint.format,
+            json.dumps(case.message).encode(),
+            Call(case.path, lambda d=data: d),  # type: ignore[misc]
+        )
+        assert usage is not None
+        if usage.fees is None and bound.fees:  # as an observed call does
+            usage = msgspec.structs.replace(usage, fees=bound.fees)
+        charged = cost_of(rates, usage)
+        assert charged >= billed - 1, case  # a float's cost, and our own rounding
+        says_all = "cost" in usage_of(case.message) or "tool_usage" in case.message
+        if says_all or make is grounded:
+            assert charged <= billed + 1, case
+        assert held.amount >= charged
+
+
+def usage_of(message: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = message.get("usage", {})
+    return found
 
 
 def piece(rng: random.Random) -> tuple[str, str, Any, Fraction]:

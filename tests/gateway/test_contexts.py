@@ -84,8 +84,7 @@ def test_a_file_is_held_at_the_whole_context_above_its_size(tenant: Tenant, mode
 
 
 def test_an_unknown_context_is_the_largest_of_its_vendor(tenant: Tenant) -> None:
-    million = {"input_per_mtok": 10**9, "output_per_mtok": 0}
-    tenant.admin.set_price(model="own", **million)
+    tenant.admin.set_price(model="own", input_per_mtok=10**9, output_per_mtok=0)
     fields = {"model": "own", "kind": "llm", "max_output_tokens": 1}
     for vendor in ("anthropic", "google", "someone"):
         reply = tenant.allowed(**fields, function=vendor)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import re
 from typing import Any
 
 from msgspec import Struct
 
 from guard.core.bounds.thinking import hides_output, least_output, reasons
 from guard.core.usage.message import Message
-from guard.core.wire import TOKENS_MAX
+from guard.core.wire import TOKENS_MAX, UNITS_MAX
 
 
 class AskedOutput(Struct, gc=False):
@@ -149,3 +151,12 @@ def _is_own(tool: Any, own: tuple[str, ...]) -> bool:
         return False
     kind = tool.get("type")
     return kind is None or (type(kind) is str and kind.startswith(own))
+
+
+def how_many(value: Any, usual: int) -> int:
+    """Return how many are asked for; the usual number where that is not said."""
+    if type(value) is str and re.fullmatch(r"\d{1,9}(?:\.0*)?", value):
+        value = float(value)
+    if isinstance(value, int | float) and 0 < value <= UNITS_MAX:
+        return math.ceil(value)
+    return usual

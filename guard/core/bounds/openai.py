@@ -15,7 +15,8 @@ from guard.core.bounds.asked import (
     name,
     run_by_vendor,
 )
-from guard.core.bounds.pieces import IMAGES, SOUND, image_tokens
+from guard.core.bounds.images import image_tokens
+from guard.core.bounds.pieces import IMAGES, SOUND
 from guard.core.bounds.thinking import thinking_budget
 from guard.core.fees import by_the_piece
 from guard.core.usage.message import Message, items, mapping

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
+import msgspec
 from msgspec import Struct
 
 from guard.core import fees
 from guard.core.bounds.asked import given
+from guard.core.bounds.images import EDITED_IMAGE_TOKENS, image_tokens
 from guard.core.usage.anthropic import AnthropicMessages
 from guard.core.usage.gemini import Gemini, Interactions
 from guard.core.usage.message import Message, items, mapping
@@ -40,7 +42,10 @@ NOTHING: Final = Paid()
 
 
 _PATHS: Final = ("/images/", "/audio/", "/videos", ":predict")
-_MARKS: Final = (b"search", b"Search", b"code_interpreter", b"container")
+_MARKS: Final = (
+    b"search", b"Search", b"code_interpreter", b"container", b"sonar", b"image_generation",
+    b"oogleMaps", b"google_maps",
+)  # fmt: skip
 
 
 def may_be_paid(path: str, body: bytes) -> bool:
@@ -60,6 +65,8 @@ def paid(kind: type, provider: str, path: str, model: str | None, said: Message)
     """
     if kind is ChatCompletions and provider in OPENAI:
         return _chat(model, said)
+    if kind is ChatCompletions and provider == "perplexity":
+        return _perplexity(model, said)
     if kind is Responses and provider in OPENAI:
         return _responses(path, model, said)
     if kind is AnthropicMessages:
@@ -89,29 +96,84 @@ def searches(model: str | None) -> bool:
     return model is not None and "-search-" in model
 
 
+def _perplexity(model: str | None, said: Message) -> Paid:
+    """Read a request to Sonar, which is charged by the request as well."""
+    if model is None:
+        return NOTHING
+    if "deep-research" in model:
+        return Paid({fees.PERPLEXITY_SEARCH: 1}, "searches whose number no field limits")
+    options = mapping(said.get("web_search_options"))
+    kind = options.get("search_type")
+    line = fees.perplexity_request(model, options.get("search_context_size"), kind)
+    return NOTHING if line is None else Paid({line: 1})
+
+
 def _responses(path: str, model: str | None, said: Message) -> Paid:
     tools = said.get("tools")
     if not given(tools):
         return NOTHING
     found: dict[str, int] = {}
     calls: list[str] = []
+    images: list[Message] = []
     for tool in _objects(tools):
         kind = str(tool.get("type"))
         if kind.startswith("web_search"):
             calls.append(fees.openai_search(model, kind))
         elif kind == "file_search":
             calls.append(fees.OPENAI_FILE_SEARCH)
+        elif kind == "image_generation":
+            images.append(tool)
         elif (container := fees.openai_container_of(tool)) is not None:
             found[container] = found.get(container, 0) + 1
-    if not calls:
+    if not calls and not images:
         return Paid(found) if found else NOTHING
-    dearest = max(calls, key=lambda line: fees.FEES[line].nanousd)
     most = said.get("max_tool_calls")
-    if type(most) is int and most >= 0:  # of all tools together
-        found[dearest] = min(most, UNITS_MAX)
+    number = most if type(most) is int and most >= 0 else None  # of all tools together
+    fewest = 1 if number is None else number
+    if calls:
+        found[max(calls, key=lambda line: fees.FEES[line].nanousd)] = min(fewest, UNITS_MAX)
+    if images:
+        found.update(_drawn(images, said, fewest))
+    if number is not None:
         return Paid(found)
-    found[dearest] = 1
-    return Paid(found, "searches without a number: set max_tool_calls")
+    return Paid(found, "searches or images without a number: set max_tool_calls")
+
+
+_PROMPT_TOKENS: Final = 32_000
+"""Of the prompt of an image: no more characters are taken
+(https://platform.openai.com/docs/api-reference/images, 2026-11)."""
+
+_IMAGES_MAX: Final = 16
+"""How many images one edit takes (the same page)."""
+
+
+def _drawn(tools: list[Message], said: Message, number: int) -> dict[str, int]:
+    """Return the most tokens of the images that a response makes with its tool.
+
+    Args:
+        tools: of images.
+        said: the request's body.
+        number: of images.
+    """
+    asked = msgspec.json.encode(said.get("input"))
+    linked = any(said.get(each) for each in ("previous_response_id", "conversation", "prompt"))
+    shown = _IMAGES_MAX if linked or b'"item_reference"' in asked else asked.count(b"image")
+    found: dict[str, int] = {}
+    for tool in tools:
+        line = fees.image_tool(tool.get("model"))
+        model = tool.get("model")
+        each = image_tokens(model if type(model) is str else None, {**tool, "n": 1})
+        edits = tool.get("action") != "generate"
+        # What was made before can be edited in the same response.
+        seen = min(_IMAGES_MAX, shown + number - 1) if edits else 0
+        for name, tokens in (
+            (f"{line} output", each),
+            (f"{line} image", EDITED_IMAGE_TOKENS * seen),
+            (f"{line} text", _PROMPT_TOKENS),
+        ):
+            if tokens:
+                found[name] = min(max(found.get(name, 0), tokens * number), UNITS_MAX)
+    return found
 
 
 def _messages(said: Message) -> Paid:
@@ -134,16 +196,26 @@ _GOOGLE_SEARCHES: Final = frozenset({
 })  # fmt: skip
 
 
+_GOOGLE_MAPS: Final = frozenset({"googleMaps", "google_maps"})
+_ENTERPRISE: Final = frozenset({"enterpriseWebSearch", "enterprise_web_search"})
+
+
 def _gemini(model: str | None, said: Message) -> Paid:
-    if not any(
-        tool.get("type") == "google_search" or not _GOOGLE_SEARCHES.isdisjoint(tool)
-        for tool in _objects(said.get("tools"))
-    ):
-        return NOTHING
-    line = fees.google_search(model)
-    if line == fees.GOOGLE_SEARCHED_PROMPT:
-        return Paid({line: 1})
-    return Paid({line: 1}, "Google searches, each charged, whose number no field limits")
+    found: dict[str, int] = {}
+    for tool in _objects(said.get("tools")):
+        named = {*tool, tool["type"]} if type(tool.get("type")) is str else set(tool)
+        if not _GOOGLE_MAPS.isdisjoint(named):
+            found[fees.GOOGLE_MAPPED_PROMPT] = 1
+        if not _ENTERPRISE.isdisjoint(named):
+            found[fees.GOOGLE_ENTERPRISE_PROMPT] = 1
+        if not _GOOGLE_SEARCHES.isdisjoint(named):
+            found[fees.GOOGLE_SEARCHED_PROMPT] = 1
+    if not found or fees.google_search(model) == fees.GOOGLE_SEARCHED_PROMPT:
+        return Paid(found) if found else NOTHING
+    # Newer models are charged for each query of any of these.
+    return Paid(
+        {fees.GOOGLE_SEARCH: 1}, "Google searches, each charged, whose number no field limits"
+    )
 
 
 def _objects(tools: Any) -> Iterator[Message]:

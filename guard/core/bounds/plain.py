@@ -16,7 +16,7 @@ from msgspec import Meta, Struct, field
 from guard.core.bounds.input_factors import text_tokens
 from guard.core.bounds.thinking import hides_output, least_output, reasons
 from guard.core.input_ratios import InputRatios
-from guard.core.rates import BATCH, Terms
+from guard.core.rates import BATCH, OWN_KEY_PERMILLE, Terms
 from guard.core.request_bound import RequestBound
 from guard.core.usage.anthropic import AnthropicMessages
 from guard.core.usage.bedrock import Converse, model_of
@@ -242,7 +242,7 @@ def chat(provider: str, path: str, body: bytes, ratios: InputRatios) -> RequestB
     """
     said = _chat.decode(body)
     output, model = said.max_completion_tokens, said.model
-    if "-search-" in model:
+    if "-search-" in model or provider == "perplexity":
         raise msgspec.ValidationError("the model searches the web, which is charged by the search")
     text = text_tokens(model, body)
     if output is None or (said.max_tokens is not None and said.max_tokens > output):
@@ -253,6 +253,8 @@ def chat(provider: str, path: str, body: bytes, ratios: InputRatios) -> RequestB
     is_structured = said.tools is not None or said.response_format is not None
     tokens = ratios.tokens(model, text)
     terms, streams = terms_of(model, said.service_tier, body), said.stream
+    if provider == "openrouter":
+        terms = Terms(terms.tier, terms.cache_writes, True, OWN_KEY_PERMILLE)
     return _bound(provider, model, tokens, output, text, streams, is_structured, thinking, terms)
 
 

@@ -10,12 +10,20 @@ import msgspec
 from guard.core.bounds import bedrock, openai, pieces, plain, vendors
 from guard.core.bounds.asked import AskedOutput
 from guard.core.bounds.forms import Upload, form
+from guard.core.bounds.images import EDITED_IMAGE_TOKENS
 from guard.core.bounds.input_factors import text_tokens
 from guard.core.bounds.jobs import job
 from guard.core.bounds.media import measure
 from guard.core.bounds.paid import Paid, may_be_paid, paid
 from guard.core.input_ratios import InputRatios
-from guard.core.rates import BATCH, PERMILLE, STANDARD, US_ONLY_PERMILLE, Terms
+from guard.core.rates import (
+    BATCH,
+    OWN_KEY_PERMILLE,
+    PERMILLE,
+    STANDARD,
+    US_ONLY_PERMILLE,
+    Terms,
+)
 from guard.core.request_bound import RequestBound
 from guard.core.usage.anthropic import AnthropicMessages
 from guard.core.usage.bedrock import Converse, InvokeModel
@@ -94,7 +102,7 @@ def _form(
     said, uploads = found
     asked = _READERS[type(response_format)](path, said)
     if pieces.IMAGES.search(path):
-        asked.extra_tokens += pieces.EDITED_IMAGE_TOKENS * len(uploads)
+        asked.extra_tokens += EDITED_IMAGE_TOKENS * len(uploads)
     return _bounded(response_format, path, asked, said, msgspec.json.encode(said), ratios, uploads)
 
 
@@ -175,6 +183,8 @@ def _terms(provider: str, model: str | None, said: Message, body: bytes, is_boun
     terms = plain.written(body) if asks_to_write else plain.terms_of(model, None, body)
     text_only = is_bounded and not any(mark in body for mark in _MAKES_SOUND)
     surcharge = US_ONLY_PERMILLE if said.get("inference_geo") == "us" else PERMILLE
+    if provider == "openrouter":
+        surcharge = OWN_KEY_PERMILLE
     return Terms(tier, terms.cache_writes, text_only, surcharge)
 
 

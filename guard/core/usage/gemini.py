@@ -56,9 +56,9 @@ class Gemini:
         for chunk in events.newest(b'"usageMetadata"'):
             usage = _usage({**opening, **chunk}, call)
             if usage is not None:
-                return (
-                    _with_searches(usage, events) if _finished(events) else _at_least(usage, events)
-                )
+                if _finished(events):
+                    return _with_searches(usage, events, call)
+                return _at_least(usage, events)
         late = events.late("usageMetadata")
         if late and (usage := _usage({**opening, "usageMetadata": late}, call)) is not None:
             return replaced(usage, estimated=not _finished(events), fees=None)
@@ -71,7 +71,7 @@ class Gemini:
         )
 
 
-def _with_searches(usage: Usage, events: Events) -> Usage:
+def _with_searches(usage: Usage, events: Events, call: Call) -> Usage:
     """Return the usage of a stream with what it names of searches, where all of it was kept."""
     if events.scale > 1.0:
         return replaced(usage, fees=None)
@@ -80,7 +80,8 @@ def _with_searches(usage: Usage, events: Events) -> Usage:
         for chunk in events.newest(b'"groundingMetadata"')
         for candidate in items(chunk.get("candidates"))
     ]
-    return replaced(usage, fees=vendor_tools.of_candidates(candidates, usage.model))
+    fees = vendor_tools.of_candidates(candidates, usage.model, call.request())
+    return replaced(usage, fees=fees)
 
 
 def _usage(message: Message, call: Call) -> Usage | None:
@@ -100,7 +101,7 @@ def _usage(message: Message, call: Call) -> Usage | None:
         reasoning_tokens=count(said.get("thoughtsTokenCount")),
         audio_tokens=audio_in + audio_out,
         response_id=text_or_none(message.get("responseId")),
-        fees=vendor_tools.of_candidates(message.get("candidates"), model),
+        fees=vendor_tools.of_candidates(message.get("candidates"), model, call.request()),
     )
 
 

@@ -43,6 +43,7 @@ class _Members(TypedDict, total=False):
     duration: Any
     output: list[OutputItem] | dict[str, Any] | None
     tools: msgspec.Raw
+    tool_usage: Any
     candidates: list[Candidate] | None
     usageMetadata: Any
     modelVersion: Any

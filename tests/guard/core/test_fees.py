@@ -24,6 +24,8 @@ GOOGLE = "generativelanguage.googleapis.com"
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 OLDER = "/v1beta/models/gemini-2.5-flash:generateContent"
 NEWER = "/v1beta/models/gemini-3-pro-preview:generateContent"
+PERPLEXITY, SONAR = "api.perplexity.ai", "/chat/completions"
+DRAWS = {"type": "image_generation"}
 HELLO = [{"role": "user", "content": "Hello?"}]
 PARTS = [{"parts": [{"text": "Hello?"}]}]
 SEARCH = {"type": "web_search"}
@@ -90,6 +92,21 @@ class TestRequests:
              {"google search prompt": 1}),
             (GOOGLE, OLDER, {"contents": PARTS, "tools": [{"google_search_retrieval": {}}]},
              {"google search prompt": 1}),
+            (GOOGLE, OLDER, {"contents": PARTS, "tools": [{"googleMaps": {}, "googleSearch": {}}]},
+             {"google maps prompt": 1, "google search prompt": 1}),
+            (GOOGLE, OLDER, {"contents": PARTS, "tools": [{"enterpriseWebSearch": {}}]},
+             {"google enterprise search prompt": 1}),
+            (PERPLEXITY, SONAR, {"model": "sonar", "messages": HELLO},
+             {"perplexity request high": 1}),
+            (PERPLEXITY, SONAR, {"model": "sonar-pro", "messages": HELLO, "web_search_options": {
+                "search_context_size": "low"}}, {"perplexity pro request low": 1}),
+            (OPENAI, RESPONSES, {"model": "gpt-5", "input": "a", "max_tool_calls": 2, "tools": [
+                {**DRAWS, "model": "gpt-image-1", "quality": "low", "action": "generate"}]},
+             {"gpt-image-1 output": 820, "gpt-image-1 text": 64_000}),
+            (OPENAI, RESPONSES, {"model": "gpt-5", "input": "a", "max_tool_calls": 2, "tools": [
+                {**DRAWS, "model": "gpt-image-1", "quality": "low"}], "previous_response_id": "r"},
+             {"gpt-image-1 output": 820, "gpt-image-1 text": 64_000,
+              "gpt-image-1 image": 2 * 16 * 7_300}),
         ],
     )  # fmt: skip
     def test_allow_a_number_of_each(
@@ -111,6 +128,10 @@ class TestRequests:
             (GOOGLE, NEWER, {"contents": PARTS, "tools": [{"google_search": {}}]}, "Google"),
             (GOOGLE, "/v1beta/interactions", {"model": "gemini-3-pro", "input": "a", "tools": [
                 {"type": "google_search"}]}, "Google"),
+            (GOOGLE, NEWER, {"contents": PARTS, "tools": [{"googleMaps": {}}]}, "Google"),
+            (GOOGLE, NEWER, {"contents": PARTS, "tools": [{"enterpriseWebSearch": {}}]}, "Google"),
+            (OPENAI, RESPONSES, {"model": "gpt-5", "tools": [DRAWS]}, "set max_tool_calls"),
+            (PERPLEXITY, SONAR, {"model": "sonar-deep-research", "messages": HELLO}, "searches"),
         ],
     )  # fmt: skip
     def test_without_a_number_have_no_worst_case(
@@ -171,6 +192,7 @@ def searched(action: str) -> dict[str, Any]:
     return {"type": "web_search_call", "id": "w", "action": {"type": action}}
 
 
+DREW = {"type": "image_generation_call", "id": "i", "result": "iVBOR"}
 RAN = {"type": "code_interpreter_call", "id": "c", "container_id": "cntr_1", "code": "1"}
 GROUNDED = {"webSearchQueries": ["a", "b"], "groundingChunks": [{"web": {"uri": "u"}}]}
 
@@ -193,6 +215,10 @@ class TestAnswers:
             (response([{"type": "message", "content": [
                 {"type": "output_text", "text": 'say "web_search_call"'}]}]), {}),
             (response([]), {}),
+            (response([DREW], tools=[{**DRAWS, "model": "gpt-image-2"}], tool_usage={"image_gen": {
+                "input_tokens": 50, "output_tokens": 196,
+                "input_tokens_details": {"image_tokens": 20, "text_tokens": 30}}}),
+             {"gpt-image-2 output": 196, "gpt-image-2 image": 20, "gpt-image-2 text": 30}),
         ],
     )  # fmt: skip
     def test_of_openais_responses_list_each_call(
@@ -218,6 +244,10 @@ class TestAnswers:
         ended = read_recorded(format_of(OPENAI, RESPONSES), cut, "text/event-stream", Call())
         assert ended is not None
         assert (ended.fees, ended.output_tokens) == (None, 7)
+
+    def test_of_drawn_images_do_not_always_say(self) -> None:
+        whole = json.dumps(response([searched("search"), DREW])).encode()
+        assert read(OPENAI, RESPONSES, whole).fees is None
 
     def test_of_images_do_not_say(self) -> None:
         body = json.dumps({"usage": {"input_tokens": 1, "output_tokens": 2}, "data": [{}]}).encode()
