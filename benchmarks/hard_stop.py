@@ -147,31 +147,40 @@ def _guarded(program: str, url: str, count: int) -> None:
     import guard
 
     guard.init()
+    results: list[Any] = []
     try:
         with guard.workflow(os.environ["BENCH_WORKFLOW"]):
-            results = _results(program, url, count)
-    except guard.GuardBudgetError as exc:  # the first call of a process that came late
-        results = [exc]
+            _keep_results(results, program, url, count)
+    except guard.GuardBudgetError as exc:  # what was swallowed inside is raised at the edge
+        results = results or [exc]  # the first call of a process that came late
     print(json.dumps(Counter(map(_outcome, results))), flush=True)
     guard.shutdown()
 
 
-def _results(program: str, url: str, count: int) -> list[Any]:
-    """Run a program in the current scope; return what each of its requests came to."""
+def _keep_results(results: list[Any], program: str, url: str, count: int) -> None:
+    """Run a program in the current scope; add what each of its requests came to."""
     import guard
 
+    @guard.protect
+    def work() -> None:
+        results.extend(_results(program, url, count))
+
+    work()
+
+
+def _results(program: str, url: str, count: int) -> list[Any]:
     client, _, how = program.partition(", ")
     if program == "streams without a limit":
-        return guard.protect(_gathered)(_streaming(url, True), count)
+        return _gathered(_streaming(url, True), count)
     if how == "async":
-        return guard.protect(_gathered)(CLIENTS[client](url, True), count)
+        return _gathered(CLIENTS[client](url, True), count)
     if how == "threads":
-        return guard.protect(_threads)(CLIENTS[client](url, False), count)
+        return _threads(CLIENTS[client](url, False), count)
     if program == "a loop of 1 ms requests":
-        return guard.protect(_loop)(_httpx(url, False), count)
+        return _loop(_httpx(url, False), count)
     if program == "a forbidden model":
-        return guard.protect(_loop)(_openai(url, False), 5)
-    return guard.protect(_gathered)(_httpx(url, True), count)  # one of several processes
+        return _loop(_openai(url, False), 5)
+    return _gathered(_httpx(url, True), count)  # one of several processes
 
 
 def _outcome(result: Any) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar, cast, overload
 
 from guard.protected_call import ProtectedCall, Target
+from guard.scope.callables import require_callable
 from guard.scope.wrapping import run_inside
 
 F = TypeVar("F", bound="Callable[..., Any] | staticmethod[..., Any] | classmethod[Any, ..., Any]")
@@ -29,6 +30,10 @@ def protect(function: Any = None) -> Any:
     the environment. Coroutines have to run in asyncio tasks, not under trio. ``@protect()`` is the
     same as ``@protect``.
 
+    Raises:
+        TypeError: calls of what is decorated cannot be guarded: a class, a property, a context
+            manager, a coroutine. The message says what to decorate instead.
+
     Raises (from the wrapped call):
         GuardBudgetError: the budget is exhausted.
         GuardToolBlockedError: the function, or a tool of the call context, is blocked.
@@ -44,8 +49,7 @@ def protect(function: Any = None) -> Any:
         return type(function)(protect(function.__func__))
     if function is None:
         return protect
-    if not callable(function):
-        raise TypeError(f"@protect takes a callable, not {type(function).__name__}")
+    require_callable(function, "@protect")
     target = Target.of(function, sensitive=getattr(function, _SENSITIVE, False))
     wrapper = run_inside(function, functools.partial(ProtectedCall, target))
     setattr(wrapper, _TARGET, target)
@@ -58,6 +62,9 @@ def sensitive(function: F) -> F:
     Each of its calls gets a fresh decision from the gateway. When the gateway cannot be asked, the
     call is refused, whatever the fallback mode.
 
+    Raises:
+        TypeError: as :func:`protect`.
+
     Example:
         >>> @sensitive
         ... @protect
@@ -65,8 +72,7 @@ def sensitive(function: F) -> F:
     """
     if isinstance(function, staticmethod | classmethod):
         return cast("F", type(function)(sensitive(function.__func__)))
-    if not callable(function):
-        raise TypeError(f"@sensitive takes a callable, not {type(function).__name__}")
+    require_callable(function, "@sensitive")
     # Already protected: the decorated function's own target changes, wherever it is referred to.
     targets = list(_targets(function))
     for target in targets:

@@ -12,6 +12,7 @@ from guard.breaker.refusals import unwrap
 from guard.hooks import ErrorContext, fire
 from guard.messages import format_user_message
 from guard.runtime.active import active_runtime
+from guard.scope.callables import require_callable
 from guard.scope.scope import current_scope
 from guard.scope.wrapping import Edge, run_inside
 
@@ -90,7 +91,9 @@ def _guard_error_in(exc: BaseException) -> GuardError | None:
 class _HandledCall(Edge):
     """The edge of one call of a guarded function."""
 
-    def leave(self, exc: BaseException | None = None) -> BaseException | None:
+    def leave(
+        self, exc: BaseException | None = None, *, yields: bool = False
+    ) -> BaseException | None:
         """Return the ``SystemExit`` of a GuardError, or what the body raised."""
         return _exit_of(exc, 1) or exc
 
@@ -102,4 +105,5 @@ def guarded(function: F) -> F:
         >>> @guarded
         ... def main() -> None: ...
     """
+    require_callable(function, "@guarded")
     return run_inside(function, _HandledCall)

@@ -329,7 +329,9 @@ class ProtectedCall(Edge):
         elif enforcement.halts:
             enforcement.check_killed(scope)
 
-    def leave(self, exc: BaseException | None = None) -> BaseException | None:
+    def leave(
+        self, exc: BaseException | None = None, *, yields: bool = False
+    ) -> BaseException | None:
         """The body (or its step) ended; return what is to be raised now, or None.
 
         A kill that was posted to a thread can be raised in here; leave again with that exception.
@@ -344,9 +346,9 @@ class ProtectedCall(Edge):
             self.scope = current_scope.get()
             self._outside = None
             current_scope.set(outside)
-        if exc is None or self.scope is None:
+        if self.scope is None or (exc is None and (yields or self._entry.refused is None)):
             return exc
-        return error_at_edge(exc, self._entry.refused)
+        return error_at_edge(exc, self._entry)
 
     def finish(self, exc: BaseException | None) -> None:
         """Record the closing event and tell the hooks of the call's error. Idempotent.

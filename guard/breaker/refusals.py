@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final, Protocol
 
 from guard.breaker.exceptions import (
     GuardBudgetError,
@@ -57,25 +58,53 @@ def exception_for_halt(
     )
 
 
-def error_at_edge(exc: BaseException, refused: BaseException | None) -> BaseException:
-    """Return the exception that the edge of a scope raises when its body ends with ``exc``.
+_SWALLOWED: Final = (
+    "Code inside swallowed this where it was raised first, so it is raised at the edge of the "
+    "workflow or call. To handle a refusal inside, catch it around a span or call of its own."
+)
+
+
+class RefusedEntry(Protocol):
+    """An entry of a scope that ends; see ``guard.scope.scope.Entry``."""
+
+    refused: BaseException | None
+
+    def pass_on_refusal(self) -> None:
+        """Leave the refusal to the edge around."""
+
+
+def error_at_edge(
+    exc: BaseException | None, entry: RefusedEntry, *, raises: bool = True
+) -> BaseException | None:
+    """Return what the edge of a scope raises when its body ends; None for nothing.
+
+    A refusal that nobody outside of the carrier's way has seen is raised here: a framework may
+    have turned it into its own error (then it is raised from that), or taken it for a result.
 
     Args:
-        exc: what the body raised.
-        refused: the newest refusal inside. A framework may have turned it into its own error;
-            the refusal is then raised from that error.
+        exc: what the body raised; None if it returned.
+        entry: of the scope; ``refused`` is the newest refusal inside.
+        raises: whether a refusal is raised although the body returned, or is left to the edge
+            around.
     """
-    error = unwrap(exc)
-    translated = (
-        refused is not None
-        and error is exc
-        and isinstance(exc, Exception)
-        and not isinstance(exc, GuardError | StopIteration | StopAsyncIteration)
-    )
-    if not translated or refused is None:
+    error = None if exc is None else unwrap(exc)
+    refused = entry.refused
+    if refused is None or isinstance(error, GuardError | WorkflowKilledInterrupt):
         return error
-    refused.__cause__ = exc
-    return refused
+    if error is exc and isinstance(error, Exception) and not _returned(error):
+        refused.__cause__ = error
+        return refused
+    if raises and (error is None or _returned(error)):
+        if _SWALLOWED not in getattr(refused, "__notes__", ()):
+            refused.add_note(_SWALLOWED)
+        return refused
+    entry.pass_on_refusal()
+    return error
+
+
+def _returned(error: BaseException) -> bool:
+    """Tell whether an exception is how a generator returns."""
+    return isinstance(error, StopIteration | StopAsyncIteration)
 
 
 def unwrap(exc: BaseException) -> BaseException:

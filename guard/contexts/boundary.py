@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import sys
 import time
 from collections.abc import Callable
 from contextvars import Token
-from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from types import FrameType, TracebackType
+from typing import Any, Final, Literal, Self, TypeVar
 
 from guard.breaker.refusals import error_at_edge
 from guard.control.pools import carry_kills_out
@@ -15,6 +17,7 @@ from guard.core.ids import IdFactory
 from guard.core.wire import NAME_LENGTH_MAX, SpanData
 from guard.facade import enforcing_runtime, enforcing_runtime_async
 from guard.runtime.active import active_runtime
+from guard.scope.callables import require_callable
 from guard.scope.scope import Entry, Scope, current_scope
 from guard.scope.span_ids import child_span
 from guard.scope.wrapping import Edge, run_inside
@@ -46,9 +49,13 @@ class Boundary:
         # Set from entry to exit: an instance is entered once at a time.
         self._entry: Entry | None = None
         self._started_s = 0.0
+        self._was_entered = False
 
     def _again(self) -> Self:
         return type(self)(self.name)
+
+    def _renew(self) -> None:
+        """Make new ids, for an entry after the first."""
 
     def _changes(self, outer: Scope) -> dict[str, Any]:
         """Return the fields of the scope inside that differ from the one outside."""
@@ -65,14 +72,22 @@ class Boundary:
             raise RuntimeError(f"this {self.kind} is open already; make another one")
         outer = current_scope.get()
         self._started_s = time.monotonic()
-        self._entry = entry = Entry(outer)
-        self._scope = scope = outer.evolve(entry=entry, **self._changes(outer))
+        if self._was_entered:
+            self._renew()
+        self._was_entered = True
+        changes = self._changes(outer)
+        self._entry = entry = Entry(outer, run_id=changes.get("run_id"))
+        self._scope = scope = outer.evolve(entry=entry, **changes)
         self._entered(scope)
         return scope
 
     def _end(self, error: BaseException | None) -> None:
         self._entry = None
         self._left(self._scope, error)
+
+    def _raises(self, entry: Entry) -> bool:
+        """Return whether the end of an entry raises a refusal that was swallowed inside."""
+        return self.enforces or entry.outer.entry is None
 
     def _report(self, error: BaseException | None) -> None:
         runtime = active_runtime()
@@ -87,7 +102,13 @@ class Boundary:
     def __enter__(self) -> Self:
         if self.enforces:
             enforcing_runtime()
-        self._token = current_scope.set(self._begin())
+        return self._enter(sys._getframe(1))
+
+    def _enter(self, caller: FrameType) -> Self:
+        scope = self._begin()
+        if scope.entry is not None:
+            scope.entry.of_generator = _is_of_generator(caller)
+        self._token = current_scope.set(scope)
         return self
 
     def __exit__(
@@ -107,17 +128,15 @@ class Boundary:
         if token is None or entry is None:
             raise RuntimeError(f"this {self.kind} is not open")
         self._token = None
-        if exc is None:
-            entry.pass_on_refusal()
-        _restore(entry, token, exc)
-        error = None if exc is None else error_at_edge(exc, entry.refused)
+        _restore(self._scope, token, exc)
+        error = error_at_edge(exc, entry, raises=self._raises(entry))
         self._end(error)
         return error
 
     async def __aenter__(self) -> Self:
         if self.enforces:
             await enforcing_runtime_async()
-        return self.__enter__()
+        return self._enter(sys._getframe(1))
 
     async def __aexit__(
         self,
@@ -131,7 +150,12 @@ class Boundary:
             raise error from error.__cause__
 
     def __call__(self, function: F) -> F:
-        """Decorate a function: every call of it is an entry of its own."""
+        """Decorate a function: every call of it is an entry of its own.
+
+        Raises:
+            TypeError: what is decorated is no function, nor an object that is called.
+        """
+        require_callable(function, f"@{self.kind}")
         return run_inside(function, lambda: DecoratedCall(self._again()))
 
     def _emit_span(self, scope: Scope, error: BaseException | None, name: str) -> None:
@@ -169,11 +193,14 @@ class DecoratedCall(Edge):
         self.scope = self._boundary._begin()
         self._entry = self._boundary._entry
 
-    def leave(self, exc: BaseException | None = None) -> BaseException | None:
+    def leave(
+        self, exc: BaseException | None = None, *, yields: bool = False
+    ) -> BaseException | None:
         self.suspend()
-        if exc is None or self._entry is None:
+        entry = self._entry
+        if yields or entry is None:
             return exc
-        return error_at_edge(exc, self._entry.refused)
+        return error_at_edge(exc, entry, raises=self._boundary._raises(entry))
 
     def finish(self, exc: BaseException | None) -> None:
         if self._entry is not None:
@@ -188,13 +215,35 @@ class DecoratedCall(Edge):
             await self._boundary._report_async(exc)
 
 
-def _restore(entry: Entry, token: Token[Scope], exc: BaseException | None) -> None:
-    """Leave an entry: set the scope outside of it, if the current context has the one inside.
+_SUSPENDABLE: Final = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
+
+
+def _is_of_generator(frame: FrameType | None) -> bool:
+    """Tell whether a generator's body enters a context, itself or by an ``ExitStack``.
+
+    The generator of a ``@contextmanager`` enters it for the code that uses it.
+    """
+    while frame is not None:
+        around = frame.f_back
+        if not (_is_contextlibs(frame) or (around is not None and _is_contextlibs(around))):
+            return bool(frame.f_code.co_flags & _SUSPENDABLE)
+        frame = around
+    return False
+
+
+def _is_contextlibs(frame: FrameType) -> bool:
+    return frame.f_globals.get("__name__") == "contextlib"
+
+
+def _restore(scope: Scope, token: Token[Scope], exc: BaseException | None) -> None:
+    """Leave a scope: set the one outside of it, if the current context has it or one inside.
 
     An abandoned generator is closed wherever it is dropped: in another context, or in a scope that
-    its consumer has opened or left since. What is not inside this entry stays as it is.
+    its consumer has opened or left since. What is not inside this scope stays as it is. So does a
+    workflow inside that is still open: callbacks may leave theirs in any order.
     """
-    current = current_scope.get()
+    current, entry = current_scope.get(), scope.entry
+    assert entry is not None, "it was entered"
     # Only the token knows whether this is the context that was entered. What it restores may be
     # wrong, so each branch below sets the scope itself.
     try:
@@ -209,11 +258,27 @@ def _restore(entry: Entry, token: Token[Scope], exc: BaseException | None) -> No
         inner, innermost = innermost, innermost.outer.entry
     if innermost is None:  # not inside: leave everything as it is
         current_scope.set(current)
-    elif inner is None or (same_context and not isinstance(exc, GeneratorExit)):
-        current_scope.set(entry.outer)
+    elif inner is None or (
+        same_context
+        and not isinstance(exc, GeneratorExit)
+        and (inner.of_generator or current.run_id == scope.run_id)
+    ):
+        current_scope.set(_in_open_run(entry.outer))
     else:
         current_scope.set(current)
         inner.outer = entry.outer  # so that leaving the inner one does not bring this one back
+
+
+def _in_open_run(scope: Scope) -> Scope:
+    """Return the innermost scope around that is in no run which has been left."""
+    while scope.run_id is not None:
+        entry = scope.entry
+        while entry is not None and entry.run_id != scope.run_id:
+            entry = entry.outer.entry
+        if entry is not None or scope.entry is None:
+            break
+        scope = scope.entry.outer
+    return scope
 
 
 def new_id() -> str:

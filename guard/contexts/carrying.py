@@ -13,7 +13,7 @@ from guard.control.pools import carry_kills_out
 from guard.control.threads import ThreadBody, this_thread
 from guard.runtime.active import active_runtime
 from guard.runtime.runtime import GuardRuntime
-from guard.scope.scope import Scope, current_scope
+from guard.scope.scope import Entry, Scope, current_scope
 from guard.scope.wrapping import Edge, wrap_function
 
 carry_kills_out()
@@ -46,7 +46,9 @@ class _CarriedCall(Edge):
     """The edge of one call of a function that :func:`carry` has bound to a scope."""
 
     def __init__(self, scope: Scope) -> None:
-        super().__init__(scope)
+        # Of its own, so that a refusal which it raises is not raised by the edge around as well.
+        self._entry = Entry(scope)
+        super().__init__(scope if scope.entry is None else scope.at(self._entry))
         # Set while the function runs, and then only if a kill can concern it.
         self._runtime: GuardRuntime | None = None
         self._body: ThreadBody | None = None
@@ -63,17 +65,16 @@ class _CarriedCall(Edge):
         runtime.enforcement.bodies.enter(body)
         runtime.enforcement.check_killed(scope)
 
-    def leave(self, exc: BaseException | None = None) -> BaseException | None:
+    def leave(
+        self, exc: BaseException | None = None, *, yields: bool = False
+    ) -> BaseException | None:
         body, runtime = self._body, self._runtime
         if body is not None and runtime is not None:
             exc = body.end(exc)
             runtime.enforcement.bodies.leave(body)
             self._body = None
         self.suspend()
-        if exc is None:
-            return None
-        entry = None if self.scope is None else self.scope.entry
-        return error_at_edge(exc, None if entry is None else entry.refused)
+        return error_at_edge(exc, self._entry, raises=False)
 
 
 class ContextExecutor(ThreadPoolExecutor):

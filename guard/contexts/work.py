@@ -31,7 +31,7 @@ class workflow(Boundary):  # noqa: N801  # used like a function: `with guard.wor
         name: the workflow's id; a new one when None.
 
     Attributes:
-        workflow_id, run_id: set on entry.
+        workflow_id, run_id: of this entry, or of the next one.
 
     Raises:
         GuardError, WorkflowKilledInterrupt: a refusal from inside, as its public exception.
@@ -47,12 +47,13 @@ class workflow(Boundary):  # noqa: N801  # used like a function: `with guard.wor
 
     def __init__(self, name: str | None = None) -> None:
         super().__init__(name)
-        self.workflow_id: str | None = name
-        self.run_id: str | None = None
+        self.workflow_id: str = name or new_id()
+        self.run_id: str = new_id()
+
+    def _renew(self) -> None:
+        self.workflow_id, self.run_id = self.name or new_id(), new_id()
 
     def _changes(self, outer: Scope) -> dict[str, Any]:
-        self.workflow_id = self.name or new_id()
-        self.run_id = new_id()
         ids = {"workflow_id": self.workflow_id, "run_id": self.run_id}
         # No call: a protected call around this workflow belongs to another workflow.
         return {**ids, "call": None, **span_below(outer)}
@@ -71,7 +72,7 @@ class chain(Boundary):  # noqa: N801  # used like a function: `with guard.chain(
             where it is not open yet, and continues it otherwise.
 
     Attributes:
-        chain_id: set on entry.
+        chain_id: of this entry, or of the next one.
 
     Raises:
         ValueError: an unknown op.
@@ -85,15 +86,18 @@ class chain(Boundary):  # noqa: N801  # used like a function: `with guard.chain(
         if op not in _OPS:
             raise ValueError(f"op is one of {', '.join(_OPS)}, not {op!r}")
         self.op: ChainOp = op
-        self.chain_id: str | None = name
+        self.chain_id: str = name or new_id()
         # Whether the exit ends the chain; decided on entry.
         self._closes = False
 
     def _again(self) -> Self:
         return type(self)(self.name, op=self.op)
 
+    def _renew(self) -> None:
+        self.chain_id = self.name or new_id()
+
     def _changes(self, outer: Scope) -> dict[str, Any]:
-        self.chain_id = chain_id = self.name or new_id()
+        chain_id = self.chain_id
         with _chains_lock:
             known = chain_id in _open_chains or outer.chain_id == chain_id
             _open_chains[chain_id] = None
@@ -127,19 +131,18 @@ class span(Boundary):  # noqa: N801  # used like a function: `with guard.span("x
         name: what the span is about; ``"span"`` when None.
 
     Attributes:
-        span_id, trace_id: W3C Trace Context ids, set on entry.
+        span_id, trace_id: W3C Trace Context ids, empty before the first entry.
     """
 
     kind = "span"
 
     def __init__(self, name: str | None = None) -> None:
         super().__init__(name)
-        self.span_id: str | None = None
-        self.trace_id: str | None = None
+        self.span_id = self.trace_id = ""
 
     def _changes(self, outer: Scope) -> dict[str, Any]:
         ids = span_below(outer)
-        self.span_id, self.trace_id = ids["span_id"], ids["trace_id"]
+        self.span_id, self.trace_id = ids["span_id"] or "", ids["trace_id"] or ""
         return ids
 
     def _left(self, scope: Scope, error: BaseException | None) -> None:
@@ -153,17 +156,19 @@ class agent(Boundary):  # noqa: N801  # used like a function: `with guard.agent(
         name: the agent's id; a new one when None.
 
     Attributes:
-        agent_id: set on entry.
+        agent_id: of this entry, or of the next one.
     """
 
     kind = "agent"
 
     def __init__(self, name: str | None = None) -> None:
         super().__init__(name)
-        self.agent_id: str | None = name
+        self.agent_id: str = name or new_id()
+
+    def _renew(self) -> None:
+        self.agent_id = self.name or new_id()
 
     def _changes(self, outer: Scope) -> dict[str, Any]:
-        self.agent_id = self.name or new_id()
         return {"agent": self.agent_id}
 
 

@@ -68,7 +68,7 @@ class TaskBody:
         task: the running task, where that is known.
 
     Raises:
-        GuardConfigError: there is no running asyncio task (GD-C003).
+        GuardConfigError: there is no running asyncio task (GD-C006).
     """
 
     __slots__ = (
@@ -222,14 +222,16 @@ def require_task() -> asyncio.Task[object]:
     """Return the task of asyncio that runs in the calling thread.
 
     Raises:
-        GuardConfigError: there is none (GD-C003).
+        GuardConfigError: there is none (GD-C006).
     """
     task = running_task()
     if task is None:
         raise GuardConfigError(
-            "guard protects coroutines in asyncio tasks only; under trio, protect a plain function "
-            "and call it with trio.to_thread.run_sync",
-            error_code="GD-C003",
+            "guard stops coroutines on asyncio, not trio: run this program on asyncio, or move its "
+            "protected functions and LLM requests into plain functions with blocking clients, and "
+            "call those with trio.to_thread.run_sync",
+            error_code="GD-C006",
+            user_action="Run on asyncio, or use blocking clients in trio.to_thread.run_sync.",
         )
     return task
 

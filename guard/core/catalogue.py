@@ -69,6 +69,14 @@ CATALOGUE: Final[dict[str, CatalogueEntry]] = {
         "the clear. Use https; inside a network that nobody else can read (compose, a pod), name "
         "the host in GUARD_ALLOW_PLAINTEXT_HOSTS.",
     ),
+    "GD-C006": CatalogueEntry(
+        "Not asyncio",
+        "This application runs its requests on trio, where they cannot be guarded: run it on "
+        "asyncio, or in plain functions by trio.to_thread.run_sync.",
+        "A coroutine made an LLM request, or is protected, outside of an asyncio task. trio is not "
+        "supported: on asyncio a kill cancels the task. Plain functions with blocking clients work "
+        "in trio's threads.",
+    ),
     "GD-A001": CatalogueEntry(
         "Authentication failed",
         "This application could not sign in to its control service. Please contact its operator.",

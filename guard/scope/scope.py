@@ -48,22 +48,26 @@ class Entry(Struct, eq=False):
 
     Attributes:
         outer: the scope that it was entered from.
-        refused: the newest refusal that was raised inside, which code there may have turned into
-            an error of its own.
+        refused: the newest refusal that was raised inside, which code there may have swallowed,
+            or turned into an error of its own.
+        run_id: the run that it is the entry of, where it is one of a workflow.
+        of_generator: whether a generator's body has entered it: that may be suspended, for good.
     """
 
     outer: Scope
     refused: BaseException | None = None
+    run_id: str | None = None
+    of_generator: bool = False
 
     def refuse(self, error: BaseException) -> None:
         """Remember a refusal that was raised inside."""
         self.refused = error
 
     def pass_on_refusal(self) -> None:
-        """Leave the refusal to the edge around this one: this one saw no exception.
+        """Leave the refusal to the edge around this one: this one does not raise it.
 
         A framework may have caught it, closed what it had entered, and raise an error of its own
-        further out (LangChain's asynchronous models).
+        further out, or none at all (LangChain's asynchronous models).
         """
         if self.refused is not None and self.outer.entry is not None:
             self.outer.entry.refused = self.refused
@@ -169,6 +173,10 @@ class Scope(Struct, frozen=True, eq=False):
             parent_span_id=self.parent_span_id,
             **fields,
         )
+
+    def at(self, entry: Entry) -> Scope:
+        """Return the same position inside another entry."""
+        return replace(self, entry=entry)
 
     def evolve(self, **changes: Any) -> Scope:
         """Return a copy with some fields changed."""

@@ -76,10 +76,16 @@ class Edge:
         """The body, or its next step, is about to be called by the calling frame."""
         self.resume()
 
-    def leave(self, exc: BaseException | None = None) -> BaseException | None:
+    def leave(
+        self, exc: BaseException | None = None, *, yields: bool = False
+    ) -> BaseException | None:
         """The body, or its step, ended; return what is to be raised now, or None.
 
         An exception that was meant for the body can be raised in here: leave again with it.
+
+        Args:
+            exc: what it raised; None if it returned or yielded.
+            yields: whether it has yielded, and goes on later.
         """
         self.suspend()
         return exc
@@ -209,7 +215,7 @@ def _wrap_generator(function: Any, make: Callable[[], Edge]) -> Any:
                 try:
                     edge.enter(in_task=False)
                     item = step(value)
-                    error = edge.leave()
+                    error = edge.leave(yields=True)
                 except BaseException as exc:
                     try:
                         error = edge.leave(exc)
@@ -253,7 +259,7 @@ def _wrap_async_generator(function: Any, make: Callable[[], Edge]) -> Any:
                 try:
                     edge.enter(in_task=True)
                     item = await step(value)
-                    error = edge.leave()
+                    error = edge.leave(yields=True)
                 except BaseException as exc:
                     error = edge.leave(exc)
                     if isinstance(error, StopAsyncIteration):

@@ -6,12 +6,13 @@ import asyncio
 import contextvars
 import gc
 import inspect
+import random
 import re
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -178,7 +179,8 @@ class TestEachKind:
             for thread in (bare, bound):
                 thread.start()
                 thread.join(120)
-        assert found == [OUTSIDE, inside]
+        assert found[0] is OUTSIDE
+        assert found[1].event_fields == inside.event_fields
 
 
 def test_an_inner_scope_keeps_the_outer_one_and_gives_it_back() -> None:
@@ -284,6 +286,79 @@ class TestAnAbandonedGenerator:
                 assert copied.run(here) is outer
 
         contextvars.copy_context().run(enters_and_closes)
+        assert here() is OUTSIDE
+
+
+def steps_of_a_stack() -> Iterator[None]:
+    with ExitStack() as stack:
+        stack.enter_context(guard.workflow("in a stack"))
+        yield
+
+
+@contextmanager
+def job(name: str) -> Iterator[None]:
+    with guard.workflow(name):
+        yield
+
+
+class TestLeftOutOfOrder:
+    """By callbacks, which enter at a start and leave at an end, whatever runs in between."""
+
+    @pytest.mark.parametrize("make", [guard.workflow, job])
+    def test_the_workflow_that_is_still_open_stays(self, make: Callable[..., Any]) -> None:
+        first, second = make("first"), make("second")
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        assert here().workflow_id == "second"
+        second.__exit__(None, None, None)
+        assert here() is OUTSIDE
+
+    def test_any_order_of_any_kinds(self) -> None:
+        choose, checks = random.Random(31), 0
+        for _ in range(500):
+            entries: list[Any] = []
+            for number in range(choose.randrange(2, 12)):
+                if entries and choose.random() < 0.4:
+                    entries.pop(choose.randrange(len(entries))).__exit__(None, None, None)
+                else:
+                    entries.append(choose.choice(KINDS)(f"n{number}"))
+                    entries[-1].__enter__()
+                checks += self._is_in_an_open_one(entries)
+            choose.shuffle(entries)
+            while entries:
+                entries.pop().__exit__(None, None, None)
+                checks += self._is_in_an_open_one(entries)
+            assert here() is OUTSIDE
+        print(f"{checks} states")
+
+    def _is_in_an_open_one(self, entries: list[Any]) -> int:
+        runs = {each.run_id for each in entries if isinstance(each, guard.workflow)}
+        assert here().run_id in runs or (not runs and here().run_id is None)
+        return 1
+
+    @pytest.mark.parametrize("make", [steps, steps_of_a_stack])
+    def test_what_a_generator_has_opened_does_not_stay(self, make: Callable[..., Any]) -> None:
+        """It may never go on."""
+        with guard.workflow("w"):
+            generator = make()
+            next(generator)
+        assert here() is OUTSIDE
+        generator.close()
+        assert here() is OUTSIDE
+
+    @pytest.mark.asyncio
+    async def test_nor_does_what_an_asynchronous_one_has(self) -> None:
+        async def items() -> AsyncIterator[int]:
+            async with guard.workflow("inside"):
+                yield 1
+
+        generator = items()
+        async with guard.workflow("w"):
+            async for _ in generator:
+                break
+        assert here() is OUTSIDE
+        await generator.aclose()  # type: ignore[attr-defined]  # it is a generator
         assert here() is OUTSIDE
 
 

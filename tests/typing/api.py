@@ -128,11 +128,13 @@ callback: Callable[[int], Coroutine[Any, Any, bytes]] = coroutine
 
 with guard.workflow("w") as flow, guard.chain("c", op="start") as chain:
     assert_type(flow, guard.workflow)
-    assert_type(flow.workflow_id, str | None)
-    assert_type(chain.chain_id, str | None)
+    assert_type(flow.workflow_id, str)
+    assert_type(flow.run_id, str)
+    assert_type(chain.chain_id, str)
 with guard.span() as span, guard.agent(name="a") as agent:
-    assert_type(span.trace_id, str | None)
-    assert_type(agent.agent_id, str | None)
+    assert_type(span.trace_id, str)
+    assert_type(span.span_id, str)
+    assert_type(agent.agent_id, str)
 with guard.handle(exit_code=2):
     pass
 guard.chain("c", op="stop")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

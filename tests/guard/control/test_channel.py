@@ -50,7 +50,7 @@ class TestModes:
         until(lambda: killed(runtime), WAIT_S)
         expected = ["poller"] if mode == "http" else ["websocket"]
         until(lambda: channel(runtime) in expected, WAIT_S)
-        with guard.workflow("w"), pytest.raises(WorkflowKilledInterrupt):
+        with pytest.raises(WorkflowKilledInterrupt), guard.workflow("w"):
             runtime.enforcement.check_request(guard.scope.scope.current_scope.get())
 
     def test_a_body_that_runs_is_stopped(self, start: Start, operator: Any, mode: str) -> None:

@@ -200,16 +200,21 @@ class TestAHundredRequestsAndMoneyForTen:
     ) -> None:
         limited.vendor.instead = reply()
 
+        results: list[Any] = []
+
         @guard.protect
-        async def agent() -> list[Any]:
+        async def agent() -> None:
             send = client(limited.vendor.url)
-            return await asyncio.gather(*(send() for _ in range(100)), return_exceptions=True)
+            sending = (send() for _ in range(100))
+            results.extend(await asyncio.gather(*sending, return_exceptions=True))
 
-        async def main() -> list[Any]:
+        async def main() -> None:
             with guard.workflow("w"):
-                return await agent()
+                await agent()
 
-        limited.check(asyncio.run(main()))
+        with pytest.raises(GuardBudgetError):
+            asyncio.run(main())
+        limited.check(results)
 
     @pytest.mark.parametrize(("client", "reply"), SYNC)
     def test_in_threads(
@@ -224,9 +229,15 @@ class TestAHundredRequestsAndMoneyForTen:
             except BaseException as exc:
                 return exc
 
-        with guard.workflow("w"), ThreadPoolExecutor(16) as pool:
-            contexts = [contextvars.copy_context() for _ in range(100)]
-            results = list(pool.map(lambda context: context.run(one), contexts))
+        results: list[Any] = []
+
+        def agent() -> None:
+            with guard.workflow("w"), ThreadPoolExecutor(16) as pool:
+                contexts = [contextvars.copy_context() for _ in range(100)]
+                results.extend(pool.map(lambda context: context.run(one), contexts))
+
+        with pytest.raises(GuardBudgetError):
+            agent()
         limited.check(results)
 
     def test_in_a_loop_the_edge_raises_the_public_error(self, limited: Limited) -> None:
@@ -286,24 +297,26 @@ class TestBudgetsOfUsers:
         tenant.admin.set_budget(scope_kind="user", scope_id="user-*", limit_nanousd=LIMIT)
 
         @guard.protect
-        async def agent(name: str, times: int) -> list[Any]:
+        async def agent(found: list[Any], times: int) -> None:
             async with openai.AsyncOpenAI(
                 base_url=f"{limited.vendor.url}/v1", api_key="k"
             ) as client:
                 sending = (client.chat.completions.create(**ASK) for _ in range(times))
                 if together:
-                    return await asyncio.gather(*sending, return_exceptions=True)
-                found: list[Any] = []
+                    found += await asyncio.gather(*sending, return_exceptions=True)
+                    return
                 for each in sending:
                     try:
                         found.append(await each)
                     except BaseException as exc:
                         found.append(exc)
-                return found
 
         async def of(name: str, times: int) -> list[Any]:
+            found: list[Any] = []
             async with guard.context.user(name):
-                return await agent(name, times)
+                with contextlib.suppress(GuardBudgetError):
+                    await agent(found, times)
+            return found
 
         async def main() -> list[list[Any]]:
             async with guard.workflow("w"):

@@ -1,0 +1,58 @@
+"""What a decorator can run inside an edge: functions and objects that are called, nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, Final
+
+
+@contextlib.contextmanager
+def _manager() -> Iterator[None]:
+    yield
+
+
+@contextlib.asynccontextmanager
+async def _async_manager() -> AsyncIterator[None]:
+    yield
+
+
+_MANAGERS: Final[dict[object, str]] = {
+    _manager.__code__: "contextmanager",
+    _async_manager.__code__: "asynccontextmanager",
+}
+"""What these decorators return only makes a context manager; its body runs later."""
+
+_DESCRIPTORS: Final = (property, functools.cached_property, functools.singledispatchmethod)
+
+
+def require_callable(function: Any, decorator: str) -> None:
+    """Refuse what a decorator could not guard, with what to do instead.
+
+    Args:
+        function: what is decorated.
+        decorator: its name, for the message.
+
+    Raises:
+        TypeError: calls of it cannot be guarded.
+    """
+    inner = function
+    while isinstance(inner, functools.partial | staticmethod | classmethod):
+        inner = inner.func if isinstance(inner, functools.partial) else inner.__func__
+    kind = type(inner).__name__
+    manager = _MANAGERS.get(getattr(inner, "__code__", None))
+    if inspect.isclass(inner):
+        raise TypeError(
+            f"{decorator} cannot guard the class {inner.__name__}: decorate its methods that do "
+            "the work, such as __call__ or run"
+        )
+    if manager is not None or isinstance(inner, _DESCRIPTORS):
+        raise TypeError(f"{decorator} goes below @{manager or kind}, on the function itself")
+    if isinstance(inner, functools.partialmethod):
+        raise TypeError(f"{decorator} goes on the function inside the partialmethod")
+    if inspect.isawaitable(inner) or inspect.isgenerator(inner) or inspect.isasyncgen(inner):
+        raise TypeError(f"{decorator} takes the function itself, not a call of it ({kind})")
+    if not callable(inner):
+        raise TypeError(f"{decorator} takes a callable, not {kind}")
