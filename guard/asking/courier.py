@@ -13,10 +13,10 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final
 
-import attrs
 from msgspec import structs
 
 from guard.asking import decision_log
+from guard.asking.errand import Errand, as_public
 from guard.asking.updates import LeaseUpdates
 from guard.breaker.exceptions import (
     GuardBudgetError,
@@ -28,7 +28,6 @@ from guard.breaker.exceptions import (
 )
 from guard.control.last_decision import Decisions
 from guard.core import wire
-from guard.core.buffer import Record
 from guard.core.leases import (
     Asked,
     AskGateway,
@@ -57,22 +56,6 @@ _HEDGE_SHARE: Final = 0.5
 """Share of a caller's deadline after which a question without an answer is asked over HTTP."""
 _TOP_UP_S: Final = 2.0
 """How long the answer to a top-up is waited for; no caller waits for it."""
-
-
-@attrs.define(eq=False)
-class _Errand:
-    """A question on its way.
-
-    Attributes:
-        ask: the question, and what is asked for its lane.
-        records: the events that go along; empty when there are none, or they spoilt the request.
-        has_left: whether the gateway may have decided it. From then on only the very same request
-            may be sent, with the same key and the same body.
-    """
-
-    ask: AskGateway
-    records: list[Record]
-    has_left: bool = False
 
 
 class Courier:
@@ -238,15 +221,22 @@ class Courier:
         question, session = ask.question, self._link.session
         request = question.request
         request.lease = None if ask.asked is None else ask.asked.ask
-        errand = _Errand(ask, [])
+        errand = Errand(ask, [])
         if session is None or not session.asks.is_open:
             self._by_http(errand)
-            return
+        else:
+            self._by_socket(session, errand)
+
+    def _by_socket(self, session: Session, errand: Errand) -> None:
+        """Ask over the socket what the desk wants asked."""
+        question = errand.ask.question
+        request = question.request
         silence = session.client.left_alone(wire.GATE_PATH)
         if silence is not None:
             self._conclude(errand, silence)
             return
-        errand.records = session.flusher.attach(request)
+        if not errand.has_left:
+            errand.records = session.flusher.attach(request)
         try:
             body = wire.encode(request)
         except wire.WireError as exc:
@@ -274,7 +264,7 @@ class Courier:
 
     # -- answers over the socket ------------------------------------------------------------------
 
-    def _answered(self, session: Session, errand: _Errand, told: wire.Told | None) -> None:
+    def _answered(self, session: Session, errand: Errand, told: wire.Told | None) -> None:
         """Take the answer to a question; None when the socket was lost, or no answer came."""
         if told is None:  # it may have been decided: the very same again, over HTTP
             self._by_http(errand)
@@ -292,7 +282,7 @@ class Courier:
                 )
         except BodyRefusedError as exc:
             if errand.records:
-                _detach(session, errand)
+                errand.detach(session)
                 self._by_http(errand)
             else:
                 self._conclude(errand, exc)
@@ -321,7 +311,7 @@ class Courier:
 
     # -- over HTTP --------------------------------------------------------------------------------
 
-    def _by_http(self, errand: _Errand) -> None:
+    def _by_http(self, errand: Errand) -> None:
         """Ask over HTTP what the desk wants asked."""
         try:
             turn = self._admission.submit(functools.partial(self._post, errand))
@@ -330,13 +320,29 @@ class Courier:
             return
         turn.add_done_callback(functools.partial(self._posted, errand))
 
-    def _posted(self, errand: _Errand, turn: Future[wire.GateReply]) -> None:
-        if turn.cancelled():  # the loop is closing, and cancels its callers' tickets
+    def _posted(self, errand: Errand, turn: Future[wire.GateReply]) -> None:
+        if not turn.cancelled():
+            self._conclude(errand, turn.exception() or turn.result())
+        elif self._link.background.is_closed:  # it cancels what its callers wait for
             self._noted(errand, was_shut_down())
         else:
-            self._conclude(errand, turn.exception() or turn.result())
+            self._dismissed(errand)
 
-    async def _post(self, errand: _Errand) -> wire.GateReply:
+    def leave_http(self) -> None:
+        """Questions can go over the socket from now on: those that are in line for HTTP do."""
+        self._admission.dismiss()
+        self._take_in()
+
+    def _dismissed(self, errand: Errand) -> None:
+        ask, session = errand.ask, self._link.session
+        if errand.has_left or ask.asked is not None or ask.question.attempt:
+            # The desk waits for the answer to this very question.
+            assert session is not None  # its socket has opened
+            self._by_socket(session, errand)
+        else:  # nothing was asked yet: one lease may cover it together with others
+            self.inbox.append(ask.question)
+
+    async def _post(self, errand: Errand) -> wire.GateReply:
         question = errand.ask.question
         request, ends_s, key = question.request, question.ends_s, question.key
         if question.ticket is not None:
@@ -356,21 +362,21 @@ class Courier:
             except BodyRefusedError:
                 if not errand.records:
                     raise
-                _detach(session, errand)
+                errand.detach(session)
                 return await session.client.gate(request, key, deadline_s=_left_s(ends_s))
         finally:
             self.asking -= 1
 
     # -- the end of a question --------------------------------------------------------------------
 
-    def _conclude(self, errand: _Errand, outcome: wire.GateReply | BaseException) -> None:
+    def _conclude(self, errand: Errand, outcome: wire.GateReply | BaseException) -> None:
         """A question has its answer, or will have none: take it to the desk."""
         answer = self._noted(errand, outcome)
         now_s = self._look()
         self.carry_out(self._desk.answered(errand.ask, answer, now_s))
 
     def _noted(
-        self, errand: _Errand, outcome: wire.GateReply | BaseException
+        self, errand: Errand, outcome: wire.GateReply | BaseException
     ) -> wire.GateReply | NotGranted:
         """Settle the events that went along, and learn from the answer."""
         session, request = self._link.session, errand.ask.question.request
@@ -403,25 +409,3 @@ def _fail(effect: Fail) -> None:
     ticket: Any = effect.question.ticket
     if ticket.set_running_or_notify_cancel():
         ticket.set_exception(effect.error)
-
-
-def _detach(session: Session, errand: _Errand) -> None:
-    """Ask without the events: one of them cannot be read, which is no reason to refuse the call.
-
-    They are delivered in a batch, where the bad one is found and left out.
-    """
-    session.flusher.requeue(errand.records)
-    errand.records, errand.ask.question.request.events = [], []
-
-
-def as_public(exc: BaseException) -> BaseException:
-    """Return what a caller gets for an error on the way."""
-    if isinstance(exc, AdmissionError):
-        return GuardTransportError(
-            f"this process asks for too many decisions at once: {exc}", endpoint=wire.GATE_PATH
-        )
-    if isinstance(exc, LoopClosedError):
-        return was_shut_down()
-    if isinstance(exc, wire.WireError):
-        return GuardTransportError(str(exc), retryable=False)
-    return exc

@@ -18,7 +18,8 @@ from typing import Any, Final
 from msgspec import structs
 
 from guard.asking import decision_log
-from guard.asking.courier import Courier, as_public
+from guard.asking.courier import Courier
+from guard.asking.errand import as_public
 from guard.breaker.exceptions import (
     GuardBlockedException,
     GuardError,

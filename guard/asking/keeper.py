@@ -91,6 +91,10 @@ class Keeper:
         """
         self._desk.switched(math.inf if is_open else time.monotonic() + good_for_s)
 
+    def socket_ready(self) -> None:
+        """Questions can go over the socket from now on: those that wait for HTTP do."""
+        self._courier.leave_http()
+
     async def close(self) -> None:
         """End all leases; what was spent has been delivered before."""
         self._unread.read()

@@ -43,7 +43,8 @@ class AskChannel:
 
     Args:
         secret: signs the frames when set.
-        switched: called when requests can go over the socket, and when they no longer can.
+        switched: called when the socket has opened, and when it is gone.
+        ready: called each time that requests can go over the socket from now on.
 
     Attributes:
         is_open: whether requests can be sent now. Read from any thread, as a hint.
@@ -51,10 +52,14 @@ class AskChannel:
     """
 
     def __init__(
-        self, secret: str | None, switched: Callable[[bool], object] = lambda is_open: None
+        self,
+        secret: str | None,
+        switched: Callable[[bool], object] = lambda is_open: None,
+        ready: Callable[[], object] = lambda: None,
     ) -> None:
         self._secret = secret
         self._switched = switched
+        self._ready = ready
         self.is_open = False
         self.can_lease = False
         self._is_supported = False
@@ -82,11 +87,15 @@ class AskChannel:
             leases: whether it grants leases.
         """
         self._is_supported, self._grants_leases = is_supported, leases
-        self._look()
+        if self._look():
+            self._ready()
 
-    def _look(self) -> None:
+    def _look(self) -> bool:
+        """See what can be done now; tell whether requests can go that could not before."""
+        was_open = self.is_open
         self.is_open = self._is_supported and self._send is not None
         self.can_lease = self.is_open and self._grants_leases
+        return self.is_open and not was_open
 
     def opened(
         self,
@@ -102,8 +111,10 @@ class AskChannel:
             abort: ends a connection whose frames are not to be believed.
         """
         self._send, self._nonce, self._number, self._abort = send, nonce, 0, abort
-        self._look()
+        can_go = self._look()
         self._switched(True)
+        if can_go:  # last: what goes now may be covered by leases, which are good again
+            self._ready()
 
     def closed(self) -> None:
         """The socket is gone: requests without an answer are asked another way."""

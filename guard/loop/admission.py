@@ -108,7 +108,7 @@ class Admission:
         self._lock = threading.RLock()
         # How many hold a slot: from the moment that one is promised until the task has ended.
         self._running = 0
-        # First come, first served. Only `_line_up` appends, only `_advance` takes from it.
+        # First come, first served. Only `_line_up` appends; `_advance` and `dismiss` take from it.
         self._waiting: deque[_Item[Any]] = deque()
 
     def __len__(self) -> int:
@@ -174,6 +174,14 @@ class Admission:
         with self._lock:
             self._running -= item.has_place
             item.has_place = False
+
+    def dismiss(self) -> None:
+        """Send everybody in line away: their tickets are cancelled. Those that run go on."""
+        with self._lock:
+            dismissed, self._waiting = self._waiting, deque()
+        # Outside of the lock: this runs the callers' own code.
+        for item in dismissed:
+            item.future.cancel()
 
     # -- on the loop ------------------------------------------------------------------------------
 

@@ -70,6 +70,9 @@ class LeaseService(Protocol):
     def switched(self, is_open: bool, good_for_s: float) -> None:
         """The socket has opened, or leases are good for so many seconds and no longer."""
 
+    def socket_ready(self) -> None:
+        """Questions can go over the socket from now on."""
+
     async def close(self) -> None:
         """End all leases."""
 
@@ -140,7 +143,9 @@ class Session:
         self._probing: asyncio.Task[None] | None = None
         self._services: list[asyncio.Task[None]] = []
         self.features: frozenset[str] | None = None
-        self.asks = AskChannel(settings.hmac_secret, switched=self._asks_switched)
+        self.asks = AskChannel(
+            settings.hmac_secret, switched=self._asks_switched, ready=leases.socket_ready
+        )
         self.subscriber = Subscriber(
             settings,
             self.client,
@@ -243,7 +248,7 @@ class Session:
         self._leases.pushed(messages)
 
     def _asks_switched(self, is_open: bool) -> None:
-        """The way for requests over the socket has opened or gone."""
+        """The socket has opened or gone."""
         self._leases.switched(is_open, self._health.poll_interval_ms / 1000)
         if not is_open:
             self._reconnected = True

@@ -59,6 +59,8 @@ class ChaosProxy:
         mute_after: a connection on which a client sends these bytes gets no answer to them, nor
             to anything else; what it sends is done.
         delay_s: how long each piece from the server is held back.
+        holds: requests that begin with one of these bytes do not get to the server as long as they
+            are named here.
         connections: how many connections were accepted.
         arrivals: when each of them brought its first request, and for which path.
         bytes_up: everything that clients sent.
@@ -67,6 +69,7 @@ class ChaosProxy:
     def __init__(self, *targets: str) -> None:
         self._targets = [_address(each) for each in targets]
         self.mute_after: bytes | None = None
+        self.holds: tuple[bytes, ...] = ()
         self.arrivals: list[tuple[float, bytes]] = []
         self._is_closing = False
         self._links: set[_Link] = set()
@@ -206,6 +209,8 @@ class ChaosProxy:
                 path = data.partition(b" ")[2].partition(b" ")[0].partition(b"?")[0]
                 self.arrivals.append((time.monotonic(), path))
             await self._passes(link)
+            while data.startswith(self.holds) and not self._is_closing:
+                await asyncio.sleep(_STEP_S)
             self.bytes_up += data
             link.is_mute = link.is_mute or (self.mute_after is not None and self.mute_after in data)
             writer.write(data)

@@ -215,6 +215,27 @@ class TestAdmission:
             each.result(WAIT_S)
         assert ran == ["first", "first", "last"]
 
+    def test_who_is_dismissed_is_told_and_who_runs_goes_on(self, admit: Admit) -> None:
+        admission = admit()
+        go = threading.Event()
+        ran: list[str] = []
+
+        async def work(name: str) -> str:
+            ran.append(name)
+            while not go.is_set():
+                await asyncio.sleep(0.001)
+            return name
+
+        first = [admission.submit(lambda: work("first")) for _ in range(2)]
+        waiting = [admission.submit(lambda: work("waiting")) for _ in range(3)]
+        admission.dismiss()
+        assert all(each.cancelled() for each in waiting)
+        assert not len(admission)
+        go.set()
+        assert [each.result(WAIT_S) for each in first] == ["first", "first"]
+        assert admission.submit(lambda: work("next")).result(WAIT_S) == "next"
+        assert ran == ["first", "first", "next"]
+
     def test_a_result_that_nobody_waits_for_is_told(self, admit: Admit) -> None:
         admission = admit()
         go, told, started = threading.Event(), threading.Event(), threading.Event()
