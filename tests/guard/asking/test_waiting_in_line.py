@@ -196,7 +196,7 @@ def test_a_pace_is_kept_by_who_waits_for_no_money(start: Start, tenant: Any) -> 
     """As with ``guard run --rate 2/s --wait 0``."""
     tenant.admin.set_policy(rate_caps=[{"calls": 2, "per_ms": 1000, "on_limit": "wait"}])
     runtime = start(wait_for_room_ms=0)
-    assert all([held(runtime).reservation_id for _ in range(5)])
+    assert all(held(runtime).reservation_id for _ in range(5))
 
 
 def test_a_cap_cuts_no_stream_that_has_begun(runtime: GuardRuntime, tenant: Any) -> None:
