@@ -62,8 +62,8 @@ class GateRequest(Struct, omit_defaults=True):
     place when the gateway restarts, and ``idle_ms`` how long ago money came back last, so that its
     wait is not over there before it is here. ``paces`` says that it waits for its turn under a rate
     cap that lets calls wait, whether it waits for money or not. ``grows`` marks a question for more
-    for a request that is under way: it counts as no other one. ``least_output_tokens`` says that the
-    caller can lower the request's output limit, or put one in, to this number at least.
+    for a request that is under way: it counts as no other one. ``least_output_tokens`` says that
+    the caller can lower the request's output limit, or put one in, to this number at least.
 
     ``fees`` is the most that an LLM request can be charged besides tokens: units by line of
     ``guard.core.fees``. ``unnumbered`` names what of it the request allows any number of times.
