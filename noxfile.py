@@ -178,6 +178,33 @@ def patchers(session: nox.Session) -> None:
 
 
 @nox.session
+def guests(session: nox.Session) -> None:
+    """Run the suites of vendor clients with and without ``guard run``: the same tests fail.
+
+    ``nox -s guests -- httpx`` for one of them. They come from the clients' source distributions.
+    """
+    clients = "httpx", "requests", "openai", "anthropic"
+    session.install(
+        "--quiet", "-e", ".[gateway]", "pytest<9", "pytest-asyncio", "pytest-httpbin",
+        "pytest-mock", "PySocks", "a2wsgi", "chardet", "cryptography", "dirty-equals", "hypothesis",
+        "inline-snapshot", "nest-asyncio", "numpy", "respx", "rich", "time-machine", "trio",
+        "trustme", "uvicorn", "httpx[brotli,cli,http2,socks,zstd]", "requests", "openai[aiohttp]",
+        "anthropic[aiohttp,bedrock,vertex]",
+    )  # fmt: skip
+    folder = session.create_tmp()
+    for old in Path(folder).glob("*.tar.gz"):
+        old.unlink()
+    for name in session.posargs or clients:
+        read = f"import importlib.metadata; print(importlib.metadata.version({name!r}))"
+        version = str(session.run("python", "-c", read, silent=True)).strip()
+        session.run(
+            "python", "-m", "pip", "download", "--quiet", "--no-deps", f"--no-binary={name}",
+            f"--dest={folder}", f"{name}=={version}",
+        )  # fmt: skip
+    session.run("python", "tests/guest_suites.py", folder)
+
+
+@nox.session
 def proofs(session: nox.Session) -> None:
     """Run the long proofs at full size, on a quiet machine: the ledger's, and delivery's."""
     install(session)

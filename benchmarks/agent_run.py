@@ -23,7 +23,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.hard_stop import MAX_TOKENS, MESSAGES, MODEL, Bench
+from benchmarks.hard_stop import BESIDE, MAX_TOKENS, MESSAGES, MODEL, Bench
+from tests.support.llm_vendor import vendor_process
 
 BLOCK = 100
 
@@ -60,11 +61,12 @@ def main() -> None:
     parser.add_argument("--latency-ms", type=float, default=100.0)
     parser.add_argument("--results", type=Path, help="folder for a JSON file of the results")
     given = parser.parse_args()
-    bench = Bench()
-    try:
-        found = _run(bench, given.calls, given.latency_ms)
-    finally:
-        bench.stop()
+    with vendor_process(beside=BESIDE, unlimited=MAX_TOKENS) as vendor:
+        bench = Bench(vendor)
+        try:
+            found = _run(bench, given.calls, given.latency_ms)
+        finally:
+            bench.stop()
     print(f"Python {platform.python_version()}, {os.cpu_count()} CPUs; {given.calls} calls of"
           f" {given.latency_ms:g} ms, medians of blocks of {BLOCK}")  # fmt: skip
     print(f"  off {found['off_ms']:.3f} ms a call, on {found['on_ms']:.3f} ms:"

@@ -1,7 +1,7 @@
 """The cost of observing an LLM call: per call, per chunk, to the first chunk; beside its peers.
 
 Run: ``python benchmarks/instrumentation.py [--peers PYTHON] [--starts 6] [--rounds 5]
-[--only NAME ...]``
+[--only NAME ...] [--quick]``
 
 ``PYTHON`` is an interpreter that has ``openai opentelemetry-instrumentation-openai-v2
 'opentelemetry-util-genai<1.2' opentelemetry-sdk langfuse nullrun`` (the newest ``util-genai`` lacks
@@ -33,9 +33,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks._llm_backend import CHUNKS, serve
 
-CALLS = 60
-STREAMS = 12
-BLOCKS = 5
+QUICK = "BENCHMARK_QUICK"
+CALLS, STREAMS, BLOCKS = (3, 3, 1) if os.environ.get(QUICK) else (60, 12, 5)
 TITLES = {"call": "a call", "first": "to the first chunk", "chunk": "each further chunk"}
 PEERS = ("opentelemetry", "langfuse", "nullrun")
 
@@ -297,7 +296,10 @@ def main() -> None:
     parser.add_argument("--starts", type=int, default=6, help="of each process")
     parser.add_argument("--rounds", type=int, default=5, help="after each start")
     parser.add_argument("--only", nargs="*", help="only these cases, beside the plain client")
+    parser.add_argument("--quick", action="store_true", help="to see that it runs: few calls")
     options = parser.parse_args()
+    if options.quick:
+        os.environ[QUICK] = "1"
     wanted = [("plain", "openai"), ("guard", "openai")]
     if options.peers:
         wanted += [("opentelemetry", "openai"), ("langfuse", "openai")]

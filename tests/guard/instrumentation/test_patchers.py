@@ -42,18 +42,34 @@ QUIET: Final = {
 """Nothing is sent anywhere."""
 
 
+ENDLESS: Final = ("newrelic", "sentry")
+"""Those that cannot be taken out."""
+
+BROKEN: Final = {"ddtrace": ("unpatch", "import"), "opentelemetry": ("again", "patch")}
+"""Orders in which a tool breaks by itself, without guard."""
+
+
 def orders(tool: str) -> list[tuple[str, ...]]:
-    """Return every order of the steps, with and without taking the tool out again."""
+    """Return every order of the steps, and of them with one step more."""
     steps = ("import", "guard", "patch", "unpatch", "again")
     found = [
         order
-        for length in (3, 4, 5)
+        for length in (3, 4)
         for chosen in itertools.combinations(steps, length)
         if {"import", "guard", "patch"} <= {*chosen}
         for order in itertools.permutations(chosen)
         if _after(order, "unpatch", "patch") and _after(order, "again", "import")
     ]
-    return [order for order in found if tool != "newrelic" or "unpatch" not in order]
+    return [
+        order
+        for order in found
+        if (tool not in ENDLESS or "unpatch" not in order)
+        and (tool not in BROKEN or not _is_before(order, *BROKEN[tool]))
+    ]
+
+
+def _is_before(order: tuple[str, ...], first: str, second: str) -> bool:
+    return first in order and order.index(first) < order.index(second)
 
 
 def _after(order: tuple[str, ...], later: str, earlier: str) -> bool:
@@ -61,6 +77,7 @@ def _after(order: tuple[str, ...], later: str, earlier: str) -> bool:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("tool", TOOLS)
 def test_every_order_with(tool: str, standin: StandIn) -> None:
     pytest.importorskip(TOOLS[tool])
