@@ -58,7 +58,7 @@ _restored: dict[str, None] = {}
 # Re-entrant: patching one client may import another.
 _lock = threading.RLock()
 
-_LOOK_S: Final = 0.01
+_LOOK_S: Final = 0.05
 next_look_s = 0.0
 """When the next call is to :func:`look`, by the monotonic clock; callers compare it themselves."""
 
