@@ -88,16 +88,16 @@ def test_what_a_target_names_is_what_it_stops(tenant: Any, target: str) -> None:
     names = ["a_b", "aXb", "A_B", "a%b", "a!b", "a[b]c", "b"]
     for number, name in enumerate(names):
         tenant.allowed(workflow_id=name, run_id=f"r{number}")
-    named = tenant.admin.named(target)
-    reached = [tenant.admin.named(target, f"r{number}")["known"] for number in range(len(names))]
+    named, known = tenant.admin.named(target), tenant.admin.is_known(target)
+    reached = [tenant.admin.is_known(target, f"r{number}") for number in range(len(names))]
     tenant.admin.kill(target)
     stopped = [tenant.admin.workflow(name)["state"] == "killed" for name in names]
     assert (named["workflows"], named["runs"]) == (sum(stopped), sum(stopped))
     assert reached == stopped
-    assert named["known"] is (any(stopped) or target == "*")
-    assert tenant.admin.named(target)["known"], "what is stopped can be lifted"
+    assert known is (any(stopped) or target == "*")
+    assert tenant.admin.is_known(target), "what is stopped can be lifted"
     tenant.admin.revive(target)
-    assert tenant.admin.named(target)["known"] is named["known"]
+    assert tenant.admin.is_known(target) is known
 
 
 def test_a_workflow_that_operators_have_named_is_known_before_its_first_call(tenant: Any) -> None:
@@ -105,7 +105,7 @@ def test_a_workflow_that_operators_have_named_is_known_before_its_first_call(ten
     tenant.admin.set_budget(10, scope_kind="workflow", scope_id="paid-*")
     tenant.admin.set_budget(10, scope_kind="user", scope_id="ann")
     tenant.admin.create_key("k", workflow_id="bound")
-    known = {name: tenant.admin.named(name)["known"] for name in ("paid", "bound", "ann", "paid-*")}
+    known = {name: tenant.admin.is_known(name) for name in ("paid", "bound", "ann", "paid-*")}
     assert known == {"paid": True, "bound": True, "ann": False, "paid-*": True}
 
 

@@ -12,6 +12,8 @@ from guard.tls import client_context
 
 _Json = dict[str, Any]
 _PAGE = 1000
+_KNOWN_S = 5.0
+"""How long a directive waits to hear whether its target is known; then it is given all the same."""
 
 
 def _quoted(name: str) -> str:
@@ -71,8 +73,23 @@ class AdminClient:
         """Close the connections."""
         self._http.close()
 
-    def request(self, method: str, path: str, body: Any = None, **query: Any) -> Any:
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        wait_s: float | None = None,
+        **query: Any,
+    ) -> Any:
         """Send one request and return the decoded reply.
+
+        Args:
+            method: HTTP method.
+            path: below ``/api/v1/admin``.
+            body: is sent as JSON.
+            wait_s: how long to wait for the answer, where that is not the client's timeout.
+            query: parameters; those that are None are left out.
 
         Raises:
             AdminError: the answer is no success, or there is none.
@@ -80,7 +97,13 @@ class AdminClient:
         if body is None and method in ("POST", "PUT"):
             body = {}
         try:
-            response = self._http.request(method, path, json=body, params=_given(query))
+            response = self._http.request(
+                method,
+                path,
+                json=body,
+                params=_given(query),
+                timeout=httpx.USE_CLIENT_DEFAULT if wait_s is None else wait_s,
+            )
         except httpx.HTTPError as exc:
             where = self._http.base_url.netloc.decode()
             raise AdminError(
@@ -196,9 +219,16 @@ class AdminClient:
 
     # -- control -------------------------------------------------------------------------------
 
-    def named(self, target: str, run_id: str | None = None) -> _Json:
-        """Return what the target of a directive names."""
-        return dict(self.request("GET", "/control/named", workflow_id=target, run_id=run_id))
+    def is_known(self, target: str, run_id: str | None = None) -> bool:
+        """Tell whether the target of a directive names anything."""
+        known = self.request(
+            "GET", "/control/known", workflow_id=target, run_id=run_id, wait_s=_KNOWN_S
+        )
+        return bool(known["known"])
+
+    def named(self, target: str) -> _Json:
+        """Count the workflows and the recent runs that the target of a directive names."""
+        return dict(self.request("GET", "/control/named", workflow_id=target))
 
     def directive(
         self, action: str, workflow_id: str | None = None, *, reason: str = "", **more: Any
@@ -252,7 +282,7 @@ class AdminClient:
         flag: str | None = None,
     ) -> list[_Json]:
         """List recorded events in the order of arrival."""
-        named = {"workflow_id": workflow_id, "type": type, "flag": flag}
+        named: _Json = {"workflow_id": workflow_id, "type": type, "flag": flag}
         return list(self.request("GET", "/events", after=after, limit=limit, **named))
 
     def usage(self, group_by: str = "workflow", **query: Any) -> list[_Json]:

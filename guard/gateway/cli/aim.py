@@ -45,10 +45,6 @@ class Aim:
         self._name = name
         self._run_id = run_id
         self._shown = shlex.quote(name) if run_id is None else f"run {run_id} of {name}"
-        # None: the gateway is older, or cannot say now. No kill waits for that.
-        self._named: dict[str, Any] | None = None
-        with contextlib.suppress(AdminError):
-            self._named = client.named(name, run_id)
         # The runs of `guard run` there that it names, by file.
         self._runs: dict[str, str] = {}
         if at.local_directory is not None and run_id is None:
@@ -57,18 +53,24 @@ class Aim:
     @property
     def facts(self) -> dict[str, Any]:
         """What the answer says, for machines."""
-        named = self._named or {}
+        named = self._named() or {}
         return {
             "gateway": self._at.url,
             "workflows": named.get("workflows"),
             "runs": len(self._runs) or named.get("runs"),
         }
 
+    def _named(self) -> dict[str, Any] | None:
+        """Count what was named; None where the gateway is older, or cannot say now."""
+        with contextlib.suppress(AdminError):
+            return self._client.named(self._name)
+        return None
+
     # -- before ----------------------------------------------------------------------------------
 
     def mistake(self) -> str | None:
         """Return what is wrong with the target, if it names nothing that is known."""
-        if self._named is None or self._named["known"] or self._runs:
+        if self._is_known():
             return None
         if self._run_id is not None:
             return f"no such run on {self._at}: {self._shown}"
@@ -84,6 +86,14 @@ class Aim:
         elif self._action in _STOPPING:
             text += f" (to {self._action} what may come under this name: --anyway)"
         return text
+
+    def _is_known(self) -> bool:
+        if self._runs:
+            return True
+        try:
+            return self._client.is_known(self._name, self._run_id)
+        except AdminError:  # an older gateway, or it cannot say now: no kill fails for that
+            return True
 
     def _similar(self) -> list[str]:
         names = list(_matching(self._at.local_directory, "*").values())
@@ -110,11 +120,12 @@ class Aim:
         return f"{done}: {reach}" if reach else done
 
     def _reach(self) -> str:
-        if self._run_id is not None or self._named is None:
+        if self._run_id is not None:
             return ""
         parts = []
-        if globs.is_pattern(self._name):
-            parts.append(_counted(self._named["workflows"], "workflow"))
+        named = self._named()
+        if named is not None and globs.is_pattern(self._name):
+            parts.append(_counted(named["workflows"], "workflow"))
         if self._runs and self._action == "pause":
             parts.append(f"{_counted(len(self._runs), 'run')} under way")
         elif self._runs:
@@ -123,9 +134,9 @@ class Aim:
                 parts.append(f"{_counted(len(self._runs) - left, 'run')} stopped")
             if left:
                 parts.append(f"{_counted(left, 'run')} being stopped")
-        else:
-            minutes = self._named["within_ms"] // 60_000
-            seen = _counted(self._named["runs"], "run")
+        elif named is not None:
+            minutes = named["within_ms"] // 60_000
+            seen = _counted(named["runs"], "run")
             parts.append(f"{seen} seen in the last {minutes} minutes")
         return ", ".join(parts)
 

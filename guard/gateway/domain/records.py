@@ -224,18 +224,26 @@ class Workflow(Struct, kw_only=True):
     uncertain_cents: float = 0.0
 
 
-class Named(Struct, kw_only=True):
-    """What the target of a directive names.
+class Known(Struct, kw_only=True):
+    """Whether the target of a directive names anything.
 
     Args:
-        known: whether it names anything: a workflow or a run that was seen, or that a budget,
-            a key, or a kill or pause in force is for; or everything.
-        workflows: how many workflows it names.
+        known: a workflow or a run that was seen, or that a budget, a key, or a kill or pause in
+            force is for; or everything.
+    """
+
+    known: bool
+
+
+class Named(Struct, kw_only=True):
+    """How much the target of a directive names.
+
+    Args:
+        workflows: how many that were seen.
         runs: how many of their runs were seen within the last ``within_ms``.
         within_ms: a time in milliseconds.
     """
 
-    known: bool
     workflows: int
     runs: int
     within_ms: int

@@ -222,6 +222,12 @@ class NamedQuery(Struct, kw_only=True):
     """The target of a directive."""
 
     workflow_id: Target = "*"
+
+
+class KnownQuery(Struct, kw_only=True):
+    """The target of a directive, which may be one run of it."""
+
+    workflow_id: Target = "*"
     run_id: Target | None = None
 
 

@@ -213,7 +213,11 @@ class AdminHandlers:
 
     async def named(self, call: AdminCall) -> records.Named:
         query: bodies.NamedQuery = call.query
-        return await self._storage.named(call.own, query.workflow_id, query.run_id)
+        return await self._storage.named(call.own, query.workflow_id)
+
+    async def known(self, call: AdminCall) -> records.Known:
+        query: bodies.KnownQuery = call.query
+        return await self._storage.known(call.own, query.workflow_id, query.run_id)
 
     async def runs(self, call: AdminCall) -> list[records.Run]:
         query: bodies.RunsQuery = call.query

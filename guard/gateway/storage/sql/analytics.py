@@ -80,31 +80,29 @@ def workflow(
     return workflow_record(row or (workflow_id, None, None, 0, 0, 0, 0), state)
 
 
-def named(
+def known(
     reading: Connection, now_ms: int, organisation_id: str, target: str, run_id: str | None
-) -> records.Named:
-    """Return what the target of a directive names: a workflow, those of a glob, or one run."""
-    since_ms = now_ms - RUNS_WITHIN_MS
+) -> records.Known:
+    """Tell whether a directive's target names anything: a workflow, those of a glob, or one run."""
     if run_id is not None:
         rows = reading.rows(
-            "SELECT workflow_id, last_seen_ms FROM runs WHERE organisation_id = ? AND run_id = ?",
+            "SELECT workflow_id FROM runs WHERE organisation_id = ? AND run_id = ?",
             organisation_id, run_id,
         )  # fmt: skip
-        found = [seen_ms for name, seen_ms in rows if name is None or globs.matches(target, name)]
-        recent = sum(seen_ms >= since_ms for seen_ms in found)
-        return records.Named(
-            known=bool(found), workflows=len(found), runs=recent, within_ms=RUNS_WITHIN_MS
-        )
-    workflows = _count(reading, "workflows", organisation_id, target, 0)
-    return records.Named(
-        known=bool(workflows)
-        or target == "*"
+        return records.Known(known=any(_matches(target, name) for (name,) in rows))
+    found = (
+        target == "*"
+        or _is_seen(reading, organisation_id, target)
         or _is_named(reading, organisation_id, target)
-        or directives_of(reading, organisation_id).stop(target, now_ms),
-        workflows=workflows,
-        runs=_count(reading, "runs", organisation_id, target, since_ms),
-        within_ms=RUNS_WITHIN_MS,
+        or directives_of(reading, organisation_id).stop(target, now_ms)
     )
+    return records.Known(known=found)
+
+
+def _is_seen(reading: Connection, organisation_id: str, target: str) -> bool:
+    where, arguments = _naming(target)
+    sql = f"SELECT workflow_id FROM workflows WHERE organisation_id = ?{where}"  # noqa: S608 (constant text)
+    return any(_matches(target, name) for (name,) in reading.rows(sql, organisation_id, *arguments))
 
 
 def _is_named(reading: Connection, organisation_id: str, target: str) -> bool:
@@ -119,22 +117,40 @@ def _is_named(reading: Connection, organisation_id: str, target: str) -> bool:
     )  # fmt: skip
 
 
+def named(reading: Connection, now_ms: int, organisation_id: str, target: str) -> records.Named:
+    """Count what a directive's target names."""
+    return records.Named(
+        workflows=_count(reading, "workflows", organisation_id, target, 0),
+        runs=_count(reading, "runs", organisation_id, target, now_ms - RUNS_WITHIN_MS),
+        within_ms=RUNS_WITHIN_MS,
+    )
+
+
 def _count(
     reading: Connection, table: str, organisation_id: str, target: str, since_ms: int
 ) -> int:
     """Count the workflows, or their runs, that match a target and were seen since a moment."""
-    where, arguments = "organisation_id = ? AND last_seen_ms >= ?", [organisation_id, since_ms]
-    if target != "*":
-        is_glob = globs.is_pattern(target)
-        where += " AND workflow_id LIKE ? ESCAPE '!'" if is_glob else " AND workflow_id = ?"
-        arguments.append(_like(target) if is_glob else target)
-    sql = f"SELECT workflow_id, COUNT(*) FROM {table} WHERE {where} GROUP BY workflow_id"  # noqa: S608 (constant text)
-    # LIKE ignores case on one of the engines: what it lets through is matched exactly.
-    return sum(
-        count
-        for name, count in reading.rows(sql, *arguments)
-        if target in ("*", name) or (name is not None and globs.matches(target, name))
+    where, arguments = _naming(target)
+    sql = (
+        f"SELECT workflow_id, COUNT(*) FROM {table} WHERE organisation_id = ? AND last_seen_ms >= ?"  # noqa: S608 (constant text)
+        f"{where} GROUP BY workflow_id"
     )
+    rows = reading.rows(sql, organisation_id, since_ms, *arguments)
+    return sum(count for name, count in rows if _matches(target, name))
+
+
+def _naming(target: str) -> tuple[str, list[str]]:
+    """Return a condition that lets through what a target names, and perhaps more."""
+    if target == "*":
+        return "", []
+    if globs.is_pattern(target):
+        return " AND workflow_id LIKE ? ESCAPE '!'", [_like(target)]
+    return " AND workflow_id = ?", [target]
+
+
+def _matches(target: str, name: str | None) -> bool:
+    # LIKE ignores case on one of the engines: what it lets through is matched exactly.
+    return target in ("*", name) or (name is not None and globs.matches(target, name))
 
 
 def _like(glob: str) -> str:

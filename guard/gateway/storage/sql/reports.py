@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from guard.core import globs
+from guard.gateway.domain import records
 from guard.gateway.storage.sql import analytics, dashboard, spend, usage_report, verify
 from guard.gateway.storage.sql.connection import Connection, ReadingStore
 
@@ -51,6 +53,16 @@ class SqlReports(ReadingStore):
     audit_head = _report(analytics.audit_head)
     verify_audit = _report(verify.verify_audit)
     verify_ledger = _report(verify.verify_ledger)
+
+    async def known(self, organisation_id: str, target: str, run_id: str | None) -> records.Known:
+        """Tell whether a directive's target names anything; a kill of one name waits for it."""
+        now_ms = self.clock_ms()
+
+        def query(reading: Connection) -> records.Known:
+            return analytics.known(reading, now_ms, organisation_id, target, run_id)
+
+        # A glob may have to look at every workflow.
+        return await (self.report if globs.is_pattern(target) else self.look_up)(query)
 
     spend_over_time = _report(dashboard.spend_over_time)
     uncertain_spend = _report(dashboard.uncertain_spend)
