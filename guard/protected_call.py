@@ -12,6 +12,7 @@ from typing import Any, Final
 import attrs
 
 from guard.asking import decision_log
+from guard.asking.own_money import note_own_money
 from guard.asking.tool_calls import FUNCTION, ToolCall, Watcher
 from guard.breaker.exceptions import (
     GuardError,
@@ -256,6 +257,7 @@ class ProtectedCall(Edge):
         target, scope, runtime = self._target, self._call_scope, self._runtime
         request = _gate_request(target, self._record.call_id, scope)
         request.gates_requests = runtime.gates_requests
+        note_own_money(request, scope, gates_requests=runtime.gates_requests)
         if target.sensitive:
             return Question(request)
         return Question(request, scope.call_lane, subject_of(target, scope))

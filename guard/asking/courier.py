@@ -258,6 +258,7 @@ class Courier:
         request = structs.replace(
             effect.like, call_id=call_id, lease=effect.asked.ask, events=[], within=None,
             held=None, note=None, wait_ms=0, waited_ms=0, idle_ms=None, grows=False,
+            around=[], reads={},
         )  # fmt: skip
         answered = functools.partial(self._topped_up, session, effect.asked)
         session.asks.ask("gate", call_id, wire.encode(request), answered, _TOP_UP_S)

@@ -9,6 +9,7 @@ from typing import Final
 
 from guard.asking import decision_log
 from guard.asking.gate import Gate
+from guard.asking.own_money import note_own_money
 from guard.asking.reports import Reports
 from guard.asking.request_hold import NOT_GATED, RequestHold, granted_nanousd, over_ceiling
 from guard.breaker.exceptions import (
@@ -255,6 +256,8 @@ class LlmRequests:
             held=held,
             grows=grows,
         )
+        if not grows:
+            note_own_money(request, scope, gates_requests=True)
         calls = 1 if call is None and not grows else 0
         return Question(
             request,

@@ -27,6 +27,7 @@ from guard.core.usage.framing import Recorded
 from guard.core.usage.reading import is_stream
 from guard.core.usage.response_format import replaced
 from guard.core.usage.tool_scan import ToolScanner
+from guard.instrumentation import open_streams
 from guard.instrumentation.charging import charged
 from guard.instrumentation.include_usage import StreamUsage, UsageChunkFilter
 from guard.instrumentation.output_limits import LimitedBody, OutputLimits
@@ -119,10 +120,36 @@ class ObservedCall:
     """
 
     __slots__ = (
-        "_body", "_content", "_done", "_gate", "_header", "_if_taken", "_path", "_plain",
-        "_replace", "_reports", "bound", "ended_s", "ending", "endpoint", "filter", "hold", "host",
-        "limited", "limited_body", "recording", "scope", "sent_s", "started_s", "status", "thread",
-        "tool_watch", "uncovered", "unsent", "watch",
+        "_body",
+        "_content",
+        "_done",
+        "_gate",
+        "_header",
+        "_if_taken",
+        "_is_read",
+        "_path",
+        "_plain",
+        "_replace",
+        "_reports",
+        "bound",
+        "ended_s",
+        "ending",
+        "endpoint",
+        "filter",
+        "hold",
+        "host",
+        "limited",
+        "limited_body",
+        "recording",
+        "scope",
+        "sent_s",
+        "started_s",
+        "status",
+        "thread",
+        "tool_watch",
+        "uncovered",
+        "unsent",
+        "watch",
     )  # fmt: skip
 
     def __init__(
@@ -166,6 +193,8 @@ class ObservedCall:
         # The response, or the recorded part of its stream, once it is over.
         self._content: bytes | Recording | None = None
         self.recording: Recording | None = None
+        # Whether somebody has begun to read its stream.
+        self._is_read = False
         # Whether one of its ends came: a response, an error, a dropped stream. The first counts.
         self._done = False
 
@@ -410,6 +439,9 @@ class ObservedCall:
             Refusal: the stream has outgrown its cover, and may not go on.
         """
         if self.recording is not None:
+            if not self._is_read:
+                self._is_read = True
+                open_streams.note(self)
             self.recording.feed(chunk)
         if self.watch is not None:
             try:

@@ -195,6 +195,19 @@ current_scope: ContextVar[Scope] = ContextVar("guard_scope", default=OUTSIDE)
 """The scope of the running code; ``OUTSIDE`` when there is none."""
 
 
+def calls_of(scope: Scope, most: int) -> list[CallRecord]:
+    """Return the protected calls around running code, innermost first, at most so many."""
+    found: list[CallRecord] = []
+    each: Scope | None = scope
+    for _ in range(4 * most):  # a chain of tasks, each started in a call of the last, never ends
+        if each is None or len(found) == most:
+            break
+        if each.call is not None and not (found and found[-1] is each.call):
+            found.append(each.call)
+        each = None if each.entry is None else each.entry.outer
+    return found
+
+
 def set_process_scope(workflow_id: str | None, run_id: str | None) -> None:
     """Name the workflow of everything outside of one, in this process; None for no name.
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any, Final
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from guard.core import wire
 from guard.gateway.domain.commands import EncodedAnswer, RequestOrigin
+from guard.gateway.domain.ledger import Reservation, drawn_on
 from guard.gateway.domain.waiting import LAPSE_MS, Waiter, promised
 from guard.gateway.services.waiting_line import WaitingLine
 from tests.gateway.conftest import Tenant
@@ -142,6 +145,48 @@ def test_calls_around_requests_do_not_block_each_other(tenant: Tenant) -> None:
     assert decisions == ["waiting", "waiting", "allow", "waiting"], "who waits holds nothing"
 
 
+@pytest.mark.parametrize("kind", ["llm", "call"])
+def test_all_calls_around_one_are_drawn_on(tenant: Tenant, kind: str) -> None:
+    """Whatever they hold it for, and however deep a call or request is in them."""
+    tenant.admin.set_budget(limit_nanousd=2 * WORST)
+    declared = {"model": "gpt-4o", "max_input_tokens": 0, "max_output_tokens": WORST // OUT}
+    around: list[str] = []
+    for _ in range(2):
+        around.insert(0, tenant.allowed(**declared)["reservation_id"])
+    inner = {"kind": kind, "max_input_tokens": 0, "max_output_tokens": 3 * WORST // 2 // OUT}
+    assert ask(tenant, "other", **inner)["decision"] == "waiting"
+    assert ask(tenant, "inner", **inner, around=around)["decision"] == "allow"
+    assert tenant.balance()["reserved_nanousd"] <= 2 * WORST
+
+
+def test_what_is_drawn_on_is_the_keys_own(tenant: Tenant) -> None:
+    tenant.admin.set_budget(limit_nanousd=WORST)
+    first = ask(tenant, "a")["reservation_id"]
+    tenant.http.headers[wire.HEADER_API_KEY] = tenant.admin.create_key("other")
+    assert ask(tenant, "b", kind="call", around=[first])["decision"] == "waiting"
+    assert ask(tenant, "c", reads={first: WORST})["decision"] == "waiting"
+
+
+def test_a_stream_that_the_asking_task_reads_is_not_waited_for(tenant: Tenant) -> None:
+    """It gives nothing back while its reader waits; what others hold does."""
+    tenant.admin.set_budget(limit_nanousd=2 * WORST)
+    first, second = ask(tenant, "a"), ask(tenant, "b")
+    reads = {first["reservation_id"]: WORST, "unknown": WORST}
+    assert ask(tenant, "c", reads=reads)["decision"] == "waiting", "b is under way"
+    end(tenant, second, WORST)
+    assert ask(tenant, "d", reads=reads)["error_code"] == "GD-B004"
+    assert ask(tenant, "e")["decision"] == "waiting"
+
+
+def test_an_output_is_limited_to_what_is_left_beside_such_a_stream(tenant: Tenant) -> None:
+    tenant.admin.set_budget(limit_nanousd=WORST + 100 * IN + 2048 * OUT)
+    first = ask(tenant, "a")
+    reads = {first["reservation_id"]: WORST}
+    unbounded = {"max_output_tokens": None, "least_output_tokens": 1024}
+    reply = ask(tenant, "b", reads=reads, **unbounded)
+    assert (reply["decision"], reply["max_output_tokens"]) == ("allow", 2048)
+
+
 @pytest.mark.parametrize("named", [50_000, None])
 def test_an_output_that_no_money_pays_for_is_limited(tenant: Tenant, named: int | None) -> None:
     tenant.admin.set_budget(limit_nanousd=100 * IN + 3000 * OUT)
@@ -200,6 +245,29 @@ def test_of_two_in_one_millisecond_one_is_first() -> None:
     both = [Waiter(name, 5, 10, 70, frozenset([1])) for name in "ab"]
     assert promised(both, "a", 5, 70, 6) == {}
     assert promised(both, "b", 5, 70, 6) == {1: 70}
+
+
+HOLDS: Final = st.lists(
+    st.tuples(st.integers(1, 50), st.sets(st.integers(1, 4), min_size=1)), max_size=5
+)
+
+
+@given(HOLDS, st.integers(0, 100))
+def test_no_more_is_drawn_than_is_given_back(
+    holds: list[tuple[int, set[int]]], amount: int
+) -> None:
+    around = [Reservation("r", "o", "k", "c", tuple(ids), held, held, 0, 0) for held, ids in holds]
+    parts, drawn = drawn_on(around, amount)
+    given_back: dict[int, int] = {}
+    for reservation, part in parts:
+        assert 0 < part <= reservation.held
+        for each in reservation.balance_ids:
+            given_back[each] = given_back.get(each, 0) + part
+    for each in range(1, 5):
+        held = sum(there for there, ids in holds if each in ids)
+        assert drawn.get(each, 0) == min(amount, given_back.get(each, 0)), "the room it has"
+        assert given_back.get(each, 0) >= min(amount, held), "all that it can use"
+    assert amount or not parts
 
 
 class Line:

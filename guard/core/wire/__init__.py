@@ -31,6 +31,7 @@ from guard.core.wire.events import (
     ToolData,
 )
 from guard.core.wire.fields import (
+    AROUND_MAX,
     CAPABILITIES_PATH,
     CONTROL_PATH,
     CONTROL_SUBPROTOCOL,
@@ -86,6 +87,7 @@ from guard.core.wire.leases import (
 from guard.core.wire.spend import SpendReply, SpentBudget
 
 __all__ = [
+    "AROUND_MAX",
     "CAPABILITIES_PATH",
     "CONTROL_PATH",
     "CONTROL_SUBPROTOCOL",

@@ -55,6 +55,8 @@ TOKENS_MAX: Final = 2**40
 UNITS_MAX: Final = 10**9
 """Most units of one line of fees."""
 
+AROUND_MAX: Final = 64
+"""Calls around one, and streams of one task, that a question can name."""
 FEES_MAX: Final = 32
 """Maximum lines of fees of one request."""
 

@@ -10,6 +10,7 @@ from msgspec import Meta, Struct
 from guard.core.wire.budget import Budget
 from guard.core.wire.events import Chain, Event, EventsOutcome
 from guard.core.wire.fields import (
+    AROUND_MAX,
     NOTE_MESSAGE_MAX,
     TOKENS_MAX,
     UNKNOWN_MODEL,
@@ -17,6 +18,7 @@ from guard.core.wire.fields import (
     DurationMs,
     Fees,
     Name,
+    NanoUsd,
     Tags,
     Tokens,
     UnixMs,
@@ -60,10 +62,13 @@ class GateRequest(Struct, omit_defaults=True):
     ``wait_ms`` says how long the caller waits in line, from the last time that money came back, for
     money that is only set aside; ``waited_ms`` how long it has waited already, so that it keeps its
     place when the gateway restarts, and ``idle_ms`` how long ago money came back last, so that its
-    wait is not over there before it is here. ``paces`` says that it waits for its turn under a rate
-    cap that lets calls wait, whether it waits for money or not. ``grows`` marks a question for more
-    for a request that is under way: it counts as no other one. ``least_output_tokens`` says that
-    the caller can lower the request's output limit, or put one in, to this number at least.
+    wait is not over there before it is here. ``around`` names the reservations of the protected
+    calls around this one, innermost first: what they hold is drawn on. ``reads`` says what the
+    streams hold that the asking task itself reads, by reservation: they return nothing while it
+    waits. ``paces`` says that it waits for its turn under a rate cap that lets calls wait, whether
+    it waits for money or not. ``grows`` marks a question for more for a request that is under way:
+    it counts as no other one. ``least_output_tokens`` says that the caller can lower the request's
+    output limit, or put one in, to this number at least.
 
     ``fees`` is the most that an LLM request can be charged besides tokens: units by line of
     ``guard.core.fees``. ``unnumbered`` names what of it the request allows any number of times.
@@ -101,6 +106,8 @@ class GateRequest(Struct, omit_defaults=True):
     local: bool = False
     within: Name | None = None
     held: Name | None = None
+    around: Annotated[list[Name], Meta(max_length=AROUND_MAX)] = []
+    reads: Annotated[dict[Name, NanoUsd], Meta(max_length=AROUND_MAX)] = {}
     gates_requests: bool = False
     note: ApprovalNote | None = None
     renews: bool = False

@@ -231,6 +231,28 @@ def release(reservation: Reservation, balances: Iterable[Balance], state: Reserv
     return left
 
 
+def drawn_on(
+    around: Iterable[Reservation], amount: int
+) -> tuple[list[tuple[Reservation, int]], dict[int, int]]:
+    """Return what a call takes of what the calls around it hold: of each, and on each balance.
+
+    Args:
+        around: their reservations, those that are drawn on first before the others.
+        amount: what the call needs, in nano-dollars.
+    """
+    parts: list[tuple[Reservation, int]] = []
+    drawn: dict[int, int] = {}
+    for reservation in around:
+        ids = reservation.balance_ids
+        lacking = max((amount - drawn.get(each, 0) for each in ids), default=0)
+        part = min(reservation.held, lacking)
+        if part > 0:
+            parts.append((reservation, part))
+            for each in ids:
+                drawn[each] = min(amount, drawn.get(each, 0) + part)
+    return parts, drawn
+
+
 def give_back(reservation: Reservation, balances: Iterable[Balance], amount: int) -> None:
     """Return a part of what an open reservation still holds; it stays open."""
     reservation.amount -= amount

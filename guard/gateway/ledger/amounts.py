@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from msgspec import Struct
@@ -91,15 +92,33 @@ def bound_of(decision: GateDecision) -> Amount | CallRefusal:
     return Amount(org.settings.default_hold_nanousd, "default")
 
 
-def payable(decision: GateDecision, accounts: list[BudgetAccount], amount: Amount) -> Amount:
+def payable(
+    decision: GateDecision,
+    accounts: list[BudgetAccount],
+    amount: Amount,
+    read: Mapping[int, int] = ledger.NOTHING_PROMISED,
+) -> Amount:
     """Return what to reserve of a request whose output can be limited.
 
     Where not even all unspent money would pay for its bound, the most that it does pay for.
+
+    Args:
+        decision: the decision.
+        accounts: every balance over the call.
+        amount: its bound.
+        read: by balance, what cannot come back before the request is answered.
     """
     call, rates, allowance = decision.command.call, decision.rates, decision.allowance
     if call.least_output_tokens is None or amount.is_guess or rates is None:
         return amount
-    unspent = min((a.unspent(allowance) for a in accounts if a.rule.mode == "hard"), default=None)
+    unspent = min(
+        (
+            account.unspent(allowance) - read.get(account.balance.balance_id, 0)
+            for account in accounts
+            if account.rule.mode == "hard"
+        ),
+        default=None,
+    )
     if unspent is None or amount.nanousd <= unspent:
         return amount
     limited = requests.limited(decision.unit, decision.org, decision.command, rates, unspent)

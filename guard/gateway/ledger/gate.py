@@ -147,16 +147,17 @@ def _reserve(decision: GateDecision) -> wire.GateReply | CallRefusal | Waiter:
         if refused is not None:
             return refused
     # 3. Nothing that is unspent would pay for it: its output is limited to what would.
-    payable = amounts.payable(decision, accounts, amount)
+    read = line.read_meanwhile(decision.unit, command)
+    payable = amounts.payable(decision, accounts, amount, read)
     amount = amounts.within_room(decision, accounts, payable)
-    around = requests.around(decision.unit, command)
-    promised_room = line.promised_room(decision, amount, around)
+    around = line.calls_around(decision.unit, command, accounts)
+    promised_room = line.promised_room(decision, accounts, amount, around)
     judgement = _judge(decision, accounts, amount, promised_room)
     # 4. It does not fit: it waits, or is refused, perhaps after a recall.
     if judgement.refused_by is not None:
-        waiter = line.place_in_line(decision, accounts, amount, promised_room)
-        if waiter is not None and around is not None:  # who waits holds nothing
-            expiry.give_back(decision.unit, around, around.held)
+        waiter = line.place_in_line(decision, accounts, amount, promised_room, read)
+        for outer in () if waiter is None else around:  # who waits holds nothing
+            expiry.give_back(decision.unit, outer, outer.held)
         refusal = _over_budget(decision, accounts, judgement, amount)
         return refusal if waiter is None or refusal.recall else waiter
     # 5. An LLM request fits with less than is assumed of it: that is worth a recall as well.
@@ -169,8 +170,7 @@ def _reserve(decision: GateDecision) -> wire.GateReply | CallRefusal | Waiter:
     if command.is_ahead and (lease is None or not command.grants_lease):
         return _not_topped_up()
     # 7. It fits: reserved.
-    if around is not None:
-        expiry.give_back(decision.unit, around, min(around.held, judgement.amount))
+    line.give_back_drawn(decision.unit, around, judgement.amount)
     return _granted(decision, accounts, lease, judgement, amount)
 
 

@@ -2,22 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from guard.core import wire
 from guard.gateway.domain import ledger
 from guard.gateway.domain.commands import EncodedAnswer, GateCommand
 from guard.gateway.domain.ledger import BudgetAccount, Reservation
 from guard.gateway.domain.waiting import RETRY_MS, Waiter, promised
+from guard.gateway.ledger import expiry
 from guard.gateway.ledger.amounts import Amount, GateDecision
+from guard.gateway.ledger.unit_of_work import UnitOfWork
+
+
+def calls_around(
+    unit: UnitOfWork, command: GateCommand, accounts: list[BudgetAccount]
+) -> list[Reservation]:
+    """Return the reservations of the calls around one, as far as they hold money that it needs.
+
+    Older SDKs name the one around a request only.
+    """
+    call = command.call
+    names = call.around
+    if call.kind == "llm" and call.held is not None and call.held not in names:
+        names = [call.held, *names]
+    if not names:
+        return []
+    over = {account.balance.balance_id for account in accounts}
+    found = (expiry.own_reservation(unit, command.request, name) for name in names)
+    return [
+        each
+        for each in found
+        if each is not None
+        and each.state == "open"
+        and each.held
+        and not (each.is_request or each.is_lease)
+        and not over.isdisjoint(each.balance_ids)
+    ]
+
+
+def give_back_drawn(unit: UnitOfWork, around: Iterable[Reservation], amount: int) -> None:
+    """Return from the calls around one what is reserved for that one now."""
+    for reservation, part in ledger.drawn_on(around, amount)[0]:
+        expiry.give_back(unit, reservation, part)
+
+
+def read_meanwhile(unit: UnitOfWork, command: GateCommand) -> Mapping[int, int]:
+    """Return, by balance, what the streams hold that the asking task itself reads.
+
+    None of it comes back while that task waits.
+    """
+    if not command.call.reads:
+        return ledger.NOTHING_PROMISED
+    found: dict[int, int] = {}
+    for name, amount in command.call.reads.items():
+        stream = expiry.own_reservation(unit, command.request, name)
+        if stream is not None and stream.state == "open":
+            for each in stream.balance_ids:
+                found[each] = found.get(each, 0) + min(amount, stream.held)
+    return found
 
 
 def promised_room(
-    decision: GateDecision, amount: Amount, around: Reservation | None
+    decision: GateDecision,
+    accounts: list[BudgetAccount],
+    amount: Amount,
+    around: Sequence[Reservation],
 ) -> Mapping[int, int]:
-    """Return the room that goes to others first; less than zero where the call around has some."""
+    """Return the room that goes to others first; less than zero where calls around have some."""
     command = decision.command
-    if around is None and (not command.waiters or command.place is None):
+    if not around and (not command.waiters or command.place is None):
         return ledger.NOTHING_PROMISED
     found: dict[int, int] = {}
     if command.place is not None:
@@ -28,10 +81,13 @@ def promised_room(
             amount.needed,
             decision.unit.now_ms,
         )
-    if around is not None:
-        own = min(around.held, amount.nanousd)
-        for balance_id in around.balance_ids:
-            found[balance_id] = found.get(balance_id, 0) - own
+    drawn = ledger.drawn_on(around, amount.nanousd)[1]
+    for account in accounts if drawn else ():
+        balance_id = account.balance.balance_id
+        own = drawn.get(balance_id, 0)
+        if own:  # what is drawn on was promised to nobody
+            room = max(0, account.room(decision.allowance))
+            found[balance_id] = min(found.get(balance_id, 0), room) - own
     return found
 
 
@@ -51,11 +107,19 @@ def place_in_line(
     accounts: list[BudgetAccount],
     amount: Amount,
     promised_to: Mapping[int, int],
+    read: Mapping[int, int],
 ) -> Waiter | None:
     """Return the place of a call that does not fit; ``None`` where waiting would be in vain.
 
     It waits where the unspent money would pay for it on each balance, and something is under way
     that may return some.
+
+    Args:
+        decision: the decision.
+        accounts: every balance over the call.
+        amount: what does not fit.
+        promised_to: by balance, the room that goes to others first.
+        read: by balance, what the streams hold that the caller itself reads.
     """
     place, allowance = decision.command.place, decision.allowance
     if place is None or decision.unit.now_ms >= place.until_ms:
@@ -66,7 +130,10 @@ def place_in_line(
         others = promised_to.get(balance.balance_id, 0)
         if account.rule.mode != "hard" or account.room(allowance) - others >= amount.needed:
             continue
-        if account.unspent(allowance) < amount.needed or balance.reserved + others <= 0:
+        own = read.get(balance.balance_id, 0)
+        if account.unspent(allowance) - own < amount.needed:
+            return None
+        if balance.reserved - own + others <= 0:
             return None
         short.append(balance.balance_id)
     return place.waiter(decision.command.call.call_id, amount.needed, short)

@@ -248,14 +248,3 @@ def release_guess(unit: UnitOfWork, command: GateCommand) -> None:
         return
     if found.held and not found.is_request:
         expiry.give_back(unit, found, found.held)
-
-
-def around(unit: UnitOfWork, command: GateCommand) -> Reservation | None:
-    """Return the reservation of the call around a request, which the request draws on first."""
-    call = command.call
-    if call.kind != "llm" or call.held is None:
-        return None
-    found = expiry.own_reservation(unit, command.request, call.held)
-    if found is None or found.state != "open" or not found.held or found.is_request:
-        return None
-    return found

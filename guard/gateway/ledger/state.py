@@ -83,6 +83,7 @@ class Scopes(Struct, frozen=True):
             lease = command.call.lease
             named = (command.call.held, None if lease is None else lease.lease_id)
             found.update(each for each in named if each is not None)
+            found.update(command.call.around, command.call.reads)
         return found
 
     def priced_events(self) -> list[tuple[str, PricedEvent]]:

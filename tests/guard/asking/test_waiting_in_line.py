@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -19,8 +20,8 @@ from guard.core.events import InstrumentedCall
 from guard.core.request_bound import RequestBound
 from guard.core.usage import Usage
 from guard.runtime.runtime import GuardRuntime
-from guard.scope.scope import Entry, Scope
-from tests.support.waiting import until
+from guard.scope.scope import Entry, Scope, current_scope
+from tests.support.waiting import until, until_async
 
 WAIT_S: Final = 30.0
 MODEL: Final = "gpt-4o"
@@ -288,6 +289,93 @@ def test_who_was_approved_waits_in_line_as_everybody(
         settle(runtime, first)
         settle(runtime, ahead.result(WAIT_S))
         assert approved.result(WAIT_S) == "paid"
+
+
+@guard.protect
+def inner() -> str:
+    """A call in another one."""
+    return "done"
+
+
+@guard.protect
+def outer() -> str:
+    """A call around another one."""
+    return inner()
+
+
+def test_a_nested_call_does_not_wait_for_the_one_around_it(
+    runtime: GuardRuntime, tenant: Any
+) -> None:
+    tenant.admin.set_budget(limit_nanousd=1000)  # the first call's guess takes all of it
+    with guard.workflow("w"):
+        assert outer() == "done"
+        assert outer() == "done"
+    until(lambda: balance(tenant)["reserved_nanousd"] == 0, WAIT_S)
+
+
+def test_a_request_two_calls_deep_draws_on_both(runtime: GuardRuntime, tenant: Any) -> None:
+    limit(tenant, 1)
+    with guard.workflow("w"):
+        settle(runtime, two_deep(runtime))
+
+
+@guard.protect
+def two_deep(runtime: GuardRuntime) -> Any:
+    return one_deep(runtime)
+
+
+@guard.protect
+def one_deep(runtime: GuardRuntime) -> Any:
+    return held(runtime, where=current_scope.get())
+
+
+CHAT: Final = "https://api.openai.com/v1/chat/completions"
+
+
+async def _chunks() -> AsyncIterator[bytes]:
+    for text in ("a", "b"):
+        delta = {"model": MODEL, "choices": [{"index": 0, "delta": {"content": text}}]}
+        yield b"data: " + json.dumps(delta).encode() + b"\n\n"
+    used = {"prompt_tokens": 10, "completion_tokens": 2}
+    last = {"model": MODEL, "choices": [], "usage": used}
+    yield b"data: " + json.dumps(last).encode() + b"\n\ndata: [DONE]\n\n"
+
+
+async def streaming_vendor(request: httpx.Request) -> httpx.Response:
+    return httpx.Response(200, headers={"content-type": "text/event-stream"}, content=_chunks())
+
+
+async def _read_and_ask(runtime: GuardRuntime) -> None:
+    body = {"model": MODEL, "max_tokens": 1200, "stream": True, "messages": []}
+    transport = httpx.MockTransport(streaming_vendor)
+    async with httpx.AsyncClient(transport=transport) as client:
+        async with client.stream("POST", CHAT, json=body) as answer:
+            chunks = answer.aiter_bytes()
+            await anext(chunks)
+            with pytest.raises(Refusal, match="set aside"):
+                await runtime.requests.ask_async(current_scope.get(), BOUND)
+            other = asyncio.create_task(runtime.requests.ask_async(current_scope.get(), BOUND))
+            while not in_line(runtime):
+                assert not other.done(), "this task reads on while that one waits"
+                await asyncio.sleep(0.01)
+            async for _ in chunks:
+                pass
+        settle(runtime, await other)
+        settle(runtime, await runtime.requests.ask_async(current_scope.get(), BOUND))
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("mode", ["auto", "http"])
+async def test_who_reads_a_stream_does_not_wait_for_it(
+    start: Start, tenant: Any, mode: str
+) -> None:
+    """Others do, whether they have inherited the reader's context or not."""
+    tenant.admin.set_price(MODEL, input_per_mtok=10**9, output_per_mtok=10**9)
+    runtime = start(transport_mode=mode, wait_for_room_ms=3_600_000)
+    await until_async(lambda: runtime.link.session is not None, WAIT_S)
+    limit(tenant, 2)
+    with guard.workflow("w"):
+        await asyncio.wait_for(_read_and_ask(runtime), 2 * WAIT_S)
 
 
 def test_a_small_one_passes_a_large_one_that_has_just_come(

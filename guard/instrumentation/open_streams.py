@@ -1,0 +1,59 @@
+"""The streams that the running task or thread reads: while it waits, they give nothing back."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextvars import ContextVar
+from typing import Final, Protocol
+
+from guard.core import wire
+from guard.instrumentation.request_gate import RequestCover
+
+
+class ReadStream(Protocol):
+    """A stream; see ``ObservedCall``."""
+
+    @property
+    def recording(self) -> object | None:
+        """What was read of it; None once it is over."""
+
+    @property
+    def hold(self) -> RequestCover | None:
+        """The money set aside for it."""
+
+
+_open: Final[ContextVar[tuple[tuple[int, ReadStream], ...]]] = ContextVar(
+    "guard_open_streams", default=()
+)
+"""The streams that were read in this context, each with who has read its first chunk. A task has
+the context of the one that has started it, and is another reader."""
+
+
+def note(stream: ReadStream) -> None:
+    """Note that the running task or thread reads a stream; called with its first chunk."""
+    others = [each for each in _open.get() if each[1].recording is not None]
+    _open.set((*others, (_reader(), stream)))
+
+
+def held() -> dict[str, int]:
+    """Return what the streams hold that are read here, in nano-dollars, by reservation."""
+    if not _open.get():
+        return {}
+    found: dict[str, int] = {}
+    me = _reader()
+    for reader, stream in _open.get()[-wire.AROUND_MAX :]:
+        hold = stream.hold
+        if reader == me and stream.recording is not None and hold is not None:
+            name, amount = hold.reservation_id, hold.amount_nanousd
+            if name is not None and amount:
+                found[name] = found.get(name, 0) + amount
+    return found
+
+
+def _reader() -> int:
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # no loop runs in this thread
+        task = None
+    return threading.get_ident() if task is None else id(task)
