@@ -18,9 +18,9 @@ from msgspec import structs
 from guard.core.events import InstrumentedCall, usage_of
 from guard.core.input_ratios import InputRatios
 from guard.core.usage import Usage, find_endpoint
-from guard.core.usage.decoding import is_packed
 from guard.core.usage.realtime import find_realtime
 from guard.core.usage.response_format import replaced
+from guard.core.usage.vendors import names_llm, names_unpriced
 from guard.core.wire import NAME_LENGTH_MAX, RESPONSE_ID_LENGTH_MAX
 from guard.instrumentation import patching
 from guard.instrumentation.include_usage import StreamUsage
@@ -217,7 +217,7 @@ class Instrumentation:
         outer = call_being_sent()
         if outer is not None and outer.is_sent_by(path, body):
             return None
-        if endpoint.is_unlisted:
+        if endpoint.is_unlisted and (endpoint.certain or names_unpriced(path, body())):
             self.unseen.note(host, path, "its price is not known here")
         scope = current_scope.get()
         observed = endpoint.asks and self._check(scope)
@@ -248,7 +248,8 @@ class Instrumentation:
             tokens = options.max_output_tokens
         bounds = self._bounds or self.load_bounds()
         bound = bounds.bound_of(endpoint.format, path, content, self.ratios)
-        if bound.model is None and not endpoint.certain and not is_packed(content):
+        is_known = endpoint.certain or (bound.model is not None and not endpoint.is_unlisted)
+        if not is_known and not names_llm(path, content):
             return  # a path such as /v1/messages of something else
         if endpoint.is_local and self._local.are_free(call.host):
             bound = structs.replace(bound, local=True)

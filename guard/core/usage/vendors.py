@@ -8,11 +8,13 @@ from typing import Final
 
 import attrs
 
+from guard.core.fees import by_the_piece
 from guard.core.local_address import is_local
 from guard.core.usage.anthropic import AnthropicMessages
 from guard.core.usage.bedrock import Converse, InvokeModel
 from guard.core.usage.bedrock_agents import AgentTrace, condensed
 from guard.core.usage.cohere import Cohere
+from guard.core.usage.decoding import is_packed
 from guard.core.usage.gemini import Gemini, Interactions
 from guard.core.usage.jobs import Jobs
 from guard.core.usage.ollama import Ollama
@@ -20,7 +22,7 @@ from guard.core.usage.openai import ChatCompletions
 from guard.core.usage.openai_responses import Responses
 from guard.core.usage.openai_runs import ThreadRuns
 from guard.core.usage.piecework import Piecework
-from guard.core.usage.response_format import ResponseFormat
+from guard.core.usage.response_format import Call, ResponseFormat
 from guard.core.usage.shapes import AnyShape
 
 HOSTS: Final[dict[str, str]] = {
@@ -208,14 +210,44 @@ def _find(method: str, host: str, path: str) -> Endpoint | None:
         return Endpoint(AgentTrace(), condense=condensed)
     found = _by_path(provider, path)
     # A path alone may say enough (a proxy in front of a vendor); a known host always does.
-    if found is not None or provider is None:
+    if found is not None:
         return found
+    if provider is None:
+        return _elsewhere(path)
     if _BATCHES.search(path):
         jobs = Jobs(provider)
         return Endpoint(jobs, is_unlisted=not jobs.is_inline)
     found = _unknown(provider, host, path)
     is_unlisted = found.asks or _JOBS.search(path) is not None
     return attrs.evolve(found, is_unlisted=is_unlisted) if is_unlisted else found
+
+
+def _elsewhere(path: str) -> Endpoint | None:
+    """Return the endpoint of a batch or a job at a host that may be a proxy of a vendor's."""
+    if _BATCHES.search(path):
+        jobs = Jobs("google" if ":batch" in path else "openai")
+        return Endpoint(jobs, certain=False, is_unlisted=not jobs.is_inline)
+    if _JOBS.search(path):
+        return Endpoint(Piecework("openai"), certain=False, is_unlisted=True)
+    return None
+
+
+def names_llm(path: str, body: bytes) -> bool:
+    """Tell whether a request's body shows that a path of an unknown host leads to an LLM.
+
+    >>> [names_llm("/v1/batches", body) for body in (b'{"input_file_id": "f"}', b'{"size": 3}')]
+    [True, False]
+    """
+    if b'"input_file_id"' in body or is_packed(body):
+        return True
+    if Call(path, lambda: body).model() is None:
+        return False
+    return not path.endswith("/videos") or b'prompt"' in body  # else it may be a car's
+
+
+def names_unpriced(path: str, body: bytes) -> bool:
+    """Tell whether a request to an unknown host is an LLM's, and not charged by a known piece."""
+    return names_llm(path, body) and not by_the_piece(Call(path, lambda: body).model())
 
 
 def _unknown(provider: str, host: str, path: str) -> Endpoint:

@@ -138,7 +138,7 @@ def _reserve(decision: GateDecision) -> wire.GateReply | CallRefusal | Waiter:
         return amount
     accounts, model = _accounts(decision), _model(call)
     if call.unnumbered:
-        refused = requests.unnumbered(decision.org, command, accounts)
+        refused = requests.unnumbered(decision.org, command, accounts, decision.rates)
         if refused is not None:
             return refused
     # 2. It names no model, and the one that such calls used last has nothing left: refused.

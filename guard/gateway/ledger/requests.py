@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from guard.core import wire
+from guard.core.fees import by_the_piece
 from guard.core.leases.costs import fitting_output
 from guard.core.rates import Terms
 from guard.core.request_bound import RequestBound
@@ -45,14 +46,17 @@ def worst_case(
 
 
 def unnumbered(
-    org: OrganisationState, command: GateCommand, accounts: list[BudgetAccount]
+    org: OrganisationState,
+    command: GateCommand,
+    accounts: list[BudgetAccount],
+    rates: wire.ModelRates | None,
 ) -> CallRefusal | None:
     """Refuse a request that may be charged any number of times under a limit that must hold.
 
     What no limit stands over is held by one unit of each, and charged by what the answer says.
     """
     call, rule = command.call, org.settings.unbounded_output
-    if not call.unnumbered or rule == "learned":
+    if not call.unnumbered or rule == "learned" or _is_free(call, rates):
         return None
     if rule != "refuse" and all(account.rule.mode != "hard" for account in accounts):
         return None
@@ -66,6 +70,13 @@ def unnumbered(
         workflow_id=call.workflow_id,
         details={"model": call.model, "fees": sorted(call.fees)},
     )
+
+
+def _is_free(call: wire.GateRequest, rates: wire.ModelRates | None) -> bool:
+    """Tell whether a request goes to a model of one's own, of which no price is known."""
+    if not call.local or rates is None or by_the_piece(call.model):
+        return False
+    return not rates.worst_input_per_mtok and not rates.worst_output_per_mtok
 
 
 def limited(

@@ -14,6 +14,9 @@ import requests
 
 import guard
 from guard.core.usage import find_endpoint
+from tests.guard.instrumentation.conftest import Observed
+from tests.guard.instrumentation.fake_gate import FakeGate
+from tests.guard.instrumentation.standin.reply import Reply, encoded
 from tests.guard.instrumentation.standin.server import StandIn
 
 CHAT = "/v1/chat/completions"
@@ -61,6 +64,75 @@ def test_what_is_charged_by_something_else_is_named(host: str, path: str) -> Non
     found = find_endpoint("POST", host, path)
     assert found is not None
     assert found.is_unlisted
+
+
+FORM = b'--x\r\nContent-Disposition: form-data; name="%s"\r\n\r\n%s\r\n'
+JOBS: dict[str, tuple[str, Any]] = {
+    "speech": ("/v1/audio/speech", {"model": "gpt-4o-mini-tts", "input": "hi", "voice": "ash"}),
+    "speech by its characters": ("/v1/audio/speech", {"model": "tts-1", "input": "hi"}),
+    "a video": ("/openai/v1/videos", {"model": "sora-2", "prompt": "a cat"}),
+    "a video by a form": (
+        "/v1/videos", FORM % (b"model", b"sora-2") + FORM % (b"prompt", b"a cat") + b"--x--\r\n",
+    ),
+    "a batch": ("/v1/batches", {"input_file_id": "f", "endpoint": "/v1/chat/completions"}),
+    "a batch of Gemini's": (
+        "/v1beta/models/gemini-2.5-pro:batchGenerateContent",
+        {"batch": {"input_config": {"file_name": "files/1"}}},
+    ),
+    "tuning": ("/v1/fine_tuning/jobs", {"model": "gpt-4o-mini", "training_file": "f"}),
+}  # fmt: skip
+UNPRICED = ("speech", "a batch", "tuning")
+"""The others are held and charged at known prices."""
+OTHERS: dict[str, tuple[str, Any]] = {
+    "a car's": ("/api/videos", {"model": "roadster", "title": "fast"}),
+    "of a bakery": ("/v1/batches", {"size": 40}),
+    "no body": ("/v1/videos", None),
+}
+
+
+class TestJobsAtOtherHosts:
+    """A proxy of a vendor's has any name: what its body shows to be an LLM's is held there too."""
+
+    @pytest.mark.parametrize("name", [*JOBS, *OTHERS])
+    def test_they_are_held_where_they_are_of_an_llm(
+        self, standin: StandIn, gate: FakeGate, gated: Observed, name: str
+    ) -> None:
+        path, body = (JOBS | OTHERS)[name]
+        standin.instead = Reply(None, encoded({"id": "job_1", "status": "queued"}))
+        post(standin.url + path, body)
+        assert len(gate.holds) == (name in JOBS)
+        named = dict(gated.instrumentation.unseen.counts())
+        assert named == ({f"127.0.0.1{path}": 1} if name in UNPRICED else {})
+        assert gated.instrumentation.failures == 0
+
+    @pytest.mark.parametrize("name", JOBS)
+    def test_they_are_named_without_a_gate(
+        self, standin: StandIn, observed: Observed, name: str
+    ) -> None:
+        path, body = JOBS[name]
+        post(standin.url + path, body)
+        assert len(observed.instrumentation.unseen.counts()) == (name in UNPRICED)
+
+    def test_those_without_a_number_are_refused_but_for_models_of_ones_own(
+        self, standin: StandIn, tenant: Any, start: Callable[..., guard.GuardRuntime]
+    ) -> None:
+        tenant.admin.set_budget(scope_kind="workflow", scope_id="w", limit_nanousd=10**9)
+        standin.instead = Reply(None, b"sound", content_type="audio/mpeg")
+        start()
+        url = standin.url + "/v1/audio/speech"
+        with guard.workflow("w"):
+            httpx.post(url, json={"model": "kokoro", "input": "hi"})
+        with pytest.raises(guard.GuardBlockedException, match="speech"), guard.workflow("w"):
+            httpx.post(url, json={"model": "gpt-4o-mini-tts", "input": "hi"})
+        assert len(standin.bodies) == 1
+
+
+def post(url: str, body: Any) -> None:
+    if isinstance(body, bytes):
+        headers = {"Content-Type": "multipart/form-data; boundary=x"}
+        httpx.post(url, content=body, headers=headers)
+    else:
+        httpx.post(url, json=body)
 
 
 @pytest.mark.parametrize("path", ["/v1/files", "/v1/batches/b_1/cancel", "/v1/moderations"])
