@@ -160,11 +160,10 @@ class RequestHold:
         hold, rates = self._grant.hold, self._grant.rates
         bound = self._bound
         more = max(_GROWTH, paid, 2 * (output_tokens - paid))
-        wanted = RequestBound(bound.provider, bound.model, 0, more, streams=True, local=bound.local)
         if hold is not None and rates is not None:
-            worst = worst_case(rates, wanted)
-            if worst is not None and hold.grow(worst[0]):
-                if self._take_more(worst[0]):
+            cost = _cost_of_more(rates, bound, paid, more)
+            if cost is not None and hold.grow(cost):
+                if self._take_more(cost):
                     self.output_tokens = paid + more
                     self._note_more()
                 return
@@ -173,7 +172,9 @@ class RequestHold:
             return
         self._growing = True
         # Without a limit, so that it gets what is left where that is less than what is assumed.
-        wanted = RequestBound(bound.provider, bound.model, 0, None, streams=True, local=bound.local)
+        wanted = RequestBound(
+            bound.provider, bound.model, 0, None, streams=True, terms=bound.terms, local=bound.local
+        )
         self._requests.ask_more(self._scope, wanted, functools.partial(self._grown, more))
 
     def _grown(self, more: int, outcome: Grant | BaseException) -> None:
@@ -275,6 +276,14 @@ class _NotGated(RequestHold):
 
 
 NOT_GATED: Final = _NotGated()
+
+
+def _cost_of_more(rates: wire.ModelRates, bound: RequestBound, paid: int, more: int) -> int | None:
+    """Return what more output costs at most, at the rates that the whole request can meet."""
+    wanted = msgspec.structs.replace(bound, unnumbered="", output_tokens=paid)
+    before = worst_case(rates, wanted)
+    after = worst_case(rates, msgspec.structs.replace(wanted, output_tokens=paid + more))
+    return None if before is None or after is None else after[0] - before[0]
 
 
 def granted_nanousd(grant: Grant) -> int:
