@@ -6,9 +6,10 @@ prices the whole of a request, its answer too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
+import msgspec
 from msgspec import Struct
 
 from guard.core import fees
@@ -109,6 +110,26 @@ def rows_of(rates: ModelRates) -> list[RateRow]:
     ]
 
 
+def dearest_rows(lists: Sequence[list[RateRow]]) -> list[RateRow]:
+    """Return one price list that is nowhere below any of several, whose tiers or sizes may differ.
+
+    >>> cheap = [RateRow("", -1, 1, 2, 1, 1, 1, 2, 0)]
+    >>> dear = [RateRow("", -1, 1, 3, 1, 1, 1, 2, 0), RateRow("", 9, 2, 1, 1, 1, 1, 2, 0)]
+    >>> [(each.above, each.input, each.output) for each in dearest_rows([cheap, dear])]
+    [(-1, 1, 3), (9, 2, 2)]
+    """
+    places = sorted(
+        {(row.tier, row.above) for rows in lists for row in rows},
+        key=lambda place: (place[0] != STANDARD, place),
+    )
+    found: list[RateRow] = []
+    for tier, above in places:
+        same = [_row_of(rows, listed_tier(rows, tier), above + 1) for rows in lists]
+        figures = zip(*(msgspec.structs.astuple(row)[2:] for row in same), strict=True)
+        found.append(RateRow(tier, above, *map(max, figures)))
+    return found
+
+
 def worst_rates(rates: ModelRates, input_tokens: int | None, terms: Terms) -> tuple[int, int]:
     """Return the dearest rates that a token of the prompt, and of the answer, can meet.
 
@@ -186,18 +207,24 @@ def _surcharge(tier: str | None, listed: str, place_permille: int) -> int:
     return place_permille
 
 
-def usage_cost(rows: list[RateRow], usage: Buckets) -> int:
-    """Return what an answer cost by a price list, in nano-dollars, rounded up."""
-    prompt = usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens
-    tier = listed_tier(rows, usage.service_tier)
+def _row_of(rows: list[RateRow], tier: str, prompt_tokens: int) -> RateRow:
+    """Return the row that prices a prompt of some size in a tier."""
     found = rows[0]
     for row in rows:
         if (
             row.tier == tier
-            and prompt > row.above
+            and prompt_tokens > row.above
             and (found.tier != tier or row.above >= found.above)
         ):
             found = row
+    return found
+
+
+def usage_cost(rows: list[RateRow], usage: Buckets) -> int:
+    """Return what an answer cost by a price list, in nano-dollars, rounded up."""
+    prompt = usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens
+    tier = listed_tier(rows, usage.service_tier)
+    found = _row_of(rows, tier, prompt)
     long_writes = min(usage.cache_write_1h_tokens, usage.cache_write_tokens)
     total = (
         usage.input_tokens * found.input

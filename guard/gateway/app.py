@@ -47,7 +47,7 @@ from guard.gateway.services.keys import KeyRing
 from guard.gateway.services.load import Load
 from guard.gateway.services.metrics import Counts, GatewayCollector
 from guard.gateway.services.operators import OperatorService
-from guard.gateway.services.pricing import load_published
+from guard.gateway.services.published import load_published
 from guard.gateway.services.rate_shares import RateShares, RateStore
 from guard.gateway.services.recalls import Peers, Recalls
 from guard.gateway.services.waiting_line import WaitingLine
@@ -125,7 +125,7 @@ class GatewayApp:
         self.counts = Counts()
         self.load = Load(settings.max_pending_bytes)
         self.keys = KeyRing(self.storage, clock_ms)
-        self.catalogue = CatalogueCache(self.storage, fallback)
+        self.catalogue = CatalogueCache(self.storage, fallback, clock_ms)
         # Only a store that replicas share has peers.
         peers: Peers | None = getattr(self.storage, "peers", None)
         self._recalls = Recalls(self.hub.recall, peers)

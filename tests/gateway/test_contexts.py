@@ -18,10 +18,12 @@ from guard.gateway.domain.contexts import (
 )
 from guard.gateway.domain.largest_outputs import largest_output
 from guard.gateway.domain.records import Price, Rates
-from guard.gateway.services.pricing import PriceBook, published
+from guard.gateway.services.pricing import PriceBook
+from guard.gateway.services.published import published
 from tests.gateway.conftest import Tenant
 
 FALLBACK = Rates(input_per_mtok=10**10, output_per_mtok=4 * 10**10)
+NOW_MS = 1_795_000_000_000  # in November 2026
 ELSEWHERE = {"meta.llama4-scout-17b-instruct-v1:0": 10_000_000}
 """Models with a larger context than any other, which their own line knows."""
 
@@ -34,7 +36,7 @@ def priced() -> list[tuple[str, str, int | None]]:
         (provider.id, model.id, found.context_window)
         for provider in data_snapshot.get_snapshot().providers
         for model in provider.models
-        if (found := published(provider.id, model.id)) is not None
+        if (found := published(provider.id, model.id, NOW_MS)) is not None
     ]
 
 

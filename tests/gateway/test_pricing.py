@@ -20,7 +20,7 @@ class Watch:
 sys.meta_path.insert(0, Watch())
 
 from guard.gateway.app import GatewayApp
-from guard.gateway.services import pricing
+from guard.gateway.services import published
 from guard.gateway.settings import GatewaySettings
 
 async def main():
@@ -31,7 +31,7 @@ async def main():
         assert "genai_prices.data" in loaders, "the tables are there before the first request"
         assert threading.current_thread() not in loaders.values(), "the loop was not held up"
         known = set(sys.modules)
-        assert pricing.published("openai", "gpt-4o").source == "published"
+        assert published.published("openai", "gpt-4o", 1).source == "published"
         late = {name for name in set(sys.modules) - known if name.startswith("genai_prices")}
         assert not late, "a request loads nothing more"
     finally:

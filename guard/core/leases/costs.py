@@ -108,7 +108,7 @@ def cost_of(rates: ModelRates, usage: Usage) -> int:
     """Return what an answer cost: as the vendor says, else by the rates, rounded up."""
     cost = usage.cost_nanousd
     if cost is None:
-        cost = usage_cost(rows_of(rates), usage)
+        cost = usage_cost(rates.present_rows or rows_of(rates), usage)
     for other in usage.others:
         cost += cost_of(rates, other)  # models of one answer; the gateway knows each one's price
     return cost

@@ -69,6 +69,8 @@ class ModelRates(
             messages, as by older peers.
         context_tokens: the model's context window, if known.
         rows: the price list that all these figures are the dearest of; older gateways send none.
+        present_rows: the price list of this hour, by which answers are charged, where prices change
+            with the hour or on a date; ``rows`` are then the dearest of the day.
         fallback: whether the model's price is not known, so that these are the gateway's own.
     """
 
@@ -83,6 +85,7 @@ class ModelRates(
     largest_output_tokens: int | None = None
     context_tokens: int | None = None
     rows: list[RateRow] = []
+    present_rows: list[RateRow] = []
     fallback: bool = False
 
 

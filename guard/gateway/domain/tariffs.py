@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 
@@ -24,15 +24,24 @@ class Tariff(Struct, frozen=True):
         rows: the price list.
         source: whose prices they are.
         context_window: of the model, as the list of published prices knows it.
+        at: returns the price list of a moment, in Unix milliseconds, where prices change with the
+            hour or on a date; ``rows`` are then the dearest.
     """
 
     rows: list[RateRow]
     source: str
     context_window: int | None = None
+    at: Callable[[int], list[RateRow]] | None = None
 
-    def cost(self, usage: LlmData) -> int:
-        """Return the price of a finished call. Buckets are disjoint."""
-        return rates.usage_cost(self.rows, usage)
+    def cost(self, usage: LlmData, at_ms: int | None = None) -> int:
+        """Return the price of a finished call. Buckets are disjoint.
+
+        Args:
+            usage: of the call.
+            at_ms: when it ended, in Unix milliseconds; ``None``: at the dearest time.
+        """
+        present = self.rows if at_ms is None or self.at is None else self.at(at_ms)
+        return rates.usage_cost(present or self.rows, usage)
 
     def most(self, input_tokens: int, output_tokens: int) -> int:
         """Return the most that a call with these maxima can cost."""
@@ -41,11 +50,15 @@ class Tariff(Struct, frozen=True):
         total = input_tokens * worst[0] + output_tokens * worst[1]
         return min(max(1, -(-total // _MILLION)), NANOUSD_MAX)
 
-    def dearest(self) -> ModelRates:
+    def dearest(self, now_ms: int = 0) -> ModelRates:
         """Return the price list, and what tokens of each kind cost where they are dearest.
 
         Any kind that has a price of its own can be in a prompt or an answer.
+
+        Args:
+            now_ms: the time, by which answers are charged.
         """
+        present = [] if self.at is None else self.at(now_ms)
         standard = [row for row in self.rows if row.tier == rates.STANDARD]
         base_in, base_out, cache_read, cache_write, long_write, reasoning, audio = (
             max(figures) for figures in zip(*(_figures(row) for row in standard), strict=True)
@@ -60,6 +73,7 @@ class Tariff(Struct, frozen=True):
             worst_input_per_mtok=max(base_in, cache_read, cache_write, long_write, audio),
             worst_output_per_mtok=max(base_out, reasoning, audio),
             rows=self.rows,
+            present_rows=[] if present == self.rows else present,
         )
 
 

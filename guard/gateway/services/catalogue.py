@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 
 from msgspec import Struct
 
@@ -31,8 +32,9 @@ class OrgView(Struct):
 class CatalogueCache:
     """Caches each organisation's view until it changes."""
 
-    def __init__(self, storage: Storage, fallback: Rates) -> None:
+    def __init__(self, storage: Storage, fallback: Rates, clock_ms: Callable[[], int]) -> None:
         self._storage = storage
+        self._clock_ms = clock_ms
         self._fallback = fallback
         # By organisation, until a commit changes one.
         self._views: dict[str, OrgView] = {}
@@ -85,7 +87,7 @@ class CatalogueCache:
                 return OrgView(
                     organisation.settings,
                     policy.compiled(policies),
-                    PriceBook(prices, self._fallback),
+                    PriceBook(prices, self._fallback, self._clock_ms),
                     hashlib.blake2b(content, digest_size=8).hexdigest(),
                 )
         raise NotFoundError("no such organisation")

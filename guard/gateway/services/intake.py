@@ -95,7 +95,7 @@ def _price_tokens(
               data.audio_tokens)  # fmt: skip
     if max(counts) > EVENT_TOKENS_MAX:
         raise _RejectedError("GD-E001", f"more than {EVENT_TOKENS_MAX} tokens of one kind")
-    cost, source = prices.cost(data)
+    cost, source = prices.cost(data, event.at_ms)
     if cost > EVENT_NANOUSD_MAX:
         raise _RejectedError("GD-E001", f"cost above {EVENT_NANOUSD_MAX} nano-dollars")
     response_id = data.response_id or None

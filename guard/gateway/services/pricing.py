@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-import datetime as dt
-from collections.abc import Iterator, Sequence
-from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Final
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from guard.core import fees, globs
-from guard.core.rates import STANDARD
-from guard.core.wire import NANOUSD_PER_DOLLAR, UNKNOWN_MODEL, LlmData, ModelRates, RateRow
+from guard.core.wire import UNKNOWN_MODEL, LlmData, ModelRates
 from guard.gateway.domain.contexts import context_of, largest_context
 from guard.gateway.domain.largest_outputs import largest_output
 from guard.gateway.domain.records import Price, Rates
 from guard.gateway.domain.request_cost import ASSUMED_INPUT_TOKENS, WORST_OUTPUT_TOKENS
-from guard.gateway.domain.tariffs import Tariff, ordered, row, tariff
-
-if TYPE_CHECKING:
-    from genai_prices.types import ModelInfo, ModelPrice, PriceContext
+from guard.gateway.domain.tariffs import Tariff, tariff
+from guard.gateway.services.published import published
 
 _CACHE_MAX: Final = 10_000
 
 _BY_THE_PIECE: Final = (None, "openai", "azure", "google")
 """Vendors whose images, speech and videos have fees, and so no price by tokens."""
+
+
+_SLOT_MS: Final = 15 * 60_000
+"""Hours begin and end at quarters of an hour."""
+
+_MONTH_MS: Final = 31 * 86_400_000
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 class PriceBook:
@@ -31,9 +37,16 @@ class PriceBook:
     Args:
         prices: the operator's prices; one for model ``"*"`` is the default for unknown models.
         fallback: charged, and flagged, for models without another price.
+        clock_ms: Unix milliseconds, for prices with a date or an hour of their own.
     """
 
-    def __init__(self, prices: Sequence[Price], fallback: Rates) -> None:
+    def __init__(
+        self, prices: Sequence[Price], fallback: Rates, clock_ms: Callable[[], int] = _now_ms
+    ) -> None:
+        self._clock_ms = clock_ms
+        # Tariffs with hours or dates are looked up anew in each quarter of an hour.
+        self._slot = 0
+        self._timed: list[tuple[str | None, str]] = []
         # Longer patterns are more specific, so they are tried first.
         self._own = sorted(prices, key=lambda p: (-len(p.model), -len(p.provider)))
         self._fallback = tariff(fallback, "fallback")
@@ -45,23 +58,49 @@ class PriceBook:
 
     def tariff(self, provider: str | None, model: str) -> Tariff | None:
         """Return the tariff of a model, or ``None`` when its price is not known."""
+        self._forget_timed()
         key = (provider, model)
         if key not in self._known:
             if len(self._known) >= _CACHE_MAX:
                 self._known.clear()
-            self._known[key] = self._find(provider, model)
+                self._timed.clear()
+            found = self._known[key] = self._find(provider, model)
+            if found is not None and found.at is not None:
+                self._timed.append(key)
         return self._known[key]
 
-    def cost(self, usage: LlmData) -> tuple[int, str]:
+    def _forget_timed(self) -> None:
+        """Drop what may have another price by now."""
+        slot = self._clock_ms() // _SLOT_MS
+        if slot == self._slot:
+            return
+        self._slot = slot
+        timed, self._timed = self._timed, []
+        for key in timed:
+            self._known.pop(key, None)
+            self._rates.pop((*key, False), None)
+            self._rates.pop((*key, True), None)
+        if timed:
+            self._declared.clear()
+
+    def cost(self, usage: LlmData, at_ms: int | None = None) -> tuple[int, str]:
         """Return the cost of a reported call and the source of its price.
 
         A call without a known price is charged the fallback, never free and never lost, but for a
         model on the caller's own machine.
+
+        Args:
+            usage: of the call.
+            at_ms: when it ended, in Unix milliseconds, by its caller's clock; now, if not given. A
+                clock that is a month wrong is not believed: then the dearest hour counts.
         """
         if usage.cost_nanousd is not None and not self._is_free(usage):
             return usage.cost_nanousd, "vendor"
         found = self.tariff(usage.provider, usage.model) or self._unknown(usage.local)
-        return found.cost(usage), found.source
+        now_ms = self._clock_ms()
+        when_ms = now_ms if at_ms is None else at_ms
+        is_believed = abs(now_ms - when_ms) <= _MONTH_MS
+        return found.cost(usage, when_ms if is_believed else None), found.source
 
     def _is_free(self, usage: LlmData) -> bool:
         """Tell whether the cost of a lost answer is the SDK's, of a model that costs nothing."""
@@ -77,12 +116,13 @@ class PriceBook:
             provider, model: whose.
             local: whether it is on the caller's own machine: unknown ones are free there.
         """
+        self._forget_timed()
         key = (provider, model, local)
         if key not in self._rates:
             if len(self._rates) >= _CACHE_MAX:
                 self._rates.clear()
             known = self.tariff(provider, model)
-            rates = (known or self._unknown(local)).dearest()
+            rates = (known or self._unknown(local)).dearest(self._clock_ms())
             rates.fallback = known is None and not local
             rates.largest_output_tokens = largest_output(provider, model)
             rates.context_tokens = self._context(provider, model, rates)
@@ -97,7 +137,9 @@ class PriceBook:
 
     def _context(self, provider: str | None, model: str, rates: ModelRates) -> int | None:
         """Return a model's context window, whoever prices it; ``None`` if it is not known."""
-        listed = None if model == UNKNOWN_MODEL else published(provider, model)
+        listed = None
+        if model != UNKNOWN_MODEL:
+            listed = published(provider, model, self._clock_ms())
         return context_of(
             provider,
             model,
@@ -109,6 +151,7 @@ class PriceBook:
         self, model: str, max_input: int | None, max_output: int | None, *, strict: bool
     ) -> int | None:
         """Return what to reserve for a model and declared maxima, or ``None`` to estimate it."""
+        self._forget_timed()
         key = (model, max_input, max_output, strict)
         if key not in self._declared:
             if len(self._declared) >= _CACHE_MAX:
@@ -144,103 +187,4 @@ class PriceBook:
             return default
         if provider in _BY_THE_PIECE and fees.by_the_piece(model):
             return tariff(Rates(input_per_mtok=0, output_per_mtok=0), "published")
-        return published(provider, model) or default
-
-
-def load_published() -> None:
-    """Load the published tables, which takes about half a second; later calls do nothing."""
-    from genai_prices import data_snapshot
-
-    data_snapshot.get_snapshot()
-
-
-def published(provider: str | None, model: str) -> Tariff | None:
-    """Return the published tariff of a model (the ``genai-prices`` snapshot), if there is one."""
-    from genai_prices import data_snapshot  # loaded by a gateway before its first request
-
-    snapshot = data_snapshot.get_snapshot()
-    for provider_id in (provider, None) if provider else (None,):
-        try:
-            _, info = snapshot.find_provider_model(model, None, provider_id, None)
-        except LookupError:
-            continue
-        return _tariff(info)
-    return None
-
-
-_FIGURES: Final = (
-    ("input_per_mtok", "input_mtok"),
-    ("output_per_mtok", "output_mtok"),
-    ("cache_read_per_mtok", "cache_read_mtok"),
-    ("cache_write_per_mtok", "cache_write_mtok"),
-    ("cache_write_1h", "cache_write_1h_mtok"),
-    ("reasoning_per_mtok", "output_reasoning_mtok"),
-    ("audio_per_mtok", "output_audio_mtok"),
-    ("input_audio", "input_audio_mtok"),
-    ("input_image", "input_image_mtok"),
-    ("output_image", "output_image_mtok"),
-)
-
-
-def _tariff(info: ModelInfo) -> Tariff | None:
-    # Prices with a date or an hour of their own are taken as of now, and kept as long as the book.
-    now = dt.datetime.now(dt.UTC)
-    standard = _values(info.get_prices(now))
-    if standard["input_per_mtok"] is None and standard["output_per_mtok"] is None:
-        return None
-    if "gpt-image" in info.id:  # images to edit are dearer than words; usage does not say which
-        standard["input_per_mtok"] = standard["input_image"] or standard["input_per_mtok"]
-    rows = list(_rows(STANDARD, standard))
-    for tier in _tiers(info):
-        values = _values(info.get_prices(now, _context(tier)))
-        if values != standard:
-            rows += _rows(tier, values)
-    return Tariff(ordered(rows), "published", info.context_window)
-
-
-_TIERS: Final = (("service_tier", "flex"), ("service_tier", "priority"), ("service_tier", "fast"),
-                 ("speed", "fast"), ("service_tier", "ultrafast"))  # fmt: skip
-
-
-def _tiers(info: ModelInfo) -> list[str]:
-    """Return the service tiers with prices of their own."""
-    named = [variant.when for variant in info.price_variants or ()]
-    return sorted({tier for name, tier in _TIERS if {name: tier} in named})
-
-
-def _context(tier: str) -> PriceContext:
-    return {name: own for name, own in _TIERS if own == tier}
-
-
-def _values(price: ModelPrice) -> dict[str, Any]:
-    return {name: getattr(price, source, None) for name, source in _FIGURES}
-
-
-def _rows(tier: str, values: dict[str, Any]) -> Iterator[RateRow]:
-    """Yield a row for each size of prompt at which a price changes."""
-    starts = {t.start for v in values.values() for t in getattr(v, "tiers", ())}
-    for start in (-1, *sorted(starts)):
-        at_size = {name: _nanousd(value, start + 1) for name, value in values.items()}
-        input_audio, image = at_size.pop("input_audio"), at_size.pop("output_image")
-        at_size.pop("input_image")
-        if at_size["audio_per_mtok"] is None:
-            at_size["audio_per_mtok"] = input_audio
-        long_write = at_size.pop("cache_write_1h")
-        figures = Rates(
-            input_per_mtok=at_size.pop("input_per_mtok") or 0,
-            # Usage does not tell images and words of an answer apart.
-            output_per_mtok=max(at_size.pop("output_per_mtok") or 0, image or 0),
-            **at_size,
-        )
-        yield row(tier, start, figures, long_write)
-
-
-def _nanousd(value: Any, prompt_tokens: int) -> int | None:
-    if value is None:
-        return None
-    for tier in reversed(getattr(value, "tiers", ())):
-        if prompt_tokens > tier.start:
-            value = tier.price
-            break
-    usd = Decimal(getattr(value, "base", value))
-    return int((usd * NANOUSD_PER_DOLLAR).to_integral_value(rounding="ROUND_CEILING"))
+        return published(provider, model, self._clock_ms()) or default

@@ -11,13 +11,14 @@ import pytest
 from guard.core import local_address
 from guard.core.local_address import is_local
 from guard.core.request_bound import RequestBound
-from guard.gateway.services.pricing import published
+from guard.gateway.services.published import published
 from guard.instrumentation.local_hosts import LocalHosts
 from guard.runtime.runtime import GuardRuntime
 from guard.scope.scope import Entry, Scope
 from tests.support.waiting import WAIT_S, until
 
 LOCAL = RequestBound("openai", "nobody-knows", input_tokens=500, output_tokens=500, local=True)
+NOW_MS = 1_795_000_000_000  # in November 2026
 ELSEWHERE = msgspec.structs.replace(LOCAL, local=False)
 
 
@@ -84,6 +85,6 @@ def test_what_the_organisation_has_priced_is_not_free(
 def test_names_of_local_models_are_mostly_unknown_to_the_price_list() -> None:
     """Those that the documentation names, and which of them have to be priced at zero."""
     unknown = ("llama3.2", "qwen3:8b", "gemma3:4b", "mistral", "gpt-oss:20b", "nomic-embed-text")
-    assert [published("openai", name) for name in unknown] == [None] * len(unknown)
+    assert [published("openai", name, NOW_MS) for name in unknown] == [None] * len(unknown)
     for known in ("gpt-4o", "claude-sonnet-4-5", "deepseek-r1", "mistral-nemo", "command-r"):
-        assert published("openai", known) is not None
+        assert published("openai", known, NOW_MS) is not None

@@ -1,0 +1,188 @@
+"""The published prices of models: the ``genai-prices`` snapshot, with its hours and dates."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Final
+
+from guard.core.rates import STANDARD, dearest_rows
+from guard.core.wire import NANOUSD_PER_DOLLAR, RateRow
+from guard.gateway.domain.records import Rates
+from guard.gateway.domain.tariffs import Tariff, ordered, row
+
+if TYPE_CHECKING:
+    from genai_prices.types import (
+        ModelInfo,
+        ModelPrice,
+        PriceContext,
+        StartDateConstraint,
+        TimeOfDateConstraint,
+    )
+
+    Constraint = StartDateConstraint | TimeOfDateConstraint
+
+
+def load_published() -> None:
+    """Load the published tables, which takes about half a second; later calls do nothing."""
+    from genai_prices import data_snapshot
+
+    data_snapshot.get_snapshot()
+
+
+def published(provider: str | None, model: str, now_ms: int) -> Tariff | None:
+    """Return the published tariff of a model (the ``genai-prices`` snapshot), if there is one.
+
+    Args:
+        provider, model: whose.
+        now_ms: the time, in Unix milliseconds. Its rows are the dearest of that day and the next,
+            so that a request which is held today cannot meet a higher price.
+    """
+    from genai_prices import data_snapshot  # loaded by a gateway before its first request
+
+    snapshot = data_snapshot.get_snapshot()
+    for provider_id in (provider, None) if provider else (None,):
+        try:
+            _, info = snapshot.find_provider_model(model, None, provider_id, None)
+        except LookupError:
+            continue
+        return _tariff(info, now_ms)
+    return None
+
+
+def _tariff(info: ModelInfo, now_ms: int) -> Tariff | None:
+    timetable = _Timetable(info)
+    if not timetable.is_needed:
+        rows = _price_list(info, _time_of(now_ms))
+        return Tariff(rows, "published", info.context_window) if rows else None
+    rows = timetable.dearest(now_ms)
+    if not rows:
+        return None
+    return Tariff(rows, "published", info.context_window, timetable.at)
+
+
+class _Timetable:
+    """A model's price lists by the time of a request."""
+
+    def __init__(self, info: ModelInfo) -> None:
+        prices = info.prices if isinstance(info.prices, list) else []
+        all_of_them = (each.constraint for each in (*prices, *(info.price_variants or ())))
+        self._info = info
+        self._constraints: list[Constraint] = [each for each in all_of_them if each is not None]
+        # By which of the constraints hold.
+        self._lists: dict[tuple[bool, ...], list[RateRow]] = {}
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether the model has prices with a date or an hour of their own."""
+        return bool(self._constraints)
+
+    def at(self, at_ms: int) -> list[RateRow]:
+        """Return the price list of a moment, in Unix milliseconds."""
+        return self._list(_time_of(at_ms))
+
+    def dearest(self, now_ms: int) -> list[RateRow]:
+        """Return the dearest prices of a day and the next one."""
+        now = _time_of(now_ms)
+        starts = {dt.time(tzinfo=dt.UTC)}
+        for each in self._constraints:
+            for name in ("start_time", "end_time"):  # only those by the hour have them
+                edge: dt.time | None = getattr(each, name, None)
+                if edge is not None:
+                    there = dt.datetime.combine(now.date(), edge, edge.tzinfo or dt.UTC)
+                    starts.add(there.astimezone(dt.UTC).timetz())
+        days = (now.date(), now.date() + dt.timedelta(days=1))
+        lists = [self._list(dt.datetime.combine(day, start)) for day in days for start in starts]
+        return dearest_rows([each for each in lists if each])
+
+    def _list(self, moment: dt.datetime) -> list[RateRow]:
+        active = tuple(each.active(moment) for each in self._constraints)
+        if active not in self._lists:
+            self._lists[active] = _price_list(self._info, moment)
+        return self._lists[active]
+
+
+_LATEST_MS: Final = 250_000_000_000_000
+"""In the year 9892: a clock may be wrong, and a date has an end."""
+
+
+def _time_of(at_ms: int) -> dt.datetime:
+    return dt.datetime.fromtimestamp(min(at_ms, _LATEST_MS) / 1000, dt.UTC)
+
+
+_FIGURES: Final = (
+    ("input_per_mtok", "input_mtok"),
+    ("output_per_mtok", "output_mtok"),
+    ("cache_read_per_mtok", "cache_read_mtok"),
+    ("cache_write_per_mtok", "cache_write_mtok"),
+    ("cache_write_1h", "cache_write_1h_mtok"),
+    ("reasoning_per_mtok", "output_reasoning_mtok"),
+    ("audio_per_mtok", "output_audio_mtok"),
+    ("input_audio", "input_audio_mtok"),
+    ("input_image", "input_image_mtok"),
+    ("output_image", "output_image_mtok"),
+)
+
+
+def _price_list(info: ModelInfo, moment: dt.datetime) -> list[RateRow]:
+    """Return the price list of a moment; empty where it has no price for tokens."""
+    standard = _values(info.get_prices(moment))
+    if standard["input_per_mtok"] is None and standard["output_per_mtok"] is None:
+        return []
+    if "gpt-image" in info.id:  # images to edit are dearer than words; usage does not say which
+        standard["input_per_mtok"] = standard["input_image"] or standard["input_per_mtok"]
+    rows = list(_rows(STANDARD, standard))
+    for tier in _tiers(info):
+        values = _values(info.get_prices(moment, _context(tier)))
+        if values != standard:
+            rows += _rows(tier, values)
+    return ordered(rows)
+
+
+_TIERS: Final = (("service_tier", "flex"), ("service_tier", "priority"), ("service_tier", "fast"),
+                 ("speed", "fast"), ("service_tier", "ultrafast"))  # fmt: skip
+
+
+def _tiers(info: ModelInfo) -> list[str]:
+    """Return the service tiers with prices of their own."""
+    named = [variant.when for variant in info.price_variants or ()]
+    return sorted({tier for name, tier in _TIERS if {name: tier} in named})
+
+
+def _context(tier: str) -> PriceContext:
+    return {name: own for name, own in _TIERS if own == tier}
+
+
+def _values(price: ModelPrice) -> dict[str, Any]:
+    return {name: getattr(price, source, None) for name, source in _FIGURES}
+
+
+def _rows(tier: str, values: dict[str, Any]) -> Iterator[RateRow]:
+    """Yield a row for each size of prompt at which a price changes."""
+    starts = {t.start for v in values.values() for t in getattr(v, "tiers", ())}
+    for start in (-1, *sorted(starts)):
+        at_size = {name: _nanousd(value, start + 1) for name, value in values.items()}
+        input_audio, image = at_size.pop("input_audio"), at_size.pop("output_image")
+        at_size.pop("input_image")
+        if at_size["audio_per_mtok"] is None:
+            at_size["audio_per_mtok"] = input_audio
+        long_write = at_size.pop("cache_write_1h")
+        figures = Rates(
+            input_per_mtok=at_size.pop("input_per_mtok") or 0,
+            # Usage does not tell images and words of an answer apart.
+            output_per_mtok=max(at_size.pop("output_per_mtok") or 0, image or 0),
+            **at_size,
+        )
+        yield row(tier, start, figures, long_write)
+
+
+def _nanousd(value: Any, prompt_tokens: int) -> int | None:
+    if value is None:
+        return None
+    for tier in reversed(getattr(value, "tiers", ())):
+        if prompt_tokens > tier.start:
+            value = tier.price
+            break
+    usd = Decimal(getattr(value, "base", value))
+    return int((usd * NANOUSD_PER_DOLLAR).to_integral_value(rounding="ROUND_CEILING"))
