@@ -76,7 +76,7 @@ def test_a_price_that_begins_on_a_date_is_held_the_day_before() -> None:
     book = PriceBook([], FALLBACK, clock)
     bound = RequestBound("google", "gemini-4-argon", 1000, 1000)
     found = []
-    for day in range(3):  # the new price begins on the first of December
+    for _ in range(3):  # the new price begins on the first of December
         rates = book.model_rates("google", "gemini-4-argon")
         held = worst_case(rates, bound)
         assert held is not None

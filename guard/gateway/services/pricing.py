@@ -8,12 +8,12 @@ from typing import Final
 
 from guard.core import fees, globs
 from guard.core.wire import UNKNOWN_MODEL, LlmData, ModelRates
-from guard.gateway.domain.contexts import context_of, largest_context
+from guard.gateway.domain.contexts import LARGEST_ANYWHERE, context_of, largest_context
 from guard.gateway.domain.largest_outputs import largest_output
 from guard.gateway.domain.records import Price, Rates
 from guard.gateway.domain.request_cost import ASSUMED_INPUT_TOKENS, WORST_OUTPUT_TOKENS
 from guard.gateway.domain.tariffs import Tariff, tariff
-from guard.gateway.services.published import published
+from guard.gateway.services.published import names, published
 
 _CACHE_MAX: Final = 10_000
 
@@ -124,7 +124,8 @@ class PriceBook:
             known = self.tariff(provider, model)
             rates = (known or self._unknown(local)).dearest(self._clock_ms())
             rates.fallback = known is None and not local
-            rates.largest_output_tokens = largest_output(provider, model)
+            listed = (largest_output(*each) for each in names(provider, model))
+            rates.largest_output_tokens = next((each for each in listed if each is not None), None)
             rates.context_tokens = self._context(provider, model, rates)
             if known is None and local:  # so that it needs no limit
                 rates.largest_output_tokens = WORST_OUTPUT_TOKENS
@@ -133,19 +134,21 @@ class PriceBook:
 
     def largest_prompt(self, provider: str | None, model: str) -> int:
         """Return the most tokens of a prompt that nothing bounds."""
-        return self.model_rates(provider, model).context_tokens or largest_context(provider)
+        context = self.model_rates(provider, model).context_tokens
+        if context is not None:
+            return context
+        vendors = [vendor for vendor, _ in names(provider, model) if vendor is not None]
+        return max(map(largest_context, vendors), default=LARGEST_ANYWHERE)
 
     def _context(self, provider: str | None, model: str, rates: ModelRates) -> int | None:
         """Return a model's context window, whoever prices it; ``None`` if it is not known."""
         listed = None
         if model != UNKNOWN_MODEL:
             listed = published(provider, model, self._clock_ms())
-        return context_of(
-            provider,
-            model,
-            None if listed is None else listed.context_window,
-            max(rates.largest_output_tokens or 0, 1 + max(row.above for row in rates.rows)),
-        )
+        window = None if listed is None else listed.context_window
+        least = max(rates.largest_output_tokens or 0, 1 + max(row.above for row in rates.rows))
+        found = (context_of(*each, window, least) for each in names(provider, model))
+        return max((each for each in found if each is not None), default=None)
 
     def declared(
         self, model: str, max_input: int | None, max_output: int | None, *, strict: bool

@@ -42,13 +42,42 @@ def published(provider: str | None, model: str, now_ms: int) -> Tariff | None:
     from genai_prices import data_snapshot  # loaded by a gateway before its first request
 
     snapshot = data_snapshot.get_snapshot()
-    for provider_id in (provider, None) if provider else (None,):
+    for vendor, name in names(provider, model):
         try:
-            _, info = snapshot.find_provider_model(model, None, provider_id, None)
+            _, info = snapshot.find_provider_model(name, None, vendor, None)
         except LookupError:
             continue
-        return _tariff(info, now_ms)
+        found = _tariff(info, now_ms)
+        if found is not None:
+            return found
     return None
+
+
+_PROXIES_NAMES: Final = {"gemini": "google", "vertex_ai": "google", "xai": "x-ai",
+                         "together_ai": "together", "fireworks_ai": "fireworks",
+                         "moonshot": "moonshotai", "bedrock": "aws"}  # fmt: skip
+"""What proxies call vendors (https://docs.litellm.ai/docs/providers, 2026-11)."""
+
+_PARTS_MAX: Final = 3
+
+
+def names(provider: str | None, model: str) -> Iterator[tuple[str | None, str]]:
+    """Yield by which vendors and names a model may be listed, the likeliest first.
+
+    Behind a proxy a model's name begins with its vendor's.
+
+    >>> list(names("openai", "gemini/gemini-2.5-pro"))[2:]
+    [('google', 'gemini-2.5-pro'), (None, 'gemini-2.5-pro')]
+    """
+    if provider:
+        yield provider, model
+    yield None, model
+    for _ in range(_PARTS_MAX):
+        vendor, slash, model = model.partition("/")
+        if not slash or not vendor or not model:
+            return
+        yield _PROXIES_NAMES.get(vendor.lower(), vendor.lower()), model
+        yield None, model
 
 
 def _tariff(info: ModelInfo, now_ms: int) -> Tariff | None:
