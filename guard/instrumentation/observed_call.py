@@ -32,7 +32,14 @@ from guard.instrumentation.charging import charged
 from guard.instrumentation.include_usage import StreamUsage, UsageChunkFilter
 from guard.instrumentation.output_limits import LimitedBody, OutputLimits
 from guard.instrumentation.request_gate import RequestCover, RequestGate
-from guard.instrumentation.sending import Sending, nested_call, never_left, status_of
+from guard.instrumentation.sending import (
+    Sending,
+    content_of,
+    held_answer,
+    nested_call,
+    never_left,
+    status_of,
+)
 from guard.instrumentation.stream_watch import StreamWatch, watch_of
 from guard.instrumentation.tool_watch import ToolGate, ToolWatch
 from guard.scope.scope import Scope
@@ -320,9 +327,16 @@ class ObservedCall:
         """The client raised instead of answering. The vendor may have worked, and bills that."""
         if self._done:
             return
+        self.status = status_of(exc)
+        answer = held_answer(exc)
+        if answer is not None:  # a hook of the user's has raised, and may have read it before
+            self.unsent = False
+            content = content_of(answer)
+            if content is not None and self.status is not None:
+                self.whole(self.status, answer.headers.get, content)
+                return
         # Where nothing has watched the body leave, the exception's name may say so.
         unsent = never_left(exc) if self.unsent is None else self.unsent
-        self.status = status_of(exc)
         refused = self.status is not None and not may_be_billed(self.status)
         if self.sent_s is None or unsent or refused:
             self.dropped()
@@ -589,7 +603,9 @@ class ObservedCall:
     def _is_cached(self) -> bool:
         """Tell whether the response comes from a cache: no model has worked for it."""
         header = self._header
-        return header("age") is not None or any(
+        age = header("age") or ""
+        # An age of zero is what a cache writes that has just asked the vendor.
+        return (age.isdecimal() and int(age[:9]) > 0) or any(
             (header(name) or "").lower().startswith("hit") for name in _CACHE_HEADERS
         )
 

@@ -18,6 +18,14 @@ _NEVER_LEFT: Final = frozenset({
 })  # fmt: skip
 """Names of exceptions that end a request before any of it was sent, in every client's own words."""
 
+_HOLDS_ANSWER: Final = {"_send_handling_redirects": "response", "_request": "resp"}
+"""Functions of httpx and aiohttp that call the user's hooks, and where they keep the answer."""
+
+_CLIENTS: Final = frozenset({
+    "httpx", "httpx2", "aiohttp", "requests", "urllib3", "botocore", "guard",
+})  # fmt: skip
+"""Packages whose exceptions are believed when they speak of a status."""
+
 _SAID_STATUS: Final = re.compile(r"\b([45]\d\d) error")
 _CAUSES_MAX: Final = 8
 
@@ -75,11 +83,47 @@ def never_left(exc: BaseException) -> bool:
     )
 
 
-def status_of(exc: BaseException) -> int | None:
-    """Return the status of the answer that an exception speaks of, if it speaks of one.
+def held_answer(exc: BaseException) -> Any:
+    """Return the answer that a client held when an exception came; None where there was none.
 
-    A client, or a hook of the user's, may turn an answer into an exception.
+    A hook of the user's that was called with it has raised, for whatever reason.
     """
+    answer, trace = None, exc.__traceback__
+    while trace is not None:
+        frame = trace.tb_frame
+        name = _HOLDS_ANSWER.get(frame.f_code.co_name)
+        if name is not None and _package(frame.f_globals.get("__name__")) in _CLIENTS:
+            answer = frame.f_locals.get(name)
+        trace = trace.tb_next
+    return answer
+
+
+def content_of(answer: Any) -> bytes | None:
+    """Return the body of an answer that somebody has read; None of any other."""
+    for name in ("_content", "_body"):  # httpx's and aiohttp's
+        content = getattr(answer, name, None)
+        if isinstance(content, bytes):
+            return content
+    return None
+
+
+def _package(module: object) -> str:
+    return str(module).partition(".")[0]
+
+
+def status_of(exc: BaseException) -> int | None:
+    """Return the status of the answer behind an exception, if there is one.
+
+    A client, or a hook of the user's, may turn an answer into an exception. What the
+    application's own exceptions call a status need not be the vendor's.
+    """
+    answer = held_answer(exc)
+    for name in ("status_code", "status"):
+        found = getattr(answer, name, None)
+        if type(found) is int:
+            return found
+    if _package(type(exc).__module__) not in _CLIENTS:
+        return None
     response = getattr(exc, "response", None)
     for source, name in ((response, "status_code"), (response, "status"), (exc, "status")):
         found = getattr(source, name, None)
@@ -93,7 +137,10 @@ def status_of(exc: BaseException) -> int | None:
 
 
 def answer_of(exc: BaseException) -> bytes:
-    """Return what the answer that an exception speaks of says, as far as it was read."""
+    """Return what the answer behind an exception says, as far as it was read."""
+    held = content_of(held_answer(exc))
+    if held is not None:
+        return held
     try:
         content = exc.response.content  # type: ignore[attr-defined]  # httpx's and requests'
     except Exception:  # noqa: BLE001  # there is none, or nobody has read it

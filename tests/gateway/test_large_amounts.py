@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from guard.core import wire
-from guard.gateway.domain.ledger import EVENT_NANOUSD_MAX, EVENT_TOKENS_MAX
+from guard.core.wire import EVENT_TOKENS_MAX
+from guard.gateway.domain.ledger import EVENT_NANOUSD_MAX
 
 TOTAL_MAX = wire.NANOUSD_MAX
 

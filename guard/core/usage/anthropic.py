@@ -19,6 +19,7 @@ from guard.core.usage.message import (
     count,
     items,
     mapping,
+    says_any,
     text_bytes,
     text_or_none,
     tokens_of,
@@ -48,7 +49,7 @@ class AnthropicMessages:
     def from_message(self, message: Message, call: Call) -> Usage | None:
         """Read ``usage`` of a message."""
         said = message.get("usage")
-        if not isinstance(said, dict) or not any(name in said for name in _COUNTS):
+        if not isinstance(said, dict) or not says_any(said, *_COUNTS):
             return None
         return _usage(message, said, call)
 

@@ -19,7 +19,7 @@ from guard.core.usage.message import (
     count,
     items,
     mapping,
-    parse,
+    says_any,
     text_or_none,
 )
 from guard.core.usage.response_format import Call, ToolCallReader, Usage, replaced
@@ -39,7 +39,7 @@ class Converse:
     def from_message(self, message: Message, call: Call) -> Usage | None:
         """Read ``usage`` of a response."""
         said = message.get("usage")
-        if not isinstance(said, dict) or not ("inputTokens" in said or "outputTokens" in said):
+        if not isinstance(said, dict) or not says_any(said, "inputTokens", "outputTokens"):
             return None
         return Usage(
             model=model_of(call),
@@ -127,5 +127,4 @@ def _spoken(delta: object) -> object:
 
 
 def _said(call: Call, name: str) -> int:
-    value = parse(call.header(_HEADER.format(name)) or "0")
-    return count(value)
+    return count(call.header(_HEADER.format(name)))

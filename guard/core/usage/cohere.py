@@ -11,10 +11,11 @@ from typing import ClassVar, Final
 import attrs
 
 from guard.core.usage.framing import Events
-from guard.core.usage.message import Message, count, mapping, text_or_none
+from guard.core.usage.message import Message, count, mapping, says_any, text_or_none
 from guard.core.usage.response_format import Call, ToolCallReader, Usage
 from guard.core.usage.tool_calls import COHERE
 
+_TOKENS: Final = ("input_tokens", "output_tokens")
 _UNITS: Final = ("search_units", "classifications", "images", "pages")
 
 
@@ -55,7 +56,7 @@ class Cohere:
 
 def _usage(message: Message, said: Message, call: Call) -> Usage | None:
     billed, tokens = mapping(said.get("billed_units")), mapping(said.get("tokens"))
-    if not billed and not tokens:
+    if not any(says_any(said, *_TOKENS, *_UNITS) for said in (billed, tokens)):
         return None
     asked = count(billed.get("input_tokens", tokens.get("input_tokens")))
     cached = min(asked, count(said.get("cached_tokens")))

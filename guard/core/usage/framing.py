@@ -64,7 +64,9 @@ class Pieces:
 class EventStream:
     """Messages of server-sent events, split only as far as they are requested.
 
-    Of thousands of events, the usage is in one of the last or one of the first.
+    Of thousands of events, the usage is in one of the last or one of the first. An event's data is
+    nearly always one line; several are one message, unless each is one by itself: some servers
+    leave out the empty line between events.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -75,12 +77,10 @@ class EventStream:
     def __iter__(self) -> Iterator[bytes]:
         data, start = self._data, 0
         while start < len(data):
-            end = data.find(b"\n", start)
+            end = data.find(_EMPTY_LINE, start)
             end = len(data) if end < 0 else end
-            # Only the end of a line that began in a gap is here: it lacks the field's name.
-            if data.startswith(b"data:", start, end):
-                yield data[start + 5 : end].strip()
-            start = end + 1
+            yield from event_messages(data[start:end])
+            start = end + len(_EMPTY_LINE)
 
     def __bool__(self) -> bool:
         return next(iter(self), None) is not None
@@ -89,11 +89,30 @@ class EventStream:
         """Yield those that contain ``marker``, the last one first."""
         data, start = self._data, len(self._data)
         while (found := data.rfind(marker, 0, start)) >= 0:
-            start = data.rfind(b"\n", 0, found) + 1
-            end = data.find(b"\n", found)
+            start = data.rfind(_EMPTY_LINE, 0, found)
+            start = 0 if start < 0 else start + len(_EMPTY_LINE)
+            end = data.find(_EMPTY_LINE, found)
             end = len(data) if end < 0 else end
-            if data.startswith(b"data:", start, end):
-                yield data[start + 5 : end].strip()
+            for message in reversed(event_messages(data[start:end])):
+                if marker in message:
+                    yield message
+
+
+_EMPTY_LINE: Final = b"\n\n"
+
+
+def event_messages(event: bytes) -> list[bytes]:
+    """Return the messages of one server-sent event, or of several without empty lines between.
+
+    >>> event_messages(b'id: 1\\ndata: {"a":\\ndata: 1}'), event_messages(b"data: {}\\ndata: []")
+    ([b'{"a":\\n1}'], [b'{}', b'[]'])
+    """
+    # Only the end of a line that began in a gap may be here: it lacks the field's name.
+    lines = [line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:")]
+    if len(lines) < 2 or parse(lines[0]) is not None:  # nearly always
+        return lines
+    joined = b"\n".join(lines)
+    return [joined] if parse(joined) is not None else lines
 
 
 class Events(msgspec.Struct, frozen=True):
@@ -148,16 +167,20 @@ def framing_of(content_type: str, head: bytes) -> Framing:
     content_type = content_type.lower()
     if "vnd.amazon.eventstream" in content_type:
         return "aws"
-    if "event-stream" in content_type:
-        return "sse"
     if "ndjson" in content_type or "jsonl" in content_type or "stream+json" in content_type:
         return "lines"
-    if head[:5] == b"data:" or head[:6] == b"event:":
+    head = head.lstrip()
+    is_json = head[:1] in (b"{", b"[")  # whatever it is called: no event begins like this
+    if not is_json and ("event-stream" in content_type or _EVENT.match(head)):
         return "sse"
     first, separator, second = head.partition(b"\n")
     if separator and first[:1] == b"{" and second[:1] == b"{" and first.rstrip()[-1:] == b"}":
         return "lines"
     return "body"
+
+
+_EVENT: Final = re.compile(rb"(?:data|event|id|retry)?:")
+"""How the first line of an event stream begins; one without a name is a comment."""
 
 
 def events_of(framing: Framing, recorded: Recorded) -> Events:
@@ -166,8 +189,11 @@ def events_of(framing: Framing, recorded: Recorded) -> Events:
     first = split(recorded.head, False)
     if not recorded.tail:
         return Events(first, first)
-    held = len(recorded.head) + len(recorded.tail)
-    return Events(first, split(recorded.tail, True), recorded.tail, max(1.0, recorded.size / held))
+    tail = recorded.tail
+    scale = max(1.0, recorded.size / (len(recorded.head) + len(tail)))
+    # Of a message over several lines that began in the gap, nothing but the JSON is left.
+    end = tail.replace(b"\ndata:", b"\n") if framing == "sse" else tail
+    return Events(first, split(tail, True), end, scale)
 
 
 def _lines(data: bytes, resumed: bool) -> Pieces:
@@ -261,11 +287,11 @@ def outline(recorded: Recorded) -> Message:
         if found:
             message[name.decode()] = found[1].decode("utf-8", "replace")
     for name in _NUMBERS:
-        found = re.search(_NUMBER % name, end)
+        found = re.search(_NUMBER % name, end) or re.search(_NUMBER % name, recorded.head)
         if found:
             message[name.decode()] = int(found[1])
     for key in _OBJECTS:
-        inner = last_object(end, key)
+        inner = last_object(end, key) or last_object(recorded.head, key)
         if inner:
             message[key] = inner
     return message

@@ -18,6 +18,7 @@ from guard.core.usage.message import (
     count,
     items,
     mapping,
+    says_any,
     text_bytes,
     text_or_none,
     tokens_of,
@@ -26,6 +27,10 @@ from guard.core.usage.response_format import Call, ToolCallReader, Usage, by_the
 from guard.core.usage.tool_calls import GEMINI, INTERACTIONS
 
 _MODEL: Final = re.compile(r"(?:models|tunedModels|endpoints)/([^/:]+)")
+
+_COUNTS: Final = (
+    "promptTokenCount", "candidatesTokenCount", "thoughtsTokenCount", "totalTokenCount",
+)  # fmt: skip
 
 
 @attrs.frozen
@@ -86,7 +91,7 @@ def _with_searches(usage: Usage, events: Events, call: Call) -> Usage:
 
 def _usage(message: Message, call: Call) -> Usage | None:
     said = message.get("usageMetadata")
-    if not isinstance(said, dict):
+    if not isinstance(said, dict) or not says_any(said, *_COUNTS):
         return None
     cached = count(said.get("cachedContentTokenCount"))
     audio_in = _audio(said.get("promptTokensDetails"))
@@ -162,7 +167,7 @@ class Interactions:
     def from_message(self, message: Message, call: Call) -> Usage | None:
         """Read ``usage`` of an interaction."""
         said = message.get("usage")
-        if not isinstance(said, dict) or "total_input_tokens" not in said:
+        if not isinstance(said, dict) or not says_any(said, "total_input_tokens"):
             return None
         cached = count(said.get("total_cached_tokens"))
         return Usage(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import msgspec
 
-from guard.core.wire import TOKENS_MAX
+from guard.core.wire import EVENT_TOKENS_MAX
 
 Message = dict[str, Any]
 """A decoded JSON object."""
@@ -17,18 +19,65 @@ _BYTES_PER_TOKEN: Final = 4
 
 
 def parse(data: bytes | str) -> Any:
-    """Decode JSON; None for anything that is not JSON."""
+    """Decode JSON; None for anything that is not JSON.
+
+    What Python's own decoder takes is JSON here: vendors' clients use that one.
+    """
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return _parse_odd(data)
+
+
+def _parse_odd(data: bytes | str) -> Any:
+    """Decode JSON with NaN, halves of surrogate pairs, or bytes that are no text."""
+    if not _ODD.search(data if isinstance(data, bytes) else data.encode("utf-8", "replace")):
+        return None
+    try:
+        value = json.loads(data if isinstance(data, str) else data.decode("utf-8", "replace"))
+        # Half of a pair can be neither sent nor stored.
+        text = json.dumps(value, ensure_ascii=False)
+        return value if _HALF.search(text) is None else json.loads(_HALF.sub("?", text))
+    except (ValueError, RecursionError):
         return None
 
 
+_ODD: Final = re.compile(rb"[\x80-\xff]|\\u[dD]|NaN|Infinity")
+_HALF: Final = re.compile("[\ud800-\udfff]")
+
+
+class UnreadableUsage(ValueError):
+    """An answer has a count of tokens that is none: what it used is not known."""
+
+
 def count(value: Any) -> int:
-    """Return a token count; 0 for anything but a non-negative whole number."""
-    if type(value) is float and value.is_integer():
-        value = int(value)
-    return min(value, TOKENS_MAX) if type(value) is int and value >= 0 else 0
+    """Return a token count; 0 where there is none.
+
+    Some servers write counts as strings or with a fraction.
+
+    Raises:
+        UnreadableUsage: it is no count, or more than one request can have.
+
+    >>> count(None), count(7), count("12"), count(2.5)
+    (0, 7, 12, 3)
+    """
+    if type(value) is int and 0 <= value <= EVENT_TOKENS_MAX:
+        return value
+    if value is None:
+        return 0
+    if type(value) is str and _NUMBER.fullmatch(value):
+        value = float(value)
+    if type(value) is float and 0 <= value <= EVENT_TOKENS_MAX:
+        return math.ceil(value)
+    raise UnreadableUsage
+
+
+def says_any(said: Message, *names: str) -> bool:
+    """Tell whether a usage has any of these counts; null is none."""
+    return any(said.get(name) is not None for name in names)
+
+
+_NUMBER: Final = re.compile(r"\s*[0-9]{1,12}(?:\.[0-9]{1,6})?\s*")
 
 
 def text_or_none(value: Any) -> str | None:

@@ -10,7 +10,7 @@ from typing import ClassVar
 import attrs
 
 from guard.core.usage.framing import Events
-from guard.core.usage.message import Message, count, text_or_none
+from guard.core.usage.message import Message, count, says_any, text_or_none
 from guard.core.usage.response_format import Call, ToolCallReader, Usage
 from guard.core.usage.tool_calls import OLLAMA
 
@@ -30,8 +30,14 @@ class Ollama:
             and "embeddings" not in message
         ):
             return None
+        model = text_or_none(message.get("model")) or call.model()
+        if not says_any(message, "prompt_eval_count", "eval_count"):
+            if "embeddings" in message:
+                return Usage(model=model, input_tokens=call.prompt_tokens(), estimated=True)
+            if message.get("done_reason") != "load":  # a request without a prompt
+                return None
         return Usage(
-            model=text_or_none(message.get("model")) or call.model(),
+            model=model,
             input_tokens=count(message.get("prompt_eval_count")),
             output_tokens=count(message.get("eval_count")),
         )

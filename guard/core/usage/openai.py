@@ -24,6 +24,7 @@ from guard.core.usage.message import (
     items,
     mapping,
     nanousd,
+    says_any,
     text_or_none,
 )
 from guard.core.usage.response_format import Call, ToolCallReader, Usage, replaced
@@ -87,7 +88,7 @@ class ChatCompletions:
             return None
         if usage.keys() == {"total_tokens"}:  # embeddings of some servers
             usage = {"prompt_tokens": usage["total_tokens"]}
-        if "prompt_tokens" not in usage and "completion_tokens" not in usage:
+        if not says_any(usage, "prompt_tokens", "completion_tokens"):
             return None
         asked, said = count(usage.get("prompt_tokens")), count(usage.get("completion_tokens"))
         cache_read = cache_write = audio_in = audio_out = reasoning = 0

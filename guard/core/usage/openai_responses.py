@@ -11,7 +11,7 @@ from guard.core import fees
 from guard.core.rates import BATCH
 from guard.core.usage import vendor_tools
 from guard.core.usage.framing import Events
-from guard.core.usage.message import Message, count, mapping, parse, text_or_none
+from guard.core.usage.message import Message, count, mapping, parse, says_any, text_or_none
 from guard.core.usage.response_format import (
     Call,
     ToolCallReader,
@@ -101,7 +101,7 @@ def read_usage(response: Message) -> Usage | None:
     model = text_or_none(response.get("model"))
     if usage.get("type") == "duration":
         return Usage(model=model, response_id=identity, units=_seconds(usage.get("seconds")))
-    if "input_tokens" not in usage and "output_tokens" not in usage:
+    if not says_any(usage, "input_tokens", "output_tokens"):
         return None
     # Transcripts and realtime sessions use `input_token_details`, others `input_tokens_details`.
     asked = mapping(usage.get("input_tokens_details", usage.get("input_token_details")))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import json
 from typing import Any, Final, TypedDict
 
 import msgspec
 
+from guard.core.usage.charsets import as_utf8, is_odd, plain
 from guard.core.usage.framing import (
     Events,
     Framing,
@@ -16,7 +18,7 @@ from guard.core.usage.framing import (
     framing_of,
     outline,
 )
-from guard.core.usage.message import Message, mapping, parse
+from guard.core.usage.message import Message, UnreadableUsage, mapping, parse
 from guard.core.usage.recording import HEAD_BYTES, TAIL_BYTES
 from guard.core.usage.response_format import Call, ResponseFormat, Usage, replaced
 from guard.core.usage.vendor_tools import Candidate, OutputItem
@@ -55,6 +57,7 @@ class _Members(TypedDict, total=False):
     meta: Any
     result: Any
     done: Any
+    done_reason: Any
     prompt_eval_count: Any
     eval_count: Any
 
@@ -69,7 +72,14 @@ def _members() -> msgspec.json.Decoder[_Members]:
 
 
 def read_body(response_format: ResponseFormat, body: bytes, call: Call) -> Usage | None:
-    """Read the usage of a complete decoded body."""
+    """Read the usage of a complete decoded body; None where it has none that can be read."""
+    try:
+        return _read_body(response_format, plain(body), call)
+    except UnreadableUsage:
+        return None
+
+
+def _read_body(response_format: ResponseFormat, body: bytes, call: Call) -> Usage | None:
     small = len(body) <= _WHOLE_BYTES
     # Nearly always one JSON object; its usage can be read without the headers.
     message = _object(body) if small and body[:1] == b"{" else None
@@ -80,13 +90,13 @@ def read_body(response_format: ResponseFormat, body: bytes, call: Call) -> Usage
     if message is not None and framing_of(content_type, body) == "body":
         return None
     if small:
-        return read_recorded(response_format, Recorded(body, size=len(body)), content_type, call)
+        return _read_recorded(response_format, Recorded(body, size=len(body)), content_type, call)
     shortened = Recorded(body[:HEAD_BYTES], body[-TAIL_BYTES:], len(body))
-    usage = read_recorded(response_format, shortened, content_type, call)
+    usage = _read_recorded(response_format, shortened, content_type, call)
     if usage is not None and not usage.estimated:
         return usage
     whole = Recorded(body, size=len(body))
-    return read_recorded(response_format, whole, content_type, call) or usage
+    return _read_recorded(response_format, whole, content_type, call) or usage
 
 
 def read_recorded(
@@ -100,6 +110,17 @@ def read_recorded(
         content_type: the header's value.
         call: what formats may know besides the body.
     """
+    try:
+        return _read_recorded(response_format, recorded, content_type, call)
+    except UnreadableUsage:
+        return None
+
+
+def _read_recorded(
+    response_format: ResponseFormat, recorded: Recorded, content_type: str, call: Call
+) -> Usage | None:
+    if is_odd(recorded.head) and "amazon.eventstream" not in content_type:
+        recorded = as_utf8(recorded)
     if content_type.startswith("application/json") and _is_json(recorded):
         framing: Framing = "body"  # without scanning every byte
     else:
@@ -120,8 +141,11 @@ def _is_json(recorded: Recorded) -> bool:
 
 def is_stream(content_type: str, recorded: Recorded) -> bool:
     """Tell whether a body was a stream of messages."""
-    framing: Framing = framing_of(content_type, recorded.head)
+    framing: Framing = framing_of(content_type, plain(recorded.head[:_BEGINNING]))
     return framing != "body" or recorded.head[:1] == b"["
+
+
+_BEGINNING: Final = 64 * 1024
 
 
 def _of_body(response_format: ResponseFormat, recorded: Recorded, call: Call) -> Usage | None:
@@ -132,7 +156,8 @@ def _of_body(response_format: ResponseFormat, recorded: Recorded, call: Call) ->
         return response_format.from_message(message, call)
     decoded = parse(recorded.head)
     if isinstance(decoded, list):  # Gemini streams one JSON array if SSE was not requested
-        messages = Pieces([msgspec.json.encode(message) for message in decoded])
+        # Not by msgspec, which writes NaN as null: that would be a count of nothing.
+        messages = Pieces([json.dumps(message).encode() for message in decoded])
         return response_format.from_events(Events(messages, messages), call)
     return response_format.from_message(mapping(decoded), call)
 

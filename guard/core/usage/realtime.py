@@ -6,7 +6,7 @@ from typing import Final
 from urllib.parse import parse_qs
 
 from guard.core.usage.gemini import Gemini
-from guard.core.usage.message import Message, mapping, parse
+from guard.core.usage.message import Message, UnreadableUsage, mapping, parse
 from guard.core.usage.openai_responses import read_usage
 from guard.core.usage.response_format import Call, Usage, replaced
 from guard.core.usage.vendors import provider_of
@@ -38,6 +38,12 @@ class RealtimeUsage:
 
         Gemini repeats a turn's usage as it grows: it is counted when the turn is complete.
         """
+        try:
+            return self._read(message)
+        except UnreadableUsage:
+            return None
+
+    def _read(self, message: str | bytes) -> Usage | None:
         data = message.encode("utf-8", "replace") if isinstance(message, str) else message
         if b'"usage' not in data and b'"session' not in data and b'"serverContent"' not in data:
             return None

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from guard.core.usage.charsets import Utf8, plain
 from guard.core.usage.decoding import Decoder, decoder_for
-from guard.core.usage.framing import Framing, framing_of, take_frames, unpacked
+from guard.core.usage.framing import Framing, event_messages, framing_of, take_frames, unpacked
 from guard.core.usage.message import Message, mapping, parse
 from guard.core.usage.recording import DECODED_BYTES_MAX
 from guard.core.usage.response_format import ToolCallReader
@@ -39,8 +40,8 @@ class ToolScanner:
     """
 
     __slots__ = (
-        "_blind", "_carry", "_content_type", "_decoder", "_framing", "_reader", "_searched",
-        "_seen", "_size",
+        "_blind", "_carry", "_content_type", "_decoder", "_event", "_framing", "_reader",
+        "_searched", "_seen", "_size", "_text",
     )  # fmt: skip
 
     def __init__(
@@ -50,8 +51,12 @@ class ToolScanner:
         self._content_type = content_type
         # Known with the first chunk.
         self._framing: Framing | None = None
+        # Makes UTF-8 of it; None for frames.
+        self._text: Utf8 | None = Utf8()
         # A message that is not complete yet.
         self._carry = bytearray()
+        # The beginning of a server-sent event over several lines.
+        self._event = b""
         # How much of it was searched for a marker in vain; -1 once one was found.
         self._searched = 0
         # Calls that were named before, by key and name: answers repeat them.
@@ -86,6 +91,8 @@ class ToolScanner:
 
     def whole(self, body: bytes) -> list[str]:
         """Return the names of the tools that a whole, decoded body asks for."""
+        if "amazon.eventstream" not in self._content_type():
+            body = plain(body)
         if framing_of(self._content_type(), body) != "body":
             return [*self.feed(body), *self.end()]
         if not self._marked(body, 0):
@@ -102,11 +109,20 @@ class ToolScanner:
             return []
         rest = bytes(self._carry)
         self._carry.clear()
-        return self._names(self._payloads(rest))
+        names = self._names(self._payloads(rest))
+        if self._framing == "sse":
+            names += self._names(self._over_lines(rest + b"\n\n"))
+        return names
 
     def _found(self, data: bytes) -> list[str]:
         if self._framing is None:
+            if "amazon.eventstream" in self._content_type():
+                self._text = None
+            if self._text is not None and not (data := self._text.feed(data)):
+                return []  # too little to tell
             self._framing = framing_of(self._content_type(), data)
+        elif self._text is not None:
+            data = self._text.feed(data)
         if self._framing == "aws":
             self._carry += data
             return self._names(map(unpacked, take_frames(self._carry)))
@@ -118,7 +134,26 @@ class ToolScanner:
             return []
         block = bytes(self._carry) + data[:end] if self._carry else data[:end]
         self._carry[:] = data[end:]
-        return self._names(self._payloads(block))
+        if self._framing != "sse":
+            return self._names(self._payloads(block))
+        return [*self._names(self._payloads(block)), *self._names(self._over_lines(block))]
+
+    def _over_lines(self, block: bytes) -> Iterable[bytes]:
+        """Yield the messages over several lines that are complete with these lines."""
+        block = block.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        if self._event:
+            block = self._event + block
+        end = block.rfind(b"\n\n")
+        begun = block[end + 2 :] if end >= 0 else block
+        # One line that is whole was read as it came.
+        self._event = begun if begun.count(b"\ndata:") or begun.rstrip()[-1:] != b"}" else b""
+        if len(self._event) > DECODED_BYTES_MAX:
+            self._event, self._blind = b"", True
+        if end < 0 or not self._marked(block, 0) or b"\ndata:" not in block[:end]:
+            return
+        for event in block[:end].split(b"\n\n"):
+            if event.count(b"data:") > 1 and len(found := event_messages(event)) == 1:
+                yield found[0]
 
     def _of_body(self, data: bytes) -> list[str]:
         """Read one JSON object, or the elements of an array, as soon as they are complete."""

@@ -52,6 +52,8 @@ NOTE_DEPTH_MAX: Final = 16
 """Of what a caller shows to the person who approves: characters of the message, and bytes and
 levels of nesting of the whole as JSON."""
 TOKENS_MAX: Final = 2**40
+EVENT_TOKENS_MAX: Final = 10**9
+"""Maximum tokens of one kind in one event."""
 UNITS_MAX: Final = 10**9
 """Most units of one line of fees."""
 

@@ -20,9 +20,6 @@ from guard.gateway.domain.records import BudgetRule
 EVENT_NANOUSD_MAX: Final = 10**15
 """Maximum cost of one event (a million dollars)."""
 
-EVENT_TOKENS_MAX: Final = 10**9
-"""Maximum tokens of one kind in one event."""
-
 LEASE_NANOUSD_MAX: Final = 10**12
 """Maximum of one grant of a lease (a thousand dollars)."""
 

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from guard.core import wire
+from guard.core.wire import EVENT_TOKENS_MAX
 from guard.gateway.domain.commands import PricedEvent
-from guard.gateway.domain.ledger import EVENT_NANOUSD_MAX, EVENT_TOKENS_MAX
+from guard.gateway.domain.ledger import EVENT_NANOUSD_MAX
 from guard.gateway.domain.nesting import DEPTH_MAX, nested_deeper
 from guard.gateway.services.pricing import PriceBook
 

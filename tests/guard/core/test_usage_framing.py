@@ -7,20 +7,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from guard.core.usage.framing import EventStream, Recorded, events_of
+from guard.core.usage.message import parse
 
 MARKER = b'"usage"'
 LINE = st.sampled_from([
     b"data: {}", b'data: {"usage":1}', b'data:{"usage":null}  ', b'event: "usage"', b"", b"data:",
     b': "usage"', b"data: [DONE]", b'a: 1, "usage": 2}', b'data: {"usage":{"a":"\xc3\xa9"}}',
-    b'data: "usage" "usage"', b"data", b" data: 1",
+    b'data: "usage" "usage"', b"data", b" data: 1", b'data: {"a":', b'data: "usage"}',
 ])  # fmt: skip
 ENDING = st.sampled_from([b"\n", b"\n\n", b"\r\n", b"\r", b"\r\n\r\n"])
 
 
 def split(data: bytes) -> list[bytes]:
     """Split all of it, the plain way."""
-    lines = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
-    return [line[5:].strip() for line in lines if line[:5] == b"data:"]
+    found: list[bytes] = []
+    for event in data.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n\n"):
+        lines = [line[5:].strip() for line in event.split(b"\n") if line[:5] == b"data:"]
+        joined = b"\n".join(lines)
+        is_one = len(lines) > 1 and parse(lines[0]) is None and parse(joined) is not None
+        found += [joined] if is_one else lines
+    return found
 
 
 @given(st.lists(st.tuples(LINE, ENDING), max_size=12), st.integers(0, 30), st.booleans())

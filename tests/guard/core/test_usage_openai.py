@@ -82,6 +82,7 @@ def test_the_buckets_are_disjoint_and_add_up(
 def test_usage_null_is_not_usage_of_zero() -> None:
     """Zero is not missing: null says nothing, 0 says zero."""
     assert read(None) is None
+    assert read({"prompt_tokens": None, "completion_tokens": None}) is None
     zero = read({"prompt_tokens": 0, "completion_tokens": 0})
     assert zero is not None
     assert (zero.input_tokens, zero.output_tokens, zero.estimated) == (0, 0, False)
@@ -97,11 +98,20 @@ def test_details_that_are_null_or_strange_count_as_nothing(details: object) -> N
     assert (found.input_tokens, found.output_tokens, found.cache_read_tokens) == (9, 4, 0)
 
 
-@pytest.mark.parametrize("strange", [-5, 1.5, "12", True, [], {}, None])
-def test_a_count_that_is_no_count_is_zero(strange: object) -> None:
-    found = read({"prompt_tokens": strange, "completion_tokens": 4})
+@pytest.mark.parametrize(
+    ("count", "read_as"), [("12", 12), (" 12 ", 12), ("12.0", 12), (12.0, 12), (1.5, 2), (None, 0)]
+)
+def test_a_count_in_another_form_is_read(count: object, read_as: int) -> None:
+    found = read({"prompt_tokens": count, "completion_tokens": 4})
     assert found is not None
-    assert (found.input_tokens, found.output_tokens) == (0, 4)
+    assert (found.input_tokens, found.output_tokens) == (read_as, 4)
+
+
+@pytest.mark.parametrize("strange", [-5, "-5", True, [], {}, "", "many", "1e3", 2e9, 10**9 + 1])
+def test_a_count_that_is_none_makes_the_usage_unreadable(strange: object) -> None:
+    """It is not zero: the request costs its bound."""
+    assert read({"prompt_tokens": strange, "completion_tokens": 4}) is None
+    assert read({"prompt_tokens": 4, "completion_tokens": strange}) is None
 
 
 def test_more_cached_than_prompted_is_never_negative() -> None:

@@ -1,0 +1,268 @@
+"""Odd answers are read right where they can be read, and cost their bound where they cannot."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from guard.core.events import llm_data
+from guard.core.usage import Usage
+from guard.core.usage.ends import Ending
+from guard.core.usage.recording import HEAD_BYTES
+from guard.core.usage.response_format import replaced
+from guard.core.wire import LlmData
+from guard.scope.scope import current_scope
+from tests.guard.instrumentation.conftest import Observed, start_observing
+from tests.guard.instrumentation.gated_clients import INSIDE
+from tests.guard.instrumentation.odd_answers import (
+    READABLE,
+    STRANGE_COUNTS,
+    Answer,
+    answers,
+    counts_as,
+    kind_of,
+)
+from tests.guard.instrumentation.standin.reply import encoded
+from tests.guard.instrumentation.test_ends import PricedGate, PricedHold
+
+ANSWERS = answers()
+HOST = "llm.example.com"
+REQUEST = encoded(
+    {
+        "model": "m", "max_tokens": 4096, "stream": True,
+        "messages": [{"role": "user", "content": "Hello? " * 30}],
+    }
+)  # fmt: skip
+
+
+class Bench:
+    """Answers requests without a network, and says what each was charged."""
+
+    def __init__(self) -> None:
+        self.gate = PricedGate()
+        self.observed: Observed = start_observing(request_gate=self.gate)
+
+    def charge(
+        self,
+        answer: Answer,
+        *,
+        streamed: bool | None = None,
+        chunks: int = 0,
+        ending: Ending = Ending.COMPLETE,
+    ) -> tuple[LlmData | None, PricedHold]:
+        """Answer one request; return its event, and its hold, which has ended once.
+
+        Args:
+            answer: what comes.
+            streamed: whether the client reads it piece by piece; None for a stream only.
+            chunks: of how many bytes each piece is; 0 means all at once.
+            ending: how a stream ends.
+        """
+        instrumentation = self.observed.instrumentation
+        before = len(self.observed.calls)
+        request = REQUEST.replace(b'"m"', encoded(answer.asked_model))
+        call = instrumentation.begin("POST", HOST, answer.path, lambda: request)
+        assert call is not None
+        assert not call.uncovered
+        call.sent_s, call.unsent = call.started_s, False
+        header = answer.headers.get
+        if answer.is_stream if streamed is None else streamed:
+            assert call.streaming(200, header, "")
+            size = chunks or len(answer.data) or 1
+            for start in range(0, len(answer.data), size):
+                call.feed(answer.data[start : start + size])
+            call.finish(ending)
+        else:
+            call.whole(200, header, answer.data)
+        made = self.observed.calls[before:]
+        events = [data for each in made if (data := llm_data(each, "id")) is not None]
+        del self.observed.calls[:]
+        assert instrumentation.failures == 0, "nothing was raised"
+        hold = self.gate.holds.pop()
+        assert len(hold.ends) == 1, "its hold has ended once"
+        assert len(events) <= 1
+        return (events[0] if events else None), hold  # type: ignore[return-value]  # of PricedGate
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    made = Bench()
+    token = current_scope.set(INSIDE)
+    yield made
+    current_scope.reset(token)
+    made.observed.instrumentation.uninstall()
+
+
+def cost(event: LlmData | None) -> int:
+    """Return what an event costs, at a nano-dollar each token."""
+    if event is None:
+        return 0
+    if event.cost_nanousd is not None:
+        return event.cost_nanousd
+    return (
+        event.input_tokens + event.output_tokens + event.cache_read_tokens
+        + event.cache_write_tokens + event.reasoning_tokens + event.audio_tokens
+    )  # fmt: skip
+
+
+def spent(usage: Usage) -> int:
+    """Return what a usage costs, likewise."""
+    return (
+        usage.input_tokens + usage.output_tokens + usage.cache_read_tokens
+        + usage.cache_write_tokens + usage.reasoning_tokens + usage.audio_tokens
+    )  # fmt: skip
+
+
+def _as_said(usage: Any) -> Usage:
+    assert isinstance(usage, Usage), usage
+    return replaced(usage, fees=None)
+
+
+def is_dear(event: LlmData | None, hold: PricedHold, truth: Usage) -> bool:
+    """Tell whether what cannot be read was charged at least its bound, or what was billed."""
+    # Sound in a form that cannot be read here has no bound of its own: its words are counted.
+    least = 1 if hold.bound.input_tokens is None else min(spent(truth), hold.amount_nanousd)
+    return 0 < cost(event) >= least
+
+
+@pytest.mark.parametrize("oddity", READABLE)
+def test_an_odd_answer_is_read_right(bench: Bench, oddity: str) -> None:
+    change, kinds = READABLE[oddity]
+    made_to = [name for name, answer in ANSWERS.items() if kind_of(answer) in kinds]
+    for name in made_to:
+        answer = ANSWERS[name]
+        odd = change(answer)
+        pieces = [(True, 0), (True, 7 if len(odd.data) < 20_000 else 999)]
+        for streamed, chunks in pieces if answer.is_stream else [(False, 0), *pieces]:
+            event, hold = bench.charge(odd, streamed=streamed, chunks=chunks)
+            assert event is not None, name
+            assert not event.estimated, name
+            assert _as_said(hold.ends[0]) == answer.usage, name
+    assert made_to
+
+
+TEXTS = {name: answer for name, answer in ANSWERS.items() if kind_of(answer) != "binary"}
+
+
+@pytest.mark.parametrize("form", ['"{}"', "{}.0", '" {} "', '"{}.0"', "{}e0"])
+def test_counts_in_another_form_are_read(bench: Bench, form: str) -> None:
+    for name, answer in TEXTS.items():
+        event, hold = bench.charge(counts_as(form)(answer))
+        assert event is not None, name
+        assert not event.estimated, name
+        assert _as_said(hold.ends[0]) == answer.usage, name
+
+
+@pytest.mark.parametrize("form", STRANGE_COUNTS)
+def test_counts_that_are_none_cost_the_bound(bench: Bench, form: str) -> None:
+    checks = 0
+    for name, answer in TEXTS.items():
+        odd = counts_as(form)(answer)
+        if odd.data != answer.data and spent(answer.usage):  # another one counts something else
+            event, hold = bench.charge(odd)
+            assert event is not None, name
+            assert event.estimated, name
+            assert is_dear(event, hold, answer.usage), name
+            checks += 1
+    assert checks > len(TEXTS) // 2
+
+
+def check_cut(bench: Bench, answer: Answer, end: int, ending: Ending, streamed: bool) -> None:
+    """Check what an answer is charged of which no more than so many bytes came."""
+    cut = answer.with_data(answer.data[:end])
+    event, hold = bench.charge(cut, streamed=streamed, ending=ending)
+    if event is not None and not event.estimated:
+        assert _as_said(hold.ends[0]) == answer.usage, end
+    else:
+        assert is_dear(event, hold, answer.usage), end
+
+
+def cuts(data: bytes, step: int = 1) -> Iterator[int]:
+    """Every byte, or each so many; of the middle of a vector or an image less."""
+    for end in range(0, len(data), step):
+        if end < 2500 or end > len(data) - 2500 or end % (9973 * step) == 0:
+            yield end
+
+
+ENDINGS = (Ending.COMPLETE, Ending.LOST, Ending.CLOSED)
+SMALL = {name: answer for name, answer in ANSWERS.items() if len(answer.data) < 10_000}
+
+
+def test_cut_here_and_there(bench: Bench) -> None:
+    """By a server that ends there, by a connection that is lost, by a reader who leaves."""
+    checks = 0
+    for answer in SMALL.values():
+        for ending, end in zip(itertools.cycle(ENDINGS), cuts(answer.data, 17), strict=False):
+            check_cut(bench, answer, end, ending, True)
+            checks += 1
+    print(f"{checks} cuts")
+    assert checks > 1000
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ANSWERS)
+def test_cut_at_every_byte(bench: Bench, name: str) -> None:
+    answer = ANSWERS[name]
+    for end in cuts(answer.data):
+        for ending in ENDINGS:
+            check_cut(bench, answer, end, ending, True)
+        if not answer.is_stream:
+            check_cut(bench, answer, end, Ending.COMPLETE, False)
+
+
+ODD_CUTS = [oddity for oddity in READABLE if oddity != "as it is"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("oddity", ODD_CUTS)
+def test_odd_and_cut_at_every_byte(bench: Bench, oddity: str) -> None:
+    change, kinds = READABLE[oddity]
+    for answer in SMALL.values():
+        if kind_of(answer) in kinds:
+            odd = change(answer)
+            for ending, end in zip(itertools.cycle(ENDINGS), cuts(odd.data), strict=False):
+                check_cut(bench, odd, end, ending, True)
+
+
+_LARGE = 20 * 1024 * 1024
+
+
+@pytest.mark.parametrize("place", ["before", "after", "around"])
+@pytest.mark.parametrize("name", ["chat", "responses", "anthropic", "gemini", "cohere", "ollama"])
+def test_a_whole_answer_of_20_megabytes_to_a_stream(bench: Bench, name: str, place: str) -> None:
+    answer = ANSWERS[name]
+    filler = b'"filler":"' + b"x" * _LARGE + b'"'
+    data = answer.data
+    if place != "after":
+        data = b"{" + filler + b"," + data[1:]
+    if place != "before":
+        data = data.rstrip()[:-1] + b"," + filler + b"}"
+    for streamed in (True, False):
+        event, hold = bench.charge(answer.with_data(data), streamed=streamed, chunks=1024 * 1024)
+        if event is not None and not event.estimated:
+            assert _as_said(hold.ends[0]) == answer.usage
+        else:
+            assert streamed
+            assert place == "around" or len(answer.data) > HEAD_BYTES, "it is in the middle"
+            assert is_dear(event, hold, answer.usage)
+
+
+class TestCaches:
+    """Only what a cache says it has kept is an earlier answer over again."""
+
+    @pytest.mark.parametrize("age", ["0", "", "-1", "x", "0.0"])
+    def test_ids_that_are_used_again_are_charged_again(self, bench: Bench, age: str) -> None:
+        """Some servers give every answer the same id."""
+        answer = ANSWERS["chat"].with_data(ANSWERS["chat"].data, age=age)
+        for _ in range(3):
+            event, _ = bench.charge(answer)
+            assert cost(event) == spent(answer.usage)
+
+    def test_an_age_is_a_cache(self, bench: Bench) -> None:
+        answer = ANSWERS["chat"].with_data(ANSWERS["chat"].data, age="5")
+        found = [bench.charge(answer) for _ in range(2)]
+        assert [cost(event) for event, _ in found] == [spent(answer.usage), 0]
+        assert found[1][1].ends == ["back"]
