@@ -304,11 +304,17 @@ class Instrumentation:
                 f"a request to {host}{path} cannot be held: {why}", current_scope.get()
             )
 
-    def usage_unseen(self, host: str) -> None:
-        """Report a host whose session ended, or whose answer came, without any usage."""
+    def usage_unseen(self, host: str, *, is_held: bool = False) -> None:
+        """Report a host whose session ended, or whose answer came, without any usage.
+
+        Args:
+            host: of the request.
+            is_held: whether money was set aside for it, which is charged now.
+        """
         if host not in self._unseen and len(self._unseen) < _UNSEEN_HOSTS_MAX:
             self._unseen[host] = None
-            logger.warning("an LLM answer of %s held no usage", host)
+            charged = "it is charged what was set aside for it" if is_held else "it is not charged"
+            logger.warning("an LLM answer of %s held no usage that can be read: %s", host, charged)
 
     def ended(self, call: ObservedCall) -> None:
         """Record a call that has ended; never raises.
@@ -364,7 +370,7 @@ class Instrumentation:
         """Return the usage to record; None if there is none or it was recorded before."""
         if usage is None:
             if call.endpoint.certain and call.is_complete:
-                self.usage_unseen(call.host)
+                self.usage_unseen(call.host, is_held=call.reservation_id is not None)
             return None
         if usage.later:
             return None

@@ -6,15 +6,19 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 
+import guard
 from guard.core.events import llm_data
+from guard.core.request_bound import RequestBound
 from guard.core.usage import Usage
 from guard.core.usage.ends import Ending
 from guard.core.usage.recording import HEAD_BYTES
 from guard.core.usage.response_format import replaced
 from guard.core.wire import LlmData
 from guard.scope.scope import current_scope
+from tests.guard.conftest import Tenant
 from tests.guard.instrumentation.conftest import Observed, start_observing
 from tests.guard.instrumentation.gated_clients import INSIDE
 from tests.guard.instrumentation.odd_answers import (
@@ -25,7 +29,8 @@ from tests.guard.instrumentation.odd_answers import (
     counts_as,
     kind_of,
 )
-from tests.guard.instrumentation.standin.reply import encoded
+from tests.guard.instrumentation.standin.reply import Reply, encoded
+from tests.guard.instrumentation.standin.server import StandIn
 from tests.guard.instrumentation.test_ends import PricedGate, PricedHold
 
 ANSWERS = answers()
@@ -266,3 +271,59 @@ class TestCaches:
         found = [bench.charge(answer) for _ in range(2)]
         assert [cost(event) for event, _ in found] == [spent(answer.usage), 0]
         assert found[1][1].ends == ["back"]
+
+
+class TestAtTheGateway:
+    """What a request inside a workflow with a budget is charged in the end."""
+
+    PROMPT_NANOUSD, OUTPUT_NANOUSD = 1_000, 4_000
+
+    def _committed(self, tenant: Tenant, start: Any, standin: StandIn, usage: str) -> int:
+        rates = {"input_per_mtok": self.PROMPT_NANOUSD * 10**6,
+                 "output_per_mtok": self.OUTPUT_NANOUSD * 10**6}  # fmt: skip
+        tenant.admin.set_price("gpt-5", **rates)
+        tenant.admin.set_budget(scope_kind="workflow", scope_id="w", limit_nanousd=10**12)
+        runtime = start()
+        standin.instead = Reply(
+            None, b'{"id":"c","model":"gpt-5","choices":[],"usage":' + usage.encode() + b"}"
+        )
+        asked = {
+            "model": "gpt-5", "max_tokens": 1000, "messages": [{"role": "user", "content": "Hi"}],
+        }  # fmt: skip
+        with guard.workflow("w"), httpx.Client() as client:
+            client.post(standin.url + "/v1/chat/completions", json=asked).raise_for_status()
+        runtime.flush()
+        (row,) = (row for row in tenant.admin.ledger() if row["scope_id"] == "w")
+        return int(row["committed_nanousd"])
+
+    def test_counts_as_strings(self, tenant: Tenant, start: Any, standin: StandIn) -> None:
+        said = '{"prompt_tokens":"10","completion_tokens":"20"}'
+        committed = self._committed(tenant, start, standin, said)
+        assert committed == 10 * self.PROMPT_NANOUSD + 20 * self.OUTPUT_NANOUSD
+
+    @pytest.mark.parametrize("count", ["2000000000", "2e9", "-1", '"many"', "null"])
+    def test_counts_that_are_none(
+        self, tenant: Tenant, start: Any, standin: StandIn, count: str
+    ) -> None:
+        said = f'{{"prompt_tokens":{count},"completion_tokens":{count}}}'
+        committed = self._committed(tenant, start, standin, said)
+        bound = 1000 * self.OUTPUT_NANOUSD
+        assert bound <= committed <= bound + 200 * self.PROMPT_NANOUSD
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_the_log_says_what_is_charged(
+    bench: Bench, held: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    silent = ANSWERS["chat"].with_data(b'{"choices":[]}')
+    if not held:
+        bench.gate = PricedGate()
+        bench.observed.instrumentation._gate = None
+        bench.gate.hold(INSIDE, RequestBound("openai", "m", 1, 1))
+        bench.gate.holds[0].ends.append("none")
+    with caplog.at_level("WARNING", logger="guard"):
+        event, _ = bench.charge(silent)
+    (said,) = (record.getMessage() for record in caplog.records)
+    assert "no usage that can be read" in said
+    assert ("charged what was set aside" in said) is held is (cost(event) > 0)
+    assert ("not charged" in said) is not held
