@@ -35,6 +35,45 @@ class Backoff:
         return luck * min(self.cap_s, self.base_s * 2.0 ** min(attempt, 32))
 
 
+@attrs.frozen
+class LastTries:
+    """When to try again before a deadline after which nobody will.
+
+    The pauses grow, and become shorter again towards the deadline: so the last try is close to it.
+
+    >>> LastTries().pause_s(9, 0.5, silence_s=0.0, left_s=8.0)
+    0.5
+    >>> LastTries().pause_s(9, 0.5, silence_s=0.0, left_s=0.4)
+    0.2
+    >>> LastTries().pause_s(0, 0.5, silence_s=3.0, left_s=8.0)
+    3.0
+    >>> LastTries().pause_s(0, 0.5, silence_s=9.0, left_s=8.0) is None
+    True
+
+    Args:
+        backoff: how the pauses grow.
+        least_s: with less time than this no further try is made, in seconds.
+    """
+
+    backoff: Backoff = Backoff(base_s=0.1, cap_s=1.0)
+    least_s: float = 0.05
+
+    def pause_s(
+        self, attempt: int, luck: float, *, silence_s: float, left_s: float
+    ) -> float | None:
+        """Return the pause before the next try, in seconds; None when there is no time for one.
+
+        Args:
+            attempt: 0 before the first retry.
+            luck: a random number in [0, 1); the caller owns the randomness.
+            silence_s: for how long the other side asked not to be called.
+            left_s: the time to the deadline.
+        """
+        if left_s < self.least_s or silence_s >= left_s:
+            return None
+        return max(silence_s, min(self.backoff.delay_s(attempt, luck), left_s / 2))
+
+
 @attrs.define
 class RetryQuota:
     """A token bucket shared by a process's requests: limits retries to a share of first tries.

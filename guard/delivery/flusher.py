@@ -186,19 +186,29 @@ class Flusher:
             BreakerTransportError: the gateway did not accept it; what can be kept stays buffered.
         """
         lost_before = self._health.lost
+        failure = await self.deliver()
+        left = len(self._buffer)
+        if failure is not None and (left or not self._spooler.has_disk):
+            raise BreakerTransportError(
+                f"{left} events are still buffered: {failure}",
+                events_lost=self._health.lost - lost_before,
+                buffer_size=left,
+            ) from failure
+
+    async def deliver(self) -> GuardError | None:
+        """Send everything in the buffer and on disk; what cannot be sent goes to disk, if there is.
+
+        Returns:
+            Why the gateway did not accept everything; None when it did.
+        """
         self._spooler.look_soon()
         try:
             await self._drain()
         except GuardError as exc:
             self._trouble(exc)
             await self._spill()
-            left = len(self._buffer)
-            if left or not self._spooler.has_disk:
-                raise BreakerTransportError(
-                    f"{left} events are still buffered: {exc}",
-                    events_lost=self._health.lost - lost_before,
-                    buffer_size=left,
-                ) from exc
+            return exc
+        return None
 
     async def _drain(self, *, leaving_less: bool = False) -> int:
         """Send until buffer and spool are empty, without waiting for callers that keep recording.
@@ -392,6 +402,16 @@ class Flusher:
             self._buffer.put_back(records)
             del self._attached[id(records)]
 
+    def take_back(self) -> bool:
+        """Put what goes along with unanswered requests back into the buffer; False if nothing does.
+
+        It may arrive twice then, and is charged once.
+        """
+        attached = list(self._attached.values())
+        for records in attached:
+            self.requeue(records)
+        return bool(attached)
+
     # -- undelivered events -------------------------------------------------------------------
 
     def _requeue(self, records: Sequence[Record]) -> None:
@@ -414,13 +434,25 @@ class Flusher:
                         self._requeue(batch.records)
                     self._in_flight = []
 
-    def give_up(self) -> int:
-        """Store what is left in the spool, or count it as lost; blocks, and runs off the loop.
+    def store_rest(self) -> bool:
+        """Store in the spool what is in memory; blocks, and runs off the loop.
+
+        The process may end at any moment, or go on: what is under way is delivered then, too, and
+        is charged once.
 
         Returns:
-            How many events were lost.
+            Whether everything is on disk.
         """
-        self._losses.count_drops()
+        if not self._spooler.has_disk:
+            return False
+        left = self._take_all()
+        if self._spooler.store_last(left):
+            self._buffer.put_back(left)
+            return False
+        return True
+
+    def _take_all(self) -> list[Record]:
+        """Take everything out of the buffer, and a copy of what is under way; from any thread."""
         left = self._buffer.take(len(self._buffer))
         for batch in self._in_flight:  # the loop is stuck, or they would be back in the buffer
             left += (each for each in batch.records if not self._losses.is_report(each))
@@ -428,7 +460,16 @@ class Flusher:
             left += records
         # A stuck loop may have resumed: take what it has requeued since the first take.
         left += self._buffer.take(len(self._buffer))
-        left = list({id(record): record for record in left}.values())
+        return list({id(record): record for record in left}.values())
+
+    def give_up(self) -> int:
+        """Store what is left in the spool, or count it as lost; blocks, and runs off the loop.
+
+        Returns:
+            How many events were lost.
+        """
+        self._losses.count_drops()
+        left = self._take_all()
         lost_before = self._health.lost
         self._health.lose(self._spooler.store_last(left))
         self._spooler.close()

@@ -538,7 +538,7 @@ class GuardRuntime:
         if self.is_shut_down:
             self._wait_for_delivery(time.monotonic() + timeout)
         elif self.events.waiting and not self._background.is_own_thread:
-            self.events.flush(timeout)
+            self.events.flush_until(time.monotonic() + timeout)
 
     # -- status -------------------------------------------------------------------------------
 

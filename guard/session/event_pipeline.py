@@ -17,6 +17,7 @@ from guard.core.ids import IdFactory
 from guard.core.leases import LeaseBook
 from guard.delivery.health import Health
 from guard.delivery.journal import Journal, JournalEntry
+from guard.delivery.last_delivery import deliver_until
 from guard.delivery.outbox import Outbox
 from guard.delivery.spool import owner_of
 from guard.loop import LoopClosedError
@@ -30,6 +31,7 @@ logger = logging.getLogger("guard.events")
 
 _CLOSE_SHARE: Final = 0.2
 """Share of a shutdown's time reserved for closing the connections and the thread."""
+_CLOSE_MAX_S: Final = 2.0
 
 _inherited: list[Outbox] = []
 """Its parent's events, which a forked child must neither deliver nor count as lost."""
@@ -194,11 +196,25 @@ class EventPipeline:
     async def _flush(self) -> None:
         await (await self._link.open()).flusher.flush()
 
-    async def _flush_at_last(self) -> None:
-        session = await self._link.open()
-        # The gateway may be back, and there is no later.
-        session.client.circuit.end_cooldown(now_s=time.monotonic())
-        await session.flusher.flush()
+    def flush_until(self, ends_s: float) -> None:
+        """Deliver everything that is buffered; try until a deadline, after which all may end.
+
+        Args:
+            ends_s: the deadline, by ``time.monotonic()``.
+
+        Raises:
+            BreakerTransportError: some events were neither delivered nor written to disk.
+        """
+        left_s = max(0.0, ends_s - time.monotonic())
+        has_disk = self._settings.spool_dir is not None
+        failure = self._last_delivery(ends_s - (_CLOSE_SHARE * left_s if has_disk else 0.0))
+        if failure is None or not self.waiting:
+            return
+        session = self._link.session
+        if session is None or not session.flusher.store_rest():
+            raise BreakerTransportError(
+                f"{self.waiting} events are still buffered: {failure}", buffer_size=self.waiting
+            ) from failure
 
     @property
     def waiting(self) -> int:
@@ -211,6 +227,8 @@ class EventPipeline:
     def finish(self, ends_s: float, *, flush: bool) -> BreakerTransportError | None:
         """Deliver, close the connections and end the thread; the rest goes to disk.
 
+        What cannot be delivered at once is tried again until the deadline.
+
         Args:
             ends_s: the deadline, by ``time.monotonic()``.
             flush: whether to deliver; without it, and without a spool, the events are lost.
@@ -219,14 +237,14 @@ class EventPipeline:
             The exception to raise if events were lost, else None.
         """
         start_s = time.monotonic()
-        reserve_s = _CLOSE_SHARE * max(0.0, ends_s - start_s)
+        reserve_s = min(_CLOSE_MAX_S, _CLOSE_SHARE * max(0.0, ends_s - start_s))
         failure: BaseException | None = None
         waiting = 0
         lost = 0
         try:
             session = self._link.session
             if flush and (self.waiting or (session and session.flusher.spooled)):
-                failure = self._last_flush(ends_s - reserve_s)
+                failure = self._last_delivery(ends_s - reserve_s)
             waiting = self.waiting
             self._close_session(ends_s - reserve_s / 2)
         finally:
@@ -245,41 +263,43 @@ class EventPipeline:
         error.__cause__ = failure
         return error
 
-    def _last_flush(self, ends_s: float) -> BaseException | None:
-        left_s = max(0.0, ends_s - time.monotonic())
+    def _last_delivery(self, ends_s: float) -> BaseException | None:
+        """Deliver, and try again until a deadline; return why not everything could be delivered."""
         try:
-            self._background.run(self._flush_at_last, timeout_s=left_s)
-        except BreakerTransportError as exc:
-            return exc
+            return self._background.run(
+                self._deliver_until, ends_s, timeout_s=max(0.0, ends_s - time.monotonic())
+            )
         except TimeoutError:
             return TimeoutError("no answer in time")
         except (LoopClosedError, concurrent.futures.CancelledError):
             return None
         except RuntimeError:  # no thread can be started any more: the interpreter is ending
-            return self._flush_here(left_s)
-        return None
+            return self._deliver_here(ends_s)
 
-    def _flush_here(self, left_s: float) -> BaseException | None:
+    async def _deliver_until(self, ends_s: float) -> BaseException | None:
+        session = await self._link.open()
+        return await deliver_until(ends_s, session.flusher, session.client)
+
+    def _deliver_here(self, ends_s: float) -> BaseException | None:
         """Deliver on a loop in the calling thread."""
 
-        async def deliver() -> None:
-            async with asyncio.timeout(left_s):
+        async def deliver() -> BaseException | None:
+            async with asyncio.timeout(max(0.0, ends_s - time.monotonic())):
                 session = self._link.session = self._link.make_session()
                 try:
-                    await session.flusher.flush()
+                    return await deliver_until(ends_s, session.flusher, session.client)
                 finally:
                     await session.close()
 
         loop = ServiceLoop()
         delivering = deliver()
         try:
-            loop.run_until_complete(delivering)
-        except (BreakerTransportError, TimeoutError, RuntimeError) as exc:
+            return loop.run_until_complete(delivering)
+        except (TimeoutError, RuntimeError) as exc:
             return exc
         finally:
             delivering.close()
             loop.close()
-        return None
 
     def _close_session(self, ends_s: float) -> None:
         session = self._link.session

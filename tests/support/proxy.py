@@ -12,7 +12,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -22,8 +22,13 @@ Fault = Literal[
 ]  # fmt: skip
 
 BACKLOG = 4096
+_METHODS = (b"GET /", b"POST /", b"PUT /", b"DELETE /")
 _STEP_S = 0.01
 _BOMB = gzip.compress(bytes(64 << 20), 9)
+
+Meeting = Callable[[bytes], "bytes | Literal['reset'] | None"]
+"""Takes the first line of a request; returns what happens instead of its way to the server: these
+bytes are its answer, or its connection is cut. ``None`` lets it go."""
 
 LIES: Mapping[str, bytes] = {
     "storm": b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/problem+json\r\n"
@@ -59,6 +64,7 @@ class ChaosProxy:
         mute_after: a connection on which a client sends these bytes gets no answer to them, nor
             to anything else; what it sends is done.
         delay_s: how long each piece from the server is held back.
+        meet: called for each request, in the proxy's thread.
         holds: requests that begin with one of these bytes do not get to the server as long as they
             are named here.
         connections: how many connections were accepted.
@@ -70,6 +76,7 @@ class ChaosProxy:
         self._targets = [_address(each) for each in targets]
         self.mute_after: bytes | None = None
         self.holds: tuple[bytes, ...] = ()
+        self.meet: Meeting = lambda line: None
         self.arrivals: list[tuple[float, bytes]] = []
         self._is_closing = False
         self._links: set[_Link] = set()
@@ -171,7 +178,7 @@ class ChaosProxy:
         self._transports.add(up_writer.transport)
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._upward(link, reader, up_writer))
+                group.create_task(self._upward(link, reader, up_writer, writer))
                 group.create_task(self._downward(link, up_reader, writer))
         except* (OSError, asyncio.IncompleteReadError):
             pass
@@ -200,7 +207,11 @@ class ChaosProxy:
             await asyncio.sleep(_STEP_S)
 
     async def _upward(
-        self, link: _Link, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        link: _Link,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        back: asyncio.StreamWriter,
     ) -> None:
         is_first = True
         while data := await reader.read(65_536):
@@ -211,6 +222,16 @@ class ChaosProxy:
             await self._passes(link)
             while data.startswith(self.holds) and not self._is_closing:
                 await asyncio.sleep(_STEP_S)
+            met = self.meet(data.partition(b"\r\n")[0]) if data.startswith(_METHODS) else None
+            if met is not None:
+                if met == "reset":
+                    _reset(back)
+                else:
+                    back.write(met)
+                    await back.drain()
+                    back.close()
+                writer.close()
+                return
             self.bytes_up += data
             link.is_mute = link.is_mute or (self.mute_after is not None and self.mute_after in data)
             writer.write(data)

@@ -11,7 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guard.core.retry import RETRY_AFTER_MAX_S, Backoff, RetryQuota, retry_after_s
+from guard.core.retry import (
+    RETRY_AFTER_MAX_S,
+    Backoff,
+    LastTries,
+    RetryQuota,
+    retry_after_s,
+)
 
 lucks = st.floats(0, 1, exclude_max=True)
 durations_s = st.floats(0.001, 100)
@@ -40,6 +46,33 @@ def test_jitter_is_full() -> None:
     assert sum(delays) / len(delays) == pytest.approx(0.5, abs=0.02)
     assert min(delays) < 0.01
     assert max(delays) > 0.99
+
+
+@given(durations_s, st.lists(st.floats(0.1, 1, exclude_max=True), min_size=400, max_size=400))
+def test_the_last_tries_go_on_until_just_before_the_deadline(
+    time_s: float, chances: list[float]
+) -> None:
+    tries, left_s = LastTries(), time_s
+    for attempt, luck in enumerate(chances):
+        pause_s = tries.pause_s(attempt, luck, silence_s=0.0, left_s=left_s)
+        if pause_s is None:
+            break
+        left_s -= pause_s
+        assert left_s > 0
+    else:
+        pytest.fail("it goes on for ever")
+    assert left_s < tries.least_s
+
+
+@given(st.integers(0, 10_000), lucks, durations_s, durations_s)
+def test_the_last_tries_keep_a_silence_and_give_up_when_it_outlasts_them(
+    attempt: int, luck: float, silence_s: float, left_s: float
+) -> None:
+    pause_s = LastTries().pause_s(attempt, luck, silence_s=silence_s, left_s=left_s)
+    if silence_s >= left_s:
+        assert pause_s is None
+    elif pause_s is not None:
+        assert silence_s <= pause_s < left_s
 
 
 @given(st.integers(1, 5), st.integers(0, 2_000))

@@ -84,6 +84,26 @@ class TestAgainstAGatewayThatHangs:
         # The call's own closing events came after the end: counted, like everything else.
         assert status.events_sent + status.events_lost >= 1
 
+    def test_what_goes_along_with_an_unanswered_question_is_delivered_by_itself(
+        self, against: Against, scripted: Scripted
+    ) -> None:
+        scripted.answer = lambda path, body: HANG if path == "/gate" else None
+        runtime = against(timeout_ms=FOR_EVER_MS, flush_interval_ms=3_600_000)
+        work = guard.protect(lambda: None)
+        ids: list[str] = []
+
+        def call() -> None:
+            with guard.workflow("w"):
+                ids.append(guard.track_llm(1, 1)["event_id"])
+                work()
+
+        with in_a_thread(call, GuardTransportError):
+            until(lambda: scripted.count("/gate") == 1)
+            assert runtime.events.waiting
+            with contextlib.suppress(BreakerTransportError):  # the events of the call's own end
+                runtime.shutdown(timeout=60.0)
+        assert scripted.events.get(ids[0]) == 1
+
     def test_while_another_thread_flushes(
         self, against: Against, scripted: Scripted, caplog: pytest.LogCaptureFixture
     ) -> None:
