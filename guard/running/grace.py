@@ -22,7 +22,7 @@ _STEP_S: Final = 0.25
 
 
 @attrs.frozen
-class Load:
+class ProcessLoad:
     """A process at one moment.
 
     Attributes:
@@ -46,7 +46,7 @@ class Grace:
         self._own_s = 0.0
         self._cpu_s: dict[int, float] = {}
 
-    def is_over(self, now_s: float, loads: Mapping[int, Load]) -> bool:
+    def is_over(self, now_s: float, loads: Mapping[int, ProcessLoad]) -> bool:
         """Look once more; tell whether the time is used up.
 
         Args:

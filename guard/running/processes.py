@@ -13,7 +13,7 @@ from typing import Final
 
 import attrs
 
-from guard.running.grace import Load
+from guard.running.grace import ProcessLoad
 
 IS_LINUX: Final = sys.platform == "linux"
 _SUBREAPER: Final = 36
@@ -76,9 +76,9 @@ def children(pid: int) -> Iterator[int]:
                 yield from map(int, file.read().split())
 
 
-def loads(roots: Iterable[int]) -> dict[int, Load]:
+def loads(roots: Iterable[int]) -> dict[int, ProcessLoad]:
     """Return what some processes and all below them use; empty on other systems than Linux."""
-    found: dict[int, Load] = {}
+    found: dict[int, ProcessLoad] = {}
     waiting = list(roots)
     while waiting:
         pid = waiting.pop()
@@ -88,7 +88,7 @@ def loads(roots: Iterable[int]) -> dict[int, Load]:
     return found
 
 
-def _load(pid: int) -> Load | None:
+def _load(pid: int) -> ProcessLoad | None:
     fields = _stat(f"/proc/{pid}/stat")
     if fields is None or fields[0] in _ENDED:
         return None
@@ -97,7 +97,7 @@ def _load(pid: int) -> Load | None:
         for thread in os.listdir(f"/proc/{pid}/task"):
             states = _stat(f"/proc/{pid}/task/{thread}/stat")
             is_held = is_held or (states is not None and states[0] in _HELD)
-    return Load(sum(map(int, fields[11:15])) / _TICKS_A_SECOND, is_held)
+    return ProcessLoad(sum(map(int, fields[11:15])) / _TICKS_A_SECOND, is_held)
 
 
 def _stat(path: str) -> list[str] | None:

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from guard.local_gateway import Files, read_json
@@ -169,15 +170,14 @@ def test_a_run_outlives_its_gateway(
 
 
 TIDY = """
-import os, sys, time, httpx
+import os, signal, sys, httpx
 try:
     while True:
         body = {"model": "gpt-4o", "max_tokens": 50, "messages": []}
         httpx.post(sys.argv[1] + "/v1/chat/completions", json=body)
 finally:
     print(os.getpid(), flush=True)
-    while time.process_time() < float(sys.argv[2]):
-        pass
+    os.kill(os.getpid(), signal.SIGSTOP)
     print("tidy", flush=True)
 """
 
@@ -195,7 +195,7 @@ def test_a_program_that_is_not_let_run_is_not_ended(
     process = guard.start("run", "--limit", LIMIT, "--", str(script), vendor)
     assert process.stdout is not None
     pid = int(process.stdout.readline())
-    os.kill(pid, signal.SIGSTOP)
+    until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
     held_until_s = time.monotonic() + HELD_S
     try:
         while time.monotonic() < held_until_s:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from guard.running import processes
-from guard.running.grace import OWN_S, WALL_S, Grace, Load
+from guard.running.grace import OWN_S, WALL_S, Grace, ProcessLoad
 from tests.support.waiting import until
 
 LOOK_S = 0.1
@@ -23,10 +23,12 @@ WORK = st.tuples(st.sampled_from(["burn", "sleep"]), st.floats(0.1, 4.0))
 """What an end consists of: CPU time, and waits; in seconds."""
 
 
-def lived(work: list[tuple[str, float]], share: float) -> Iterator[tuple[float, float, Load]]:
+def lived(
+    work: list[tuple[str, float]], share: float
+) -> Iterator[tuple[float, float, ProcessLoad]]:
     """Yield the clock, the program's own time and its load, where it gets a share of the CPU."""
     now_s = own_s = cpu_s = 0.0
-    yield now_s, own_s, Load(cpu_s, False)
+    yield now_s, own_s, ProcessLoad(cpu_s, False)
     for kind, length_s in work:
         left_s = length_s
         while left_s > 1e-9:
@@ -36,7 +38,7 @@ def lived(work: list[tuple[str, float]], share: float) -> Iterator[tuple[float, 
             own_s += step_s * rate
             cpu_s += step_s * rate if kind == "burn" else 0.0
             left_s -= step_s * rate
-            yield now_s, own_s, Load(cpu_s, kind == "burn")
+            yield now_s, own_s, ProcessLoad(cpu_s, kind == "burn")
 
 
 @given(work=st.lists(WORK, min_size=1, max_size=8), share=st.floats(0.02, 1.0))
@@ -55,10 +57,11 @@ def test_only_its_own_time_counts(work: list[tuple[str, float]], share: float) -
 def test_the_busiest_process_counts_and_not_their_sum() -> None:
     grace = Grace(0.0)
     for look in range(1, 25):  # on eight CPUs: 2.4 s by the clock, 19 s of CPU
-        loads = {pid: Load(look * LOOK_S, True) for pid in range(8)}
+        loads = {pid: ProcessLoad(look * LOOK_S, True) for pid in range(8)}
         assert not grace.is_over(look * LOOK_S, loads)
     assert any(
-        grace.is_over(look * LOOK_S, {1: Load(look * LOOK_S, True)}) for look in range(25, 40)
+        grace.is_over(look * LOOK_S, {1: ProcessLoad(look * LOOK_S, True)})
+        for look in range(25, 40)
     )
 
 
@@ -70,7 +73,7 @@ def test_where_nothing_can_be_looked_at_the_clock_counts() -> None:
 
 def test_a_supervisor_that_was_held_up_does_not_blame_the_program() -> None:
     grace = Grace(0.0)
-    assert not grace.is_over(10.0, {1: Load(0.0, False)})
+    assert not grace.is_over(10.0, {1: ProcessLoad(0.0, False)})
 
 
 @pytest.mark.skipif(not processes.IS_LINUX, reason="asks Linux")
