@@ -418,7 +418,7 @@ def test_operators_reach_it_without_a_key(run: Run, directory: Path) -> None:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    guard("kill", "alone", "--local", "--reason", "enough")
+    guard("kill", "alone", "--local", "--anyway", "--reason", "enough")
     secret = "a long enough password"
     guard("password", "--local", "--password-stdin", stdin=f"{secret}\n")
     shown = guard("local", "--once")
