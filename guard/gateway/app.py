@@ -49,7 +49,7 @@ from guard.gateway.services.metrics import Counts, GatewayCollector
 from guard.gateway.services.operators import OperatorService
 from guard.gateway.services.published import load_published
 from guard.gateway.services.rate_shares import RateShares, RateStore
-from guard.gateway.services.recalls import Peers, Recalls
+from guard.gateway.services.recalls import Recalls
 from guard.gateway.services.waiting_line import WaitingLine
 from guard.gateway.services.webhooks import WebhookSender
 from guard.gateway.settings import GatewaySettings
@@ -127,9 +127,9 @@ class GatewayApp:
         self.keys = KeyRing(self.storage, clock_ms)
         self.catalogue = CatalogueCache(self.storage, fallback, clock_ms)
         # Only a store that replicas share has peers.
-        peers: Peers | None = getattr(self.storage, "peers", None)
+        peers = getattr(self.storage, "peers", None)
         self._recalls = Recalls(self.hub.recall, peers)
-        self._line = WaitingLine(self.hub.wake, clock_ms)
+        self._line = WaitingLine(self.hub.wake, clock_ms, peers)
         gatekeeper = Gatekeeper(
             self.storage, self.catalogue, rates, RateShares(rates), self._recalls, self._line,
             settings.max_event_bytes, clock_ms,
@@ -245,8 +245,12 @@ class GatewayApp:
                     self._line.stirred(event.organisation_id)
             elif event.kind == "room" and event.organisation_id is not None:
                 self._line.freed(event.organisation_id, event.balance_ids)
+            elif event.kind == "room_at_peer" and event.organisation_id is not None:
+                self._line.freed_at_peer(event.organisation_id, event.balance_ids)
+            elif event.kind == "waits_at_peer" and event.organisation_id is not None:
+                self._line.waits_at_peer(event.organisation_id, event.balance_ids)
             elif event.kind == "recall" and event.organisation_id is not None:
-                self._recalls.asked_by_peer(event.organisation_id, event.leases)
+                self._recalls.asked_by_peer(event.organisation_id, event.leases, event.returns_ms)
             elif event.kind == "answered":
                 for lease_id in event.leases.get("", ()):
                     self._recalls.answered_at_peer(lease_id)

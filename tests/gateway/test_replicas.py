@@ -199,7 +199,7 @@ async def test_a_notification_that_no_replica_sends_is_passed_over(tmp_path: Pat
     await other.open(heard.extend)
     owner = (await one.write(NOTHING, directory.create_organisation, ACTOR, "o")).organisation_id
     texts = ("", "x", "x recall", "x recall o", "x recall o {", "x recall o [1]", "x answered o 7",
-             "x nothing o", "x control")  # fmt: skip
+             "x nothing o", "x control", "x room o", "x waits o {", 'x room o ["1"]')  # fmt: skip
     with psycopg.connect(postgres.dsn_of(tmp_path), autocommit=True) as stranger:
         for text in texts:
             stranger.execute("SELECT pg_notify(%s, %s)", (other._channel, text))

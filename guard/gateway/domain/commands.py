@@ -94,6 +94,7 @@ class GateCommand(Struct, kw_only=True, frozen=True):
         turn_in_ms: of a call that is faster than a rate cap allows: when its turn comes.
         place: of a call that waits for money that is only set aside; ``None``: it is refused.
         waiters: who waits already, in order.
+        awaited: the balances whose money is waited for at other replicas.
     """
 
     request: RequestOrigin
@@ -117,6 +118,7 @@ class GateCommand(Struct, kw_only=True, frozen=True):
     turn_in_ms: int | None = None
     place: Place | None = None
     waiters: tuple[Waiter, ...] = ()
+    awaited: frozenset[int] = frozenset()
 
     @property
     def is_ahead(self) -> bool:
@@ -185,14 +187,19 @@ class PostCommitEvent(Struct, frozen=True):
 
     ``control`` carries a message for the organisation's control channels (of one key only, when
     ``key_id`` is set); ``catalogue`` says that keys, policies or prices changed; ``webhooks`` that
-    deliveries wait. ``room`` says that money has come back on some balances. ``recall`` and
-    ``answered`` come from other replicas and are stored nowhere: a question to the holders of
-    ``leases`` (by key), and that these leases have given back.
+    deliveries wait. ``room`` says that money has come back on some balances. The others come
+    from other replicas and are stored nowhere: ``recall``, a question to the holders of ``leases``
+    (by key), who give back at once for ``returns_ms``; ``answered``, that these leases have given
+    back; ``room_at_peer``; and ``waits_at_peer``, that calls wait there for some balances.
     """
 
-    kind: Literal["control", "catalogue", "webhooks", "room", "recall", "answered"]
+    kind: Literal[
+        "control", "catalogue", "webhooks", "room", "recall", "answered", "room_at_peer",
+        "waits_at_peer",
+    ]  # fmt: skip
     organisation_id: str | None
     message: wire.ControlMessage | None = None
     key_id: str | None = None
     leases: dict[str, list[str]] = {}
     balance_ids: tuple[int, ...] = ()
+    returns_ms: int = 0

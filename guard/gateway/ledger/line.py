@@ -93,10 +93,10 @@ def promised_room(
 
 def is_awaited(command: GateCommand, accounts: list[BudgetAccount]) -> bool:
     """Tell whether others wait for money of these balances."""
-    if not command.waiters:
+    if not (command.waiters or command.awaited):
         return False
     ids = [account.balance.balance_id for account in accounts]
-    return any(
+    return not command.awaited.isdisjoint(ids) or any(
         waiter.call_id != command.call.call_id and not waiter.balance_ids.isdisjoint(ids)
         for waiter in command.waiters
     )

@@ -121,6 +121,7 @@ class Gatekeeper:
             turn_in_ms=ruling.turn_in_ms,
             place=None if is_ahead else self._line.place(request, call),
             waiters=self._line.waiters(request.organisation_id),
+            awaited=self._line.awaited(request.organisation_id),
         )
         answer = await self._write(gate.gate, command)
         # A question gives back first, so it answers a recall of the caller's own lease as well.

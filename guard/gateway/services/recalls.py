@@ -22,7 +22,9 @@ Push = Callable[[str, Mapping[str, Sequence[str]], int], int]
 class Peers(Protocol):
     """Other replicas on the same store."""
 
-    def ask_peers(self, organisation_id: str, leases: Mapping[str, Sequence[str]]) -> bool:
+    def ask_peers(
+        self, organisation_id: str, leases: Mapping[str, Sequence[str]], returns_ms: int
+    ) -> bool:
         """Have other replicas recall leases too; ``False`` when there are none."""
 
     def tell_peers(self, organisation_id: str, lease_id: str) -> None:
@@ -80,7 +82,7 @@ class Recalls:
         # No await from here to the futures below: an answer cannot come before they are known.
         asked = bool(new) and self._push(organisation_id, new, returns_ms) > 0
         if new and self._peers is not None:
-            asked = self._peers.ask_peers(organisation_id, new) or asked
+            asked = self._peers.ask_peers(organisation_id, new, returns_ms) or asked
         if asked:
             for lease_id in (each for lease_ids in new.values() for each in lease_ids):
                 self._under_way[lease_id] = answer = loop.create_future()
@@ -89,9 +91,11 @@ class Recalls:
         if waiting:
             await asyncio.wait(waiting, timeout=self._wait_s)
 
-    def asked_by_peer(self, organisation_id: str, leases: Mapping[str, Sequence[str]]) -> None:
+    def asked_by_peer(
+        self, organisation_id: str, leases: Mapping[str, Sequence[str]], returns_ms: int
+    ) -> None:
         """Ask the holders that are connected here, for another replica that waits."""
-        if self._push(organisation_id, leases, 0):
+        if self._push(organisation_id, leases, returns_ms):
             found = [each for lease_ids in leases.values() for each in lease_ids]
             self._for_peers.update(dict.fromkeys(found, organisation_id))
             loop = asyncio.get_running_loop()

@@ -2,24 +2,38 @@
 
 A call that waits is not held open here. It asks again when it is woken, or after a while; so nobody
 is given money who has gone, and a gateway that restarts finds its line again. Order is kept within
-one replica.
+one replica; money that comes back at one wakes those who wait at the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import attrs
 
 from guard.core import wire
 from guard.gateway.domain.commands import EncodedAnswer, RequestOrigin
-from guard.gateway.domain.waiting import LAPSE_MS, Place, Waiter
+from guard.gateway.domain.waiting import LAPSE_MS, RETRY_MS, Place, Waiter
 
 WAITING_MAX: Final = 10_000
 """Places in one organisation's line; who comes then does not wait."""
 
 Push = Callable[[str, str, Sequence[str]], object]
+
+
+TOLD_MS: Final = RETRY_MS
+"""Other replicas are told again after so long that calls still wait here."""
+
+
+class Peers(Protocol):
+    """Other replicas on the same store."""
+
+    def tell_waiting(self, organisation_id: str, balance_ids: Iterable[int]) -> None:
+        """Tell them that calls wait here for money of some balances."""
+
+    def tell_room(self, organisation_id: str, balance_ids: Iterable[int]) -> None:
+        """Tell them that money has come back on some balances."""
 
 
 @attrs.define(eq=False)
@@ -49,6 +63,9 @@ class _Line:
         self.waiters: tuple[Waiter, ...] = ()
         # When money came back last: who has lost a place in between waits on from then.
         self.freed_ms = 0
+        # What other replicas were told last that is waited for here, and when.
+        self.told: frozenset[int] = frozenset()
+        self.told_ms = 0
 
     def changed(self) -> None:
         """Bring the order up to date."""
@@ -63,11 +80,15 @@ class WaitingLine:
     Args:
         push: tells the channels of a key which calls are to ask again.
         clock_ms: the gateway's clock.
+        peers: other replicas, where money may come back and be waited for.
     """
 
-    def __init__(self, push: Push, clock_ms: Callable[[], int]) -> None:
+    def __init__(self, push: Push, clock_ms: Callable[[], int], peers: Peers | None = None) -> None:
         self._push = push
         self._clock_ms = clock_ms
+        self._peers = peers
+        # What is waited for at other replicas, until they have to say so again; by organisation.
+        self._elsewhere: dict[str, dict[int, int]] = {}
         # An organisation in whose line nobody waits has no entry.
         self._lines: dict[str, _Line] = {}
 
@@ -116,6 +137,7 @@ class WaitingLine:
             if line is None:
                 line = self._lines[organisation_id] = _Line()
             self._waits(line, organisation_id, name, answer.waits, place)
+            self._tell_waiting(organisation_id, line, answer.waits)
         else:
             self.left(request, call.call_id)
 
@@ -154,7 +176,15 @@ class WaitingLine:
         return True
 
     def freed(self, organisation_id: str, balance_ids: Iterable[int]) -> None:
-        """Money has come back: the waits for it start anew, and the first asks again."""
+        """Money has come back here: the waits for it start anew, and the first asks again."""
+        if self._peers is not None and self._elsewhere:
+            told = self.awaited(organisation_id).intersection(balance_ids)
+            if told:
+                self._peers.tell_room(organisation_id, told)
+        self.freed_at_peer(organisation_id, balance_ids)
+
+    def freed_at_peer(self, organisation_id: str, balance_ids: Iterable[int]) -> None:
+        """Money has come back, here or at another replica."""
         line = self._lines.get(organisation_id)
         if line is None:
             return
@@ -174,6 +204,36 @@ class WaitingLine:
         line = self._lines.get(organisation_id)
         for entry in () if line is None else line.entries.values():
             self._wake(organisation_id, entry)
+
+    # -- other replicas ---------------------------------------------------------------------------
+
+    def waits_at_peer(self, organisation_id: str, balance_ids: Iterable[int]) -> None:
+        """Calls wait at another replica for money of some balances."""
+        until_ms = self._clock_ms() + LAPSE_MS
+        known = self._elsewhere.setdefault(organisation_id, {})
+        known.update(dict.fromkeys(balance_ids, until_ms))
+
+    def awaited(self, organisation_id: str) -> frozenset[int]:
+        """Return the balances whose money is waited for at other replicas."""
+        known = self._elsewhere.get(organisation_id)
+        if known is None:
+            return frozenset()
+        now_ms = self._clock_ms()
+        live = {each: until_ms for each, until_ms in known.items() if until_ms > now_ms}
+        if live:
+            self._elsewhere[organisation_id] = live
+        else:
+            del self._elsewhere[organisation_id]
+        return frozenset(live)
+
+    def _tell_waiting(self, organisation_id: str, line: _Line, newest: Waiter) -> None:
+        """Tell other replicas what is waited for here: at once what is new, and now and then."""
+        now_ms = self._clock_ms()
+        is_due = now_ms >= line.told_ms + TOLD_MS or not newest.balance_ids <= line.told
+        if self._peers is not None and is_due:
+            wanted = frozenset[int]().union(*(waiter.balance_ids for waiter in line.waiters))
+            line.told, line.told_ms = wanted, now_ms
+            self._peers.tell_waiting(organisation_id, wanted)
 
     # -- one line ---------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
@@ -21,6 +21,7 @@ from guard.gateway.storage.postgres.connection import (
     PostgresReadConnection,
 )
 from guard.gateway.storage.postgres.notices import Feed, newest_of_all, notices_of
+from guard.gateway.storage.postgres.peers import RETURNS
 
 logger = logging.getLogger(__name__)
 
@@ -150,12 +151,12 @@ class Listener:
         for payload in dict.fromkeys(notice.payload for notice in notices):
             try:
                 replica, kind, organisation_id, *rest = payload.split(" ", 3)
-                leases = _leases(rest[0]) if kind in ("recall", "answered") else {}
+                told = _TOLD[kind](rest[0]) if kind in _TOLD else None
             except (ValueError, IndexError):  # any user of the database can send one
                 logger.warning("a notification that no replica sends was passed over")
                 continue
             if replica != self._replica():
-                self._deliver(self._events(connection, kind, organisation_id or None, leases))
+                self._deliver(self._events(connection, kind, organisation_id or None, told))
         if time.monotonic() - self._asked_s > ASK_S:
             self._deliver(self._unseen(connection))
 
@@ -164,10 +165,10 @@ class Listener:
         connection: PostgresReadConnection,
         kind: str,
         organisation_id: str | None,
-        leases: Leases,
+        told: Callable[[str | None], PostCommitEvent] | None,
     ) -> list[PostCommitEvent]:
-        if kind in ("recall", "answered"):
-            return [PostCommitEvent(kind, organisation_id, leases=leases)]  # type: ignore[arg-type]  # one of the two
+        if told is not None:
+            return [told(organisation_id)]
         if kind == "catalogue":
             return [PostCommitEvent("catalogue", organisation_id)]
         if organisation_id is None:
@@ -178,5 +179,31 @@ class Listener:
         return events
 
 
-def _leases(text: str) -> Leases:
-    return msgspec.json.decode(text, type=Leases)
+_Told = Callable[[str | None], PostCommitEvent]
+
+
+def _recall(text: str) -> _Told:
+    leases = msgspec.json.decode(text, type=Leases)
+    returns_ms = int((leases.pop(RETURNS, None) or ["0"])[0])
+    return lambda own: PostCommitEvent("recall", own, leases=leases, returns_ms=returns_ms)
+
+
+def _answered(text: str) -> _Told:
+    leases = msgspec.json.decode(text, type=Leases)
+    return lambda own: PostCommitEvent("answered", own, leases=leases)
+
+
+def _room(text: str) -> _Told:
+    ids = msgspec.json.decode(text, type=tuple[int, ...])
+    return lambda own: PostCommitEvent("room_at_peer", own, balance_ids=ids)
+
+
+def _waits(text: str) -> _Told:
+    ids = msgspec.json.decode(text, type=tuple[int, ...])
+    return lambda own: PostCommitEvent("waits_at_peer", own, balance_ids=ids)
+
+
+_TOLD: Final[Mapping[str, Callable[[str], _Told]]] = {
+    "recall": _recall, "answered": _answered, "room": _room, "waits": _waits,
+}  # fmt: skip
+"""How the notifications are read that stand for themselves; the others only wake."""

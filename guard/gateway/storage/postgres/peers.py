@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from guard.gateway.domain.errors import StoreError
@@ -16,11 +16,18 @@ logger = logging.getLogger(__name__)
 LEASES_MAX: Final = 100
 """Leases in one notification, which has to stay below eight thousand bytes."""
 
+BALANCES_MAX: Final = 500
+"""Balances in one notification."""
+GATHER_S: Final = 0.05
+"""Money that comes back within so long is told of at once: a busy budget settles all the time."""
+RETURNS: Final = ""
+"""In place of a key: for how long leases are to give back; older replicas know no such key."""
+
 LookUp = Callable[[Callable[[PostgresReadConnection], Any]], Awaitable[Any]]
 
 
 class PostgresPeers:
-    """Implements :class:`guard.gateway.services.recalls.Peers` with notifications.
+    """Implements ``recalls.Peers`` and ``waiting_line.Peers`` with notifications.
 
     Args:
         look_up: runs a query.
@@ -34,24 +41,50 @@ class PostgresPeers:
         self._look_up = look_up
         self._sender = sender
         self._tasks: set[asyncio.Task[None]] = set()
+        # Balances on which money has come back since other replicas were told last.
+        self._freed: dict[str, set[int]] = {}
         self.are_there = False
 
-    def ask_peers(self, organisation_id: str, leases: Mapping[str, Sequence[str]]) -> bool:
+    def ask_peers(
+        self, organisation_id: str, leases: Mapping[str, Sequence[str]], returns_ms: int
+    ) -> bool:
         """Have other replicas recall leases too; ``False`` when there are none."""
         if self.are_there:
             for key_id, lease_ids in leases.items():
                 for start in range(0, len(lease_ids), LEASES_MAX):
                     some = list(lease_ids[start : start + LEASES_MAX])
-                    self._send("recall", organisation_id, {key_id: some})
+                    asked = {key_id: some}
+                    if returns_ms:
+                        asked[RETURNS] = [str(returns_ms)]
+                    self._send("recall", organisation_id, asked)
         return self.are_there
 
     def tell_peers(self, organisation_id: str, lease_id: str) -> None:
         """Tell them that a lease has given back what it does not use."""
         self._send("answered", organisation_id, {"": [lease_id]})
 
-    def _send(self, kind: str, organisation_id: str, leases: dict[str, list[str]]) -> None:
+    def tell_waiting(self, organisation_id: str, balance_ids: Iterable[int]) -> None:
+        """Tell them that calls wait here for money of some balances."""
+        if self.are_there:
+            self._send("waits", organisation_id, sorted(balance_ids)[:BALANCES_MAX])
+
+    def tell_room(self, organisation_id: str, balance_ids: Iterable[int]) -> None:
+        """Tell them soon that money has come back on some balances."""
+        if not self.are_there:
+            return
+        if organisation_id not in self._freed:
+            asyncio.get_running_loop().call_later(GATHER_S, self._send_room, organisation_id)
+        self._freed.setdefault(organisation_id, set()).update(balance_ids)
+
+    def _send_room(self, organisation_id: str) -> None:
+        freed = sorted(self._freed.pop(organisation_id))
+        self._send("room", organisation_id, freed[:BALANCES_MAX])
+
+    def _send(
+        self, kind: str, organisation_id: str, told: dict[str, list[str]] | list[int]
+    ) -> None:
         channel, replica = self._sender()
-        payload = f"{replica} {kind} {organisation_id} {json.dumps(leases)}"
+        payload = f"{replica} {kind} {organisation_id} {json.dumps(told)}"
         task = asyncio.create_task(self._notify(channel, payload), name="guard-gateway-peers")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
