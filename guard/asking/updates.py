@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 import logging
 import time
@@ -24,6 +23,9 @@ logger = logging.getLogger("guard.leases")
 
 _ANSWER_S: Final = 2.0
 _FLUSH_S: Final = 1.0
+_RETRY_S: Final = 2.0
+_KEPT_S: Final = 600.0
+"""A lease whose costs cannot be delivered is kept for so long; what stays is on disk, or lost."""
 
 
 class LeaseUpdates:
@@ -80,12 +82,28 @@ class LeaseUpdates:
     # -- one update -------------------------------------------------------------------------------
 
     async def _close(self, session: Session, updates: list[Update]) -> None:
-        """Deliver what was spent, then close its leases: they pay for late events only briefly."""
-        with contextlib.suppress(GuardError, BreakerTransportError, TimeoutError):
-            async with asyncio.timeout(_FLUSH_S):
-                await session.flusher.flush()
+        """Deliver what was spent, then close its leases: they pay for late events only briefly.
+
+        What is not delivered would become room for others: until then the leases are renewed.
+        """
+        until_s = time.monotonic() + _KEPT_S
+        while not await self._delivered(session) and time.monotonic() < until_s:
+            for update in updates:
+                lease = update.lease
+                await self._send(session, Update(lease, wire.LeaseUpdate(lease.lease_id)))
+            await asyncio.sleep(_RETRY_S)
         for update in updates:
             await self._send(session, update)
+
+    @staticmethod
+    async def _delivered(session: Session) -> bool:
+        """Deliver what was spent; tell whether nothing is left, here or on disk."""
+        try:
+            async with asyncio.timeout(_FLUSH_S):
+                await session.flusher.flush()
+        except (GuardError, BreakerTransportError, TimeoutError):
+            return False
+        return not session.flusher.spooled
 
     async def _send(self, session: Session, update: Update) -> None:
         key = self._events.ids.uuid7(time.time_ns() // 1_000_000)

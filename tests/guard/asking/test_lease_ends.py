@@ -1,0 +1,43 @@
+"""The end of a lease: what it has paid for is delivered first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from guard.asking import updates
+from guard.breaker.exceptions import BreakerTransportError
+from guard.core.usage import Usage
+from guard.gateway.ledger import leases
+from guard.runtime.runtime import GuardRuntime
+from tests.guard.asking.test_waiting_in_line import COST, MODEL, WAIT_S, balance, held, limit
+from tests.support.waiting import until
+
+
+def test_a_lease_is_not_closed_while_its_costs_cannot_be_delivered(
+    runtime: GuardRuntime, tenant: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would become room for others until they are."""
+    monkeypatch.setattr(leases, "CLOSING_MS", 0)
+    monkeypatch.setattr(updates, "_RETRY_S", 0.1)
+    tenant.admin.set_price(MODEL, input_per_mtok=10**9, output_per_mtok=10**9)
+    limit(tenant, 10)
+    session = until(lambda: runtime.link.session, WAIT_S)
+    until(lambda: session.asks.can_lease, WAIT_S)
+    tries: list[None] = []
+    flush, is_broken = session.flusher.flush, True
+
+    async def broken_flush() -> None:
+        tries.append(None)
+        if is_broken:
+            raise BreakerTransportError("no way")
+        await flush()
+
+    monkeypatch.setattr(session.flusher, "flush", broken_flush)
+    usage = Usage(model=MODEL, input_tokens=0, output_tokens=COST // 1000)
+    held(runtime).settle(usage)  # and its event is on its way
+    until(lambda: len(tries) > 3, WAIT_S)
+    assert balance(tenant)["reserved_nanousd"] >= COST
+    is_broken = False
+    until(lambda: balance(tenant)["reserved_nanousd"] == 0, WAIT_S)
