@@ -118,6 +118,19 @@ def test_calls_of_one_millisecond_have_places_of_their_own(tenant: Tenant) -> No
     assert places == list(range(1, 9))
 
 
+def test_a_place_in_line_is_not_stored(tenant: Tenant) -> None:
+    """Who waits asks every second; only what has given something back must not do so twice."""
+    tenant.admin.set_budget(limit_nanousd=WORST + 1000)
+    lease = {"demand_nanousd": 1}
+    ask(tenant, "a")
+    assert ask(tenant, "b", lease=lease)["decision"] == "waiting"
+    assert ask(tenant, "b", lease=lease, max_output_tokens=49)["decision"] == "waiting"
+    lease = {"lease_id": "mine", "unused_nanousd": 1}
+    assert ask(tenant, "c", lease=lease)["decision"] == "waiting"
+    conflict = ask(tenant, "c", lease=lease, max_output_tokens=49)
+    assert conflict["status"] == 409, "the key names another question"
+
+
 def test_who_gives_up_leaves_the_line(tenant: Tenant) -> None:
     tenant.admin.set_budget(limit_nanousd=WORST + 1000)
     first = ask(tenant, "a")

@@ -46,7 +46,6 @@ def gate(unit: UnitOfWork, command: GateCommand) -> EncodedAnswer:
     if command.events or command.rejected:  # before deciding: what they cost counts already
         outcome = charge.record_events(unit, org, request, command.events, command.rejected).outcome
     if command.turn_in_ms is not None:
-        idempotency.keep_undecided(unit, request)
         return line.told_its_turn(call.call_id, command.turn_in_ms, outcome)
     requests.release_guess(unit, command)
     lease = leases.take_back(unit, command, give_back=is_first)
@@ -56,7 +55,9 @@ def gate(unit: UnitOfWork, command: GateCommand) -> EncodedAnswer:
         idempotency.keep_undecided(unit, request)
         return EncodedAnswer(idempotency.UNDECIDED, b"", recall=decided.recall)
     if isinstance(decided, Waiter):
-        idempotency.keep_undecided(unit, request)
+        # Who waits asks every second: only what has given something back is noted.
+        if call.lease is not None and call.lease.lease_id and call.lease.unused_nanousd:
+            idempotency.keep_undecided(unit, request)
         return line.told_its_place(command, decided, unit.now_ms, outcome)
     if isinstance(decided, CallRefusal):
         if not command.is_ahead:
