@@ -82,10 +82,12 @@ cloudflare-5xx-errors/)."""
 def may_be_billed(status: int) -> bool:
     """Tell whether the vendor may bill a request that was answered with this status.
 
-    >>> may_be_billed(200), may_be_billed(429), may_be_billed(504)
-    (True, False, True)
+    A redirect is no answer of a model: where it leads to is asked by a request of its own.
+
+    >>> may_be_billed(200), may_be_billed(307), may_be_billed(429), may_be_billed(504)
+    (True, False, False, True)
     """
-    return status < 400 or status in _OF_PROXIES
+    return status < 300 or status in _OF_PROXIES
 
 
 def charge_of(seen: Seen) -> ChargeBy:

@@ -17,6 +17,7 @@ from tests.guard.instrumentation import cut_clients
 from tests.guard.instrumentation.conftest import Observed
 from tests.guard.instrumentation.cut_clients import ASYNC, BLOCKING, LEAVING, PATH
 from tests.guard.instrumentation.fake_gate import FakeGate, FakeHold
+from tests.guard.instrumentation.gated_clients import by_aiohttp, by_httpx, by_requests
 from tests.guard.instrumentation.standin.reply import Reply, sse
 from tests.guard.instrumentation.standin.server import StandIn
 from tests.support.cutting_vendor import MOMENTS, Moment, Way, cutting_vendor
@@ -57,6 +58,21 @@ def charged(gated: Observed) -> int:
 
 
 NOTHING_BILLED: tuple[Moment, ...] = ("at once", "overloaded")
+
+
+@pytest.mark.parametrize("send", [by_httpx, by_requests, by_aiohttp])
+@pytest.mark.parametrize("status", [301, 302, 303, 304, 307, 308])
+def test_a_redirect_that_nobody_follows_costs_nothing(
+    standin: StandIn,
+    gated: Observed,
+    gate: FakeGate,
+    send: Callable[[str], None],
+    status: int,
+) -> None:
+    standin.status, standin.instead = status, Reply(None, b"")
+    send(standin.url)
+    assert gated.events == []
+    assert gate.ends == ["back"]
 
 
 def check(
@@ -346,11 +362,11 @@ class TestTable:
         known: tuple[Known, ...] = ("exact", "counted", "pending", "none")
         flags = itertools.product([False, True], repeat=4)
         for ending, status, usage, (streamed, began, may_hide, stops) in itertools.product(
-            Ending, (None, 200, 400, 500, 502, 503, 504), known, flags
+            Ending, (None, 200, 307, 400, 500, 502, 503, 504), known, flags
         ):
             seen = Seen(ending, status, usage, True, streamed, began, may_hide, stops)
             charge = charge_of(seen)
-            if ending is Ending.UNSENT or status in (400, 500, 503):
+            if ending is Ending.UNSENT or status in (307, 400, 500, 503):
                 assert charge is ChargeBy.NOTHING
             else:
                 assert charge is not ChargeBy.NOTHING
