@@ -87,11 +87,14 @@ class Outgoing:
         """Let a call know when its request leaves, where httpx sends it itself."""
         if type(request.stream) not in self._bytes:
             return  # a stream of the caller's own: when it is read says nothing
-        find = getattr(client, "_transport_for_url", None)
-        if find is None or not isinstance(find(request.url), self._transports):
-            return  # which may send it without reading the stream
         request.stream = self._body(request.content)
-        call.unsent = True
+        find = getattr(client, "_transport_for_url", None)
+        if find is not None and isinstance(find(request.url), self._transports):
+            call.unsent = True  # others may send it without reading the stream
+
+    def is_watched(self, request: Any) -> bool:
+        """Tell whether a request's body says when it leaves."""
+        return type(request.stream) is self._body
 
 
 def _body_class(module: ModuleType) -> type[Any]:
@@ -180,6 +183,8 @@ def _async_send(original: Any, tee: Any, outgoing: Outgoing) -> Any:
 
 
 def _handle(original: Any, tee: Any, outgoing: Outgoing) -> Any:
+    """Note each try that a transport makes by itself: every one is a request to the vendor."""
+
     def bare(self: Any, request: Any, stream: bool) -> Any:
         return original(self, request)
 
@@ -187,10 +192,20 @@ def _handle(original: Any, tee: Any, outgoing: Outgoing) -> Any:
 
     @functools.wraps(original)
     def handle_request(self: Any, request: Any) -> Any:
-        if _is_covered(request):
-            return original(self, request)
-        patching.look()
-        return guarded(self, request, stream=True)
+        call = call_being_sent()
+        if call is None:
+            if _is_covered(request):
+                return original(self, request)
+            patching.look()
+            return guarded(self, request, stream=True)
+        if call.tried is not None:
+            if call.has_lost_a_try:
+                call.again()
+            call.unsent = True if outgoing.is_watched(request) else None
+        call.tried = 0
+        response = original(self, request)
+        call.tried = response.status_code
+        return response
 
     return handle_request
 
@@ -203,19 +218,27 @@ def _handle_async(original: Any, tee: Any, outgoing: Outgoing) -> Any:
 
     @functools.wraps(original)
     async def handle_async_request(self: Any, request: Any) -> Any:
-        if _is_covered(request):
-            return await original(self, request)
-        patching.look()
-        return await guarded(self, request, stream=True)
+        call = call_being_sent()
+        if call is None:
+            if _is_covered(request):
+                return await original(self, request)
+            patching.look()
+            return await guarded(self, request, stream=True)
+        if call.tried is not None:
+            if call.has_lost_a_try:
+                await call.again_async()
+            call.unsent = True if outgoing.is_watched(request) else None
+        call.tried = 0
+        response = await original(self, request)
+        call.tried = response.status_code
+        return response
 
     return handle_async_request
 
 
 def _is_covered(request: Any) -> bool:
-    """Tell whether a request that has come to its transport needs nothing there."""
-    if call_being_sent() is not None or patching.active() is None:
-        return True
-    if request.extensions.get(OWN_TRAFFIC):
+    """Tell whether a request that no hook above has seen needs nothing at its transport."""
+    if patching.active() is None or request.extensions.get(OWN_TRAFFIC):
         return True
     return find_endpoint(request.method, request.url.host, request.url.path) is None
 

@@ -118,6 +118,8 @@ class ObservedCall:
         filter: removes the usage chunk from a stream whose caller did not ask for it.
         limited_body: the limit on the output that guard has put into it; None without one.
         unsent: whether nothing of it has left this process yet; None where that is not known.
+        tried: the status by which a try below the client was answered; 0 while it is not, None
+            before the first.
         bound: what it can cost at most; None where requests are not gated.
         hold: the money set aside for it; None until a lease or the gateway has given it.
         limited: whether its output was limited to what its money pays for.
@@ -127,36 +129,10 @@ class ObservedCall:
     """
 
     __slots__ = (
-        "_body",
-        "_content",
-        "_done",
-        "_gate",
-        "_header",
-        "_if_taken",
-        "_is_read",
-        "_path",
-        "_plain",
-        "_replace",
-        "_reports",
-        "bound",
-        "ended_s",
-        "ending",
-        "endpoint",
-        "filter",
-        "hold",
-        "host",
-        "limited",
-        "limited_body",
-        "recording",
-        "scope",
-        "sent_s",
-        "started_s",
-        "status",
-        "thread",
-        "tool_watch",
-        "uncovered",
-        "unsent",
-        "watch",
+        "_body", "_content", "_done", "_gate", "_header", "_if_taken", "_is_read", "_path", "_plain",
+        "_replace", "_reports", "bound", "ended_s", "ending", "endpoint", "filter", "hold", "host",
+        "limited", "limited_body", "recording", "scope", "sent_s", "started_s", "status", "thread",
+        "tool_watch", "tried", "uncovered", "unsent", "watch",
     )  # fmt: skip
 
     def __init__(
@@ -179,6 +155,7 @@ class ObservedCall:
         self.status: int | None = None
         self.filter: UsageChunkFilter | None = None
         self.unsent: bool | None = None
+        self.tried: int | None = None
         self._gate: RequestGate | None = None
         # Gives the request another body; None where that cannot be.
         self._replace: Callable[[bytes], bool] | None = None
@@ -343,6 +320,12 @@ class ObservedCall:
         else:
             self._end(Ending.LOST)
 
+    @property
+    def has_lost_a_try(self) -> bool:
+        """Whether its last try has left, and the vendor may bill it although nobody reads it."""
+        tried = self.tried
+        return tried is not None and not self.unsent and (not tried or may_be_billed(tried))
+
     def again(self) -> None:
         """The client tries again by itself: the last try is lost, this one is held by itself.
 
@@ -350,14 +333,23 @@ class ObservedCall:
             Refusal: it may not go out.
             WorkflowKilledInterrupt: the workflow is killed.
         """
+        self._lose()
+        if self.uncovered:
+            self.ask()
+
+    async def again_async(self) -> None:
+        """Like :meth:`again`; the caller's loop goes on meanwhile."""
+        self._lose()
+        if self.uncovered:
+            await self.ask_async()
+
+    def _lose(self) -> None:
         lost = copy.copy(self)
         self._reports.tried(lost)
         lost._end(Ending.LOST)
         self.unsent = None
         if self._gate is not None and self.bound is not None:
-            self.cover(self._gate, self.bound)
-            if self.uncovered:
-                self.ask()
+            self.cover(self._gate, self.bound, self._replace)
 
     # -- the response -------------------------------------------------------------------------
 
