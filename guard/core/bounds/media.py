@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 from msgspec import Struct
 
 from guard.core.bounds import files
+from guard.core.bounds.image_rules import tokens_by_pixels
 
 Kind = Literal["", "image", "audio", "document", "video"]
 
@@ -39,9 +40,6 @@ _AUDIO_BYTES_PER_TOKEN: Final = 25
 
 _AUDIO_TOKENS_PER_S: Final = 32
 """Of sound whose length is known."""
-
-_CLAUDE_PIXELS, _CLAUDE_PATCH = 750, 28
-"""A token of Claude's for so many pixels, or for each patch of so many on a side."""
 
 _PDF_PAGE_BYTES: Final = 2_000
 _PDF_PAGE_TOKENS: Final = 4_600
@@ -180,16 +178,13 @@ def _add(found: Media, kind: Kind, mime: str, encoded: str, model: str | None) -
 
 
 def _image(encoded: str, model: str | None) -> int:
-    """Bound one image: Claude's by its pixels, never above the largest."""
+    """Bound one image by its pixels, where the vendor's rule is known; never above the largest."""
     most = image_tokens(model)
-    if "claude" not in (model or "").lower():
-        return most
     pixels = files.image_pixels(files.decoded(encoded, whole=False))
-    if pixels is None:
+    if pixels is None or model is None:
         return most
-    width, height = pixels
-    patches = math.ceil(width / _CLAUDE_PATCH) * math.ceil(height / _CLAUDE_PATCH)
-    return min(most, max(patches, math.ceil(width * height / _CLAUDE_PIXELS)))
+    tokens = tokens_by_pixels(model, *pixels)
+    return most if tokens is None else min(most, tokens)
 
 
 def _sound(encoded: str, size_bytes: int) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import io
 import json
+import math
+import random
 import struct
 import wave
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 import pytest
 
 from guard.core.bounds import InputRatios, bound_of, files
-from guard.core.bounds.media import image_tokens
+from guard.core.bounds.media import image_tokens, measure
 from guard.core.usage.vendors import find_endpoint
 
 
@@ -90,6 +92,58 @@ def test_a_picture_for_claude_by_its_pixels() -> None:
     assert small < 64 + 500
     huge = tokens(block("image", "image/png", png(8_000, 8_000) + bytes(100)))
     assert image_tokens("claude-opus-4-5") <= huge < image_tokens("claude-opus-4-5") + 500
+
+
+class TestPicturesByTheVendorsRules:
+    @pytest.mark.parametrize(
+        ("model", "width", "height", "published"),
+        [
+            # From the pages that `guard/core/bounds/image_rules.py` names, and measured answers.
+            ("gpt-4o", 1024, 1024, 765), ("gpt-4o", 2048, 4096, 1105), ("gpt-4o", 128, 64, 255),
+            ("openai/gpt-4o-2024-11-20", 1024, 1024, 765), ("gpt-4o-mini", 128, 64, 8_500),
+            ("gpt-4.1", 1024, 1024, 1024), ("gpt-4.1", 1800, 2400, 1452),
+            ("gpt-4.1-mini", 2400, 1800, 2353), ("gpt-4.1-nano", 1024, 1024, 2520),
+            ("gpt-5", 1024, 1024, 1229), ("gpt-5-mini", 768, 1024, 1245),
+            ("gpt-5-nano", 512, 512, 630), ("o4-mini", 1024, 1024, 1762), ("o3", 1024, 1024, 675),
+            ("gemini-2.5-pro", 384, 384, 258), ("gemini-2.5-flash", 960, 540, 1548),
+            ("gemini-2.0-flash", 2000, 2000, 2322), ("claude-opus-4-5", 1092, 1092, 1590),
+        ],
+    )  # fmt: skip
+    def test_no_published_figure_is_higher(
+        self, model: str, width: int, height: int, published: int
+    ) -> None:
+        found = of_picture(model, width, height)
+        assert published <= found
+        assert found <= image_tokens(model) + 500
+
+    @pytest.mark.parametrize("seed", range(60))
+    def test_any_size_is_bounded_by_what_the_vendor_counts(self, seed: int) -> None:
+        rng = random.Random(seed)
+        width, height = (round(2 ** rng.uniform(3, 13)) for _ in range(2))
+        for model, base, tile in (("gpt-4o", 85, 170), ("gpt-5", 70, 140), ("o3", 75, 150),
+                                  ("gpt-4o-mini", 2_833, 5_667)):  # fmt: skip
+            fit = min(1.0, 2048 / max(width, height))
+            scale = fit * min(1.0, 768 / (min(width, height) * fit))
+            tiles = math.ceil(round(width * scale) / 512) * math.ceil(round(height * scale) / 512)
+            assert of_picture(model, width, height) >= base + tile * tiles
+        for model, permille, most in (("gpt-5-nano", 2460, 1536), ("gpt-5.4", 1200, 2500)):
+            patches = min(most, math.ceil(width / 32) * math.ceil(height / 32))
+            assert of_picture(model, width, height) >= patches * permille // 1000
+
+    @pytest.mark.parametrize("model", ["gemini-3-pro-preview", "gpt-9", "pixtral-large"])
+    def test_a_model_without_a_known_rule_has_the_flat_figure(self, model: str) -> None:
+        assert of_picture(model, 64, 64) == image_tokens(model)
+
+    def test_the_flat_figure_is_far_above_a_usual_picture(self) -> None:
+        for model in ("gpt-5", "gpt-5.4", "gpt-4o-mini", "gpt-4.1-mini"):
+            assert of_picture(model, 1024, 768) < image_tokens(model) * 0.6
+
+
+def of_picture(model: str, width: int, height: int) -> int:
+    """Return the tokens of a picture alone, as a request holds it."""
+    url = "data:image/png;base64," + base64.b64encode(png(width, height) + bytes(90)).decode()
+    part = {"type": "image_url", "image_url": {"url": url}}
+    return measure({"messages": [{"role": "user", "content": [part]}]}, model).tokens
 
 
 @pytest.mark.parametrize("name", IMAGES)
