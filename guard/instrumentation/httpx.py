@@ -92,9 +92,10 @@ class Outgoing:
         if find is not None and isinstance(find(request.url), self._transports):
             call.unsent = True  # others may send it without reading the stream
 
-    def is_watched(self, request: Any) -> bool:
-        """Tell whether a request's body says when it leaves."""
-        return type(request.stream) is self._body
+    def tries_again(self, call: ObservedCall, request: Any) -> None:
+        """Note another try; what a redirect has answered was sent all the same."""
+        if not call.tried or call.tried >= 400:
+            call.unsent = True if type(request.stream) is self._body else None
 
 
 def _body_class(module: ModuleType) -> type[Any]:
@@ -201,7 +202,7 @@ def _handle(original: Any, tee: Any, outgoing: Outgoing) -> Any:
         if call.tried is not None:
             if call.has_lost_a_try:
                 call.again()
-            call.unsent = True if outgoing.is_watched(request) else None
+            outgoing.tries_again(call, request)
         call.tried = 0
         response = original(self, request)
         call.tried = response.status_code
@@ -227,7 +228,7 @@ def _handle_async(original: Any, tee: Any, outgoing: Outgoing) -> Any:
         if call.tried is not None:
             if call.has_lost_a_try:
                 await call.again_async()
-            call.unsent = True if outgoing.is_watched(request) else None
+            outgoing.tries_again(call, request)
         call.tried = 0
         response = await original(self, request)
         call.tried = response.status_code

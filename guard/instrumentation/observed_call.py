@@ -129,10 +129,10 @@ class ObservedCall:
     """
 
     __slots__ = (
-        "_body", "_content", "_done", "_gate", "_header", "_if_taken", "_is_read", "_path", "_plain",
-        "_replace", "_reports", "bound", "ended_s", "ending", "endpoint", "filter", "hold", "host",
-        "limited", "limited_body", "recording", "scope", "sent_s", "started_s", "status", "thread",
-        "tool_watch", "tried", "uncovered", "unsent", "watch",
+        "_body", "_content", "_done", "_gate", "_header", "_if_taken", "_is_read", "_path",
+        "_plain", "_replace", "_reports", "bound", "ended_s", "ending", "endpoint", "filter",
+        "hold", "host", "limited", "limited_body", "recording", "scope", "sent_s", "started_s",
+        "status", "thread", "tool_watch", "tried", "uncovered", "unsent", "watch",
     )  # fmt: skip
 
     def __init__(
@@ -253,11 +253,12 @@ class ObservedCall:
         self.unsent = None  # what has left was refused
         # Where nobody has read why, the option is taken back first: more endpoints refuse that.
         if limited is not None and (answer or usage is None):
-            renamed = limited.renamed(answer)
-            if renamed is not None:
-                self.limited_body = None
-                self._if_taken = (*(self._if_taken if answer else ()), limited.is_taken)
-                return renamed
+            changed = limited.again(answer)
+            if changed is not None:
+                self.limited_body = changed
+                self._if_taken = (*(self._if_taken if answer else ()), changed.is_taken)
+                self._note_limit(changed.tokens)
+                return changed.body
         if usage is None:
             return None
         self._if_taken += (usage.is_refused,)
@@ -283,8 +284,16 @@ class ObservedCall:
             return False
         self.limited_body = put
         self.bound = structs.replace(bound, output_tokens=output_tokens)
+        self._note_limit(put.tokens)
         self.limited = True
         return True
+
+    def _note_limit(self, each: int) -> None:
+        """Note that each answer has no more than so many tokens."""
+        bound = self.bound
+        if bound is not None and bound.output_tokens is not None:
+            most = min(bound.output_tokens, each * bound.answers + bound.beside_output)
+            self.bound = structs.replace(bound, output_tokens=most)
 
     def sending(self) -> Sending[ObservedCall]:
         """Return the context manager around the client's own sending."""

@@ -1,4 +1,4 @@
-"""Limits on the output that guard puts into requests, under the name that the vendor takes."""
+"""Limits on the output that guard puts into requests, in the way that the vendor takes them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,24 @@ import attrs
 from guard.core.usage.response_format import ResponseFormat
 
 _KNOWN_MAX = 1024
+_LOWERED_MAX = 3
+"""How often a limit is lowered that the vendor refuses as too large."""
+
 _Target = tuple[str, str | None]
 """A host and a model."""
+
+
+@attrs.frozen
+class _Known:
+    """What a vendor takes for a model.
+
+    Attributes:
+        other_name: whether it refuses the usual name.
+        most: the largest limit that it takes; None where it has refused none.
+    """
+
+    other_name: bool = False
+    most: int | None = None
 
 
 @attrs.frozen
@@ -19,36 +35,53 @@ class LimitedBody:
 
     Attributes:
         body: with the limit.
-        is_taken: called when the vendor has taken the other name: later requests have it at once.
+        tokens: the limit.
     """
 
     body: bytes
-    _renamed: Callable[[], bytes | None]
-    is_taken: Callable[[], None]
+    tokens: int
+    _known: _Known
+    _limited: Callable[[int, bool], bytes | None]
+    _remember: Callable[[_Known], None]
+    _is_renamed: bool = False
+    _lowered: int = 0
 
-    def renamed(self, answer: bytes) -> bytes | None:
-        """Return the body with the limit under its other name.
+    def again(self, answer: bytes) -> LimitedBody | None:
+        """Return what to send after an answer with status 400: a smaller limit, or the other name.
 
-        None where an answer with status 400 was about something else; the request's own limit
-        keeps its name.
+        None where it was about something else; the request's own limit keeps its name.
 
         Args:
             answer: what the vendor said; empty when nobody has read that.
         """
-        from guard.core.bounds import rejects_limit
+        from guard.core.bounds import lower_limit, rejects_limit
 
-        if answer and not rejects_limit(self.body, answer):
+        smaller = lower_limit(answer, self.tokens, is_lowered=self._lowered > 0)
+        if smaller is not None and self._lowered < _LOWERED_MAX:
+            known = _Known(self._known.other_name, smaller)
+            body = self._limited(smaller, known.other_name)
+            if body is not None and body != self.body:
+                lowered = self._lowered + 1
+                return attrs.evolve(self, body=body, tokens=smaller, known=known, lowered=lowered)
+        if self._is_renamed or (answer and not rejects_limit(self.body, answer)):
             return None
-        other = self._renamed()
-        return None if other == self.body else other
+        known = attrs.evolve(self._known, other_name=not self._known.other_name)
+        body = self._limited(self.tokens, known.other_name)
+        if body is None or body == self.body:
+            return None
+        return attrs.evolve(self, body=body, known=known, is_renamed=True)
+
+    def is_taken(self) -> None:
+        """The vendor has taken it: later requests have the like at once."""
+        self._remember(self._known)
 
 
 class OutputLimits:
-    """Puts limits into requests, and remembers under which name a vendor takes them."""
+    """Puts limits into requests, and remembers which ones a vendor takes."""
 
     def __init__(self) -> None:
-        # Who refuses the usual name; a dict for its order.
-        self._others: dict[_Target, None] = {}
+        # Who does not take what is usual; a dict for its order.
+        self._others: dict[_Target, _Known] = {}
 
     def put(
         self,
@@ -66,23 +99,26 @@ class OutputLimits:
             host, path: of the URL.
             model: the model that was asked for.
             body: of the request.
-            tokens: the limit.
+            tokens: the limit; less where the vendor is known to take no more.
         """
         from guard.core.bounds import with_output_limit  # loaded when the request was bounded
 
-        target, other = (host, model), (host, model) in self._others
-        put = with_output_limit(response_format, path, body, tokens, other_name=other)
+        target = (host, model)
+        known = self._others.get(target, _Known())
+        if known.most is not None:
+            tokens = min(tokens, known.most)
+
+        def limited(tokens: int, other_name: bool) -> bytes | None:
+            return with_output_limit(response_format, path, body, tokens, other_name=other_name)
+
+        put = limited(tokens, known.other_name)
         if put is None:
             return None
+        return LimitedBody(put, tokens, known, limited, lambda found: self._remember(target, found))
 
-        def renamed() -> bytes | None:
-            return with_output_limit(response_format, path, body, tokens, other_name=not other)
-
-        return LimitedBody(put, renamed, lambda: self._remember(target, not other))
-
-    def _remember(self, target: _Target, other: bool) -> None:
+    def _remember(self, target: _Target, known: _Known) -> None:
         self._others.pop(target, None)
-        if other:
+        if known != _Known():
             if len(self._others) >= _KNOWN_MAX:
                 self._others.pop(next(iter(self._others)), None)
-            self._others[target] = None
+            self._others[target] = known

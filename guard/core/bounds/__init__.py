@@ -1,7 +1,14 @@
 """What one LLM request can cost at most, read from its URL and body: one file per vendor family."""
 
-from guard.core.bounds.output_limit import rejects_limit, with_output_limit
+from guard.core.bounds.output_limit import lower_limit, rejects_limit, with_output_limit
 from guard.core.bounds.reading import bound_of, fees_of
 from guard.core.input_ratios import InputRatios
 
-__all__ = ["InputRatios", "bound_of", "fees_of", "rejects_limit", "with_output_limit"]
+__all__ = [
+    "InputRatios",
+    "bound_of",
+    "fees_of",
+    "lower_limit",
+    "rejects_limit",
+    "with_output_limit",
+]

@@ -5,6 +5,7 @@ One field of the body changes and every other byte stays, so that a retry sends 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -90,6 +91,53 @@ def rejects_limit(body: bytes, answer: bytes) -> bool:
         if b'"%b"' % name in body and name in answer:
             return True
     return False
+
+
+_ANSWER_BYTES_MAX: Final = 16 * 1024
+_NAMES_LIMIT: Final = re.compile(rb"max_|maxOutput|maxTokens|num_predict|tokens", re.IGNORECASE)
+
+LOWEST: Final = 256
+"""No limit is put in below this."""
+
+_NUMBER: Final = re.compile(rb"(?<![\w.-])(\d{3,8})(?:\s*-\s*(\d{1,8}))?(?![\w-]|\.\d)")
+_TOO_LARGE: Final = re.compile(
+    rb"at most|too large|maximum|range|less than|exceed|above|greater|limit|<=|> ?\d", re.IGNORECASE
+)
+
+
+def lower_limit(answer: bytes, tokens: int, *, is_lowered: bool = False) -> int | None:
+    """Return the limit to try after an answer with status 400 that says it was too large.
+
+    The largest power of two that the vendor's own number allows; None where the answer is about
+    something else.
+
+    Args:
+        answer: what the vendor said.
+        tokens: the limit that it has refused.
+        is_lowered: whether that followed an answer's number: then that leaves no room for the
+            prompt, and half of it is next.
+
+    >>> lower_limit(b"max_tokens: 65536 > 64000, which is the maximum allowed", 65536)
+    32768
+    >>> lower_limit(b"max_tokens is too large: 8192 (8192 > 4096 - 500)", 8192)
+    2048
+    """
+    said = answer[:_ANSWER_BYTES_MAX]
+    if _TOO_LARGE.search(said) is None or _NAMES_LIMIT.search(said) is None:
+        return None
+    if is_lowered:
+        return tokens // 2 if tokens >= 2 * LOWEST else None
+    allowed = []
+    for found in _NUMBER.finditer(said):
+        named = int(found[1]) - int(found[2] or 0)
+        if LOWEST <= named < tokens:
+            allowed.append((found[2] is not None, named))
+    if not allowed:
+        return None
+    # A difference is what the prompt has left of the context.
+    differences = [named for is_difference, named in allowed if is_difference]
+    most = max(differences or [named for _, named in allowed])
+    return 1 << (most.bit_length() - 1)
 
 
 def _value(request: Message, path: Path) -> Any:
