@@ -95,8 +95,9 @@ class GuardStatus:
         workflow: the workflow of everything outside of one; None before the gateway has answered.
         journal: what keeps requests under way for the case that this process dies: ``open``,
             ``none`` (no spool, or no request yet) or ``failed`` (it cannot be written).
-        unseen_requests: LLM requests that could not be metered, by host and path, with their
-            counts, the most frequent first.
+        unseen_requests: LLM requests that could not be metered, and realtime sessions (``wss://``),
+            for which nothing is set aside: by host and path, with their counts, the most frequent
+            first.
         cut_short: answers that ended at a limit on their output that guard had put in, because the
             budget paid for no more.
         unpriced_models: models whose price the gateway does not know, so that they are held and

@@ -275,6 +275,8 @@ class Instrumentation:
         if provider is None:
             return None
         self.check_session()
+        if self._gate is not None:
+            self.unseen.note_session(host, path)
         session = RealtimeSession(self, provider, host, query)
         self._sessions.add(session)
         return session

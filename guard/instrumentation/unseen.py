@@ -1,4 +1,4 @@
-"""Requests to LLM hosts that cannot be metered: counted by host and path, without the query."""
+"""LLM requests that cannot be metered, or held: counted by host and path, without the query."""
 
 from __future__ import annotations
 
@@ -32,12 +32,23 @@ class UnseenRequests:
             host, path: of its URL.
             why: it cannot be metered.
         """
-        name = f"{host}{path}"
+        self._count(f"{host}{path}", "a request to %s is not metered: %s", why)
+
+    def note_session(self, host: str, path: str) -> None:
+        """Count a realtime session: it is metered, and nothing is set aside for it.
+
+        Args:
+            host, path: of its URL.
+        """
+        why = "nothing bounds what it costs"
+        self._count(f"wss://{host}{path}", "nothing is set aside for %s: %s", why)
+
+    def _count(self, name: str, said: str, why: str) -> None:
         with self._lock:
             if name not in self._counts:
                 if len(self._counts) >= _NAMES_MAX:
                     return
-                logger.warning("a request to %s is not metered: %s", name, why)
+                logger.warning(said, name, why)
             self._counts[name] += 1
             counts = dict(self._counts)
         if self.changed is not None:

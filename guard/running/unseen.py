@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from guard.local_gateway import LocalGateway, read_json
 from guard.running import reports
 from guard.running.plan import RunLimits
 from guard.running.watch import TreeWatch, end
+
+_SESSION: Final = "wss://"
+"""How a guarded process names a realtime session; it names requests by their host."""
 
 
 class RunUnseen:
@@ -58,10 +61,12 @@ class RunUnseen:
     @property
     def facts(self) -> dict[str, Any]:
         """What the report says of it."""
+        seen = reports.unseen(self._directory)
         return {
             "unguarded_programs": self.watch.names(),
             "unguarded_connections": self._connections,
-            "unmetered_requests": reports.unseen(self._directory),
+            "unmetered_requests": {n: c for n, c in seen.items() if not n.startswith(_SESSION)},
+            "unheld_sessions": {n: c for n, c in seen.items() if n.startswith(_SESSION)},
         }
 
     def lines(self) -> Iterator[str]:
@@ -73,3 +78,5 @@ class RunUnseen:
             yield f"not counted: {each['program']} talked to {each['host']}"
         for name, count in facts["unmetered_requests"].items():
             yield f"not counted: {count} request{'' if count == 1 else 's'} to {name}"
+        for name, count in facts["unheld_sessions"].items():
+            yield f"counted, but not held: {count} session{'' if count == 1 else 's'} with {name}"

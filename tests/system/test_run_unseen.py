@@ -17,6 +17,7 @@ import pytest
 
 from guard.running import processes
 from guard.running.processes import IS_LINUX, _address
+from tests.guard.instrumentation.test_realtime import realtime  # noqa: F401
 from tests.support.llm_vendor import vendor_process
 from tests.support.runs import Runs
 
@@ -147,6 +148,28 @@ def test_urllib_is_named_and_refused_under_a_limit(
     assert "cannot be held: it is sent by http.client or urllib" in done.stderr
     done = guard("run", "--limit", "$2", "--allow-unseen", "--", str(script), vendor, BODY)
     assert (done.stdout, done.returncode) == ("200\n200\n", 0)
+
+
+TALKS = """
+import json, sys
+from websockets.sync.client import connect
+with connect(sys.argv[1]) as session:
+    session.send(json.dumps({"type": "response.create"}))
+    while json.loads(session.recv())["type"] != "response.done":
+        pass
+"""
+
+
+def test_a_realtime_session_is_named(guard: Runs, realtime: str, tmp_path: Path) -> None:  # noqa: F811
+    script = tmp_path / "agent.py"
+    script.write_text(TALKS)
+    name = "wss://127.0.0.1/v1/realtime"
+    done = guard("run", "--limit", "$2", "--json", "--", str(script), realtime)
+    facts = facts_of(done)
+    assert (done.returncode, facts["unheld_sessions"]) == (0, {name: 1}), done.stderr
+    assert facts["unmetered_requests"] == {}
+    done = guard("run", "--limit", "$2", "--", str(script), realtime)
+    assert f"counted, but not held: 1 session with {name}" in done.stderr
 
 
 @on_linux

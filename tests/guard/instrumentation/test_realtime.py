@@ -113,6 +113,16 @@ def _buckets(event: LlmData) -> tuple[int, int, int, int]:
 
 
 @pytest.mark.parametrize("talk", CLIENTS)
+def test_a_session_is_named_where_requests_are_held(
+    gated: Observed, realtime: str, talk: Callable[[str], None]
+) -> None:
+    for _ in range(2):
+        talk(f"{realtime}?key=secret")
+    assert gated.instrumentation.unseen.counts() == (("wss://127.0.0.1/v1/realtime", 2),)
+    assert len(gated.events) == 2
+
+
+@pytest.mark.parametrize("talk", CLIENTS)
 def test_a_session_without_usage_is_named(
     observed: Observed, realtime: str, talk: Callable[[str], None]
 ) -> None:
