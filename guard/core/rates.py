@@ -46,6 +46,27 @@ _CHEAP_TIERS: Final = frozenset(
 )
 
 
+_OPEN: Final = ("", "auto")
+
+
+def names_tier(tier: str) -> bool:
+    """Tell whether a request names its service tier, and does not leave that to its project.
+
+    >>> names_tier("default"), names_tier("auto"), names_tier("")
+    (True, False, False)
+    """
+    return tier not in _OPEN
+
+
+def is_dearer(tier: str) -> bool:
+    """Tell whether a service tier may cost more than the standard one.
+
+    >>> is_dearer("priority"), is_dearer("flex")
+    (True, False)
+    """
+    return _UNLISTED_TIERS.get(tier, PERMILLE) > PERMILLE
+
+
 class Terms(Struct, frozen=True, gc=False):
     """What a request's body says about the rates that it can meet.
 
@@ -141,16 +162,18 @@ def worst_rates(rates: ModelRates, input_tokens: int | None, terms: Terms) -> tu
             may be priced by any row below.
         terms: of the request.
     """
-    rows = rates.rows
+    rows, asked = rates.rows, terms.tier
+    if rates.default_tier and asked in _OPEN:
+        asked = rates.default_tier
     if not rows:
-        surcharge = _surcharge(terms.tier, STANDARD, terms.surcharge_permille)
+        surcharge = _surcharge(asked, STANDARD, terms.surcharge_permille)
         if surcharge == PERMILLE:
             return rates.worst_input_per_mtok, rates.worst_output_per_mtok
         return (
             -(-rates.worst_input_per_mtok * surcharge // PERMILLE),
             -(-rates.worst_output_per_mtok * surcharge // PERMILLE),
         )
-    tier = listed_tier(rows, terms.tier) if terms.tier else STANDARD
+    tier = listed_tier(rows, asked) if asked else STANDARD
     writes, text_only = terms.cache_writes, terms.text_only
     in_rate = out_rate = 0
     for row in rows:
@@ -165,8 +188,8 @@ def worst_rates(rates: ModelRates, input_tokens: int | None, terms: Terms) -> tu
             in_rate = max(in_rate, row.cache_write, row.cache_write_1h if writes > 1 else 0)
         if not text_only:
             in_rate, out_rate = max(in_rate, row.audio), max(out_rate, row.audio)
-    if terms.tier or terms.surcharge_permille != PERMILLE:
-        surcharge = _surcharge(terms.tier, tier, terms.surcharge_permille)
+    if asked or terms.surcharge_permille != PERMILLE:
+        surcharge = _surcharge(asked, tier, terms.surcharge_permille)
         in_rate = -(-in_rate * surcharge // PERMILLE)
         out_rate = -(-out_rate * surcharge // PERMILLE)
     return in_rate, out_rate

@@ -23,6 +23,7 @@ from guard.core.usage.response_format import replaced
 from guard.core.usage.vendors import names_llm, names_unpriced
 from guard.core.wire import NAME_LENGTH_MAX, RESPONSE_ID_LENGTH_MAX
 from guard.instrumentation import patching
+from guard.instrumentation.answered_tiers import AnsweredTiers
 from guard.instrumentation.include_usage import StreamUsage
 from guard.instrumentation.later_work import LaterWork, Work
 from guard.instrumentation.local_hosts import LocalHosts
@@ -101,6 +102,7 @@ class Instrumentation:
         self._max_output_tokens = max_output_tokens
         self.ratios = InputRatios()
         self.limits = OutputLimits()
+        self.tiers = AnsweredTiers()
         self._local = LocalHosts(price_local)
         # Loaded late: it knows every vendor's request format.
         self._bounds: ModuleType | None = None
@@ -251,6 +253,7 @@ class Instrumentation:
         is_known = endpoint.certain or (bound.model is not None and not endpoint.is_unlisted)
         if not is_known and not names_llm(path, content):
             return  # a path such as /v1/messages of something else
+        bound = self.tiers.bounded(call.host, bound)
         if endpoint.is_local and self._local.are_free(call.host):
             bound = structs.replace(bound, local=True)
         if tokens is not None and replace is not None and bound.output_tokens is None:
@@ -258,7 +261,7 @@ class Instrumentation:
             if put is not None and replace(put.body):
                 call.limited_body = put
                 limit = bounds.bound_of(endpoint.format, path, put.body, self.ratios)
-                bound = structs.replace(limit, local=bound.local)
+                bound = structs.replace(limit, local=bound.local, terms=bound.terms)
         call.cover(gate, bound, replace)
         if call.uncovered and self._unread.calls:  # they hold more than they cost
             self._unread.read()

@@ -28,6 +28,7 @@ from guard.core.usage.reading import is_stream
 from guard.core.usage.response_format import replaced
 from guard.core.usage.tool_scan import ToolScanner
 from guard.instrumentation import open_streams
+from guard.instrumentation.answered_tiers import AnsweredTiers
 from guard.instrumentation.charging import charged
 from guard.instrumentation.include_usage import StreamUsage, UsageChunkFilter
 from guard.instrumentation.output_limits import LimitedBody, OutputLimits
@@ -60,6 +61,9 @@ class CallReports(Protocol):
 
     limits: OutputLimits
     """Puts limits on the output into requests."""
+
+    tiers: AnsweredTiers
+    """Remembers dearer service tiers that answers name."""
 
     tools: ToolGate | None
     """Decides about the tools that answers ask for."""
@@ -557,9 +561,13 @@ class ObservedCall:
             hold.settle(usage)
 
     def _learn(self, usage: Usage) -> None:
-        """Remember how many tokens the prompt had, if those were more than was thought."""
+        """Remember the prompt's tokens and the service tier, where they are dearer than held."""
         bound = self.bound
-        if bound is None or not bound.text_tokens or usage.estimated:
+        if bound is None or usage.estimated:
+            return
+        if usage.service_tier is not None:
+            self._reports.tiers.learn(self.host, bound, usage)
+        if not bound.text_tokens:
             return
         tokens = usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens
         if tokens > (bound.input_tokens or 0):

@@ -208,6 +208,24 @@ def test_the_bound_is_at_least_the_bill_a_million_times(prices: PriceBook) -> No
         check(prices, rng)
 
 
+def test_a_project_with_a_dearer_tier_is_held_at_it() -> None:
+    prices = PriceBook([], FALLBACK, default_tier="priority")
+    rng = random.Random(16)
+    seen = 0
+    while seen < 100:
+        case = Case(rng)
+        if case.tier or case.model not in OPENAI:
+            continue
+        seen += 1
+        rates = prices.model_rates(case.format.provider, case.model)
+        held = worst_case(rates, case.bound)
+        billed = bill(case.model, case.tokens, "priority", case.place)
+        assert held is not None
+        assert held[0] >= billed, (case.model, case.tokens)
+        case.tier = "priority"  # what the answer names
+        assert held[0] >= cost_of(rates, case.usage()) >= billed
+
+
 def linked(model: str) -> tuple[str, str, dict[str, Any]]:
     """A request whose prompt nothing bounds: an uploaded file."""
     part: dict[str, Any]

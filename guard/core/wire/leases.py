@@ -71,6 +71,7 @@ class ModelRates(
         rows: the price list that all these figures are the dearest of; older gateways send none.
         present_rows: the price list of this hour, by which answers are charged, where prices change
             with the hour or on a date; ``rows`` are then the dearest of the day.
+        default_tier: the service tier of requests that name none; empty for the standard one.
         fallback: whether the model's price is not known, so that these are the gateway's own.
     """
 
@@ -86,6 +87,7 @@ class ModelRates(
     context_tokens: int | None = None
     rows: list[RateRow] = []
     present_rows: list[RateRow] = []
+    default_tier: Name = ""
     fallback: bool = False
 
 

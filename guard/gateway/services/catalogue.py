@@ -87,7 +87,12 @@ class CatalogueCache:
                 return OrgView(
                     organisation.settings,
                     policy.compiled(policies),
-                    PriceBook(prices, self._fallback, self._clock_ms),
+                    PriceBook(
+                        prices,
+                        self._fallback,
+                        self._clock_ms,
+                        organisation.settings.default_tier,
+                    ),
                     hashlib.blake2b(content, digest_size=8).hexdigest(),
                 )
         raise NotFoundError("no such organisation")

@@ -21,6 +21,9 @@ _BY_THE_PIECE: Final = (None, "openai", "azure", "google")
 """Vendors whose images, speech and videos have fees, and so no price by tokens."""
 
 
+_HAVE_PROJECTS: Final = ("openai", "azure")
+"""Vendors whose projects have a service tier of their own."""
+
 _SLOT_MS: Final = 15 * 60_000
 """Hours begin and end at quarters of an hour."""
 
@@ -38,12 +41,18 @@ class PriceBook:
         prices: the operator's prices; one for model ``"*"`` is the default for unknown models.
         fallback: charged, and flagged, for models without another price.
         clock_ms: Unix milliseconds, for prices with a date or an hour of their own.
+        default_tier: the service tier of requests to OpenAI that name none.
     """
 
     def __init__(
-        self, prices: Sequence[Price], fallback: Rates, clock_ms: Callable[[], int] = _now_ms
+        self,
+        prices: Sequence[Price],
+        fallback: Rates,
+        clock_ms: Callable[[], int] = _now_ms,
+        default_tier: str = "standard",
     ) -> None:
         self._clock_ms = clock_ms
+        self._default_tier = default_tier
         # Tariffs with hours or dates are looked up anew in each quarter of an hour.
         self._slot = 0
         self._timed: list[tuple[str | None, str]] = []
@@ -124,6 +133,8 @@ class PriceBook:
             known = self.tariff(provider, model)
             rates = (known or self._unknown(local)).dearest(self._clock_ms())
             rates.fallback = known is None and not local
+            if provider in _HAVE_PROJECTS and self._default_tier != "standard":
+                rates.default_tier = self._default_tier
             listed = (largest_output(*each) for each in names(provider, model))
             rates.largest_output_tokens = next((each for each in listed if each is not None), None)
             rates.context_tokens = self._context(provider, model, rates)
