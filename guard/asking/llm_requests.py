@@ -240,6 +240,7 @@ class LlmRequests:
             bound.provider,
             model=bound.model or wire.UNKNOWN_MODEL,
             max_input_tokens=bound.input_tokens,
+            text_tokens=bound.text_tokens,
             max_output_tokens=bound.output_tokens,
             least_output_tokens=_least(bound),
             streams=bound.streams,

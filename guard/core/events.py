@@ -170,6 +170,7 @@ def llm_data(observed: InstrumentedCall, request_id: str) -> wire.LlmData | None
         request_id=None if observed.polled else request_id,
         metadata=dict(usage.units),
         fees=dict(usage.fees) if usage.fees else {},
+        text_tokens=usage.text_tokens,
     )
 
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from guard.core.wire import TOKENS_MAX
 
-_OVERHEAD: Final = 32
+OVERHEAD: Final = 32
 """Tokens that a vendor adds to each prompt, before anything is known."""
 
 _OVERHEAD_MAX: Final = 20_000
@@ -41,7 +41,7 @@ class InputRatios:
         """Return the most tokens that a prompt can have whose text has so many at most."""
         known = self._known.get(model)
         if known is None:
-            return min(text_tokens + _OVERHEAD, TOKENS_MAX)
+            return min(text_tokens + OVERHEAD, TOKENS_MAX)
         ratio, overhead = known
         return min(math.ceil(text_tokens * ratio) + overhead, TOKENS_MAX)
 
@@ -55,13 +55,28 @@ class InputRatios:
         """
         if tokens <= self.tokens(model, text_tokens):
             return
-        ratio, overhead = self._known.get(model, (1.0, _OVERHEAD))
-        # A long prompt says something about its text, a short one about what is added to it.
-        if text_tokens >= _LONG:
-            ratio = (tokens - overhead) / text_tokens * _MARGIN
-        else:
-            more = (tokens - text_tokens * ratio) * _MARGIN
-            overhead = min(_OVERHEAD_MAX, math.ceil(more))
+        ratio, overhead = self._known.get(model, (1.0, OVERHEAD))
+        found = raised(ratio, overhead, text_tokens, tokens)
         if model not in self._known and len(self._known) >= _MODELS_MAX:
             self._known.pop(next(iter(self._known), None), None)
-        self._known[model] = (ratio, overhead)
+        self._known[model] = found
+
+
+def raised(ratio: float, overhead: int, text_tokens: int, tokens: int) -> tuple[float, int]:
+    """Return a ratio and an overhead by which a prompt has as many tokens as it had.
+
+    Args:
+        ratio, overhead: that were known.
+        text_tokens: what the prompt's text was bounded by.
+        tokens: of the prompt.
+
+    >>> raised(1.0, 32, 10_000, 9_000), raised(1.0, 32, 10_000, 20_032)
+    ((1.0, 32), (2.2, 32))
+    """
+    if tokens <= math.ceil(text_tokens * ratio) + overhead:
+        return ratio, overhead
+    # A long prompt says something about its text, a short one about what is added to it.
+    if text_tokens >= _LONG:
+        return (tokens - overhead) / text_tokens * _MARGIN, overhead
+    more = (tokens - text_tokens * ratio) * _MARGIN
+    return ratio, min(_OVERHEAD_MAX, math.ceil(more))

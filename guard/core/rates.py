@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from guard.core import fees
-from guard.core.wire import NANOUSD_MAX, ModelRates, RateRow
+from guard.core.wire import NANOUSD_MAX, TOKENS_MAX, ModelRates, RateRow
 
 STANDARD: Final = ""
 """The service tier of a request that asks for no other one."""
@@ -193,6 +193,20 @@ def worst_rates(rates: ModelRates, input_tokens: int | None, terms: Terms) -> tu
         in_rate = -(-in_rate * surcharge // PERMILLE)
         out_rate = -(-out_rate * surcharge // PERMILLE)
     return in_rate, out_rate
+
+
+def prompt_tokens(rates: ModelRates, input_tokens: int | None, text_tokens: int) -> int | None:
+    """Return the most tokens of a prompt, by what answers to others have shown of its model.
+
+    Args:
+        rates: of the model.
+        input_tokens: most tokens of the prompt, as its process knows; ``None``: nothing bounds it.
+        text_tokens: most tokens of its text, before anything was learned; 0 where it has more.
+    """
+    if input_tokens is None or not text_tokens or not rates.text_permille:
+        return input_tokens
+    tokens = -(-text_tokens * rates.text_permille // PERMILLE) + rates.text_overhead
+    return max(input_tokens, min(tokens, TOKENS_MAX))
 
 
 def most_input(rates: ModelRates, input_tokens: int | None, answers: int = 1) -> int | None:

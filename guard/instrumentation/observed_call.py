@@ -516,6 +516,10 @@ class ObservedCall:
                 usage, call.streamed = self._usage()
                 if usage is not None and usage.fees is None and not usage.later:
                     usage = self._with_fees(usage)
+                if usage is not None and not usage.estimated and self.bound is not None:
+                    text = self.bound.text_tokens
+                    if text and text < _prompt(usage):  # for the next process
+                        usage = replaced(usage, text_tokens=text)
                 call.polled = call.polled or self._is_cached()
                 call.usage = self._reports.reported(self, usage, again=call.polled)
                 if usage is not None and not usage.later and not usage.estimated:
@@ -569,7 +573,7 @@ class ObservedCall:
             self._reports.tiers.learn(self.host, bound, usage)
         if not bound.text_tokens:
             return
-        tokens = usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens
+        tokens = _prompt(usage)
         if tokens > (bound.input_tokens or 0):
             self._reports.ratios.learn(bound.model, bound.text_tokens, tokens)
 
@@ -639,3 +643,7 @@ def is_signed(headers: Mapping[str, Any]) -> bool:
 
 def _no_header(name: str) -> str | None:
     return None
+
+
+def _prompt(usage: Usage) -> int:
+    return usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens

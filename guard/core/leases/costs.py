@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from msgspec.structs import replace
+
 from guard.core import fees
-from guard.core.rates import most_input, rows_of, usage_cost, worst_rates
+from guard.core.rates import most_input, prompt_tokens, rows_of, usage_cost, worst_rates
 from guard.core.request_bound import RequestBound
 from guard.core.wire import NANOUSD_MAX, TOKENS_MAX, ModelRates
 
@@ -22,6 +24,8 @@ def worst_case(rates: ModelRates, bound: RequestBound) -> tuple[int, int] | None
     """
     if bound.unnumbered:
         return None
+    if rates.text_permille:
+        bound = _raised(rates, bound)
     tokens_in, tokens_out, context = bound.input_tokens, bound.output_tokens, rates.context_tokens
     if tokens_in is None or (context is not None and tokens_in > context):
         tokens_in = most_input(rates, tokens_in, bound.answers)
@@ -34,6 +38,12 @@ def worst_case(rates: ModelRates, bound: RequestBound) -> tuple[int, int] | None
     if bound.fees:
         cost += fees.cost(bound.fees)
     return min(cost, NANOUSD_MAX), tokens_out
+
+
+def _raised(rates: ModelRates, bound: RequestBound) -> RequestBound:
+    """Return a bound by what is known of its model's tokeniser."""
+    tokens = prompt_tokens(rates, bound.input_tokens, bound.text_tokens)
+    return bound if tokens == bound.input_tokens else replace(bound, input_tokens=tokens)
 
 
 def _largest_output(rates: ModelRates, bound: RequestBound) -> int | None:
@@ -72,6 +82,7 @@ def fitting_output(rates: ModelRates, bound: RequestBound, amount: int) -> int |
     >>> [fitting_output(rates, bound, amount) for amount in (500, 522, 1033, 9_000)]
     [None, 256, 256, 4096]
     """
+    bound = _raised(rates, bound)
     least = bound.least_output
     tokens_in = most_input(rates, bound.input_tokens, bound.answers)
     if least is None or tokens_in is None:
@@ -94,6 +105,7 @@ def fitting_output(rates: ModelRates, bound: RequestBound, amount: int) -> int |
 
 def _affordable_output(rates: ModelRates, bound: RequestBound, amount: int) -> int | None:
     """Return how many output tokens an amount pays for beside the prompt; None if they are free."""
+    bound = _raised(rates, bound)
     in_rate, out_rate = worst_rates(rates, bound.input_tokens, bound.terms)
     tokens_in = most_input(rates, bound.input_tokens, bound.answers)
     if bound.fees:

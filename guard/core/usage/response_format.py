@@ -55,6 +55,7 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
         cut_short: whether the answer ended at a limit that guard has put in.
         fees: what is charged besides tokens: units by line of ``guard.core.fees``; None where the
             answer does not say.
+        text_tokens: what the prompt's text was bounded by, where it had more tokens than that.
         others: what other models used for the same answer; each is a call of its own.
         later: whether the work goes on, and a poll will say what it used.
     """
@@ -76,6 +77,7 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
     units: Mapping[str, float] = _NO_UNITS
     cut_short: bool = False
     fees: Mapping[str, int] | None = None
+    text_tokens: int = 0
     others: tuple[Usage, ...] = ()
     later: bool = False
 

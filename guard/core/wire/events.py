@@ -64,6 +64,7 @@ class LlmData(Struct, omit_defaults=True):
     caller's own machine, where a model without a known price is free.
 
     ``fees`` is what is charged besides tokens: units by line of ``guard.core.fees``.
+    ``text_tokens`` is what the prompt's text was bounded by, where it had more tokens than that.
     """
 
     model: Name = UNKNOWN_MODEL
@@ -89,6 +90,7 @@ class LlmData(Struct, omit_defaults=True):
     request_id: Name | None = None
     metadata: dict[str, Any] = {}
     fees: Fees = {}
+    text_tokens: Tokens = 0
 
 
 class ToolData(Struct, omit_defaults=True):

@@ -70,6 +70,9 @@ class GateRequest(Struct, omit_defaults=True):
     it counts as no other one. ``least_output_tokens`` says that the caller can lower the request's
     output limit, or put one in, to this number at least.
 
+    ``text_tokens`` is the most of the prompt's text, before anything was learned of its model; 0
+    where the prompt has more than text.
+
     ``fees`` is the most that an LLM request can be charged besides tokens: units by line of
     ``guard.core.fees``. ``unnumbered`` names what of it the request allows any number of times.
     """
@@ -120,6 +123,7 @@ class GateRequest(Struct, omit_defaults=True):
     grows: bool = False
     least_output_tokens: Tokens | None = None
     fees: Fees = {}
+    text_tokens: Tokens = 0
     unnumbered: Annotated[str, Meta(max_length=512)] = ""
 
 

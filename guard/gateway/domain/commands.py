@@ -59,6 +59,7 @@ class PricedEvent(Struct, frozen=True):
     flags: str = ""
     final: bool = False
     observed: bool = False
+    text_tokens: int = 0
 
 
 class RequestOrigin(Struct, kw_only=True, frozen=True):

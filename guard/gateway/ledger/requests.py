@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from typing import Final
 
 import msgspec
 
 from guard.core import wire
 from guard.core.fees import by_the_piece
+from guard.core.input_ratios import OVERHEAD, raised
 from guard.core.leases.costs import fitting_output
-from guard.core.rates import Terms
+from guard.core.rates import PERMILLE, Terms, prompt_tokens
 from guard.core.request_bound import RequestBound
 from guard.gateway.domain import estimates, models, request_cost
 from guard.gateway.domain.commands import CallRefusal, GateCommand, PricedEvent
@@ -105,6 +107,7 @@ def limited(
         beside_output=call.beside_output_tokens,
         terms=_terms(call),
         fees=call.fees,
+        text_tokens=call.text_tokens,
     )
     each = fitting_output(rates, bound, unspent)
     if each is None:
@@ -122,7 +125,7 @@ def _cost(
     max_output: int | None,
 ) -> RequestCost:
     call = command.call
-    tokens_in = call.max_input_tokens
+    tokens_in = prompt_tokens(rates, call.max_input_tokens, call.text_tokens)
     return request_cost.request_cost(
         rates,
         tokens_in,
@@ -155,10 +158,11 @@ def _terms(call: wire.GateRequest) -> Terms:
 def with_assumptions(
     unit: UnitOfWork, org: OrganisationState, command: GateCommand, rates: wire.ModelRates
 ) -> wire.ModelRates:
-    """Return the rates with what is held for an answer without a limit.
+    """Return the rates with what is held for an answer without a limit, and what was learned.
 
     The most that the model can answer stands in them already.
     """
+    rates = _with_ratio(unit, org, command.call.model, rates)
     largest = rates.largest_output_tokens
     if org.settings.unbounded_output == "refuse":
         largest = None
@@ -170,6 +174,41 @@ def with_assumptions(
     if rates.largest_output_tokens == largest:
         return rates
     return msgspec.structs.replace(rates, largest_output_tokens=largest)
+
+
+RATIO_MAX: Final = 8_000
+"""Thousandths: no tokeniser has more tokens than its text has bytes."""
+
+
+def _with_ratio(
+    unit: UnitOfWork, org: OrganisationState, model: str, rates: wire.ModelRates
+) -> wire.ModelRates:
+    """Return the rates with what answers have shown of the model's tokeniser."""
+    ratio, overhead = _ratio(unit, org, model)
+    if (ratio, overhead) == (PERMILLE, OVERHEAD):
+        return rates
+    return msgspec.structs.replace(rates, text_permille=ratio, text_overhead=overhead)
+
+
+def _ratio(unit: UnitOfWork, org: OrganisationState, model: str) -> tuple[int, int]:
+    times = unit.estimate(org.organisation_id, _subject("text_permille", model))
+    besides = unit.estimate(org.organisation_id, _subject("text_overhead", model))
+    return (
+        PERMILLE if times is None else round(times.mean),
+        OVERHEAD if besides is None else round(besides.mean),
+    )
+
+
+def _learn_ratio(unit: UnitOfWork, org: OrganisationState, model: str, priced: PricedEvent) -> None:
+    """Keep how many tokens a prompt had, if those were more than such prompts are bounded by."""
+    known = _ratio(unit, org, model)
+    ratio, overhead = raised(known[0] / PERMILLE, known[1], priced.text_tokens, priced.input_tokens)
+    found = min(math.ceil(ratio * PERMILLE), RATIO_MAX), overhead
+    for name, before, after in zip(("text_permille", "text_overhead"), known, found, strict=True):
+        if after > before:
+            unit.save_estimate(
+                org.organisation_id, _subject(name, model), Estimate(count=1, mean=after)
+            )
 
 
 def _largest(command: GateCommand, rates: wire.ModelRates) -> int:
@@ -216,6 +255,8 @@ def learn(
     model = reservation.model or priced.model
     if model is None or model == wire.UNKNOWN_MODEL or IN_DOUBT in priced.flags:
         return
+    if priced.text_tokens:
+        _learn_ratio(unit, org, model, priced)
     if org.settings.in_doubt == "likely":  # another row to write, which few need
         learned.learn(unit, organisation_id, _subject("request_cost", model), priced.cost)
     if priced.observed and reservation.model and priced.model:

@@ -122,4 +122,5 @@ def _price_tokens(
         output_tokens=data.output_tokens + data.reasoning_tokens + data.audio_tokens,
         flags=" ".join(flags),
         observed=data.source == "auto",
+        text_tokens=0 if data.estimated else data.text_tokens,
     )
