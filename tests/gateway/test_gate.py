@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from guard.gateway.domain.contexts import LARGEST_ANYWHERE
+
 CENT = 10_000_000
 
 
@@ -76,7 +78,7 @@ def test_strict_mode_reports_any_consumption_above_the_reservation(tenant: Any) 
 def test_strict_mode_holds_the_worst_case(tenant: Any) -> None:
     tenant.admin.update_settings(strict=True)
     tenant.admin.set_price("m", input_per_mtok=1_000_000, output_per_mtok=2_000_000)
-    assert tenant.allowed(model="m")["reserved_nanousd"] == 200_000 + 2 * 128_000
+    assert tenant.allowed(model="m")["reserved_nanousd"] == LARGEST_ANYWHERE + 2 * 128_000
 
 
 def test_epsilon_forgives(tenant: Any) -> None:

@@ -47,14 +47,15 @@ def test_only_the_first_request_can_cost_more_than_was_held(
     tenant.admin.set_budget(scope_kind="workflow", scope_id="w", limit_nanousd=limit)
     runtime = start()
     until(lambda: runtime.status().control_channel == "websocket", WAIT_S)
-    with (
-        pytest.raises(guard.GuardBudgetError),
-        httpx.Client(timeout=WAIT_S) as client,
-        guard.workflow("w"),
-    ):
-        for _ in range(4):
-            assert client.post(standin.url + CHAT, json=ASK).status_code == 200
-            runtime.flush()
+
+    def agent() -> None:
+        with httpx.Client(timeout=WAIT_S) as client, guard.workflow("w"):
+            for _ in range(4):
+                assert client.post(standin.url + CHAT, json=ASK).status_code == 200
+                runtime.flush()
+
+    with pytest.raises(guard.GuardBudgetError):
+        agent()
     runtime.flush()
     (row,) = (row for row in tenant.admin.ledger() if row["scope_id"] == "w")
     assert (len(standin.bodies), row["committed_nanousd"]) == (3, 3 * PRIORITY)
