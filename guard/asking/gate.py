@@ -250,6 +250,7 @@ class Gate:
         """
         question.ends_s = time.monotonic() + timeout_s
         question.answer_s = timeout_s
+        question.request.key_limit = self._link.key_limit
         if waits:
             question.request.wait_ms = self._wait_ms
             question.request.paces = self._paces

@@ -47,6 +47,7 @@ def start(directory: str) -> None:
         _report(path, exc)
         os._exit(reports.REFUSED_CODE)
     runtime.link.restarts_gateway = True  # `guard run` looks after it
+    runtime.link.key_limit = "this run's --limit"
     set_process_entry(RunEntry(Scope(), directory=path))
     keep_in_run(path)
     _name_unseen(path, runtime)

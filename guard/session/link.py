@@ -46,6 +46,7 @@ class Link:
         session: None before the first use. Set on the background loop, read from any thread.
         restarts_gateway: whether the gateway is this user's own, which is started again after a
             crash.
+        key_limit: what a refusal calls the budget of this process's key; None for its usual name.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Link:
         self._exits = exits
         self.session: Session | None = None
         self.restarts_gateway = False
+        self.key_limit: str | None = None
         # The newest attempt to connect, which all that call at once share.
         self._attempt: asyncio.Task[Session] | None = None
 

@@ -131,6 +131,47 @@ def test_a_place_in_line_is_not_stored(tenant: Tenant) -> None:
     assert conflict["status"] == 409, "the key names another question"
 
 
+GUESS: Final = {"kind": "call", "function": "work", "model": "unknown", "max_input_tokens": None,
+                "max_output_tokens": None}  # fmt: skip
+"""A call of which nothing is known takes what there is."""
+
+
+@pytest.mark.parametrize(
+    ("scope", "asked", "whose"),
+    [
+        ({}, {}, "the organisation's budget"),
+        ({"scope_kind": "workflow", "scope_id": "w"}, {}, "the budget of workflow w"),
+        ({"scope_kind": "user", "scope_id": "*"}, {"user": "u"}, "the budget of user u"),
+        ({"scope_kind": "key"}, {}, "this key's budget"),
+        ({"scope_kind": "key"}, {"key_limit": "this run's --limit"}, "this run's --limit"),
+        ({"window": "day"}, {}, "the organisation's budget of the day"),
+    ],
+)
+def test_a_refusal_says_whose_limit_it_was_and_what_would_fit(
+    tenant: Tenant, scope: dict[str, Any], asked: dict[str, Any], whose: str
+) -> None:
+    [key_id] = [k["key_id"] for k in tenant.admin.request("GET", "/keys") if k["name"] == "test"]
+    scope = {"scope_id": key_id, **scope} if scope.get("scope_kind") == "key" else scope
+    tenant.admin.set_budget(limit_nanousd=100 * IN + 40 * OUT, **scope)
+    asked = {"workflow_id": "w", "wait_ms": 0, **asked}
+    problem = ask(tenant, "a", **asked)
+    assert problem["reason"] == (
+        f"budget exhausted: {whose}: $0 of $0.00065 spent; "
+        "with at most 32 output tokens it would fit"
+    )
+    assert ask(tenant, "b", **{**asked, "max_output_tokens": 32})["decision"] == "allow"
+    assert ask(tenant, "c", **asked)["reason"].endswith("under way; at most $0.00008 would fit")
+    assert ask(tenant, "e", **{**asked, **GUESS})["decision"] == "allow"
+    declared = {"kind": "call", "function": "work", "max_input_tokens": 0}
+    assert ask(tenant, "d", **asked, **declared)["reason"].endswith("; nothing would fit")
+
+
+def test_of_a_call_the_money_is_named_that_would_fit(tenant: Tenant) -> None:
+    tenant.admin.set_budget(limit_nanousd=1_000_000)
+    call = {"kind": "call", "max_input_tokens": 0, "max_output_tokens": 200, "wait_ms": 0}
+    assert ask(tenant, "a", **call)["reason"].endswith("spent; at most $0.001 would fit")
+
+
 def test_who_gives_up_leaves_the_line(tenant: Tenant) -> None:
     tenant.admin.set_budget(limit_nanousd=WORST + 1000)
     first = ask(tenant, "a")

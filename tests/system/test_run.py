@@ -74,6 +74,7 @@ def test_dry_run_refuses_nothing_and_reports(guard: Runs, vendor: str, agent: st
     facts = json.loads(done.stdout.splitlines()[-1])
     assert (done.returncode, facts["requests"], facts["refused"]) == (0, 6, None)
     assert [each["error_code"] for each in facts["would_refuse"]] == ["GD-B004"] * 3
+    assert "this run's --limit: $0." in facts["would_refuse"][0]["reason"]
 
 
 def test_models_and_rates(guard: Runs, vendor: str, agent: str) -> None:

@@ -67,7 +67,8 @@ class GateRequest(Struct, omit_defaults=True):
     streams hold that the asking task itself reads, by reservation: they return nothing while it
     waits. ``paces`` says that it waits for its turn under a rate cap that lets calls wait, whether
     it waits for money or not. ``grows`` marks a question for more for a request that is under way:
-    it counts as no other one. ``least_output_tokens`` says that the caller can lower the request's
+    it counts as no other one. ``key_limit`` is what the caller calls its key's own budget, where a
+    refusal is read. ``least_output_tokens`` says that the caller can lower the request's
     output limit, or put one in, to this number at least.
 
     ``text_tokens`` is the most of the prompt's text, before anything was learned of its model; 0
@@ -121,6 +122,7 @@ class GateRequest(Struct, omit_defaults=True):
     idle_ms: DurationMs | None = None
     paces: bool = False
     grows: bool = False
+    key_limit: Name | None = None
     least_output_tokens: Tokens | None = None
     fees: Fees = {}
     text_tokens: Tokens = 0

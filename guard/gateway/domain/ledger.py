@@ -77,6 +77,22 @@ class BudgetAccount(Struct):
         scope = f"{self.rule.scope_kind} {self.balance.scope_id}".strip()
         return f"{scope} ({self.rule.window})"
 
+    def whose(self, key_id: str, key_limit: str | None) -> str:
+        """Name the budget in a sentence to whoever it has refused.
+
+        Args:
+            key_id: of the caller.
+            key_limit: what the caller calls its key's own budget.
+        """
+        kind, scope_id = self.rule.scope_kind, self.balance.scope_id
+        if kind == "organisation":
+            found = "the organisation's budget"
+        elif kind == "key" and scope_id == key_id:
+            found = key_limit or "this key's budget"
+        else:
+            found = f"the budget of {kind} {scope_id}"
+        return found if self.rule.window == "total" else f"{found} of the {self.rule.window}"
+
     def state(self) -> str:
         """Say for a person what became of the money: ``$1.2 of $2 spent, $0.5 set aside``."""
         balance = self.balance

@@ -121,7 +121,9 @@ def payable(
     )
     if unspent is None or amount.nanousd <= unspent:
         return amount
-    limited = requests.limited(decision.unit, decision.org, decision.command, rates, unspent)
+    limited = requests.limited(
+        decision.unit, decision.org, decision.command, rates, unspent, call.least_output_tokens
+    )
     if limited is None:
         return amount
     cost, tokens = limited

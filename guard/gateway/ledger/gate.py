@@ -306,12 +306,14 @@ def _over_budget(
 ) -> CallRefusal:
     call, account = decision.command.call, judgement.refused_by
     assert account is not None
+    whose = account.whose(decision.command.request.key_id, call.key_limit)
+    fits = _fitting(decision, accounts)
     in_chain = judgement.refused_by_chain or account.rule.scope_kind == "chain"
     return CallRefusal(
         status=402,
         error_code="GD-CH001" if in_chain else "GD-B004",
         title="Chain ceiling reached" if in_chain else "Budget exhausted",
-        reason=f"budget exhausted: {account.label()}: {account.state()}{hint}",
+        reason=f"budget exhausted: {whose}: {account.state()}; {fits}{hint}",
         action="budget",
         workflow_id=call.workflow_id,
         tool_name=call.tool_name,
@@ -319,6 +321,22 @@ def _over_budget(
         details={"requested_nanousd": amount.nanousd},
         recall=_holders(decision, accounts, amount.needed) if decision.recalls else {},
     )
+
+
+def _fitting(decision: GateDecision, accounts: list[BudgetAccount]) -> str:
+    """Say what would fit now of a call that does not."""
+    unit, command, rates = decision.unit, decision.command, decision.rates
+    call = command.call
+    rooms = [each.room(decision.allowance) for each in accounts if each.rule.mode == "hard"]
+    room = min(rooms, default=0)
+    if room <= 0:
+        return "nothing would fit"
+    if call.kind == "llm" and rates is not None:
+        least = call.answers + call.beside_output_tokens
+        limited = requests.limited(unit, decision.org, command, rates, room, least)
+        if limited is not None and limited[1] > 0:
+            return f"with at most {limited[1]} output tokens it would fit"
+    return f"at most {wire.dollars(room)} would fit"
 
 
 def _holders(

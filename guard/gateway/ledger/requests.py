@@ -87,14 +87,15 @@ def limited(
     command: GateCommand,
     rates: wire.ModelRates,
     unspent: int,
+    least: int | None,
 ) -> tuple[int, int] | None:
     """Return the cost and the output limit of a request that an amount pays for.
 
     The limit is on all answers together; ``None`` where the amount does not even pay for the least
-    that the caller can put in.
+    that the caller can put in, or there is none.
     """
     call = command.call
-    if call.least_output_tokens is None:
+    if least is None:
         return None
     tokens_in = call.max_input_tokens
     bound = RequestBound(
@@ -102,7 +103,7 @@ def limited(
         call.model,
         _assumed_input(unit, org, command, rates) if tokens_in is None else tokens_in,
         call.max_output_tokens,
-        least_output=(call.least_output_tokens - call.beside_output_tokens) // call.answers,
+        least_output=(least - call.beside_output_tokens) // call.answers,
         answers=call.answers,
         beside_output=call.beside_output_tokens,
         terms=_terms(call),
