@@ -19,7 +19,8 @@ class Refusal(BaseException):
 
     Vendor clients retry an ``Exception`` and agent frameworks turn one into text for the model; a
     ``BaseException`` passes through both. It never leaves a ``@protect`` or ``workflow`` scope.
-    Code inside such a scope can receive one from ``asyncio.gather(return_exceptions=True)``.
+    Code inside such a scope can receive one from ``asyncio.gather(return_exceptions=True)``; what
+    it swallows is raised at the edge all the same (:func:`error_at_edge`).
 
     Attributes:
         error: the public exception, such as :class:`GuardBudgetError`.

@@ -13,13 +13,14 @@ from typing import Final
 from guard.core.usage.framing import Recorded
 
 _MARK: Final = codecs.BOM_UTF8
+_ODD_FIRST: Final = frozenset({b"\xef", b"\xff", b"\xfe", b"\0"})
 _FIRST: Final = 4
 """How many bytes tell the encoding."""
 
 
 def is_odd(head: bytes) -> bool:
     """Tell cheaply whether an answer's first bytes are of no text in plain UTF-8."""
-    return head[:1] in (b"\xef", b"\xff", b"\xfe", b"\0") or head[1:2] == b"\0"
+    return head[:1] in _ODD_FIRST or head[1:2] == b"\0"
 
 
 def plain(data: bytes) -> bytes:

@@ -93,7 +93,11 @@ class EventStream:
             start = 0 if start < 0 else start + len(_EMPTY_LINE)
             end = data.find(_EMPTY_LINE, found)
             end = len(data) if end < 0 else end
-            for message in reversed(event_messages(data[start:end])):
+            messages = event_messages(data[start:end])
+            if len(messages) == 1 and marker in messages[0]:  # nearly always
+                yield messages[0]
+                continue
+            for message in reversed(messages):
                 if marker in message:
                     yield message
 
@@ -107,9 +111,11 @@ def event_messages(event: bytes) -> list[bytes]:
     >>> event_messages(b'id: 1\\ndata: {"a":\\ndata: 1}'), event_messages(b"data: {}\\ndata: []")
     ([b'{"a":\\n1}'], [b'{}', b'[]'])
     """
+    if event.startswith(b"data:") and b"\n" not in event:  # nearly always
+        return [event[5:].strip()]
     # Only the end of a line that began in a gap may be here: it lacks the field's name.
     lines = [line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:")]
-    if len(lines) < 2 or parse(lines[0]) is not None:  # nearly always
+    if len(lines) < 2 or parse(lines[0]) is not None:
         return lines
     joined = b"\n".join(lines)
     return [joined] if parse(joined) is not None else lines

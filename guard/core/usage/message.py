@@ -74,7 +74,10 @@ def count(value: Any) -> int:
 
 def says_any(said: Message, *names: str) -> bool:
     """Tell whether a usage has any of these counts; null is none."""
-    return any(said.get(name) is not None for name in names)
+    for name in names:  # noqa: SIM110  # `any` takes twice as long
+        if said.get(name) is not None:
+            return True
+    return False
 
 
 _NUMBER: Final = re.compile(r"\s*[0-9]{1,12}(?:\.[0-9]{1,6})?\s*")

@@ -74,7 +74,7 @@ def _members() -> msgspec.json.Decoder[_Members]:
 def read_body(response_format: ResponseFormat, body: bytes, call: Call) -> Usage | None:
     """Read the usage of a complete decoded body; None where it has none that can be read."""
     try:
-        return _read_body(response_format, plain(body), call)
+        return _read_body(response_format, plain(body) if is_odd(body) else body, call)
     except UnreadableUsage:
         return None
 
