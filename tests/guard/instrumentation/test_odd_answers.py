@@ -20,6 +20,7 @@ from guard.core.wire import LlmData
 from guard.scope.scope import current_scope
 from tests.guard.conftest import Tenant
 from tests.guard.instrumentation.conftest import Observed, start_observing
+from tests.guard.instrumentation.fake_gate import FakeGate
 from tests.guard.instrumentation.gated_clients import INSIDE
 from tests.guard.instrumentation.odd_answers import (
     READABLE,
@@ -327,3 +328,29 @@ def test_the_log_says_what_is_charged(
     assert "no usage that can be read" in said
     assert ("charged what was set aside" in said) is held is (cost(event) > 0)
     assert ("not charged" in said) is not held
+
+
+@pytest.mark.parametrize("oddity", [oddity for oddity in READABLE if oddity != "an age of zero"])
+def test_the_user_gets_every_byte(
+    standin: StandIn, gate: FakeGate, gated: Observed, oddity: str
+) -> None:
+    """Through a real client, at once and in pieces."""
+    change, kinds = READABLE[oddity]
+    for name in ("chat", "chat, streamed"):
+        answer = ANSWERS[name]
+        if kind_of(answer) not in kinds:
+            continue
+        odd = change(answer)
+        pieces = tuple(odd.data[start : start + 50] for start in range(0, len(odd.data), 50))
+        standin.instead = Reply(answer.usage, events=pieces, content_type=odd.content_type)
+        asked = {"model": "m", "stream": True, "stream_options": {"include_usage": True}}
+        with httpx.Client() as client:
+            whole = client.post(standin.url + answer.path, json=asked)
+            with client.stream("POST", standin.url + answer.path, json=asked) as response:
+                streamed = b"".join(response.iter_raw())
+        assert whole.content == streamed == odd.data
+        assert len(gated.events) == 2
+        assert [_as_said(end) for end in gate.ends] == [answer.usage] * 2
+        gate.holds.clear()
+        gated.calls.clear()
+    assert gated.instrumentation.failures == 0
