@@ -168,7 +168,7 @@ def shutdown(timeout: float = 2.0, flush: bool = True) -> None:
     and not raised; without a runtime it does nothing.
 
     Args:
-        timeout: total time in seconds.
+        timeout: total time in seconds; what is not accepted at once is tried again until then.
         flush: whether to deliver what is buffered.
 
     Raises:

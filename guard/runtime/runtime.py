@@ -468,7 +468,7 @@ class GuardRuntime:
         A second caller waits for the first. With a spool, undelivered events go there.
 
         Args:
-            timeout: total time in seconds.
+            timeout: total time in seconds; what is not accepted at once is tried again until then.
             flush: whether to deliver what is buffered; without it the events go to the spool, or
                 are counted as lost.
 

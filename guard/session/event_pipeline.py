@@ -32,6 +32,7 @@ logger = logging.getLogger("guard.events")
 _CLOSE_SHARE: Final = 0.2
 """Share of a shutdown's time reserved for closing the connections and the thread."""
 _CLOSE_MAX_S: Final = 2.0
+"""Most that is reserved of a long one."""
 
 _inherited: list[Outbox] = []
 """Its parent's events, which a forked child must neither deliver nor count as lost."""

@@ -16,7 +16,7 @@ from guard.breaker.exceptions import BreakerTransportError, GuardTransportError
 from guard.core.buffer import EventBuffer, Record
 from guard.runtime.runtime import GuardRuntime
 from guard.serverless import flush_on_return
-from tests.guard.delivery.conftest import EVENTS, Answer, Scripted
+from tests.guard.delivery.conftest import EVENTS, Answer, Scripted, problem
 from tests.support.waiting import until
 
 E = TypeVar("E", bound=Exception)
@@ -255,6 +255,26 @@ class TestAccounting:
         runtime.shutdown(timeout=120)
         assert len(scripted.events) == 20
         assert runtime.status().events_lost == 0
+
+    def test_a_refused_key_is_not_tried_again(self, against: Against, scripted: Scripted) -> None:
+        runtime = against(flush_interval_ms=3_600_000)
+        scripted.answer = lambda path, body: problem(401, "GD-A003") if path == EVENTS else None
+        track(5)
+        with pytest.raises(BreakerTransportError, match="GD-A003"):
+            runtime.shutdown(timeout=100_000)
+        assert scripted.count() == 1
+
+    def test_a_gateway_that_wants_to_be_left_alone_for_longer_is(
+        self, against: Against, scripted: Scripted
+    ) -> None:
+        runtime = against(flush_interval_ms=3_600_000)
+        answer = Answer(429, {"Retry-After": "300"}, b"{}")
+        scripted.answer = lambda path, body: answer if path == EVENTS else None
+        track(5)
+        with pytest.raises(BreakerTransportError):
+            runtime.shutdown(timeout=10.0)
+        assert scripted.count() == 1
+        assert runtime.status().events_lost == 5
 
     def test_twice_is_once(self, against: Against, scripted: Scripted) -> None:
         runtime = against(flush_interval_ms=3_600_000)
