@@ -78,7 +78,7 @@ def test_the_terminal_sets_the_first_password(
     short = run("--url", url, "--admin-key", admin_key, password="short")
     assert (short.exit_code, "password" in short.output) == (1, True)
     done = run("--url", url, "--admin-key", admin_key, password="first password of all")
-    assert (done.exit_code, done.output) == (0, "password set for admin\n"), done.output
+    assert (done.exit_code, done.output) == (0, f"password set for admin on {url}\n"), done.output
     assert can_sign_in(url, "admin", "first password of all")
     assert "Nobody can sign in yet" not in httpx.get(f"{url}/sign-in", trust_env=False).text
 

@@ -83,6 +83,16 @@ def test_a_wait_that_is_over_ends_in_a_refusal(tenant: Tenant) -> None:
     assert ask(tenant, "d", **over)["error_code"] == "GD-B004", "an SDK that does not say"
 
 
+def test_the_organisation_says_how_long_one_may_wait(tenant: Tenant) -> None:
+    tenant.admin.set_budget(limit_nanousd=WORST + 1000)
+    ask(tenant, "a")
+    tenant.admin.update_settings(wait_for_room_max_ms=20_000)
+    assert ask(tenant, "b", waited_ms=20_001, idle_ms=19_000)["decision"] == "waiting"
+    assert ask(tenant, "c", waited_ms=20_001, idle_ms=20_001)["error_code"] == "GD-B004"
+    tenant.admin.update_settings(wait_for_room_max_ms=0)
+    assert ask(tenant, "d")["error_code"] == "GD-B004"
+
+
 def test_a_renewed_wait_goes_on_at_another_gateway(tenant: Tenant) -> None:
     """Money has come back in between: the wait began anew, and is as long there as it was here."""
     tenant.admin.set_budget(limit_nanousd=WORST + 1000)

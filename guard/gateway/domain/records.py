@@ -39,6 +39,8 @@ class OrganisationSettings(Struct, kw_only=True):
         in_doubt: what a request costs whose answer was lost, so that nothing shows what was billed:
             ``bound``, the most that it can have cost; ``likely``, what the requests of its model
             usually cost, for products whose users leave all the time. It is learned from then on.
+        wait_for_room_max_ms: how long a call or request may wait in line for money that is only set
+            aside, however long its program would; 0 refuses it at once.
         default_tier: the service tier of the OpenAI projects that are used: what a request is held
             at that names none.
     """
@@ -51,6 +53,7 @@ class OrganisationSettings(Struct, kw_only=True):
     unbounded_output: Literal["bounded", "learned", "refuse"] = "bounded"
     lease_ttl_ms: Annotated[int, Meta(ge=1000, le=3_600_000)] = 30_000
     in_doubt: Literal["bound", "likely"] = "bound"
+    wait_for_room_max_ms: Annotated[int, Meta(ge=0, le=86_400_000)] = 86_400_000
     default_tier: Literal["standard", "priority", "fast", "ultrafast"] = "standard"
 
 

@@ -122,7 +122,10 @@ def place_in_line(
         read: by balance, what the streams hold that the caller itself reads.
     """
     place, allowance = decision.command.place, decision.allowance
-    if place is None or decision.unit.now_ms >= place.until_ms:
+    if place is None:
+        return None
+    longest_ms = decision.org.settings.wait_for_room_max_ms
+    if decision.unit.now_ms >= min(place.until_ms, place.from_ms + longest_ms):
         return None
     short: list[int] = []
     for account in accounts:

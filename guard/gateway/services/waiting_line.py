@@ -26,7 +26,7 @@ TOLD_MS: Final = RETRY_MS
 """Other replicas are told again after so long that calls still wait here."""
 
 
-class Peers(Protocol):
+class LinePeers(Protocol):
     """Other replicas on the same store."""
 
     def tell_waiting(self, organisation_id: str, balance_ids: Iterable[int]) -> None:
@@ -83,7 +83,9 @@ class WaitingLine:
         peers: other replicas, where money may come back and be waited for.
     """
 
-    def __init__(self, push: Push, clock_ms: Callable[[], int], peers: Peers | None = None) -> None:
+    def __init__(
+        self, push: Push, clock_ms: Callable[[], int], peers: LinePeers | None = None
+    ) -> None:
         self._push = push
         self._clock_ms = clock_ms
         self._peers = peers

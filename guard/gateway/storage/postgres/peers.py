@@ -27,7 +27,7 @@ LookUp = Callable[[Callable[[PostgresReadConnection], Any]], Awaitable[Any]]
 
 
 class PostgresPeers:
-    """Implements ``recalls.Peers`` and ``waiting_line.Peers`` with notifications.
+    """Implements ``recalls.Peers`` and ``waiting_line.LinePeers`` with notifications.
 
     Args:
         look_up: runs a query.
