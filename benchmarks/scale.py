@@ -183,7 +183,6 @@ async def bare_update(dsn: str, seconds: float, rows: int) -> list[float]:
     """Update rows, one for each transaction; return how long each took."""
     import psycopg
 
-    until = time.perf_counter() + seconds
     async with contextlib.AsyncExitStack() as stack:
         connections = [
             await stack.enter_async_context(
@@ -195,6 +194,7 @@ async def bare_update(dsn: str, seconds: float, rows: int) -> list[float]:
         await connections[0].execute("CREATE TABLE bare (id int PRIMARY KEY, spent bigint)")
         fill = f"INSERT INTO bare SELECT n, 0 FROM generate_series(1, {rows}) n"
         await connections[0].execute(fill)
+        until = time.perf_counter() + seconds
 
         async def update(number: int) -> list[float]:
             took = []

@@ -40,7 +40,7 @@ def texts() -> list[str]:
         return [row.text for row in read_spam([Path(place) / "spam"])]
     random = Random(0)
     made = []
-    for number in range(1200 if quick else 8000):
+    for number in range(400 if quick else 8000):
         words = random.choices(STEMS, k=300 if number % 4 == 0 else random.randint(4, 20))
         made.append(" ".join(words) + (f" {ordinary_link(random)}" if number % 3 == 0 else ""))
     return made
