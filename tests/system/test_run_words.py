@@ -30,7 +30,7 @@ def test_a_budget_of_the_gateway_is_raised_by_what_the_report_says(
     guard: Runs, vendor: str, scope: str
 ) -> None:
     run = ("run", "--workflow", "paid-1", "--", sys.executable, "-c", AGENT, vendor, "1")
-    guard("gateway", "budgets", "set", "--local", *BUDGETS[scope], "--limit-cents", "0.02")
+    guard("gateway", "budgets", "set", "--local", *BUDGETS[scope], "--limit-cents", "0.05")
     try:
         refused = guard(*run)
         assert refused.returncode == 77
@@ -53,7 +53,7 @@ def test_a_budget_of_the_gateway_is_raised_by_what_the_report_says(
 
 
 def guard_refused(guard: Runs, run: tuple[str, ...], scope: str) -> str:
-    guard("gateway", "budgets", "set", "--local", *BUDGETS[scope], "--limit-cents", "0.02")
+    guard("gateway", "budgets", "set", "--local", *BUDGETS[scope], "--limit-cents", "0.05")
     done = guard(*run)
     assert done.returncode == 77
     return done.stderr
