@@ -30,6 +30,9 @@ from tests.support.proxy import ChaosProxy
 from tests.support.proxy import Fault as ProxyFault
 from tests.support.waiting import WAIT_S, until
 
+# A deadline may cut the closing of a connection short; the collector does the rest.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+
 EVENTS: Final = 250
 BATCH: Final = 100
 EVENTS_LINE: Final = f"POST {EVENTS_PATH} ".encode()
