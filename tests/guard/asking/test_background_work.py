@@ -17,7 +17,6 @@ import httpx
 import pytest
 
 import guard
-from guard.breaker.refusals import Refusal
 from guard.delivery.journal import left_behind
 from guard.gateway.ledger import leases
 from guard.runtime.runtime import GuardRuntime
@@ -124,8 +123,9 @@ class TestTheLimitHoldsForIt:
         with guard.workflow("w"):
             for _ in range(50):
                 try:
-                    ask(vendor)
-                except Refusal:
+                    with guard.span("request"):
+                        ask(vendor)
+                except guard.GuardBudgetError:
                     refused += 1
                 if refused == 3:
                     break

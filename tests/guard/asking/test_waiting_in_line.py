@@ -374,7 +374,7 @@ async def test_who_reads_a_stream_does_not_wait_for_it(
     runtime = start(transport_mode=mode, wait_for_room_ms=3_600_000)
     await until_async(lambda: runtime.link.session is not None, WAIT_S)
     limit(tenant, 2)
-    with guard.workflow("w"):
+    with pytest.raises(guard.GuardBudgetError), guard.workflow("w"):
         await asyncio.wait_for(_read_and_ask(runtime), 2 * WAIT_S)
 
 
