@@ -221,6 +221,7 @@ def proofs(session: nox.Session) -> None:
         ("2", "tests/gateway/test_database_partitions.py"),
         ("2", "tests/gateway/test_redis_partitions.py"),
         ("10", "tests/gateway/test_document.py"),
+        ("20", "tests/gateway/test_bound_and_bill.py"),
         ("10", "tests/gateway/test_fleet.py"),
     ):
         session.run("pytest", "-s", test, *session.posargs, env={"GUARD_PROOF_SCALE": scale})
