@@ -34,7 +34,7 @@ from typing import Any, Final
 import guard
 from benchmarks import _kill_peer as nullrun
 from benchmarks._kill_bodies import ASYNC, SYNC, WAIT_S, Missing, Note
-from guard.control.threads import _raise_in
+from guard.control.async_exceptions import post
 from guard.gateway.cli.admin_client import AdminClient
 from guard.gateway.embedded import run_gateway
 from tests.support.slow_server import SlowServer
@@ -198,7 +198,7 @@ def bare_exception(kills: int) -> list[float]:
             at_work.wait()
             time.sleep(0.005)
             begun_s = time.monotonic()
-            _raise_in(idents[0], KeyboardInterrupt)
+            post(idents[0], KeyboardInterrupt)
             samples.append((stopped.result() - begun_s) * 1000)
     return samples
 

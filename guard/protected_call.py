@@ -84,7 +84,6 @@ class ProtectedCall(Edge):
     __slots__ = (
         "_admitted",
         "_began_s",
-        "_body",
         "_call_scope",
         "_entry",
         "_record",
@@ -104,8 +103,7 @@ class ProtectedCall(Edge):
         self.scope = None
         self._outside = None
         self._target = target
-        # The body, or the step of a generator's, that runs now.
-        self._body: Body | None = None
+        self.body: Body | None = None
         # The task of a covered call, found by `admit_async`; `enter` uses it up.
         self._task: asyncio.Task[object] | None = None
         # Whether the call was allowed and is not over: then its end is recorded, once.
@@ -319,7 +317,7 @@ class ProtectedCall(Edge):
             body: Body = TaskBody(scope, task)
         else:
             body = ThreadBody(scope, sys._getframe(1), here.thread)
-        self._body = body
+        self.body = body
         enforcement = self._runtime.enforcement
         enforcement.bodies.enter(body)
         # A kill that was applied before the body was known to `bodies` is seen here. A pause does
@@ -338,11 +336,11 @@ class ProtectedCall(Edge):
 
         A kill that was posted to a thread can be raised in here; leave again with that exception.
         """
-        body = self._body
+        body = self.body
         if body is not None:
             exc = body.end(exc)
             self._runtime.enforcement.bodies.leave(body)
-            self._body = None
+            self.body = None
         outside = self._outside
         if outside is not None:  # `suspend`, without the call
             self.scope = current_scope.get()

@@ -51,7 +51,7 @@ class _CarriedCall(Edge):
         super().__init__(scope if scope.entry is None else scope.at(self._entry))
         # Set while the function runs, and then only if a kill can concern it.
         self._runtime: GuardRuntime | None = None
-        self._body: ThreadBody | None = None
+        self.body: ThreadBody | None = None
 
     def enter(self, *, in_task: bool) -> None:
         self.resume()
@@ -59,7 +59,7 @@ class _CarriedCall(Edge):
         assert scope is not None, "it is bound to one"
         if runtime is None or (scope.workflow_id is None and scope.call is None):
             return
-        body = self._body = ThreadBody(scope, sys._getframe(1), this_thread())
+        body = self.body = ThreadBody(scope, sys._getframe(1), this_thread())
         self._runtime = runtime
         # First entered, then checked, so that no kill falls between the two.
         runtime.enforcement.bodies.enter(body)
@@ -68,11 +68,11 @@ class _CarriedCall(Edge):
     def leave(
         self, exc: BaseException | None = None, *, yields: bool = False
     ) -> BaseException | None:
-        body, runtime = self._body, self._runtime
+        body, runtime = self.body, self._runtime
         if body is not None and runtime is not None:
             exc = body.end(exc)
             runtime.enforcement.bodies.leave(body)
-            self._body = None
+            self.body = None
         self.suspend()
         return error_at_edge(exc, self._entry, raises=False)
 

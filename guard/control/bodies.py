@@ -1,9 +1,10 @@
 """Stops protected bodies in mid-call: cancels the task, or raises in the thread.
 
-An interrupt is delivered only while its body runs. An asynchronous body is cancelled through its
-own loop, and bookkeeping distinguishes that cancellation from the user's. A synchronous body gets
-the exception at its next bytecode (:mod:`guard.control.threads`), after the blocking HTTP call that
-it is in has been aborted. A call that waits for the gate's answer stops waiting.
+An interrupt is delivered only while its body runs, and again until that ends. An asynchronous body
+is cancelled through its own loop (:mod:`guard.control.task_kill`), and bookkeeping distinguishes
+that cancellation from the user's. A synchronous body gets the exception at its next bytecode
+(:mod:`guard.control.threads`), after the blocking HTTP call that it is in has been aborted. A call
+that waits for the gate's answer stops waiting.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Final, Protocol
 
 from guard.breaker.exceptions import GuardConfigError
 from guard.breaker.refusals import interrupt_for
+from guard.control.safepoints import is_inside
+from guard.control.task_kill import TaskKill, running_task
 from guard.control.threads import this_thread
 from guard.core.control import Mark
 from guard.scope.scope import Scope
@@ -24,6 +28,12 @@ Concerned = Callable[[Scope], Mark | None]
 _RETRY_FIRST_S: Final = 0.000_5
 _RETRY_GROWTH: Final = 1.6
 _RETRY_MAX_S: Final = 0.05
+"""Where a body is at an unsafe point."""
+
+_AGAIN_FIRST_S: Final = 0.05
+_AGAIN_GROWTH: Final = 2.0
+_AGAIN_MAX_S: Final = 2.0
+"""Where the interrupt has been delivered: how long until the body must have ended."""
 
 
 class Body(Protocol):
@@ -53,8 +63,11 @@ class Body(Protocol):
     def deliver(self) -> bool:
         """Deliver the interrupt to the marked body; False when that has to be retried soon.
 
-        Called from the background loop's thread.
+        Called from the background loop's thread, and again until the body ends.
         """
+
+    def told(self) -> None:
+        """The kill has reached the body, which is given time to clean up."""
 
     def end(self, exc: BaseException | None) -> BaseException | None:
         """End the body; return what is to be raised instead of ``exc``, or None."""
@@ -72,8 +85,8 @@ class TaskBody:
     """
 
     __slots__ = (
-        "_cancelled",
         "_cancelling",
+        "_kill",
         "carrier",
         "ended",
         "killed_by",
@@ -91,8 +104,8 @@ class TaskBody:
         # How often the task had been cancelled when the body began: a higher count at its end is a
         # cancellation by the user.
         self._cancelling = task.cancelling()
-        # Whether the kill has cancelled the task. Written on the body's loop, as is what follows.
-        self._cancelled = False
+        # Set before the mark; cancels the task.
+        self._kill: TaskKill | None = None
         self.outer: Body | None = None
         self.ended = False
         self.stopped = False
@@ -100,20 +113,26 @@ class TaskBody:
     def mark(self, killed_by: Mark) -> None:
         """Mark the body as killed, so that it returns no result."""
         if self.killed_by is None:
+            self._kill = TaskKill(self, self.carrier, self._interrupt, self._surrounds)
             self.killed_by = killed_by
 
     def deliver(self) -> bool:
-        """Cancel the task on its own loop."""
-        with contextlib.suppress(RuntimeError):  # that loop has closed, so the body has ended
-            self.carrier.get_loop().call_soon_threadsafe(self._cancel)
+        """Cancel the task on its own loop, and again after a time to clean up."""
+        if self._kill is not None:
+            self._kill.deliver(self.carrier.get_loop())
         return True
 
-    def _cancel(self) -> None:
-        # Runs on the body's loop: the task is suspended in the body, or has left it.
-        body = _still_running(self)
-        if isinstance(body, TaskBody) and body.killed_by is not None and not body._cancelled:
-            body._cancelled = True
-            body.carrier.cancel()
+    def told(self) -> None:
+        """The kill has reached the body, which is given time to clean up."""
+        if self._kill is not None:
+            self._kill.told()
+
+    def _surrounds(self, frame: FrameType) -> bool:
+        return is_inside(frame, self)
+
+    def _interrupt(self) -> BaseException:
+        assert self.killed_by is not None, "it is killed"
+        return interrupt_for(self.killed_by, self.scope.workflow_id)
 
     def end(self, exc: BaseException | None) -> BaseException | None:
         """End the body; return what is to be raised instead of ``exc``, or None.
@@ -122,14 +141,19 @@ class TaskBody:
         cancellation at the same moment stays one.
         """
         self.ended = True
-        # `uncancel` takes back the kill's own cancellation, so that only others count.
-        left = self.carrier.uncancel() if self._cancelled else self.carrier.cancelling()
-        if self.killed_by is None or (
-            isinstance(exc, asyncio.CancelledError) and left > self._cancelling
-        ):
+        if self.killed_by is None or self._kill is None:
+            return exc
+        self._kill.end()
+        task = self.carrier
+        # The kill's own cancellations are taken back, so that only others count; the body may have
+        # taken some of them back itself.
+        for _ in range(self._kill.cancelled):
+            if task.cancelling() > self._cancelling:
+                task.uncancel()
+        if isinstance(exc, asyncio.CancelledError) and task.cancelling() > self._cancelling:
             return exc
         self.stopped = True
-        return interrupt_for(self.killed_by, self.scope.workflow_id)
+        return self._interrupt()
 
 
 class TaskRequest(TaskBody):
@@ -182,6 +206,9 @@ class GateWait:
         self._cancel()
         return True
 
+    def told(self) -> None:
+        """Nothing is to be cleaned up."""
+
     def end(self, exc: BaseException | None) -> BaseException | None:
         """Return what is to be raised instead of ``exc``, or None."""
         self.ended = True
@@ -192,11 +219,11 @@ class GateWait:
 
 
 def _still_running(body: Body | None) -> Body | None:
-    """Return the body, or the one around it when it has ended without being stopped."""
-    while body is not None and body.ended:
-        if body.stopped:
-            return None
-        body = body.outer
+    """Return the body, or the killed one around it that is next when it has ended."""
+    while body is not None and (body.ended or body.killed_by is None):
+        stopped, body = body.stopped, body.outer
+        if stopped and body is not None:
+            body.told()  # what the inner one is stopped with unwinds it, unless it is swallowed
     return body
 
 
@@ -208,14 +235,6 @@ def _running(body: Body | None) -> list[Body]:
             found.append(body)
         body = body.outer
     return found
-
-
-def running_task() -> asyncio.Task[object] | None:
-    """Return the task of asyncio that runs in the calling thread, if one does."""
-    try:
-        return asyncio.current_task()
-    except RuntimeError:  # no loop runs here, or another library's
-        return None
 
 
 def require_task() -> asyncio.Task[object]:
@@ -283,7 +302,7 @@ class ActiveBodies:
     def interrupt(self, concerned: Concerned) -> None:
         """Stop the innermost body of each task and thread that ``concerned`` returns a mark for.
 
-        Called on the background loop, which retries while a thread is at an unsafe point.
+        Called on the background loop, which retries until they have ended.
         """
         # A copy: other threads enter and leave bodies meanwhile.
         for key, innermost in self._innermost.copy().items():
@@ -296,11 +315,13 @@ class ActiveBodies:
                     body.mark(killed_by)
                     target = target or body
             if target is not None:
-                self._retry_until_stopped(key, target, _RETRY_FIRST_S)
+                self._pursue(key, target, _RETRY_FIRST_S, _AGAIN_FIRST_S)
 
-    def _retry_until_stopped(self, key: object, target: Body, delay_s: float) -> None:
-        """Retry until the target is stopped or has ended; end a wait for the gate inside it too."""
-        # The target may have ended in time; then the marked body around it is the next target.
+    def _pursue(self, key: object, target: Body, retry_s: float, again_s: float) -> None:
+        """Interrupt the target until it and all marked bodies around it have ended.
+
+        A wait for the gate inside of them is ended too.
+        """
         running = _still_running(target)
         if running is None or running.killed_by is None:
             return
@@ -311,14 +332,12 @@ class ActiveBodies:
             if isinstance(body, GateWait):
                 body.mark(running.killed_by)
                 body.deliver()
-        if not running.deliver():
-            asyncio.get_running_loop().call_later(
-                delay_s,
-                self._retry_until_stopped,
-                key,
-                running,
-                min(delay_s * _RETRY_GROWTH, _RETRY_MAX_S),
-            )
+        if running.deliver():
+            delay_s, again_s = again_s, min(again_s * _AGAIN_GROWTH, _AGAIN_MAX_S)
+        else:
+            delay_s, retry_s = retry_s, min(retry_s * _RETRY_GROWTH, _RETRY_MAX_S)
+        loop = asyncio.get_running_loop()
+        loop.call_later(delay_s, self._pursue, key, running, retry_s, again_s)
 
     @contextlib.contextmanager
     def waiting(self, scope: Scope, cancel: Callable[[], object]) -> Iterator[None]:

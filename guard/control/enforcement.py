@@ -8,7 +8,8 @@ from types import FrameType
 
 from guard.breaker.exceptions import GuardError, WorkflowKilledInterrupt
 from guard.breaker.refusals import Refusal, exception_for_halt, interrupt_for
-from guard.control.bodies import ActiveBodies, Body, TaskRequest, running_task
+from guard.control.bodies import ActiveBodies, Body, TaskRequest
+from guard.control.task_kill import running_task
 from guard.control.threads import ThreadRequest, this_thread
 from guard.core import wire
 from guard.core.control import ControlState, Halt, Mark

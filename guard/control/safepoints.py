@@ -17,13 +17,17 @@ from typing import Any, Final, Literal
 
 import attrs
 
+from guard.breaker.exceptions import WorkflowKilledInterrupt
 from guard.control.sockets import HTTP_CLIENTS, blocking_socket
-from guard.scope.wrapping import INTERRUPTIBLE
+from guard.scope.wrapping import INTERRUPTIBLE, Edge
 
 Kind = Literal["interruptible", "unsafe", "loop", "gone"]
 
 _UNSAFE_MODULES: Final = frozenset({"asyncio", "importlib", "_frozen_importlib", "logging"})
 """Short calls that hold a lock shared with every other thread, or open and close an event loop."""
+
+_CONTEXTS_MAX: Final = 100
+"""How long a chain of exceptions is followed; one that a program made may be a circle."""
 
 
 @attrs.frozen
@@ -55,7 +59,8 @@ def inspect(thread_id: int, body: FrameType, *, patient: bool = True) -> Point:
     Args:
         thread_id: identifier of the thread; not of the calling one.
         body: frame of the SDK that called the user's function in that thread.
-        patient: whether a timed ``acquire`` is waited for (a loop of them has to end some time).
+        patient: whether the end of a finaliser, and of a timed ``acquire``, is waited for (a loop
+            of them has to end some time).
     """
     # The other thread may run on from here: what is found is checked again once the exception is
     # posted (`ThreadBody._post`).
@@ -68,7 +73,7 @@ def inspect(thread_id: int, body: FrameType, *, patient: bool = True) -> Point:
     if frame is None or innermost is None:
         return GONE
     for frame in frames:
-        if frame.f_code.co_name == "__del__":
+        if patient and frame.f_code.co_name == "__del__":
             return UNSAFE  # an exception in a finaliser is only printed
         running = _running_loop(frame)
         if running is not None:
@@ -89,6 +94,35 @@ def inspect(thread_id: int, body: FrameType, *, patient: bool = True) -> Point:
         if module not in sys.stdlib_module_names:
             return SAFE  # the user's code or a library of theirs
     return SAFE
+
+
+def is_users(frame: FrameType) -> bool:
+    """Return whether a frame runs the user's code, or that of a library of theirs."""
+    module = _root(frame)
+    return not (module == "guard" or module in HTTP_CLIENTS or module in sys.stdlib_module_names)
+
+
+def is_inside(frame: FrameType, body: object) -> bool:
+    """Return whether a frame runs below the SDK's function that surrounds ``body``."""
+    outer = frame.f_back
+    while outer is not None:
+        if outer.f_code in INTERRUPTIBLE:
+            edge = outer.f_locals.get("edge")
+            if isinstance(edge, Edge) and edge.body is body:
+                return True
+        outer = outer.f_back
+    return False
+
+
+def handles_kill(thread_id: int) -> bool:
+    """Return whether a thread is in a handler, or a ``finally``, that a kill has led to."""
+    found: Any = sys._current_exceptions().get(thread_id)
+    exc: BaseException | None = found[1] if isinstance(found, tuple) else found  # 3.11: a triple
+    for _ in range(_CONTEXTS_MAX):
+        if exc is None or isinstance(exc, WorkflowKilledInterrupt):
+            break
+        exc = exc.__context__
+    return isinstance(exc, WorkflowKilledInterrupt)
 
 
 def _root(frame: FrameType) -> str:

@@ -2,15 +2,18 @@
 
 At most one exception is pending for each thread, whatever the number of bodies nested in it, and
 none once the body that it is meant for has ended: it is posted, checked and withdrawn under the
-thread's lock.
+thread's lock. A body that has swallowed it gets it again.
 """
 
 from __future__ import annotations
 
-import ctypes
+import asyncio
+import contextlib
 import os
+import sys
 import threading
 import time
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any, Final
 
@@ -18,12 +21,18 @@ from msgspec import Struct
 
 from guard.breaker.exceptions import WorkflowKilledInterrupt
 from guard.breaker.refusals import interrupt_for
-from guard.control.safepoints import inspect
+from guard.control.async_exceptions import post, withdraw
+from guard.control.grace import Grace
+from guard.control.line_trap import LineTrap
+from guard.control.safepoints import handles_kill, inspect
 from guard.control.sockets import shut_down
+from guard.control.task_kill import TaskKill
 from guard.core.control import Mark
 from guard.scope.scope import Scope
 
-_TIMED_ACQUIRE_WAIT_S: Final = 1.0
+_PATIENCE_S: Final = 1.0
+_CHECKS: Final = 100
+"""Many times the steps after which the interpreter looks for an exception that is pending."""
 
 
 class Thread:
@@ -62,9 +71,9 @@ class _Posted(WorkflowKilledInterrupt):
         if body is None or body.killed_by is None:  # not made by the interpreter but by copy.copy
             super().__init__()
         else:
-            super().__init__(workflow_id=body.scope.workflow_id, reason=body.killed_by.reason)
-            body.raised = True
             body.carrier.pending = None
+            super().__init__(workflow_id=body.scope.workflow_id, reason=body.killed_by.reason)
+            body.reached(sys._getframe(1))
 
     def __reduce__(self) -> tuple[object, ...]:
         killed = WorkflowKilledInterrupt(workflow_id=self.workflow_id, reason=self.reason)
@@ -82,7 +91,6 @@ class ThreadBody(Struct, eq=False):
         _frame: frame of the SDK's function that is about to call the user's.
         carrier: the thread, which makes this object.
         killed_by: the mark that killed it, if one did.
-        raised: whether the exception has been raised in the thread.
         sockets_shut_down: for tests and diagnosis.
     """
 
@@ -90,10 +98,15 @@ class ThreadBody(Struct, eq=False):
     _frame: FrameType | None
     carrier: Thread
     killed_by: Mark | None = None
-    raised: bool = False
     sockets_shut_down: int = 0
+    # Set with the mark.
     _since_s: float = 0.0
-    _loop_cancelled: bool = False
+    _grace: Grace | None = None
+    # How often the exception has been raised in the thread, and what raises it in handlers then.
+    _raised: int = 0
+    _trap: LineTrap | None = None
+    # Cancels the task of a loop that the body runs.
+    _loop_kill: TaskKill | None = None
     outer: Any = None
     ended: bool = False
     stopped: bool = False
@@ -102,33 +115,40 @@ class ThreadBody(Struct, eq=False):
         """Mark the body as killed, so that it returns no result."""
         if self.killed_by is None and not self.ended:
             self._since_s = time.monotonic()
+            self._grace = Grace()
             self.killed_by = killed_by
 
     def deliver(self) -> bool:
         """Deliver the interrupt if the thread is at a safe point; called from another thread.
 
+        Again where that has been done before and the body runs on, unless it cleans up.
+
         Returns:
             False when that has to be retried soon.
         """
-        with self.carrier.lock:
-            if self.ended or self.raised or self.carrier.pending is self:
+        carrier, grace = self.carrier, self._grace
+        with carrier.lock:
+            if self.ended or grace is None:
                 return True
-            if self.carrier.pending is not None:
+            if carrier.pending is not None and carrier.pending is not self:
                 return False  # the body of another workflow in the same thread is being stopped
+            if not grace.is_over and handles_kill(carrier.ident):
+                return True
             return self._post()
 
     def _post(self) -> bool:
-        patient = time.monotonic() - self._since_s < _TIMED_ACQUIRE_WAIT_S
+        patient = time.monotonic() - self._since_s < _PATIENCE_S
         assert self._frame is not None, "the body has not ended"
         ident = self.carrier.ident
         point = inspect(ident, self._frame, patient=patient)
-        if point.kind == "loop":
-            self._cancel_in_loop(point.loop, point.task)
-            return False
         if point.kind != "interruptible":
+            if self.carrier.pending is self:
+                self._withdraw()
+            if point.kind == "loop":
+                self._cancel_in_loop(point.loop, point.task)
             return False
         self.carrier.pending = _pending[ident] = self
-        _raise_in(ident, _Posted)
+        post(ident, _Posted)
         # The other thread may have gone on between the inspection and the post.
         then = inspect(ident, self._frame, patient=patient)
         if then.kind != "interruptible" and self._withdraw():
@@ -138,16 +158,55 @@ class ThreadBody(Struct, eq=False):
             shut_down(then.socket)
         return True
 
-    def _cancel_in_loop(self, loop: object, task: object) -> None:
-        if not self._loop_cancelled:
-            self._loop_cancelled = True
-            loop.call_soon_threadsafe(task.cancel)  # type: ignore[attr-defined]
+    def _cancel_in_loop(self, loop: Any, task: Any) -> None:
+        kill = self._loop_kill
+        if kill is None or kill.task is not task:  # perhaps a loop after one that was killed
+            kill = self._loop_kill = TaskKill(self, task, self._interrupt_in_loop)
+            with contextlib.suppress(RuntimeError):  # it has closed
+                loop.call_soon_threadsafe(self._reached_in_loop)
+        kill.deliver(loop)
+
+    def _interrupt_in_loop(self) -> BaseException:
+        # It ends the loop; the code around that may swallow it.
+        asyncio.get_running_loop().call_soon(self._reached_in_loop)
+        return self.interrupt()
+
+    def _reached_in_loop(self) -> None:
+        self.reached(sys._getframe())
 
     def _withdraw(self) -> bool:
         """Withdraw the exception; False when it has been raised already."""
-        _raise_in(self.carrier.ident, None)
+        withdraw(self.carrier.ident)
         self.carrier.pending = None
         return _pending.pop(self.carrier.ident, None) is not None
+
+    def told(self) -> None:
+        """The kill has reached the body, which is given time to clean up."""
+        if self._grace is not None:
+            self._grace.begin()
+
+    def reached(self, frame: FrameType) -> None:
+        """The exception is raised in the body's thread, this one.
+
+        Args:
+            frame: the innermost that it passes through, or is caught in.
+        """
+        self.told()
+        self._raised += 1
+        if self._raised > 1 and not self.ended:
+            self._trap = LineTrap(self, self.interrupt, self._raised - 2)
+            self._trap.arm(self._frames_from(frame))
+
+    def _frames_from(self, frame: FrameType | None) -> Iterator[FrameType]:
+        while frame is not None and frame is not self._frame:
+            yield frame
+            frame = frame.f_back
+
+    def interrupt(self) -> BaseException:
+        """Return what is raised in the body."""
+        assert self.killed_by is not None, "it is killed"
+        self.told()
+        return interrupt_for(self.killed_by, self.scope.workflow_id)
 
     def end(self, exc: BaseException | None) -> BaseException | None:
         """End the body; return what is to be raised instead of ``exc``, or None.
@@ -161,10 +220,24 @@ class ThreadBody(Struct, eq=False):
             return exc
         with self.carrier.lock:
             self._frame = None
-            if self.carrier.pending is self:
-                self._withdraw()
+        if self._trap is not None:
+            self._trap.disarm()
+        self._take_pending()
         self.stopped = True
         return interrupt_for(self.killed_by, self.scope.workflow_id)
+
+    def _take_pending(self) -> None:
+        """Let what is still pending be raised here, and catch it."""
+        try:
+            for _ in range(_CHECKS):
+                if self.carrier.pending is not self:
+                    return
+        except _Posted:
+            return
+        # It was raised, and there was no room to make it: the body has used up the stack.
+        with self.carrier.lock:
+            self.carrier.pending = None
+            _pending.pop(self.carrier.ident, None)
 
 
 class ThreadRequest:
@@ -193,6 +266,9 @@ class ThreadRequest:
         """Mark the request as ended by a kill."""
         if self.killed_by is None:
             self.killed_by = killed_by
+
+    def told(self) -> None:
+        """The client cleans up by itself."""
 
     def deliver(self) -> bool:
         """Shut down the socket that the request waits for; called from another thread.
@@ -227,9 +303,3 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-
-def _raise_in(thread_id: int, kind: type[BaseException] | None) -> None:
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(
-        ctypes.c_ulong(thread_id), None if kind is None else ctypes.py_object(kind)
-    )

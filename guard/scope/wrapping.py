@@ -41,12 +41,14 @@ class Edge:
     Attributes:
         scope: the scope of the body, or None to run it in its caller's. A generator's body may
             change it; the change lasts from one step to the next.
+        body: the body, or the step of a generator's, that runs now and that a kill can stop.
     """
 
-    __slots__ = ("_outside", "scope")
+    __slots__ = ("_outside", "body", "scope")
 
     def __init__(self, scope: Scope | None = None) -> None:
         self.scope = scope
+        self.body: Any = None
         # The caller's scope while the body's is in place; None otherwise.
         self._outside: Scope | None = None
 

@@ -1,0 +1,91 @@
+"""Raises a kill at a line of the user's code, for bodies that swallow what is raised from outside.
+
+What is raised from outside arrives where the body waits or computes, which is in its ``try`` each
+time: a loop around ``try: work() except BaseException: pass`` goes on for ever. A line trap is a
+trace function (``sys.settrace``) that is set for a moment once the body has swallowed a kill. It
+raises at the first line that the user's code comes to, which is in the handler itself. The next
+trap lets one more line pass, and so on, until the line is one that no handler covers.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from types import FrameType
+from typing import Any, Protocol
+
+from guard.control.safepoints import is_users
+
+
+class Ending(Protocol):
+    """What a trap is set for.
+
+    Attributes:
+        ended: whether it has ended.
+    """
+
+    ended: bool
+
+
+class LineTrap:
+    """Raises in the thread that has armed it, and only in the user's frames.
+
+    Args:
+        body: nothing is raised once it has ended.
+        make: makes the exception.
+        skip: how many lines to let pass.
+        inside: whether a frame that is called or resumed meanwhile belongs to the body.
+    """
+
+    def __init__(
+        self,
+        body: Ending,
+        make: Callable[[], BaseException],
+        skip: int,
+        inside: Callable[[FrameType], bool] | None = None,
+    ) -> None:
+        self._body = body
+        self._make = make
+        self._skip = skip
+        self._inside = inside
+
+    def arm(self, frames: Iterable[FrameType] = ()) -> None:
+        """Set the trap in the calling thread, unless a debugger or coverage traces it.
+
+        Args:
+            frames: those of the body that run now.
+        """
+        tracer = sys.gettrace()
+        if tracer is not None and not isinstance(getattr(tracer, "__self__", None), LineTrap):
+            return
+        for frame in frames:
+            if _may_raise_in(frame):
+                frame.f_trace = self._at_line
+        sys.settrace(self._at_call)
+
+    def disarm(self) -> None:
+        """Take the trap out of the calling thread; again changes nothing."""
+        if getattr(sys.gettrace(), "__self__", None) is self:
+            sys.settrace(None)
+
+    def _at_call(self, frame: FrameType, event: str, arg: Any) -> Any:
+        inside = self._inside
+        if inside is not None and _may_raise_in(frame) and inside(frame):
+            return self._at_line
+        return None
+
+    def _at_line(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if event != "line":
+            return self._at_line
+        if self._body.ended:
+            return None
+        if self._skip > 0:
+            self._skip -= 1
+            return self._at_line
+        sys.settrace(None)
+        raise self._make()
+
+
+def _may_raise_in(frame: FrameType) -> bool:
+    # Between the line of an `acquire` and its `try` the lock would be left held.
+    return is_users(frame) and "acquire" not in frame.f_code.co_names
