@@ -112,7 +112,7 @@ async def leased(servers: Cluster, seconds: float) -> list[float]:
         async with websockets.connect(
             address, additional_headers=headers, subprotocols=[_GUARD], compression=None
         ) as control:
-            while time.perf_counter() < until:
+            while not took or time.perf_counter() < until:
                 began = time.perf_counter()
                 lease = {"lease_id": lease_id, "demand_nanousd": 10**9, "demand_calls": LEASED}
                 call = {**_BODY, "call_id": _key(), "lease": lease, "workflow_id": f"w{number}"}
@@ -133,7 +133,7 @@ async def events(servers: Cluster, seconds: float) -> list[float]:
 
     async def reporter(number: int, http: httpx.AsyncClient, until: float) -> list[float]:
         took: list[float] = []
-        while time.perf_counter() < until:
+        while not took or time.perf_counter() < until:
             began = time.perf_counter()
             await _report(http, BATCH)
             took += [(time.perf_counter() - began) / BATCH] * BATCH
@@ -198,7 +198,7 @@ async def bare_update(dsn: str, seconds: float, rows: int) -> list[float]:
 
         async def update(number: int) -> list[float]:
             took = []
-            while (began := time.perf_counter()) < until:
+            while (began := time.perf_counter()) < until or not took:
                 await connections[number].execute(
                     "UPDATE bare SET spent = spent + 1 WHERE id = %s", (number % rows + 1,)
                 )
@@ -218,7 +218,7 @@ async def bare_lua(url: str, seconds: float) -> list[float]:
 
         async def call() -> list[float]:
             took = []
-            while (began := time.perf_counter()) < until:
+            while (began := time.perf_counter()) < until or not took:
                 await script(keys=[name], args=[1])
                 took.append(time.perf_counter() - began)
             return took
