@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from guard.control.safepoints import is_users
 
 
-class Ending(Protocol):
+class KilledBody(Protocol):
     """What a trap is set for.
 
     Attributes:
@@ -39,7 +39,7 @@ class LineTrap:
 
     def __init__(
         self,
-        body: Ending,
+        body: KilledBody,
         make: Callable[[], BaseException],
         skip: int,
         inside: Callable[[FrameType], bool] | None = None,

@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Any, Final
 
 from guard.control.grace import Grace
-from guard.control.line_trap import Ending, LineTrap
+from guard.control.line_trap import KilledBody, LineTrap
 
 _ARMED_S: Final = 1.0
 """How long a trap stays in a loop's thread; the task runs on within some steps of the loop."""
@@ -35,7 +35,7 @@ class TaskKill:
 
     def __init__(
         self,
-        body: Ending,
+        body: KilledBody,
         task: Any,
         make: Callable[[], BaseException],
         inside: Callable[[FrameType], bool] | None = None,

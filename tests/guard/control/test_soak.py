@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import random
@@ -89,6 +90,17 @@ class Soak:
 
         asyncio.run(body())
 
+    def swallows(self) -> None:
+        for _ in range(random.randrange(1, 4)):
+            with contextlib.suppress(BaseException):
+                self.loop()
+        self.loop()
+
+    def swallows_and_ends(self) -> None:
+        with contextlib.suppress(BaseException):
+            self.loop()
+        time.sleep(random.random() * 0.1)  # until about when it is raised again
+
     def short(self) -> None:
         for _ in range(random.randrange(20_000)):
             pass
@@ -118,7 +130,8 @@ class Soak:
             return False
         kinds: list[Callable[[], None]] = [
             self.loop, self.naps, self.locks, self.guards_own, self.nested, self.generator,
-            self.an_event_loop, self.a_coroutine, self.short, self.short_and_failing,
+            self.an_event_loop, self.a_coroutine, self.swallows, self.swallows_and_ends,
+            self.short, self.short_and_failing,
         ]  # fmt: skip
         kind = kinds[number % len(kinds)]
         name = f"soak-{number}"

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -51,7 +51,7 @@ class Body:
         self.entered = threading.Event()
         self.ran_out = False
         self._waits = waits
-        self._ends_s = time.monotonic() + 40
+        self._ends_s = time.monotonic() + WAIT_S
 
     def runs(self) -> bool:
         self.ran_out = time.monotonic() >= self._ends_s
@@ -338,10 +338,19 @@ PLACES = {
 }
 
 
+def _cases(kinds: Iterable[str], places: Iterable[str]) -> list[Any]:
+    """Return every case; one for each kind is in the default run."""
+    usual = next(iter(places))
+    return [
+        pytest.param(kind, place, waits, marks=() if place == usual and waits else pytest.mark.long)
+        for kind in kinds
+        for place in places
+        for waits in (True, False)
+    ]
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("waits", [True, False], ids=["waits", "computes"])
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("kind", SYNC)
+@pytest.mark.parametrize(("kind", "place", "waits"), _cases(SYNC, PLACES))
 def test_a_plain_body_ends(
     operator: Any, connected: GuardRuntime, kind: str, place: str, waits: bool
 ) -> None:
@@ -380,9 +389,7 @@ ASYNC_PLACES = {"task": _in_a_task, "async generator": _in_an_async_generator}
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("waits", [True, False], ids=["waits", "yields"])
-@pytest.mark.parametrize("place", ASYNC_PLACES)
-@pytest.mark.parametrize("kind", ASYNC)
+@pytest.mark.parametrize(("kind", "place", "waits"), _cases(ASYNC, ASYNC_PLACES))
 async def test_a_coroutine_ends(
     operator: Any, connected: GuardRuntime, kind: str, place: str, waits: bool
 ) -> None:
