@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Final
 
-from guard.control.grace import Grace
+from guard.control.cleanup_time import CleanupTime
 from guard.control.line_trap import KilledBody, LineTrap
 
 _ARMED_S: Final = 1.0
@@ -44,7 +44,7 @@ class TaskKill:
         self._body = body
         self._make = make
         self._inside = inside
-        self._grace = Grace()
+        self._grace = CleanupTime()
         self._trap: LineTrap | None = None
         self.cancelled = 0
 

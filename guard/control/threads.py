@@ -22,7 +22,7 @@ from msgspec import Struct
 from guard.breaker.exceptions import WorkflowKilledInterrupt
 from guard.breaker.refusals import interrupt_for
 from guard.control.async_exceptions import post, withdraw
-from guard.control.grace import Grace
+from guard.control.cleanup_time import CleanupTime
 from guard.control.line_trap import LineTrap
 from guard.control.safepoints import handles_kill, inspect
 from guard.control.sockets import shut_down
@@ -101,7 +101,7 @@ class ThreadBody(Struct, eq=False):
     sockets_shut_down: int = 0
     # Set with the mark.
     _since_s: float = 0.0
-    _grace: Grace | None = None
+    _grace: CleanupTime | None = None
     # How often the exception has been raised in the thread, and what raises it in handlers then.
     _raised: int = 0
     _trap: LineTrap | None = None
@@ -115,7 +115,7 @@ class ThreadBody(Struct, eq=False):
         """Mark the body as killed, so that it returns no result."""
         if self.killed_by is None and not self.ended:
             self._since_s = time.monotonic()
-            self._grace = Grace()
+            self._grace = CleanupTime()
             self.killed_by = killed_by
 
     def deliver(self) -> bool:

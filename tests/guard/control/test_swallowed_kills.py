@@ -19,7 +19,7 @@ import pytest
 
 import guard
 from guard import WorkflowKilledInterrupt
-from guard.control.grace import Grace
+from guard.control.cleanup_time import CleanupTime
 from guard.runtime.runtime import GuardRuntime
 from tests.support.waiting import WAIT_S
 
@@ -36,7 +36,7 @@ AFTER = 20_000
 @pytest.fixture(autouse=True)
 def _short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clean-up that goes on is interrupted again soon; how long is not the subject here."""
-    monkeypatch.setattr(Grace, "first_s", 0.1)
+    monkeypatch.setattr(CleanupTime, "first_s", 0.1)
 
 
 class Body:

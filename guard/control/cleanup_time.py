@@ -8,7 +8,7 @@ from typing import ClassVar, Final
 _GROWTH: Final = 1.5
 
 
-class Grace:
+class CleanupTime:
     """Time to clean up, and more of it each time that the kill is raised again.
 
     Attributes:
