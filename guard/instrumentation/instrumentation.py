@@ -342,7 +342,7 @@ class Instrumentation:
                 polled=endpoint.polls,
                 reservation_id=call.reservation_id,
                 entry=None if call.hold is None else call.hold.entry,
-                local=endpoint.is_local and self._local.answered(call.host, call.header),
+                local=endpoint.is_local and self._is_own(call),
             )
             # An answer of several models becomes several events, so it is read at once.
             if endpoint.asks and call.is_small and endpoint.condense is None:
@@ -358,6 +358,15 @@ class Instrumentation:
             self.failed(exc)
             if call.hold is not None:
                 call.hold.keep()
+
+    def _is_own(self, call: ObservedCall) -> bool:
+        """Tell whether a local address has answered by a model of one's own.
+
+        What was asked for had a price if money was set aside for it. By whatever name such a model
+        answers, it is not free.
+        """
+        is_priced = call.hold is not None and bool(call.hold.amount_nanousd)
+        return self._local.answered(call.host, call.header) and not is_priced
 
     def forget(self, call: ObservedCall) -> bool:
         """Forget a call that ends without anything to record; False if it is another process's."""

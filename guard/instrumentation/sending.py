@@ -86,7 +86,8 @@ def never_left(exc: BaseException) -> bool:
 def held_answer(exc: BaseException) -> Any:
     """Return the answer that a client held when an exception came; None where there was none.
 
-    A hook of the user's that was called with it has raised, for whatever reason.
+    A hook of the user's that was called with it has raised, for whatever reason. A redirect is
+    none: the client still holds it while it sends the next request.
     """
     answer, trace = None, exc.__traceback__
     while trace is not None:
@@ -95,7 +96,16 @@ def held_answer(exc: BaseException) -> Any:
         if name is not None and _package(frame.f_globals.get("__name__")) in _CLIENTS:
             answer = frame.f_locals.get(name)
         trace = trace.tb_next
-    return answer
+    status = _status_in(answer)
+    return None if status is not None and 300 <= status < 400 else answer
+
+
+def _status_in(answer: Any) -> int | None:
+    for name in ("status_code", "status"):  # httpx's and aiohttp's
+        found = getattr(answer, name, None)
+        if type(found) is int:
+            return found
+    return None
 
 
 def content_of(answer: Any) -> bytes | None:
@@ -117,11 +127,9 @@ def status_of(exc: BaseException) -> int | None:
     A client, or a hook of the user's, may turn an answer into an exception. What the
     application's own exceptions call a status need not be the vendor's.
     """
-    answer = held_answer(exc)
-    for name in ("status_code", "status"):
-        found = getattr(answer, name, None)
-        if type(found) is int:
-            return found
+    found = _status_in(held_answer(exc))
+    if found is not None:
+        return found
     if _package(type(exc).__module__) not in _CLIENTS:
         return None
     response = getattr(exc, "response", None)

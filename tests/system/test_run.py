@@ -87,8 +87,6 @@ def test_models_and_rates(guard: Runs, vendor: str, agent: str) -> None:
         "a rate paces, and ends nothing"
     )
     assert time.monotonic() - began_s > 3.0
-    done = guard("run", "--rate", "2/h", "--wait", "0", "--", agent, vendor, "9")
-    assert (done.stdout, done.returncode) == ("0 200\n1 200\n", 77)
 
 
 FAN: Final = """

@@ -401,6 +401,8 @@ class TestStatusSnapshot:
             "cut_short",
             "unpriced_models",
             "waiting_calls",
+            "unhooked_clients",
+            "restored_hooks",
         ]
 
 

@@ -112,5 +112,5 @@ def test_a_case_is_compared_in_every_bucket() -> None:
     names = set(Usage.__struct_fields__)
     assert names == {
         *TOKENS, "model", "response_id", "estimated", "estimate", "units", "cost_nanousd", "others",
-        "service_tier", "surcharge_permille", "fees", "cut_short", "later",
+        "service_tier", "surcharge_permille", "fees", "cut_short", "text_tokens", "later",
     }  # fmt: skip

@@ -124,7 +124,7 @@ def spent(usage: Usage) -> int:
 
 def _as_said(usage: Any) -> Usage:
     assert isinstance(usage, Usage), usage
-    return replaced(usage, fees=None)
+    return replaced(usage, fees=None, text_tokens=0)
 
 
 def is_dear(event: LlmData | None, hold: PricedHold, truth: Usage) -> bool:
