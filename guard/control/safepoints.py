@@ -26,6 +26,9 @@ Kind = Literal["interruptible", "unsafe", "loop", "gone"]
 _UNSAFE_MODULES: Final = frozenset({"asyncio", "importlib", "_frozen_importlib", "logging"})
 """Short calls that hold a lock shared with every other thread, or open and close an event loop."""
 
+_LOCK_METHODS: Final = frozenset({"__enter__", "__exit__", "acquire", "release"})
+"""Of what ``threading`` writes in Python: an exception in them would leave a lock held."""
+
 _CONTEXTS_MAX: Final = 100
 """How long a chain of exceptions is followed; one that a program made may be a circle."""
 
@@ -151,14 +154,16 @@ def _acquires(frame: FrameType, *, timed: bool) -> bool:
 
     An exception that is raised when that call returns would leave the lock held for ever: the
     ``try`` that releases it begins one instruction later. The waits of ``threading`` take care of
-    that themselves.
+    that themselves, but entering and leaving its conditions and semaphores does not.
 
     Args:
         frame: innermost frame of a thread that is not running now.
         timed: whether calls with arguments count, which return by themselves soon.
     """
     code = frame.f_code
-    if "acquire" not in code.co_names or frame.f_globals.get("__name__") == "threading":
+    if frame.f_globals.get("__name__") == "threading":
+        return code.co_name in _LOCK_METHODS
+    if "acquire" not in code.co_names:
         return False
     acquires = False
     for instruction in dis.get_instructions(code):

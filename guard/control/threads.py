@@ -83,6 +83,19 @@ class _Posted(WorkflowKilledInterrupt):
 _Posted.__name__ = _Posted.__qualname__ = "WorkflowKilledInterrupt"
 
 
+class _ThreadKill:
+    """What is done about one body: set before its mark."""
+
+    def __init__(self) -> None:
+        self.began_s = time.monotonic()
+        self.grace = CleanupTime()
+        # How often the exception has been raised in the thread, and what raises it in handlers.
+        self.raised = 0
+        self.trap: LineTrap | None = None
+        # Cancels the task of a loop that the body runs.
+        self.loop_kill: TaskKill | None = None
+
+
 class ThreadBody(Struct, eq=False):
     """A plain function's body.
 
@@ -99,14 +112,7 @@ class ThreadBody(Struct, eq=False):
     carrier: Thread
     killed_by: Mark | None = None
     sockets_shut_down: int = 0
-    # Set with the mark.
-    _since_s: float = 0.0
-    _grace: CleanupTime | None = None
-    # How often the exception has been raised in the thread, and what raises it in handlers then.
-    _raised: int = 0
-    _trap: LineTrap | None = None
-    # Cancels the task of a loop that the body runs.
-    _loop_kill: TaskKill | None = None
+    _kill: _ThreadKill | None = None
     outer: Any = None
     ended: bool = False
     stopped: bool = False
@@ -114,8 +120,7 @@ class ThreadBody(Struct, eq=False):
     def mark(self, killed_by: Mark) -> None:
         """Mark the body as killed, so that it returns no result."""
         if self.killed_by is None and not self.ended:
-            self._since_s = time.monotonic()
-            self._grace = CleanupTime()
+            self._kill = _ThreadKill()
             self.killed_by = killed_by
 
     def deliver(self) -> bool:
@@ -126,18 +131,18 @@ class ThreadBody(Struct, eq=False):
         Returns:
             False when that has to be retried soon.
         """
-        carrier, grace = self.carrier, self._grace
+        carrier, kill = self.carrier, self._kill
         with carrier.lock:
-            if self.ended or grace is None:
+            if self.ended or kill is None:
                 return True
             if carrier.pending is not None and carrier.pending is not self:
                 return False  # the body of another workflow in the same thread is being stopped
-            if not grace.is_over and handles_kill(carrier.ident):
+            if not kill.grace.is_over and handles_kill(carrier.ident):
                 return True
-            return self._post()
+            return self._post(kill)
 
-    def _post(self) -> bool:
-        patient = time.monotonic() - self._since_s < _PATIENCE_S
+    def _post(self, kill: _ThreadKill) -> bool:
+        patient = time.monotonic() - kill.began_s < _PATIENCE_S
         assert self._frame is not None, "the body has not ended"
         ident = self.carrier.ident
         point = inspect(ident, self._frame, patient=patient)
@@ -145,7 +150,7 @@ class ThreadBody(Struct, eq=False):
             if self.carrier.pending is self:
                 self._withdraw()
             if point.kind == "loop":
-                self._cancel_in_loop(point.loop, point.task)
+                self._cancel_in_loop(kill, point.loop, point.task)
             return False
         self.carrier.pending = _pending[ident] = self
         post(ident, _Posted)
@@ -158,13 +163,13 @@ class ThreadBody(Struct, eq=False):
             shut_down(then.socket)
         return True
 
-    def _cancel_in_loop(self, loop: Any, task: Any) -> None:
-        kill = self._loop_kill
-        if kill is None or kill.task is not task:  # perhaps a loop after one that was killed
-            kill = self._loop_kill = TaskKill(self, task, self._interrupt_in_loop)
+    def _cancel_in_loop(self, kill: _ThreadKill, loop: Any, task: Any) -> None:
+        found = kill.loop_kill
+        if found is None or found.task is not task:  # perhaps a loop after one that was killed
+            found = kill.loop_kill = TaskKill(self, task, self._interrupt_in_loop)
             with contextlib.suppress(RuntimeError):  # it has closed
                 loop.call_soon_threadsafe(self._reached_in_loop)
-        kill.deliver(loop)
+        found.deliver(loop)
 
     def _interrupt_in_loop(self) -> BaseException:
         # It ends the loop; the code around that may swallow it.
@@ -182,8 +187,8 @@ class ThreadBody(Struct, eq=False):
 
     def told(self) -> None:
         """The kill has reached the body, which is given time to clean up."""
-        if self._grace is not None:
-            self._grace.begin()
+        if self._kill is not None:
+            self._kill.grace.begin()
 
     def reached(self, frame: FrameType) -> None:
         """The exception is raised in the body's thread, this one.
@@ -191,11 +196,13 @@ class ThreadBody(Struct, eq=False):
         Args:
             frame: the innermost that it passes through, or is caught in.
         """
-        self.told()
-        self._raised += 1
-        if self._raised > 1 and not self.ended:
-            self._trap = LineTrap(self, self.interrupt, self._raised - 2)
-            self._trap.arm(self._frames_from(frame))
+        kill = self._kill
+        assert kill is not None, "it is killed"
+        kill.grace.begin()
+        kill.raised += 1
+        if kill.raised > 1 and not self.ended:
+            kill.trap = LineTrap(self, self.interrupt, kill.raised - 2)
+            kill.trap.arm(self._frames_from(frame))
 
     def _frames_from(self, frame: FrameType | None) -> Iterator[FrameType]:
         while frame is not None and frame is not self._frame:
@@ -220,8 +227,8 @@ class ThreadBody(Struct, eq=False):
             return exc
         with self.carrier.lock:
             self._frame = None
-        if self._trap is not None:
-            self._trap.disarm()
+        if self._kill is not None and self._kill.trap is not None:
+            self._kill.trap.disarm()
         self._take_pending()
         self.stopped = True
         return interrupt_for(self.killed_by, self.scope.workflow_id)

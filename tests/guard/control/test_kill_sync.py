@@ -224,9 +224,10 @@ class TestPython:
 
 
 class TestLocks:
-    @pytest.mark.parametrize("how", ["with", "acquire"])
+    @pytest.mark.parametrize("how", ["with", "acquire", "condition"])
     def test_a_lock_that_is_waited_for_is_not_left_held(self, operator: Any, how: str) -> None:
         lock = threading.Lock()
+        condition = threading.Condition(lock)
         waiting = threading.Event()
 
         @guard.protect
@@ -234,6 +235,9 @@ class TestLocks:
             waiting.set()
             if how == "with":
                 with lock:
+                    time.sleep(0.001)
+            elif how == "condition":  # its `__enter__` is a function in Python
+                with condition:
                     time.sleep(0.001)
             else:
                 lock.acquire()
