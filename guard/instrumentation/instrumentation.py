@@ -39,6 +39,8 @@ from guard.scope.scope import Scope, current_scope
 
 logger = logging.getLogger("guard.instrumentation")
 
+_MANY: Final = 1_000_000
+"""So many tokens cost something, if the model has a price."""
 _UNSEEN_HOSTS_MAX: Final = 100
 _RESPONSES_KEPT: Final = 4096
 _POLL_S: Final = 0.005
@@ -362,10 +364,10 @@ class Instrumentation:
     def _is_own(self, call: ObservedCall) -> bool:
         """Tell whether a local address has answered by a model of one's own.
 
-        What was asked for had a price if money was set aside for it. By whatever name such a model
-        answers, it is not free.
+        What was asked for may have had a price. By whatever name such a model answers, it is not
+        free.
         """
-        is_priced = call.hold is not None and bool(call.hold.amount_nanousd)
+        is_priced = call.hold is not None and bool(call.hold.cost_at_most(_MANY, _MANY))
         return self._local.answered(call.host, call.header) and not is_priced
 
     def forget(self, call: ObservedCall) -> bool:
