@@ -294,7 +294,7 @@ SettingChanges = Annotated[
         max_length=100,
         extra_json_schema={
             "properties": {name: each.schema for name, each in SETTINGS.items()},
-            "additionalProperties": False,
+            "propertyNames": {"enum": list(SETTINGS)},
         },
     ),
 ]
