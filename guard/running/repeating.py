@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import threading
 from collections.abc import Callable, Iterator
+
+from guard.running.signals import FORWARDED
 
 
 @contextlib.contextmanager
@@ -26,7 +29,12 @@ def repeating(
             look()
 
     thread = threading.Thread(target=repeat, name=name, daemon=True)
-    thread.start()
+    # No signal may reach it: Python would act on one in the main thread, which waits for them.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+    try:
+        thread.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     try:
         yield
     finally:

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any, Final, Self
 
-_FORWARDED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT,
-                     signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP)  # fmt: skip
+FORWARDED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT,
+                    signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP)  # fmt: skip
 _BY_TERMINAL: Final = (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP)
 """What the keys of the terminal send to all processes in its foreground, so also to the program."""
 
@@ -38,9 +38,9 @@ class SignalQueue:
         self.mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
         # Blocked, not handled: a signal stays pending until `get`, and says then who has sent it.
         if _HAS_INFO:
-            signal.pthread_sigmask(signal.SIG_BLOCK, {*_FORWARDED, signal.SIGCHLD})
+            signal.pthread_sigmask(signal.SIG_BLOCK, {*FORWARDED, signal.SIGCHLD})
         else:
-            self._handlers = {number: signal.signal(number, self._catch) for number in _FORWARDED}
+            self._handlers = {number: signal.signal(number, self._catch) for number in FORWARDED}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -64,7 +64,7 @@ class SignalQueue:
         return caught
 
     def _pending(self, timeout_s: float) -> Iterator[int]:
-        while (info := signal.sigtimedwait({*_FORWARDED, signal.SIGCHLD}, timeout_s)) is not None:
+        while (info := signal.sigtimedwait({*FORWARDED, signal.SIGCHLD}, timeout_s)) is not None:
             by_terminal = info.si_signo in _BY_TERMINAL and info.si_code == _SI_KERNEL
             if info.si_signo != signal.SIGCHLD and not by_terminal:
                 yield info.si_signo

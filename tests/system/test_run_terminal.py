@@ -60,7 +60,7 @@ for number in range(3):
             session.expect(f"ready {number}")
             session.type("\x03")
             session.expect(f"interrupted {number}")
-        assert session.wait() == 0
+        assert session.wait() == 0, session.shown
         assert session.shown.count("interrupted") == 3, "once for each key"
         assert "Traceback" not in session.shown
 
