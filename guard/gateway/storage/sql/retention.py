@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct
 
@@ -303,32 +303,41 @@ def _totals(unit: SqlUnitOfWork, _: int, limit: int, part: _Part) -> int:
 
 def _scope_days(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
     """Delete the days of scopes whose events are deleted."""
-    key = "organisation_id, scope_kind, scope_id, day_ms"
-    own, kind, scope_id, day_ms = part.cursor or ("", "", "", "0")
-    rows = unit.connection.execute(
-        f"SELECT {key} FROM scope_days WHERE ({key}) > (?, ?, ?, ?) ORDER BY {key} LIMIT ?",  # noqa: S608 (constants of this module)
-        (own, kind, scope_id, int(day_ms), limit),
-    ).fetchall()
-    unit.write_many(
-        f"DELETE FROM scope_days WHERE ({key}) = (?, ?, ?, ?)",  # noqa: S608 (constants of this module)
-        [row for row in rows if row[3] + DAY_MS <= cutoff],
+    return _periods(
+        unit, part, limit, "scope_days", "day_ms", lambda row: row[3] + DAY_MS <= cutoff
     )
-    if rows:
-        part.cursor = (*rows[-1][:3], str(rows[-1][3]))
-    return len(rows)
 
 
 def _uncertain_hours(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
     """Delete the hours of old runs and chains; those of other scopes stay, as their totals do."""
-    key = "organisation_id, scope_kind, scope_id, hour_ms"
-    own, kind, scope_id, hour_ms = part.cursor or ("", "", "", "0")
+    return _periods(
+        unit,
+        part,
+        limit,
+        "uncertain_hours",
+        "hour_ms",
+        lambda row: row[1] in ("run", "chain") and row[3] + HOUR_MS <= cutoff,
+    )
+
+
+def _periods(
+    unit: SqlUnitOfWork,
+    part: _Part,
+    limit: int,
+    table: str,
+    begin: str,
+    is_old: Callable[[Any], bool],
+) -> int:
+    """Delete the old ones of the next rows of a table with a row for each scope and period."""
+    key = f"organisation_id, scope_kind, scope_id, {begin}"
+    own, kind, scope_id, begin_ms = part.cursor or ("", "", "", "0")
     rows = unit.connection.execute(
-        f"SELECT {key} FROM uncertain_hours WHERE ({key}) > (?, ?, ?, ?) ORDER BY {key} LIMIT ?",  # noqa: S608 (constants of this module)
-        (own, kind, scope_id, int(hour_ms), limit),
+        f"SELECT {key} FROM {table} WHERE ({key}) > (?, ?, ?, ?) ORDER BY {key} LIMIT ?",  # noqa: S608 (constants of this module)
+        (own, kind, scope_id, int(begin_ms), limit),
     ).fetchall()
     unit.write_many(
-        f"DELETE FROM uncertain_hours WHERE ({key}) = (?, ?, ?, ?)",  # noqa: S608 (constants of this module)
-        [row for row in rows if row[1] in ("run", "chain") and row[3] + HOUR_MS <= cutoff],
+        f"DELETE FROM {table} WHERE ({key}) = (?, ?, ?, ?)",  # noqa: S608 (constants of this module)
+        [row for row in rows if is_old(row)],
     )
     if rows:
         part.cursor = (*rows[-1][:3], str(rows[-1][3]))
