@@ -176,11 +176,19 @@ def spreads(data: Corpus, held: Sequence[HeldOut], chances: Sequence[Floats]) ->
 
 
 def _no_grams(signals: Signals) -> Signals:
-    return attrs.evolve(signals, grams=np.zeros_like(signals.grams))
+    return attrs.evolve(
+        signals,
+        grams=np.zeros_like(signals.grams),
+        parts=signals.parts and _no_grams(signals.parts),
+    )
 
 
 def _no_network(signals: Signals) -> Signals:
-    return attrs.evolve(signals, meaning=np.zeros_like(signals.meaning))
+    return attrs.evolve(
+        signals,
+        meaning=np.zeros_like(signals.meaning),
+        parts=signals.parts and _no_network(signals.parts),
+    )
 
 
 PARTS: Final[Mapping[str, Callable[[Signals], Signals]]] = {

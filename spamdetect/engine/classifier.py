@@ -12,7 +12,7 @@ import math
 import os
 from collections.abc import Mapping
 from importlib import resources
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 import numpy as np
@@ -22,7 +22,7 @@ from spamdetect.engine import concepts, native
 from spamdetect.engine.characters import code_points
 from spamdetect.engine.concepts import Lexicon
 from spamdetect.engine.container import Container, read, unpack
-from spamdetect.engine.features import Hashes, table_size, text_buckets
+from spamdetect.engine.features import Hashes, folded, in_words, table_size, text_buckets
 from spamdetect.engine.meaning import Network
 from spamdetect.engine.profiles import Profile, read_profiles
 from spamdetect.engine.results import ModelError
@@ -31,6 +31,9 @@ from spamdetect.engine.traits import traits, traits_size
 FILE_NAME = "spam.model"
 KIND = "spam"
 FORMAT = 5
+
+
+Score = TypeVar("Score", float, NDArray[np.float64])
 
 
 @attrs.frozen
@@ -47,10 +50,14 @@ class Blend:
     grams: float
     meaning: float
 
-    def probability(self, grams: float, meaning: float) -> float:
-        """The calibrated probability of spam."""
-        odds = self.offset + self.grams * grams + self.meaning * meaning
-        return 1.0 / (1.0 + math.exp(-max(-60.0, min(60.0, odds))))
+    def odds(self, grams: Score, meaning: Score) -> Score:
+        """The calibrated log-odds of spam, of one text or of many."""
+        return self.offset + self.grams * grams + self.meaning * meaning
+
+
+def probability(odds: float) -> float:
+    """The probability that log-odds stand for."""
+    return 1.0 / (1.0 + math.exp(-max(-60.0, min(60.0, odds))))
 
 
 @attrs.frozen
@@ -80,10 +87,11 @@ class SpamModel:
     threshold: float
     version: str
     profiles: Mapping[str, Profile]
-    _arrays: Any = attrs.field(init=False, repr=False)
+    _seen: NDArray[np.uint64] = attrs.field(init=False, repr=False)
+    """One bit for each bucket, for the compiled `gram_sums`; all zero between calls."""
 
     def __attrs_post_init__(self) -> None:
-        object.__setattr__(self, "_arrays", native.arrays(self.weights))
+        object.__setattr__(self, "_seen", np.zeros(self.weights.size // 64 + 1, np.uint64))
 
     def traits(self, structure: list[int], marked: str, language: str) -> list[int]:
         """The traits of a text.
@@ -95,8 +103,8 @@ class SpamModel:
         """
         return traits(structure, self.lexicon.find(marked, language))
 
-    def probability(self, readable: str, on: list[int]) -> float:
-        """The calibrated probability of spam for one text.
+    def odds(self, readable: str, on: list[int]) -> float:
+        """The calibrated log-odds of spam for one text.
 
         Args:
             readable: the normalised text, which begins and ends with a space.
@@ -106,16 +114,17 @@ class SpamModel:
 
     def gram_sums(self, readable: str) -> tuple[int, int]:
         """The sum of the weights of a text's different n-grams, and how many there are."""
+        codes = code_points(readable)
         if native.compiled is not None:
             found: tuple[int, int] = native.compiled.gram_sums(
-                native.tables(), self._arrays, readable
+                in_words(), self.weights, self._seen, folded(codes)
             )
             return found
-        held = self.weights[unique_buckets(text_buckets(code_points(readable), self.bits))]
+        held = self.weights[unique_buckets(text_buckets(codes, self.bits))]
         return int(held.sum(dtype=np.int64)), held.size
 
     def combine(self, total: float, size: int, on: list[int]) -> float:
-        """The probability from the sum of the int8 weights of ``size`` different buckets.
+        """The log-odds from the sum of the int8 weights of ``size`` different buckets.
 
         Args:
             total: that sum.
@@ -124,7 +133,7 @@ class SpamModel:
         """
         meaning, structural = self.network.judge(on)
         grams = total * self.scale / float(max(1, size) ** self.power) + structural
-        return self.blend.probability(grams, meaning)
+        return self.blend.odds(grams, meaning)
 
 
 def unique_buckets(buckets: Hashes) -> Hashes:

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import add
-from typing import Any, Final
+from typing import Final
 
 import attrs
 
-from spamdetect.engine import native
 from spamdetect.engine.naming import DENSE, DENSE_RUN, WORD
 
 _REMEMBERED: Final = 1 << 14
@@ -79,9 +78,6 @@ class Lexicon:
         self._languages = [language for _, language in cells]
         self._matcher = Matcher(list(self.cells.values()))
 
-    def __reduce__(self) -> tuple[type[Lexicon], tuple[dict[tuple[str, str], tuple[str, ...]]]]:
-        return Lexicon, (self.cells,)  # the compiled part cannot be copied to other processes
-
     def find(self, text: str, language: str = "") -> list[int]:
         """The numbers of the concepts that a text names, ascending.
 
@@ -105,12 +101,11 @@ class Matcher:
     """
 
     __slots__ = (
-        "_compiled", "_dense", "_ends", "_exact", "_known", "_last", "_parts", "_prefixes", "_root",
-        "_starts", "_suffixes", "patterns",
+        "_dense", "_ends", "_exact", "_known", "_last", "_parts", "_prefixes", "_root", "_starts",
+        "_suffixes",
     )  # fmt: skip
 
     def __init__(self, patterns: Sequence[Sequence[str]]) -> None:
-        self.patterns = patterns
         self._exact: dict[str, _Entry] = {}
         self._prefixes: dict[str, _Entry] = {}
         self._suffixes: dict[str, _Entry] = {}
@@ -118,19 +113,13 @@ class Matcher:
         self._parts: dict[str, int] = {}
         self._root = _Node()
         self._known = _Memory(self._look_up)
-        self._compiled: Any = None
         for concept, found in enumerate(patterns):
             alone: _Entry = ((concept,), ())
             for pattern in found:
                 if not pattern.isascii() and DENSE.search(pattern):
                     self._add_dense(pattern, concept)
-                elif native.compiled is None:
+                else:
                     self._add(pattern, concept, alone)
-        if native.compiled is not None:
-            self._compiled = native.compiled.Lexicon([
-                [pattern for pattern in found if pattern.isascii() or not DENSE.search(pattern)]
-                for found in patterns
-            ])  # fmt: skip
         self._starts = _lengths(self._prefixes)
         self._ends = {
             head[::-1]: lengths
@@ -140,10 +129,6 @@ class Matcher:
 
     def find(self, text: str) -> list[int]:
         """The numbers of the lists that match, ascending."""
-        if self._compiled is not None:
-            named: list[int]
-            named, is_dense = self._compiled.find(native.tables(), text)
-            return self._with_dense(text, set(named)) if is_dense and self._dense else named
         found: set[int] = set()
         reached: Sequence[_Node] = ()
         for entry in map(self._known.__getitem__, WORD.findall(text)):

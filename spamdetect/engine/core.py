@@ -12,6 +12,7 @@ from spamdetect.engine.counts import Counts, count
 from spamdetect.engine.explain import explain as explain_text
 from spamdetect.engine.language import certain
 from spamdetect.engine.normalise import Normalised, normalise
+from spamdetect.engine.parts import parts, with_parts
 from spamdetect.engine.profiles import Profile, resolve
 from spamdetect.engine.results import (
     LANGUAGE_UNKNOWN,
@@ -35,13 +36,18 @@ _EMPTY = Verdict(is_spam=False, ham_score=1.0, spam_score=0.0)
 
 
 class _Reading(NamedTuple):
-    """One text, read once."""
+    """One text, read once.
+
+    Attributes:
+        text: what is read of it.
+        length: of the text as received.
+    """
 
     text: str
+    length: int
     normalised: Normalised
     counts: Counts
     language: Language
-    truncated: bool
 
 
 class Engine:
@@ -119,12 +125,17 @@ class Engine:
     def predict(self, text: str) -> Analysis:
         """Analyse one text: everything `preprocess` gives, and the verdict."""
         reading = self._read(text)
-        found = reading.normalised
-        chance = None
-        if found.marked:
-            chance = self._model.probability(found.readable, self._traits(reading))
+        odds = None
+        if reading.normalised.marked:
+            each = [self._odds(part) for part in self._parts(reading)]
+            odds = with_parts(self._odds(reading), each)
         return self._analysis(
-            text, found, reading.counts.words, reading.language, chance, reading.truncated
+            text,
+            reading.normalised,
+            reading.counts.words,
+            reading.language,
+            odds,
+            len(text) > MAX_READ,
         )
 
     def predict_many(self, texts: Sequence[str]) -> list[Analysis]:
@@ -168,12 +179,12 @@ class Engine:
             for each, found, spoken in zip(structures, normalised, languages, strict=True)
         ]
         sums = [model.gram_sums(text) for text in [found.readable for found in normalised]]
-        chances = [
+        odds = [
             model.combine(*grams, traits) if found.marked else None
             for found, grams, traits in zip(normalised, sums, on, strict=True)
         ]
         words = [counted.words for counted in counts]
-        return list(map(self._analysis, texts, normalised, words, languages, chances))
+        return list(map(self._analysis, texts, normalised, words, languages, odds))
 
     def explain(self, text: str, *, top: int = 10) -> list[Reason]:
         """The features that moved the verdict most, strongest first.
@@ -185,24 +196,30 @@ class Engine:
         reading = self._read(text)
         if not reading.normalised.marked:
             return []
-        on = self._traits(reading)
-        return explain_text(self._model, reading.normalised, on, top=top)
+        read = [(reading.normalised, self._traits(reading))]
+        if parts := self._parts(reading):
+            worst = max(parts, key=self._odds)
+            read.append((worst.normalised, self._traits(worst)))
+        return explain_text(self._model, read, top=top)
+
+    def _odds(self, reading: _Reading) -> float:
+        return self._model.odds(reading.normalised.readable, self._traits(reading))
 
     def _traits(self, reading: _Reading) -> list[int]:
         found = reading.normalised
-        on = structure(found, reading.counts, len(reading.text))
+        on = structure(found, reading.counts, reading.length)
         return self._model.traits(on, found.marked, certain(reading.language))
 
+    def _parts(self, reading: _Reading) -> list[_Reading]:
+        """The parts of a long text that have something to read."""
+        read = map(self._read, parts(reading.text))
+        return [part for part in read if part.normalised.marked]
+
     def _read(self, text: str) -> _Reading:
-        truncated = len(text) > MAX_READ
-        read = text[:_HEAD] + " " + text[_HEAD - MAX_READ :] if truncated else text
-        return _Reading(
-            text,
-            normalise(read),
-            count(text),
-            self._detector.detect(text),
-            truncated,
-        )
+        read = text
+        if len(text) > MAX_READ:
+            read = text[:_HEAD] + " " + text[_HEAD - MAX_READ :]
+        return _Reading(read, len(text), normalise(read), count(text), self._detector.detect(text))
 
     def _analysis(
         self,
@@ -210,13 +227,13 @@ class Engine:
         normalised: Normalised,
         word_count: int,
         detected: Language,
-        chance: float | None,
+        odds: float | None,
         truncated: bool = False,
     ) -> Analysis:
-        if chance is None:
+        if odds is None:
             verdict, error_code = _EMPTY, TEXT_EMPTY
         else:
-            spam_score = round(chance, 6)
+            spam_score = round(classifier.probability(odds), 6)
             verdict = Verdict(spam_score >= self.threshold, round(1.0 - spam_score, 6), spam_score)
             error_code = ""
             if truncated:

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from spamdetect.engine import native
 from spamdetect.engine.characters import KINDS, SCRIPTS, character_tables, code_points
 from spamdetect.engine.words import count_words
 
@@ -27,8 +26,6 @@ class Counts(NamedTuple):
 
 def count(text: str) -> Counts:
     """Count the characters and words of a text."""
-    if native.compiled is not None:
-        return Counts._make(native.compiled.count(native.tables(), text))
     tables = character_tables()
     codes = code_points(text)
     kinds = np.bincount(tables.kind[codes], minlength=KINDS)

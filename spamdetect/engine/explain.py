@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -28,7 +29,9 @@ _LONGEST_PIECE: Final = 12
 _EDGES: Final = {**dict(GROUPS), **dict(LINK_GROUPS), "concepts named": NAMED_EDGES}
 
 
-def explain(model: SpamModel, normalised: Normalised, on: list[int], *, top: int) -> list[Reason]:
+def explain(
+    model: SpamModel, read: Sequence[tuple[Normalised, list[int]]], *, top: int
+) -> list[Reason]:
     """The strongest reasons first.
 
     The weight of a word is what the score loses without the word's own n-grams; n-grams that span
@@ -37,17 +40,31 @@ def explain(model: SpamModel, normalised: Normalised, on: list[int], *, top: int
 
     Args:
         model: the classifier.
-        normalised: the text.
-        on: its active traits.
+        read: the text and its active traits, and for a long text its worst part and its own; the
+            reasons of these count half each.
         top: the maximum number of reasons.
     """
+    weights: dict[str, float] = {}
+    for normalised, on in read:
+        for feature, weight in _weights(model, normalised, on).items():
+            weights[feature] = weights.get(feature, 0.0) + weight / len(read)
+    strongest = sorted(weights.items(), key=lambda item: (-abs(item[1]), item[0]))
+    return [
+        Reason(feature, weight, described(feature, weight))
+        for feature, weight in strongest[: max(0, top)]
+        if weight
+    ]
+
+
+def _weights(model: SpamModel, normalised: Normalised, on: list[int]) -> dict[str, float]:
+    """By how much each trait and each word moves the log-odds."""
     buckets = unique_buckets(text_buckets(code_points(normalised.readable), model.bits))
     slope, worth = model.blend.grams, model.blend.meaning
     names = trait_names(model.lexicon.names)
-    reasons = []
-    for index, (meaning, structural) in zip(on, model.network.losses(on), strict=True):
-        weight = structural * slope + meaning * worth
-        reasons.append(Reason(names[index], weight, describe_trait(names[index], weight)))
+    found = {
+        names[index]: structural * slope + meaning * worth
+        for index, (meaning, structural) in zip(on, model.network.losses(on), strict=True)
+    }
     unit = model.scale * slope / max(1, buckets.size) ** model.power
     seen: dict[str, float] = {}
     for match in _PIECE.finditer(normalised.marked):
@@ -56,11 +73,7 @@ def explain(model: SpamModel, normalised: Normalised, on: list[int], *, top: int
                 own = unique_buckets(text_buckets(code_points(f" {word} "), model.bits))
                 own = np.intersect1d(own, buckets, assume_unique=True)
                 seen[word] = int(model.weights[own].sum(dtype=np.int64)) * unit
-    for word, weight in seen.items():
-        shown = _NAMED.get(word, word)
-        reasons.append(Reason(f'words:"{shown}"', weight, describe_word(shown, weight)))
-    reasons.sort(key=lambda reason: (-abs(reason.weight), reason.feature))
-    return [reason for reason in reasons if reason.weight][: max(0, top)]
+    return found | {f'words:"{_NAMED.get(word, word)}"': weight for word, weight in seen.items()}
 
 
 def pieces(model: SpamModel, word: str) -> list[str]:
@@ -90,14 +103,11 @@ def pieces(model: SpamModel, word: str) -> list[str]:
     return found
 
 
-def describe_word(word: str, weight: float) -> str:
-    """A sentence about a word of the text."""
-    return f'"{word}" is more usual in {_side(weight)}'
-
-
-def describe_trait(name: str, weight: float) -> str:
-    """A sentence about a trait."""
-    group, _, bucket = name.partition(":")
+def described(feature: str, weight: float) -> str:
+    """A sentence about a trait or a word of the text."""
+    group, _, bucket = feature.partition(":")
+    if group == "words":
+        return f"{bucket} is more usual in {_side(weight)}"
     if group == "concept":
         return f"the text speaks of: {bucket.replace('_', ' ')}, more usual in {_side(weight)}"
     if group == "link to":

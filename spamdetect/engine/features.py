@@ -7,6 +7,7 @@ is modulo 2^32; the top bits of a multiplicative mix are the bucket.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Final
 
 import numpy as np
@@ -44,8 +45,8 @@ _POWERS_OF_WINDOW: Final = np.array(
     ],
     np.uint32,
 )
-WORD_KINDS: Final = np.zeros(32, bool)
-WORD_KINDS[
+_WORD_KINDS: Final = np.zeros(32, bool)
+_WORD_KINDS[
     [
         Kind.UPPER,
         Kind.LOWER,
@@ -58,6 +59,12 @@ WORD_KINDS[
         Kind.OTHER,
     ]
 ] = True
+
+
+@cache
+def in_words() -> NDArray[np.bool_]:
+    """For each code point, whether it is part of a word."""
+    return _WORD_KINDS[character_tables().kind]
 
 
 def rolled_hashes(codes: Hashes, longest: int) -> list[Hashes]:
@@ -151,7 +158,7 @@ def word_hashes(codes: Hashes) -> tuple[Hashes, NDArray[np.intp]]:
     Args:
         codes: code points that begin and end with a space.
     """
-    is_word = WORD_KINDS[character_tables().kind[codes]]
+    is_word = in_words()[codes]
     edges = (is_word[1:] != is_word[:-1]).nonzero()[0]
     starts, ends = edges[0::2], edges[1::2]
     return between_hashes(codes, starts, ends), starts

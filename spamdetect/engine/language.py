@@ -6,7 +6,6 @@ import math
 import os
 import unicodedata
 from collections.abc import Mapping, Sequence
-from functools import cache
 from importlib import resources
 from typing import Any, Final
 
@@ -81,20 +80,14 @@ class ScriptModel:
     bias: Doubles
     power: float
     temperature: tuple[float, float]
-    _arrays: Any = attrs.field(init=False, repr=False)
-
-    def __attrs_post_init__(self) -> None:
-        numbers = np.array([self.scale, self.power, *self.temperature])
-        object.__setattr__(self, "_arrays", native.arrays(self.weights, self.bias, numbers))
-
-    def best_of(self, letters: bytes) -> tuple[int, float]:
-        """`best`, by the compiled twin and for what it reads."""
-        assert native.compiled is not None
-        found: tuple[int, float] = native.compiled.best_language(self._arrays, letters)
-        return found
 
     def best(self, letters: NDArray[np.uint32]) -> tuple[int, float]:
         """The index of a text's likeliest language, and its probability."""
+        if native.compiled is not None:
+            found: tuple[int, float] = native.compiled.best_language(
+                self.weights, self.bias, letters, self.scale, self.power, *self.temperature
+            )
+            return found
         hashes, meant = letter_hashes(letters)
         buckets = hashes[meant] >> np.uint32(32 - self.bits)
         # As float32 the sum is exact, and many times faster than over int8.
@@ -143,21 +136,19 @@ class LanguageModel:
 
     def detect(self, text: str) -> Language:
         """The language of a text; links and digits are not read."""
-        return self._of_letters(*(_compiled_letters(text) or read_letters(text)))
+        return self._of_letters(*read_letters(text))
 
     def detect_many(self, texts: Sequence[str]) -> list[Language]:
         """`detect` for each text, in order; see `Engine.predict_many`."""
-        read = [_compiled_letters(text) or read_letters(text) for text in texts]
+        read = [read_letters(text) for text in texts]
         return [self._of_letters(*each) for each in read]
 
-    def _of_letters(self, letters: NDArray[np.uint32] | bytes, group: str, size: int) -> Language:
+    def _of_letters(self, letters: NDArray[np.uint32], group: str, size: int) -> Language:
         if not size:
             return UNKNOWN
         model = self.scripts.get(group)
         if model is None:
             return self.alone(group, size)
-        if isinstance(letters, bytes):
-            return self.answer(model, *model.best_of(letters), size)
         return self.answer(model, *model.best(letters), size)
 
     def alone(self, group: str, size: int) -> Language:
@@ -174,26 +165,8 @@ class LanguageModel:
         return Language(name, round(probability, 6), reliable)
 
 
-@cache
-def _scripts() -> Any:
-    """The script that the letters of each script count as, and how many letters one is worth."""
-    return native.arrays(JOIN.argmax(axis=1).astype(np.uint8), _WORTH.astype(np.uint8))
-
-
 def _ones(size: int) -> NDArray[np.float32]:
     return _ONES[:size] if size <= _ONES.size else np.ones(size, np.float32)
-
-
-def _compiled_letters(text: str) -> tuple[bytes, str, int] | None:
-    """`read_letters` by the compiled twin, if there is one."""
-    if native.compiled is None:
-        return None
-    tables = native.tables()
-    if len(text) > WINDOW:
-        first = native.compiled.first_letter(tables, text)
-        text = text[first : first + WINDOW]
-    letters, main, size = native.compiled.read_letters(tables, _scripts(), spoken(text))
-    return letters, SCRIPTS[main], size
 
 
 def read_letters(text: str) -> tuple[NDArray[np.uint32], str, int]:

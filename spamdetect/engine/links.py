@@ -7,10 +7,6 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Final
 
-from spamdetect.engine import native
-
-LINKS: Final = 1  # the bit of the compiled `hints`
-
 # Top-level domains that make a bare name an address. Others count only if a path follows.
 BARE_TLDS = (
     "com|net|org|info|biz|io|co|me|ru|cn|uk|de|fr|in|us|eu|ly|tk|ml|ga|cf|gq|xyz|top|club|site|"
@@ -72,9 +68,7 @@ RISKY_TLDS = frozenset(_RISKY_TLDS.split())
 
 
 def may_link(text: str) -> bool:
-    """Whether a text may have links, mentions, or dots in brackets that hide them."""
-    if native.compiled is not None:
-        return bool(native.compiled.hints(text) & LINKS)
+    """Whether a text may have links or mentions."""
     return "." in text or "@" in text or "//" in text
 
 

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import attrs
 import numpy as np
 from numpy.typing import NDArray
-
-from spamdetect.engine import native
 
 Sums = NDArray[np.float32]
 
@@ -30,19 +26,13 @@ class Network:
     bias: NDArray[np.float64]
     output: NDArray[np.float64]
     _floats: Sums = attrs.field(init=False, repr=False)
-    _arrays: Any = attrs.field(init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
         # Sums of small integers are exact as float32, and faster.
         object.__setattr__(self, "_floats", self.weights.astype(np.float32))
-        arrays = native.arrays(self.weights, self.scale, self.bias, self.output)
-        object.__setattr__(self, "_arrays", arrays)
 
     def judge(self, on: list[int]) -> tuple[float, float]:
         """`scores` of the active traits of a text."""
-        if native.compiled is not None:
-            found: tuple[float, float] = native.compiled.scores(self._arrays, on)
-            return found
         return self.scores(self.sums(on))
 
     def sums(self, on: list[int]) -> Sums:
@@ -53,9 +43,7 @@ class Network:
     def scores(self, sums: Sums) -> tuple[float, float]:
         """The network's score and the linear classifier's score of the traits, from sums."""
         reached = sums * self.scale + self.bias
-        # Added in order, unlike a dot product, so that the compiled twin gives the same bits.
-        hidden = np.add.accumulate(np.maximum(reached[:-1], 0.0) * self.output)
-        return float(hidden[-1]), float(reached[-1])
+        return float(np.maximum(reached[:-1], 0.0) @ self.output), float(reached[-1])
 
     def losses(self, on: list[int]) -> list[tuple[float, float]]:
         """What both scores lose without each active trait."""

@@ -26,7 +26,6 @@ from typing import Final
 
 import attrs
 
-from spamdetect.engine import native
 from spamdetect.engine.characters import code_points
 from spamdetect.engine.confusables import (
     CYRILLIC_TO_LATIN,
@@ -40,7 +39,7 @@ from spamdetect.engine.confusables import (
     ONLY_GREEK,
     ONLY_LATIN,
 )
-from spamdetect.engine.links import DOT, LINKS, host_of, replace_links
+from spamdetect.engine.links import DOT, host_of, may_link, replace_links
 from spamdetect.engine.odd import (
     ACCENT_RUN,
     INVISIBLE_RUN,
@@ -77,11 +76,6 @@ _LEET_NEAR: Final = re.compile(
     r"[0134578@$!|]{1,2}(?=[^\W\d_])"
 )
 _WORDS_PER_LEET: Final = 12
-_LETTERS_APART: Final = 2
-_LEET_SIGNS: Final = 4
-_ANYTHING: Final = 7
-_REPLACED: Final = 1
-_MANY_MARKS: Final = 2
 _NUMBER: Final = re.compile(r"\d{2,12}")
 _WORD: Final = re.compile(r"[^\W\d_]+")
 _CYRILLIC: Final = re.compile("[\u0400-\u052f]")
@@ -152,46 +146,18 @@ def normalise(text: str) -> Normalised:
     Args:
         text: any string, lone surrogates and NUL included.
     """
-    text, found = _read(text)
-    if native.compiled is not None:
-        _finish_compiled(text, found)
-    else:
-        _finish(text, found)
-    return found
-
-
-def _read(text: str) -> tuple[str, Normalised]:
-    """All steps but the last."""
     found = Normalised([], [])
     if "&" in text:
         text, found.entities = _ENTITY.subn(lambda match: html.unescape(match.group()), text)
     text = text.lower() if text.isascii() else plain(text)
-    needs = _hints(text)
-    if needs & LINKS and ("." in text or "@" in text or "//" in text):
+    if may_link(text):
         text = _replace_links(text, found)
-        needs = _hints(text)
-    if needs & _LETTERS_APART and _APART.search(text):
+    if _APART.search(text):
         text, found.spaced = _SPACED.subn(_join, text)
-        needs = _ANYTHING
     if not text.isascii():
         text = _fold_scripts(text, found)
-    return _undo_leet(text, found) if needs & _LEET_SIGNS else text, found
-
-
-def _hints(text: str) -> int:
-    """Which steps may change a text: `LINKS`, `_LETTERS_APART` and `_LEET_SIGNS` as bits."""
-    if native.compiled is None:
-        return _ANYTHING
-    found: int = native.compiled.hints(text)
+    _finish(_undo_leet(text, found), found)
     return found
-
-
-def _finish_compiled(text: str, found: Normalised) -> None:
-    """`_finish` by its compiled twin, for texts of any length."""
-    assert native.compiled is not None
-    found.marked, found.repeats = native.compiled.shape(native.tables(), text)
-    if "0" in found.marked:
-        found.numbers = _NUMBER.findall(text)[:NUMBERS_READ]
 
 
 def _finish(text: str, found: Normalised) -> None:
@@ -212,36 +178,18 @@ def _finish(text: str, found: Normalised) -> None:
 
 def plain(text: str) -> str:
     """Lower case NFKC without controls, invisible characters, accents and look-alikes."""
-    odd = _oddities(text)
-    if odd & _REPLACED and TO_CLEAN.search(text):
-        odd = _ANYTHING
+    if TO_CLEAN.search(text):
         text = UNWANTED_CHARACTER.sub(" ", text)
         text = INVISIBLE_RUN.sub("", text)
         text = ACCENT_RUN.sub("", text)
-    if odd & _MANY_MARKS and TOO_MANY_MARKS.search(text):
-        text = TOO_MANY_MARKS.sub(r"\1", text)
-    text = _unaccented(unicodedata.normalize("NFKD", text))
+    text = TOO_MANY_MARKS.sub(r"\1", text)
+    text = ACCENT_RUN.sub("", unicodedata.normalize("NFKD", text))
     if "Ν" in text or "Υ" in text or "Η" in text or "Μ" in text:
         text = _WORD.sub(_plain_capitals, text)
     text = unicodedata.normalize("NFKC", text).lower()
-    if _oddities(text) & _REPLACED and TO_FINISH.search(text):
+    if TO_FINISH.search(text):
         text = INVISIBLE_RUN.sub("", ACCENT_RUN.sub("", text)).translate(LOOKALIKES)
     return text
-
-
-def _oddities(text: str) -> int:
-    """What `plain` may have to do: `_REPLACED` and `_MANY_MARKS` as bits."""
-    if native.compiled is None:
-        return _ANYTHING
-    found: int = native.compiled.oddities(native.tables(), text)
-    return found
-
-
-def _unaccented(text: str) -> str:
-    if native.compiled is None:
-        return ACCENT_RUN.sub("", text)
-    found: str = native.compiled.unaccented(text)
-    return found
 
 
 def _plain_capitals(match: re.Match[str]) -> str:
@@ -330,9 +278,6 @@ def _letters(text: str) -> tuple[int, int, int] | None:
 
     None if the text mixes none of these scripts.
     """
-    if native.compiled is not None:
-        has_latin, has_greek, has_cyrillic, latin, greek, cyrillic = native.compiled.letters(text)
-        return (latin, greek, cyrillic) if has_latin + has_greek + has_cyrillic > 1 else None
     if not _LATIN.search(text):
         if not (_GREEK.search(text) and _CYRILLIC.search(text)):
             return None

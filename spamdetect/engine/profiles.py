@@ -17,9 +17,9 @@ class Profile:
 
     Attributes:
         threshold: spam from this probability on.
-        false_alarms: share of ordinary messages taken for spam, in cross-validation; None if not
-            measured.
-        recall: share of spam found in the same texts; None if not measured.
+        false_alarms: share of a stranger's ordinary messages that is expected to be taken for
+            spam, see `spamdetect.training.calibrate.expected`; None if not measured.
+        recall: share of spam found, the mean over the same sources; None if not measured.
     """
 
     threshold: float

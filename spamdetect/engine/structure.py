@@ -5,12 +5,8 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
-from functools import cache
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
-
-from spamdetect.engine import native
 from spamdetect.engine.characters import SCRIPTS, Kind
 from spamdetect.engine.counts import Counts
 from spamdetect.engine.links import host_kind, link_form
@@ -158,31 +154,16 @@ def structure(normalised: Normalised, counts: Counts, length: int) -> list[int]:
 
 def features(values: tuple[float, ...]) -> list[int]:
     """The feature of each of the quantities in `GROUPS`."""
-    if native.compiled is not None:
-        found: list[int] = native.compiled.features(_edge_arrays(), values)
-        return found
     return [
         offset + bisect_right(edges, value) if value else offset
         for (offset, edges), value in zip(_PLAN, values, strict=True)
     ]
 
 
-@cache
-def _edge_arrays() -> Any:
-    sizes = [len(edges) for _, edges in GROUPS]
-    edges = np.array([edge for _, edges in GROUPS for edge in edges], np.float64)
-    return native.arrays(edges, np.cumsum(sizes, dtype=np.int64))
-
-
 def _of_digits(marked: str, digits: int) -> tuple[int, int, int, int]:
     """The phone numbers, the longest number, the amounts of money and the percentages."""
     if not digits and "0" not in marked:
         return 0, 0, 0, 0
-    if native.compiled is not None:
-        phones, longest, money, percent, words = native.compiled.digits(marked)
-        if words:
-            money += len(_MONEY_WORD.findall(marked))
-        return phones if digits >= 7 else 0, longest, money, percent
     return (
         len(_PHONE.findall(marked)) if digits >= 7 else 0,
         max(map(len, _NUMBER.findall(marked)), default=0),

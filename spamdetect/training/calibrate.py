@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 
 from spamdetect.engine.classifier import Blend
+from spamdetect.engine.parts import with_parts
 from spamdetect.engine.profiles import Profile
 from spamdetect.training.corpus import Corpus, Flags
 from spamdetect.training.fit import Floats, Signals
@@ -21,8 +22,8 @@ SENT_SHARE: Final = 300.0  # the weight of a source, in texts, whatever its size
 NOTICE_SHARE: Final = 200.0  # of a group of notices
 FOLD_SHARE: Final = 1500.0
 FALSE_ALARMS: Final = {"strict": 0.15, "quiet": 0.01}
-"""Share of ordinary messages of an unseen source in an unseen language that may be taken for spam.
-``balanced`` is the model's own threshold."""
+"""Share of ordinary messages that may be taken for spam, see `expected`; ``balanced`` is the
+model's own threshold."""
 
 
 @attrs.frozen
@@ -94,9 +95,13 @@ def blend(data: Corpus, held: Sequence[HeldOut], without: Flags | None = None) -
 
 
 def probabilities(mixed: Blend, signals: Signals) -> Floats:
-    """The calibrated probabilities of spam."""
-    odds = mixed.offset + mixed.grams * signals.grams + mixed.meaning * signals.meaning
-    return 1.0 / (1.0 + np.exp(-np.clip(odds, -60.0, 60.0)))
+    """The calibrated probabilities of spam, of long texts with their parts."""
+    odds = mixed.odds(signals.grams, signals.meaning)
+    if signals.parts is not None:
+        of_parts = mixed.odds(signals.parts.grams, signals.parts.meaning)
+        for text in np.unique(signals.owner).tolist():
+            odds[text] = with_parts(odds[text], of_parts[signals.owner == text].tolist())
+    return np.asarray(1.0 / (1.0 + np.exp(-np.clip(odds, -60.0, 60.0))))
 
 
 def judged(data: Corpus, held: Sequence[HeldOut]) -> list[Floats]:
@@ -140,7 +145,7 @@ def profiles(
         "quiet": max(threshold, threshold_of(ham, FALSE_ALARMS["quiet"])),
     }
     return {
-        name: Profile(value, _share(ham, value), _share(spam, value))
+        name: Profile(value, expected(ham, value) if ham else None, _found(spam, value))
         for name, value in thresholds.items()
     }
 
@@ -150,16 +155,30 @@ def threshold_of(ham: Sequence[Floats], share: float) -> float:
 
     Args:
         ham: the probabilities of the ordinary messages of each source.
-        share: of the mean over sources.
+        share: see `expected`.
     """
     steps = np.concatenate((np.arange(0.01, 0.99, 0.01), np.arange(0.99, 0.9999, 0.0001)))
     for step in steps.round(4).tolist():
-        if (_share(ham, step) or 0.0) <= share:
+        if not ham or expected(ham, step) <= share:
             return float(step)
     return 1.0
 
 
-def _share(groups: Sequence[Floats], threshold: float) -> float | None:
-    if not groups:
+def expected(ham: Sequence[Floats], threshold: float) -> float:
+    """The share of the next stranger's ordinary messages that is expected to reach a threshold.
+
+    It is the mean over the known sources with the worst counted twice: a threshold fits the sources
+    that it was chosen by, and the next may be like the worst of them.
+
+    Args:
+        ham: the probabilities of the ordinary messages of each source.
+        threshold: spam from this probability on.
+    """
+    shares = [float((each >= threshold).mean()) for each in ham]
+    return round((sum(shares) + max(shares)) / (len(shares) + 1), 4)
+
+
+def _found(spam: Sequence[Floats], threshold: float) -> float | None:
+    if not spam:
         return None
-    return round(float(np.mean([(each >= threshold).mean() for each in groups])), 4)
+    return round(float(np.mean([(each >= threshold).mean() for each in spam])), 4)

@@ -21,6 +21,7 @@ from spamdetect.engine.counts import count
 from spamdetect.engine.features import table_size, text_buckets
 from spamdetect.engine.language import LanguageModel, certain
 from spamdetect.engine.normalise import normalise
+from spamdetect.engine.parts import parts
 from spamdetect.engine.structure import structure
 from spamdetect.engine.traits import traits, traits_size
 from spamdetect.training import lexicon as lexicons
@@ -82,11 +83,15 @@ class Corpus(Labelled):
     Attributes:
         features: of the texts, then of the copies.
         owner: for each row of the features, the number of the text that it belongs to.
+        parts: the features of the parts of long texts.
+        part_owner: for each part, the number of its text.
         lexicon: the lexicon of concepts.
     """
 
     features: Features
     owner: NDArray[np.intp]
+    parts: Features
+    part_owner: NDArray[np.intp]
     lexicon: Lexicon
 
 
@@ -99,11 +104,14 @@ def corpus(rows: Sequence[SpamRow], seed: int, progress: Progress = silent) -> C
     """Compute the features of texts and of their copies."""
     lexicon, detector = lexicons.shipped(), language.load()
     texts, owner = copies(rows, seed)
+    split = [parts(row.text) for row in rows]
     return Corpus(
         texts=rows,
         languages=_languages(rows, detector),
         features=read([*(row.text for row in rows), *texts], lexicon, detector, progress),
         owner=np.array([*range(len(rows)), *owner]),
+        parts=read([part for each in split for part in each], lexicon, detector),
+        part_owner=np.repeat(np.arange(len(rows)), [len(each) for each in split]),
         lexicon=lexicon,
     )
 
@@ -126,7 +134,7 @@ def read(
 
 def _rows(columns: Sequence[NDArray[Any]], width: int) -> Any:
     starts = np.cumsum([0, *(row.size for row in columns)], dtype=np.int32)
-    joined = np.concatenate(columns).astype(np.int32)
+    joined = np.concatenate([np.zeros(0, np.int32), *columns]).astype(np.int32)
     return csr_array((np.ones(joined.size, np.float32), joined, starts), (len(columns), width))
 
 

@@ -52,19 +52,29 @@ CLIP: Final = 0.9995
 
 @attrs.frozen
 class Signals:
-    """The scores that a fit gives some texts.
+    """The scores that a fit gives some texts, or parts of texts.
 
     Attributes:
         grams: of n-grams and traits.
         meaning: of the network.
+        parts: of the parts of long texts.
+        owner: for each part, the place of its text here.
     """
 
     grams: Floats
     meaning: Floats
+    parts: Signals | None = None
+    owner: NDArray[np.intp] = attrs.field(factory=lambda: np.zeros(0, np.intp))
 
-    def rows(self, chosen: NDArray[Any]) -> Signals:
+    def rows(self, chosen: Flags) -> Signals:
         """The signals of some of the texts."""
-        return Signals(self.grams[chosen], self.meaning[chosen])
+        kept = chosen[self.owner]
+        return Signals(
+            self.grams[chosen],
+            self.meaning[chosen],
+            self.parts and self.parts.rows(kept),
+            (np.cumsum(chosen) - 1)[self.owner[kept]],
+        )
 
 
 @attrs.frozen
@@ -133,7 +143,7 @@ def fit_many(
     Args:
         data: the texts.
         chosen: for each fit, which texts it is made of.
-        asked: for each fit, the texts that it judges.
+        asked: for each fit, the texts that it judges, ascending.
         seed: seeds the fits.
         jobs: how many processes share them.
         progress: receives the progress.
@@ -150,7 +160,13 @@ def fit_many(
 
 def _signals(data: Corpus, chosen: Flags, asked: NDArray[np.intp], seed: int) -> Signals:
     with threadpool_limits(1):  # the order in which threads add decides the last bits
-        return fit(data, chosen, seed).signals(data.features.rows(asked))
+        fitted = fit(data, chosen, seed)
+        inside = np.flatnonzero(np.isin(data.part_owner, asked))
+        return attrs.evolve(
+            fitted.signals(data.features.rows(asked)),
+            parts=fitted.signals(data.parts.rows(inside)),
+            owner=np.searchsorted(asked, data.part_owner[inside]),
+        )
 
 
 def text_weights(data: Corpus, rows: NDArray[np.intp]) -> Floats:

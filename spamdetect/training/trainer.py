@@ -21,7 +21,7 @@ from spamdetect.training.fit import POWER, fit, fit_many
 from spamdetect.training.left_out import folds, strangers
 from spamdetect.training.made import made_rows
 
-VERSION: Final = "3.0.0"
+VERSION: Final = "3.1.0"
 THRESHOLD: Final = 0.5
 FOLDS_TRIED: Final = 2  # for the calibration; more change nothing
 

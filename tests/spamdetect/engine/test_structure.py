@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spamdetect.engine.counts import count
-from spamdetect.engine.explain import describe_trait
+from spamdetect.engine.explain import described
 from spamdetect.engine.links import link_form
 from spamdetect.engine.normalise import normalise
 from spamdetect.engine.structure import LINK_GROUPS, STRUCTURE_NAMES, structure
@@ -61,4 +61,4 @@ def test_each_link_is_in_one_bucket_of_each_group() -> None:
     ],
 )
 def test_a_reason_says_how_the_link_is_built(name: str, said: str) -> None:
-    assert describe_trait(name, 1.0).startswith(said)
+    assert described(name, 1.0).startswith(said)

@@ -11,19 +11,25 @@ from spamdetect.engine import Engine, classifier, language
 from spamdetect.engine.results import Language
 from spamdetect.training import calibrate, fit, softmax, trainer
 from spamdetect.training.attacks import ATTACKS
-from spamdetect.training.corpus import Corpus, corpus
+from spamdetect.training.corpus import Corpus, corpus, silent
 from spamdetect.training.dataset import DataError, SpamRow
 from spamdetect.training.evaluate import ece, scores
 from spamdetect.training.mirror import COPIES, MIRROR
 
+SAID = "win a free prize, call now", "see you at lunch in the garden"
+
 
 def rows() -> list[SpamRow]:
     random = Random(2)
-    said = ("win a free prize, call now", "see you at lunch in the garden")
     return [
-        SpamRow(f"{said[n % 2]} {random.choice('abcdefgh')}", n % 2 == 0, f"s{n % 3}", n % 5, "en")
+        SpamRow(f"{SAID[n % 2]} {random.choice('abcdefgh')}", n % 2 == 0, f"s{n % 3}", n % 5, "en")
         for n in range(120)
     ] + [SpamRow(f"до завтра {n}", n % 2 == 0, "ru", n % 5, "ru") for n in range(60)]
+
+
+def long_rows() -> list[SpamRow]:
+    texts = ("\n\n".join([SAID[n % 2] * 9, f"bye {n} ", "more words " * 300]) for n in range(12))
+    return [SpamRow(text, n % 3 == 0, "s0", n % 5, "en") for n, text in enumerate(texts)]
 
 
 @pytest.fixture(scope="module")
@@ -31,15 +37,17 @@ def data() -> Corpus:
     return corpus(rows(), 0)
 
 
-def test_the_engine_scores_as_the_fit_does(data: Corpus) -> None:
+def test_the_engine_scores_as_the_fit_does() -> None:
+    data = corpus([*rows(), *long_rows()], 0)
     held = trainer.held_out(data, 0)
     model = trainer.finish(data, held, 0)
     again = classifier.SpamModel(**{name: getattr(model, name) for name in (
         "bits", "weights", "scale", "power", "lexicon", "network", "blend", "threshold", "version",
         "profiles",
     )})  # fmt: skip
-    fitted = fit.fit(data, np.ones(len(data.texts), bool), 0)
-    signals = fitted.signals(data.features.rows(np.arange(len(data.texts))))
+    everything, texts = np.ones(len(data.texts), bool), np.arange(len(data.texts))
+    signals = fit.fit_many(data, [everything], [texts], 0, 1, silent)[0]
+    assert set(signals.owner.tolist()) == set(range(180, 192))
     expected = calibrate.probabilities(model.blend, signals)
     engine = Engine(again, language.load())
     found = [engine.predict(row.text).prediction.spam_score for row in data.texts]
