@@ -97,20 +97,12 @@ def character_tables() -> CharacterTables:
     return CharacterTables(unpack(data, kind="characters", origin=FILE_NAME).arrays)
 
 
-def in_ranges(ranges: Sequence[str]) -> NDArray[np.bool_]:
-    """For each code point, whether it is in one of these ranges.
+def class_of(ranges: Sequence[str]) -> str:
+    """The inside of a character class of a regular expression for ranges of characters.
 
     Args:
         ranges: each the first and the last character of a range.
     """
-    table = np.zeros(CODE_POINTS, bool)
-    for ends in ranges:
-        table[ord(ends[0]) : ord(ends[1]) + 1] = True
-    return table
-
-
-def class_of(ranges: Sequence[str]) -> str:
-    """The inside of a character class of a regular expression for such ranges."""
     return "".join(f"{re.escape(ends[0])}-{re.escape(ends[1])}" for ends in ranges)
 
 

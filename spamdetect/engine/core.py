@@ -25,6 +25,7 @@ from spamdetect.engine.results import (
     Verdict,
 )
 from spamdetect.engine.structure import structure
+from spamdetect.engine.words import count_words
 from spamdetect.thresholds import Threshold
 
 MAX_READ = 100_000
@@ -119,7 +120,7 @@ class Engine:
         """The cleaned text, its statistics and its language."""
         reading = self._read(text)
         return Preprocessed(
-            text, reading.normalised.text, len(text), reading.counts.words, reading.language
+            text, reading.normalised.text, len(text), count_words(text), reading.language
         )
 
     def predict(self, text: str) -> Analysis:
@@ -132,7 +133,6 @@ class Engine:
         return self._analysis(
             text,
             reading.normalised,
-            reading.counts.words,
             reading.language,
             odds,
             len(text) > MAX_READ,
@@ -168,7 +168,7 @@ class Engine:
         """
         model = self._model
         normalised = [normalise(text) for text in texts]
-        languages = self._detector.detect_many(texts)
+        languages = [self._detector.detect(text) for text in texts]
         counts = [count(text) for text in texts]
         structures = [
             structure(found, counted, len(text))
@@ -183,8 +183,7 @@ class Engine:
             model.combine(*grams, traits) if found.marked else None
             for found, grams, traits in zip(normalised, sums, on, strict=True)
         ]
-        words = [counted.words for counted in counts]
-        return list(map(self._analysis, texts, normalised, words, languages, odds))
+        return list(map(self._analysis, texts, normalised, languages, odds))
 
     def explain(self, text: str, *, top: int = 10) -> list[Reason]:
         """The features that moved the verdict most, strongest first.
@@ -225,11 +224,11 @@ class Engine:
         self,
         text: str,
         normalised: Normalised,
-        word_count: int,
         detected: Language,
         odds: float | None,
         truncated: bool = False,
     ) -> Analysis:
+        words = count_words(text)
         if odds is None:
             verdict, error_code = _EMPTY, TEXT_EMPTY
         else:
@@ -240,4 +239,4 @@ class Engine:
                 error_code = TEXT_TRUNCATED
             elif detected.language == "und":
                 error_code = LANGUAGE_UNKNOWN
-        return Analysis(text, normalised.text, len(text), word_count, detected, verdict, error_code)
+        return Analysis(text, normalised.text, len(text), words, detected, verdict, error_code)

@@ -1,4 +1,4 @@
-"""Counts over a text as received: its characters by kind, its main script, its words."""
+"""Counts over a text as received: its characters by kind, and its main script."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import NamedTuple
 import numpy as np
 
 from spamdetect.engine.characters import KINDS, SCRIPTS, character_tables, code_points
-from spamdetect.engine.words import count_words
 
 
 class Counts(NamedTuple):
@@ -16,19 +15,17 @@ class Counts(NamedTuple):
     Attributes:
         kinds: how many characters of each `Kind`.
         script: the script of most letters, as an index into `SCRIPTS`; 0 without letters.
-        words: how many words hold a letter or a digit.
     """
 
     kinds: list[int]
     script: int
-    words: int
 
 
 def count(text: str) -> Counts:
-    """Count the characters and words of a text."""
+    """Count the characters of a text."""
     tables = character_tables()
     codes = code_points(text)
     kinds = np.bincount(tables.kind[codes], minlength=KINDS)
     scripts = np.bincount(tables.script[codes], minlength=len(SCRIPTS))
     main = int(scripts[1:].argmax()) + 1
-    return Counts(kinds.tolist(), main if scripts[main] else 0, count_words(codes))
+    return Counts(kinds.tolist(), main if scripts[main] else 0)

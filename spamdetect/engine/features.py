@@ -31,20 +31,6 @@ _PAIR_SALT: Final = np.uint32(0x3C6EF372)
 _PAIR: Final = np.uint32(0xB5297A4D)
 _SHIFT_16: Final = np.uint32(16)
 _ONE: Final = np.uint32(1)
-_FEW: Final = 300
-_FEWEST: Final = 8
-_PADDING: Final = np.zeros(CHAR_NGRAMS[-1], np.uint32)
-_GRAM_SALTS: Final = np.array([_SALTS[size] for size in CHAR_NGRAMS], np.uint32)
-# Which n-grams that start at the last four positions of a text still end within it.
-_COMPLETE: Final = np.arange(4)[:, None] + np.array(CHAR_NGRAMS) <= 4
-# A window of code points times this gives the hashes of its prefixes.
-_POWERS_OF_WINDOW: Final = np.array(
-    [
-        [0 if at > size else pow(int(_BASE), size - at + (at == 0), 2**32) for size in range(5)]
-        for at in range(5)
-    ],
-    np.uint32,
-)
 _WORD_KINDS: Final = np.zeros(32, bool)
 _WORD_KINDS[
     [
@@ -78,26 +64,6 @@ def rolled_hashes(codes: Hashes, longest: int) -> list[Hashes]:
     return out
 
 
-def ngram_table(codes: Hashes, table: Hashes) -> None:
-    """Write the polynomial hashes of the n-grams of each position into a row of a table.
-
-    Args:
-        codes: code points; at least as many as there are rows and columns together.
-        table: one row for each position, one column for each length from 1.
-    """
-    rows, longest = table.shape
-    if rows <= _FEW:  # one call beats many
-        window = np.ndarray(table.shape, np.uint32, codes, 0, codes.strides * 2)
-        np.matmul(window, _POWERS_OF_WINDOW[:longest, :longest], out=table)
-        return
-    rolled = codes * _BASE
-    table[:, 0] = rolled[:rows]
-    for size in range(1, longest):
-        rolled = rolled[:-1] * _BASE
-        rolled += codes[size:]
-        table[:, size] = rolled[:rows]
-
-
 def folded(codes: Hashes) -> Hashes:
     """The code points with ``l`` as ``i``: ``I`` or ``1`` may stand for either."""
     return np.where(codes == _L, _I, codes)
@@ -111,15 +77,10 @@ def ngram_hashes(codes: Hashes) -> list[Hashes]:
 
 def mix(hashes: Hashes, bits: int) -> Hashes:
     """The bucket of each hash, in place; ``bits`` is the logarithm of the table size."""
-    scatter(hashes)
-    hashes >>= np.uint32(32 - bits)
-    return hashes
-
-
-def scatter(hashes: Hashes) -> None:
-    """Mix the hashes in place, so that their upper bits are buckets."""
     hashes ^= hashes >> _SHIFT_16
     hashes *= _MIX
+    hashes >>= np.uint32(32 - bits)
+    return hashes
 
 
 class PowerTable:
@@ -179,14 +140,6 @@ def pair_hashes(words: Hashes) -> Hashes:
     return words[:-1] * _PAIR + words[1:] + _PAIR_SALT
 
 
-def _few_hashes(codes: Hashes) -> list[Hashes]:
-    """`ngram_hashes` for a short text: another order, fewer calls."""
-    table = np.empty((codes.size, CHAR_NGRAMS[-1]), np.uint32)
-    ngram_table(np.concatenate((codes, _PADDING)), table)
-    grams = table[:, 1:] + _GRAM_SALTS
-    return [grams[:-4].reshape(-1), grams[-4:][_COMPLETE]]
-
-
 def table_size(bits: int) -> int:
     """How many buckets there are: ``2 ** bits`` for characters, half as many for words."""
     return (1 << bits) + (1 << (bits - 1))
@@ -201,7 +154,7 @@ def text_buckets(codes: Hashes, bits: int) -> Hashes:
     """
     codes = folded(codes)
     words, _ = word_hashes(codes)
-    parts = _few_hashes(codes) if _FEWEST <= codes.size <= _FEW else ngram_hashes(codes)
+    parts = ngram_hashes(codes)
     grams = sum(map(len, parts))
     parts += (words + _WORD_SALT, pair_hashes(words))
     hashes = mix(np.concatenate(parts), bits)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib import resources
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from spamdetect.engine import native
 from spamdetect.engine.characters import SCRIPTS, character_tables, code_points
 from spamdetect.engine.container import Container, read, unpack
-from spamdetect.engine.features import between_hashes, ngram_table, scatter
+from spamdetect.engine.features import between_hashes, mix, rolled_hashes
 from spamdetect.engine.links import may_link, replace_links
 from spamdetect.engine.results import Language, ModelError
 
@@ -44,7 +44,6 @@ for _index, _group in enumerate(_GROUP_OF):
 # Anything but a letter becomes a space.
 _ASCII_LETTERS: Final = bytes(c if chr(c).isalpha() else 32 for c in range(128)) + b" " * 128
 _HOPELESS: Final = -40.0
-_ONES: Final = np.ones(1024, np.float32)
 _NO_LETTERS: Final = np.array([], np.uint32)
 
 # For n-grams of 1 to 5 letters, then for words.
@@ -54,9 +53,6 @@ _SALTS: Final = np.array(
 SPACE: Final = np.uint32(32)
 MAX_NGRAM: Final = 5
 _PADDING: Final = np.full(MAX_NGRAM, SPACE)
-_PLACES: Final = np.arange(512)
-# An n-gram reaches its length minus one further; words are recognised by where they start.
-_REACHES: Final = np.array([0, 1, 2, 3, 4, 2**62])
 
 
 @attrs.frozen
@@ -88,10 +84,9 @@ class ScriptModel:
                 self.weights, self.bias, letters, self.scale, self.power, *self.temperature
             )
             return found
-        hashes, meant = letter_hashes(letters)
-        buckets = hashes[meant] >> np.uint32(32 - self.bits)
+        buckets = letter_buckets(letters, self.bits)
         # As float32 the sum is exact, and many times faster than over int8.
-        totals = _ones(buckets.size) @ self.weights.take(buckets, axis=0)
+        totals = np.ones(buckets.size, np.float32) @ self.weights.take(buckets, axis=0)
         logits = totals.astype(np.float64)
         logits *= self.sharpness(buckets.size)
         logits += self.bias
@@ -136,37 +131,17 @@ class LanguageModel:
 
     def detect(self, text: str) -> Language:
         """The language of a text; links and digits are not read."""
-        return self._of_letters(*read_letters(text))
-
-    def detect_many(self, texts: Sequence[str]) -> list[Language]:
-        """`detect` for each text, in order; see `Engine.predict_many`."""
-        read = [read_letters(text) for text in texts]
-        return [self._of_letters(*each) for each in read]
-
-    def _of_letters(self, letters: NDArray[np.uint32], group: str, size: int) -> Language:
-        if not size:
-            return UNKNOWN
+        letters, group, size = read_letters(text)
         model = self.scripts.get(group)
+        if not size or (model is None and group not in self.single):
+            return UNKNOWN
         if model is None:
-            return self.alone(group, size)
-        return self.answer(model, *model.best(letters), size)
-
-    def alone(self, group: str, size: int) -> Language:
-        """The answer for a script without a model: its only language, or unknown."""
-        found = self.single.get(group)
-        return UNKNOWN if found is None else self._language(*found, size)
-
-    def answer(self, model: ScriptModel, best: int, probability: float, size: int) -> Language:
-        """The answer for a script with a model, given its likeliest language."""
-        return self._language(model.languages[best], probability, size)
-
-    def _language(self, name: str, probability: float, size: int) -> Language:
+            name, probability = self.single[group]
+        else:
+            best, probability = model.best(letters)
+            name = model.languages[best]
         reliable = probability >= self.reliable_from and size >= self.min_letters
         return Language(name, round(probability, 6), reliable)
-
-
-def _ones(size: int) -> NDArray[np.float32]:
-    return _ONES[:size] if size <= _ONES.size else np.ones(size, np.float32)
 
 
 def read_letters(text: str) -> tuple[NDArray[np.uint32], str, int]:
@@ -232,38 +207,17 @@ def letter_buckets(letters: NDArray[np.uint32], bits: int) -> NDArray[np.uint32]
     Returns:
         The buckets of the n-grams of one letter, then of two, and so on, then of the words.
     """
-    hashes, meant = letter_hashes(letters)
-    return hashes.T[meant.T] >> np.uint32(32 - bits)
-
-
-def letter_hashes(
-    letters: NDArray[np.uint32],
-) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
-    """The hashes of what starts at each position, and which of them are valid.
-
-    The columns are n-grams of 1 to 5 letters, then the whole word; a bucket is the upper bits.
-
-    Args:
-        letters: a text as `letter_buckets` takes it.
-    """
     size = letters.size
     padded = np.concatenate((letters, _PADDING))
     edges = (padded[: size + 1] == SPACE).nonzero()[0]
     before, after = edges[:-1], edges[1:]
-    lengths = after - before
     words, last = before[:-1], after[:-1]  # a text that was cut at a space ends with two
-    reach = np.concatenate((last, before[-1:]))
     # How far the n-grams of a position may reach: up to the next space.
-    reach = reach.repeat(lengths)
-    reach -= _PLACES[:size] if size <= _PLACES.size else np.arange(size)
-    meant = np.greater_equal(reach[:, None], _REACHES)
-    hashes = np.empty((size, MAX_NGRAM + 1), np.uint32)
-    ngram_table(padded, hashes[:, :MAX_NGRAM])
-    hashes[words, MAX_NGRAM] = between_hashes(letters, words, last)
-    meant[words, MAX_NGRAM] = True
-    hashes += _SALTS
-    scatter(hashes)
-    return hashes, meant
+    reach = np.concatenate((last, before[-1:])).repeat(after - before) - np.arange(size)
+    rolled = rolled_hashes(padded, MAX_NGRAM)
+    hashes = [rolled[n][:size][reach >= n] + _SALTS[n] for n in range(MAX_NGRAM)]
+    hashes.append(between_hashes(letters, words, last) + _SALTS[MAX_NGRAM])
+    return mix(np.concatenate(hashes), bits)
 
 
 def dump(model: LanguageModel) -> tuple[str, dict[str, Any], dict[str, NDArray[Any]]]:

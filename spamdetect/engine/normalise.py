@@ -26,7 +26,6 @@ from typing import Final
 
 import attrs
 
-from spamdetect.engine.characters import code_points
 from spamdetect.engine.confusables import (
     CYRILLIC_TO_LATIN,
     GREEK_CAPITALS,
@@ -48,7 +47,7 @@ from spamdetect.engine.odd import (
     TOO_MANY_MARKS,
     UNWANTED_CHARACTER,
 )
-from spamdetect.engine.shape import excess, may_be_excess, shape, without
+from spamdetect.engine.shape import shape
 
 URL, MAIL, MENTION = "\ue000", "\ue001", "\ue002"
 NUMBER, HOST = "\ue003", "\ue004"
@@ -162,18 +161,9 @@ def normalise(text: str) -> Normalised:
 
 def _finish(text: str, found: Normalised) -> None:
     """Normalise the digits, white space and repetitions of a text."""
-    shaped = shape(text)
-    codes = code_points(f" {shaped} ")
-    if "0" in shaped:
+    found.marked, found.repeats = shape(text)
+    if "0" in found.marked:
         found.numbers = _NUMBER.findall(text)[:NUMBERS_READ]
-    same = codes[1:] == codes[:-1]
-    if may_be_excess(same.nonzero()[0].tolist(), shaped):
-        drop, stretched = excess(codes, same)
-        if drop.size:
-            found.repeats = stretched.size
-            codes = without(codes, drop)
-            shaped = codes[1:-1].tobytes().decode("utf-32-le")
-    found.marked = shaped
 
 
 def plain(text: str) -> str:

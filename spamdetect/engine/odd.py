@@ -30,7 +30,6 @@ MARKS: Final = (
     "\u2de0\u2dff", "\u302a\u302f", "\u3099\u3099", "\u309a\u309a", "\ua66f\ua69f",
     "\ua8e0\ua8f1", "\ufe20\ufe2f",
 )  # fmt: skip
-ODD: Final = (*_UNWANTED, *_INVISIBLE, *_ACCENTS, *(chr(code) * 2 for code in LOOKALIKES))
 
 UNWANTED_CHARACTER: Final = re.compile(f"[{class_of(_UNWANTED)}]")
 INVISIBLE_RUN: Final = re.compile(f"[{class_of(_INVISIBLE)}]+")

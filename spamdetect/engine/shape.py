@@ -2,82 +2,38 @@
 
 from __future__ import annotations
 
-import functools
-import re
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from spamdetect.engine.characters import Kind, character_tables
+from spamdetect.engine.characters import Kind, character_tables, code_points
 
-Codes = NDArray[np.uint32]
-Positions = NDArray[np.intp]
-
-BLANK: Final = np.zeros(32, bool)
-BLANK[[Kind.SPACE, Kind.NEWLINE, Kind.CONTROL]] = True
-LETTER: Final = np.zeros(32, bool)
-LETTER[[Kind.UPPER, Kind.LOWER, Kind.LETTER]] = True
-_SIGN: Final = ~LETTER
+_BLANK: Final = np.zeros(32, bool)
+_BLANK[[Kind.SPACE, Kind.NEWLINE, Kind.CONTROL]] = True
+_LETTER: Final = np.zeros(32, bool)
+_LETTER[[Kind.UPPER, Kind.LOWER, Kind.LETTER]] = True
+_SIGN: Final = ~_LETTER
 _SIGN[Kind.DIGIT] = False
-_ASCII_SHAPE: Final = bytes(
-    48 if 48 <= code <= 57 else 32 if code <= 32 or code == 127 else code for code in range(256)
-)
-_MAY_REPEAT: Final = frozenset("0abcdefghijklmnopqrstuvwxyzабвгдежзийклмнопрстуфхцчшщъыьэюя")
-_TO_SHAPE: Final = re.compile(
-    r"[\d\x00-\x1f\x7f-\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
-)
 
 
-def shape(text: str) -> str:
-    """A text with ``0`` for each digit and a space for each blank or control."""
-    if text.isascii():
-        return text.encode().translate(_ASCII_SHAPE).decode()
-    return text.translate(_shapes()) if _TO_SHAPE.search(text) else text
+def shape(text: str) -> tuple[str, int]:
+    """The text with one space for blanks and controls, and without long runs of one character.
 
+    Each digit becomes ``0``; two of a run of letters are kept, one of a run of signs, all digits.
 
-@functools.cache
-def _shapes() -> dict[int, str]:
-    """What digits and blanks become, by code point."""
-    kind = character_tables().kind
-    digits, blanks = np.flatnonzero(kind == Kind.DIGIT), np.flatnonzero(BLANK[kind])
-    return dict.fromkeys(digits.tolist(), "0") | dict.fromkeys(blanks.tolist(), " ")
-
-
-def may_be_excess(repeated: list[int], shaped: str) -> bool:
-    """Whether there may be more than pairs of letters and numbers.
-
-    Args:
-        repeated: the places in the padded text whose character is repeated.
-        shaped: the text.
+    Returns:
+        The text, and how many letters were dropped.
     """
-    before = -1
-    for place in repeated:
-        sign = shaped[place - 1] if place else " "
-        if sign not in _MAY_REPEAT or (place == before + 1 and sign != "0"):
-            return True
-        before = place
-    return False
-
-
-def excess(codes: Codes, same: NDArray[np.bool_]) -> tuple[Positions, Positions]:
-    """Where to cut runs of equal characters, and which of these are letters.
-
-    Args:
-        codes: code points.
-        same: for each code point but the last, whether the next one is equal.
-    """
-    again = np.flatnonzero(same) + 1
-    if not again.size:
-        return again, again
-    repeated = character_tables().kind[codes[again]]
-    stretched = LETTER[repeated]
-    stretched[0] = False
-    stretched[1:] &= again[1:] - again[:-1] == 1
-    return again[stretched | _SIGN[repeated]], again[stretched]
-
-
-def without(codes: Codes, drop: Positions) -> Codes:
-    keep = np.ones(codes.size, bool)
-    keep[drop] = False
-    return codes[keep]
+    codes = code_points(f" {text} ").copy()
+    kinds = character_tables().kind[codes]
+    codes[kinds == Kind.DIGIT] = ord("0")
+    codes[_BLANK[kinds]] = ord(" ")
+    again = (codes[1:] == codes[:-1]).nonzero()[0] + 1
+    dropped = 0
+    if again.size:
+        stretched = _LETTER[kinds[again]]
+        stretched[0] = False
+        stretched[1:] &= again[1:] - again[:-1] == 1
+        dropped = int(np.count_nonzero(stretched))
+        codes = np.delete(codes, again[stretched | _SIGN[kinds[again]]])
+    return codes[1:-1].tobytes().decode("utf-32-le"), dropped

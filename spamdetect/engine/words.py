@@ -11,10 +11,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
-from spamdetect.engine.characters import character_tables
+from spamdetect.engine.characters import character_tables, code_points
 
 # One byte per character: A letter, H Hebrew letter, N digit, K Katakana, S a word by itself,
 # U connector, E mark or format, M B D Q allowed inside a word, O anything else.
@@ -37,15 +34,6 @@ _WORD: Final = re.compile(
 )
 
 
-def count_words(codes: NDArray[np.uint32]) -> int:
-    """The number of words that contain a letter or a digit.
-
-    Args:
-        codes: the code points of the text.
-    """
-    return count_in_classes(character_tables().word_break[codes].tobytes())
-
-
-def count_in_classes(classes: bytes) -> int:
-    """`count_words` from the word-break class of each character."""
-    return len(_WORD.findall(classes))
+def count_words(text: str) -> int:
+    """The number of words that contain a letter or a digit."""
+    return len(_WORD.findall(character_tables().word_break[code_points(text)].tobytes()))

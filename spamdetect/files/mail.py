@@ -10,6 +10,8 @@ from email.parser import BytesParser
 from html.parser import HTMLParser
 from typing import Final
 
+from spamdetect.engine.links import LINK, host_of
+
 _PARSER: Final = BytesParser(policy=policy.default)
 _ESCAPED_FROM: Final = re.compile(rb"^>(>*From )", re.MULTILINE)
 _HIDDEN: Final = frozenset({"script", "style", "head", "title", "template"})
@@ -19,8 +21,9 @@ _BREAKS: Final = frozenset({"br", "p", "div", "tr", "li", "table", "h1", "h2", "
 def mail_text(raw: bytes) -> str:
     """Return the subject, an empty line and the body of a mail.
 
-    Takes the plain part if there is one, otherwise the text of the HTML part; leaves attachments
-    out. A broken mail yields as much as can be read.
+    Takes the plain part if there is one, otherwise the text of the HTML part, in which a link whose
+    text names another host is followed by where it leads; leaves attachments out. A broken mail
+    yields as much as can be read.
 
     Args:
         raw: The mail as received (RFC 5322, MIME).
@@ -85,15 +88,20 @@ class _TextOfHtml(HTMLParser):
         super().__init__(convert_charrefs=True)
         self.parts: list[str] = []
         self._hidden = 0
+        self._target, self._said = "", 0
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag in _HIDDEN:
+        if tag == "a":
+            self._target, self._said = dict(attrs).get("href") or "", len(self.parts)
+        elif tag in _HIDDEN:
             self._hidden += 1
         elif tag in _BREAKS:
             self.parts.append("\n")
 
     def handle_endtag(self, tag: str) -> None:
-        if tag in _HIDDEN:
+        if tag == "a":
+            self._show_target()
+        elif tag in _HIDDEN:
             self._hidden = max(0, self._hidden - 1)
         elif tag in _BREAKS:
             self.parts.append("\n")
@@ -101,6 +109,15 @@ class _TextOfHtml(HTMLParser):
     def handle_data(self, data: str) -> None:
         if not self._hidden:
             self.parts.append(data)
+
+    def _show_target(self) -> None:
+        """Write where a link leads behind its text if that names another host."""
+        said = LINK.match("".join(self.parts[self._said :]).strip().lower())
+        target = self._target.lower()
+        elsewhere = said and said["url"] and host_of(said["url"]) != host_of(target)
+        if elsewhere and target.startswith(("http://", "https://")):
+            self.parts.append(f" ({self._target})")
+        self._target = ""
 
 
 def _html_text(html: str) -> str:

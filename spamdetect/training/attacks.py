@@ -28,7 +28,6 @@ ZERO_WIDTH: Final = "\u200b\u200c\u200d\u2060\ufeff\u00ad"
 ACCENTS: Final = "\u0300\u0301\u0302\u0303\u0307\u0308\u030a\u0323\u0331\u0336"
 EMOJI: Final = "🔥💰✅⭐🎁👉💥🚀❤😍"
 _WORD: Final = re.compile(r"[^\W\d_]{2,}")
-_LETTER: Final = re.compile(r"[^\W\d_]")
 _URL: Final = re.compile(r"(?:https?://|www\.)\S+|\b[\w-]+\.(?:com|net|org|ly|me|ru|co|in|uk)\S*")
 
 

@@ -117,6 +117,12 @@ _HTML = (
     b"<html><head><title>no</title><style>p {}</style></head><body><p>Buy &amp; win</p>"
     b"<script>no()</script>now<br>here</body></html>\n"
 )
+_LINKS = b"""Content-Type: text/html
+
+<p><a href="http://www.bank.example.evil.top/x">www.bank.<b>example</b></a></p>
+<p><a href="https://www.bank.example/a">bank.example/login</a></p>
+<p><a href="http://a.org">here</a></p><a href="mailto:me@a.org">me@a.org</a>
+"""
 _MULTIPART = (
     b'Subject: Both\nMIME-Version: 1.0\nContent-Type: multipart/alternative; boundary="b"\n\n'
     b"--b\nContent-Type: text/plain\n\nplain part\n--b\nContent-Type: text/html\n\n"
@@ -127,6 +133,9 @@ _MULTIPART = (
 def test_mails() -> None:
     assert mail_text(_MAIL) == "Grüße\n\nSchön!"
     assert mail_text(_HTML) == "Offer\n\nBuy & win\nnow\nhere"
+    assert mail_text(_LINKS) == (
+        "www.bank.example (http://www.bank.example.evil.top/x)\nbank.example/login\nhere\nme@a.org"
+    )
     assert mail_text(_MULTIPART) == "Both\n\nplain part"
     assert mail_text(b"Content-Type: text/plain; charset=nosuch\n\nabc") == "abc"
     assert mail_text(b"just text without any header") != ""
