@@ -90,7 +90,7 @@ capitals, code and emoji, and forwarded, quoted, trimmed and doubled ones.
   left-out language are easier than what people send, since the same templates are known from
   other languages.
 - Ordinary messages that look like advertising (notices of operators and shops, mailing lists) are
-  refused more often in what was not seen; long ordinary e-mail most of all.
+  refused more often in what was not seen, long ordinary e-mail among them.
 - The lexicon knows words, not what is said with them: who denies, quotes or jokes names a concept
   too.
 - The texts date from 2002 to 2026 and are mostly English, Russian, Thai, German, French and
@@ -128,7 +128,8 @@ Three sources are sealed: chosen before any fit of this version, and looked at w
 finished. Notices are made.""",
     "Profiles": """\
 False alarms of the named thresholds on strangers, each threshold fitted without the source that it
-is tried on. What is promised is the mean over all strangers at the shipped threshold.""",
+is tried on. What is promised is the mean over all strangers at the shipped threshold, the worst
+counted twice.""",
     "Parts": """\
 Strangers judged without a part, the rest calibrated anew. What a part adds is the difference of
 the mean F1, with a range by paired bootstrap over sources.""",

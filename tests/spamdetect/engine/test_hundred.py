@@ -16,7 +16,7 @@ from spamdetect.engine import Analysis, Engine
 from tests.spamdetect.engine import fifth_hundred, fourth_hundred, second_hundred, third_hundred
 from tests.spamdetect.engine.hundred import ORDINARY, SCAMS
 
-AIM: Final = {"ordinary": 47, "scams": 42}
+AIM: Final = {"ordinary": 48, "scams": 45}
 JUDGES: Final[Mapping[str, Mapping[str, Mapping[str, tuple[str, ...]]]]] = {
     "first": {"ordinary": ORDINARY, "scams": SCAMS},
     "second": {"ordinary": second_hundred.ORDINARY, "scams": second_hundred.SCAMS},
@@ -26,9 +26,9 @@ JUDGES: Final[Mapping[str, Mapping[str, Mapping[str, tuple[str, ...]]]]] = {
 }
 REACHED: Final = {
     "first": {"ordinary": 50, "scams": 46},
-    "second": {"ordinary": 49, "scams": 48},
+    "second": {"ordinary": 48, "scams": 48},
     "third": {"ordinary": 49, "scams": 49},
-    "fourth": {"ordinary": 49, "scams": 50},
+    "fourth": {"ordinary": 50, "scams": 50},
     "fifth": {"ordinary": 49, "scams": 48},
 }
 
