@@ -20,7 +20,7 @@ from spamdetect.training.left_out import Part, related
 PRIOR: Final = 0.25  # the share of spam that is assumed of strangers
 SENT_SHARE: Final = 300.0  # the weight of a source, in texts, whatever its size
 NOTICE_SHARE: Final = 200.0  # of a group of notices
-FOLD_SHARE: Final = 1500.0
+FOLDS_SHARE: Final = 3000.0  # of all folds, however many are tried
 FALSE_ALARMS: Final = {"strict": 0.15, "quiet": 0.01}
 """Share of ordinary messages that may be taken for spam, see `expected`; ``balanced`` is the
 model's own threshold."""
@@ -72,6 +72,7 @@ def blend(data: Corpus, held: Sequence[HeldOut], without: Flags | None = None) -
         without: texts to leave out here too.
     """
     columns, labels, weights = [], [], []
+    folds = sum(group.part.is_fold for group in held)
     for group in held:
         kept = np.ones(group.texts.size, bool) if without is None else ~without[group.texts]
         spam = data.labels[group.texts[kept]]
@@ -81,7 +82,7 @@ def blend(data: Corpus, held: Sequence[HeldOut], without: Flags | None = None) -
         columns.append(np.stack([signals.grams, signals.meaning], axis=1))
         labels.append(spam)
         if group.part.is_fold:
-            weights.append(np.full(spam.size, FOLD_SHARE / spam.size))
+            weights.append(np.full(spam.size, FOLDS_SHARE / folds / spam.size))
             continue
         total = NOTICE_SHARE if data.made[group.texts[kept]].any() else SENT_SHARE
         share = np.where(spam, PRIOR / spam.sum(), (1.0 - PRIOR) / (~spam).sum())

@@ -142,6 +142,16 @@ def test_a_group_does_not_calibrate_itself(data: Labelled) -> None:
     assert all(chances[n][data.labels[groups[n].texts]].mean() > 0.5 for n in others)
 
 
+def test_folds_weigh_the_same_however_many_are_tried(data: Labelled) -> None:
+    """What is evaluated over five folds is then calibrated as what is trained with two."""
+    groups = held(data, 1.0)
+    part = Part({}, np.ones(len(data.texts), bool), is_fold=True)
+    whole = HeldOut("0", part, groups[0].texts, groups[0].signals)
+    few = calibrate.blend(data, [*groups, whole])
+    many = calibrate.blend(data, [*groups, whole, whole, whole])
+    assert attrs.astuple(few) == pytest.approx(attrs.astuple(many), abs=1e-4)
+
+
 def test_profiles_keep_their_share_of_false_alarms(data: Labelled) -> None:
     groups = held(data, 1.0)
     chances = calibrate.judged(data, groups)
