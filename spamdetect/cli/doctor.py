@@ -92,7 +92,7 @@ def _speedups() -> _Finding:
         return _Finding(
             subject,
             "note",
-            "not compiled: the engine takes several times as long for a text. Install a C "
+            "not compiled: the engine takes nearly twice as long for a short text. Install a C "
             "compiler and the headers of Python, then install guard again.",
         )
     return _Finding(subject, "ok", "compiled and in use.")
