@@ -12,6 +12,7 @@ import sklearn
 
 from spamdetect.engine.classifier import SpamModel
 from spamdetect.engine.language import LanguageModel
+from spamdetect.engine.parts import LONG
 from spamdetect.training.corpus import NOTICES
 from spamdetect.training.dataset import SpamRow
 from spamdetect.training.letters import LETTER
@@ -52,7 +53,8 @@ scikit-learn {sklearn}. Speeds and memory depend on the machine; compare them wi
   hashed to {buckets} buckets and over {structural} traits, of which {concepts} are concepts of a
   lexicon in many languages; a network with {hidden} hidden units over the traits; the two are
   blended and calibrated on texts of sources and languages that the fits have not seen; eight-bit
-  weights; threshold {threshold}.
+  weights; threshold {threshold}. Texts of more than {long:,} characters are judged by their worst
+  part too.
 - `language.model` {detector}: the script decides the candidates, a softmax over hashed words and
   1-5-grams chooses among them; {count} languages; reliable from a probability of {reliable} and
   {letters} letters.
@@ -176,6 +178,7 @@ def card(
         composed=f"{sum(row.kind == LETTER for row in made):,}",
         languages_of_notices=len({row.language for row in made}),
         threshold=f"{model.threshold:g}",
+        long=LONG,
         detector=detector.version,
         count=len(languages),
         languages=", ".join(languages),

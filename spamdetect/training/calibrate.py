@@ -101,7 +101,7 @@ def probabilities(mixed: Blend, signals: Signals) -> Floats:
     if signals.parts is not None:
         of_parts = mixed.odds(signals.parts.grams, signals.parts.meaning)
         for text in np.unique(signals.owner).tolist():
-            odds[text] = with_parts(odds[text], of_parts[signals.owner == text].tolist())
+            odds[text] = with_parts(float(odds[text]), of_parts[signals.owner == text].tolist())
     return np.asarray(1.0 / (1.0 + np.exp(-np.clip(odds, -60.0, 60.0))))
 
 
