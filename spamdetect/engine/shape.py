@@ -8,8 +8,9 @@ import numpy as np
 
 from spamdetect.engine.characters import Kind, character_tables, code_points
 
-_BLANK: Final = np.zeros(32, bool)
-_BLANK[[Kind.SPACE, Kind.NEWLINE, Kind.CONTROL]] = True
+_SHAPES: Final = np.zeros(32, np.uint32)  # what characters of a kind become; 0: what they are
+_SHAPES[Kind.DIGIT] = ord("0")
+_SHAPES[[Kind.SPACE, Kind.NEWLINE, Kind.CONTROL]] = ord(" ")
 _LETTER: Final = np.zeros(32, bool)
 _LETTER[[Kind.UPPER, Kind.LOWER, Kind.LETTER]] = True
 _SIGN: Final = ~_LETTER
@@ -24,16 +25,19 @@ def shape(text: str) -> tuple[str, int]:
     Returns:
         The text, and how many letters were dropped.
     """
-    codes = code_points(f" {text} ").copy()
+    codes = code_points(f" {text} ")
     kinds = character_tables().kind[codes]
-    codes[kinds == Kind.DIGIT] = ord("0")
-    codes[_BLANK[kinds]] = ord(" ")
+    shapes = _SHAPES[kinds]
+    codes = np.where(shapes, shapes, codes)
     again = (codes[1:] == codes[:-1]).nonzero()[0] + 1
     dropped = 0
     if again.size:
-        stretched = _LETTER[kinds[again]]
+        repeated = kinds[again]
+        stretched = _LETTER[repeated]
         stretched[0] = False
         stretched[1:] &= again[1:] - again[:-1] == 1
         dropped = int(np.count_nonzero(stretched))
-        codes = np.delete(codes, again[stretched | _SIGN[kinds[again]]])
+        kept = np.ones(codes.size, bool)
+        kept[again] = ~(stretched | _SIGN[repeated])
+        codes = codes[kept]
     return codes[1:-1].tobytes().decode("utf-32-le"), dropped
