@@ -22,7 +22,7 @@ from spamdetect.engine import concepts, native
 from spamdetect.engine.characters import code_points
 from spamdetect.engine.concepts import Lexicon
 from spamdetect.engine.container import Container, read, unpack
-from spamdetect.engine.features import Hashes, folded, in_words, table_size, text_buckets
+from spamdetect.engine.features import Hashes, in_words, table_size, text_buckets
 from spamdetect.engine.meaning import Network
 from spamdetect.engine.profiles import Profile, read_profiles
 from spamdetect.engine.results import ModelError
@@ -117,7 +117,7 @@ class SpamModel:
         codes = code_points(readable)
         if native.compiled is not None:
             found: tuple[int, int] = native.compiled.gram_sums(
-                in_words(), self.weights, self._seen, folded(codes)
+                in_words(), self.weights, self._seen, codes
             )
             return found
         held = self.weights[unique_buckets(text_buckets(codes, self.bits))]

@@ -27,5 +27,5 @@ def count(text: str) -> Counts:
     codes = code_points(text)
     kinds = np.bincount(tables.kind[codes], minlength=KINDS)
     scripts = np.bincount(tables.script[codes], minlength=len(SCRIPTS))
-    main = int(scripts[1:].argmax()) + 1
-    return Counts(kinds.tolist(), main if scripts[main] else 0)
+    scripts[0] = 0
+    return Counts(kinds.tolist(), int(scripts.argmax()))

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Final
 
-VERSION: Final = 3
+VERSION: Final = 4
 """Of what the compiled functions take and give, as in `speedups.c`."""
 
 

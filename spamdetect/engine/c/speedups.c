@@ -19,7 +19,7 @@
 #define PREFETCH(place)
 #endif
 
-#define VERSION 3 /* of what the functions take and give, as in `native` */
+#define VERSION 4 /* of what the functions take and give, as in `native` */
 #define MOST_LANGUAGES 1024 /* of one script */
 
 /* The multipliers of the rolling hashes and of their mixing, as in `features`. */
@@ -63,6 +63,13 @@ wrong_size(Py_buffer *buffers, int count)
     return NULL;
 }
 
+/* A code point, `l` as `i`: see `features.folded`. */
+static uint32_t
+folded(uint32_t code)
+{
+    return code == 'l' ? 'i' : code;
+}
+
 /* At most six for each code point: four n-grams, and for every two a word and a pair. */
 static Py_ssize_t
 text_buckets(const uint8_t *in_words, Py_ssize_t known, Codes codes, int bits, uint32_t *buckets)
@@ -73,9 +80,9 @@ text_buckets(const uint8_t *in_words, Py_ssize_t known, Codes codes, int bits, u
     Py_ssize_t count = 0, words = 0;
     int open = 0;
     for (Py_ssize_t i = 0; i < codes.size; i++) {
-        uint32_t code = codes.at[i], rolled = code * BASE;
+        uint32_t code = folded(codes.at[i]), rolled = code * BASE;
         for (Py_ssize_t n = 0; n < 4 && i + n + 1 < codes.size; n++) {
-            rolled = rolled * BASE + codes.at[i + n + 1];
+            rolled = rolled * BASE + folded(codes.at[i + n + 1]);
             buckets[count++] = mixed(rolled + GRAM_SALTS[n]) >> shift;
         }
         if ((Py_ssize_t)code < known && in_words[code]) {
