@@ -9,10 +9,12 @@ import importlib
 import os
 import signal
 import ssl
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import httpx
+import pytest
 from hypothesis import HealthCheck, settings
 
 # A run that was started in the background inherits an ignored SIGINT, and so would every program
@@ -63,3 +65,36 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+# -- how many cases the generators have gone through ----------------------------------------------
+
+
+@pytest.fixture
+def count_cases(request: pytest.FixtureRequest) -> Callable[[int], None]:
+    """Counts the cases of a generator that goes through many of them in one test."""
+    said = request.node.user_properties
+    return lambda number: said.append(("cases", number))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let the report of a generator's test name the generator."""
+    for item in items:
+        marker = item.get_closest_marker("generator")
+        if marker is not None:
+            item.user_properties.append(("generator", marker.args[0]))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the cases of each generator: a test is one case, unless it has counted its own."""
+    cases: Counter[str] = Counter()
+    for report in terminalreporter.getreports("passed"):
+        said = report.user_properties
+        counted = [number for what, number in said if what == "cases"]
+        for what, name in said:
+            if what == "generator":
+                cases[name] += sum(counted) if counted else 1
+    if cases:
+        terminalreporter.section("generated cases that passed")
+        for name, number in sorted(cases.items()):
+            terminalreporter.line(f"{number:>9,} {name}")
