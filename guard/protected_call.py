@@ -87,6 +87,7 @@ class ProtectedCall(Edge):
         "_call_scope",
         "_entry",
         "_record",
+        "_reply",
         "_runtime",
         "_started",
         "_target",
@@ -111,6 +112,8 @@ class ProtectedCall(Edge):
         # Whether the first step has begun: from then on a pause no longer stops it.
         self._started = False
         self.tool_call: ToolCall | None = None
+        # What a reservation of its own is renewed for, as long as it is here.
+        self._reply: wire.GateReply | None = None
 
     # -- the gate -----------------------------------------------------------------------------
 
@@ -272,6 +275,7 @@ class ProtectedCall(Edge):
             record.reservation_id = hold.lease.lease_id
         elif reply is not None:
             record.reservation_id = reply.reservation_id
+            self._reply = reply
         if reply is not None and reply.warnings:
             self._runtime.warnings.report(reply.warnings, self._call_scope, self._target.tool_name)
 
@@ -369,6 +373,7 @@ class ProtectedCall(Edge):
         if not self._admitted:
             return False
         self._admitted = False
+        self._reply = None
         if self.tool_call is not None and self._target.watcher.surrounds:
             self._runtime.tools.calls.left(self.tool_call, self._target.watcher)
         hold = self._record.hold

@@ -262,6 +262,7 @@ class LlmRequests:
             within=None if call is None else call.call_id,
             held=held,
             grows=grows,
+            unjournaled=not self._events.has_journal,
         )
         if not grows:
             note_own_money(request, scope, gates_requests=True)

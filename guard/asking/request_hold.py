@@ -13,7 +13,7 @@ from guard.core import wire
 from guard.core.call_options import Ceiling
 from guard.core.leases import Grant, cost_of, worst_case
 from guard.core.request_bound import RequestBound
-from guard.delivery.journal import JournalEntry
+from guard.delivery.unwritten import BegunRequest
 from guard.scope.scope import Scope
 
 if TYPE_CHECKING:  # pulls in every vendor's format
@@ -26,8 +26,8 @@ _GROWTH: Final = 1024
 class Requests(Protocol):
     """What a hold needs; see ``LlmRequests``."""
 
-    def begin(self, reservation_id: str, amount: int, model: str | None) -> JournalEntry | None:
-        """Note in the journal that a request is about to be sent."""
+    def begin(self, reservation_id: str, amount: int, model: str | None) -> BegunRequest:
+        """Note that a request is about to be sent."""
 
     def release(self, grant: Grant) -> None:
         """Give back what a grant has set aside."""
@@ -55,7 +55,7 @@ class RequestHold:
         reservation_id: what the request's event names; None without cover.
         output_tokens: the largest output that it pays for; None if that is unknown.
         refusal: why a stream that has outgrown it may not go on; None while it may.
-        entry: its place in the journal, until its event is delivered; None where it has none.
+        entry: notes that it is under way, until its event is delivered; None without cover.
     """
 
     __slots__ = (
@@ -90,7 +90,7 @@ class RequestHold:
             self.reservation_id = grant.hold.lease.lease_id
         elif grant.reply is not None:
             self.reservation_id = grant.reply.reservation_id
-        self.entry: JournalEntry | None = None
+        self.entry: BegunRequest | None = None
         if self.reservation_id is not None:
             held = granted_nanousd(grant)
             if bound.local and held == 1:  # the least that the gateway holds: it is free

@@ -20,6 +20,7 @@ from guard.asking.courier import Courier
 from guard.asking.gate import Gate
 from guard.asking.keeper import Keeper
 from guard.asking.llm_requests import LlmRequests
+from guard.asking.renewals import Renewals
 from guard.asking.reports import Reports
 from guard.asking.tool_policy import ToolPolicy
 from guard.asking.updates import LeaseUpdates
@@ -251,8 +252,11 @@ class GuardRuntime:
             waiting_max=_WAITING_MAX,
             wait_s=_WAITING_SHARE * timeout_s,
         )
-        courier = Courier(self.link, self.events, desk, updates, admission, self.decisions, unread)
-        self._keeper = Keeper(desk, courier, updates, unread)
+        renewals = Renewals(self.link, self.events)
+        courier = Courier(
+            self.link, self.events, desk, updates, admission, self.decisions, unread, renewals
+        )
+        self._keeper = Keeper(desk, courier, updates, unread, renewals)
         self.gate = Gate(
             self.link,
             courier,

@@ -34,6 +34,7 @@ from guard.gateway.ledger import (
     expiry,
     gate,
     idempotency,
+    lapse,
     webhooks,
 )
 from guard.gateway.ledger.state import ANYTHING, NOTHING, Scopes, within
@@ -123,7 +124,7 @@ class Machine:
             return lambda unit: self.put_budget(unit, "organisation", "", "total", size * 2)
         if name == "organisation":
             return lambda unit: directory.create_organisation(unit, ACTOR, f"o{number}")
-        return self.retention.step if name == "retention" else expiry.sweep
+        return self.retention.step if name == "retention" else lapse.sweep
 
     def run(self, group: list[Work], ending: str) -> list[Any]:
         unit, answers = self.unit, []

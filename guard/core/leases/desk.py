@@ -25,7 +25,7 @@ from guard.core.leases.effects import (
     Wait,
     Withdraw,
 )
-from guard.core.leases.lease import LaneKey, Subject
+from guard.core.leases.lease import LaneKey, Lease, Subject
 from guard.core.leases.question import Grant, Question, granted
 from guard.core.leases.records import Asked, Update
 from guard.core.request_bound import RequestBound
@@ -434,6 +434,10 @@ class Desk:
     def switched(self, usable_until_s: float) -> None:
         """The socket has opened; or it is lost, and leases are good for a moment and no longer."""
         self._book.usable_until(usable_until_s)
+
+    def renewal(self, lease: Lease) -> Update:
+        """Return an update that only renews a lease."""
+        return self._book.renewal(lease)
 
     def updated(self, update: Update, state: wire.LeaseState | None, sent_s: float) -> None:
         """Take in the answer to an update; None when the gateway does not know the lease."""

@@ -73,7 +73,7 @@ class Scopes(Struct, frozen=True):
         if isinstance(command, ReleaseCommand):
             return {command.reservation_id}
         if isinstance(command, LeaseCommand):
-            return {command.update.lease_id}
+            return {command.update.lease_id, *command.update.also}
         found = {
             priced.event.reservation_id
             for priced in command.events

@@ -122,8 +122,11 @@ class MoneyStore(Protocol):
     def open_leases(self, balance_ids: Sequence[int]) -> list[Reservation]:
         """Return the open leases that hold money on any of these balances; for reading only."""
 
-    def all_open_leases(self) -> list[Reservation]:
-        """Return every open lease."""
+    def reopen(self, reservation: Reservation) -> None:
+        """Open an expired reservation again, which was announced to change."""
+
+    def all_renewed(self) -> list[Reservation]:
+        """Return every open lease, and the open reservations that are renewed."""
 
     def expired_reservations(self, limit: int) -> list[Reservation]:
         """Return open reservations past their expiry that this unit may change."""
