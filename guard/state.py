@@ -94,7 +94,8 @@ class GuardStatus:
         mode: ``enforce``, ``observe`` (nothing is refused) or ``off``.
         workflow: the workflow of everything outside of one; None before the gateway has answered.
         journal: what keeps requests under way for the case that this process dies: ``open``,
-            ``none`` (no spool, or no request yet) or ``failed`` (it cannot be written).
+            ``none`` (no spool, or no request yet) or ``failed`` (it cannot be written). Without
+            it the gateway is told of them, and charges them when their lease expires.
         unseen_requests: LLM requests that could not be metered, and realtime sessions (``wss://``),
             for which nothing is set aside: by host and path, with their counts, the most frequent
             first.

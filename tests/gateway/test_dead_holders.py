@@ -45,7 +45,7 @@ for line in sys.stdin:  # whether the gateway knows of all that is under way
 
 @contextlib.contextmanager
 def program(
-    tenant: Tenant, vendor: CuttingVendor, requests: int = 1, **settings: str
+    tenant: Tenant, vendor: CuttingVendor, settings: dict[str, str], requests: int = 1
 ) -> Iterator[subprocess.Popen[str]]:
     env = environment(
         {"GUARD_API_URL": tenant.gateway.base_url, "GUARD_API_KEY": tenant.api_key, **settings}
@@ -85,11 +85,11 @@ def test_money_of_a_dead_holder_comes_back_before_a_wait_ends(
     waits = {"GUARD_WAIT_FOR_ROOM_MS": "60000"}
     with cutting_vendor("no answer", "hang") as vendor:
         spool = {"GUARD_SPOOL_DIR": str(tmp_path / "spool")}
-        with program(tenant, vendor, **over_http, **spool) as holder:
+        with program(tenant, vendor, over_http | spool) as holder:
             until(lambda: vendor.received == 1)
             held = tenant.balance()["reserved_nanousd"]
             assert BUDGET / 2 < held <= BUDGET
-            with program(tenant, vendor, **over_http, **waits):
+            with program(tenant, vendor, over_http | waits):
                 ends_s = time.monotonic() + 3 * LIFE_S
                 until(lambda: time.monotonic() > ends_s)
                 assert vendor.received == 1, "a living holder renews what it holds"
@@ -106,7 +106,7 @@ def test_without_a_journal_what_was_under_way_is_charged_once(tenant: Tenant, mo
     tenant.admin.set_budget(1)
     with (
         cutting_vendor("no answer", "hang") as vendor,
-        program(tenant, vendor, 3, GUARD_TRANSPORT_MODE=mode) as holder,
+        program(tenant, vendor, {"GUARD_TRANSPORT_MODE": mode}, 3) as holder,
     ):
         until(lambda: vendor.received == 3)
         if mode == "websocket":

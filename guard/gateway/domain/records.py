@@ -28,14 +28,15 @@ class OrganisationSettings(Struct, kw_only=True):
             consumption above the reservation.
         chain_over_permille: how far an open chain may go over a budget, in thousandths.
         chain_ttl_ms: how long a chain stays open without activity.
-        reservation_ttl_ms: how long a reservation lasts without activity.
+        reservation_ttl_ms: how long a reservation that nobody renews lasts without activity.
         default_hold_nanousd: held for a call about which nothing is known.
         unbounded_output: what to hold for an LLM request without a limit on its output:
             ``bounded``, the most that its model can answer; ``learned``, what its model's answers
             have been like, which may be exceeded; ``refuse`` such requests. One that may be charged
             any number of times for something else (searches) is refused under a hard budget, but
             for ``learned``.
-        lease_ttl_ms: how long a lease lasts unless it is renewed.
+        lease_ttl_ms: how long a lease, or a reservation that its holder renews, lasts unless it is
+            renewed.
         in_doubt: what a request costs whose answer was lost, so that nothing shows what was billed:
             ``bound``, the most that it can have cost; ``likely``, what the requests of its model
             usually cost, for products whose users leave all the time. It is learned from then on.

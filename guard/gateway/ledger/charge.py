@@ -158,8 +158,10 @@ def charge_unreported(unit: UnitOfWork, reservation: Reservation, amount: int) -
     )
     if reservation.is_request:  # of several at once nothing is learned
         priced = requests.likely(unit, org, priced, reservation)
-    _record(unit, org, request, priced, reservation, [priced.flags])
-    return priced.cost
+    if _overflows(unit, org, priced.cost):
+        return 0
+    charged = _record(unit, org, request, priced, reservation, [priced.flags])
+    return 0 if charged is None else priced.cost
 
 
 def _overflows(unit: UnitOfWork, org: OrganisationState, cost: int) -> bool:
