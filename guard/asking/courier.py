@@ -407,6 +407,7 @@ class Courier:
             error,
             for_money=isinstance(error, GuardBudgetError | GuardChainError),
             is_unanswered=isinstance(error, GuardTransportError),
+            for_all=session is not None and session.client.left_alone(wire.GATE_PATH) is not None,
         )
 
 

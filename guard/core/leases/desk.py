@@ -329,6 +329,8 @@ class Desk:
             effects.append(Fail(question, answer.error))
             if answer.for_money:
                 self._refuse_alike(line, question, answer, ask.waiting, effects)
+            elif answer.for_all:
+                _refuse_rest(line, answer, effects)
         else:
             effects.append(Complete(question, self._granted(question, asked, answer, now_s)))
         self._serve(asked.lane, line, now_s, effects)
@@ -446,6 +448,12 @@ class Desk:
     def close(self) -> list[Update]:
         """End all leases; nothing is covered any more."""
         return self._book.close()
+
+
+def _refuse_rest(line: _Line, answer: NotGranted, effects: list[Effect]) -> None:
+    """Refuse all that wait but those that outlast this: one by one, each would look at the rest."""
+    effects += [Fail(each, copy.copy(answer.error)) for each in line.waiting if not each.outlasts_s]
+    line.waiting = deque(each for each in line.waiting if each.outlasts_s)
 
 
 def _alone(question: Question, now_s: float) -> AskGateway:
