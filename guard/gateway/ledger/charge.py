@@ -96,7 +96,10 @@ def record_events(
         reservation = None
         flags: list[str] = []
         if event.reservation_id is not None:
-            reservation = expiry.own_reservation(unit, request, event.reservation_id)
+            # A run reports what a run within it has left: that one's key is revoked by then.
+            reservation = expiry.own_reservation(
+                unit, request, event.reservation_id, also_below=True
+            )
             if reservation is None:
                 flags.append("unknown_reservation")
             else:

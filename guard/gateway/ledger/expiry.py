@@ -11,6 +11,7 @@ from guard.gateway.domain.commands import (
     RequestOrigin,
 )
 from guard.gateway.domain.ledger import Reservation
+from guard.gateway.domain.lineage import lineage
 from guard.gateway.ledger import approvals, estimates, idempotency
 from guard.gateway.ledger.state import OrganisationState
 from guard.gateway.ledger.unit_of_work import UnitOfWork
@@ -61,14 +62,21 @@ def _announce_room(unit: UnitOfWork, reservation: Reservation) -> None:
 
 
 def own_reservation(
-    unit: UnitOfWork, request: RequestOrigin, reservation_id: str
+    unit: UnitOfWork, request: RequestOrigin, reservation_id: str, *, also_below: bool = False
 ) -> Reservation | None:
-    """Return a reservation if it was made with the key, and for the workflow, of a request."""
+    """Return a reservation if it was made with the key, and for the workflow, of a request.
+
+    Args:
+        unit: the unit of work.
+        request: the request.
+        reservation_id: of the reservation.
+        also_below: whether it may have been made with a key that belongs to the request's.
+    """
     found = unit.reservation(reservation_id)
     if (
         found is None
         or found.organisation_id != request.organisation_id
-        or found.key_id != request.key_id
+        or request.key_id not in (lineage(found.key_id) if also_below else (found.key_id,))
         or request.key_workflow_id not in (None, found.workflow_id)
     ):
         return None
