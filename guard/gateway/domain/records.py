@@ -414,3 +414,28 @@ class DueDelivery(Struct):
     body: str
     created_at_ms: int
     attempts: int
+
+
+class Billed(Struct, frozen=True, kw_only=True):
+    """What a vendor has billed for one model in one hour or day."""
+
+    start_ms: int
+    width_ms: int
+    model: str
+    cost_nanousd: int
+
+
+class Adjustment(Struct, frozen=True, kw_only=True):
+    """The difference between what was billed and what was charged, of one model and time.
+
+    ``uncertain_nanousd`` is what of the charge was in doubt. ``note`` says why nothing is booked.
+    """
+
+    start_ms: int
+    width_ms: int
+    model: str
+    charged_nanousd: int
+    uncertain_nanousd: int
+    billed_nanousd: int
+    adjustment_nanousd: int
+    note: str = ""

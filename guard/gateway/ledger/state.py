@@ -129,6 +129,20 @@ class StoredAnswer(Struct):
     body: bytes
 
 
+class ChargedHour(Struct, frozen=True):
+    """What one model of one provider was charged in an hour, earlier adjustments included.
+
+    ``uncertain_nanousd`` is what of it was charged in doubt; ``events`` counts what was charged.
+    """
+
+    hour_ms: int
+    provider: str
+    model: str
+    cost_nanousd: int
+    events: int
+    uncertain_nanousd: int = 0
+
+
 class AuditRow(NamedTuple):
     """One entry of the audit log as stored; ``details`` is JSON text."""
 

@@ -30,6 +30,7 @@ from guard.gateway.domain.operators import Operator
 from guard.gateway.ledger.state import (
     AuditRow,
     ChainState,
+    ChargedHour,
     OrganisationState,
     ScopeKeys,
     Scopes,
@@ -163,6 +164,14 @@ class MoneyStore(Protocol):
         self, organisation_id: str, keys: ScopeKeys, at_ms: int, priced: PricedEvent
     ) -> None:
         """Add an event to the totals of its scopes and to the usage rollups."""
+
+    def charged_hours(
+        self, organisation_id: str, since_ms: int, until_ms: int, provider: str | None
+    ) -> list[ChargedHour]:
+        """Return what LLM requests were charged, by hour, provider and model."""
+
+    def resolve_doubt(self, organisation_id: str, hour: ChargedHour) -> None:
+        """Note that what was charged in doubt is known now, for the organisation and the model."""
 
     def add_refusal(
         self, request: RequestOrigin, call: wire.GateRequest, refusal: CallRefusal

@@ -15,7 +15,13 @@ from guard.gateway.domain import records
 from guard.gateway.domain.commands import CallRefusal, PricedEvent, RequestOrigin
 from guard.gateway.domain.estimates import Estimate
 from guard.gateway.domain.ledger import Balance, BudgetAccount, Reservation
-from guard.gateway.ledger.state import ChainState, OrganisationState, ScopeKeys, StoredAnswer
+from guard.gateway.ledger.state import (
+    ChainState,
+    ChargedHour,
+    OrganisationState,
+    ScopeKeys,
+    StoredAnswer,
+)
 from guard.gateway.storage.sql.columns import SELECT_BALANCES, SELECT_RESERVATIONS
 from guard.gateway.storage.sql.connection import WritingConnection
 from guard.gateway.storage.sql.event_table import add_event
@@ -29,7 +35,7 @@ from guard.gateway.storage.sql.rows import (
 from guard.gateway.storage.sql.scope_totals import ScopeTotals
 from guard.gateway.storage.sql.seen_totals import SeenTotals
 from guard.gateway.storage.sql.tables import CACHE_MAX, Tables, make_room, restore_fields
-from guard.gateway.storage.sql.uncertain import UncertainHours
+from guard.gateway.storage.sql.uncertain import UncertainHours, charged_hours
 from guard.gateway.storage.sql.usage_rollups import UsageRollups
 
 _BALANCE: Final = (
@@ -293,6 +299,16 @@ class MoneyTables(Tables):
         self.totals.count(organisation_id, keys, at_ms, priced)
         self.uncertain.count(organisation_id, keys, at_ms, priced)
         self.rollups.count(organisation_id, at_ms, priced)
+
+    def charged_hours(
+        self, organisation_id: str, since_ms: int, until_ms: int, provider: str | None
+    ) -> list[ChargedHour]:
+        """Return what LLM requests were charged, by hour, provider and model."""
+        return charged_hours(self, organisation_id, since_ms, until_ms, provider)
+
+    def resolve_doubt(self, organisation_id: str, hour: ChargedHour) -> None:
+        """Note that what was charged in doubt is known now, for the organisation and the model."""
+        self.uncertain.resolve(organisation_id, hour)
 
     def add_refusal(
         self, request: RequestOrigin, call: wire.GateRequest, refusal: CallRefusal
