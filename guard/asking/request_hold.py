@@ -177,6 +177,42 @@ class RequestHold:
         )
         self._requests.ask_more(self._scope, wanted, functools.partial(self._grown, more))
 
+    def raise_input(self, input_tokens: int) -> None:
+        """The prompt may have more tokens than was known: hold that too, if there is money.
+
+        Else the next request would take what this one turns out to have cost. What the lease has
+        not is asked for in the background; a refusal ends nothing, as the request is under way.
+        """
+        hold, rates, bound = self._grant.hold, self._grant.rates, self._bound
+        if hold is None or rates is None or bound.input_tokens is None or not self._ends:
+            return
+        raised = msgspec.structs.replace(bound, input_tokens=input_tokens)
+        before, after = worst_case(rates, bound), worst_case(rates, raised)
+        if before is None or after is None or after[0] <= before[0]:
+            return
+        self._bound = raised
+        wanted = after[0] - before[0]
+        lacking = wanted - hold.grow_within(wanted)
+        self._note_more()
+        if lacking:
+            tokens = -(-(input_tokens - bound.input_tokens) * lacking // wanted)
+            more = RequestBound(
+                bound.provider, bound.model, tokens, 1, terms=bound.terms, local=bound.local
+            )
+            self._requests.ask_more(self._scope, more, self._raised)
+
+    def _raised(self, outcome: Grant | BaseException) -> None:
+        if isinstance(outcome, Grant):
+            self._add(outcome)
+            self._note_more()
+            if not self._ends:  # it ended meanwhile
+                self._release_more()
+
+    def _add(self, more: Grant) -> None:
+        first, second = self._grant.hold, more.hold
+        if first is None or second is None or not first.absorb(second):
+            self._more.append(more)
+
     def _grown(self, more: int, outcome: Grant | BaseException) -> None:
         if isinstance(outcome, GuardError):
             if self._requests.lets_grow(self._scope, outcome):
@@ -184,10 +220,8 @@ class RequestHold:
             else:
                 self.refusal = outcome
         elif isinstance(outcome, Grant):
-            first, second = self._grant.hold, outcome.hold
             amount = granted_nanousd(outcome)
-            if first is None or second is None or not first.absorb(second):
-                self._more.append(outcome)
+            self._add(outcome)
             if self._take_more(amount):
                 paid = more if outcome.output_tokens is None else outcome.output_tokens
                 self.output_tokens = (self.output_tokens or 0) + paid
@@ -273,6 +307,9 @@ class _NotGated(RequestHold):
 
     def grow(self, output_tokens: int) -> None:
         """Nothing limits it."""
+
+    def raise_input(self, input_tokens: int) -> None:
+        """Nothing is set aside."""
 
 
 NOT_GATED: Final = _NotGated()

@@ -91,6 +91,7 @@ def _learn(host: str, bound: RequestBound, usage: Usage, reports: CallReports) -
         tokens = _prompt(usage)
         if tokens > (bound.input_tokens or 0):
             reports.ratios.learn(bound.model, bound.text_tokens, tokens)
+            reports.ratio_rose(bound.model)
 
 
 def _prompt(usage: Usage) -> int:

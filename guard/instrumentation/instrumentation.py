@@ -440,6 +440,16 @@ class Instrumentation:
             self._remember((event.provider, event.usage.response_id))
         self.session_used(event, scope)
 
+    def ratio_rose(self, model: str | None) -> None:
+        """Hold more for the open requests of a model whose prompts have more tokens than known."""
+        for call in list(self._open):
+            bound, hold = call.bound, call.hold
+            if bound is None or hold is None or bound.model != model or not bound.text_tokens:
+                continue
+            tokens = self.ratios.tokens(model, bound.text_tokens)
+            if tokens > (bound.input_tokens or tokens):
+                hold.raise_input(tokens)
+
     def was_cut_short(self) -> None:
         """Count an answer that ended at a limit that guard has put in."""
         self.cut_short += 1

@@ -85,6 +85,9 @@ class CallReports(Protocol):
     def goes_on(self, call: ObservedCall, event: InstrumentedCall, at_most: Usage) -> None:
         """Hold what a call has begun until a poll names its response."""
 
+    def ratio_rose(self, model: str | None) -> None:
+        """Hold more for the open requests of a model whose prompts have more tokens than known."""
+
     def was_cut_short(self) -> None:
         """Count an answer that ended at a limit that guard has put in."""
 
