@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import gc
-import threading
 from collections.abc import Callable, Iterator
-from typing import Any, Self
+from typing import Any
 
 import attrs
 import httpx2
@@ -27,6 +26,7 @@ import guard
 from guard.breaker.exceptions import GuardBlockedException
 from guard.integrations import langgraph, mcp
 from guard.integrations.agents import GuardRunHooks, guard_tool_input
+from tests.support.operators import Operator
 from tests.support.tool_asker import ToolAsker
 from tests.support.waiting import until
 
@@ -59,31 +59,6 @@ def protected_async() -> Any:
         return plain(path)
 
     return delete_files
-
-
-class Operator:
-    """Answers every question, and counts them."""
-
-    def __init__(self, tenant: Any, *, approves: bool = True) -> None:
-        self._tenant = tenant
-        self._approves = approves
-        self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self.asked: list[dict[str, Any]] = []
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ending.set()
-        self._thread.join(120)
-
-    def _run(self) -> None:
-        while not self._ending.wait(0.02):
-            for each in self._tenant.admin.approvals("pending"):
-                self.asked.append(each)
-                self._tenant.admin.answer_approval(each["approval_id"], approved=self._approves)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,137 @@
+"""Hooks the places where agent frameworks call their tools: each call passes the tool policy.
+
+Text protocols (dspy's ``ReAct``, code that a model writes for smolagents) name a tool in words
+that no HTTP client can tell from others; there these seams are the only check. A tool call that an
+adapter or another framework around it has checked already is not checked again
+(:func:`guard.integrations.tools.call_tool`).
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+from collections.abc import AsyncIterator, Callable
+from types import ModuleType
+from typing import Any
+
+from guard.asking.tool_calls import Watcher
+from guard.instrumentation import patching
+from guard.instrumentation.tool_table import CODE_RUNNER, TOOL_CALLERS, ToolCaller
+from guard.integrations import tools
+
+Wrap = Callable[[ToolCaller, Any], Any]
+
+
+def patch(module: ModuleType) -> None:
+    """Hook a framework's module.
+
+    Raises:
+        AttributeError: this version has other classes or methods.
+    """
+    if module.__name__ == CODE_RUNNER:
+        patching.replace(module.LocalPythonExecutor, "__call__", _run_code)
+        return
+    for caller in TOOL_CALLERS:
+        if caller.module != module.__name__:
+            continue
+        owner = getattr(module, caller.owner)
+        for names, wrap in ((caller.calls, _call), (caller.awaited, _await),
+                            (caller.streamed, _stream)):  # fmt: skip
+            for name in names:
+                if name not in owner.__dict__:
+                    raise AttributeError(f"{caller.owner} has no method {name} of its own")
+                patching.replace(owner, name, functools.partial(wrap, caller))
+
+
+def _call(caller: ToolCaller, original: Any) -> Any:
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **options: Any) -> Any:
+        name = _name(caller, self, args, options)
+        if name is None:
+            return original(self, *args, **options)
+        return tools.call_tool(
+            name, lambda: original(self, *args, **options), _watcher(caller, options)
+        )
+
+    return call
+
+
+def _await(caller: ToolCaller, original: Any) -> Any:
+    @functools.wraps(original)
+    async def call(self: Any, *args: Any, **options: Any) -> Any:
+        name = _name(caller, self, args, options)
+        if name is None:
+            return await original(self, *args, **options)
+        return await tools.call_tool_async(
+            name, lambda: original(self, *args, **options), _watcher(caller, options)
+        )
+
+    return call
+
+
+def _stream(caller: ToolCaller, original: Any) -> Any:
+    @functools.wraps(original)
+    async def call(self: Any, *args: Any, **options: Any) -> AsyncIterator[Any]:
+        name = _name(caller, self, args, options)
+        if name is None:
+            stream = original(self, *args, **options)
+        else:
+            stream = tools.stream_tool(
+                name, lambda: original(self, *args, **options), _watcher(caller, options)
+            )
+        async for each in stream:
+            yield each
+
+    return call
+
+
+def _name(
+    caller: ToolCaller, tool: Any, args: tuple[Any, ...], options: dict[str, Any]
+) -> str | None:
+    return None if patching.active() is None else caller.name_of(tool, args, options)
+
+
+def _watcher(caller: ToolCaller, options: dict[str, Any]) -> Watcher:
+    call_id = options.get("tool_call_id") or options.get("call_id")
+    return Watcher(caller.package, call_id if isinstance(call_id, str) else None)
+
+
+def _run_code(original: Any) -> Any:
+    """Let the tools and agents that a model's code calls run in the scope of its agent."""
+
+    @functools.wraps(original)
+    def run(self: Any, *args: Any, **options: Any) -> Any:
+        if patching.active() is None:
+            return original(self, *args, **options)
+        # Not by `carry`: its edge makes a refusal the public exception, which such code catches.
+        before, context = self.static_tools, contextvars.copy_context()
+        self.static_tools = {
+            name: _Carried(tool, context) if _is_called(tool) else tool
+            for name, tool in (before or {}).items()
+        }
+        try:
+            return original(self, *args, **options)
+        finally:
+            self.static_tools = before
+
+    return run
+
+
+class _Carried:
+    """A tool or an agent that is called in a context, whatever the thread's own is."""
+
+    def __init__(self, tool: Any, context: contextvars.Context) -> None:
+        self._tool = tool
+        self._context = context
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tool, name)
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        # A copy: two threads, or a tool inside a tool, cannot be in one context at once.
+        return self._context.copy().run(self._tool, *args, **options)
+
+
+def _is_called(tool: Any) -> bool:
+    """Tell whether a name in a model's code is a tool or an agent, not a plain function."""
+    return type(tool).__module__.partition(".")[0] not in ("builtins", "numpy")
