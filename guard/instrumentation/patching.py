@@ -36,7 +36,7 @@ _HOOKS: Final[dict[str, str]] = {
     "botocore.httpsession": "guard.instrumentation.botocore",
     "websockets.asyncio.client": "guard.instrumentation.websockets",
     "websockets.sync.client": "guard.instrumentation.websockets",
-    **dict.fromkeys(tool_table.MODULES, "guard.integrations.tool_seams"),
+    **dict.fromkeys(tool_table.PACKAGES, "guard.integrations.tool_seams"),
 }
 """Maps a client's or framework's module to the module here whose ``patch(module)`` hooks it."""
 

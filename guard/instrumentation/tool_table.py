@@ -119,6 +119,12 @@ TOOL_CALLERS: Final = (
 CODE_RUNNER: Final = "smolagents.local_python_executor"
 """Runs a model's code, with its tool calls, in a thread of its own."""
 
-MODULES: Final = (*dict.fromkeys(caller.module for caller in TOOL_CALLERS), CODE_RUNNER)
-PACKAGES: Final = {**{caller.module: caller.package for caller in TOOL_CALLERS},
-                   CODE_RUNNER: "smolagents"}  # fmt: skip
+ASSISTANT: Final = "autogen_agentchat.agents._assistant_agent"
+"""Runs tools in a task of its own, and waits for ever for one that raises no ``Exception``."""
+
+PACKAGES: Final[dict[str, str]] = {
+    **{caller.module: caller.package for caller in TOOL_CALLERS},
+    CODE_RUNNER: "smolagents",
+    ASSISTANT: "autogen_agentchat",
+}
+"""The frameworks' modules that are hooked, and the packages that they belong to."""

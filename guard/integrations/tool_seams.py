@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import contextvars
 import functools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from types import ModuleType
 from typing import Any
 
 from guard.asking.tool_calls import Watcher
 from guard.instrumentation import patching
-from guard.instrumentation.tool_table import CODE_RUNNER, TOOL_CALLERS, ToolCaller
+from guard.instrumentation.tool_table import ASSISTANT, CODE_RUNNER, TOOL_CALLERS, ToolCaller
 from guard.integrations import tools
-
-Wrap = Callable[[ToolCaller, Any], Any]
 
 
 def patch(module: ModuleType) -> None:
@@ -30,7 +28,8 @@ def patch(module: ModuleType) -> None:
     """
     if module.__name__ == CODE_RUNNER:
         patching.replace(module.LocalPythonExecutor, "__call__", _run_code)
-        return
+    if module.__name__ == ASSISTANT:
+        patching.replace(module.AssistantAgent, "_execute_tool_call", _end_stream)
     for caller in TOOL_CALLERS:
         if caller.module != module.__name__:
             continue
@@ -94,6 +93,23 @@ def _name(
 def _watcher(caller: ToolCaller, options: dict[str, Any]) -> Watcher:
     call_id = options.get("tool_call_id") or options.get("call_id")
     return Watcher(caller.package, call_id if isinstance(call_id, str) else None)
+
+
+def _end_stream(original: Any) -> Any:
+    """End the stream of a tool that was refused or killed: its reader waits for the end."""
+
+    @functools.wraps(original)
+    async def execute(*args: Any, **options: Any) -> Any:
+        try:
+            return await original(None, *args, **options)  # static: the instance is not used
+        except Exception:
+            raise
+        except BaseException:
+            if patching.active() is not None and "stream" in options:
+                options["stream"].put_nowait(None)
+            raise
+
+    return execute
 
 
 def _run_code(original: Any) -> Any:
