@@ -14,6 +14,7 @@ import attrs
 from guard.asking import decision_log
 from guard.asking.own_money import note_own_money
 from guard.asking.tool_calls import FUNCTION, ToolCall, Watcher
+from guard.asking.unchecked_tools import protected_names
 from guard.breaker.exceptions import (
     GuardError,
     GuardTransportError,
@@ -70,6 +71,7 @@ class Target:
         qualified = getattr(function, "__qualname__", name)
         module = getattr(function, "__module__", None)
         dotted = f"{module}.{qualified}" if module else qualified
+        protected_names.add(name)
         return cls(dotted[:_FUNCTION_LENGTH_MAX], name[: wire.NAME_LENGTH_MAX], sensitive)
 
 

@@ -108,6 +108,10 @@ class GuardStatus:
         unhooked_clients: HTTP clients whose version cannot be hooked: their requests are not seen.
         restored_hooks: methods of HTTP clients that other code had replaced without guard in them,
             and that guard has hooked again.
+        unhooked_tools: agent frameworks whose version calls its tools at a place that guard does
+            not know: their tools are checked only where an answer names them.
+        unchecked_tools: where there are rules for tools, those whose results were sent to a model
+            although guard has checked no call of them: by name, with counts.
     """
 
     state: State
@@ -137,3 +141,5 @@ class GuardStatus:
     waiting_calls: int = 0
     unhooked_clients: tuple[str, ...] = ()
     restored_hooks: tuple[str, ...] = ()
+    unhooked_tools: tuple[str, ...] = ()
+    unchecked_tools: tuple[tuple[str, int], ...] = ()

@@ -222,6 +222,7 @@ class GuardRuntime:
             gates_requests=lambda: self.gates_requests,
             warnings=lambda: self.warnings,
             reports=self.reports,
+            unchecked=lambda name: self.instrumentation.unseen.note_tool(name),
         )
         self.instrumentation = Instrumentation(
             record=self.events.record,
@@ -568,6 +569,8 @@ class GuardRuntime:
             unseen_requests=self.instrumentation.unseen.counts(),
             cut_short=self.instrumentation.cut_short,
             restored_hooks=self.instrumentation.restored_hooks(),
+            unhooked_tools=self.instrumentation.unhooked_tools(),
+            unchecked_tools=self.instrumentation.unseen.tools(),
             unpriced_models=self.requests.unpriced_models,
             waiting_calls=self._keeper.waiting,
         )

@@ -7,7 +7,7 @@ can be seen.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, Final
 
 import attrs
@@ -123,7 +123,8 @@ def _dspy() -> tuple[Any, Any]:
     from dspy.utils import DummyLM
 
     turns = [
-        {"next_thought": "-", "next_tool_name": "delete_files", "next_tool_args": '{"path": "/tmp/x"}'},
+        {"next_thought": "-", "next_tool_name": "delete_files",
+         "next_tool_args": '{"path": "/tmp/x"}'},
         {"next_thought": "-", "next_tool_name": "finish", "next_tool_args": "{}"},
         {"reasoning": "-", "answer": "gone"},
     ]  # fmt: skip
@@ -322,6 +323,3 @@ async def over_mcp() -> None:
     server.tool(name="delete_files")(delete_files)
     async with Client(server) as client:
         await client.session.call_tool("delete_files", {"path": ARGUMENT})
-
-
-Run = Callable[[], Awaitable[None] | None]

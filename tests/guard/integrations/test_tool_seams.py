@@ -1,6 +1,6 @@
-"""The frameworks' own calls of their tools: every framework, every decision (``nox -s frameworks``).
+"""The frameworks' own calls of their tools: every framework, every decision.
 
-What is not installed is skipped.
+``nox -s frameworks`` installs them all; what is not installed is skipped.
 """
 
 from __future__ import annotations
