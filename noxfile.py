@@ -155,13 +155,16 @@ def oldest_clients(session: nox.Session) -> None:
 
 @nox.session
 def frameworks(session: nox.Session) -> None:
-    """Run the tool policy in frameworks that have no adapter, with their current releases."""
+    """Run the tool policy in the frameworks that call tools, with their current releases."""
     session.install(
         "--quiet", "-e", ".[gateway]", "pytest", "pytest-asyncio", "pytest-timeout", "hypothesis",
         "pydantic-ai-slim[openai]", "crewai>=1.15", "llama-index-core>=0.14",
-        "llama-index-llms-openai>=0.8",
+        "llama-index-llms-openai>=0.8", "dspy>=3", "litellm>=1.110", "smolagents[openai]>=1.26",
+        "autogen-agentchat>=0.7", "autogen-ext>=0.7", "langgraph>=1.0", "mcp>=1",
     )  # fmt: skip
-    session.run("pytest", "tests/guard/integrations/test_frameworks.py", *session.posargs)
+    tests = "test_frameworks.py", "test_tool_seams.py"
+    paths = [f"tests/guard/integrations/{name}" for name in tests]
+    session.run("pytest", "-s", *paths, *session.posargs)
 
 
 @nox.session
