@@ -122,9 +122,13 @@ CODE_RUNNER: Final = "smolagents.local_python_executor"
 ASSISTANT: Final = "autogen_agentchat.agents._assistant_agent"
 """Runs tools in a task of its own, and waits for ever for one that raises no ``Exception``."""
 
+HANDLER: Final = "workflows.handler"
+"""Streams the events of LlamaIndex's agents, for ever if a run raises no ``Exception``."""
+
 PACKAGES: Final[dict[str, str]] = {
     **{caller.module: caller.package for caller in TOOL_CALLERS},
     CODE_RUNNER: "smolagents",
     ASSISTANT: "autogen_agentchat",
+    HANDLER: "llama_index.core",
 }
 """The frameworks' modules that are hooked, and the packages that they belong to."""

@@ -10,13 +10,20 @@ from __future__ import annotations
 
 import contextvars
 import functools
+import importlib
 from collections.abc import AsyncIterator
 from types import ModuleType
 from typing import Any
 
 from guard.asking.tool_calls import Watcher
 from guard.instrumentation import patching
-from guard.instrumentation.tool_table import ASSISTANT, CODE_RUNNER, TOOL_CALLERS, ToolCaller
+from guard.instrumentation.tool_table import (
+    ASSISTANT,
+    CODE_RUNNER,
+    HANDLER,
+    TOOL_CALLERS,
+    ToolCaller,
+)
 from guard.integrations import tools
 
 
@@ -30,6 +37,8 @@ def patch(module: ModuleType) -> None:
         patching.replace(module.LocalPythonExecutor, "__call__", _run_code)
     if module.__name__ == ASSISTANT:
         patching.replace(module.AssistantAgent, "_execute_tool_call", _end_stream)
+    if module.__name__ == HANDLER and hasattr(module, "WorkflowHandler"):
+        patching.replace(module.WorkflowHandler, "_handle_result_task_done", _end_events)
     for caller in TOOL_CALLERS:
         if caller.module != module.__name__:
             continue
@@ -110,6 +119,21 @@ def _end_stream(original: Any) -> Any:
             raise
 
     return execute
+
+
+def _end_events(original: Any) -> Any:
+    """End the events of a run that was refused or killed: their reader waits for the last one."""
+
+    @functools.wraps(original)
+    def done(self: Any, task: Any) -> None:
+        original(self, task)
+        error = None if task.cancelled() else task.exception()
+        queues = getattr(self._external_adapter, "_queues", None)
+        if patching.active() and error is not None and not isinstance(error, Exception) and queues:
+            stop: Any = importlib.import_module("workflows.events").StopEvent
+            queues.publish_queue.put_nowait(stop())
+
+    return done
 
 
 def _run_code(original: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Agents of frameworks without an adapter, with a stand-in of the vendor (``nox -s frameworks``)."""
+"""Agents of frameworks without an adapter, and a vendor's stand-in (``nox -s frameworks``)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import importlib.util
+import json
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -45,7 +46,11 @@ def model(asker: ToolAsker, monkeypatch: pytest.MonkeyPatch) -> Iterator[ToolAsk
 
 
 def delete_files(path: str) -> str:
-    """Delete the files below a path."""
+    """Delete the files below a path.
+
+    Args:
+        path: where they are.
+    """
     assert path == ARGUMENT
     ran.append("delete_files")
     return "gone"
@@ -235,32 +240,8 @@ async def smolagents_code(url: str) -> None:
     from smolagents import CodeAgent, OpenAIModel, tool
 
     model = OpenAIModel("gpt-4o", api_base=f"{url}/v1", api_key="sk-test")
-
-    def documented(path: str) -> str:
-        """Delete the files below a path.
-
-        Args:
-            path: where they are.
-        """
-        return delete_files(path)
-
-    documented.__name__ = "delete_files"
-    made = CodeAgent([], model, max_steps=3, verbosity_level=0)
-    made.tools["delete_files"] = tool_of(documented)
-    await asyncio.to_thread(made.run, PROMPT)
-
-
-def tool_of(function: Callable[[str], str]) -> Any:
-    from smolagents import Tool
-
-    class DeleteFiles(Tool):  # type: ignore[misc]
-        name, description, output_type = "delete_files", "Deletes files.", "string"
-        inputs: Any = {"path": {"type": "string", "description": "where they are"}}  # noqa: RUF012
-
-        def forward(self, path: str) -> str:
-            return function(path)
-
-    return DeleteFiles()
+    agent = CodeAgent([tool(delete_files)], model, max_steps=3, verbosity_level=0)
+    await asyncio.to_thread(agent.run, PROMPT)
 
 
 async def llama_index_react(url: str) -> None:
@@ -271,12 +252,17 @@ async def llama_index_react(url: str) -> None:
     await ReActAgent(tools=[delete_files], llm=llm, streaming=False).run(PROMPT)
 
 
-_TURN = "[[ ## next_thought ## ]]\n-\n[[ ## next_tool_name ## ]]\n{}\n[[ ## next_tool_args ## ]]\n{}\n[[ ## completed ## ]]"  # noqa: E501
+def fields(**values: str) -> str:
+    """Return an answer as dspy has its models write it."""
+    return "".join(f"[[ ## {name} ## ]]\n{text}\n" for name, text in values.items())
+
+
 _DSPY = (
-    _TURN.format("delete_files", '{"path": "%s"}' % ARGUMENT),
-    _TURN.format("finish", "{}"),
-    "[[ ## reasoning ## ]]\n-\n[[ ## answer ## ]]\ngone\n[[ ## completed ## ]]",
-)
+    fields(next_thought="-", next_tool_name="delete_files",
+           next_tool_args=json.dumps({"path": ARGUMENT})),
+    fields(next_thought="-", next_tool_name="finish", next_tool_args="{}"),
+    fields(reasoning="-", answer="gone"),
+)  # fmt: skip
 IN_WORDS = {
     "dspy": InWords("dspy", _DSPY, dspy_react),
     "dspy, awaited": InWords("dspy", _DSPY, dspy_react_async),
