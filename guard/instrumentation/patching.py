@@ -99,7 +99,8 @@ def unhooked() -> tuple[str, ...]:
 def unhooked_tools() -> tuple[str, ...]:
     """Return the frameworks whose version could not be hooked, so that tools run unchecked."""
     return tuple(dict.fromkeys(package for module, package in tool_table.PACKAGES.items()
-                               if package in sys.modules and _is_unhooked(module)))  # fmt: skip
+                               if module != tool_table.HANDLER  # it calls none
+                               and package in sys.modules and _is_unhooked(module)))  # fmt: skip
 
 
 def _is_unhooked(name: str) -> bool:

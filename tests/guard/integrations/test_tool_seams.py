@@ -105,6 +105,7 @@ def test_a_tool_runs_as_was_decided(
     calls = [e for e in events if e["type"] == "span" and e["data"].get("final")]
     assert tools == ["delete_files"] * len(ran)
     assert len(calls) == len(ran)
+    assert runtime.status().unhooked_tools == ()
     cells.append(name)
 
 
