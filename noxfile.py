@@ -63,10 +63,12 @@ def tests_rest(session: nox.Session) -> None:
 
 @nox.session
 def tests_full(session: nox.Session) -> None:
-    """Run every test: those of ``tests`` first, then the rest."""
+    """Run every test: those of ``tests``, then the rest, then beside other people's packages."""
     install(session)
     session.run(*PYTEST, "-m", f"not ({REST})", *session.posargs)
     session.run(*PYTEST, "-m", REST, *session.posargs)
+    for beside in ("frameworks", "patchers", "guests"):
+        session.notify(beside, posargs=[])
 
 
 @contextlib.contextmanager

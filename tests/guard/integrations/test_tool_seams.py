@@ -10,7 +10,6 @@ import contextlib
 import importlib
 import importlib.util
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +32,6 @@ OUTCOMES = {
     "paused": guard.WorkflowPausedException,
     "budget exhausted": guard.GuardBudgetError,
 }
-cells: list[str] = []
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _counted() -> Iterator[None]:
-    yield
-    print(f"\n{len(cells)} calls of tools, {len(set(cells))} ways, as their gateway decided")
 
 
 @pytest.fixture(autouse=True)
@@ -85,6 +77,7 @@ def require(name: str) -> None:
         pytest.skip(f"{package} is not installed")
 
 
+@pytest.mark.generator("frameworks' calls of tools, by way and decision")
 @pytest.mark.parametrize("outcome", OUTCOMES)
 @pytest.mark.parametrize("name", WAYS)
 def test_a_tool_runs_as_was_decided(
@@ -106,7 +99,6 @@ def test_a_tool_runs_as_was_decided(
     assert tools == ["delete_files"] * len(ran)
     assert len(calls) == len(ran)
     assert runtime.status().unhooked_tools == ()
-    cells.append(name)
 
 
 # -- once, whatever else sees the call -------------------------------------------------------------
