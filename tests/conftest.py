@@ -10,9 +10,10 @@ import os
 import signal
 import ssl
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import argon2
 import httpx
 import pytest
 from hypothesis import HealthCheck, settings
@@ -36,6 +37,11 @@ for _ask in (httpx.Client.__init__, httpx.AsyncClient.__init__, httpx.request,
              httpx.get, httpx.head, httpx.post, httpx.put, httpx.patch, httpx.delete):  # fmt: skip
     _ask.__kwdefaults__["timeout"] = httpx.Timeout(60.0)
 
+# Hashing a password is meant to be dear, and tests sign in hundreds of times. What it costs people
+# is tested where the gateway is a program (dashboard/test_password_command.py).
+_hasher: Any = argon2.PasswordHasher.__init__
+_hasher.__defaults__ = (1, 8, 1, *_hasher.__defaults__[3:])
+
 
 def _sharing(create: Callable[..., ssl.SSLContext]) -> Callable[..., ssl.SSLContext]:
     """Read the certificates of all authorities once, and not for each of thousands of clients."""
@@ -58,13 +64,22 @@ for _name in ("httpx", "httpx2"):
         _transports.create_ssl_context = _sharing(_transports.create_ssl_context)
 
 
-def pytest_collection_finish() -> None:
+# Thousands of modules and tests are made now, of which nothing is garbage.
+gc.disable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
     """Keep the garbage collector from going through every imported module again and again.
 
     A full collection took half a second, and many tests end with one.
     """
-    gc.collect()
-    gc.freeze()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 # -- how many cases the generators have gone through ----------------------------------------------
