@@ -16,6 +16,7 @@ from guard.runtime.runtime import GuardRuntime
 from guard.scope.scope import current_scope
 from tests.support.waiting import WAIT_S, until
 
+
 class Interrupted(BaseException):
     """What the signal handler raises."""
 
