@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import importlib.util
 import json
 from collections.abc import Awaitable, Callable, Iterator
@@ -34,15 +33,14 @@ def asker() -> Iterator[ToolAsker]:
 
 
 @pytest.fixture(autouse=True)
-def model(asker: ToolAsker, monkeypatch: pytest.MonkeyPatch) -> Iterator[ToolAsker]:
+def model(asker: ToolAsker, monkeypatch: pytest.MonkeyPatch) -> ToolAsker:
     """A model that wants to call ``delete_files``."""
     for name in ("CREWAI_DISABLE_TELEMETRY", "CREWAI_TRACING_ENABLED", "OTEL_SDK_DISABLED"):
         monkeypatch.setenv(name, "false" if "TRACING" in name else "true")
     monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
     ran.clear()
     asker.reset()
-    yield asker
-    gc.collect()
+    return asker
 
 
 def delete_files(path: str) -> str:

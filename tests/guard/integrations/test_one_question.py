@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -69,12 +68,11 @@ def asker() -> Iterator[ToolAsker]:
 
 
 @pytest.fixture
-def model(asker: ToolAsker) -> Iterator[ToolAsker]:
+def model(asker: ToolAsker) -> ToolAsker:
     ran.clear()
     asker.reset()
     asker.tools = ("delete_files",)
-    yield asker
-    gc.collect()
+    return asker
 
 
 @attrs.frozen
