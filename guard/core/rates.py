@@ -182,21 +182,11 @@ def worst_rates(rates: ModelRates, input_tokens: int | None, terms: Terms) -> tu
             input_tokens is not None and input_tokens <= row.above
         ):
             continue
-        # Each covered request comes here, and comparing takes a fifth of the time of `max`.
-        if row.input > in_rate:
-            in_rate = row.input
-        if row.cache_read > in_rate:
-            in_rate = row.cache_read
-        if writes and row.cache_write > in_rate:
-            in_rate = row.cache_write
-        if writes > 1 and row.cache_write_1h > in_rate:
-            in_rate = row.cache_write_1h
-        if row.output > out_rate:
-            out_rate = row.output
-        if row.reasoning > out_rate:
-            out_rate = row.reasoning
-        if not text_only:
-            in_rate, out_rate = max(in_rate, row.audio), max(out_rate, row.audio)
+        audio = 0 if text_only else row.audio
+        written = 0 if not writes else row.cache_write
+        written_1h = row.cache_write_1h if writes > 1 else 0
+        in_rate = max(in_rate, row.input, row.cache_read, written, written_1h, audio)
+        out_rate = max(out_rate, row.output, row.reasoning, audio)
     if asked or terms.surcharge_permille != PERMILLE:
         surcharge = _surcharge(asked, tier, terms.surcharge_permille)
         in_rate = -(-in_rate * surcharge // PERMILLE)

@@ -230,11 +230,12 @@ class ObservedCall:
 
     def asking_for_usage(self) -> bytes | None:
         """Return the body that asks a stream for its usage; None when it is not to be changed."""
-        usage, bound = self._reports.stream_usage, self.bound
+        bound = self.bound
+        if bound is not None and not bound.streams and bound.input_tokens is not None:
+            return None  # its body was read, and asks for no stream
+        usage = self._reports.stream_usage
         if not self.endpoint.injectable or not usage.is_on:
             return None
-        if bound is not None and bound.input_tokens is not None and not bound.streams:
-            return None  # its body was read, and asks for no stream
         plain = self._body()
         found = usage.asked(self.host, plain)
         if found is None:

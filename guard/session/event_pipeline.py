@@ -122,9 +122,11 @@ class EventPipeline:
             model: that was asked for.
         """
         now_ms, serial = time.time_ns() // 1_000_000, next(self.ids.count)
-        if self._journal is not None or self.has_journal:
-            assert self._journal is not None
-            entry = self._journal.begin(reservation_id, amount, model, now_ms, serial)
+        journal = self._journal
+        if journal is None and self._settings.spool_dir is not None and self.has_journal:
+            journal = self._journal
+        if journal is not None:
+            entry = journal.begin(reservation_id, amount, model, now_ms, serial)
             if entry is not None:
                 return entry
         return UnwrittenEntry(self._leases, reservation_id, amount, now_ms, serial)

@@ -155,17 +155,18 @@ class LeaseBook:
             worst = worst_case(rates, bound)
             if worst is None:
                 return None
-            if lease.free < worst[0]:
+            amount, paid_output = worst
+            if lease.free < amount:
                 lease.reclaim()
-                if lease.free < worst[0]:
+                if lease.free < amount:
                     return None
             if lease.calls is not None:
                 if lease.calls < calls:
                     return None
                 lease.calls -= calls
             lane.calls += calls
-            lease.take(worst[0], now_s)
-        return Hold(self, lease, worst[0]), rates, worst[1]
+            lease.take(amount, now_s)
+        return Hold(self, lease, amount), rates, paid_output
 
     def needs(self, key: LaneKey, subject: Subject, bound: RequestBound | None) -> int:
         """Return what a call is expected to take; 0 when that is not known yet."""
