@@ -63,10 +63,12 @@ def tests_rest(session: nox.Session) -> None:
 
 @nox.session
 def tests_full(session: nox.Session) -> None:
-    """Run every test: those of ``tests`` first, then the rest."""
+    """Run every test: those of ``tests``, then the rest, then beside other people's packages."""
     install(session)
     session.run(*PYTEST, "-m", f"not ({REST})", *session.posargs)
     session.run(*PYTEST, "-m", REST, *session.posargs)
+    for beside in ("frameworks", "patchers", "guests"):
+        session.notify(beside, posargs=[])
 
 
 @contextlib.contextmanager
@@ -155,13 +157,16 @@ def oldest_clients(session: nox.Session) -> None:
 
 @nox.session
 def frameworks(session: nox.Session) -> None:
-    """Run the tool policy in frameworks that have no adapter, with their current releases."""
+    """Run the tool policy in the frameworks that call tools, with their current releases."""
     session.install(
         "--quiet", "-e", ".[gateway]", "pytest", "pytest-asyncio", "pytest-timeout", "hypothesis",
         "pydantic-ai-slim[openai]", "crewai>=1.15", "llama-index-core>=0.14",
-        "llama-index-llms-openai>=0.8",
+        "llama-index-llms-openai>=0.8", "dspy>=3", "litellm>=1.110", "smolagents[openai]>=1.26",
+        "autogen-agentchat>=0.7", "autogen-ext>=0.7", "langgraph>=1.0", "mcp>=1",
     )  # fmt: skip
-    session.run("pytest", "tests/guard/integrations/test_frameworks.py", *session.posargs)
+    tests = "test_frameworks.py", "test_tool_seams.py"
+    paths = [f"tests/guard/integrations/{name}" for name in tests]
+    session.run("pytest", "-s", *paths, *session.posargs)
 
 
 @nox.session

@@ -14,6 +14,7 @@ import attrs
 from guard.asking import decision_log
 from guard.asking.own_money import note_own_money
 from guard.asking.tool_calls import FUNCTION, ToolCall, Watcher
+from guard.asking.unchecked_tools import protected_names
 from guard.breaker.exceptions import (
     GuardError,
     GuardTransportError,
@@ -70,6 +71,7 @@ class Target:
         qualified = getattr(function, "__qualname__", name)
         module = getattr(function, "__module__", None)
         dotted = f"{module}.{qualified}" if module else qualified
+        protected_names.add(name)
         return cls(dotted[:_FUNCTION_LENGTH_MAX], name[: wire.NAME_LENGTH_MAX], sensitive)
 
 
@@ -87,6 +89,7 @@ class ProtectedCall(Edge):
         "_call_scope",
         "_entry",
         "_record",
+        "_reply",
         "_runtime",
         "_started",
         "_target",
@@ -111,6 +114,8 @@ class ProtectedCall(Edge):
         # Whether the first step has begun: from then on a pause no longer stops it.
         self._started = False
         self.tool_call: ToolCall | None = None
+        # What a reservation of its own is renewed for, as long as it is here.
+        self._reply: wire.GateReply | None = None
 
     # -- the gate -----------------------------------------------------------------------------
 
@@ -272,6 +277,7 @@ class ProtectedCall(Edge):
             record.reservation_id = hold.lease.lease_id
         elif reply is not None:
             record.reservation_id = reply.reservation_id
+            self._reply = reply
         if reply is not None and reply.warnings:
             self._runtime.warnings.report(reply.warnings, self._call_scope, self._target.tool_name)
 
@@ -369,6 +375,7 @@ class ProtectedCall(Edge):
         if not self._admitted:
             return False
         self._admitted = False
+        self._reply = None
         if self.tool_call is not None and self._target.watcher.surrounds:
             self._runtime.tools.calls.left(self.tool_call, self._target.watcher)
         hold = self._record.hold

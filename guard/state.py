@@ -94,7 +94,8 @@ class GuardStatus:
         mode: ``enforce``, ``observe`` (nothing is refused) or ``off``.
         workflow: the workflow of everything outside of one; None before the gateway has answered.
         journal: what keeps requests under way for the case that this process dies: ``open``,
-            ``none`` (no spool, or no request yet) or ``failed`` (it cannot be written).
+            ``none`` (no spool, or no request yet) or ``failed`` (it cannot be written). Without
+            it the gateway is told of them, and charges them when their lease expires.
         unseen_requests: LLM requests that could not be metered, and realtime sessions (``wss://``),
             for which nothing is set aside: by host and path, with their counts, the most frequent
             first.
@@ -107,6 +108,10 @@ class GuardStatus:
         unhooked_clients: HTTP clients whose version cannot be hooked: their requests are not seen.
         restored_hooks: methods of HTTP clients that other code had replaced without guard in them,
             and that guard has hooked again.
+        unhooked_tools: agent frameworks whose version calls its tools at a place that guard does
+            not know: their tools are checked only where an answer names them.
+        unchecked_tools: where there are rules for tools, those whose results were sent to a model
+            although guard has checked no call of them: by name, with counts.
     """
 
     state: State
@@ -136,3 +141,5 @@ class GuardStatus:
     waiting_calls: int = 0
     unhooked_clients: tuple[str, ...] = ()
     restored_hooks: tuple[str, ...] = ()
+    unhooked_tools: tuple[str, ...] = ()
+    unchecked_tools: tuple[tuple[str, int], ...] = ()

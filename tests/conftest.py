@@ -9,10 +9,13 @@ import importlib
 import os
 import signal
 import ssl
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import argon2
 import httpx
+import pytest
 from hypothesis import HealthCheck, settings
 
 # A run that was started in the background inherits an ignored SIGINT, and so would every program
@@ -33,6 +36,11 @@ settings.load_profile("suite")
 for _ask in (httpx.Client.__init__, httpx.AsyncClient.__init__, httpx.request,
              httpx.get, httpx.head, httpx.post, httpx.put, httpx.patch, httpx.delete):  # fmt: skip
     _ask.__kwdefaults__["timeout"] = httpx.Timeout(60.0)
+
+# Hashing a password is meant to be dear, and tests sign in hundreds of times. What it costs people
+# is tested where the gateway is a program (dashboard/test_password_command.py).
+_hasher: Any = argon2.PasswordHasher.__init__
+_hasher.__defaults__ = (1, 8, 1, *_hasher.__defaults__[3:])
 
 
 def _sharing(create: Callable[..., ssl.SSLContext]) -> Callable[..., ssl.SSLContext]:
@@ -56,10 +64,52 @@ for _name in ("httpx", "httpx2"):
         _transports.create_ssl_context = _sharing(_transports.create_ssl_context)
 
 
-def pytest_collection_finish() -> None:
+# Thousands of modules and tests are made now, of which nothing is garbage.
+gc.disable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
     """Keep the garbage collector from going through every imported module again and again.
 
     A full collection took half a second, and many tests end with one.
     """
-    gc.collect()
-    gc.freeze()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
+
+
+# -- how many cases the generators have gone through ----------------------------------------------
+
+
+@pytest.fixture
+def count_cases(request: pytest.FixtureRequest) -> Callable[[int], None]:
+    """Counts the cases of a generator that goes through many of them in one test."""
+    said = request.node.user_properties
+    return lambda number: said.append(("cases", number))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let the report of a generator's test name the generator."""
+    for item in items:
+        marker = item.get_closest_marker("generator")
+        if marker is not None:
+            item.user_properties.append(("generator", marker.args[0]))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the cases of each generator: a test is one case, unless it has counted its own."""
+    cases: Counter[str] = Counter()
+    for report in terminalreporter.getreports("passed"):
+        said = report.user_properties
+        counted = [number for what, number in said if what == "cases"]
+        for what, name in said:
+            if what == "generator":
+                cases[name] += sum(counted) if counted else 1
+    if cases:
+        terminalreporter.section("generated cases that passed")
+        for name, number in sorted(cases.items()):
+            terminalreporter.line(f"{number:>9,} {name}")

@@ -17,6 +17,7 @@ from msgspec import structs
 
 from guard.asking import decision_log
 from guard.asking.errand import Errand, as_public
+from guard.asking.renewals import Renewals
 from guard.asking.updates import LeaseUpdates
 from guard.breaker.exceptions import (
     GuardBudgetError,
@@ -69,6 +70,7 @@ class Courier:
         admission: bounds the questions over HTTP.
         decisions: learns the budgets that replies carry.
         unread: the LLM answers that are unread, whose holds are larger than what they cost.
+        renewals: renew what is held without a lease.
 
     Attributes:
         inbox: where callers put their questions, from any thread.
@@ -84,6 +86,7 @@ class Courier:
         admission: Admission,
         decisions: Decisions,
         unread: UnreadAnswers,
+        renewals: Renewals,
     ) -> None:
         self._link = link
         self._events = events
@@ -92,6 +95,7 @@ class Courier:
         self._admission = admission
         self._decisions = decisions
         self._unread = unread
+        self._renewals = renewals
         # Appended to by callers' threads, emptied on the loop; both ends are atomic.
         self.inbox: deque[Question] = deque()
         # Of the loop: the session waits for it before it closes.
@@ -108,6 +112,7 @@ class Courier:
         self._is_carrying_out = False
         self._desk.after_fork()
         self._updates.after_fork()
+        self._renewals.after_fork()
         self._admission.after_fork()
 
     # -- callers ----------------------------------------------------------------------------------
@@ -156,6 +161,7 @@ class Courier:
             session.asks.sweep(now_s)
         decision_log.is_on()
         self.carry_out(self._desk.tick(now_s))
+        self._renewals.tick(now_s)
 
     def room(self, call_ids: Iterable[str]) -> None:
         """Money has come back for calls that wait in line."""
@@ -213,6 +219,8 @@ class Courier:
     def _complete(self, effect: Complete) -> None:
         ticket: Any = effect.question.ticket
         if ticket.set_running_or_notify_cancel():
+            if effect.grant.reply is not None:
+                self._renewals.add(effect.grant.reply)
             ticket.set_result(effect.grant)
         else:  # cancelled meanwhile: what was granted must not stay set aside
             self.give_back(effect.grant)
@@ -399,6 +407,7 @@ class Courier:
             error,
             for_money=isinstance(error, GuardBudgetError | GuardChainError),
             is_unanswered=isinstance(error, GuardTransportError),
+            for_all=session is not None and session.client.left_alone(wire.GATE_PATH) is not None,
         )
 
 

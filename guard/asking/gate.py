@@ -251,6 +251,7 @@ class Gate:
         question.ends_s = time.monotonic() + timeout_s
         question.answer_s = timeout_s
         question.request.key_limit = self._link.key_limit
+        question.request.renewed = True
         if waits:
             question.request.wait_ms = self._wait_ms
             question.request.paces = self._paces

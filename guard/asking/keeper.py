@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from guard.asking.courier import Courier
+from guard.asking.renewals import Renewals
 from guard.asking.updates import LeaseUpdates
 from guard.core import wire
 from guard.core.leases import Desk
@@ -27,6 +28,7 @@ class Keeper:
         courier: carries out what the desk wants done.
         updates: sends what goes back.
         unread: reads the LLM answers that are unread, so that their holds settle.
+        renewals: renew what is held without a lease.
     """
 
     def __init__(
@@ -35,11 +37,13 @@ class Keeper:
         courier: Courier,
         updates: LeaseUpdates,
         unread: UnreadAnswers,
+        renewals: Renewals,
     ) -> None:
         self._desk = desk
         self._courier = courier
         self._updates = updates
         self._unread = unread
+        self._renewals = renewals
 
     @property
     def asking(self) -> int:
@@ -103,3 +107,4 @@ class Keeper:
     async def stop(self) -> None:
         """End the requests that are under way."""
         await self._updates.stop()
+        await self._renewals.stop()

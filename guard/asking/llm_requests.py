@@ -30,7 +30,6 @@ from guard.core.leases import (
     LaneKey,
     LeaseBook,
     Question,
-    Subject,
     request_subject,
     worst_case,
 )
@@ -99,7 +98,7 @@ class LlmRequests:
         ceiling = None if options is None else options.ceiling
         if not self.is_on:
             return NOT_GATED if ceiling is None else None
-        lane, subject = lane_of(scope, bound), subject_of(bound)
+        lane, subject = lane_of(scope, bound), request_subject(bound.provider, bound.local)
         if ceiling is not None and self._too_dear(ceiling, scope, bound) is not None:
             return None
         calls = 1 if call is None else 0
@@ -168,11 +167,18 @@ class LlmRequests:
             action="budget",
         )
 
+    def _rates(self, scope: Scope, bound: RequestBound) -> wire.ModelRates | None:
+        """Return what a request's model costs, if a lease of its lane has said so."""
+        subject = request_subject(bound.provider, bound.local)
+        return self._leases.rates(lane_of(scope, bound), subject)
+
     # -- the option limit_cents -------------------------------------------------------------------
 
     def _too_dear(self, ceiling: Ceiling, scope: Scope, bound: RequestBound) -> int | None:
         """Return what a request could cost if that is known to be above the ceiling."""
-        rates = self._leases.rates(lane_of(scope, bound), subject_of(bound))
+        rates = self._leases.rates(
+            lane_of(scope, bound), request_subject(bound.provider, bound.local)
+        )
         worst = None if rates is None else worst_case(rates, bound)
         if worst is None or ceiling.short_of(worst[0]) is None:
             return None
@@ -256,6 +262,7 @@ class LlmRequests:
             within=None if call is None else call.call_id,
             held=held,
             grows=grows,
+            unjournaled=not self._events.has_journal,
         )
         if not grows:
             note_own_money(request, scope, gates_requests=True)
@@ -263,7 +270,7 @@ class LlmRequests:
         return Question(
             request,
             lane_of(scope, bound),
-            subject_of(bound),
+            request_subject(bound.provider, bound.local),
             bound,
             calls,
         )
@@ -273,7 +280,9 @@ class LlmRequests:
     ) -> GuardError | WorkflowKilledInterrupt:
         if not isinstance(exc, GuardBlockedException):
             return exc
-        rates = self._leases.rates(lane_of(scope, bound), subject_of(bound))
+        rates = self._leases.rates(
+            lane_of(scope, bound), request_subject(bound.provider, bound.local)
+        )
         return _explained(exc, bound, rates)
 
     def _without_cover(
@@ -318,11 +327,6 @@ def lane_of(scope: Scope, bound: RequestBound) -> LaneKey:
     """Return the lane of a request."""
     model = bound.model or wire.UNKNOWN_MODEL
     return scope.workflow_id, scope.agent, scope.chain_id, scope.user, model
-
-
-def subject_of(bound: RequestBound) -> Subject:
-    """Return what a lease has to cover for a request."""
-    return request_subject(bound.provider, bound.local)
 
 
 def _least(bound: RequestBound) -> int | None:

@@ -13,7 +13,7 @@ from guard.core import wire
 from guard.core.call_options import Ceiling
 from guard.core.leases import Grant, cost_of, worst_case
 from guard.core.request_bound import RequestBound
-from guard.delivery.journal import JournalEntry
+from guard.delivery.unwritten import BegunRequest
 from guard.scope.scope import Scope
 
 if TYPE_CHECKING:  # pulls in every vendor's format
@@ -26,8 +26,8 @@ _GROWTH: Final = 1024
 class Requests(Protocol):
     """What a hold needs; see ``LlmRequests``."""
 
-    def begin(self, reservation_id: str, amount: int, model: str | None) -> JournalEntry | None:
-        """Note in the journal that a request is about to be sent."""
+    def begin(self, reservation_id: str, amount: int, model: str | None) -> BegunRequest:
+        """Note that a request is about to be sent."""
 
     def release(self, grant: Grant) -> None:
         """Give back what a grant has set aside."""
@@ -55,7 +55,7 @@ class RequestHold:
         reservation_id: what the request's event names; None without cover.
         output_tokens: the largest output that it pays for; None if that is unknown.
         refusal: why a stream that has outgrown it may not go on; None while it may.
-        entry: its place in the journal, until its event is delivered; None where it has none.
+        entry: notes that it is under way, until its event is delivered; None without cover.
     """
 
     __slots__ = (
@@ -90,7 +90,7 @@ class RequestHold:
             self.reservation_id = grant.hold.lease.lease_id
         elif grant.reply is not None:
             self.reservation_id = grant.reply.reservation_id
-        self.entry: JournalEntry | None = None
+        self.entry: BegunRequest | None = None
         if self.reservation_id is not None:
             held = granted_nanousd(grant)
             if bound.local and held == 1:  # the least that the gateway holds: it is free
@@ -177,6 +177,42 @@ class RequestHold:
         )
         self._requests.ask_more(self._scope, wanted, functools.partial(self._grown, more))
 
+    def raise_input(self, input_tokens: int) -> None:
+        """The prompt may have more tokens than was known: hold that too, if there is money.
+
+        Else the next request would take what this one turns out to have cost. What the lease has
+        not is asked for in the background; a refusal ends nothing, as the request is under way.
+        """
+        hold, rates, bound = self._grant.hold, self._grant.rates, self._bound
+        if hold is None or rates is None or bound.input_tokens is None or not self._ends:
+            return
+        raised = msgspec.structs.replace(bound, input_tokens=input_tokens)
+        before, after = worst_case(rates, bound), worst_case(rates, raised)
+        if before is None or after is None or after[0] <= before[0]:
+            return
+        self._bound = raised
+        wanted = after[0] - before[0]
+        lacking = wanted - hold.grow_within(wanted)
+        self._note_more()
+        if lacking:
+            tokens = -(-(input_tokens - bound.input_tokens) * lacking // wanted)
+            more = RequestBound(
+                bound.provider, bound.model, tokens, 1, terms=bound.terms, local=bound.local
+            )
+            self._requests.ask_more(self._scope, more, self._raised)
+
+    def _raised(self, outcome: Grant | BaseException) -> None:
+        if isinstance(outcome, Grant):
+            self._add(outcome)
+            self._note_more()
+            if not self._ends:  # it ended meanwhile
+                self._release_more()
+
+    def _add(self, more: Grant) -> None:
+        first, second = self._grant.hold, more.hold
+        if first is None or second is None or not first.absorb(second):
+            self._more.append(more)
+
     def _grown(self, more: int, outcome: Grant | BaseException) -> None:
         if isinstance(outcome, GuardError):
             if self._requests.lets_grow(self._scope, outcome):
@@ -184,10 +220,8 @@ class RequestHold:
             else:
                 self.refusal = outcome
         elif isinstance(outcome, Grant):
-            first, second = self._grant.hold, outcome.hold
             amount = granted_nanousd(outcome)
-            if first is None or second is None or not first.absorb(second):
-                self._more.append(outcome)
+            self._add(outcome)
             if self._take_more(amount):
                 paid = more if outcome.output_tokens is None else outcome.output_tokens
                 self.output_tokens = (self.output_tokens or 0) + paid
@@ -273,6 +307,9 @@ class _NotGated(RequestHold):
 
     def grow(self, output_tokens: int) -> None:
         """Nothing limits it."""
+
+    def raise_input(self, input_tokens: int) -> None:
+        """Nothing is set aside."""
 
 
 NOT_GATED: Final = _NotGated()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from guard.asking.gate import Gate
 from guard.asking.reports import Reports
 from guard.asking.tool_calls import ToolCall, ToolCalls, Watcher
+from guard.asking.unchecked_tools import UncheckedTools
 from guard.breaker.exceptions import GuardError, GuardToolBlockedError, WorkflowKilledInterrupt
 from guard.control.bodies import require_task
 from guard.control.enforcement import Enforcement, refusal_in
@@ -31,9 +32,11 @@ class ToolPolicy:
         gates_requests: returns whether LLM requests are covered one by one.
         warnings: returns what reports the gateway's warnings.
         reports: takes errors; where it does not enforce, an answer that is refused goes on.
+        unchecked: takes the name of a tool that has run without a check.
 
     Attributes:
         calls: the tool calls that the gateway has allowed.
+        unchecked: finds the tools that have run without a check.
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class ToolPolicy:
         gates_requests: Callable[[], bool],
         warnings: Callable[[], WarningLog],
         reports: Reports,
+        unchecked: Callable[[str], None],
     ) -> None:
         self._enforcement = enforcement
         self._gate = gate
@@ -52,6 +56,7 @@ class ToolPolicy:
         self._gates_requests = gates_requests
         self._warnings = warnings
         self._reports = reports
+        self.unchecked = UncheckedTools(unchecked)
         self.calls = ToolCalls(background, lambda reply: gate.give_back(Grant(reply)))
 
     def after_fork(self) -> None:
@@ -70,6 +75,10 @@ class ToolPolicy:
             return None
         return rules.for_scope(scope.workflow_id, scope.agent)
 
+    def results(self, body: bytes) -> None:
+        """Name the tools without a check whose results a request sends to a model."""
+        self.unchecked.sent(body)
+
     def check(self, scope: Scope, names: list[str]) -> list[str]:
         """Check tools against the local rules; return those that the gateway decides about.
 
@@ -77,6 +86,7 @@ class ToolPolicy:
             Refusal: one of them is blocked.
         """
         rules = self._rules(scope)
+        self.unchecked.checked(names)
         questions: list[str] = []
         for name in names if rules is not None else ():
             verdict = rules.verdict(name)  # type: ignore[union-attr]  # without rules, no names

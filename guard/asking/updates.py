@@ -90,7 +90,7 @@ class LeaseUpdates:
         while not await self._delivered(session) and time.monotonic() < until_s:
             for update in updates:
                 lease = update.lease
-                await self._send(session, Update(lease, wire.LeaseUpdate(lease.lease_id)))
+                await self._send(session, self._desk.renewal(lease))
             await asyncio.sleep(_RETRY_S)
         for update in updates:
             await self._send(session, update)
@@ -111,24 +111,31 @@ class LeaseUpdates:
         body = wire.encode(update.body)
         answer = await session.asks.request("gate/lease", key, body, _ANSWER_S)
         try:
-            state = await _state(session, update, key, answer)
+            state = await state_of(session, update.body, key, answer)
         except GuardError as exc:  # the gateway lets it expire
             logger.debug("a lease could not be updated: %s", exc)
         else:
             self._desk.updated(update, state, sent_s)
 
 
-async def _state(
-    session: Session, update: Update, key: str, told: wire.Told | None
+async def state_of(
+    session: Session, update: wire.LeaseUpdate, key: str, told: wire.Told | None
 ) -> wire.LeaseState | None:
-    """Return what became of a lease; None when the gateway does not know it."""
+    """Return what became of a lease; None when the gateway does not know it.
+
+    Args:
+        session: with the gateway.
+        update: what was sent.
+        key: its idempotency key.
+        told: the answer over the socket; None without one: it is sent over HTTP.
+    """
     if told is not None:
         if told.status == 404:
             return None
         reply = Reply(wire.LEASE_PATH, told.status, bytes(told.body), now_s=time.time())
         return session.client.read(reply, wire.LeaseState)
     try:
-        return await session.client.update_lease(update.body, key)
+        return await session.client.update_lease(update, key)
     except GuardTransportError as exc:
         if exc.source == "GATEWAY_ERROR" and not exc.retryable:
             return None

@@ -105,7 +105,7 @@ class Enforcement:
             Refusal: paused or exhausted; the scope's boundary makes it a public exception.
             GuardError: the same in a process's default workflow, which has no boundary.
         """
-        halt = self._halt_of_request(scope)
+        halt = self._halt_of_request(scope) if self.control.stops_requests else None
         if halt is None:
             return False
         error = exception_for_halt(halt, scope.workflow_id)

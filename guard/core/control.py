@@ -8,6 +8,7 @@ only that run. A pause that lifts itself counts until then; afterwards the earli
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final, Literal
@@ -193,6 +194,11 @@ class ControlState:
     epoch: str = ""
     timed_pauses: HaltMarks = HaltMarks()
     tools: CompiledToolRules | None = None
+
+    @functools.cached_property
+    def stops_requests(self) -> bool:
+        """Whether any LLM request may have to stop; looked at before each of them."""
+        return bool(self.kills or self.pauses or self.timed_pauses or self.budgets)
 
     @property
     def tools_version(self) -> str:

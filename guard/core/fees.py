@@ -35,7 +35,7 @@ _ANTHROPIC: Final = Source("https://platform.claude.com/docs/en/about-claude/pri
 _DALL_E: Final = Source("https://platform.openai.com/docs/models/dall-e-3", "2026-11")
 _SPEECH: Final = Source("https://platform.openai.com/docs/models/tts-1", "2026-11")
 _GOOGLE: Final = Source("https://ai.google.dev/gemini-api/docs/pricing", "2026-11")
-_VERTEX: Final = Source("https://cloud.google.com/vertex-ai/generative-ai/pricing", "2026-11")
+_VERTEX: Final = Source("https://cloud.google.com/vertex-ai/generative-ai/pricing", "2026-06")
 _PERPLEXITY: Final = Source("https://docs.perplexity.ai/getting-started/pricing", "2026-09")
 
 OPENAI_SEARCH: Final = "openai web search"
@@ -78,6 +78,7 @@ FEES: Final[Mapping[str, Fee]] = {
     GOOGLE_SEARCHED_PROMPT: Fee(35_000_000, "prompt", _GOOGLE),
     GOOGLE_SEARCH: Fee(14_000_000, "query", _GOOGLE),
     GOOGLE_MAPPED_PROMPT: Fee(25_000_000, "prompt", _GOOGLE),
+    # "Web Grounding for Enterprise" of Gemini 2.0 and 2.5; since Gemini 3 by the query, too.
     GOOGLE_ENTERPRISE_PROMPT: Fee(45_000_000, "prompt", _VERTEX),
     # Of Sonar, by how much context its search takes; deep research by the search instead.
     "perplexity request low": Fee(5_000_000, "request", _PERPLEXITY),

@@ -182,12 +182,11 @@ def worst_rates(rates: ModelRates, input_tokens: int | None, terms: Terms) -> tu
             input_tokens is not None and input_tokens <= row.above
         ):
             continue
-        in_rate = max(in_rate, row.input, row.cache_read)
-        out_rate = max(out_rate, row.output, row.reasoning)
-        if writes:
-            in_rate = max(in_rate, row.cache_write, row.cache_write_1h if writes > 1 else 0)
-        if not text_only:
-            in_rate, out_rate = max(in_rate, row.audio), max(out_rate, row.audio)
+        audio = 0 if text_only else row.audio
+        written = 0 if not writes else row.cache_write
+        written_1h = row.cache_write_1h if writes > 1 else 0
+        in_rate = max(in_rate, row.input, row.cache_read, written, written_1h, audio)
+        out_rate = max(out_rate, row.output, row.reasoning, audio)
     if asked or terms.surcharge_permille != PERMILLE:
         surcharge = _surcharge(asked, tier, terms.surcharge_permille)
         in_rate = -(-in_rate * surcharge // PERMILLE)

@@ -149,11 +149,13 @@ class Spool:
         self.pending = 0
         _spools.add(self)
 
-    def take_over(self, *, also_living: bool = False) -> int:
+    def take_over(self, *, also_living: bool = False, of_all: bool = False) -> int:
         """Write down what dead processes have left open in their journals.
 
         Args:
             also_living: whether to take that of living ones too, since nobody charges it later.
+            of_all: whether what other owners have left, here and in journals, becomes this one's,
+                because their keys are revoked.
 
         Returns:
             How many requests that were.
@@ -162,9 +164,14 @@ class Spool:
         for left in left_behind(self._directory, also_living=also_living):
             events = [event_of_open(request) for request in left.requests]
             if events:
-                self.append(events, left.owner)
+                self.append(events, self._owner if of_all else left.owner)
             taken += len(events)
+        if of_all:
+            self._with_file(self._own_all)
         return taken
+
+    def _own_all(self, connection: sqlite3.Connection) -> None:
+        connection.execute("UPDATE OR REPLACE events SET owner = ?", (self._owner,))
 
     def append(self, events: Sequence[Spooled], owner: bytes | None = None) -> int:
         """Write events; once written they survive a SIGKILL.

@@ -156,6 +156,7 @@ class GatewayApp:
             self.storage,
             self.operators,
             gatekeeper.recent,
+            self.catalogue,
             clock_ms,
             private_webhooks=settings.private_webhooks,
         )

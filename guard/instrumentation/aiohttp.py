@@ -193,10 +193,7 @@ def _begin(
 
 
 def _ask_for_usage(call: ObservedCall, session: Any, options: dict[str, Any]) -> None:
-    observer = patching.active()
-    if observer is None:
-        return
-    body = call.asking_for_usage(observer.stream_usage, lambda: _body(session, options))
+    body = call.asking_for_usage()
     if body is not None and not _replace(session, options, body):
         call.filter = None
 

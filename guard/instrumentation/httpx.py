@@ -30,7 +30,6 @@ from guard.instrumentation.interruptible import (
     other_request_async,
 )
 from guard.instrumentation.observed_call import ObservedCall, call_being_sent, is_signed
-from guard.instrumentation.observer import Observer
 from guard.instrumentation.sending import answer_of, status_of
 from guard.instrumentation.tool_watch import (
     check_answer,
@@ -260,20 +259,15 @@ def _begin(request: Any, outgoing: Outgoing) -> ObservedCall | None:
 
 def _make_ready(call: ObservedCall, client: Any, request: Any, outgoing: Outgoing) -> None:
     """Let a stream say its usage, once the request has its output limit; watch when it leaves."""
-    observer = patching.active()
-    if observer is not None:
-        _ask_for_usage(observer, call, request, outgoing)
+    body = call.asking_for_usage()
+    if body is not None:
+        _ask_for_usage(call, request, body, outgoing)
     outgoing.watch(call, client, request)
 
 
-def _ask_for_usage(
-    observer: Observer, call: ObservedCall, request: Any, outgoing: Outgoing
-) -> None:
-    before = call.asking_for_usage(observer.stream_usage, lambda: _body(request))
-    if before is None:
-        return
+def _ask_for_usage(call: ObservedCall, request: Any, body: bytes, outgoing: Outgoing) -> None:
     encoding = request.headers.get("accept-encoding")
-    if outgoing.replace(request, before):
+    if outgoing.replace(request, body):
         # The added chunk must be removed again, so the stream must not be compressed.
         request.headers["accept-encoding"] = "identity"
         request.extensions = {**request.extensions, _ENCODING: encoding}

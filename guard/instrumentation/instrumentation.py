@@ -145,6 +145,8 @@ class Instrumentation:
     def look(self) -> None:
         """Put back the hooks that other code has taken out; cheap where there is none."""
         patching.look()
+        for package in self.unhooked_tools():
+            self.unseen.note_framework(package)
 
     def restored_hooks(self) -> tuple[str, ...]:
         """Return the methods of clients that other code had set back, hooked again since."""
@@ -154,6 +156,10 @@ class Instrumentation:
         """Return the clients that could not be hooked."""
         return patching.unhooked()
 
+    def unhooked_tools(self) -> tuple[str, ...]:
+        """Return the agent frameworks whose calls of tools could not be hooked."""
+        return patching.unhooked_tools()
+
     def uninstall(self) -> None:
         """Remove the hooks. Idempotent."""
         patching.uninstall(self)
@@ -161,6 +167,7 @@ class Instrumentation:
 
     def close(self) -> None:
         """Remove the hooks, and record what calls that are still open have used so far."""
+        self.look()
         self.uninstall()
         for call in list(self._open):
             call.abandon()
@@ -230,6 +237,8 @@ class Instrumentation:
             patching.look()
         if self._gate is not None and endpoint.asks and not observed:
             self._cover(self._gate, call, path, body, replace)
+        if self.tools is not None and endpoint.asks and self.tools.applies(scope):
+            self.tools.results(body())
         self._open.add(call)
         return call
 
@@ -439,6 +448,16 @@ class Instrumentation:
         if event.usage is not None and event.usage.response_id is not None:
             self._remember((event.provider, event.usage.response_id))
         self.session_used(event, scope)
+
+    def ratio_rose(self, model: str | None) -> None:
+        """Hold more for the open requests of a model whose prompts have more tokens than known."""
+        for call in list(self._open):
+            bound, hold = call.bound, call.hold
+            if bound is None or hold is None or bound.model != model or not bound.text_tokens:
+                continue
+            tokens = self.ratios.tokens(model, bound.text_tokens)
+            if tokens > (bound.input_tokens or tokens):
+                hold.raise_input(tokens)
 
     def was_cut_short(self) -> None:
         """Count an answer that ended at a limit that guard has put in."""

@@ -18,18 +18,12 @@ from guard.core.usage import (
     Endpoint,
     Recording,
     Usage,
-    read_body,
-    read_recorded,
 )
-from guard.core.usage.cut_short import is_cut_short
 from guard.core.usage.ends import Ending, may_be_billed
-from guard.core.usage.framing import Recorded
-from guard.core.usage.reading import is_stream
-from guard.core.usage.response_format import replaced
 from guard.core.usage.tool_scan import ToolScanner
 from guard.instrumentation import open_streams
+from guard.instrumentation.answer import settle
 from guard.instrumentation.answered_tiers import AnsweredTiers
-from guard.instrumentation.charging import charged
 from guard.instrumentation.include_usage import StreamUsage, UsageChunkFilter
 from guard.instrumentation.output_limits import LimitedBody, OutputLimits
 from guard.instrumentation.request_gate import RequestCover, RequestGate
@@ -47,7 +41,6 @@ from guard.scope.scope import Scope
 
 _SMALL_BYTES: Final = 64 * 1024
 _REFUSALS: Final = (400, 422)
-_CACHE_HEADERS: Final = ("x-cache", "cf-cache-status", "helicone-cache", "x-portkey-cache-status")
 
 
 class CallReports(Protocol):
@@ -61,6 +54,9 @@ class CallReports(Protocol):
 
     limits: OutputLimits
     """Puts limits on the output into requests."""
+
+    stream_usage: StreamUsage
+    """Asks streams for their usage."""
 
     tiers: AnsweredTiers
     """Remembers dearer service tiers that answers name."""
@@ -88,6 +84,9 @@ class CallReports(Protocol):
 
     def goes_on(self, call: ObservedCall, event: InstrumentedCall, at_most: Usage) -> None:
         """Hold what a call has begun until a poll names its response."""
+
+    def ratio_rose(self, model: str | None) -> None:
+        """Hold more for the open requests of a model whose prompts have more tokens than known."""
 
     def was_cut_short(self) -> None:
         """Count an answer that ended at a limit that guard has put in."""
@@ -229,11 +228,15 @@ class ObservedCall:
             self.dropped()
             raise
 
-    def asking_for_usage(self, usage: StreamUsage, body: Callable[[], bytes]) -> bytes | None:
+    def asking_for_usage(self) -> bytes | None:
         """Return the body that asks a stream for its usage; None when it is not to be changed."""
+        bound = self.bound
+        if bound is not None and not bound.streams and bound.input_tokens is not None:
+            return None  # its body was read, and asks for no stream
+        usage = self._reports.stream_usage
         if not self.endpoint.injectable or not usage.is_on:
             return None
-        plain = body()
+        plain = self._body()
         found = usage.asked(self.host, plain)
         if found is None:
             return None
@@ -507,126 +510,32 @@ class ObservedCall:
         """Whether the response reached its end."""
         return self.ending is Ending.COMPLETE
 
-    def read(self, call: InstrumentedCall) -> None:
+    def read(self, event: InstrumentedCall) -> None:
         """Set what the call used, unless that was done already; never raises."""
-        with self._reports.reading:
-            if call.answer is None:
+        reports = self._reports
+        with reports.reading:
+            if event.answer is None:
                 return
             try:
-                usage, call.streamed = self._usage()
-                if usage is not None and usage.fees is None and not usage.later:
-                    usage = self._with_fees(usage)
-                if usage is not None and not usage.estimated and self.bound is not None:
-                    text = self.bound.text_tokens
-                    if text and text < _prompt(usage):  # for the next process
-                        usage = replaced(usage, text_tokens=text)
-                call.polled = call.polled or self._is_cached()
-                call.usage = self._reports.reported(self, usage, again=call.polled)
-                if usage is not None and not usage.later and not usage.estimated:
-                    self._pay(call.usage)
-                elif usage is None or usage.later or call.usage is not None:
-                    seen = call.streamed, self._has_begun()
-                    call.usage = charged(self, usage, *seen)
-                    if call.usage is not None and call.usage.later:
-                        self._reports.goes_on(self, call, call.usage)
-                elif self.hold is not None:  # counted before
-                    self.hold.give_back()
-                if self.limited and call.usage is not None:
-                    call.usage = self._seen_to_its_end(call.usage)
+                settle(self, event, reports)
             except Exception as exc:  # noqa: BLE001  # counted and logged: it never hurts the user
-                self._reports.failed(exc)
+                reports.failed(exc)
                 if self.hold is not None:
                     self.hold.keep()
-            call.answer = None
+            event.answer = None
 
-    def _with_fees(self, usage: Usage) -> Usage:
-        """Return a usage with what is charged besides tokens, where the answer does not say that.
-
-        Then it is what the request allows.
-        """
-        bound = self.bound
-        if bound is None and self.endpoint.asks:  # not gated
-            from guard.core.bounds import fees_of
-
-            fees = fees_of(self.endpoint.format, self._path, self._body())
-        else:
-            fees = None if bound is None else bound.fees
-        return replaced(usage, fees=fees) if fees else usage
-
-    def _pay(self, usage: Usage | None) -> None:
-        """End the hold by what the vendor says was used."""
-        hold = self.hold
-        if usage is None:  # an earlier answer over again
-            if hold is not None:
-                hold.give_back()
-            return
-        if hold is not None:
-            self._learn(usage)
-            hold.settle(usage)
-
-    def _learn(self, usage: Usage) -> None:
-        """Remember the prompt's tokens and the service tier, where they are dearer than held."""
-        bound = self.bound
-        if bound is None or usage.estimated:
-            return
-        if usage.service_tier is not None:
-            self._reports.tiers.learn(self.host, bound, usage)
-        if not bound.text_tokens:
-            return
-        tokens = _prompt(usage)
-        if tokens > (bound.input_tokens or 0):
-            self._reports.ratios.learn(bound.model, bound.text_tokens, tokens)
-
-    def _seen_to_its_end(self, usage: Usage) -> Usage:
-        """Return the usage of a limited answer, and note whether the limit has ended it."""
-        content, bound = self._content, self.bound
-        if content is None:
-            return usage
-        found = content.recorded() if isinstance(content, Recording) else Recorded(content)
-        if not is_cut_short(found, usage, None if bound is None else bound.output_tokens):
-            return usage
-        self._reports.was_cut_short()
-        return replaced(usage, cut_short=True)
-
-    def _has_begun(self) -> bool:
-        """Whether any of the answer's body has arrived."""
-        content = self._content
-        if isinstance(content, Recording):
-            return content.recorded().size > 0
-        return bool(content)
+    @property
+    def content(self) -> bytes | Recording | None:
+        """The response, or the recorded part of its stream, once it is over."""
+        return self._content
 
     @property
     def request(self) -> Call:
-        """The request, for what has to be estimated from it."""
-        return self._call()
-
-    def _usage(self) -> tuple[Usage | None, bool]:
-        """Read what the call used, and tell whether it came as a stream of messages."""
-        content, header = self._content, self._header
-        if content is None:
-            return None, False
-        if not isinstance(content, Recording):
-            usage = read_body(self.endpoint.format, content, self._call())
-            return usage, content[:1] != b"{" and "event-stream" in (header("content-type") or "")
-        recorded = content.recorded()
-        content_type = header("content-type") or ""
-        usage = read_recorded(self.endpoint.format, recorded, content_type, self._call())
-        return usage, is_stream(content_type, recorded)
-
-    def _is_cached(self) -> bool:
-        """Tell whether the response comes from a cache: no model has worked for it."""
-        header = self._header
-        age = header("age") or ""
-        # An age of zero is what a cache writes that has just asked the vendor.
-        return (age.isdecimal() and int(age[:9]) > 0) or any(
-            (header(name) or "").lower().startswith("hit") for name in _CACHE_HEADERS
-        )
+        """The request, for what is read or estimated from it."""
+        return Call(self._path, self._body, self._header)
 
     def _encoding(self) -> str:
         return self._header("content-encoding") or ""
-
-    def _call(self) -> Call:
-        return Call(self._path, self._body, self._header)
 
 
 def call_being_sent() -> ObservedCall | None:
@@ -643,7 +552,3 @@ def is_signed(headers: Mapping[str, Any]) -> bool:
 
 def _no_header(name: str) -> str | None:
     return None
-
-
-def _prompt(usage: Usage) -> int:
-    return usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens

@@ -9,6 +9,7 @@ finds that, at each tick of the background loop and before calls, and hooks the 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import logging
 import os
@@ -16,9 +17,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from importlib.machinery import PathFinder
 from types import ModuleType
 from typing import Any, Final
 
+from guard.instrumentation import tool_table
 from guard.instrumentation.observer import Observer
 from guard.instrumentation.seam import Seam
 
@@ -33,8 +36,9 @@ _HOOKS: Final[dict[str, str]] = {
     "botocore.httpsession": "guard.instrumentation.botocore",
     "websockets.asyncio.client": "guard.instrumentation.websockets",
     "websockets.sync.client": "guard.instrumentation.websockets",
+    **dict.fromkeys(tool_table.PACKAGES, "guard.integrations.tool_seams"),
 }
-"""Maps a client's module to the module here whose ``patch(module)`` hooks it."""
+"""Maps a client's or framework's module to the module here whose ``patch(module)`` hooks it."""
 
 TAKEN_OUT: Final = "other code has taken guard's hook out of its client, which is hooked again now"
 
@@ -86,7 +90,41 @@ def restored() -> tuple[str, ...]:
 
 def unhooked() -> tuple[str, ...]:
     """Return the clients whose version could not be hooked, so that their requests pass unseen."""
-    return tuple(name for name, is_hooked in _seams.items() if not is_hooked)
+    return tuple(
+        name for name, is_hooked in _seams.items()
+        if not is_hooked and name not in tool_table.PACKAGES
+    )  # fmt: skip
+
+
+def unhooked_tools() -> tuple[str, ...]:
+    """Return the frameworks whose version could not be hooked, so that tools run unchecked."""
+    return tuple(dict.fromkeys(package for module, package in tool_table.PACKAGES.items()
+                               if module != tool_table.HANDLER  # it calls none
+                               and package in sys.modules and _is_unhooked(module)))  # fmt: skip
+
+
+def _is_unhooked(name: str) -> bool:
+    """Tell whether a framework's module could not be hooked, or is not where it should be."""
+    if name in _seams:
+        return not _seams[name]
+    return _active is not None and not _exists(name)
+
+
+@functools.cache
+def _exists(name: str) -> bool:
+    """Tell whether there is a module of this name, without importing what is around it."""
+    *around, last = name.split(".")
+    path: Any = None
+    for depth in range(len(around)):
+        loaded = sys.modules.get(".".join(around[: depth + 1]))
+        if loaded is not None:
+            path = list(getattr(loaded, "__path__", ()))
+            continue
+        spec = PathFinder.find_spec(".".join(around[: depth + 1]), path)
+        if spec is None or spec.submodule_search_locations is None:
+            return False
+        path = list(spec.submodule_search_locations)
+    return PathFinder.find_spec(f"{'.'.join(around)}.{last}", path) is not None
 
 
 def install(observer: Observer) -> None:

@@ -69,6 +69,9 @@ class RequestCover(Protocol):
             output_tokens: what the stream has had so far.
         """
 
+    def raise_input(self, input_tokens: int) -> None:
+        """Its prompt may have more tokens than was known: hold that too, if there is money."""
+
 
 class RequestGate(Protocol):
     """Decides whether an LLM request may go out."""

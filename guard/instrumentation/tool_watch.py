@@ -21,6 +21,9 @@ class ToolGate(Protocol):
     def applies(self, scope: Scope) -> bool:
         """Tell whether there are tool rules for answers in this scope; costs next to nothing."""
 
+    def results(self, body: bytes) -> None:
+        """Name the tools without a check whose results a request sends to a model."""
+
     def check(self, scope: Scope, names: list[str]) -> list[str]:
         """Check tools against the local rules; return those that the gateway decides about.
 

@@ -1,4 +1,4 @@
-"""LLM requests that cannot be metered, or held: counted by host and path, without the query."""
+"""What guard cannot see: LLM requests by host and path, without the query, and tools by name."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from collections.abc import Callable
 from typing import Final
 
 logger = logging.getLogger("guard.instrumentation")
+
+TOOL: Final = "tool:"
+FRAMEWORK: Final = "tools of:"
+"""How tools, and the frameworks of tools, are told from requests."""
 
 _NAMES_MAX: Final = 100
 
@@ -43,6 +47,21 @@ class UnseenRequests:
         why = "nothing bounds what it costs"
         self._count(f"wss://{host}{path}", "nothing is set aside for %s: %s", why)
 
+    def note_tool(self, name: str) -> None:
+        """Count a tool that has run without a check.
+
+        Args:
+            name: of the tool.
+        """
+        why = "its result was sent to a model"
+        self._count(f"{TOOL}{name[:256]}", "%s has run without a check: %s", why)
+
+    def note_framework(self, package: str) -> None:
+        """Name an agent framework, once, whose calls of tools could not be hooked."""
+        if f"{FRAMEWORK}{package}" not in self._counts:
+            why = "this version calls them at another place"
+            self._count(f"{FRAMEWORK}{package}", "%s are only checked in answers: %s", why)
+
     def _count(self, name: str, said: str, why: str) -> None:
         with self._lock:
             if name not in self._counts:
@@ -55,9 +74,16 @@ class UnseenRequests:
             self.changed(counts)
 
     def counts(self) -> tuple[tuple[str, int], ...]:
-        """Return the names and counts, the most frequent first."""
+        """Return the requests' names and counts, the most frequent first."""
+        return tuple(each for each in self._all() if not each[0].startswith((TOOL, FRAMEWORK)))
+
+    def tools(self) -> tuple[tuple[str, int], ...]:
+        """Return the tools that have run without a check, with counts, the most frequent first."""
+        return tuple((n.removeprefix(TOOL), c) for n, c in self._all() if n.startswith(TOOL))
+
+    def _all(self) -> list[tuple[str, int]]:
         with self._lock:
-            return tuple(self._counts.most_common())
+            return self._counts.most_common()
 
     def after_fork(self) -> None:
         """Start afresh in a forked child: the parent reports its own."""

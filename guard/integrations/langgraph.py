@@ -38,8 +38,6 @@ _THREADS_KEPT: Final = 10_000
 _installed: ContextVar[BaseCallbackHandler | None] = ContextVar("guard_langchain", default=None)
 # The handler that `install` has made, for every run.
 _everywhere: BaseCallbackHandler | None = None
-# The tool that a wrapper has asked for, so that the callback inside of it does not ask again.
-_gated: ContextVar[str | None] = ContextVar("guard_gated_tool", default=None)
 
 
 class GuardCallbackHandler(BaseCallbackHandler):
@@ -72,7 +70,7 @@ class GuardCallbackHandler(BaseCallbackHandler):
         self, serialized: dict[str, Any], input_str: str, *, run_id: UUID, **options: Any
     ) -> None:
         name = _tool_name(serialized, options)
-        if _gated.get() != name:
+        if not tools.is_running(name):  # else a wrapper or the tool's seam has asked
             call_id = _call_id(run_id, options)
             tools.gate_tool(name, Watcher("callback", call_id, surrounds=False))
             self._tools[run_id] = (name, time.monotonic(), call_id)
@@ -81,7 +79,7 @@ class GuardCallbackHandler(BaseCallbackHandler):
         self, serialized: dict[str, Any], input_str: str, *, run_id: UUID, **options: Any
     ) -> None:
         name = _tool_name(serialized, options)
-        if _gated.get() != name:
+        if not tools.is_running(name):  # else a wrapper or the tool's seam has asked
             call_id = _call_id(run_id, options)
             await tools.gate_tool_async(name, Watcher("callback", call_id, surrounds=False))
             self._tools[run_id] = (name, time.monotonic(), call_id)
@@ -185,29 +183,13 @@ def wrap_tool_call(request: Any, execute: Callable[[Any], Any]) -> Any:
     Unlike the callbacks, this lets a kill stop a running tool.
     """
     name = str(request.tool_call["name"])
-
-    def run() -> Any:
-        token = _gated.set(name)
-        try:
-            return execute(request)
-        finally:
-            _gated.reset(token)
-
-    return tools.call_tool(name, run, _wrapper_of(request))
+    return tools.call_tool(name, lambda: execute(request), _wrapper_of(request))
 
 
 async def awrap_tool_call(request: Any, execute: Callable[[Any], Awaitable[Any]]) -> Any:
     """Like :func:`wrap_tool_call`: ``ToolNode(tools, awrap_tool_call=awrap_tool_call)``."""
     name = str(request.tool_call["name"])
-
-    async def run() -> Any:
-        token = _gated.set(name)
-        try:
-            return await execute(request)
-        finally:
-            _gated.reset(token)
-
-    return await tools.call_tool_async(name, run, _wrapper_of(request))
+    return await tools.call_tool_async(name, lambda: execute(request), _wrapper_of(request))
 
 
 def _wrapper_of(request: Any) -> Watcher:

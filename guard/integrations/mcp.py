@@ -20,7 +20,7 @@ from mcp import ClientSession
 from guard.asking.tool_calls import Watcher
 from guard.integrations import tools
 
-_SESSION: Final = Watcher("mcp")
+_SESSION: Final = Watcher("mcp adapter")  # the seam of the sessions is another watcher
 
 _original: Any = None
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextvars import ContextVar
+from typing import Final, TypeVar
+
+import attrs
 
 from guard.asking.tool_calls import Watcher, current
 from guard.breaker.exceptions import GuardError
@@ -20,6 +23,32 @@ T = TypeVar("T")
 _NAME_LENGTH_MAX = 256
 
 
+@attrs.define(eq=False)
+class RunningTool:
+    """A tool whose call was allowed and is not over.
+
+    Attributes:
+        name: of the tool.
+        seen_by: the kinds of watchers that have seen the call.
+        is_over: whether it has ended; what it has started may run on.
+    """
+
+    name: str
+    seen_by: set[str]
+    is_over: bool = False
+
+    def is_seen_by(self, name: str, kind: str) -> bool:
+        """Tell whether another watcher sees this call, for the first time."""
+        if self.is_over or name != self.name or kind in self.seen_by:
+            return False
+        self.seen_by.add(kind)
+        return True
+
+
+running: Final[ContextVar[RunningTool | None]] = ContextVar("guard_running_tool", default=None)
+"""The tool call around the code: what else sees it does not ask again."""
+
+
 def call_tool(name: str, run: Callable[[], T], watcher: Watcher) -> T:
     """Run a tool as a protected call under its name, and report it.
 
@@ -33,15 +62,17 @@ def call_tool(name: str, run: Callable[[], T], watcher: Watcher) -> T:
             frameworks do not turn into text; it becomes the exception at the scope's boundary.
         WorkflowKilledInterrupt: the workflow is killed, before or in the middle of it.
     """
+    if _is_checked(name, watcher):
+        return run()
     started_s = time.monotonic()
     edge = _edge(name, watcher)
 
     def tool() -> T:
-        token = current.set(edge.tool_call)
+        inside = _Inside(name, watcher, edge)
         try:
             return run()
         finally:
-            current.reset(token)
+            inside.leave()
 
     try:
         result: T = run_inside(tool, lambda: edge)()
@@ -53,15 +84,17 @@ def call_tool(name: str, run: Callable[[], T], watcher: Watcher) -> T:
 
 async def call_tool_async(name: str, run: Callable[[], Awaitable[T]], watcher: Watcher) -> T:
     """Like :func:`call_tool`, for tools that are awaited."""
+    if _is_checked(name, watcher):
+        return await run()
     started_s = time.monotonic()
     edge = _edge(name, watcher)
 
     async def tool() -> T:
-        token = current.set(edge.tool_call)
+        inside = _Inside(name, watcher, edge)
         try:
             return await run()
         finally:
-            current.reset(token)
+            inside.leave()
 
     try:
         result: T = await run_inside(tool, lambda: edge)()
@@ -69,6 +102,33 @@ async def call_tool_async(name: str, run: Callable[[], Awaitable[T]], watcher: W
         raise carried(exc) from None
     report_tool(name, started_s)
     return result
+
+
+async def stream_tool(
+    name: str, run: Callable[[], AsyncIterator[T]], watcher: Watcher
+) -> AsyncIterator[T]:
+    """Like :func:`call_tool`, for tools whose result is a stream."""
+    if _is_checked(name, watcher):
+        async for each in run():
+            yield each
+        return
+    started_s = time.monotonic()
+    edge = _edge(name, watcher)
+
+    async def tool() -> AsyncIterator[T]:
+        inside = _Inside(name, watcher, edge)
+        try:
+            async for each in run():
+                yield each
+        finally:
+            inside.leave()
+
+    try:
+        async for each in run_inside(tool, lambda: edge)():
+            yield each
+    except GuardError as exc:
+        raise carried(exc) from None
+    report_tool(name, started_s)
 
 
 def gate_tool(name: str, watcher: Watcher) -> None:
@@ -132,7 +192,37 @@ def carried(error: GuardError) -> BaseException:
 
 def _edge(name: str, watcher: Watcher) -> ProtectedCall:
     name = (name or "tool")[:_NAME_LENGTH_MAX]
+    if (runtime := active_runtime()) is not None:
+        runtime.tools.unchecked.checked((name,))
     return ProtectedCall(Target(f"tools.{name}", name, watcher=watcher))
+
+
+def is_running(name: str) -> bool:
+    """Tell whether the code runs inside of a call of this tool that was checked already."""
+    around = running.get()
+    return around is not None and not around.is_over and around.name == name
+
+
+def _is_checked(name: str, watcher: Watcher) -> bool:
+    around = running.get()
+    return around is not None and around.is_seen_by(name, watcher.kind)
+
+
+class _Inside:
+    """The context of a tool's body."""
+
+    def __init__(self, name: str, watcher: Watcher, edge: ProtectedCall) -> None:
+        self._running = RunningTool(name, {watcher.kind})
+        self._around = running.get(), current.get()
+        running.set(self._running)
+        current.set(edge.tool_call)
+
+    def leave(self) -> None:
+        """Put back the context around; of a stream, whose context may be another's, as well."""
+        self._running.is_over = True
+        before, call = self._around
+        running.set(before)
+        current.set(call)
 
 
 def _nothing() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 import sys
 import threading
@@ -41,6 +43,7 @@ def start(directory: str) -> None:
     path = Path(directory)
     _announce(path)
     os.register_at_fork(after_in_child=lambda: _announce(path))
+    _end_by_ctrl_c()
     try:
         runtime = guard.init()
     except BreakerError as exc:
@@ -101,6 +104,31 @@ def _plain(budget: Any) -> dict[str, Any]:
     if isinstance(budget, Mapping):
         return {name: budget.get(name) for name in names}
     return {name: getattr(budget, name, None) for name in names} if budget is not None else {}
+
+
+def _end_by_ctrl_c() -> None:
+    """Let an uncaught ``KeyboardInterrupt`` end the process by SIGINT, as Python means to.
+
+    Python forgets what has ended the program as soon as any thread runs code from a string, as the
+    imports of guard's own thread do, and would exit with 1. It is reminded last, so this comes
+    before what registers other exit handlers.
+    """
+    before = sys.excepthook
+    is_interrupted = False
+
+    def hook(kind: type[BaseException], exc: BaseException, trace: TracebackType | None) -> None:
+        nonlocal is_interrupted
+        # At a prompt it ends one statement, and not the program.
+        is_interrupted = kind is KeyboardInterrupt and not hasattr(sys, "ps1")
+        before(kind, exc, trace)
+
+    def remind() -> None:
+        if is_interrupted:
+            with contextlib.suppress(KeyboardInterrupt):
+                exec("raise KeyboardInterrupt")  # noqa: S102  # only code from a string reminds it
+
+    sys.excepthook = hook
+    atexit.register(remind)
 
 
 def _end_quietly(directory: Path) -> None:

@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import secrets
-import shutil
 import signal
 import tempfile
 import time
@@ -21,8 +20,9 @@ from guard.core.wire import NAME_LENGTH_MAX
 from guard.gateway.cli.admin_client import AdminClient, AdminError
 from guard.local_gateway import LocalGateway, LocalGatewayError, join
 from guard.local_runs import RunMark
-from guard.running import leftovers, plan, reports, words
+from guard.running import plan, reports, words
 from guard.running.account import RunAccount, RunSpend
+from guard.running.leftovers import Leftovers
 from guard.running.reports import RUN_DIR_VARIABLE
 from guard.running.supervise import supervise
 from guard.running.unseen import RunUnseen
@@ -168,6 +168,7 @@ def _run(
     if kill is not None:
         raise _Failure(words.killed_before(workflow, kill), reports.REFUSED_CODE)
     directory = Path(tempfile.mkdtemp(prefix="guard-run-"))
+    left = Leftovers(directory, gateway.url, account.api_key, account.hmac_secret)
     try:
         place = reports.RunPlace(str(gateway.files.directory), account.key_id)
         reports.say_place(directory, place)
@@ -182,29 +183,30 @@ def _run(
             limits=limits,
         )
         if RUN_DIR_VARIABLE in os.environ:
-            reports.say_nested(Path(os.environ[RUN_DIR_VARIABLE]))
+            reports.say_nested(Path(os.environ[RUN_DIR_VARIABLE]), directory)
         unseen = RunUnseen(directory, limits, gateway, environ)
         look = _Look(workflow, limits, gateway, account, directory, watch=watch, dry_run=dry_run)
         if watch:
             _say(f"{workflow}: started")
         try:
-            with unseen.watch.watching():
+            with unseen.watch.watching(), left.charging():
                 code = supervise(command, environ, directory, look)
             code = 128 - code if code < 0 else code
         except OSError as exc:
             raise _Failure(f"{command[0]} cannot be run: {exc.strerror}", 126) from None
-        left = _deliver_rest(gateway, account, directory)
-        return _report(code, workflow, limits, account, directory, unseen, dry_run, as_json, left)
+        undelivered = _deliver_rest(gateway, account, left)
+        return _report(
+            code, workflow, limits, account, directory, unseen, dry_run, as_json, undelivered
+        )
     finally:
-        shutil.rmtree(directory, ignore_errors=True)
+        left.remove()
 
 
-def _deliver_rest(gateway: LocalGateway, account: RunAccount, directory: Path) -> int:
+def _deliver_rest(gateway: LocalGateway, account: RunAccount, left: Leftovers) -> int:
     """Charge what the run's processes have not delivered; return how many events are left.
 
     A gateway that has just died is started again, within a bounded time.
     """
-    spool = directory / plan.SPOOL
     ends_s = time.monotonic() + _DELIVER_S
     while True:
         is_back = False
@@ -213,9 +215,9 @@ def _deliver_rest(gateway: LocalGateway, account: RunAccount, directory: Path) -
                 gateway.restore()
             account.spend()  # the report asks for it next
             is_back = True
-        left = leftovers.deliver(spool, gateway.url, account.api_key, account.hmac_secret)
-        if (is_back and not left) or time.monotonic() >= ends_s:
-            return left
+        undelivered = left.charge_all()
+        if (is_back and not undelivered) or time.monotonic() >= ends_s:
+            return undelivered
         time.sleep(_AGAIN_S)
 
 

@@ -1,10 +1,12 @@
-"""What the processes of a run have left undelivered: charged before the run reports its spend."""
+"""What the processes of a run have left undelivered: charged soon after their end."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +15,9 @@ from guard.delivery.flusher import Flusher
 from guard.delivery.journal import live_journals
 from guard.delivery.outbox import Outbox
 from guard.delivery.spool import Spool, SpoolError, owner_of
+from guard.gateway.domain.lineage import owner_of as key_above
+from guard.running import plan, reports
+from guard.running.repeating import repeating
 from guard.settings import Settings
 from guard.transport.client import GatewayClient
 
@@ -20,38 +25,96 @@ _LIVING_S: Final = 2.0
 """How long processes that outlive the program may take to deliver what they have."""
 
 _POLL_S: Final = 0.05
+_LOOK_S: Final = 0.5
+_JOIN_S: Final = 5.0
 
 
-def deliver(directory: Path, url: str, api_key: str, hmac_secret: str) -> int:
-    """Charge what processes have left behind in a run's spool and journals; bounded.
+class Leftovers:
+    """What ended processes of a run have not delivered.
 
     Args:
-        directory: the run's spool.
+        directory: of the run.
         url: of the gateway.
         api_key, hmac_secret: of the run.
-
-    Returns:
-        How many events could not be delivered.
     """
-    if not directory.exists():
-        return 0
-    ends_s = time.monotonic() + _LIVING_S
-    while live_journals(directory) and time.monotonic() < ends_s:
-        time.sleep(_POLL_S)
-    settings = Settings.load(
-        {}, api_url=url, api_key=api_key, hmac_secret=hmac_secret, spool_dir=directory
-    )
-    spool = Spool(directory, owner_of(url, api_key), bytes_max=settings.spool_max_bytes)
-    try:
+
+    def __init__(self, directory: Path, url: str, api_key: str, hmac_secret: str) -> None:
+        self._directory = directory
+        self._settings = Settings.load(
+            {},
+            api_url=url,
+            api_key=api_key,
+            hmac_secret=hmac_secret,
+            spool_dir=directory / plan.SPOOL,
+        )
+
+    def charging(self) -> contextlib.AbstractContextManager[None]:
+        """While the block lasts, charge what a process has left soon after its end."""
+        return repeating(self._look, _LOOK_S, "guard-leftovers", _JOIN_S)
+
+    def _look(self) -> None:
+        with contextlib.suppress(OSError):
+            self._charge(also_living=False)
+
+    def charge_all(self) -> int:
+        """Charge what all processes have left, also of those that live on; bounded.
+
+        Returns:
+            How many events could not be delivered.
+        """
+        ends_s = time.monotonic() + _LIVING_S
+        while time.monotonic() < ends_s and any(
+            live_journals(directory / plan.SPOOL)
+            for directory in (self._directory, *self._abandoned())
+        ):
+            time.sleep(_POLL_S)
         # Of the living too: the key of the run is revoked now, so nobody charges that later.
-        spool.take_over(also_living=True)
-        if spool.look():
-            asyncio.run(_deliver(settings, spool))
-        return spool.look()
-    except SpoolError:
-        return 1
-    finally:
-        spool.close()
+        return self._charge(also_living=True)
+
+    def remove(self) -> None:
+        """Remove the directories of the run, and of those within it that were killed."""
+        for directory in (*self._abandoned(), self._directory):
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def _charge(self, *, also_living: bool) -> int:
+        left = self._charge_in(self._directory, also_living=also_living, of_all=False)
+        for directory in self._abandoned():
+            left += self._charge_in(directory, also_living=also_living, of_all=True)
+        return left
+
+    def _charge_in(self, directory: Path, *, also_living: bool, of_all: bool) -> int:
+        place = directory / plan.SPOOL
+        if not place.is_dir():
+            return 0
+        settings = self._settings
+        owner = owner_of(settings.api_url, settings.api_key)
+        spool = Spool(place, owner, bytes_max=settings.spool_max_bytes)
+        try:
+            spool.take_over(also_living=also_living, of_all=of_all)
+            if spool.look():
+                asyncio.run(_deliver(settings, spool))
+            return spool.look()
+        except SpoolError:
+            return 1
+        finally:
+            spool.close()
+
+    def _abandoned(self) -> list[Path]:
+        """Return the directories of the runs within this one whose ``guard run`` was killed.
+
+        Their keys are revoked, so what they have left is charged to this run's.
+        """
+        return list(_abandoned_in(self._directory))
+
+
+def _abandoned_in(directory: Path) -> Iterator[Path]:
+    outer = reports.place_of(directory)
+    for pid in reports.nested(directory) if outer is not None else ():
+        found = reports.nested_in(directory, pid)
+        inner = None if found is None else reports.place_of(found)
+        if found and inner and outer and key_above(inner.key_id) == outer.key_id:
+            yield found
+            yield from _abandoned_in(found)
 
 
 async def _deliver(settings: Settings, spool: Spool) -> None:

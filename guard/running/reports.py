@@ -23,6 +23,7 @@ _ACCOUNT: Final = "account.json"
 _PROCESS: Final = "process-"
 _NESTED: Final = "nested-"
 _UNSEEN: Final = "unseen-"
+_PATH_BYTES_MAX: Final = 4096
 SEEN_ONLY_VARIABLE: Final = "GUARD_RUN_SEEN_ONLY"
 """Set where LLM requests that cannot be held are refused."""
 
@@ -95,15 +96,37 @@ def announced(directory: Path) -> set[int]:
     return _numbers(directory, _PROCESS)
 
 
-def say_nested(directory: Path) -> None:
-    """Say that this process watches the processes below it by itself."""
+def say_nested(directory: Path, own: Path) -> int | None:
+    """Say that this process watches those below it by itself; returns the lock that says so.
+
+    Args:
+        directory: of the run around this one.
+        own: of this run.
+    """
     with contextlib.suppress(OSError):
-        (directory / f"{_NESTED}{os.getpid()}").touch(mode=0o600)
+        lock = try_lock(directory / f"{_NESTED}{os.getpid()}")
+        if lock is not None:
+            os.truncate(lock, 0)
+            os.write(lock, os.fsencode(own))
+            return lock
+    return None
 
 
 def nested(directory: Path) -> set[int]:
     """Return the processes that watch those below them by themselves."""
     return _numbers(directory, _NESTED)
+
+
+def nested_in(directory: Path, pid: int) -> Path | None:
+    """Return the directory of a run within a run, if its ``guard run`` has ended."""
+    with contextlib.suppress(OSError):
+        lock = try_lock(directory / f"{_NESTED}{pid}")
+        if lock is not None:
+            try:
+                return Path(os.fsdecode(os.read(lock, _PATH_BYTES_MAX)))
+            finally:
+                os.close(lock)
+    return None
 
 
 def _numbers(directory: Path, head: str) -> set[int]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from guard.instrumentation.unseen import FRAMEWORK, TOOL
 from guard.local_gateway import LocalGateway, read_json
 from guard.running import reports
 from guard.running.plan import RunLimits
@@ -13,6 +14,7 @@ from guard.running.watch import TreeWatch, end
 
 _SESSION: Final = "wss://"
 """How a guarded process names a realtime session; it names requests by their host."""
+_OTHERS: Final = (_SESSION, TOOL, FRAMEWORK)
 
 
 class RunUnseen:
@@ -65,8 +67,10 @@ class RunUnseen:
         return {
             "unguarded_programs": self.watch.names(),
             "unguarded_connections": self._connections,
-            "unmetered_requests": {n: c for n, c in seen.items() if not n.startswith(_SESSION)},
+            "unmetered_requests": {n: c for n, c in seen.items() if not n.startswith(_OTHERS)},
             "unheld_sessions": {n: c for n, c in seen.items() if n.startswith(_SESSION)},
+            "unchecked_tools": _named(seen, TOOL),
+            "unchecked_frameworks": list(_named(seen, FRAMEWORK)),
         }
 
     def lines(self) -> Iterator[str]:
@@ -80,3 +84,11 @@ class RunUnseen:
             yield f"not counted: {count} request{'' if count == 1 else 's'} to {name}"
         for name, count in facts["unheld_sessions"].items():
             yield f"counted, but not held: {count} session{'' if count == 1 else 's'} with {name}"
+        for name, count in facts["unchecked_tools"].items():
+            yield f"not checked: {count} call{'' if count == 1 else 's'} of the tool {name}"
+        for name in facts["unchecked_frameworks"]:
+            yield f"not checked where they run: tools of {name}, a version that guard does not know"
+
+
+def _named(seen: Mapping[str, int], kind: str) -> dict[str, int]:
+    return {name.removeprefix(kind): n for name, n in seen.items() if name.startswith(kind)}

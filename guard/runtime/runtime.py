@@ -20,6 +20,7 @@ from guard.asking.courier import Courier
 from guard.asking.gate import Gate
 from guard.asking.keeper import Keeper
 from guard.asking.llm_requests import LlmRequests
+from guard.asking.renewals import Renewals
 from guard.asking.reports import Reports
 from guard.asking.tool_policy import ToolPolicy
 from guard.asking.updates import LeaseUpdates
@@ -221,6 +222,7 @@ class GuardRuntime:
             gates_requests=lambda: self.gates_requests,
             warnings=lambda: self.warnings,
             reports=self.reports,
+            unchecked=lambda name: self.instrumentation.unseen.note_tool(name),
         )
         self.instrumentation = Instrumentation(
             record=self.events.record,
@@ -251,8 +253,11 @@ class GuardRuntime:
             waiting_max=_WAITING_MAX,
             wait_s=_WAITING_SHARE * timeout_s,
         )
-        courier = Courier(self.link, self.events, desk, updates, admission, self.decisions, unread)
-        self._keeper = Keeper(desk, courier, updates, unread)
+        renewals = Renewals(self.link, self.events)
+        courier = Courier(
+            self.link, self.events, desk, updates, admission, self.decisions, unread, renewals
+        )
+        self._keeper = Keeper(desk, courier, updates, unread, renewals)
         self.gate = Gate(
             self.link,
             courier,
@@ -564,6 +569,8 @@ class GuardRuntime:
             unseen_requests=self.instrumentation.unseen.counts(),
             cut_short=self.instrumentation.cut_short,
             restored_hooks=self.instrumentation.restored_hooks(),
+            unhooked_tools=self.instrumentation.unhooked_tools(),
+            unchecked_tools=self.instrumentation.unseen.tools(),
             unpriced_models=self.requests.unpriced_models,
             waiting_calls=self._keeper.waiting,
         )

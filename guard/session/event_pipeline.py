@@ -16,10 +16,11 @@ from guard.core.events import InstrumentedCall
 from guard.core.ids import IdFactory
 from guard.core.leases import LeaseBook
 from guard.delivery.health import Health
-from guard.delivery.journal import Journal, JournalEntry
+from guard.delivery.journal import Journal
 from guard.delivery.last_delivery import deliver_until
 from guard.delivery.outbox import Outbox
 from guard.delivery.spool import owner_of
+from guard.delivery.unwritten import BegunRequest, UnwrittenEntry
 from guard.loop import LoopClosedError
 from guard.loop.threads import ServiceLoop
 from guard.scope.scope import Scope, current_scope
@@ -102,24 +103,33 @@ class EventPipeline:
                 scope.call.metered = True
         return serial
 
-    def begin(self, reservation_id: str, amount: int, model: str | None) -> JournalEntry | None:
-        """Note in the journal that a request is about to be sent; None where there is none.
+    @property
+    def has_journal(self) -> bool:
+        """Whether requests under way are written down; where they are not, the gateway is told."""
+        if self._journal is None:
+            directory = self._settings.spool_dir
+            if directory is None or self._open_journal(directory) is None:
+                self._leases.tells = True
+                return False
+        return True
+
+    def begin(self, reservation_id: str, amount: int, model: str | None) -> BegunRequest:
+        """Note that a request is about to be sent: in the journal, else in memory.
 
         Args:
             reservation_id: what pays for it.
             amount: what it can cost.
             model: that was asked for.
         """
+        now_ms, serial = time.time_ns() // 1_000_000, next(self.ids.count)
         journal = self._journal
-        if journal is None:
-            if self._settings.spool_dir is None or self.journal_state == "failed":
-                return None
-            journal = self._open_journal(self._settings.spool_dir)
-            if journal is None:
-                return None
-        ids = self.ids
-        now_ms = time.time_ns() // 1_000_000
-        return journal.begin(reservation_id, amount, model, now_ms, next(ids.count))
+        if journal is None and self._settings.spool_dir is not None and self.has_journal:
+            journal = self._journal
+        if journal is not None:
+            entry = journal.begin(reservation_id, amount, model, now_ms, serial)
+            if entry is not None:
+                return entry
+        return UnwrittenEntry(self._leases, reservation_id, amount, now_ms, serial)
 
     def _open_journal(self, directory: Path) -> Journal | None:
         owner = owner_of(self._settings.api_url, self._settings.api_key)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import argon2
 import httpx
+import psycopg
 import pytest
 from click.testing import CliRunner, Result
 
@@ -64,6 +67,15 @@ def can_sign_in(base_url: str, name: str, password: str) -> bool:
         return http.post("/sign-in", data=body, headers={"Origin": base_url}).status_code == 303
 
 
+def stored_hash(database: str) -> str:
+    """Return the hash of the one operator's password."""
+    connect = psycopg.connect if database.startswith("postgresql") else sqlite3.connect
+    with contextlib.closing(connect(database)) as connection:
+        found = connection.execute("SELECT password_hash FROM operators").fetchone()
+    assert found is not None
+    return str(found[0])
+
+
 def test_the_terminal_sets_the_first_password(
     serve: Callable[[], tuple[subprocess.Popen[str], list[str]]], database: str
 ) -> None:
@@ -81,6 +93,8 @@ def test_the_terminal_sets_the_first_password(
     assert (done.exit_code, done.output) == (0, f"password set for admin on {url}\n"), done.output
     assert can_sign_in(url, "admin", "first password of all")
     assert "Nobody can sign in yet" not in httpx.get(f"{url}/sign-in", trust_env=False).text
+
+    assert argon2.extract_parameters(stored_hash(database)) == argon2.profiles.RFC_9106_LOW_MEMORY
 
     if database.startswith("postgresql"):
         running = run("--database", database, password="a password meanwhile")

@@ -202,14 +202,17 @@ def test_the_bound_is_at_least_the_bill(prices: PriceBook) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
+@pytest.mark.generator("requests, bounded and billed")
 @pytest.mark.parametrize("part", range(10))
 def test_the_bound_is_at_least_the_bill_many_times(
-    prices: PriceBook, part: int, proof_scale: float
+    prices: PriceBook, part: int, proof_scale: float, count_cases: Callable[[int], None]
 ) -> None:
     """A million pairs at ``GUARD_PROOF_SCALE=20``, as in ``nox -s proofs``."""
     rng = random.Random(100 + part)
-    for _ in range(int(5000 * proof_scale)):
+    number = int(5000 * proof_scale)
+    for _ in range(number):
         check(prices, rng)
+    count_cases(number)
 
 
 class FeeCase:

@@ -19,6 +19,7 @@ from guard.core import wire
 from guard.gateway.domain.commands import (
     GateCommand,
     IngestCommand,
+    LeaseCommand,
     PricedEvent,
     ReleaseCommand,
     RequestOrigin,
@@ -27,10 +28,11 @@ from guard.gateway.domain.records import OrganisationSettings
 from guard.gateway.storage.port import Storage
 from tests.gateway.conftest import examples_of
 from tests.support.storage_machine import StorageMachine, run_model
-from tests.support.store import decide, ingest, release
+from tests.support.store import decide, ingest, release, update_lease
 
 HOUR = 3_600_000
 TTL = HOUR // 2
+LIFE = 30_000
 KEEP_DAYS = 40
 SEASON = 100 * 24 * HOUR
 USERS = (None, "user-1", "user-2", "guest")
@@ -55,10 +57,19 @@ class Hold:
     workflow: str
     user: str | None
     keys: list[tuple[str, int]]
+    way: str
+    amount: int
     held: int
     expires: int
+    spent: int = 0
     open: bool = True
+    expired: bool = False
+    prepaid: int = 0
     forgotten: bool = False
+
+    @property
+    def life(self) -> int:
+        return TTL if self.way == "call" else LIFE
 
 
 class LedgerMachine(StorageMachine):
@@ -104,13 +115,35 @@ class LedgerMachine(StorageMachine):
     def expire(self) -> None:
         for hold in self.all_holds:
             if hold.open and hold.expires <= self.now:
+                left = hold.held
                 self.close(hold)
+                hold.expired = True
+                if hold.way == "unjournaled" and left:
+                    self.scopes(hold.workflow, hold.user)  # a cost opens the present epoch
+                    hold.prepaid = left
+                    self.commit(hold, hold.keys, left, 0)
 
     def close(self, hold: Hold) -> None:
         if hold.open:
             for key in hold.keys:
                 self.accounts[key].reserved -= hold.held
             hold.open, hold.held = False, 0
+
+    def commit(self, hold: Hold | None, keys: list[tuple[str, int]], cost: int, taken: int) -> bool:
+        """Charge a cost; tell whether a limit is exceeded by what was not held."""
+        over = False
+        self.total += cost
+        if hold is not None:
+            hold.spent += cost
+        for key in keys:
+            account = self.accounts[key]
+            account.committed += cost
+            account.reserved -= taken
+            total = account.committed + account.reserved
+            account.authorized_max = max(account.authorized_max, self.limit(key))
+            account.overspend = max(account.overspend, total - account.authorized_max)
+            over |= cost > taken and total > self.limit(key)
+        return over
 
     def request(self) -> RequestOrigin:
         return RequestOrigin(organisation_id=self.org, key_id="k")
@@ -122,12 +155,15 @@ class LedgerMachine(StorageMachine):
         workflow=st.sampled_from("ab"),
         user=st.sampled_from(USERS),
         amount=st.sampled_from(AMOUNTS),
+        way=st.sampled_from(["call", "renewed", "unjournaled"]),
     )
-    def gate(self, workflow: str, user: str | None, amount: int) -> Any:
+    def gate(self, workflow: str, user: str | None, amount: int, way: str) -> Any:
         number = next(self.serial)
         call = wire.GateRequest(
-            call_id=f"c{number}", kind="call", function="f", workflow_id=workflow, user=user
-        )
+            call_id=f"c{number}", kind="llm" if way == "unjournaled" else "call", function="f",
+            workflow_id=workflow, user=user, renewed=way != "call",
+            unjournaled=way == "unjournaled",
+        )  # fmt: skip
         command = GateCommand(request=self.request(), call=call, declared_nanousd=amount)
         answer = self.run(decide(self.storage, command))
         keys = self.scopes(workflow, user)
@@ -150,7 +186,8 @@ class LedgerMachine(StorageMachine):
             account = self.accounts[key]
             account.reserved += amount
             account.authorized_max = max(account.authorized_max, self.limit(key))
-        hold = Hold(reply.reservation_id, workflow, user, keys, amount, self.now + TTL)
+        hold = Hold(reply.reservation_id, workflow, user, keys, way, amount, amount, self.now)
+        hold.expires += hold.life
         self.all_holds.append(hold)
         return hold
 
@@ -184,35 +221,30 @@ class LedgerMachine(StorageMachine):
         command = IngestCommand(request=self.request(), events=[priced])
         answer = self.run(ingest(self.storage, command))
         reply = wire.decode(answer.body, wire.EventsReply)
-        current = self.scopes(
-            workflow, user
-        )  # a cost opens the present epoch, also when it is a repeat
+        if hold is not None and hold.forgotten:
+            hold = None
+        paid = 0 if hold is None else min(cost, hold.prepaid)
+        cost -= paid
+        current = []
+        if cost:  # it opens the present epoch, also when it is a repeat
+            current = self.scopes(workflow, user)
         if event_id in self.charged:
             assert (answer.status, reply.duplicates) == (202, 1)
             return multiple()
         assert reply.accepted == 1
         self.charged.add(event_id)
-        self.total += cost
         self.newest = event_id
-        if hold is not None and hold.forgotten:
-            hold = None
         keys = current if hold is None else hold.keys
         taken = 0
         if hold is not None and hold.open:
             taken = min(hold.held, cost)
             hold.held -= taken
-            hold.expires = self.now + TTL
-        over = False
-        for key in keys:
-            account = self.accounts[key]
-            account.committed += cost
-            account.reserved -= taken
-            total = account.committed + account.reserved
-            account.authorized_max = max(account.authorized_max, self.limit(key))
-            account.overspend = max(account.overspend, total - account.authorized_max)
-            over |= cost > taken and total > self.limit(key)
-        if hold is not None and final:
-            self.close(hold)
+            hold.expires = self.now + hold.life
+        over = self.commit(hold, keys if cost else [], cost, taken)
+        if hold is not None:
+            hold.prepaid -= paid
+            if final or hold.way == "unjournaled":
+                self.close(hold)
         assert answer.status == (422 if over else 202)
         return given
 
@@ -223,7 +255,31 @@ class LedgerMachine(StorageMachine):
         assert self.run(release(self.storage, command)).status == expected
         self.close(hold)
 
-    @rule(step=st.sampled_from([1000, TTL, HOUR]))
+    @rule(hold=holds)
+    def renew(self, hold: Hold) -> None:
+        """Its holder lives; it may have been taken for gone, and what it held given to others."""
+        command = LeaseCommand(request=self.request(), update=wire.LeaseUpdate(hold.id))
+        answer = self.run(update_lease(self.storage, command))
+        if hold.forgotten or hold.way == "call":
+            assert answer.status == 404
+            return
+        lost = hold.amount - hold.spent
+        if not hold.open and hold.expired and not hold.prepaid and lost > 0:
+            limits = [(self.accounts[key], self.limit(key)) for key in hold.keys]
+            room = min(limit - a.committed - a.reserved for a, limit in limits)
+            if room > 0:
+                hold.held = min(lost, room)
+                hold.amount = hold.spent + hold.held
+                hold.open, hold.expired = True, False
+                for account, limit in limits:
+                    account.reserved += hold.held
+                    account.authorized_max = max(account.authorized_max, limit)
+        state = wire.decode(answer.body, wire.LeaseState)
+        assert (state.state == "open", state.held_nanousd) == (hold.open, hold.held)
+        if hold.open:
+            hold.expires = self.now + LIFE
+
+    @rule(step=st.sampled_from([1000, LIFE, TTL, HOUR]))
     def time_passes(self, step: int) -> None:
         self.now += step
 

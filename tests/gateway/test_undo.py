@@ -20,6 +20,7 @@ from guard.gateway.domain.commands import (
     EncodedAnswer,
     GateCommand,
     IngestCommand,
+    LeaseCommand,
     PricedEvent,
     ReleaseCommand,
     RequestOrigin,
@@ -34,6 +35,8 @@ from guard.gateway.ledger import (
     expiry,
     gate,
     idempotency,
+    lapse,
+    leases,
     webhooks,
 )
 from guard.gateway.ledger.state import ANYTHING, NOTHING, Scopes, within
@@ -92,8 +95,9 @@ class Machine:
         held = self.held[size % len(self.held)] if self.held and size % 3 else None
         if name in ("gate", "lease", "question"):
             call = wire.GateRequest(
-                call_id=f"c{number}", kind="call", function="f", workflow_id=workflow, run_id="r",
-                chain=wire.Chain(id=workflow, op="continue"),
+                call_id=f"c{number}", kind="call" if size % 3 else "llm", function="f",
+                workflow_id=workflow, run_id="r", chain=wire.Chain(id=workflow, op="continue"),
+                renewed=size % 2 == 0, unjournaled=size % 3 == 0,
             )  # fmt: skip
             if name != "gate":
                 call.lease = wire.LeaseAsk(demand_nanousd=size * 3, lease_id=held)
@@ -115,6 +119,11 @@ class Machine:
         if name == "release":
             freed = ReleaseCommand(request=self.request(), reservation_id=held or "none")
             return lambda unit: expiry.release(unit, freed)
+        if name == "renew":
+            named = [*self.held[-5:], held or "none"]
+            update = wire.LeaseUpdate(named[0], under_way_nanousd=size, also=named[1:])
+            renewed = LeaseCommand(request=self.request(), update=update)
+            return lambda unit: leases.update(unit, renewed)
         if name == "directive":
             kind = ("kill", "revive", "pause", "resume")[size % 4]
             draft = wire.ControlMessage(seq=0, type=kind, workflow_id=workflow)  # type: ignore[arg-type]
@@ -123,7 +132,7 @@ class Machine:
             return lambda unit: self.put_budget(unit, "organisation", "", "total", size * 2)
         if name == "organisation":
             return lambda unit: directory.create_organisation(unit, ACTOR, f"o{number}")
-        return self.retention.step if name == "retention" else expiry.sweep
+        return self.retention.step if name == "retention" else lapse.sweep
 
     def run(self, group: list[Work], ending: str) -> list[Any]:
         unit, answers = self.unit, []
@@ -158,8 +167,6 @@ class Machine:
         fresh.begin([])
         try:
             assert unit.reservations == fresh.reservations
-            made = [each[: len("xxxxxxxx-xxxx")] for each in unit.reservations]
-            assert made == sorted(made), "the oldest comes first"
             counts, truth = unit.counts, fresh.counts
             assert (counts.leases, counts.leased_nanousd) == (truth.leases, truth.leased_nanousd)
             expired = "SELECT count(*) FROM reservations WHERE state = 'expired'"
@@ -199,7 +206,7 @@ def new_machine() -> Iterator[Machine]:
 
 steps = st.tuples(
     st.sampled_from(["gate", "gate", "lease", "charge", "charge", "release", "directive", "budget",
-                     "organisation", "retention", "sweep"]),
+                     "organisation", "renew", "renew", "retention", "sweep"]),
     st.integers(0, 60), st.booleans(),
 )  # fmt: skip
 groups = st.tuples(

@@ -8,7 +8,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
@@ -17,11 +16,15 @@ from guard.runtime.runtime import GuardRuntime
 from guard.scope.scope import current_scope
 from tests.support.waiting import WAIT_S, until
 
-ROUNDS = 300
-
 
 class Interrupted(BaseException):
     """What the signal handler raises."""
+
+
+@pytest.fixture(params=[100, pytest.param(1000, marks=pytest.mark.long)])
+def rounds(request: pytest.FixtureRequest) -> int:
+    """How often it is tried."""
+    return int(request.param)
 
 
 @pytest.fixture
@@ -62,14 +65,14 @@ def interrupting() -> Iterator[Callable[[float], None]]:
 
 
 def test_it_is_raised_as_it_is_and_leaves_nothing_behind(
-    runtime: GuardRuntime, tenant: Any, interrupting: Callable[[float], None]
+    runtime: GuardRuntime, interrupting: Callable[[float], None], rounds: int
 ) -> None:
     @guard.protect
     def step() -> str:
         return "ran"
 
     outcomes = {"ran": 0, "interrupted": 0}
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         before = current_scope.get()
         try:
             interrupting(0.03)
@@ -80,7 +83,7 @@ def test_it_is_raised_as_it_is_and_leaves_nothing_behind(
             outcomes["interrupted"] += 1
         assert current_scope.get() is before
         assert len(runtime.enforcement.bodies) == 0
-    assert outcomes["interrupted"] == ROUNDS
+    assert outcomes["interrupted"] == rounds
     assert outcomes["ran"] > 0
     assert step() == "ran"
     admission = runtime.gate._courier._admission
@@ -88,9 +91,9 @@ def test_it_is_raised_as_it_is_and_leaves_nothing_behind(
 
 
 def test_in_a_call_that_waits_for_the_loop(
-    runtime: GuardRuntime, interrupting: Callable[[float], None]
+    runtime: GuardRuntime, interrupting: Callable[[float], None], rounds: int
 ) -> None:
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         interrupted = False
         try:
             interrupting(0.01)

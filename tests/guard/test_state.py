@@ -105,6 +105,8 @@ def test_the_snapshot_is_frozen_and_has_these_fields() -> None:
         "waiting_calls",
         "unhooked_clients",
         "restored_hooks",
+        "unhooked_tools",
+        "unchecked_tools",
     ]  # fmt: skip
     status = GuardStatus(
         "ok", "http://127.0.0.1", 3, "websocket", "closed", 0, 0, 0, 0, None, None, (), "1", 1

@@ -91,6 +91,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.generator("things that protect can and cannot guard")
 @pytest.mark.parametrize("what", REFUSED)
 @pytest.mark.parametrize("decorator", DECORATORS)
 def test_what_it_cannot_guard_is_refused_at_decoration(decorator: str, what: str) -> None:
@@ -208,6 +209,7 @@ def _call(made: Any) -> Any:
     return next(result) if hasattr(result, "__next__") else result
 
 
+@pytest.mark.generator("things that protect can and cannot guard")
 @pytest.mark.parametrize("kind", TAKEN)
 def test_each_call_of_what_it_takes_is_guarded(runtime: GuardRuntime, kind: str) -> None:
     made = TAKEN[kind](guard.protect)

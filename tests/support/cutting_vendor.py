@@ -29,8 +29,6 @@ MOMENTS: Final[tuple[Moment, ...]] = (
 OUTPUT: Final = 200
 """What a request asks for, and an answer has."""
 
-_HANG_S: Final = 20.0
-
 
 class CuttingVendor:
     """Answers OpenAI's chat completions and Bedrock's Converse, up to a moment.
@@ -38,6 +36,7 @@ class CuttingVendor:
     Attributes:
         moment: when its answers are cut off.
         way: how.
+        hang_s: after what time a connection that hangs is closed.
         billed: tokens of all requests.
         received: how many requests have arrived whole.
         reached: set when an answer has come to the moment.
@@ -46,6 +45,7 @@ class CuttingVendor:
     def __init__(self) -> None:
         self.moment: Moment = "no answer"
         self.way: Way = "disconnect"
+        self.hang_s = 20.0
         self.billed = 0
         self.received = 0
         self.reached = threading.Event()
@@ -120,16 +120,16 @@ class CuttingVendor:
     def _cut(self, connection: socket.socket) -> None:
         self.reached.set()
         if self.way == "hang":
-            self._over.wait(_HANG_S)
+            self._over.wait(self.hang_s)
         elif self.way == "reset":
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 @contextmanager
-def cutting_vendor(moment: Moment, way: Way) -> Iterator[CuttingVendor]:
-    """Run a vendor until the block ends."""
+def cutting_vendor(moment: Moment, way: Way, hang_s: float = 20.0) -> Iterator[CuttingVendor]:
+    """Run a vendor until the block ends; a connection hangs for so long at most."""
     vendor = CuttingVendor()
-    vendor.moment, vendor.way = moment, way
+    vendor.moment, vendor.way, vendor.hang_s = moment, way, hang_s
     try:
         yield vendor
     finally:

@@ -58,6 +58,7 @@ def places(request: pytest.FixtureRequest) -> dict[str, str]:
 
 
 @pytest.mark.long
+@pytest.mark.generator("benchmarks that start")
 @pytest.mark.parametrize("name", TINY)
 def test_it_runs(name: str, places: dict[str, str]) -> None:
     words = [places.get(word, word) for word in TINY[name]]

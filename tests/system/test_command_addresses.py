@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -97,8 +97,11 @@ def commands(site: Site, way: Way) -> list[Command]:
     ]
 
 
+@pytest.mark.generator("commands, and the gateway that each goes to")
 @pytest.mark.parametrize("way", WAYS.values(), ids=list(WAYS))
-def test_a_directive_goes_where_the_rule_says_and_says_so(site: Site, way: Way) -> None:
+def test_a_directive_goes_where_the_rule_says_and_says_so(
+    site: Site, way: Way, count_cases: Callable[[int], None]
+) -> None:
     before = site.audits()
     asked = commands(site, way)
     shown = {
@@ -130,8 +133,10 @@ def test_a_directive_goes_where_the_rule_says_and_says_so(site: Site, way: Way) 
         assert after[place] == known + reached, place
     for admin in (site.local, site.gateway.admin):
         assert [each["workflow_id"] for each in admin.workflows()] == ["nightly"], "no phantoms"
+    count_cases(len(asked))
 
 
+@pytest.mark.generator("commands, and the gateway that each goes to")
 @pytest.mark.parametrize("way", WAYS.values(), ids=list(WAYS))
 def test_other_commands_follow_the_same_rule(site: Site, way: Way) -> None:
     options = [site.filled(option) for option in way.options]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 
 import httpx
@@ -130,3 +131,60 @@ def test_a_gateway_that_was_killed_gets_what_waits(
     report = report_of(out)
     assert report["requests"] == 1, err
     assert report["spent_nanousd"] >= OUTPUT_NANOUSD
+
+
+def test_a_child_that_was_killed_is_charged_while_the_run_goes_on(
+    guard: Runs, tmp_path: Path
+) -> None:
+    """Nothing else in the run is guarded: only `guard run` can find what it has left."""
+    mark, over = tmp_path / "go", tmp_path / "over"
+    child = tmp_path / "child.py"
+    child.write_text(f"{UNANSWERED}\n{ENDS['SIGKILL']}")
+    shell = f'"$0" "$@"; until [ -e {over} ]; do sleep 0.05; done'
+    with cutting_vendor("no answer", "hang") as vendor:
+        process = guard.start(
+            "run", "--json", "--watch", "--limit", "$5", "--",
+            "sh", "-c", shell, sys.executable, str(child), vendor.url, str(mark),
+        )  # fmt: skip
+        assert vendor.reached.wait(60)
+        mark.write_text("")
+        assert process.stderr is not None
+        assert any("1 LLM request" in line for line in process.stderr), "charged meanwhile"
+        over.write_text("")
+        out, err = process.communicate(timeout=120)
+    report = report_of(out)
+    assert report["requests"] == 1, err
+    assert report["spent_nanousd"] == report["uncertain_nanousd"] >= OUTPUT_NANOUSD
+
+
+def test_a_run_within_the_run_that_was_killed_is_charged_to_the_outer_one(
+    guard: Runs, tmp_path: Path
+) -> None:
+    """Its key is revoked, so what its program has under way can only be charged to the run's."""
+    mark, over = tmp_path / "go", tmp_path / "over"
+    child = tmp_path / "child.py"
+    ends = "os.kill(os.getppid(), signal.SIGKILL)\n"
+    child.write_text(f"{UNANSWERED}\n{ends}{ENDS['SIGKILL']}")
+    shell = f'"$0" "$@"; until [ -e {over} ]; do sleep 0.05; done'
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    with cutting_vendor("no answer", "hang") as vendor:
+        process = guard.start(
+            "run", "--json", "--watch", "--limit", "$5", "--",
+            "sh", "-c", shell, sys.executable, "-m", "guard", "run", "--workflow", "inner", "--",
+            str(child), vendor.url, str(mark),
+            env={"TMPDIR": str(temporary)},
+        )  # fmt: skip
+        assert vendor.reached.wait(60)
+        mark.write_text("")
+        assert process.stderr is not None
+        assert any("1 LLM request" in line for line in process.stderr), "charged meanwhile"
+        over.write_text("")
+        out, err = process.communicate(timeout=120)
+    report = report_of(out)
+    assert report["requests"] == 1, err
+    assert report["spent_nanousd"] == report["uncertain_nanousd"] >= OUTPUT_NANOUSD
+    assert list(temporary.glob("guard-run-*")) == [], "what it has left is removed"
+    with guard.operator() as admin:
+        rows = {row["group"]: row for row in admin.usage("workflow")}
+    assert rows["inner"]["llm_calls"] == 1

@@ -82,6 +82,7 @@ def test_the_status_counts_answers_that_were_cut_short(guard: Runs, vendor: str)
 
 PRICED = {"GUARD_PRICE_LOCAL": "1"}
 OWN_MODEL = {"model": "our-own-model", "max_tokens": 50}
+STREAMED = {"model": "our-own-model", "stream": True}
 
 
 def test_models_without_a_known_price_are_named(guard: Runs, vendor: str) -> None:
@@ -106,8 +107,15 @@ def test_the_status_names_models_without_a_known_price(guard: Runs, vendor: str)
 # -- local models ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-@pytest.mark.parametrize("body", [OWN_MODEL, {"model": "our-own-model", "stream": True}])
+@pytest.mark.parametrize(
+    ("host", "body"),
+    [
+        ("127.0.0.1", OWN_MODEL),
+        ("localhost", STREAMED),
+        pytest.param("localhost", OWN_MODEL, marks=pytest.mark.matrix),
+        pytest.param("127.0.0.1", STREAMED, marks=pytest.mark.matrix),
+    ],
+)
 def test_a_local_model_is_free_and_named(
     host: str, body: dict[str, Any], guard: Runs, vendor: str
 ) -> None:

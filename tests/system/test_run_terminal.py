@@ -71,9 +71,26 @@ def test_a_program_that_ctrl_c_ends(guard: Runs, tmp_path: Path) -> None:
     with terminal(guard, tmp_path, script) as session:
         session.expect("ready")
         session.type("\x03")
-        assert session.wait() == -signal.SIGINT
+        assert session.wait() == -signal.SIGINT, session.shown
         assert session.shown.count("KeyboardInterrupt") == 1
         assert "0 LLM requests" in session.shown
+
+
+def test_what_other_threads_run_does_not_change_how_ctrl_c_ends_it(
+    guard: Runs, tmp_path: Path
+) -> None:
+    """Python forgets an uncaught interrupt when code from a string is run after it."""
+    script = tmp_path / "program.py"
+    script.write_text("""
+import threading
+def work():
+    threading.main_thread().join()
+    eval("1")
+threading.Thread(target=work).start()
+raise KeyboardInterrupt
+""")
+    done = guard("run", "--", str(script))
+    assert done.returncode == -signal.SIGINT, done.stderr
 
 
 def test_an_interrupt_from_elsewhere_reaches_the_program_too(guard: Runs, tmp_path: Path) -> None:

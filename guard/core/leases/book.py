@@ -34,6 +34,8 @@ _AGE_MAX_S: Final = 60.0
 """An older lease is replaced, so that small differences in price between here and the gateway do
 not add up."""
 _RENEW_SHARE: Final = 1 / 3
+_TELL_S: Final = 1.0
+"""So often the gateway is told what is under way and written down nowhere, where that changes."""
 _CALLS_MAX: Final = 1_000_000
 _PATIENCE_S: Final = 1.0
 """A lease that could not be topped up is left alone for so long."""
@@ -46,6 +48,9 @@ class LeaseBook:
         lock: held while the book, a lease or a hold changes.
         metered: workflows in which something was spent that no hold covers: their next call asks,
             and what was spent is reported with it.
+        unwritten: what requests can cost that are under way and no journal knows of, with what pays
+            for them, by serial number; any thread.
+        tells: whether there is no journal, so that the gateway is told of all.
         overshoots, overshot_nanousd: how often, and by how much, a call cost more than its hold.
     """
 
@@ -63,6 +68,8 @@ class LeaseBook:
         self._leases: dict[str, Lease] = {}
         # Added to by any thread, and looked at before anything is covered.
         self.metered: set[str | None] = set()
+        self.unwritten: dict[int, tuple[str, int]] = {}
+        self.tells = False
         # How often coverage was voided. An answer that was decided before the newest void covers
         # nothing, since the gateway may have judged by the old policy.
         self._voided = 0
@@ -148,17 +155,18 @@ class LeaseBook:
             worst = worst_case(rates, bound)
             if worst is None:
                 return None
-            if lease.free < worst[0]:
+            amount, paid_output = worst
+            if lease.free < amount:
                 lease.reclaim()
-                if lease.free < worst[0]:
+                if lease.free < amount:
                     return None
             if lease.calls is not None:
                 if lease.calls < calls:
                     return None
                 lease.calls -= calls
             lane.calls += calls
-            lease.take(worst[0], now_s)
-        return Hold(self, lease, worst[0]), rates, worst[1]
+            lease.take(amount, now_s)
+        return Hold(self, lease, amount), rates, paid_output
 
     def needs(self, key: LaneKey, subject: Subject, bound: RequestBound | None) -> int:
         """Return what a call is expected to take; 0 when that is not known yet."""
@@ -252,6 +260,8 @@ class LeaseBook:
                     self._retire(lane.lease)
                 lane.lease = lease
             lease.is_current = True
+            if self.tells:
+                lease.told = -1  # the gateway has added this call's
             self._add(lease, asked.sent_s, granted)
             lease.calls = None if granted.calls is None else max(0, granted.calls - calls)
             lane.calls += calls
@@ -428,7 +438,22 @@ class LeaseBook:
 
     def _returning(self, lease: Lease, *, close: bool = False) -> Update:
         unused, calls = self._drain(lease)
-        return Update(lease, LeaseUpdate(lease.lease_id, unused, calls, close))
+        if close:
+            return Update(lease, LeaseUpdate(lease.lease_id, unused, calls, close))
+        return self.renewal(lease, unused, calls)
+
+    def renewal(self, lease: Lease, unused: int = 0, calls: int = 0) -> Update:
+        """Return an update that renews a lease, and says what is under way if need be."""
+        lease.told = self._unwritten_in().get(lease.lease_id, 0)
+        update = LeaseUpdate(lease.lease_id, unused, calls, under_way_nanousd=lease.told)
+        return Update(lease, update)
+
+    def _unwritten_in(self) -> dict[str, int]:
+        """Return what is under way and written down nowhere, by what pays for it."""
+        found: dict[str, int] = {}
+        for lease_id, amount in list(self.unwritten.values()) if self.unwritten else ():
+            found[lease_id] = found.get(lease_id, 0) + amount
+        return found
 
     # -- keeping and returning ----------------------------------------------------------------
 
@@ -439,6 +464,7 @@ class LeaseBook:
         """
         updates: list[Update] = []
         with self.lock:
+            unwritten = self._unwritten_in()
             for lease in list(self._leases.values()):
                 is_topped_up = lease.is_current and self.is_asked_ahead(lease.lane)
                 idle = now_s - lease.used_s >= IDLE_S and not is_topped_up
@@ -457,9 +483,12 @@ class LeaseBook:
                 ):
                     updates.append(self._returning(lease))
                     lease.renewed_s = now_s
-                elif now_s - lease.renewed_s >= lease.ttl_s * _RENEW_SHARE:
-                    lease.renewed_s = now_s
-                    updates.append(Update(lease, LeaseUpdate(lease.lease_id)))
+                elif now_s - lease.renewed_s >= lease.ttl_s * _RENEW_SHARE or (
+                    now_s - lease.told_s >= _TELL_S
+                    and unwritten.get(lease.lease_id, 0) != lease.told
+                ):
+                    lease.renewed_s = lease.told_s = now_s
+                    updates.append(self.renewal(lease))
             self._forget_lanes(now_s)
         return updates
 
@@ -476,7 +505,9 @@ class LeaseBook:
         with self.lock:
             self._usable_until_s = -math.inf
             updates = [self._returning(lease, close=True) for lease in self._leases.values()]
+            unwritten = self._unwritten_in()
             for update in updates:
+                update.body.under_way_nanousd = unwritten.get(update.lease.lease_id, 0)
                 self._forget(update.lease)
             return updates
 

@@ -25,7 +25,7 @@ from guard.core.leases.effects import (
     Wait,
     Withdraw,
 )
-from guard.core.leases.lease import LaneKey, Subject
+from guard.core.leases.lease import LaneKey, Lease, Subject
 from guard.core.leases.question import Grant, Question, granted
 from guard.core.leases.records import Asked, Update
 from guard.core.request_bound import RequestBound
@@ -329,6 +329,8 @@ class Desk:
             effects.append(Fail(question, answer.error))
             if answer.for_money:
                 self._refuse_alike(line, question, answer, ask.waiting, effects)
+            elif answer.for_all:
+                _refuse_rest(line, answer, effects)
         else:
             effects.append(Complete(question, self._granted(question, asked, answer, now_s)))
         self._serve(asked.lane, line, now_s, effects)
@@ -435,6 +437,10 @@ class Desk:
         """The socket has opened; or it is lost, and leases are good for a moment and no longer."""
         self._book.usable_until(usable_until_s)
 
+    def renewal(self, lease: Lease) -> Update:
+        """Return an update that only renews a lease."""
+        return self._book.renewal(lease)
+
     def updated(self, update: Update, state: wire.LeaseState | None, sent_s: float) -> None:
         """Take in the answer to an update; None when the gateway does not know the lease."""
         self._book.answered(update, state, sent_s)
@@ -442,6 +448,12 @@ class Desk:
     def close(self) -> list[Update]:
         """End all leases; nothing is covered any more."""
         return self._book.close()
+
+
+def _refuse_rest(line: _Line, answer: NotGranted, effects: list[Effect]) -> None:
+    """Refuse all that wait but those that outlast this: one by one, each would look at the rest."""
+    effects += [Fail(each, copy.copy(answer.error)) for each in line.waiting if not each.outlasts_s]
+    line.waiting = deque(each for each in line.waiting if each.outlasts_s)
 
 
 def _alone(question: Question, now_s: float) -> AskGateway:

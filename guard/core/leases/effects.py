@@ -84,11 +84,13 @@ class NotGranted:
         error: what its caller gets.
         for_money: whether the money did not suffice, so that who needs as much gets the same.
         is_unanswered: whether the gateway may have decided otherwise: its answer is not known.
+        for_all: whether the gateway wants to be left alone, so that whoever asks gets the same.
     """
 
     error: BaseException
     for_money: bool = False
     is_unanswered: bool = False
+    for_all: bool = False
 
 
 Answer = GateReply | NotGranted

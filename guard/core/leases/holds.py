@@ -71,6 +71,18 @@ class Hold(Struct, eq=False):
             self.amount += amount
         return True
 
+    def grow_within(self, amount: int) -> int:
+        """Take up to so much more from what is free; returns how much."""
+        with self._book.lock:
+            lease = self.lease
+            if not self._is_open or not lease.is_current:
+                return 0
+            amount = max(0, min(amount, lease.free))
+            lease.free -= amount
+            lease.held += amount
+            self.amount += amount
+        return amount
+
     # A stream that was granted more has two holds; its event names one reservation.
     def absorb(self, other: Hold) -> bool:
         """Take over another hold of the same lease; False when that cannot be."""

@@ -44,6 +44,7 @@ class Lease:
             told, so the difference stays with the lease until that is closed.
         overspent: what the gateway has charged beyond what it held; nothing is owed for that.
         is_current: whether holds may still be taken from it.
+        told, told_s: what the gateway was told to be under way, and when; -1 when that is unknown.
         returns_until_s: until then others wait for the money: what is not used goes back at once.
         question: what was asked when it was granted last, to ask the like before it is used up.
     """
@@ -51,7 +52,7 @@ class Lease:
     __slots__ = (
         "began_s", "calls", "covered", "expires_s", "free", "held", "is_current", "lane",
         "lease_id", "overspent", "policy_version", "question", "renewed_s", "returns_until_s",
-        "ttl_s", "under_way", "unseen", "used_s",
+        "told", "told_s", "ttl_s", "under_way", "unseen", "used_s",
     )  # fmt: skip
 
     def __init__(self, lease_id: str, lane: LaneKey, now_s: float) -> None:
@@ -70,6 +71,8 @@ class Lease:
         self.unseen = 0
         self.overspent = 0
         self.is_current = True
+        self.told = 0
+        self.told_s = now_s
         self.returns_until_s = 0.0
         self.question: GateRequest | None = None
 

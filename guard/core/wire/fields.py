@@ -57,6 +57,9 @@ EVENT_TOKENS_MAX: Final = 10**9
 UNITS_MAX: Final = 10**9
 """Most units of one line of fees."""
 
+RENEWED_MAX: Final = 256
+"""Reservations in one renewal."""
+
 AROUND_MAX: Final = 64
 """Calls around one, and streams of one task, that a question can name."""
 FEES_MAX: Final = 32

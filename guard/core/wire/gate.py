@@ -71,6 +71,10 @@ class GateRequest(Struct, omit_defaults=True):
     refusal is read. ``least_output_tokens`` says that the caller can lower the request's
     output limit, or put one in, to this number at least.
 
+    ``renewed`` says that the caller renews the call's reservation (``POST /gate/lease``) while it
+    uses it, so that it lasts only as long as a lease. ``unjournaled`` says that nobody would know
+    of an LLM request if its process died: what is held is charged when it expires.
+
     ``text_tokens`` is the most of the prompt's text, before anything was learned of its model; 0
     where the prompt has more than text.
 
@@ -127,9 +131,11 @@ class GateRequest(Struct, omit_defaults=True):
     fees: Fees = {}
     text_tokens: Tokens = 0
     unnumbered: Annotated[str, Meta(max_length=512)] = ""
+    renewed: bool = False
+    unjournaled: bool = False
 
 
-class GateReply(Struct, omit_defaults=True):
+class GateReply(Struct, omit_defaults=True, weakref=True):
     """A 200 reply to ``POST /gate``.
 
     ``pending`` means that a person must approve the call: the answer arrives on the control
@@ -142,6 +148,8 @@ class GateReply(Struct, omit_defaults=True):
 
     ``max_output_tokens`` is the output limit that the caller has to lower the request's own to, or
     to put in: more is not paid for.
+
+    ``renew_ms`` is how long the reservation lasts unless it is renewed; 0: it needs no renewal.
     """
 
     decision: Literal["allow", "pending", "waiting"]
@@ -159,6 +167,7 @@ class GateReply(Struct, omit_defaults=True):
     retry_after_ms: int = 0
     idle_ms: DurationMs | None = None
     max_output_tokens: int | None = None
+    renew_ms: DurationMs = 0
 
 
 class ReleaseRequest(Struct, omit_defaults=True):

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from guard.core.wire.fields import DurationMs, Name, NanoUsd
+from guard.core.wire.fields import RENEWED_MAX, DurationMs, Name, NanoUsd
 
 
 class LeaseAsk(Struct, omit_defaults=True):
@@ -129,23 +129,31 @@ class LeaseUpdate(Struct, omit_defaults=True):
     """Body of ``POST /gate/lease``: renews a lease and gives back what is not used.
 
     Args:
-        lease_id: the lease; or the approval that the caller waits for, which takes no other field.
+        lease_id: the lease; or a reservation that is renewed, which takes only ``also``; or the
+            approval that the caller waits for, which takes no other field.
         unused_nanousd: is given back.
         calls_left: unused calls of its share of rate caps, given back.
         close: nothing more will be taken from it; what remains pays for events on their way and
             is released shortly afterwards.
+        under_way_nanousd: what LLM requests can cost that were sent and whose events are not
+            delivered, and of which nobody would know if the process died; it is charged when the
+            lease expires.
+        also: more reservations to renew.
     """
 
     lease_id: Name
     unused_nanousd: NanoUsd = 0
     calls_left: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
     close: bool = False
+    under_way_nanousd: NanoUsd = 0
+    also: Annotated[list[Name], Meta(max_length=RENEWED_MAX)] = []
 
 
-class LeaseState(Struct):
-    """Reply to a lease update."""
+class LeaseState(Struct, omit_defaults=True):
+    """Reply to a lease update. ``over`` names those of several reservations that are not open."""
 
     lease_id: Name
     state: str
     held_nanousd: int
     ttl_ms: int
+    over: list[str] = []

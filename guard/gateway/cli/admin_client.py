@@ -201,6 +201,13 @@ class AdminClient:
         """List the operator's prices."""
         return list(self.request("GET", "/prices"))
 
+    def reconcile(
+        self, rows: list[_Json], *, source: str, provider: str | None, dry_run: bool
+    ) -> list[_Json]:
+        """Book what a vendor has billed; returns the difference for each model and time."""
+        body = {"rows": rows, "source": source, "provider": provider, "dry_run": dry_run}
+        return list(self.request("POST", "/reconcile", body))
+
     def delete_price(self, price_id: str) -> None:
         """Remove a price."""
         self.request("DELETE", f"/prices/{price_id}")

@@ -18,6 +18,7 @@ from guard.gateway.cli.output import note, show, where, with_client
 from guard.gateway.cli.password import password
 from guard.gateway.cli.policies import policies
 from guard.gateway.cli.prices import prices
+from guard.gateway.cli.reconcile import reconcile
 from guard.gateway.cli.reports import audit, usage
 from guard.gateway.cli.serve import serve
 from guard.gateway.cli.settings import settings
@@ -132,7 +133,7 @@ def _show_key(made: dict[str, Any]) -> None:
 
 
 for _command in (
-    serve, password, local, settings, budgets, policies, prices, approvals, usage, audit, apply,
-    backup, restore, migrate, copy, *directives("guard gateway"),
+    serve, password, local, settings, budgets, policies, prices, approvals, usage, reconcile, audit,
+    apply, backup, restore, migrate, copy, *directives("guard gateway"),
 ):  # fmt: skip
     gateway.add_command(_command)

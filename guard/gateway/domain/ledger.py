@@ -114,7 +114,13 @@ class BudgetAccount(Struct):
 
 
 class Reservation(Struct, gc=False):
-    """An amount reserved on a set of balances for a protected call, an LLM request or a lease."""
+    """An amount reserved on a set of balances for a protected call, an LLM request or a lease.
+
+    Attributes:
+        renewed: whether its holder renews it, so that it lasts no longer than a lease.
+        under_way: what requests can cost that only the holder knows of: it is charged when the
+            reservation expires, and from then on pays for events that come after all.
+    """
 
     reservation_id: str
     organisation_id: str
@@ -135,6 +141,8 @@ class Reservation(Struct, gc=False):
     model: str | None = None
     function: str = ""
     user: str | None = None
+    renewed: bool = False
+    under_way: int = 0
     answered_by: str | None = None
     """The model that was reported last; not stored."""
 

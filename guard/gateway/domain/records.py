@@ -28,14 +28,15 @@ class OrganisationSettings(Struct, kw_only=True):
             consumption above the reservation.
         chain_over_permille: how far an open chain may go over a budget, in thousandths.
         chain_ttl_ms: how long a chain stays open without activity.
-        reservation_ttl_ms: how long a reservation lasts without activity.
+        reservation_ttl_ms: how long a reservation that nobody renews lasts without activity.
         default_hold_nanousd: held for a call about which nothing is known.
         unbounded_output: what to hold for an LLM request without a limit on its output:
             ``bounded``, the most that its model can answer; ``learned``, what its model's answers
             have been like, which may be exceeded; ``refuse`` such requests. One that may be charged
             any number of times for something else (searches) is refused under a hard budget, but
             for ``learned``.
-        lease_ttl_ms: how long a lease lasts unless it is renewed.
+        lease_ttl_ms: how long a lease, or a reservation that its holder renews, lasts unless it is
+            renewed.
         in_doubt: what a request costs whose answer was lost, so that nothing shows what was billed:
             ``bound``, the most that it can have cost; ``likely``, what the requests of its model
             usually cost, for products whose users leave all the time. It is learned from then on.
@@ -413,3 +414,28 @@ class DueDelivery(Struct):
     body: str
     created_at_ms: int
     attempts: int
+
+
+class Billed(Struct, frozen=True, kw_only=True):
+    """What a vendor has billed for one model in one hour or day."""
+
+    start_ms: int
+    width_ms: int
+    model: str
+    cost_nanousd: int
+
+
+class Adjustment(Struct, frozen=True, kw_only=True):
+    """The difference between what was billed and what was charged, of one model and time.
+
+    ``uncertain_nanousd`` is what of the charge was in doubt. ``note`` says why nothing is booked.
+    """
+
+    start_ms: int
+    width_ms: int
+    model: str
+    charged_nanousd: int
+    uncertain_nanousd: int
+    billed_nanousd: int
+    adjustment_nanousd: int
+    note: str = ""

@@ -44,7 +44,7 @@ def accounts_of(unit: UnitOfWork, org: OrganisationState, keys: ScopeKeys) -> li
         start_ms, end_ms = windows.period_of(budget.window, unit.now_ms)
         if end_ms is not None:
             valid_until_ms = min(valid_until_ms, end_ms)
-        accounts.append(BudgetAccount(budget, _balance(unit, budget, scope_id, start_ms, end_ms)))
+        accounts.append(BudgetAccount(budget, balance_of(unit, budget, scope_id, start_ms, end_ms)))
     # A fixed order, in which a storage with row locks takes the locks.
     accounts.sort(key=lambda account: account.balance.balance_id)
     unit.cache_accounts(org, keys, valid_until_ms, accounts)
@@ -110,9 +110,10 @@ def _matching(pattern: str, names: tuple[str, ...]) -> str | None:
     return next((name for name in names if globs.matches(pattern, name)), None)
 
 
-def _balance(
+def balance_of(
     unit: UnitOfWork, budget: records.BudgetRule, scope_id: str, start_ms: int, end_ms: int | None
 ) -> Balance:
+    """Return the balance of a budget in an open period; it is made where there is none."""
     found = unit.find_balance(budget.budget_id, scope_id, start_ms)
     if found is not None:
         return found

@@ -16,6 +16,9 @@ from guard.gateway.ledger.accounts import accounts_of, organisation
 from guard.gateway.ledger.state import OrganisationState, ScopeKeys
 from guard.gateway.ledger.unit_of_work import UnitOfWork
 
+PREPAID: Final = "prepaid"
+"""The flag of events that come after what was under way was charged: that has paid for them."""
+
 _DECISIONS = {"killed": "kill", "paused": "pause", "active": "allow"}
 
 
@@ -93,7 +96,10 @@ def record_events(
         reservation = None
         flags: list[str] = []
         if event.reservation_id is not None:
-            reservation = expiry.own_reservation(unit, request, event.reservation_id)
+            # A run reports what a run within it has left: that one's key is revoked by then.
+            reservation = expiry.own_reservation(
+                unit, request, event.reservation_id, also_below=True
+            )
             if reservation is None:
                 flags.append("unknown_reservation")
             else:
@@ -104,15 +110,61 @@ def record_events(
                 if reservation.state != "open":
                     flags.append("late")
         priced = requests.likely(unit, org, priced, reservation)
+        prepaid = 0
+        if reservation is not None and reservation.state != "open" and reservation.under_way:
+            prepaid = min(priced.cost, reservation.under_way)
+            priced = msgspec.structs.replace(priced, cost=priced.cost - prepaid)
+            flags.append(PREPAID)
         flags = [priced.flags, *flags] if priced.flags else flags
         charged = _record(unit, org, request, priced, reservation, flags)
         if charged is None:
             outcome.duplicates += 1
             continue
         outcome.accepted += 1
+        if reservation is not None and prepaid:  # it was announced with the charge
+            reservation.under_way -= prepaid
         if charged.over and charged.over_account is not None:
             recorded.over, recorded.over_workflow = charged.over_account, event.workflow_id
     return recorded
+
+
+def charge_unreported(unit: UnitOfWork, reservation: Reservation, amount: int) -> int:
+    """Charge what a holder that is gone had under way, and has not reported; return the charge.
+
+    Args:
+        unit: the unit of work.
+        reservation: what paid for it; it has just expired.
+        amount: what it can have cost.
+    """
+    org = organisation(unit, reservation.organisation_id)
+    request = RequestOrigin(organisation_id=reservation.organisation_id, key_id=reservation.key_id)
+    data = wire.LlmData(
+        model=reservation.model or wire.UNKNOWN_MODEL,
+        cost_nanousd=amount,
+        estimated=True,
+        estimate="bound",
+        source="auto",
+    )
+    event = wire.Event(
+        f"expired-{reservation.reservation_id}",
+        "llm",
+        unit.now_ms,
+        reservation_id=reservation.reservation_id,
+    )
+    priced = PricedEvent(
+        _inherited(event, reservation),
+        wire.encode(data),
+        cost=amount,
+        price_source="vendor",
+        model=reservation.model,
+        flags=f"estimated {requests.IN_DOUBT}",
+    )
+    if reservation.is_request:  # of several at once nothing is learned
+        priced = requests.likely(unit, org, priced, reservation)
+    if _overflows(unit, org, priced.cost):
+        return 0
+    charged = _record(unit, org, request, priced, reservation, [priced.flags])
+    return 0 if charged is None else priced.cost
 
 
 def _overflows(unit: UnitOfWork, org: OrganisationState, cost: int) -> bool:
@@ -191,7 +243,8 @@ def _settle(
     if reservation.is_lease:
         return
     if reservation.state == "open":
-        reservation.expires_at_ms = unit.now_ms + org.settings.reservation_ttl_ms
+        life_ms = expiry.lasts_ms(org, renewed=reservation.renewed)
+        reservation.expires_at_ms = unit.now_ms + life_ms
     if priced.final or (reservation.is_request and priced.event.type == "llm"):
         expiry.close(unit, reservation, "settled")
 

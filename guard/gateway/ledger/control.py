@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -145,6 +146,16 @@ def lift_ended(unit: UnitOfWork) -> None:
     for balance, organisation_id in unit.ended_exhausted():
         org = organisation(unit, organisation_id)
         _lift(unit, org, unit.budget(balance.budget_id), balance)
+
+
+def lift_unspent(
+    unit: UnitOfWork, org: OrganisationState, accounts: Iterable[BudgetAccount]
+) -> None:
+    """Lift the exhaustion of budgets that have room again."""
+    for account in accounts:
+        balance = account.balance
+        if balance.exhausted and balance.committed < account.rule.limit_nanousd:
+            _lift(unit, org, account.rule, balance)
 
 
 def _lift(

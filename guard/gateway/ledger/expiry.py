@@ -1,8 +1,6 @@
-"""The end of a reservation: settled, released or expired; and other periodic work."""
+"""The end of a reservation: settled or released, and what it gives back before."""
 
 from __future__ import annotations
-
-from typing import Final
 
 from guard.core import wire
 from guard.gateway.domain import ledger, render
@@ -13,10 +11,15 @@ from guard.gateway.domain.commands import (
     RequestOrigin,
 )
 from guard.gateway.domain.ledger import Reservation
-from guard.gateway.ledger import approvals, control, estimates, idempotency
+from guard.gateway.domain.lineage import lineage
+from guard.gateway.ledger import approvals, estimates, idempotency
+from guard.gateway.ledger.state import OrganisationState
 from guard.gateway.ledger.unit_of_work import UnitOfWork
 
-SWEEP_MAX: Final = 2000
+
+def lasts_ms(org: OrganisationState, *, renewed: bool) -> int:
+    """Return how long a reservation lasts from a sign of life on."""
+    return org.settings.lease_ttl_ms if renewed else org.settings.reservation_ttl_ms
 
 
 def close(unit: UnitOfWork, reservation: Reservation, state: ledger.ReservationState) -> int:
@@ -27,6 +30,7 @@ def close(unit: UnitOfWork, reservation: Reservation, state: ledger.ReservationS
     unit.change_balances(balances)
     unit.change_reservation(reservation)
     left = ledger.release(reservation, balances, state)
+    reservation.under_way = 0
     if left:
         _announce_room(unit, reservation)
     if reservation.is_lease or reservation.is_request:
@@ -58,14 +62,21 @@ def _announce_room(unit: UnitOfWork, reservation: Reservation) -> None:
 
 
 def own_reservation(
-    unit: UnitOfWork, request: RequestOrigin, reservation_id: str
+    unit: UnitOfWork, request: RequestOrigin, reservation_id: str, *, also_below: bool = False
 ) -> Reservation | None:
-    """Return a reservation if it was made with the key, and for the workflow, of a request."""
+    """Return a reservation if it was made with the key, and for the workflow, of a request.
+
+    Args:
+        unit: the unit of work.
+        request: the request.
+        reservation_id: of the reservation.
+        also_below: whether it may have been made with a key that belongs to the request's.
+    """
     found = unit.reservation(reservation_id)
     if (
         found is None
         or found.organisation_id != request.organisation_id
-        or found.key_id != request.key_id
+        or request.key_id not in (lineage(found.key_id) if also_below else (found.key_id,))
         or request.key_workflow_id not in (None, found.workflow_id)
     ):
         return None
@@ -97,26 +108,3 @@ def release(unit: UnitOfWork, command: ReleaseCommand) -> EncodedAnswer:
         return render.not_found("no such reservation")
     idempotency.keep(unit, request, answer)
     return answer
-
-
-def expire_reservations(unit: UnitOfWork) -> int:
-    """Close reservations past their expiry, by the store's clock; return how many."""
-    expired = unit.expired_reservations(SWEEP_MAX)
-    # An event may still come: it is charged then, flagged as late, and can go over the limit.
-    for reservation in expired:
-        close(unit, reservation, "expired")
-    return len(expired)
-
-
-def sweep(unit: UnitOfWork) -> int:
-    """Expire reservations and approvals, lift ended exhaustions, delete old data.
-
-    All commands of the store wait meanwhile, so it takes a bounded number of reservations and
-    approvals, and leaves the rest to the next sweep.
-    """
-    closed = expire_reservations(unit)
-    approvals.expire(unit)
-    control.lift_ended(unit)
-    control.compact(unit)
-    unit.housekeep()
-    return closed

@@ -18,6 +18,7 @@ from guard.gateway.ledger import (
     control,
     expiry,
     idempotency,
+    lapse,
     leases,
     line,
     requests,
@@ -207,7 +208,7 @@ def _judge(
         )
 
     judgement = judge()
-    if judgement.refused_by is not None and expiry.expire_reservations(decision.unit):
+    if judgement.refused_by is not None and lapse.expire_reservations(decision.unit):
         judgement = judge()
     return judgement
 
@@ -247,7 +248,7 @@ def _granted(
         judgement.amount,
         judgement.amount,
         unit.now_ms,
-        unit.now_ms + org.settings.reservation_ttl_ms,
+        unit.now_ms + expiry.lasts_ms(org, renewed=call.renewed),
         0,
         "open",
         amount.basis,
@@ -258,6 +259,8 @@ def _granted(
         _model(call),
         function_of(call),
         call.user,
+        call.renewed,
+        judgement.amount if call.unjournaled and call.kind == "llm" and not command.is_ahead else 0,
     )
     granted_lease = None
     if command.grants_lease:
@@ -286,6 +289,7 @@ def _granted(
         lease=granted_lease,
         rates=decision.rates if call.kind == "llm" else None,
         max_output_tokens=amount.output_tokens,
+        renew_ms=org.settings.lease_ttl_ms if call.renewed and granted_lease is None else 0,
     )
 
 

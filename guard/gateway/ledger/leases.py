@@ -14,7 +14,7 @@ from guard.core import wire
 from guard.gateway.domain import ledger, render
 from guard.gateway.domain.commands import EncodedAnswer, GateCommand, LeaseCommand, RequestOrigin
 from guard.gateway.domain.ledger import BudgetAccount, Reservation
-from guard.gateway.ledger import approvals, expiry, idempotency
+from guard.gateway.ledger import approvals, expiry, idempotency, lapse, renewals
 from guard.gateway.ledger.accounts import organisation
 from guard.gateway.ledger.state import OrganisationState
 from guard.gateway.ledger.unit_of_work import UnitOfWork
@@ -69,7 +69,7 @@ def _live(unit: UnitOfWork, request: RequestOrigin, lease_id: str) -> Reservatio
     if found is None or not found.is_lease or found.state != "open":
         return None
     if found.expires_at_ms <= unit.now_ms:  # before the sweep has seen it: it must not be renewed
-        expiry.close(unit, found, "expired")
+        lapse.expire(unit, found)
         return None
     return found
 
@@ -95,6 +95,7 @@ def grant(
         unit.change_reservation(lease)
         lease.amount += granted
         lease.held += granted
+        lease.under_way += draft.under_way
         lease.expires_at_ms = expires_at_ms
         return lease
     draft.amount = draft.held = granted
@@ -120,24 +121,27 @@ def current(
 
 
 def update(unit: UnitOfWork, command: LeaseCommand) -> EncodedAnswer:
-    """Renew a lease and give back what is unused, or close it."""
+    """Renew a lease and give back what is unused, or close it; or renew reservations."""
     request, change = command.request, command.update
     kept = idempotency.replay(unit, request)
     if kept is not None:
         return kept
     lease = _live(unit, request, change.lease_id)
     if lease is None:
-        state = approvals.renew(unit, request, change.lease_id)
+        state = renewals.renew(unit, request, change)
+        if state is None:
+            state = approvals.renew(unit, request, change.lease_id)
         if state is not None:  # not kept: nothing is lost when it is done twice
             return EncodedAnswer(200, wire.encode(state))
         return render.not_found("no such lease")
     expiry.give_back(unit, lease, change.unused_nanousd)
+    unit.change_reservation(lease)
+    lease.under_way = change.under_way_nanousd
     if change.close and not lease.held:
         expiry.close(unit, lease, "settled" if lease.spent else "released")
     elif change.close:  # events of its last calls may be on their way, and are paid from it
         unit.expire_sooner(lease, min(lease.expires_at_ms, unit.now_ms + CLOSING_MS))
     else:
-        unit.change_reservation(lease)
         ttl_ms = organisation(unit, request.organisation_id).settings.lease_ttl_ms
         lease.expires_at_ms = unit.now_ms + ttl_ms
     left_ms = lease.expires_at_ms - unit.now_ms if lease.state == "open" else 0
@@ -148,7 +152,7 @@ def update(unit: UnitOfWork, command: LeaseCommand) -> EncodedAnswer:
 
 
 def resume(unit: UnitOfWork) -> int:
-    """Renew every open lease after a time in which no holder could; return how many there are.
+    """Renew what holders renew after a time in which none could; return how many there are.
 
     What waits for a person is renewed as well.
 
@@ -156,11 +160,11 @@ def resume(unit: UnitOfWork) -> int:
     not have been given to others. The lease of one that died ends a full time later.
     """
     approvals.resume(unit)
-    found = unit.all_open_leases()
-    for lease in found:
-        unit.change_reservation(lease)
-        ttl_ms = organisation(unit, lease.organisation_id).settings.lease_ttl_ms
-        lease.expires_at_ms = max(lease.expires_at_ms, unit.now_ms + ttl_ms)
+    found = unit.all_renewed()
+    for each in found:
+        unit.change_reservation(each)
+        ttl_ms = organisation(unit, each.organisation_id).settings.lease_ttl_ms
+        each.expires_at_ms = max(each.expires_at_ms, unit.now_ms + ttl_ms)
     return len(found)
 
 

@@ -73,7 +73,7 @@ class Scopes(Struct, frozen=True):
         if isinstance(command, ReleaseCommand):
             return {command.reservation_id}
         if isinstance(command, LeaseCommand):
-            return {command.update.lease_id}
+            return {command.update.lease_id, *command.update.also}
         found = {
             priced.event.reservation_id
             for priced in command.events
@@ -127,6 +127,20 @@ class StoredAnswer(Struct):
     fingerprint: bytes
     status: int
     body: bytes
+
+
+class ChargedHour(Struct, frozen=True):
+    """What one model of one provider was charged in an hour, earlier adjustments included.
+
+    ``uncertain_nanousd`` is what of it was charged in doubt; ``events`` counts what was charged.
+    """
+
+    hour_ms: int
+    provider: str
+    model: str
+    cost_nanousd: int
+    events: int
+    uncertain_nanousd: int = 0
 
 
 class AuditRow(NamedTuple):

@@ -30,6 +30,7 @@ from guard.gateway.domain.operators import Operator
 from guard.gateway.ledger.state import (
     AuditRow,
     ChainState,
+    ChargedHour,
     OrganisationState,
     ScopeKeys,
     Scopes,
@@ -122,8 +123,11 @@ class MoneyStore(Protocol):
     def open_leases(self, balance_ids: Sequence[int]) -> list[Reservation]:
         """Return the open leases that hold money on any of these balances; for reading only."""
 
-    def all_open_leases(self) -> list[Reservation]:
-        """Return every open lease."""
+    def reopen(self, reservation: Reservation) -> None:
+        """Open an expired reservation again, which was announced to change."""
+
+    def all_renewed(self) -> list[Reservation]:
+        """Return every open lease, and the open reservations that are renewed."""
 
     def expired_reservations(self, limit: int) -> list[Reservation]:
         """Return open reservations past their expiry that this unit may change."""
@@ -160,6 +164,14 @@ class MoneyStore(Protocol):
         self, organisation_id: str, keys: ScopeKeys, at_ms: int, priced: PricedEvent
     ) -> None:
         """Add an event to the totals of its scopes and to the usage rollups."""
+
+    def charged_hours(
+        self, organisation_id: str, since_ms: int, until_ms: int, provider: str | None
+    ) -> list[ChargedHour]:
+        """Return what LLM requests were charged, by hour, provider and model."""
+
+    def resolve_doubt(self, organisation_id: str, hour: ChargedHour) -> None:
+        """Note that what was charged in doubt is known now, for the organisation and the model."""
 
     def add_refusal(
         self, request: RequestOrigin, call: wire.GateRequest, refusal: CallRefusal

@@ -13,6 +13,7 @@ from guard.gateway.domain.largest_outputs import largest_output
 from guard.gateway.domain.records import Price, Rates
 from guard.gateway.domain.request_cost import ASSUMED_INPUT_TOKENS, WORST_OUTPUT_TOKENS
 from guard.gateway.domain.tariffs import Tariff, tariff
+from guard.gateway.domain.usage_export import BilledRow
 from guard.gateway.services.published import names, published
 
 _CACHE_MAX: Final = 10_000
@@ -26,6 +27,9 @@ _HAVE_PROJECTS: Final = ("openai", "azure")
 
 _SLOT_MS: Final = 15 * 60_000
 """Hours begin and end at quarters of an hour."""
+
+_SHORT: Final = 10_000
+"""Tokens of a prompt that meets no price of long ones."""
 
 _MONTH_MS: Final = 31 * 86_400_000
 
@@ -110,6 +114,22 @@ class PriceBook:
         when_ms = now_ms if at_ms is None else at_ms
         is_believed = abs(now_ms - when_ms) <= _MONTH_MS
         return found.cost(usage, when_ms if is_believed else None), found.source
+
+    def cost_of_many(self, billed: BilledRow, provider: str | None) -> int:
+        """Return what the tokens of many requests cost, each of them with a short prompt."""
+        kept_1h = billed.cache_write_1h_tokens
+        parts = (
+            (billed.input_tokens, LlmData(input_tokens=_SHORT)),
+            (billed.output_tokens, LlmData(output_tokens=_SHORT)),
+            (billed.cache_read_tokens, LlmData(cache_read_tokens=_SHORT)),
+            (billed.cache_write_tokens - kept_1h, LlmData(cache_write_tokens=_SHORT)),
+            (kept_1h, LlmData(cache_write_tokens=_SHORT, cache_write_1h_tokens=_SHORT)),
+        )
+        total = 0
+        for count, usage in parts:
+            usage.model, usage.provider = billed.model, provider
+            total += self.cost(usage, billed.start_ms)[0] * max(count, 0) // _SHORT
+        return total
 
     def _is_free(self, usage: LlmData) -> bool:
         """Tell whether the cost of a lost answer is the SDK's, of a model that costs nothing."""

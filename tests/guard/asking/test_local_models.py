@@ -61,8 +61,11 @@ def scope() -> Scope:
 def test_a_lease_for_a_local_model_covers_the_same_name_nowhere_else(
     runtime: GuardRuntime, tenant: Any
 ) -> None:
-    tenant.admin.set_budget(limit_nanousd=10**9)
     until(lambda: runtime.link.session and runtime.link.session.asks.can_lease, WAIT_S)
+    heard = runtime.enforcement.control.seq
+    tenant.admin.set_budget(limit_nanousd=10**9)
+    # A lease whose grant crosses the news of the budget covers nothing.
+    until(lambda: runtime.enforcement.control.seq > heard, WAIT_S)
     assert (runtime.requests.ask(scope(), LOCAL).amount_nanousd or 0) <= 1
     covered = runtime.requests.hold(scope(), LOCAL)
     assert covered is not None

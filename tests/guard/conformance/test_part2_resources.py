@@ -403,6 +403,8 @@ class TestStatusSnapshot:
             "waiting_calls",
             "unhooked_clients",
             "restored_hooks",
+            "unhooked_tools",
+            "unchecked_tools",
         ]
 
 

@@ -162,7 +162,8 @@ EDGES = RAISING | PASSING
 NESTINGS = 400
 
 
-def test_any_nesting(runtime: GuardRuntime) -> None:
+@pytest.mark.generator("nestings of edges that swallow a refusal")
+def test_any_nesting(runtime: GuardRuntime, count_cases: Callable[[int], None]) -> None:
     choose = random.Random(31)
     ends: Counter[str] = Counter()
     for _ in range(NESTINGS):
@@ -182,7 +183,7 @@ def test_any_nesting(runtime: GuardRuntime) -> None:
         assert ended == expected(levels), levels
         assert current_scope.get().entry is None
         ends[ended] += 1
-    print(f"{NESTINGS} nestings: {dict(ends)}")
+    count_cases(NESTINGS)
     assert all(ends[ended] > NESTINGS // 20 for ended in ("ends", "refused", "unrelated"))
 
 

@@ -24,6 +24,7 @@ from guard.runtime.runtime import GuardRuntime
 from tests.support.waiting import WAIT_S
 
 pytestmark = [
+    pytest.mark.generator("ways to swallow a kill"),
     pytest.mark.usefixtures("connected"),
     pytest.mark.skipif(sys.gettrace() is not None, reason="who traces the process keeps it"),
 ]

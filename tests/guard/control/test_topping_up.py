@@ -111,7 +111,7 @@ def test_no_room_is_missed_while_an_answer_is_under_way(
 
     def later(session: Any, asked: Asked, told: wire.Told | None) -> None:
         late.append(asked)
-        asyncio.get_running_loop().call_later(2.0, topped_up, session, asked, told)
+        asyncio.get_running_loop().call_later(1.0, topped_up, session, asked, told)
 
     monkeypatch.setattr(courier, "_topped_up", later)
     ran = until_refused(leasing, tenant)

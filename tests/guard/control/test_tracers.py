@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +92,11 @@ print("killed", number)
 
 
 @pytest.mark.long
+@pytest.mark.generator("kills under a tracer")
 @pytest.mark.parametrize("how", ["settrace", "setprofile", "coverage", "nothing"])
-def test_nothing_freezes(tmp_path: Path, tenant: Any, how: str) -> None:
+def test_nothing_freezes(
+    tmp_path: Path, tenant: Any, how: str, count_cases: Callable[[int], None]
+) -> None:
     if how == "coverage":
         pytest.importorskip("coverage")
     program = tmp_path / "program.py"
@@ -112,3 +116,4 @@ def test_nothing_freezes(tmp_path: Path, tenant: Any, how: str) -> None:
         check=False,
     )
     assert done.stdout == "killed 20\n", done.stderr
+    count_cases(20)

@@ -331,6 +331,30 @@ class TestKeeping:
         assert hold.lease.expires_s == 12.0
         assert book.totals() == Totals(1, 10, 1)
 
+    def test_what_is_written_down_nowhere_is_told_as_it_changes(self) -> None:
+        book, hold = opened()
+        book.unwritten.update({1: ("l", 10), 2: ("l", 5), 3: ("another", 100)})
+        hold.lease.used_s = 5.0
+        assert book.due(0.9) == [], "at most once a second"
+        [update] = book.due(1.0)
+        assert (update.body.under_way_nanousd, update.body.unused_nanousd) == (15, 0)
+        assert book.due(1.9) == []
+        assert book.due(2.5) == [], "the gateway knows"
+        del book.unwritten[1]
+        [update] = book.due(2.6)
+        assert update.body.under_way_nanousd == 5
+        [update, *_] = book.close()
+        assert (update.body.under_way_nanousd, update.closes) == (5, True)
+
+    def test_what_a_grant_has_added_is_corrected(self) -> None:
+        book = LeaseBook()
+        book.usable_until(math.inf)
+        book.tells = True
+        hold = book.granted(book.ask(KEY, 0.0), lease(100), CALL, 10)
+        hold.settle(3)
+        [update] = book.due(1.0)
+        assert update.body.under_way_nanousd == 0, "it has ended, and is delivered"
+
     @pytest.mark.parametrize("state", [None, LeaseState("l", "expired", 0, 0)])
     def test_one_that_the_gateway_has_ended_covers_nothing(self, state: LeaseState | None) -> None:
         book, _ = opened(granted=100, ttl_ms=900)

@@ -188,6 +188,7 @@ def marked(kind: Kind, moment: Moment, *usual: Moment) -> Any:
     return pytest.param(kind, moment, id=f"{kind.name}, {moment}", marks=marks)
 
 
+@pytest.mark.generator("faults at moments of a shutdown")
 @pytest.mark.parametrize(
     ("kind", "moment"),
     [marked(kind, moment, "in the flush") for kind in KINDS for moment in MOMENTS[:3]],
@@ -208,6 +209,7 @@ def test_a_fault_that_passes_costs_no_event(
     assert (status.events_sent, status.events_lost) == (EVENTS, 0)
 
 
+@pytest.mark.generator("faults at moments of a shutdown")
 @pytest.mark.parametrize("with_spool", [False, True], ids=["memory", "spool"])
 @pytest.mark.parametrize(
     ("kind", "moment"), [marked(kind, moment) for kind in KINDS for moment in MOMENTS]
@@ -239,6 +241,7 @@ def test_with_a_fault_that_stays_each_event_is_accounted_for(
     until(lambda: delivered(later, tenant, ids))
 
 
+@pytest.mark.generator("faults at moments of a shutdown")
 @pytest.mark.parametrize(
     "after",
     [
@@ -321,6 +324,7 @@ elif how != "end":
 """
 
 
+@pytest.mark.generator("faults at moments of a shutdown")
 @pytest.mark.fault
 @pytest.mark.parametrize("with_spool", [False, True], ids=["memory", "spool"])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)

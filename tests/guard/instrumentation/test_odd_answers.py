@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -134,8 +134,11 @@ def is_dear(event: LlmData | None, hold: PricedHold, truth: Usage) -> bool:
     return 0 < cost(event) >= least
 
 
+@pytest.mark.generator("odd answers: bodies, counts and cuts")
 @pytest.mark.parametrize("oddity", READABLE)
-def test_an_odd_answer_is_read_right(bench: Bench, oddity: str) -> None:
+def test_an_odd_answer_is_read_right(
+    bench: Bench, oddity: str, count_cases: Callable[[int], None]
+) -> None:
     change, kinds = READABLE[oddity]
     made_to = [name for name, answer in ANSWERS.items() if kind_of(answer) in kinds]
     for name in made_to:
@@ -147,6 +150,7 @@ def test_an_odd_answer_is_read_right(bench: Bench, oddity: str) -> None:
             assert event is not None, name
             assert not event.estimated, name
             assert _as_said(hold.ends[0]) == answer.usage, name
+            count_cases(1)
     assert made_to
 
 
@@ -162,8 +166,11 @@ def test_counts_in_another_form_are_read(bench: Bench, form: str) -> None:
         assert _as_said(hold.ends[0]) == answer.usage, name
 
 
+@pytest.mark.generator("odd answers: bodies, counts and cuts")
 @pytest.mark.parametrize("form", STRANGE_COUNTS)
-def test_counts_that_are_none_cost_the_bound(bench: Bench, form: str) -> None:
+def test_counts_that_are_none_cost_the_bound(
+    bench: Bench, form: str, count_cases: Callable[[int], None]
+) -> None:
     checks = 0
     for name, answer in TEXTS.items():
         odd = counts_as(form)(answer)
@@ -174,6 +181,7 @@ def test_counts_that_are_none_cost_the_bound(bench: Bench, form: str) -> None:
             assert is_dear(event, hold, answer.usage), name
             checks += 1
     assert checks > len(TEXTS) // 2
+    count_cases(checks)
 
 
 def check_cut(bench: Bench, answer: Answer, end: int, ending: Ending, streamed: bool) -> None:
@@ -198,40 +206,49 @@ ENDINGS = (Ending.COMPLETE, Ending.LOST, Ending.CLOSED)
 SMALL = {name: answer for name, answer in ANSWERS.items() if len(answer.data) < 10_000}
 
 
-def test_cut_here_and_there(bench: Bench) -> None:
+@pytest.mark.generator("odd answers: bodies, counts and cuts")
+def test_cut_here_and_there(bench: Bench, count_cases: Callable[[int], None]) -> None:
     """By a server that ends there, by a connection that is lost, by a reader who leaves."""
     checks = 0
     for answer in SMALL.values():
         for ending, end in zip(itertools.cycle(ENDINGS), cuts(answer.data, 17), strict=False):
             check_cut(bench, answer, end, ending, True)
             checks += 1
-    print(f"{checks} cuts")
     assert checks > 1000
+    count_cases(checks)
 
 
 @pytest.mark.long
+@pytest.mark.generator("odd answers: bodies, counts and cuts")
 @pytest.mark.parametrize("name", ANSWERS)
-def test_cut_at_every_byte(bench: Bench, name: str) -> None:
+def test_cut_at_every_byte(bench: Bench, name: str, count_cases: Callable[[int], None]) -> None:
     answer = ANSWERS[name]
     for end in cuts(answer.data):
         for ending in ENDINGS:
             check_cut(bench, answer, end, ending, True)
         if not answer.is_stream:
             check_cut(bench, answer, end, Ending.COMPLETE, False)
+        count_cases(len(ENDINGS) + (not answer.is_stream))
 
 
 ODD_CUTS = [oddity for oddity in READABLE if oddity != "as it is"]
 
 
 @pytest.mark.long
+@pytest.mark.generator("odd answers: bodies, counts and cuts")
 @pytest.mark.parametrize("oddity", ODD_CUTS)
-def test_odd_and_cut_at_every_byte(bench: Bench, oddity: str) -> None:
+def test_odd_and_cut_at_every_byte(
+    bench: Bench, oddity: str, count_cases: Callable[[int], None]
+) -> None:
     change, kinds = READABLE[oddity]
+    checks = 0
     for answer in SMALL.values():
         if kind_of(answer) in kinds:
             odd = change(answer)
             for ending, end in zip(itertools.cycle(ENDINGS), cuts(odd.data), strict=False):
                 check_cut(bench, odd, end, ending, True)
+                checks += 1
+    count_cases(checks)
 
 
 _LARGE = 20 * 1024 * 1024

@@ -106,20 +106,34 @@ def check_orders(
     return number
 
 
+@pytest.mark.generator("orders of install, wrap, unwrap and restore at each seam")
 @pytest.mark.parametrize("patcher", PATCHERS)
 @pytest.mark.parametrize("seam", SEAMS)
-def test_every_order(standin: StandIn, observing: Observed, seam: str, patcher: str) -> None:
+def test_every_order(
+    standin: StandIn,
+    observing: Observed,
+    seam: str,
+    patcher: str,
+    count_cases: Callable[[int], None],
+) -> None:
     number = check_orders(standin, observing, SEAMS[seam], PATCHERS[patcher], 2)
     assert number == 9
+    count_cases(number)
 
 
 @pytest.mark.long
+@pytest.mark.generator("orders of install, wrap, unwrap and restore at each seam")
 @pytest.mark.parametrize("patcher", PATCHERS)
 @pytest.mark.parametrize("seam", SEAMS)
-def test_every_long_order(standin: StandIn, observing: Observed, seam: str, patcher: str) -> None:
+def test_every_long_order(
+    standin: StandIn,
+    observing: Observed,
+    seam: str,
+    patcher: str,
+    count_cases: Callable[[int], None],
+) -> None:
     for length in (3, 4):
-        number = check_orders(standin, observing, SEAMS[seam], PATCHERS[patcher], length)
-        print(f"{seam}, {patcher}: {number} orders of {length} steps")
+        count_cases(check_orders(standin, observing, SEAMS[seam], PATCHERS[patcher], length))
 
 
 @pytest.mark.parametrize("seam", SEAMS)

@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -78,8 +79,9 @@ def _after(order: tuple[str, ...], later: str, earlier: str) -> bool:
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
+@pytest.mark.generator("orders with six real patchers")
 @pytest.mark.parametrize("tool", TOOLS)
-def test_every_order_with(tool: str, standin: StandIn) -> None:
+def test_every_order_with(tool: str, standin: StandIn, count_cases: Callable[[int], None]) -> None:
     pytest.importorskip(TOOLS[tool])
     environment = {**os.environ, **QUIET, "PYTHONPATH": str(ROOT)}
     every = orders(tool)
@@ -94,7 +96,7 @@ def test_every_order_with(tool: str, standin: StandIn) -> None:
         if counts != once:
             wrong.append((order, counts))
     assert not wrong
-    print(f"{tool}: {len(every)} orders, five requests each")
+    count_cases(len(every))
 
 
 @pytest.mark.parametrize("order", ["guard first", "mock first"])

@@ -65,6 +65,7 @@ async def test_a_blocked_tool_is_not_even_asked_for(tenant: Any) -> None:
 async def test_uninstalled(tenant: Any) -> None:
     tenant.admin.set_policy("p", tools_block=["delete_*"])
     mcp.uninstall()
+    guard.uninstrument()  # the seam of the sessions
     async with Client(server()) as client:
         await client.session.call_tool("delete_files", {"path": "/tmp/x"})
     assert ran == ["/tmp/x"]

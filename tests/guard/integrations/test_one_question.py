@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import gc
-import threading
 from collections.abc import Callable, Iterator
-from typing import Any, Self
+from typing import Any
 
 import attrs
 import httpx2
@@ -27,6 +25,7 @@ import guard
 from guard.breaker.exceptions import GuardBlockedException
 from guard.integrations import langgraph, mcp
 from guard.integrations.agents import GuardRunHooks, guard_tool_input
+from tests.support.operators import Operator
 from tests.support.tool_asker import ToolAsker
 from tests.support.waiting import until
 
@@ -61,31 +60,6 @@ def protected_async() -> Any:
     return delete_files
 
 
-class Operator:
-    """Answers every question, and counts them."""
-
-    def __init__(self, tenant: Any, *, approves: bool = True) -> None:
-        self._tenant = tenant
-        self._approves = approves
-        self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self.asked: list[dict[str, Any]] = []
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ending.set()
-        self._thread.join(120)
-
-    def _run(self) -> None:
-        while not self._ending.wait(0.02):
-            for each in self._tenant.admin.approvals("pending"):
-                self.asked.append(each)
-                self._tenant.admin.answer_approval(each["approval_id"], approved=self._approves)
-
-
 @pytest.fixture(scope="module")
 def asker() -> Iterator[ToolAsker]:
     server = ToolAsker()
@@ -94,12 +68,11 @@ def asker() -> Iterator[ToolAsker]:
 
 
 @pytest.fixture
-def model(asker: ToolAsker) -> Iterator[ToolAsker]:
+def model(asker: ToolAsker) -> ToolAsker:
     ran.clear()
     asker.reset()
     asker.tools = ("delete_files",)
-    yield asker
-    gc.collect()
+    return asker
 
 
 @attrs.frozen

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -36,11 +35,10 @@ def asker() -> Iterator[ToolAsker]:
 
 
 @pytest.fixture
-def model(asker: ToolAsker) -> Iterator[ToolAsker]:
+def model(asker: ToolAsker) -> ToolAsker:
     asker.reset()
     asker.tools = ("delete_files",)
-    yield asker
-    gc.collect()
+    return asker
 
 
 @attrs.define

@@ -81,6 +81,7 @@ def matches(word: str, pattern: str) -> bool:
 def plainly(text: str, words: Lexicon) -> list[int]:
     """Each pattern is tried everywhere, one after the other."""
     tokens = concepts.words_of(text)
+    joined = " ".join(tokens)
     runs = naming.DENSE_RUN.findall(text)
     named = set()
     for number, name in enumerate(words.names):
@@ -91,7 +92,7 @@ def plainly(text: str, words: Lexicon) -> list[int]:
             if naming.DENSE.search(pattern):
                 if any(pattern.replace("*", "") in run for run in runs):
                     named.add(number)
-            elif any(
+            elif all(part.strip("*") in joined for part in parts) and any(
                 all(map(matches, tokens[start:], parts))
                 for start in range(len(tokens) - len(parts) + 1)
             ):

@@ -94,12 +94,13 @@ def test_messages_of_many_languages(engine: Engine) -> None:
     assert differing(engine, [*texts, *map(str.upper, texts)]) == []
 
 
-def test_real_messages(engine: Engine) -> None:
+@pytest.mark.parametrize("count", [1000, pytest.param(10_000, marks=pytest.mark.long)])
+def test_real_messages(engine: Engine, count: int) -> None:
     if not (place := os.environ.get("SPAMDETECT_DATA")):
         pytest.skip("NOT TESTED: SPAMDETECT_DATA does not name the training data")
     texts = [row.text for row in read_spam([Path(place) / "spam"])]
     Random(0).shuffle(texts)
-    assert differing(engine, texts[:10_000]) == []
+    assert differing(engine, texts[:count]) == []
 
 
 def test_scores_have_the_same_bits(engine: Engine) -> None:

@@ -12,6 +12,7 @@ from guard.gateway.domain import records
 from guard.gateway.domain.records import DurationMs, Label
 from guard.gateway.domain.rulesets import Change
 from guard.gateway.domain.setting_table import SETTINGS
+from guard.gateway.domain.usage_export import ROWS_MAX, BilledRow
 from guard.gateway.services.operators import PASSWORD_LENGTH_MAX, PASSWORD_LENGTH_MIN
 
 _WEBHOOK_URL = (
@@ -155,6 +156,19 @@ class PriceBody(Strict, kw_only=True):
     model: Target
     provider: Target = "*"
     rates: records.Rates
+
+
+class ReconcileBody(Strict, kw_only=True):
+    """What a vendor says it has billed, by model and hour (or day).
+
+    A row without ``cost_nanousd`` is priced by its tokens. ``provider`` is whose charges are
+    compared; ``source`` names the vendor's file in the audit log.
+    """
+
+    rows: Annotated[list[BilledRow], Meta(min_length=1, max_length=ROWS_MAX)]
+    source: Target
+    provider: Target | None = None
+    dry_run: bool = False
 
 
 class ControlBody(Strict, kw_only=True):

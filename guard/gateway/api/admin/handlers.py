@@ -21,9 +21,10 @@ from guard.gateway.domain.lineage import owner_of
 from guard.gateway.domain.operators import Operator
 from guard.gateway.domain.preview import EXAMPLES_MAX, Difference, RecentCalls, compare, replaced
 from guard.gateway.domain.rulesets import RuleSet, first_named_twice
-from guard.gateway.ledger import approvals, catalogue, control, directory, webhooks
+from guard.gateway.ledger import approvals, catalogue, control, directory, reconciliation, webhooks
 from guard.gateway.ledger.state import NOTHING, within
 from guard.gateway.ledger.unit_of_work import UnitOfWork
+from guard.gateway.services.catalogue import CatalogueCache
 from guard.gateway.services.keys import NewKey, make_key
 from guard.gateway.services.operators import OperatorService
 from guard.gateway.services.webhooks import check_url
@@ -42,6 +43,7 @@ class AdminHandlers:
     _storage: Storage
     _operators: OperatorService
     _recent: RecentCalls
+    _catalogue: CatalogueCache
     _clock_ms: Callable[[], int]
     _private_webhooks: bool = attrs.field(kw_only=True, alias="private_webhooks")
     _ids: IdFactory = attrs.field(factory=IdFactory, init=False)
@@ -151,6 +153,28 @@ class AdminHandlers:
 
     async def prices(self, call: AdminCall) -> list[records.Price]:
         return await self._storage.prices(call.own)
+
+    async def reconcile(self, call: AdminCall) -> list[records.Adjustment]:
+        wanted: bodies.ReconcileBody = call.body
+        if len({row.width_ms for row in wanted.rows}) > 1:
+            raise ConflictError("hours and days in one request")
+        prices = (await self._catalogue.view(call.own)).prices
+        billed = [
+            records.Billed(
+                start_ms=row.start_ms,
+                width_ms=row.width_ms,
+                model=row.model,
+                cost_nanousd=prices.cost_of_many(row, wanted.provider)
+                if row.cost_nanousd is None
+                else row.cost_nanousd,
+            )
+            for row in wanted.rows
+        ]
+        return await self._storage.write(
+            within(call.own, weight=len(billed)),
+            reconciliation.reconcile,
+            call.actor, call.own, billed, wanted.provider, wanted.source, wanted.dry_run,
+        )  # fmt: skip
 
     async def put_price(self, call: AdminCall) -> records.Price:
         return await self._write(call, catalogue.put_price, as_price(call.own, call.body))

@@ -47,6 +47,8 @@ def operations(h: AdminHandlers) -> list[Operation]:
         op("GET", "/prices", h.prices, "List the operator's prices", list[r.Price]),
         op("PUT", "/prices", h.put_price, "Set a price", r.Price, body=b.PriceBody),
         op("DELETE", "/prices/{price_id}", h.delete_price, "Remove a price", None, status=204),
+        op("POST", "/reconcile", h.reconcile, "Book what a vendor has billed",
+           list[r.Adjustment], body=b.ReconcileBody),
         op("GET", "/workflows", h.workflows, "List workflows", list[r.Workflow], query=b.Page),
         op("GET", "/workflows/{workflow_id:path}", h.workflow, "Show a workflow", r.Workflow),
         op("PUT", "/workflows/{workflow_id:path}", h.announce_workflow,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, LiteralString, NamedTuple
 
 from psycopg import Cursor
 
@@ -238,18 +238,18 @@ class PostgresMoney(MoneyTables):
 
     def open_leases(self, balance_ids: Sequence[int]) -> list[Reservation]:
         """Return the open leases that hold money on any of these balances."""
-        self._read_leases()
+        self._read_open("basis = 'lease'")
         return super().open_leases(balance_ids)
 
-    def all_open_leases(self) -> list[Reservation]:
-        """Return every open lease."""
-        self._read_leases()
-        return super().all_open_leases()
+    def all_renewed(self) -> list[Reservation]:
+        """Return every open lease, and the open reservations that are renewed."""
+        self._read_open("(basis = 'lease' OR renewed = 1)")
+        return super().all_renewed()
 
-    def _read_leases(self) -> None:
+    def _read_open(self, which: LiteralString) -> None:
         rows = self.connection.psycopg.execute(
             f"{SELECT_RESERVATIONS} WHERE organisation_id = ANY(%s) AND state = 'open'"
-            " AND basis = 'lease'", (self.locked,)
+            f" AND {which}", (self.locked,)
         ).fetchall()  # fmt: skip
         self._current(rows)
 

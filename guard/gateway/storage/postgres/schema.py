@@ -87,6 +87,7 @@ functions that the shared queries use, by the names that SQLite has for them."""
 MIGRATIONS: tuple[Migration, ...] = (
     Migration("tables", _BASELINE + _OWN),
     Migration("uncertain hours", baseline.UNCERTAIN_HOURS.format(**_WORDS)),
+    Migration("renewed reservations", baseline.RENEWALS.format(**_WORDS)),
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from guard.gateway.ledger import expiry, leases
+from guard.gateway.ledger import lapse, leases
 from guard.gateway.ledger.state import ANYTHING, NOTHING, Scopes
 from guard.gateway.storage.port import Storage
 from guard.gateway.storage.postgres.engine import PostgresEngine
@@ -48,9 +48,9 @@ class PostgresStorage(PostgresEngine, Storage):
         expired = 0
         for start in range(0, len(due), SWEEP_ORGANISATIONS):
             some = tuple(due[start : start + SWEEP_ORGANISATIONS])
-            expired += await self.write(Scopes(organisations=some), expiry.sweep)
+            expired += await self.write(Scopes(organisations=some), lapse.sweep)
         if not due:
-            await self.write(NOTHING, expiry.sweep)
+            await self.write(NOTHING, lapse.sweep)
         if now_ms - self._rates_cleaned_ms >= CLEAN_MS:
             self._rates_cleaned_ms = now_ms
             await self.rates.delete_old()
@@ -60,7 +60,7 @@ class PostgresStorage(PostgresEngine, Storage):
         return expired
 
     async def resume(self) -> int:
-        """Renew open leases, unless another replica served their holders; return how many."""
+        """Renew what holders renew, unless another replica served them; return how many."""
         return await self.write(ANYTHING, _resume)
 
     def resume_in(self, unit: PostgresUnitOfWork) -> None:

@@ -213,3 +213,9 @@ CREATE TABLE uncertain_hours (
 ) {keyed};
 """
 """A later step: what was charged in doubt, by scope and hour."""
+
+RENEWALS: Final = """
+ALTER TABLE reservations ADD COLUMN renewed {int} NOT NULL DEFAULT 0;
+ALTER TABLE reservations ADD COLUMN under_way {int} NOT NULL DEFAULT 0;
+"""
+"""A later step: whether a holder renews a reservation, and what only it knows to be under way."""

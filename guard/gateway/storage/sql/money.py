@@ -15,7 +15,13 @@ from guard.gateway.domain import records
 from guard.gateway.domain.commands import CallRefusal, PricedEvent, RequestOrigin
 from guard.gateway.domain.estimates import Estimate
 from guard.gateway.domain.ledger import Balance, BudgetAccount, Reservation
-from guard.gateway.ledger.state import ChainState, OrganisationState, ScopeKeys, StoredAnswer
+from guard.gateway.ledger.state import (
+    ChainState,
+    ChargedHour,
+    OrganisationState,
+    ScopeKeys,
+    StoredAnswer,
+)
 from guard.gateway.storage.sql.columns import SELECT_BALANCES, SELECT_RESERVATIONS
 from guard.gateway.storage.sql.connection import WritingConnection
 from guard.gateway.storage.sql.event_table import add_event
@@ -29,14 +35,14 @@ from guard.gateway.storage.sql.rows import (
 from guard.gateway.storage.sql.scope_totals import ScopeTotals
 from guard.gateway.storage.sql.seen_totals import SeenTotals
 from guard.gateway.storage.sql.tables import CACHE_MAX, Tables, make_room, restore_fields
-from guard.gateway.storage.sql.uncertain import UncertainHours
+from guard.gateway.storage.sql.uncertain import UncertainHours, charged_hours
 from guard.gateway.storage.sql.usage_rollups import UsageRollups
 
 _BALANCE: Final = (
     "committed", "reserved", "overspend", "authorized_max", "level", "exhausted", "opening",
     "leases",
 )  # fmt: skip
-_RESERVATION: Final = ("amount", "held", "expires_at_ms", "spent", "state")
+_RESERVATION: Final = ("amount", "held", "expires_at_ms", "spent", "state", "under_way")
 
 
 class MoneyTables(Tables):
@@ -207,7 +213,12 @@ class MoneyTables(Tables):
         """Note a reservation to write back, and its values to restore."""
         r, key = reservation, reservation.reservation_id
         self.undo_log.append(
-            (restore_fields, r, _RESERVATION, (r.amount, r.held, r.expires_at_ms, r.spent, r.state))
+            (
+                restore_fields,
+                r,
+                _RESERVATION,
+                (r.amount, r.held, r.expires_at_ms, r.spent, r.state, r.under_way),
+            )
         )
         if key not in self._new_reservations:
             self._dirty_reservations[key] = r
@@ -218,6 +229,14 @@ class MoneyTables(Tables):
         reservation.expires_at_ms = expires_at_ms
         heapq.heappush(self._expiries, (expires_at_ms, reservation.reservation_id))
 
+    def reopen(self, reservation: Reservation) -> None:
+        """Open an expired reservation again, until a time that is set already."""
+        key = reservation.reservation_id
+        if key not in self.reservations:
+            self.undo_log.append((self._drop_reservation, key))
+        reservation.state = "open"
+        self._adopt(reservation)
+
     def open_leases(self, balance_ids: Sequence[int]) -> list[Reservation]:
         """Return the open leases that hold money on any of these balances."""
         wanted = set(balance_ids)
@@ -227,9 +246,13 @@ class MoneyTables(Tables):
             if lease.state == "open" and lease.held and not wanted.isdisjoint(lease.balance_ids)
         ]
 
-    def all_open_leases(self) -> list[Reservation]:
-        """Return every open lease."""
-        return [lease for lease in self.leases.values() if lease.state == "open"]
+    def all_renewed(self) -> list[Reservation]:
+        """Return every open lease, and the open reservations that are renewed."""
+        return [
+            each
+            for each in self.reservations.values()
+            if each.state == "open" and (each.is_lease or each.renewed)
+        ]
 
     def expired_reservations(self, limit: int) -> list[Reservation]:
         """Return open reservations past their expiry, and remove them from the expiry queue."""
@@ -276,6 +299,16 @@ class MoneyTables(Tables):
         self.totals.count(organisation_id, keys, at_ms, priced)
         self.uncertain.count(organisation_id, keys, at_ms, priced)
         self.rollups.count(organisation_id, at_ms, priced)
+
+    def charged_hours(
+        self, organisation_id: str, since_ms: int, until_ms: int, provider: str | None
+    ) -> list[ChargedHour]:
+        """Return what LLM requests were charged, by hour, provider and model."""
+        return charged_hours(self, organisation_id, since_ms, until_ms, provider)
+
+    def resolve_doubt(self, organisation_id: str, hour: ChargedHour) -> None:
+        """Note that what was charged in doubt is known now, for the organisation and the model."""
+        self.uncertain.resolve(organisation_id, hour)
 
     def add_refusal(
         self, request: RequestOrigin, call: wire.GateRequest, refusal: CallRefusal
@@ -346,17 +379,19 @@ class MoneyTables(Tables):
             )  # fmt: skip
         if self._new_reservations:
             many(
-                "INSERT INTO reservations VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+                "INSERT INTO reservations VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
                 [(r.reservation_id, r.organisation_id, r.key_id, r.call_id,
                   ids_text(r.balance_ids), r.amount, r.held, r.created_at_ms, r.expires_at_ms,
                   r.spent, r.state, r.basis, r.workflow_id, r.run_id, r.chain_id, r.agent,
-                  r.model, r.function, r.user) for r in self._new_reservations.values()],
+                  r.model, r.function, r.user, int(r.renewed), r.under_way)
+                 for r in self._new_reservations.values()],
             )  # fmt: skip
         if self._dirty_reservations:
             many(
                 "UPDATE reservations SET amount = ?, held = ?, expires_at_ms = ?, spent = ?,"
-                " state = ? WHERE reservation_id = ?",
-                [(r.amount, r.held, r.expires_at_ms, r.spent, r.state, r.reservation_id)
+                " state = ?, under_way = ? WHERE reservation_id = ?",
+                [(r.amount, r.held, r.expires_at_ms, r.spent, r.state, r.under_way,
+                  r.reservation_id)
                  for r in self._dirty_reservations.values()],
             )  # fmt: skip
         for changed in (self._new_reservations, self._dirty_reservations):

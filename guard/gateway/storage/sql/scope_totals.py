@@ -8,7 +8,7 @@ once for each scope.
 from __future__ import annotations
 
 import functools
-from typing import Any, Final
+from typing import Final
 
 from guard.core.wire import NANOUSD_MAX
 from guard.gateway.domain.commands import PricedEvent
@@ -143,13 +143,9 @@ class ScopeTotals:
         """Write what was collected."""
         if not self._new:
             return
-        rows: list[tuple[Any, ...]] = []
-        for scope, entries in self._new.items():
-            for hour_ms, (cost, *counts) in _by_hour(entries):
-                month_ms, day_ms = _month_of(hour_ms), hour_ms - hour_ms % DAY_MS
-                periods = (hour_ms, cost, day_ms, cost, month_ms, cost)
-                rows.append((*scope, cost, *periods, *counts))
-        self._tables.connection.executemany(_WRITE, rows)
+        rows = [(*scope, *_row(entries)) for scope, entries in self._new.items() if entries]
+        if rows:
+            self._tables.connection.executemany(_WRITE, rows)
         self._new.clear()
 
     def forget(self) -> None:
@@ -158,18 +154,29 @@ class ScopeTotals:
         self._organisations.clear()
 
 
-def _by_hour(
-    entries: list[tuple[int, tuple[int, ...]]],
-) -> list[tuple[int, tuple[int, ...]]]:
-    if len(entries) < 2:
-        return entries
-    hours: dict[int, list[tuple[int, ...]]] = {}
-    for hour_ms, numbers in entries:
-        hours.setdefault(hour_ms, []).append(numbers)
-    return [
-        (hour_ms, tuple([sum(column) for column in zip(*found, strict=True)]))
-        for hour_ms, found in hours.items()
-    ]
+def _row(entries: list[tuple[int, tuple[int, ...]]]) -> list[int]:
+    """Return a scope's new row: one, since a statement of PostgreSQL writes no row twice.
+
+    Of each size of period it has the newest one, as the table keeps no other.
+    """
+    if len(entries) == 1:
+        hour_ms, (cost, *counts) = entries[0]
+        return [cost, hour_ms, cost, _day_of(hour_ms), cost, _month_of(hour_ms), cost, *counts]
+    cost, *counts = (sum(column) for column in zip(*(each for _, each in entries), strict=True))
+    row = [cost]
+    for start_of in (_hour_of, _day_of, _month_of):
+        newest_ms = max(start_of(hour_ms) for hour_ms, _ in entries)
+        row.append(newest_ms)
+        row.append(sum(each[0] for hour_ms, each in entries if start_of(hour_ms) == newest_ms))
+    return row + counts
+
+
+def _hour_of(at_ms: int) -> int:
+    return at_ms - at_ms % HOUR_MS
+
+
+def _day_of(at_ms: int) -> int:
+    return at_ms - at_ms % DAY_MS
 
 
 @functools.lru_cache(maxsize=64)

@@ -13,12 +13,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from guard.core.wire import NANOUSD_MAX
+from guard.gateway.domain import models
 from guard.gateway.domain.commands import PricedEvent
 from guard.gateway.domain.lineage import lineage
 from guard.gateway.domain.usage import HOUR_MS
 from guard.gateway.domain.windows import DAY_MS
 from guard.gateway.ledger.requests import IN_DOUBT
-from guard.gateway.ledger.state import SCOPE_KINDS, ScopeKeys
+from guard.gateway.ledger.state import SCOPE_KINDS, ChargedHour, ScopeKeys
 from guard.gateway.storage.sql.connection import Connection
 from guard.gateway.storage.sql.tables import Tables
 
@@ -80,6 +81,22 @@ class UncertainHours:
             self._new[scope] += priced.cost
         self._tables.on_undo(self._undo, scopes, priced.cost)
 
+    def resolve(self, organisation_id: str, hour: ChargedHour) -> None:
+        """Take what is known now out of the sums that a vendor's bill speaks of."""
+        names = models.names(hour.model)
+        scopes = [
+            (organisation_id, kind, scope_id, hour.hour_ms)
+            for kind, scope_id in (
+                ("organisation", ""),
+                *(("model", name) for name in names),
+                (MODEL_USAGE, hour.model),
+                (PROVIDER_USAGE, hour.provider),
+            )
+        ]
+        for scope in scopes:
+            self._new[scope] -= hour.uncertain_nanousd
+        self._tables.on_undo(self._undo, scopes, -hour.uncertain_nanousd)
+
     def _undo(self, scopes: list[_Scope], cost: int) -> None:
         for scope in scopes:
             if scope in self._new:  # not where it was written in this unit already
@@ -95,6 +112,35 @@ class UncertainHours:
     def forget(self) -> None:
         """Drop what was not written."""
         self._new.clear()
+
+
+def charged_hours(
+    tables: Tables, organisation_id: str, since_ms: int, until_ms: int, provider: str | None
+) -> list[ChargedHour]:
+    """Return what LLM requests were charged, by hour, provider and model.
+
+    Doubts are known by model, so where several providers have one, the dearest of them has all.
+    """
+    rows = tables.rows(
+        "SELECT bucket_ms, provider, model, CAST(sum(cost_nanousd) AS BIGINT),"
+        " CAST(sum(events) AS BIGINT) FROM organisation_rollups"
+        " WHERE organisation_id = ? AND size_ms = ? AND bucket_ms >= ? AND bucket_ms < ?"
+        " AND type IN ('llm', 'adjustment') GROUP BY bucket_ms, provider, model ORDER BY 4 DESC",
+        organisation_id, HOUR_MS, since_ms, until_ms,
+    )  # fmt: skip
+    doubts = {
+        (hour_ms, model): cost
+        for hour_ms, model, cost in tables.rows(
+            "SELECT hour_ms, scope_id, cost_nanousd FROM uncertain_hours"
+            " WHERE organisation_id = ? AND scope_kind = ? AND hour_ms >= ? AND hour_ms < ?",
+            organisation_id, MODEL_USAGE, since_ms, until_ms,
+        )
+    }  # fmt: skip
+    return [
+        ChargedHour(hour_ms, of, model, cost, events, doubts.pop((hour_ms, model), 0))
+        for hour_ms, of, model, cost, events in rows
+        if provider in (None, of)
+    ]
 
 
 def _scopes(keys: ScopeKeys, priced: PricedEvent) -> Iterator[tuple[str, str]]:

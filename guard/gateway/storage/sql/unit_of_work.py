@@ -63,10 +63,6 @@ class SqlUnitOfWork(CatalogueTables, DirectoryTables, MoneyTables, abc.ABC):
         self._has_savepoint = False
         self._restore(0)
         self._forget_changes()
-        # The oldest reservation comes first again, as ``housekeep`` expects.
-        in_order = sorted(self.reservations.items())
-        self.reservations.clear()
-        self.reservations.update(in_order)
         self.counts.start(self.leases.values())
         self.undo_log.clear()
         self._answers.forget()

@@ -68,7 +68,7 @@ def usage(
         rows = usage_between(reading, organisation_id, group_by, since_ms, until_ms, limit)
     groups = [row[0] for row in rows]
     doubts = of_groups(reading, organisation_id, group_by, groups, since_ms, until_ms)
-    return [_row(group_by, row, min(doubts.get(row[0], 0), row[6])) for row in rows]
+    return [_row(group_by, row, max(0, min(doubts.get(row[0], 0), row[6]))) for row in rows]
 
 
 def _row(group_by: str, row: Any, uncertain: int) -> records.UsageRow:

@@ -13,7 +13,7 @@ from guard.gateway.storage.sql.connection import Connection
 
 _CHARGED: Final = (
     "SELECT j.value, sum(e.cost_nanousd) FROM events e, json_each(e.balance_ids) j"
-    " WHERE e.cost_nanousd > 0 GROUP BY j.value"
+    " WHERE e.cost_nanousd <> 0 GROUP BY j.value"
 )
 _HELD: Final = (
     "SELECT j.value, sum(r.held) FROM reservations r, json_each(r.balance_ids) j"

@@ -19,7 +19,10 @@ _WORDS: Final = {
 }  # fmt: skip
 _BASELINE: Final = baseline.TABLES.format(**_WORDS)
 
-MIGRATIONS: tuple[str, ...] = (baseline.UNCERTAIN_HOURS.format(**_WORDS),)
+MIGRATIONS: tuple[str, ...] = (
+    baseline.UNCERTAIN_HOURS.format(**_WORDS),
+    baseline.RENEWALS.format(**_WORDS),
+)
 """Steps after the baseline, in order; one that was released is never changed."""
 
 

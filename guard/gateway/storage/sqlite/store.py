@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from guard.gateway.ledger import expiry, leases
+from guard.gateway.ledger import lapse, leases
 from guard.gateway.ledger.state import ANYTHING
 from guard.gateway.storage.port import Storage
 from guard.gateway.storage.sqlite.engine import SqliteEngine
@@ -21,7 +21,7 @@ class SqliteStorage(SqliteEngine, Storage):
 
     async def sweep(self) -> int:
         """Run the periodic work, delete old rows, copy the log at intervals, sample figures."""
-        expired = await self.write(ANYTHING, expiry.sweep)
+        expired = await self.write(ANYTHING, lapse.sweep)
         await self.sum_days()
         await self.retain()
         await self.checkpoint()
@@ -29,5 +29,5 @@ class SqliteStorage(SqliteEngine, Storage):
         return expired
 
     async def resume(self) -> int:
-        """Renew open leases after a time without a gateway; return how many there are."""
+        """Renew what holders renew after a time without a gateway; return how many there are."""
         return await self.write(ANYTHING, leases.resume)

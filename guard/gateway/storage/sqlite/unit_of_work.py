@@ -8,6 +8,7 @@ from typing import Any
 
 from guard.gateway.domain.clock import SteadyClock
 from guard.gateway.domain.commands import PostCommitEvent
+from guard.gateway.domain.ledger import Reservation
 from guard.gateway.ledger.state import Scopes
 from guard.gateway.storage.sql.unit_of_work import SqlUnitOfWork
 
@@ -64,6 +65,15 @@ class SqliteUnitOfWork(SqlUnitOfWork):
         (number,) = self.connection.execute("SELECT last_insert_rowid()").fetchone()
         return int(number)
 
+    def reopen(self, reservation: Reservation) -> None:
+        """Open an expired reservation again; it may be older than all that are open."""
+        super().reopen(reservation)
+        self._save_oldest(min(self.reservations))
+
+    def _save_oldest(self, reservation_id: str) -> None:
+        # Ids of one millisecond have no order across processes, so only the time is stored.
+        self.save_fact("oldest_open", reservation_id[: len("xxxxxxxx-xxxx")])
+
     # -- maintenance ---------------------------------------------------------------------------
 
     def truncate_log(self) -> None:
@@ -84,7 +94,5 @@ class SqliteUnitOfWork(SqlUnitOfWork):
         self.rollups.prune(list(self.orgs))
         self.scope_days.look()
         self.write("DELETE FROM nonces WHERE expires_at_ms < ?", (self.now_ms,))
-        # Ids of one millisecond have no order across processes, so only the time is stored.
-        oldest = next(iter(self.reservations), None) or self.ids.uuid7(self.now_ms)
-        self.save_fact("oldest_open", oldest[: len("xxxxxxxx-xxxx")])
+        self._save_oldest(min(self.reservations, default=None) or self.ids.uuid7(self.now_ms))
         self.save_fact("clock_ms", str(self.now_ms))

@@ -1,0 +1,93 @@
+"""Renews what calls and requests of this process hold at the gateway without a lease."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import math
+import time
+import weakref
+from typing import TYPE_CHECKING, Final
+
+from guard.asking.updates import state_of
+from guard.breaker.exceptions import GuardError
+from guard.core import wire
+from guard.session.event_pipeline import EventPipeline
+from guard.session.link import Link
+
+if TYPE_CHECKING:  # the session imports httpx and websockets, which `import guard` must not
+    from guard.session.session import Session
+
+logger = logging.getLogger("guard.leases")
+
+_SHARE: Final = 1 / 3
+_ANSWER_S: Final = 2.0
+
+
+class Renewals:
+    """The reservations of this process that end unless they are renewed; on the background loop.
+
+    Each is renewed for as long as whoever holds it keeps the gateway's reply: what was forgotten
+    without an end is not held for ever.
+
+    Args:
+        link: to the gateway.
+        events: makes the keys of requests.
+    """
+
+    def __init__(self, link: Link, events: EventPipeline) -> None:
+        self._link = link
+        self._events = events
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """Forget what the parent holds."""
+        self._held: weakref.WeakValueDictionary[str, wire.GateReply] = weakref.WeakValueDictionary()
+        self._every_s = math.inf
+        self._due_s = math.inf
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def add(self, reply: wire.GateReply) -> None:
+        """Renew the reservation of a reply, if it has one that needs it."""
+        if reply.reservation_id is None or not reply.renew_ms:
+            return
+        every_s = _SHARE * reply.renew_ms / 1000
+        now_s = time.monotonic()
+        self._every_s = every_s if not self._held else min(self._every_s, every_s)
+        self._due_s = now_s + every_s if not self._held else min(self._due_s, now_s + every_s)
+        self._held[reply.reservation_id] = reply
+
+    def tick(self, now_s: float) -> None:
+        """Renew what is held, when it is time."""
+        session = self._link.session
+        if now_s < self._due_s or session is None:
+            return
+        self._due_s = now_s + self._every_s
+        held = list(self._held)
+        for start in range(0, len(held), wire.RENEWED_MAX):
+            names = held[start : start + wire.RENEWED_MAX]
+            task = asyncio.get_running_loop().create_task(
+                self._renew(session, names), context=contextvars.Context()
+            )
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _renew(self, session: Session, names: list[str]) -> None:
+        update = wire.LeaseUpdate(names[0], also=names[1:])
+        key = self._events.ids.uuid7(time.time_ns() // 1_000_000)
+        told = await session.asks.request("gate/lease", key, wire.encode(update), _ANSWER_S)
+        try:
+            state = await state_of(session, update, key, told)
+        except GuardError as exc:  # the next one may arrive
+            logger.debug("reservations could not be renewed: %s", exc)
+            return
+        for name in () if state is None else state.over:
+            self._held.pop(name, None)
+
+    async def stop(self) -> None:
+        """End the renewals that are under way."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)

@@ -1,0 +1,45 @@
+"""Tools that have run without a check, as the results show that are sent back to a model."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from guard.core.usage.tool_results import new_tool_results
+
+_NAMES_MAX: Final = 10_000
+_IDS_MAX: Final = 1000
+
+protected_names: Final[set[str]] = set()
+"""The names of functions under ``@protect``: a tool of such a name is checked when it runs."""
+
+
+class UncheckedTools:
+    """Compares the results that are sent to models with the tools that were checked.
+
+    Args:
+        note: takes the name of a tool that was not checked, once for each result.
+    """
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self._note = note
+        self._checked: set[str] = set()
+        # Results that were counted already: a retry sends them again.
+        self._counted: OrderedDict[str, None] = OrderedDict()
+
+    def checked(self, names: Iterable[str]) -> None:
+        """Remember tools that the policy has seen, whatever it said."""
+        if len(self._checked) < _NAMES_MAX:
+            self._checked.update(names)
+
+    def sent(self, body: bytes) -> None:
+        """Count the tools without a check among the results in a request."""
+        for name, identity in new_tool_results(body):
+            if name in self._checked or name in protected_names or identity in self._counted:
+                continue
+            if identity is not None:
+                self._counted[identity] = None
+                if len(self._counted) > _IDS_MAX:
+                    self._counted.popitem(last=False)
+            self._note(name)

@@ -1,0 +1,252 @@
+"""Reads what a vendor says it has billed: exports of usage and costs, as CSV or JSON. Pure.
+
+The columns are found by their names, so the exports of OpenAI and Anthropic are read alike, as
+files of their consoles (CSV) and as pages of their APIs (JSON), and so is a CSV of one's own.
+"""
+
+from __future__ import annotations
+
+import csv
+import datetime as dt
+import io
+import json
+from collections.abc import Iterator, Mapping
+from decimal import Decimal, InvalidOperation
+from typing import Annotated, Any, Final, Literal
+
+from msgspec import Meta, Struct
+
+from guard.core.wire import NANOUSD_PER_DOLLAR
+from guard.gateway.domain.windows import DAY_MS, HOUR_MS
+
+ROWS_MAX: Final = 10_000
+_PROBLEMS_SHOWN: Final = 10
+COST_MAX: Final = 10**15
+TOKENS_MAX: Final = 10**12
+
+_START: Final = ("hour", "day", "date", "start_time", "starting_at", "start_time_iso",
+                 "usage_date_utc")  # fmt: skip
+_END: Final = ("end_time", "ending_at", "end_time_iso")
+_MODEL: Final = ("model", "model_version", "line_item", "description")
+_DOLLARS: Final = ("cost_usd", "amount_value", "amount.value")
+_CENTS: Final = ("amount",)
+_TOKENS: Final = {
+    "input_tokens": ("input_tokens",),
+    "fresh_tokens": ("uncached_input_tokens", "usage_input_tokens_no_cache"),
+    "output_tokens": ("output_tokens", "usage_output_tokens"),
+    "cache_read_tokens": ("cache_read_tokens", "cached_tokens", "input_cached_tokens",
+                          "cache_read_input_tokens", "usage_input_tokens_cache_read"),
+    "cache_write_tokens": ("cache_write_tokens", "cache_creation.ephemeral_5m_input_tokens",
+                           "usage_input_tokens_cache_write_5m"),
+    "cache_write_1h_tokens": ("cache_write_1h_tokens",
+                              "cache_creation.ephemeral_1h_input_tokens",
+                              "usage_input_tokens_cache_write_1h"),
+}  # fmt: skip
+
+
+class ExportError(ValueError):
+    """A file that cannot be read; the text names its lines."""
+
+
+_Count = Annotated[int, Meta(ge=0, le=TOKENS_MAX)]
+
+
+class BilledRow(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a vendor has billed for one model in one hour or day.
+
+    ``cost_nanousd`` is ``None`` where the export has only tokens. ``input_tokens`` excludes those
+    that were read from a cache or written to it, as everywhere in the protocol.
+    """
+
+    start_ms: Annotated[int, Meta(ge=0, le=2**53)]
+    width_ms: Literal[3_600_000, 86_400_000]
+    model: Annotated[str, Meta(min_length=1, max_length=256)]
+    cost_nanousd: Annotated[int, Meta(ge=0, le=COST_MAX)] | None = None
+    input_tokens: _Count = 0
+    output_tokens: _Count = 0
+    cache_read_tokens: _Count = 0
+    cache_write_tokens: _Count = 0
+    cache_write_1h_tokens: _Count = 0
+
+
+def read(text: str) -> list[BilledRow]:
+    """Return what an export says, summed by model and hour (or day).
+
+    Raises:
+        ExportError: it is no export, or some lines are wrong.
+    """
+    found: dict[tuple[int, int, str], BilledRow] = {}
+    problems: list[str] = []
+    for where, record in _records(text.removeprefix("\ufeff")):
+        try:
+            row = _row(record)
+        except ValueError as exc:
+            problems.append(f"{where}: {exc}")
+            continue
+        if row is None:
+            continue
+        key = row.start_ms, row.width_ms, row.model
+        found[key] = row if key not in found else _sum(found[key], row)
+    if problems:
+        more = len(problems) - _PROBLEMS_SHOWN
+        shown = problems[:_PROBLEMS_SHOWN] + ([f"and {more} more"] if more > 0 else [])
+        raise ExportError("\n".join(shown))
+    if len(found) > ROWS_MAX:
+        raise ExportError(f"more than {ROWS_MAX} rows: divide the file")
+    if len({width_ms for _, width_ms, _ in found}) > 1:
+        raise ExportError("hours and days in one file: export by the hour, or by the day")
+    return list(found.values())
+
+
+def _records(text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    if text.lstrip()[:1] in ("{", "["):
+        yield from _of_json(text)
+        return
+    reader = csv.DictReader(io.StringIO(text))
+    names = [(name or "").strip().lower() for name in reader.fieldnames or ()]
+    for wanted, kind in ((_START, "a time (hour, day)"), (_MODEL, "a model")):
+        if not set(wanted) & set(names):
+            raise ExportError(f"line 1: no column for {kind}; there are: {', '.join(names)}")
+    reader.fieldnames = names
+    for record in reader:
+        yield f"line {reader.line_num}", record
+
+
+def _of_json(text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the results of pages with buckets, or the objects of a list."""
+    try:
+        value = json.loads(text)
+    except ValueError as exc:
+        raise ExportError(f"no JSON: {exc}") from None
+    pages = value if isinstance(value, list) else [value]
+    for number, page in enumerate(pages, 1):
+        if not isinstance(page, dict):
+            raise ExportError(f"object {number}: an object expected")
+        buckets = page.get("data", [page])
+        if not isinstance(buckets, list):
+            raise ExportError(f"object {number}: 'data' is not a list")
+        for at, bucket in enumerate(buckets, 1):
+            where = f"object {number}, bucket {at}" if "data" in page else f"object {number}"
+            if not isinstance(bucket, dict):
+                raise ExportError(f"{where}: an object expected")
+            results = bucket.get("results", bucket.get("result", [{}]))
+            if not isinstance(results, list) or not all(isinstance(r, dict) for r in results):
+                raise ExportError(f"{where}: 'results' is not a list of objects")
+            for result in results:
+                yield where, {**_flat(bucket), **_flat(result)}
+
+
+def _flat(value: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, part in value.items():
+        if isinstance(part, dict):
+            found.update({f"{name}.{inner}": each for inner, each in part.items()})
+        else:
+            found[name] = part
+    return found
+
+
+def _row(record: Mapping[str, Any]) -> BilledRow | None:
+    """Return one line; ``None`` for one that names no model, such as a fee or a total."""
+    if not any(value not in (None, "") for value in record.values()):
+        return None
+    start_ms, width_ms = _time(record)
+    model = str(_first(record, _MODEL) or "").partition(",")[0].strip()
+    tokens = {name: _count(record, names) for name, names in _TOKENS.items()}
+    cost = _cost(record)
+    if not model:
+        return None
+    if cost is None and not any(count is not None for count in tokens.values()):
+        raise ValueError("neither a cost nor tokens")
+    fresh = tokens.pop("fresh_tokens")
+    counts = {name: count or 0 for name, count in tokens.items()}
+    if fresh is not None:  # Anthropic's is without what a cache had
+        counts["input_tokens"] = fresh
+    else:
+        counts["input_tokens"] -= counts["cache_read_tokens"]
+        if counts["input_tokens"] < 0:
+            raise ValueError("more cached tokens than input tokens")
+    counts["cache_write_tokens"] += counts["cache_write_1h_tokens"]
+    return BilledRow(
+        start_ms=start_ms,
+        width_ms=HOUR_MS if width_ms == HOUR_MS else DAY_MS,
+        model=model,
+        cost_nanousd=cost,
+        **counts,
+    )
+
+
+def _first(record: Mapping[str, Any], names: tuple[str, ...]) -> Any:
+    return next((record[name] for name in names if record.get(name) not in (None, "")), None)
+
+
+def _time(record: Mapping[str, Any]) -> tuple[int, int]:
+    start = _first(record, _START)
+    if start is None:
+        raise ValueError("no time")
+    start_ms, is_date = _moment(start)
+    end = _first(record, _END)
+    width_ms = DAY_MS if is_date else HOUR_MS
+    if end is not None:
+        width_ms = _moment(end)[0] - start_ms
+        if not 0 < width_ms <= DAY_MS:
+            raise ValueError("longer than a day: export by the hour, or by the day")
+        width_ms = HOUR_MS if width_ms <= HOUR_MS else DAY_MS
+    return start_ms - start_ms % width_ms, width_ms
+
+
+def _moment(value: Any) -> tuple[int, bool]:
+    """Return Unix milliseconds, and whether it is only a date."""
+    text = str(value).strip()
+    if text.isdecimal():
+        return int(text) * 1000, False
+    try:
+        found = dt.datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is no time; write 2026-11-24T13:00Z or 2026-11-24") from None
+    found = found.replace(tzinfo=dt.UTC) if found.tzinfo is None else found
+    return int(found.timestamp() * 1000), len(text) <= len("2026-11-24")
+
+
+def _count(record: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
+    value = _first(record, names)
+    if value is None:
+        return None
+    try:
+        number = int(str(value))
+    except ValueError:
+        number = -1
+    if not 0 <= number <= TOKENS_MAX:
+        raise ValueError(f"{value!r} is no number of tokens")
+    return number
+
+
+def _cost(record: Mapping[str, Any]) -> int | None:
+    for names, unit in ((_DOLLARS, NANOUSD_PER_DOLLAR), (_CENTS, NANOUSD_PER_DOLLAR // 100)):
+        value = _first(record, names)
+        if value is None:
+            continue
+        currency = _first(record, ("currency", "amount_currency", "amount.currency")) or "usd"
+        if str(currency).lower() != "usd":
+            raise ValueError(f"{currency} is not US dollars")
+        try:
+            nanousd = Decimal(str(value)) * unit
+        except InvalidOperation:
+            raise ValueError(f"{value!r} is no amount of US dollars") from None
+        if not nanousd.is_finite() or not 0 <= nanousd <= COST_MAX:
+            raise ValueError(f"{value!r} is no amount of US dollars of zero or more")
+        return round(nanousd)
+    return None
+
+
+def _sum(one: BilledRow, other: BilledRow) -> BilledRow:
+    costs = (one.cost_nanousd, other.cost_nanousd)
+    return BilledRow(
+        start_ms=one.start_ms, width_ms=one.width_ms, model=one.model,
+        cost_nanousd=None if costs == (None, None) else sum(cost or 0 for cost in costs),
+        input_tokens=one.input_tokens + other.input_tokens,
+        output_tokens=one.output_tokens + other.output_tokens,
+        cache_read_tokens=one.cache_read_tokens + other.cache_read_tokens,
+        cache_write_tokens=one.cache_write_tokens + other.cache_write_tokens,
+        cache_write_1h_tokens=one.cache_write_1h_tokens + other.cache_write_1h_tokens,
+    )  # fmt: skip

@@ -1,0 +1,130 @@
+"""Reads the answer of a call that has ended: sets what was used, and ends the hold by that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from guard.core.events import InstrumentedCall
+from guard.core.request_bound import RequestBound
+from guard.core.usage import Recording, Usage, read_body, read_recorded
+from guard.core.usage.cut_short import is_cut_short
+from guard.core.usage.framing import Recorded
+from guard.core.usage.reading import is_stream
+from guard.core.usage.response_format import replaced
+from guard.instrumentation.charging import charged
+
+if TYPE_CHECKING:
+    from guard.instrumentation.observed_call import CallReports, ObservedCall
+
+_CACHE_HEADERS: Final = ("x-cache", "cf-cache-status", "helicone-cache", "x-portkey-cache-status")
+
+
+def settle(call: ObservedCall, event: InstrumentedCall, reports: CallReports) -> None:
+    """Set in its event what a call used, and end its hold by that.
+
+    Args:
+        call: has ended.
+        event: of the call.
+        reports: takes what the answer shows.
+    """
+    usage, event.streamed = _usage(call)
+    bound, hold = call.bound, call.hold
+    is_exact = usage is not None and not usage.later and not usage.estimated
+    if usage is not None and not usage.later:
+        if usage.fees is None:
+            usage = _with_fees(call, usage)
+        if is_exact and bound is not None and 0 < bound.text_tokens < _prompt(usage):
+            usage = replaced(usage, text_tokens=bound.text_tokens)  # for the next process
+    event.polled = event.polled or _is_cached(call.header)
+    event.usage = reports.reported(call, usage, again=event.polled)
+    if is_exact and event.usage is not None:
+        if hold is not None:
+            if bound is not None:
+                _learn(call.host, bound, event.usage, reports)
+            hold.settle(event.usage)
+    elif usage is None or usage.later or event.usage is not None:
+        event.usage = charged(call, usage, event.streamed, _has_begun(call.content))
+        if event.usage is not None and event.usage.later:
+            reports.goes_on(call, event, event.usage)
+    elif hold is not None:  # an earlier answer over again
+        hold.give_back()
+    if call.limited and event.usage is not None:
+        event.usage = _seen_to_its_end(call, event.usage, reports)
+
+
+def _usage(call: ObservedCall) -> tuple[Usage | None, bool]:
+    """Read what a call used, and tell whether that came as a stream of messages."""
+    content = call.content
+    if content is None:
+        return None, False
+    if isinstance(content, Recording):
+        recorded, content_type = content.recorded(), call.header("content-type") or ""
+        usage = read_recorded(call.endpoint.format, recorded, content_type, call.request)
+        return usage, is_stream(content_type, recorded)
+    usage = read_body(call.endpoint.format, content, call.request)
+    streamed = content[:1] != b"{" and "event-stream" in (call.header("content-type") or "")
+    return usage, streamed
+
+
+def _with_fees(call: ObservedCall, usage: Usage) -> Usage:
+    """Return a usage with what is charged besides tokens, where the answer does not say that.
+
+    Then it is what the request allows.
+    """
+    bound = call.bound
+    if bound is None and call.endpoint.asks:  # not gated
+        from guard.core.bounds import fees_of
+
+        asked = call.request
+        fees = fees_of(call.endpoint.format, asked.path, asked.request())
+    else:
+        fees = None if bound is None else bound.fees
+    return replaced(usage, fees=fees) if fees else usage
+
+
+def _learn(host: str, bound: RequestBound, usage: Usage, reports: CallReports) -> None:
+    """Remember the prompt's tokens and the service tier, where they are dearer than held."""
+    if usage.service_tier is not None:
+        reports.tiers.learn(host, bound, usage)
+    if bound.text_tokens:
+        tokens = _prompt(usage)
+        if tokens > (bound.input_tokens or 0):
+            reports.ratios.learn(bound.model, bound.text_tokens, tokens)
+            reports.ratio_rose(bound.model)
+
+
+def _prompt(usage: Usage) -> int:
+    return usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens
+
+
+def _seen_to_its_end(call: ObservedCall, usage: Usage, reports: CallReports) -> Usage:
+    """Return the usage of a limited answer, and note whether the limit has ended it."""
+    content, bound = call.content, call.bound
+    if content is None:
+        return usage
+    found = content.recorded() if isinstance(content, Recording) else Recorded(content)
+    if not is_cut_short(found, usage, None if bound is None else bound.output_tokens):
+        return usage
+    reports.was_cut_short()
+    return replaced(usage, cut_short=True)
+
+
+def _has_begun(content: bytes | Recording | None) -> bool:
+    """Tell whether any of an answer's body has arrived."""
+    if isinstance(content, Recording):
+        return content.recorded().size > 0
+    return bool(content)
+
+
+def _is_cached(header: Callable[[str], str | None]) -> bool:
+    """Tell whether an answer comes from a cache: no model has worked for it."""
+    age = header("age")
+    # An age of zero is what a cache writes that has just asked the vendor.
+    if age is not None and age.isdecimal() and int(age[:9]) > 0:
+        return True
+    for name in _CACHE_HEADERS:
+        found = header(name)
+        if found is not None and found.lower().startswith("hit"):
+            return True
+    return False

@@ -1,0 +1,121 @@
+"""Processes that are killed while they hold money: it comes back, or is charged, once."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gateway.conftest import Tenant
+from tests.support.cutting_vendor import CuttingVendor, cutting_vendor
+from tests.support.programs import environment
+from tests.support.waiting import until
+
+LIFE_S = 2.0
+BUDGET = 1_000_000
+"""A tenth of a cent; it pays for one of the requests below at a time."""
+
+PROGRAM = """
+import sys, threading
+import guard, httpx
+from guard.runtime.active import active_runtime
+
+guard.init()
+ask = {"model": "gpt-4o", "max_tokens": 50, "messages": [{"role": "user", "content": "hi"}]}
+
+def send():
+    with guard.workflow("w"):
+        httpx.post(sys.argv[1] + "/v1/chat/completions", json=ask, timeout=300)
+
+for _ in range(int(sys.argv[2])):
+    threading.Thread(target=send, daemon=True).start()
+for line in sys.stdin:  # whether the gateway knows of all that is under way
+    leases = active_runtime().leases
+    told = sum(each.told for each in list(leases._leases.values()))
+    known = sum(amount for _, amount in list(leases.unwritten.values()))
+    print(guard.status().journal, len(leases.unwritten), int(told == known), known, flush=True)
+"""
+
+
+@contextlib.contextmanager
+def program(
+    tenant: Tenant, vendor: CuttingVendor, settings: dict[str, str], requests: int = 1
+) -> Iterator[subprocess.Popen[str]]:
+    env = environment(
+        {"GUARD_API_URL": tenant.gateway.base_url, "GUARD_API_KEY": tenant.api_key, **settings}
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, vendor.url, str(requests)],
+        env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def seen_by(process: subprocess.Popen[str]) -> tuple[str, int, bool, int]:
+    """Return its journal's state, and what it has under way, and has told the gateway."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+    journal, requests, is_told, amount = process.stdout.readline().split()
+    return journal, int(requests), bool(int(is_told)), int(amount)
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait()
+
+
+def test_money_of_a_dead_holder_comes_back_before_a_wait_ends(
+    tenant: Tenant, tmp_path: Path
+) -> None:
+    tenant.admin.update_settings(lease_ttl_ms=int(1000 * LIFE_S))
+    tenant.admin.set_budget(limit_nanousd=BUDGET)
+    over_http = {"GUARD_TRANSPORT_MODE": "http"}
+    waits = {"GUARD_WAIT_FOR_ROOM_MS": "60000"}
+    with cutting_vendor("no answer", "hang") as vendor:
+        spool = {"GUARD_SPOOL_DIR": str(tmp_path / "spool")}
+        with program(tenant, vendor, over_http | spool) as holder:
+            until(lambda: vendor.received == 1)
+            held = tenant.balance()["reserved_nanousd"]
+            assert BUDGET / 2 < held <= BUDGET
+            with program(tenant, vendor, over_http | waits):
+                ends_s = time.monotonic() + 3 * LIFE_S
+                until(lambda: time.monotonic() > ends_s)
+                assert vendor.received == 1, "a living holder renews what it holds"
+                assert seen_by(holder)[:2] == ("open", 0)
+                kill(holder)
+                until(lambda: vendor.received == 2)
+                assert time.monotonic() - ends_s < 30, "long before the wait ends"
+    assert tenant.balance()["committed_nanousd"] == 0, "its journal is for others to charge"
+
+
+@pytest.mark.parametrize("mode", ["http", "websocket"])
+def test_without_a_journal_what_was_under_way_is_charged_once(tenant: Tenant, mode: str) -> None:
+    tenant.admin.update_settings(lease_ttl_ms=int(1000 * LIFE_S))
+    tenant.admin.set_budget(1)
+    with (
+        cutting_vendor("no answer", "hang") as vendor,
+        program(tenant, vendor, {"GUARD_TRANSPORT_MODE": mode}, 3) as holder,
+    ):
+        until(lambda: vendor.received == 3)
+        if mode == "websocket":
+            until(lambda: seen_by(holder)[2])
+        journal, requests, _, amount = seen_by(holder)
+        assert (journal, requests) == ("none", 3)
+        kill(holder)
+        until(lambda: not tenant.balance()["reserved_nanousd"])
+    found: list[Any] = tenant.admin.events(flag="in_doubt")
+    assert sum(each["cost_nanousd"] for each in found) == amount >= 3 * 500_000
+    assert tenant.balance()["committed_nanousd"] == amount
+    assert {each["workflow_id"] for each in found} == {"w"}

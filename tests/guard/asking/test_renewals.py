@@ -1,0 +1,85 @@
+"""What is held without a lease is renewed while somebody uses it, and no longer."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+import guard
+from guard.runtime.runtime import GuardRuntime
+from tests.guard.asking.test_waiting_in_line import COST, MODEL, balance, held, limit, settle
+from tests.support.proxy import ChaosProxy
+from tests.support.waiting import until
+
+LIFE_S: Final = 1.0
+
+
+@pytest.fixture(autouse=True)
+def short_life(tenant: Any) -> None:
+    tenant.admin.set_price(MODEL, input_per_mtok=10**9, output_per_mtok=10**9)
+    tenant.admin.update_settings(lease_ttl_ms=int(1000 * LIFE_S))
+    limit(tenant, 1.5)
+
+
+@pytest.fixture
+def runtime(start: Callable[..., GuardRuntime], proxy: ChaosProxy, tmp_path: Path) -> GuardRuntime:
+    """One with a journal, so that nothing is charged when it is not heard for a while."""
+    started = start(transport_mode="http", api_url=proxy.url, timeout_ms=2000, spool_dir=tmp_path)
+    until(lambda: started.link.session is not None)
+    return started
+
+
+def reserved(tenant: Any) -> int:
+    return int(balance(tenant)["reserved_nanousd"])
+
+
+def pass_time(lives: float) -> None:
+    ends_s = time.monotonic() + lives * LIFE_S
+    until(lambda: time.monotonic() > ends_s)
+
+
+def test_a_request_under_way_keeps_what_it_holds(runtime: GuardRuntime, tenant: Any) -> None:
+    hold = held(runtime)
+    pass_time(3)
+    assert reserved(tenant) > 0
+    settle(runtime, hold)
+    until(lambda: balance(tenant)["committed_nanousd"] == COST)
+    assert reserved(tenant) == 0
+
+
+def test_a_protected_call_keeps_what_it_holds(runtime: GuardRuntime, tenant: Any) -> None:
+    @guard.protect
+    def work() -> int:
+        pass_time(3)
+        return reserved(tenant)
+
+    with guard.workflow("w"):
+        assert work() > 0
+    until(lambda: reserved(tenant) == 0)
+
+
+def test_what_nobody_uses_any_more_is_not_held_for_ever(runtime: GuardRuntime, tenant: Any) -> None:
+    hold = held(runtime)
+    assert reserved(tenant) > 0
+    del hold
+    gc.collect()
+    until(lambda: reserved(tenant) == 0)
+
+
+def test_after_an_outage_the_living_hold_what_they_did(
+    runtime: GuardRuntime, tenant: Any, proxy: ChaosProxy
+) -> None:
+    hold = held(runtime)
+    before = reserved(tenant)
+    proxy.part("refuse")
+    until(lambda: reserved(tenant) == 0)
+    proxy.fault = "none"
+    until(lambda: reserved(tenant) == before)
+    settle(runtime, hold)
+    until(lambda: balance(tenant)["committed_nanousd"] == COST)
+    assert reserved(tenant) == 0
