@@ -50,6 +50,8 @@ class Target:
         sensitive: always ask the gateway, and refuse when it cannot be asked. ``@sensitive`` may
             set it after the decoration.
         watcher: what the call is to the tool that it names.
+        pays: whether it may cost more than its LLM requests, so that a guess is set aside for it. A
+            framework's tool may have another process make them, which knows nothing of the guess.
         subject: what the gateway is asked to allow while no tools are offered to a model.
     """
 
@@ -57,6 +59,7 @@ class Target:
     tool_name: str
     sensitive: bool = False
     watcher: Watcher = FUNCTION
+    pays: bool = True
     subject: Subject = attrs.field(init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
@@ -260,6 +263,8 @@ class ProtectedCall(Edge):
         target, scope, runtime = self._target, self._call_scope, self._runtime
         request = _gate_request(target, self._record.call_id, scope)
         request.gates_requests = runtime.gates_requests
+        if runtime.gates_requests and not target.pays:
+            request.max_input_tokens = request.max_output_tokens = 0
         note_own_money(request, scope, gates_requests=runtime.gates_requests)
         if target.sensitive:
             return Question(request)

@@ -3,24 +3,72 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol, TypeVar
 
 from guard.core.events import InstrumentedCall
+from guard.core.input_ratios import InputRatios
 from guard.core.request_bound import RequestBound
 from guard.core.usage import Recording, Usage, read_body, read_recorded
 from guard.core.usage.cut_short import is_cut_short
 from guard.core.usage.framing import Recorded
 from guard.core.usage.reading import is_stream
 from guard.core.usage.response_format import replaced
-from guard.instrumentation.charging import charged
-
-if TYPE_CHECKING:
-    from guard.instrumentation.observed_call import CallReports, ObservedCall
+from guard.instrumentation.answered_tiers import AnsweredTiers
+from guard.instrumentation.charging import EndedRequest, charged
 
 _CACHE_HEADERS: Final = ("x-cache", "cf-cache-status", "helicone-cache", "x-portkey-cache-status")
 
 
-def settle(call: ObservedCall, event: InstrumentedCall, reports: CallReports) -> None:
+class AnsweredCall(EndedRequest, Protocol):
+    """A call whose answer is read; see ``ObservedCall``."""
+
+    limited: bool
+
+    @property
+    def content(self) -> bytes | Recording | None:
+        """The response, or the recorded part of its stream, once it is over."""
+
+    def header(self, name: str) -> str | None:
+        """Return a header of the answer by its lower-case name."""
+
+
+class Lessons(Protocol):
+    """What answers teach about the requests to come."""
+
+    ratios: InputRatios
+    """How many tokens the prompts of each model have had for their size."""
+
+    tiers: AnsweredTiers
+    """Remembers dearer service tiers that answers name."""
+
+    def ratio_rose(self, model: str | None) -> None:
+        """Hold more for the open requests of a model whose prompts have more tokens than known."""
+
+    def was_cut_short(self) -> None:
+        """Count an answer that ended at a limit that guard has put in."""
+
+
+Call = TypeVar("Call", bound=AnsweredCall)
+_Reported = TypeVar("_Reported", bound=AnsweredCall, contravariant=True)
+
+
+class AnswerReports(Lessons, Protocol[_Reported]):
+    """What takes what answers show."""
+
+    def reported(self, call: _Reported, usage: Usage | None, *, again: bool) -> Usage | None:
+        """Return the usage to record; None if there is none or it was recorded before.
+
+        Args:
+            call: the call whose response was read.
+            usage: what it says.
+            again: whether it may repeat what another response has reported.
+        """
+
+    def goes_on(self, call: _Reported, event: InstrumentedCall, at_most: Usage) -> None:
+        """Hold what a call has begun until a poll names its response."""
+
+
+def settle(call: Call, event: InstrumentedCall, reports: AnswerReports[Call]) -> None:
     """Set in its event what a call used, and end its hold by that.
 
     Args:
@@ -53,7 +101,7 @@ def settle(call: ObservedCall, event: InstrumentedCall, reports: CallReports) ->
         event.usage = _seen_to_its_end(call, event.usage, reports)
 
 
-def _usage(call: ObservedCall) -> tuple[Usage | None, bool]:
+def _usage(call: AnsweredCall) -> tuple[Usage | None, bool]:
     """Read what a call used, and tell whether that came as a stream of messages."""
     content = call.content
     if content is None:
@@ -67,7 +115,7 @@ def _usage(call: ObservedCall) -> tuple[Usage | None, bool]:
     return usage, streamed
 
 
-def _with_fees(call: ObservedCall, usage: Usage) -> Usage:
+def _with_fees(call: AnsweredCall, usage: Usage) -> Usage:
     """Return a usage with what is charged besides tokens, where the answer does not say that.
 
     Then it is what the request allows.
@@ -83,22 +131,22 @@ def _with_fees(call: ObservedCall, usage: Usage) -> Usage:
     return replaced(usage, fees=fees) if fees else usage
 
 
-def _learn(host: str, bound: RequestBound, usage: Usage, reports: CallReports) -> None:
+def _learn(host: str, bound: RequestBound, usage: Usage, lessons: Lessons) -> None:
     """Remember the prompt's tokens and the service tier, where they are dearer than held."""
     if usage.service_tier is not None:
-        reports.tiers.learn(host, bound, usage)
+        lessons.tiers.learn(host, bound, usage)
     if bound.text_tokens:
         tokens = _prompt(usage)
         if tokens > (bound.input_tokens or 0):
-            reports.ratios.learn(bound.model, bound.text_tokens, tokens)
-            reports.ratio_rose(bound.model)
+            lessons.ratios.learn(bound.model, bound.text_tokens, tokens)
+            lessons.ratio_rose(bound.model)
 
 
 def _prompt(usage: Usage) -> int:
     return usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens
 
 
-def _seen_to_its_end(call: ObservedCall, usage: Usage, reports: CallReports) -> Usage:
+def _seen_to_its_end(call: AnsweredCall, usage: Usage, lessons: Lessons) -> Usage:
     """Return the usage of a limited answer, and note whether the limit has ended it."""
     content, bound = call.content, call.bound
     if content is None:
@@ -106,7 +154,7 @@ def _seen_to_its_end(call: ObservedCall, usage: Usage, reports: CallReports) -> 
     found = content.recorded() if isinstance(content, Recording) else Recorded(content)
     if not is_cut_short(found, usage, None if bound is None else bound.output_tokens):
         return usage
-    reports.was_cut_short()
+    lessons.was_cut_short()
     return replaced(usage, cut_short=True)
 
 

@@ -11,19 +11,16 @@ from typing import Any, Final, Protocol
 from msgspec import structs
 
 from guard.core.events import InstrumentedCall
-from guard.core.input_ratios import InputRatios
 from guard.core.request_bound import RequestBound
 from guard.core.usage import (
     Call,
     Endpoint,
     Recording,
-    Usage,
 )
 from guard.core.usage.ends import Ending, may_be_billed
 from guard.core.usage.tool_scan import ToolScanner
 from guard.instrumentation import open_streams
-from guard.instrumentation.answer import settle
-from guard.instrumentation.answered_tiers import AnsweredTiers
+from guard.instrumentation.answer import AnswerReports, settle
 from guard.instrumentation.include_usage import StreamUsage, UsageChunkFilter
 from guard.instrumentation.output_limits import LimitedBody, OutputLimits
 from guard.instrumentation.request_gate import RequestCover, RequestGate
@@ -43,23 +40,17 @@ _SMALL_BYTES: Final = 64 * 1024
 _REFUSALS: Final = (400, 422)
 
 
-class CallReports(Protocol):
+class CallReports(AnswerReports["ObservedCall"], Protocol):
     """What an observed call reports to."""
 
     reading: threading.RLock
     """Held while an answer is read, so that two threads do not read it at once."""
-
-    ratios: InputRatios
-    """How many tokens the prompts of each model have had for their size."""
 
     limits: OutputLimits
     """Puts limits on the output into requests."""
 
     stream_usage: StreamUsage
     """Asks streams for their usage."""
-
-    tiers: AnsweredTiers
-    """Remembers dearer service tiers that answers name."""
 
     tools: ToolGate | None
     """Decides about the tools that answers ask for."""
@@ -72,24 +63,6 @@ class CallReports(Protocol):
 
     def tried(self, lost: ObservedCall) -> None:
         """Note an earlier try of a call, which ends at once."""
-
-    def reported(self, call: ObservedCall, usage: Usage | None, *, again: bool) -> Usage | None:
-        """Return the usage to record; None if there is none or it was recorded before.
-
-        Args:
-            call: the call whose response was read.
-            usage: what it says.
-            again: whether it may repeat what another response has reported.
-        """
-
-    def goes_on(self, call: ObservedCall, event: InstrumentedCall, at_most: Usage) -> None:
-        """Hold what a call has begun until a poll names its response."""
-
-    def ratio_rose(self, model: str | None) -> None:
-        """Hold more for the open requests of a model whose prompts have more tokens than known."""
-
-    def was_cut_short(self) -> None:
-        """Count an answer that ended at a limit that guard has put in."""
 
     def failed(self, exc: Exception) -> None:
         """Count an error in the observation."""

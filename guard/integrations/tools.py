@@ -194,7 +194,7 @@ def _edge(name: str, watcher: Watcher) -> ProtectedCall:
     name = (name or "tool")[:_NAME_LENGTH_MAX]
     if (runtime := active_runtime()) is not None:
         runtime.tools.unchecked.checked((name,))
-    return ProtectedCall(Target(f"tools.{name}", name, watcher=watcher))
+    return ProtectedCall(Target(f"tools.{name}", name, watcher=watcher, pays=False))
 
 
 def is_running(name: str) -> bool:

@@ -76,8 +76,9 @@ def bound_of(decision: GateDecision) -> Amount | CallRefusal:
     """Return what to reserve, before anything is known of the room."""
     unit, org, command = decision.unit, decision.org, decision.command
     call = command.call
-    if command.is_ahead:
-        return Amount(1, "declared")
+    declares_nothing = call.max_input_tokens == call.max_output_tokens == 0
+    if command.is_ahead or (declares_nothing and call.kind != "llm"):
+        return Amount(1, "declared")  # the least, which an exhausted budget has not left
     if call.kind == "llm" and decision.rates is not None:
         cost = requests.worst_case(unit, org, command, decision.rates)
         if isinstance(cost, CallRefusal):

@@ -205,6 +205,7 @@ def test_another_version_is_named(
             (path.parent / "__init__.py").touch()
         (tmp_path / package / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
+    patching._exists.cache_clear()
     assert runtime.status().unhooked_tools == ()
     importlib.import_module("autogen_core.tools._base")
     importlib.import_module("crewai")
@@ -214,6 +215,6 @@ def test_another_version_is_named(
         assert status.unhooked_clients == ()
     finally:
         for name in [n for n in sys.modules if n.startswith(("autogen_core", "crewai"))]:
-            monkeypatch.delitem(sys.modules, name)
+            del sys.modules[name]  # `monkeypatch` would put it back
         patching._seams.pop("autogen_core.tools._base")
         patching._exists.cache_clear()
