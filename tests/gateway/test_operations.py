@@ -92,9 +92,11 @@ def test_a_failed_request_names_its_organisation(
     def fail(*_: Any) -> Any:
         raise RuntimeError(f"it broke with {tenant.api_key}")
 
-    handler = Lines()
+    handler, failures = Lines(), logging.getLogger("uvicorn.error")
     # Another test may have let a uvicorn of its own set up the logging of this process.
     monkeypatch.setattr(logging.getLogger("uvicorn"), "propagate", True)
+    level = failures.level
+    failures.setLevel(logging.ERROR)
     logging.getLogger().addHandler(handler)
     try:
         monkeypatch.setattr("guard.gateway.services.gatekeeper.Gatekeeper.release", fail)
@@ -111,6 +113,7 @@ def test_a_failed_request_names_its_organisation(
         asyncio.run(over_the_socket())
     finally:
         logging.getLogger().removeHandler(handler)
+        failures.setLevel(level)
     errors = [line for line in lines if line["level"] == "error"]
     assert [(e["organisation_id"], e["request_id"]) for e in errors] == [
         (tenant.organisation_id, "r-1"), (tenant.organisation_id, "a-1"),

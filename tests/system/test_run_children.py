@@ -140,9 +140,10 @@ def test_what_a_run_within_a_run_leaves_ends_with_the_outer_one(
 ) -> None:
     script = tmp_path / "lasting.py"
     script.write_text(
-        "import sys, time, httpx\n"
+        "import os, sys, time, httpx\n"
         "print('up', flush=True)\n"
-        "time.sleep(3)\n"
+        "while not os.path.exists(sys.argv[3]):\n"
+        "    time.sleep(0.05)\n"
         "body = {'model': 'gpt-4o', 'max_tokens': 1, 'messages': []}\n"
         "try:\n"
         "    httpx.post(sys.argv[1] + '/v1/chat/completions', json=body)\n"
@@ -157,9 +158,10 @@ def test_what_a_run_within_a_run_leaves_ends_with_the_outer_one(
         "                           start_new_session=True)\n"
         "process.stdout.readline()\n"
     )
-    over = tmp_path / "over"
-    done = guard("run", "--json", "--", str(outer), str(script), vendor, str(over))
+    over, go = tmp_path / "over", tmp_path / "go"
+    done = guard("run", "--json", "--", str(outer), str(script), vendor, str(over), str(go))
     assert done.returncode == 0
+    go.touch()
     until(over.exists)
     with guard.operator() as admin:
         listed = admin.keys()
