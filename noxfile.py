@@ -191,10 +191,10 @@ def guests(session: nox.Session) -> None:
     clients = "httpx", "requests", "openai", "anthropic"
     session.install(
         "--quiet", "-e", ".[gateway]", "pytest<9", "pytest-asyncio", "pytest-httpbin",
-        "pytest-mock", "PySocks", "a2wsgi", "chardet", "cryptography", "dirty-equals", "hypothesis",
-        "inline-snapshot", "nest-asyncio", "numpy", "respx", "rich", "time-machine", "trio",
-        "trustme", "uvicorn", "httpx[brotli,cli,http2,socks,zstd]", "requests", "openai[aiohttp]",
-        "anthropic[aiohttp,bedrock,vertex]",
+        "pytest-mock", "pytest-xdist", "PySocks", "a2wsgi", "chardet", "cryptography",
+        "dirty-equals", "hypothesis", "inline-snapshot", "nest-asyncio", "numpy", "respx", "rich",
+        "time-machine", "trio", "trustme", "uvicorn", "httpx[brotli,cli,http2,socks,zstd]",
+        "requests", "openai[aiohttp]", "anthropic[aiohttp,bedrock,vertex]",
     )  # fmt: skip
     folder = session.create_tmp()
     for old in Path(folder).glob("*.tar.gz"):
