@@ -192,9 +192,10 @@ def guests(session: nox.Session) -> None:
     session.install(
         "--quiet", "-e", ".[gateway]", "pytest<9", "pytest-asyncio", "pytest-httpbin",
         "pytest-mock", "pytest-xdist", "PySocks", "a2wsgi", "chardet", "cryptography",
-        "dirty-equals", "hypothesis", "inline-snapshot", "nest-asyncio", "numpy", "respx", "rich",
-        "time-machine", "trio", "trustme", "uvicorn", "httpx[brotli,cli,http2,socks,zstd]",
-        "requests", "openai[aiohttp]", "anthropic[aiohttp,bedrock,vertex]",
+        "dirty-equals", "http-snapshot", "hypothesis", "inline-snapshot", "nest-asyncio", "numpy",
+        "respx", "rich", "time-machine", "trio", "trustme", "uvicorn", "requests",
+        "openai[aiohttp]", "httpx[brotli,cli,http2,socks,zstd]",
+        "anthropic[aiohttp,bedrock,vertex]",
     )  # fmt: skip
     folder = session.create_tmp()
     for old in Path(folder).glob("*.tar.gz"):
