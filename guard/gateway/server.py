@@ -11,12 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from guard.gateway.app import GatewayApp
-from guard.gateway.uvicorn_http import (
-    Config,
-    GuardedHttpProtocol,
-    HttpConnections,
-    UvicornServer,
-)
+from guard.gateway.connections import HttpConnections
+from guard.gateway.uvicorn_http import Config, GuardedHttpProtocol, UvicornServer
 from guard.gateway.websocket import SocketProtocol
 
 logger = logging.getLogger(__name__)

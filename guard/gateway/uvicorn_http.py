@@ -13,11 +13,13 @@ import asyncio
 import contextlib
 import functools
 import socket
+import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
     HttpToolsProtocol,
@@ -27,82 +29,56 @@ from uvicorn.server import Server, ServerState
 
 from guard.core import wire
 from guard.gateway.api.http import IDENTIFIED, ONE_WRITE
+from guard.gateway.connections import HttpConnections
 from guard.gateway.domain import render
-from guard.gateway.settings import GatewaySettings
+from guard.gateway.reading import READ_S, SLICE_BYTES
 
 __all__ = [
-    "Config", "GuardedHttpProtocol", "HttpConnections", "ServerState", "UvicornServer",
+    "Config", "GuardedHttpProtocol", "ServerState", "UvicornServer",
 ]  # fmt: skip
 
-_SCAN_INTERVAL_S: Final = 0.25
 _HEAD_MAX: Final = 32_768
+_FIELDS_MAX: Final = 128
+_UPGRADE_LINE_MAX: Final = 8_000
+_PIPELINE_MAX: Final = 64
 _LINGER_S: Final = 1.0
+_DROPPED_MAX: Final = 2 << 20
 
 
-class HttpConnections:
-    """The connections of one server.
+class _Flow(FlowControl):
+    """Lets its owner decide how reading goes on."""
 
-    One timer scans them all for stalled requests. When the server is full, one is closed to make
-    room for another.
+    def __init__(self, transport: asyncio.Transport, resumed: Callable[[], None]) -> None:
+        super().__init__(transport)
+        # Refers to the connection; without it, once that has ended.
+        self.resumed: Callable[[], None] | None = resumed
 
-    Attributes:
-        strangers: connections that have not authenticated yet, oldest first.
-        known: authenticated connections by organisation, oldest first.
-    """
+    def resume_reading(self) -> None:
+        """Read on, once uvicorn takes more."""
+        if self.read_paused:
+            self.read_paused = False
+            if self.resumed is not None:
+                self.resumed()
 
-    def __init__(self, settings: GatewaySettings) -> None:
-        self.deadline_s = settings.request_deadline_ms / 1000
-        self.connections_max = settings.connections_max
-        # All that may stall. Weak, so that a connection that uvicorn has let go of is gone at once.
-        self.protocols: weakref.WeakSet[GuardedHttpProtocol] = weakref.WeakSet()
-        self.strangers: dict[GuardedHttpProtocol, None] = {}
-        self.known: dict[str, dict[GuardedHttpProtocol, None]] = {}
 
-    def make_room(self) -> bool:
-        """Close the oldest stranger, else an idle connection of the organisation with the most."""
-        for protocol in self.strangers:
-            protocol.evict()
-            return True
-        largest = max(self.known.values(), key=len, default={})
-        for protocol in largest:
-            if protocol.is_idle:
-                protocol.evict()
-                return True
-        return False
+class _Dropped(list[tuple[bytes, bytes]]):
+    """Takes the fields of trailers, which are no headers, and keeps none."""
 
-    def forget(self, protocol: GuardedHttpProtocol) -> None:
-        """Stop watching a connection."""
-        self.protocols.discard(protocol)
-        self.strangers.pop(protocol, None)
-        owner = protocol.organisation_id
-        if owner is not None and owner in self.known:
-            group = self.known[owner]
-            group.pop(protocol, None)
-            if not group:
-                del self.known[owner]
-
-    async def run(self) -> None:
-        """Scan until cancelled."""
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(_SCAN_INTERVAL_S)
-            self.scan(loop.time())
-
-    def scan(self, now: float) -> None:
-        """End connections whose request has not arrived in time."""
-        for protocol in list(self.protocols):
-            if protocol.waiting_since is not None and (
-                now - protocol.waiting_since > self.deadline_s
-            ):
-                protocol.end_stalled()
+    def append(self, field: tuple[bytes, bytes], /) -> None:
+        """Drop a field."""
 
 
 class GuardedHttpProtocol(HttpToolsProtocol):
-    """Ends requests whose head or body does not arrive in time, and caps heads and connections.
+    """Bounds what a connection may send in any phase of its messages, and how long it may take.
+
+    - All that is no body counts against one budget, from the end of a message to the end of the
+      next: empty lines, head, framing of chunks, trailer.
+    - What is received is read in slices, a slice of each account in a turn of the loop.
+    - An answer that comes before the end of its request ends the connection.
 
     ``waiting_since`` is when the connection, or the request now arriving, began; ``None`` while
     the gateway waits for nothing. One scan per quarter second reads it, so that a request costs
-    two attribute writes and no timer.
+    a few attribute writes and no timer.
     """
 
     watch: HttpConnections
@@ -110,14 +86,26 @@ class GuardedHttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn narrows the type the same way
         """Refuse connections above the cap."""
         super().connection_made(transport)
+        self.flow = _Flow(transport, self._resumed)
         self.waiting_since: float | None = self.loop.time()
-        # Of the head that is arriving; httptools has no limit of its own.
-        self._head_bytes = 0
-        self._in_head = True
-        # Whether the last answer is written: what still arrives is read and dropped.
+        # Bytes since the last message that were no body, less those that were.
+        self._overhead = 0
+        # Of the slice that is being read: bytes of bodies, and whether a message ended in it.
+        self._body_bytes = 0
+        self._message_ended = False
+        # Received, and not read yet; reading from the transport is paused meanwhile.
+        self._backlog = b""
+        # Whether nothing is read any more; what still arrives is counted and dropped.
+        self._is_deaf = False
+        self._dropped = 0
+        # Whether the last answer is written.
         self._refused = False
         # Whose key the connection has carried; ``None`` until then.
         self.organisation_id: str | None = None
+        host = self.client[0] if self.client else ""
+        self.account = self.watch.accounts.of_address(host)
+        # What the account of the address was charged for this connection.
+        self._used_s = 0.0
         self.watch.protocols.add(self)
         if len(self.connections) > self.watch.connections_max and not self.watch.make_room():
             self._refuse(503, "GD-B002", "Too many connections")
@@ -125,10 +113,16 @@ class GuardedHttpProtocol(HttpToolsProtocol):
 
     def identified(self, organisation_id: str) -> None:
         """Note that the connection carries a key of this organisation."""
-        if self.organisation_id is None and self in self.watch.strangers:
-            self.organisation_id = organisation_id
-            del self.watch.strangers[self]
-            self.watch.known.setdefault(organisation_id, {})[self] = None
+        if self.organisation_id is not None or self not in self.watch.strangers:
+            return
+        self.organisation_id = organisation_id
+        del self.watch.strangers[self]
+        self.watch.known.setdefault(organisation_id, {})[self] = None
+        self.account.charge(-self._used_s)
+        backlog = self._take_backlog()
+        self.account = self.watch.accounts.of_organisation(organisation_id)
+        if backlog:
+            self._hold(backlog)
 
     @property
     def is_idle(self) -> bool:
@@ -136,26 +130,106 @@ class GuardedHttpProtocol(HttpToolsProtocol):
         cycle = self.cycle
         return self.waiting_since is None and (cycle is None or cycle.response_complete)
 
+    @property
+    def is_held(self) -> bool:
+        """Whether it is the gateway that reads no further."""
+        return bool(self._backlog) or self.flow.read_paused
+
     def evict(self) -> None:
         """Close the connection to make room for another."""
         self.watch.forget(self)
         self.connections.discard(self)
         self.transport.abort()
 
+    # -- reading -------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        """Read it now if it is little, else in its turn."""
+        if self._is_deaf:
+            self._drop(len(data))
+        elif self._backlog or len(data) > SLICE_BYTES or self.account.wait_s > 0:
+            self._hold(data)
+        else:
+            self._read(data)
+
+    def _hold(self, data: bytes) -> None:
+        if not self.account.may_hold(len(data)):
+            self.evict()
+            return
+        self.account.held += len(data)
+        self._backlog += data
+        self.transport.pause_reading()
+        if not self.flow.read_paused:
+            self.account.wait_turn(self)
+
+    def _take_backlog(self) -> bytes:
+        backlog, self._backlog = self._backlog, b""
+        self.account.held -= len(backlog)
+        self.account.forget(self)
+        return backlog
+
+    def read_on(self) -> None:
+        """Read the next slice of what is held."""
+        data, self._backlog = self._backlog[:SLICE_BYTES], self._backlog[SLICE_BYTES:]
+        self.account.held -= len(data)
+        self._read(data)
+        if not self.flow.read_paused:
+            self._resumed()
+
+    def _resumed(self) -> None:
+        """Go on with what is held, then with the transport."""
+        if self._backlog:
+            self.account.wait_turn(self)
+        elif not self.transport.is_closing():
+            self.transport.resume_reading()
+
+    def _read(self, data: bytes) -> None:
+        began_s = time.perf_counter()
+        if self.waiting_since is None:
+            self.waiting_since = self.loop.time()
+        self._body_bytes = 0
+        self._message_ended = False
+        super().data_received(data)
+        # A slice in which a message ends may begin the next; how far, the parser does not say.
+        self._overhead = 0 if self._message_ended else (
+            max(0, self._overhead + len(data) - 2 * self._body_bytes)
+        )  # fmt: skip
+        if self._overhead > _HEAD_MAX or (self.headers and len(self.headers) > _FIELDS_MAX):
+            self._refuse(431, "GD-P003", "Request head too large")
+        used_s = time.perf_counter() - began_s + READ_S
+        self.account.charge(used_s)
+        if self.organisation_id is None:
+            self._used_s += used_s
+
+    def _drop(self, size: int) -> None:
+        self._dropped += size
+        self.account.charge(READ_S)
+        if self._dropped > _DROPPED_MAX or self.account.wait_s > 0:
+            self.transport.close()
+
+    # -- messages ------------------------------------------------------------------------------
+
     def on_message_begin(self) -> None:
         """Start the deadline of a request."""
         super().on_message_begin()
-        self._head_bytes = 0
-        self._in_head = True
         self.waiting_since = self.loop.time()
+        if len(self.pipeline) > _PIPELINE_MAX:
+            self._listen_no_more()
 
     def on_headers_complete(self) -> None:
-        """Offer the ASGI extensions to the request whose head is complete."""
-        self._in_head = False
+        """Refuse what is too much; offer the ASGI extensions to the request."""
+        if self._is_deaf:
+            return
+        if len(self.headers) > _FIELDS_MAX:
+            self._refuse(431, "GD-P003", "Request head too large")
+            return
+        if self.parser.should_upgrade() and self._should_upgrade():
+            self._check_upgrade()
         super().on_headers_complete()
         cycle: RequestResponseCycle | None = self.cycle
-        if cycle is None:  # a WebSocket
+        if cycle is None or cycle.scope is not self.scope:  # a WebSocket
             return
+        self.headers = _Dropped()
         # Bound to this request: with pipelining, ``self.cycle`` may be a later one's by then. Weak,
         # because the cycle refers to the scope: a reference cycle would need the collector.
         one_write = functools.partial(self._one_write, weakref.ref(cycle))
@@ -164,15 +238,43 @@ class GuardedHttpProtocol(HttpToolsProtocol):
             extensions[IDENTIFIED] = self.identified
         self.scope["extensions"] = extensions
 
-    def data_received(self, data: bytes) -> None:
-        """Cap the size of the head."""
-        if self._refused:
+    def _check_upgrade(self) -> None:
+        """Answer what the parser of WebSockets would not."""
+        if not self.is_answered:
+            self._listen_no_more()
+        elif any(name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
+                 for name, value in self.headers):  # fmt: skip
+            self._refuse(400, "GD-P002", "Bad request")
+        elif max(len(self.url), *(len(name) + len(value) for name, value in self.headers)) > (
+            _UPGRADE_LINE_MAX
+        ):
+            self._refuse(431, "GD-P003", "Request head too large")
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether all requests so far are."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def on_body(self, body: bytes) -> None:
+        """Count what is body."""
+        self._body_bytes += len(body)
+        if not self._is_deaf:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """End the deadline: the request is complete."""
+        if self._is_deaf:
             return
-        super().data_received(data)
-        if self._in_head:
-            self._head_bytes += len(data)
-            if self._head_bytes > _HEAD_MAX:
-                self._refuse(431, "GD-P003", "Request head too large")
+        super().on_message_complete()
+        self._message_ended = True
+        self.waiting_since = None
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP."""
+        if self.is_answered or not self.cycle.response_started:
+            self._refuse(400, "GD-P002", "Bad request")
+        elif not self.transport.is_closing():
+            self.transport.close()
 
     def _one_write(
         self,
@@ -189,35 +291,51 @@ class GuardedHttpProtocol(HttpToolsProtocol):
         cycle.response_started = cycle.response_complete = True
         if cycle.disconnected or self._refused or self.transport.is_closing():
             return
+        closes = cycle.more_body or not cycle.keep_alive
         parts = [STATUS_LINE[status]]
         for name, value in (*cycle.default_headers, *headers):
             parts += (name, b": ", value, b"\r\n")
-        if not cycle.keep_alive:
+        if closes:
             parts.append(b"connection: close\r\n")
         parts += (b"\r\n", b"" if cycle.scope["method"] == "HEAD" else body)
         self.transport.write(b"".join(parts))
         cycle.message_event.set()
-        if not cycle.keep_alive:
+        if closes and not cycle.more_body:
             self.transport.close()
         cycle.on_response()
 
-    def on_message_complete(self) -> None:
-        """End the deadline: the request is complete."""
-        super().on_message_complete()
-        self.waiting_since = None
+    def on_response_complete(self) -> None:
+        """Go on with the next request; end the connection if this one has not arrived yet."""
+        if self.cycle is not None and self.cycle.response_complete and self.cycle.more_body:
+            self.server_state.total_requests += 1
+            self._linger()
+            return
+        super().on_response_complete()
+        if self.waiting_since is not None:  # it was not read meanwhile
+            self.waiting_since = self.loop.time()
 
     def handle_websocket_upgrade(self) -> None:
         """End the deadline: the WebSocket has its own."""
+        if self._is_deaf:
+            return
         self.waiting_since = None
         self.watch.forget(self)
+        self._take_backlog()
+        self.transport.resume_reading()
         super().handle_websocket_upgrade()
-        # It refers to this connection; uvicorn forgets it only where no WebSocket takes over.
+        # Both refer to this connection; uvicorn forgets only where no WebSocket takes over.
         self.parser = None  # type: ignore[assignment]  # as uvicorn does at the end
+        self.flow.resumed = None  # type: ignore[attr-defined]  # ours
+
+    # -- the end -------------------------------------------------------------------------------
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
         self.waiting_since = None
         self.watch.forget(self)
+        self._take_backlog()
+        self.watch.accounts.keep(self.account)
+        self.flow.resumed = None  # type: ignore[attr-defined]  # ours
         super().connection_lost(exc)
         # uvicorn leaves the timer where the connection was reset: it would hold everything of the
         # connection for as long as an idle one is kept.
@@ -227,12 +345,20 @@ class GuardedHttpProtocol(HttpToolsProtocol):
 
     def end_stalled(self) -> None:
         """Answer 408 where an answer is still possible, and close."""
-        self.waiting_since = None
         cycle = self.cycle
-        if cycle is None or not cycle.response_started:
+        if self.is_answered or (cycle.more_body and not cycle.response_started):
             self._refuse(408, "GD-P006", "Request timed out")
-        elif not self.transport.is_closing():
+        elif cycle.more_body:
             self.transport.close()
+        else:
+            self._listen_no_more()
+
+    def _listen_no_more(self) -> None:
+        """Answer what has arrived, then close."""
+        self.waiting_since = None
+        self._is_deaf = True
+        self._take_backlog()
+        self.cycle.keep_alive = False
 
     def _refuse(self, status: int, error_code: str, title: str) -> None:
         if self.transport.is_closing() or self._refused:
@@ -244,10 +370,23 @@ class GuardedHttpProtocol(HttpToolsProtocol):
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
         self.transport.write(head.encode() + body)
-        # Closing with unread data would reset the connection and may lose the answer, so further
-        # data is read and dropped for a moment.
+        self._linger()
+
+    def _linger(self) -> None:
+        """Close in a moment: the last answer is written.
+
+        Closing with unread data would reset the connection and may lose the answer, so further
+        data is dropped unparsed for a moment, up to a limit.
+        """
+        if self.transport.is_closing():
+            return
+        self.waiting_since = None
+        self._is_deaf = True
+        self._take_backlog()
+        self.pipeline.clear()
         with contextlib.suppress(OSError, NotImplementedError):
             self.transport.write_eof()
+        self.transport.resume_reading()
         self.loop.call_later(_LINGER_S, self.transport.close)
 
 

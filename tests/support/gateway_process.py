@@ -30,6 +30,7 @@ class GatewayProcess:
     """A gateway with one organisation."""
 
     url: str
+    pid: int
     key: str = attrs.field(repr=False)
     admin: AdminClient
 
@@ -48,6 +49,6 @@ def gateway_process() -> Iterator[GatewayProcess]:
         assert process.stdout is not None
         url, key, admin_key = json.loads(process.stdout.readline())
         admin = AdminClient(url, admin_key)
-        yield GatewayProcess(url, key, admin)
+        yield GatewayProcess(url, process.pid, key, admin)
         admin.close()
         process.communicate(timeout=120)  # its input ends, and so does it

@@ -12,6 +12,7 @@ import pytest
 import uvicorn
 from uvicorn.config import Config
 from uvicorn.protocols.http import httptools_impl
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import Server, ServerState
 
@@ -23,14 +24,15 @@ USED: Final[dict[type, str]] = {
     HttpToolsProtocol: (
         "connection_made connection_lost data_received on_message_begin on_headers_complete on_body"
         " on_message_complete handle_websocket_upgrade send_400_response shutdown"
-        " _unset_keepalive_if_required _start_asgi_task"
-        " cycle scope headers connections loop parser transport flow pipeline server_state"
-        " expect_100_continue timeout_keep_alive timeout_keep_alive_task"
+        " on_response_complete _should_upgrade _unset_keepalive_if_required _start_asgi_task"
+        " url client cycle scope headers connections loop parser transport flow pipeline"
+        " server_state expect_100_continue timeout_keep_alive timeout_keep_alive_task"
     ),
     RequestResponseCycle: (
         "response_started response_complete disconnected keep_alive default_headers message_event"
-        " on_response scope"
+        " more_body on_response scope"
     ),
+    FlowControl: "read_paused resume_reading",
     Server: "startup capture_signals serve servers server_state lifespan should_exit force_exit",
     ServerState: "connections tasks default_headers total_requests",
     Config: "ssl http_protocol_class backlog timeout_graceful_shutdown",

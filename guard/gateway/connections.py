@@ -1,0 +1,77 @@
+"""The connections of one server: which are watched, and which one makes room for another."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from typing import TYPE_CHECKING, Final
+
+from guard.gateway.reading import Accounts
+from guard.gateway.settings import GatewaySettings
+
+if TYPE_CHECKING:
+    from guard.gateway.uvicorn_http import GuardedHttpProtocol
+
+_SCAN_INTERVAL_S: Final = 0.25
+
+
+class HttpConnections:
+    """The connections of one server.
+
+    One timer scans them all for stalled requests. When the server is full, one is closed to make
+    room for another.
+
+    Attributes:
+        strangers: connections that have not authenticated yet, oldest first.
+        known: authenticated connections by organisation, oldest first.
+    """
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self.deadline_s = settings.request_deadline_ms / 1000
+        self.connections_max = settings.connections_max
+        # All that may stall. Weak, so that a connection that uvicorn has let go of is gone at once.
+        self.protocols: weakref.WeakSet[GuardedHttpProtocol] = weakref.WeakSet()
+        self.strangers: dict[GuardedHttpProtocol, None] = {}
+        self.known: dict[str, dict[GuardedHttpProtocol, None]] = {}
+        self.accounts = Accounts()
+
+    def make_room(self) -> bool:
+        """Close the oldest stranger, else an idle connection of the organisation with the most."""
+        for protocol in self.strangers:
+            protocol.evict()
+            return True
+        largest = max(self.known.values(), key=len, default={})
+        for protocol in largest:
+            if protocol.is_idle:
+                protocol.evict()
+                return True
+        return False
+
+    def forget(self, protocol: GuardedHttpProtocol) -> None:
+        """Stop watching a connection."""
+        self.protocols.discard(protocol)
+        self.strangers.pop(protocol, None)
+        owner = protocol.organisation_id
+        if owner is not None and owner in self.known:
+            group = self.known[owner]
+            group.pop(protocol, None)
+            if not group:
+                del self.known[owner]
+
+    async def run(self) -> None:
+        """Scan until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(_SCAN_INTERVAL_S)
+            self.scan(loop.time())
+
+    def scan(self, now: float) -> None:
+        """End connections whose request has not arrived in time."""
+        self.accounts.drop_clear()
+        for protocol in list(self.protocols):
+            if (
+                protocol.waiting_since is not None
+                and now - protocol.waiting_since > self.deadline_s
+                and not protocol.is_held
+            ):
+                protocol.end_stalled()

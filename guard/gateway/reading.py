@@ -1,0 +1,142 @@
+"""What reading may cost: bytes held and time on the loop, by address and by organisation.
+
+The connections of a stranger share the account of their address. One that has shown a key is on its
+organisation's account, and what it cost before is taken off the address.
+
+All of it runs on the server's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import time
+import weakref
+from collections.abc import Callable
+from typing import Final, Protocol
+
+SLICE_BYTES: Final = 4096
+"""Read in one turn of the loop: at most a millisecond, whatever the bytes are."""
+
+_SHARE: Final = 0.25
+"""Of the loop's time, what one account may use for long."""
+_BURST_S: Final = 0.05
+"""What it may use at once."""
+READ_S: Final = 0.000_005
+"""What a read costs besides its parsing."""
+_HELD_MAX: Final = 8 << 20
+"""Bytes that have been received for one account and wait for their turn."""
+
+
+class Reader(Protocol):
+    """A connection that has received more than it may read at once."""
+
+    def read_on(self) -> None:
+        """Read the next slice."""
+
+
+class Account:
+    """What the connections of one address or of one organisation use.
+
+    Attributes:
+        held: bytes that wait for their turn.
+    """
+
+    __slots__ = ("__weakref__", "_clear_at_s", "_clock_s", "_timer", "_waiting", "held")
+
+    def __init__(self, clock_s: Callable[[], float] = time.perf_counter) -> None:
+        self.held = 0
+        self._clock_s = clock_s
+        # When all that was used is paid for, at the pace of the share.
+        self._clear_at_s = 0.0
+        # Who waits for a turn, in order.
+        self._waiting: dict[Reader, None] = {}
+        self._timer: asyncio.Handle | None = None
+
+    @property
+    def wait_s(self) -> float:
+        """How long until the account may use more; not positive if it may now."""
+        return self._clear_at_s - self._clock_s() - _BURST_S / _SHARE
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether all that was used is paid for."""
+        return self._clear_at_s <= self._clock_s()
+
+    def charge(self, used_s: float) -> None:
+        """Add time on the loop; what is negative is given back."""
+        self._clear_at_s = max(self._clear_at_s, self._clock_s()) + used_s / _SHARE
+
+    def may_hold(self, size: int) -> bool:
+        """Whether there is room for more bytes that wait."""
+        return self.held + size <= _HELD_MAX
+
+    def wait_turn(self, reader: Reader) -> None:
+        """Let a connection read on once those before it have, and the share allows."""
+        self._waiting[reader] = None
+        self._schedule()
+
+    def forget(self, reader: Reader) -> None:
+        """Let a connection wait no longer."""
+        self._waiting.pop(reader, None)
+        if not self._waiting and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _schedule(self) -> None:
+        if self._timer is None and self._waiting:
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, self.wait_s), self._run)
+
+    def _run(self) -> None:
+        self._timer = None
+        reader = next(iter(self._waiting))
+        del self._waiting[reader]
+        reader.read_on()
+        self._schedule()
+
+
+class Accounts:
+    """The accounts of one server, by whom they are of."""
+
+    def __init__(self) -> None:
+        self._accounts: weakref.WeakValueDictionary[str, Account] = weakref.WeakValueDictionary()
+        # An account that owes outlives its connections: to connect again is no way out.
+        self._owing: set[Account] = set()
+
+    def of_address(self, host: str) -> Account:
+        """Return the account of a stranger's address.
+
+        >>> accounts = Accounts()
+        >>> accounts.of_address("2001:db8::1") is accounts.of_address("2001:db8::2")
+        True
+        """
+        return self._of(f"address {_network(host)}")
+
+    def of_organisation(self, organisation_id: str) -> Account:
+        """Return the account of an organisation."""
+        return self._of(f"organisation {organisation_id}")
+
+    def _of(self, whose: str) -> Account:
+        account = self._accounts.get(whose)
+        if account is None:
+            account = self._accounts[whose] = Account()
+        return account
+
+    def keep(self, account: Account) -> None:
+        """Keep the account of a connection that ends for as long as it owes."""
+        if not account.is_clear:
+            self._owing.add(account)
+
+    def drop_clear(self) -> None:
+        """Forget accounts that owe nothing any more."""
+        self._owing = {each for each in self._owing if not each.is_clear}
+
+
+def _network(host: str) -> str:
+    """Return what one client is sure to own alone: an IPv4 address, or 64 bits of IPv6."""
+    if ":" not in host:
+        return host
+    address = ipaddress.IPv6Address(host.partition("%")[0])
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((address, 64), strict=False))
