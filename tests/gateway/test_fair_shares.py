@@ -99,6 +99,27 @@ def test_idle_strangers_make_room(tenants: list[Tenant], small: Gateway) -> None
             sock.close()
 
 
+@pytest.mark.parametrize("path", ["/api/v1/control", "/api/v1/admin/keys"])
+def test_strangers_do_not_put_out_whoever_has_shown_a_key(
+    tenants: list[Tenant], small: Gateway, path: str
+) -> None:
+    headers = {
+        "X-API-Key": tenants[0].api_key,
+        "X-Guard-Protocol": "3",
+        "Authorization": f"Bearer {small.admin_key}",
+    }
+    with httpx.Client(base_url=small.base_url, headers=headers) as http:
+        kept = http.get(path).extensions["network_stream"]
+        socks = [_open(small) for _ in range(2 * CAP)]
+        try:
+            again = http.get(path)
+            assert again.status_code in (200, 400)  # the organisation is not named
+            assert again.extensions["network_stream"] is kept
+        finally:
+            for sock in socks:
+                sock.close()
+
+
 def test_the_organisation_with_the_most_connections_makes_room(
     tenants: list[Tenant], small: Gateway
 ) -> None:

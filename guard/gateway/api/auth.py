@@ -8,7 +8,7 @@ import attrs
 from msgspec import Struct
 
 from guard.core import signing, wire
-from guard.gateway.api.http import ProblemError, Scope, fail
+from guard.gateway.api.http import ProblemError, Scope, fail, note_owner
 from guard.gateway.domain.commands import EncodedAnswer
 from guard.gateway.ledger import directory
 from guard.gateway.ledger.state import NOTHING
@@ -117,6 +117,7 @@ class Authenticator:
         identity = await self.identify(headers)
         if identity.hmac_secret is not None:
             await self.check_signature(identity, scope, headers, body)
+        note_owner(scope, identity.organisation_id)
         return identity
 
     async def still_valid(self, identity: KeyIdentity, headers: dict[bytes, bytes]) -> bool:

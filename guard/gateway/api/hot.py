@@ -11,13 +11,13 @@ from guard.core import wire
 from guard.gateway.api.auth import Authenticator, KeyIdentity, signature_of
 from guard.gateway.api.decisions import DecisionHandlers, Operation, overloaded, request_of
 from guard.gateway.api.http import (
-    IDENTIFIED,
     Receive,
     Scope,
     Send,
     decoded,
     fail,
     headers_of,
+    note_owner,
     read_body,
     send_answer,
 )
@@ -110,9 +110,7 @@ class HotRoutes:
         headers = headers_of(scope)
         self._authenticator.check_protocol(headers)
         identity = await self._authenticator.identify(headers)
-        identified = scope.get("extensions", {}).get(IDENTIFIED)
-        if identified is not None:
-            identified(identity.organisation_id)
+        note_owner(scope, identity.organisation_id)
         return headers, identity
 
     async def _enter(

@@ -26,7 +26,14 @@ whole answer and writes them at once. Headers must not contain client input."""
 
 IDENTIFIED: Final = "guard.identified"
 """ASGI extension of the gateway's own server: a callable that takes the organisation that the
-connection's key belongs to."""
+connection's key belongs to, or who else owns the key."""
+
+
+def note_owner(scope: Scope, owner: str) -> None:
+    """Tell the server whose key the connection has carried: it is no stranger any more."""
+    identified = scope.get("extensions", {}).get(IDENTIFIED)
+    if identified is not None:
+        identified(owner)
 
 
 class ProblemError(Exception):

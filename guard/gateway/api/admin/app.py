@@ -16,7 +16,15 @@ from starlette.routing import BaseRoute, Route
 from guard.core import wire
 from guard.gateway.api.admin.operations import AdminCall, Operation, organisation_named
 from guard.gateway.api.decisions import parse
-from guard.gateway.api.http import ProblemError, decoded, fail, headers_of, read_body, store_failed
+from guard.gateway.api.http import (
+    ProblemError,
+    decoded,
+    fail,
+    headers_of,
+    note_owner,
+    read_body,
+    store_failed,
+)
 from guard.gateway.domain.commands import Actor
 from guard.gateway.domain.errors import ConflictError, NotFoundError, StoreError
 from guard.gateway.services.keys import KeyRing
@@ -94,6 +102,7 @@ class AdminApp:
                 headers=[(b"www-authenticate", b'Bearer realm="guard admin"')],
             )
         bound_to = found.key.organisation_id
+        note_owner(request.scope, bound_to or found.key.key_id)
         note_request(bound_to, headers.get(b"x-request-id"))
         wanted = request.query_params.get("organisation")
         if wanted is not None and bound_to is not None and wanted != bound_to:
