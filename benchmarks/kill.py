@@ -269,7 +269,7 @@ class Table:
         )
         self.rows.append({"group": group, "kind": kind, "kills": count, **found})
 
-    def keep(self, folder: Path) -> None:
+    def keep(self, folder: Path, name: str = "kill") -> None:
         """Write what was printed, with the date and the machine."""
         folder.mkdir(parents=True, exist_ok=True)
         day = time.strftime("%Y-%m-%d")
@@ -277,7 +277,7 @@ class Table:
             f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
         )
         text = json.dumps({"date": day, "machine": machine, "results": self.rows}, indent=1)
-        (folder / f"kill-{day}.json").write_text(text + "\n")
+        (folder / f"{name}-{day}.json").write_text(text + "\n")
 
 
 def measure_guard(table: Table, kills: int, only: str, server: Connection, url: str) -> None:

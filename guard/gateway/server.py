@@ -77,6 +77,7 @@ class GatewayServer:
             {
                 "endpoint": staticmethod(app.serve_socket),
                 "bytes_max": app.settings.max_batch_bytes,
+                "accounts": self._connections.accounts,
             },
         )
         self._server = UvicornServer(

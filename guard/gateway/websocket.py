@@ -16,18 +16,23 @@ from typing import Any, ClassVar, Final, cast
 from urllib.parse import unquote
 
 from websockets.datastructures import Headers
+from websockets.exceptions import InvalidMessage
 from websockets.frames import Frame, Opcode
 from websockets.http11 import Request, Response
 from websockets.protocol import OPEN
 from websockets.server import ServerProtocol
 
+from guard.core import wire
 from guard.gateway.api.http import Scope
 from guard.gateway.api.socket import (
     CLOSE_ERROR,
+    CLOSE_POLICY,
     CLOSE_WRONG_TYPE,
     FrameReader,
     Socket,
 )
+from guard.gateway.domain import render
+from guard.gateway.reading import Accounts
 from guard.gateway.uvicorn_http import Config, ServerState
 
 PING_INTERVAL_S: Final = 20.0
@@ -35,6 +40,10 @@ PING_TIMEOUT_S: Final = 20.0
 _CLOSE_TIMEOUT_S: Final = 5.0
 _LINGER_S: Final = 1.0
 _SHUTDOWN_LINGER_S: Final = 0.5
+_SLICE_BYTES: Final = 16_384
+_FRAGMENT_MIN: Final = 256
+_IDLE_FRAMES_MAX: Final = 1000
+"""Frames without a message of their own, such as pings and small fragments, between two pings."""
 
 # At debug level the library logs the handshake's headers, and one of them is the key.
 _quiet = logging.getLogger("guard.gateway.websocket.frames")
@@ -52,10 +61,12 @@ class SocketProtocol(asyncio.Protocol):
     Attributes:
         endpoint: serves the connection, from its handshake on; set by the server.
         bytes_max: largest message that is read.
+        accounts: of all connections of the server.
     """
 
     endpoint: ClassVar[Endpoint]
     bytes_max: ClassVar[int]
+    accounts: ClassVar[Accounts]
 
     def __init__(
         self, config: Config, server_state: ServerState, app_state: dict[str, Any]
@@ -75,6 +86,10 @@ class SocketProtocol(asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None
         # Of a message that comes in several frames.
         self._parts: list[bytes] = []
+        # Received, and not read yet.
+        self._backlog = b""
+        # Frames since the last ping that were no whole message.
+        self._idle_frames = 0
         # Cleared by the transport while its buffer is full.
         self._writable = asyncio.Event()
         self._writable.set()
@@ -95,11 +110,19 @@ class SocketProtocol(asyncio.Protocol):
         """Take over the connection of an upgrade."""
         self._transport = cast("asyncio.Transport", transport)
         self._connections.add(self)
+        peer = transport.get_extra_info("peername")
+        self._account = self.accounts.of_address(peer[0] if peer else "")
+
+    def identified(self, organisation_id: str) -> None:
+        """Note whose key the handshake carried; nothing has been read since."""
+        self._account = self.accounts.of_organisation(organisation_id)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End serving."""
         self._connections.discard(self)
         self._is_ending = True
+        self._account.held -= len(self._backlog)
+        self._account.forget(self)
         if self._timer is not None:
             self._timer.cancel()
         if self._task is not None:
@@ -112,6 +135,25 @@ class SocketProtocol(asyncio.Protocol):
             self._reader = None
 
     def data_received(self, data: bytes) -> None:
+        """Read it now if it is little, else in its turn."""
+        if not self._backlog and len(data) <= _SLICE_BYTES:
+            self._read(data)
+        elif self._account.may_hold(len(data)):
+            self._account.held += len(data)
+            self._backlog += data
+            self._set_reading()
+        else:
+            self._transport.abort()
+
+    def read_on(self) -> None:
+        """Read the next slice of what is held."""
+        if self._may_read:
+            data, self._backlog = self._backlog[:_SLICE_BYTES], self._backlog[_SLICE_BYTES:]
+            self._account.held -= len(data)
+            self._read(data)
+            self._set_reading()
+
+    def _read(self, data: bytes) -> None:
         """Parse what has been read, and hand its text frames over together."""
         conn = self._conn
         conn.receive_data(data)
@@ -122,6 +164,10 @@ class SocketProtocol(asyncio.Protocol):
             else:
                 assert isinstance(event, Request)
                 self._begin(event)
+        if isinstance(conn.handshake_exc, InvalidMessage) and not self._is_ending:
+            self._transport.write(_bad_handshake())
+        if self._idle_frames > _IDLE_FRAMES_MAX:
+            conn.fail(CLOSE_POLICY, "too many frames without a message")
         self._write_out()
         if frames and self._reader is not None and conn.state is OPEN:
             self._reader.received(frames)
@@ -130,7 +176,10 @@ class SocketProtocol(asyncio.Protocol):
         opcode = frame.opcode
         if opcode is Opcode.TEXT and frame.fin:
             frames.append(bytes(frame.data))
-        elif opcode is Opcode.TEXT or opcode is Opcode.CONT:
+            return
+        if len(frame.data) < _FRAGMENT_MIN:
+            self._idle_frames += 1
+        if opcode is Opcode.TEXT or opcode is Opcode.CONT:
             self._parts.append(bytes(frame.data))
             if frame.fin:
                 frames.append(b"".join(self._parts))
@@ -170,6 +219,8 @@ class SocketProtocol(asyncio.Protocol):
             self._conn.send_response(response)
             return
         self._response = response
+        self._held = True  # nothing is due before the handshake's answer
+        self._set_reading()
         path, _, query = request.path.partition("?")
         names = ",".join(request.headers.get_all("Sec-WebSocket-Protocol"))
         scope = {
@@ -208,6 +259,7 @@ class SocketProtocol(asyncio.Protocol):
         self._reader = reader
         self._conn.send_response(response)
         self._write_out()
+        self.hold_reading(False)
         self._later(PING_INTERVAL_S, self._send_ping)
 
     def refuse(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
@@ -271,8 +323,14 @@ class SocketProtocol(asyncio.Protocol):
         self._held = held
         self._set_reading()
 
+    @property
+    def _may_read(self) -> bool:
+        return self._writable.is_set() and not self._held
+
     def _set_reading(self) -> None:
-        wanted = self._writable.is_set() and not self._held
+        if self._may_read and self._backlog:
+            self._account.wait_turn(self)
+        wanted = self._may_read and not self._backlog
         if wanted == self._is_reading or self._transport.is_closing():
             return
         self._is_reading = wanted
@@ -286,6 +344,7 @@ class SocketProtocol(asyncio.Protocol):
     def _send_ping(self) -> None:
         if self._is_ending:
             return
+        self._idle_frames = 0
         self._ping = secrets.token_bytes(4)
         self._conn.send_ping(self._ping)
         self._write_out()
@@ -310,3 +369,12 @@ class SocketProtocol(asyncio.Protocol):
             self._transport.abort()
         else:
             self._loop.call_later(self._drain_s, self._transport.abort)
+
+
+def _bad_handshake() -> bytes:
+    body = wire.encode(render.problem(400, "GD-P002", "Bad request"))
+    head = (
+        "HTTP/1.1 400 Bad Request\r\ncontent-type: application/problem+json\r\n"
+        f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+    )
+    return head.encode() + body

@@ -141,6 +141,26 @@ def test_an_upgrade_that_is_refused_is_answered(
         assert read_to_end(sock).split(b" ", 2)[1] == status
 
 
+def test_an_upgrade_by_another_method_is_answered(gateway: GatewayProcess) -> None:
+    with connect(gateway.url) as sock:
+        sock.sendall(UPGRADE.replace(b"GET", b"PUT", 1) + b"\r\n")
+        assert read_to_end(sock).split(b" ", 2)[1] == b"400"
+
+
+@pytest.mark.parametrize("frame", [b"\x01\x80\0\0\0\0", b"\x89\x80\0\0\0\0"], ids=["part", "ping"])
+def test_frames_without_a_message_end_the_socket(gateway: GatewayProcess, frame: bytes) -> None:
+    """A first part, then empty ones; or pings."""
+    first = UPGRADE + f"X-API-Key: {gateway.key}\r\n\r\n".encode()
+    with connect(gateway.url) as sock:
+        sock.sendall(first)
+        assert sock.recv(12) == b"HTTP/1.1 101"
+        endless = frame.replace(b"\x01", b"\0", 1)
+        reading = threading.Thread(target=read_to_end, args=(sock,))
+        reading.start()
+        assert pour(sock, frame, endless, POURED_MAX) < POURED_MAX
+        reading.join()
+
+
 def test_a_trailer_is_no_header(gateway: GatewayProcess) -> None:
     fields = "Host: x", "X-Guard-Protocol: 3", JSON, CHUNKED
     head = "".join(f"{line}\r\n" for line in ("POST /gate HTTP/1.1", *fields, ""))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -19,7 +20,7 @@ _PROGRAM = """
 import json, sys
 from guard.gateway.embedded import run_gateway
 
-with run_gateway() as gateway:
+with run_gateway(**json.loads(sys.argv[1])) as gateway:
     print(json.dumps([gateway.base_url, gateway.api_key, gateway.admin_key]), flush=True)
     sys.stdin.read()
 """
@@ -36,10 +37,10 @@ class GatewayProcess:
 
 
 @contextlib.contextmanager
-def gateway_process() -> Iterator[GatewayProcess]:
-    """Run a gateway until the block ends."""
+def gateway_process(**settings: Any) -> Iterator[GatewayProcess]:
+    """Run a gateway with these settings until the block ends."""
     process = subprocess.Popen(
-        [sys.executable, "-c", _PROGRAM],
+        [sys.executable, "-c", _PROGRAM, json.dumps(settings)],
         env=environment(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

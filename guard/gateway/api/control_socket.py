@@ -68,6 +68,7 @@ class ControlSocketRoute:
             problem = [(b"content-type", PROBLEM_JSON), *exc.headers]
             socket.refuse(exc.answer.status, problem, exc.answer.body)
             return
+        socket.identified(identity.organisation_id)
         offered = scope.get("subprotocols", [])
         chosen = wire.CONTROL_SUBPROTOCOL if wire.CONTROL_SUBPROTOCOL in offered else None
         asks = SocketAsks(

@@ -34,6 +34,9 @@ class Socket(Protocol):
     def is_paused(self) -> bool:
         """Whether the client reads too slowly to be sent more now."""
 
+    def identified(self, organisation_id: str) -> None:
+        """Note whose key the handshake carried."""
+
     def accept(self, subprotocol: str | None, reader: FrameReader) -> None:
         """Complete the handshake; ``reader`` gets every frame."""
 
