@@ -24,8 +24,9 @@ _BURST_S: Final = 0.05
 """What it may use at once."""
 READ_S: Final = 0.000_005
 """What a read costs besides its parsing."""
-_HELD_MAX: Final = 8 << 20
-"""Bytes that have been received for one account and wait for their turn."""
+_HELD_BY_STRANGERS_MAX: Final = 8 << 20
+_HELD_MAX: Final = 64 << 20
+"""Bytes that have been received for one account and wait for their turn: 256 reads of uvloop."""
 
 
 class Reader(Protocol):
@@ -42,10 +43,13 @@ class Account:
         held: bytes that wait for their turn.
     """
 
-    __slots__ = ("__weakref__", "_clear_at_s", "_clock_s", "_timer", "_waiting", "held")
+    __slots__ = (
+        "__weakref__", "_clear_at_s", "_clock_s", "_held_max", "_timer", "_waiting", "held",
+    )  # fmt: skip
 
-    def __init__(self, clock_s: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, held_max: int, clock_s: Callable[[], float] = time.perf_counter) -> None:
         self.held = 0
+        self._held_max = held_max
         self._clock_s = clock_s
         # When all that was used is paid for, at the pace of the share.
         self._clear_at_s = 0.0
@@ -69,7 +73,7 @@ class Account:
 
     def may_hold(self, size: int) -> bool:
         """Whether there is room for more bytes that wait."""
-        return self.held + size <= _HELD_MAX
+        return self.held + size <= self._held_max
 
     def wait_turn(self, reader: Reader) -> None:
         """Let a connection read on once those before it have, and the share allows."""
@@ -110,16 +114,16 @@ class Accounts:
         >>> accounts.of_address("2001:db8::1") is accounts.of_address("2001:db8::2")
         True
         """
-        return self._of(f"address {_network(host)}")
+        return self._of(f"address {_network(host)}", _HELD_BY_STRANGERS_MAX)
 
     def of_organisation(self, organisation_id: str) -> Account:
         """Return the account of an organisation."""
-        return self._of(f"organisation {organisation_id}")
+        return self._of(f"organisation {organisation_id}", _HELD_MAX)
 
-    def _of(self, whose: str) -> Account:
+    def _of(self, whose: str, held_max: int) -> Account:
         account = self._accounts.get(whose)
         if account is None:
-            account = self._accounts[whose] = Account()
+            account = self._accounts[whose] = Account(held_max)
         return account
 
     def keep(self, account: Account) -> None:

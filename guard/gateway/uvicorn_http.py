@@ -41,7 +41,7 @@ _HEAD_MAX: Final = 32_768
 _FIELDS_MAX: Final = 128
 _UPGRADE_LINE_MAX: Final = 8_000
 _PIPELINE_MAX: Final = 64
-_LINGER_S: Final = 1.0
+_LINGER_S: Final = 5.0
 _DROPPED_MAX: Final = 2 << 20
 
 
@@ -66,6 +66,9 @@ class _Dropped(list[tuple[bytes, bytes]]):
 
     def append(self, field: tuple[bytes, bytes], /) -> None:
         """Drop a field."""
+
+
+_DROPPED: Final = _Dropped()
 
 
 class GuardedHttpProtocol(HttpToolsProtocol):
@@ -197,9 +200,11 @@ class GuardedHttpProtocol(HttpToolsProtocol):
         if self._overhead > _HEAD_MAX or (self.headers and len(self.headers) > _FIELDS_MAX):
             self._refuse(431, "GD-P003", "Request head too large")
         used_s = time.perf_counter() - began_s + READ_S
-        self.account.charge(used_s)
         if self.organisation_id is None:
+            self.account.charge(used_s)
             self._used_s += used_s
+        elif not self._message_ended:  # a request that comes in one read is paid for by its answer
+            self.account.charge(used_s)
 
     def _drop(self, size: int) -> None:
         self._dropped += size
@@ -229,7 +234,7 @@ class GuardedHttpProtocol(HttpToolsProtocol):
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is None or cycle.scope is not self.scope:  # a WebSocket
             return
-        self.headers = _Dropped()
+        self.headers = _DROPPED
         # Bound to this request: with pipelining, ``self.cycle`` may be a later one's by then. Weak,
         # because the cycle refers to the scope: a reference cycle would need the collector.
         one_write = functools.partial(self._one_write, weakref.ref(cycle))
