@@ -97,7 +97,10 @@ def main() -> None:
             for attack in ATTACKS:
                 if options.only not in attack:
                     continue
-                for who, key in (("stranger", "gdk_stranger"), ("tenant", api_key)):
+                keys = {"stranger": "gdk_stranger"}
+                if b"%s" in ATTACKS[attack][0]:
+                    keys["tenant"] = api_key
+                for who, key in keys.items():
                     with _beside(attack, url, key, options.attackers, options.source):
                         table.latencies(who, attack, bench.measure(body, in_task=True))
             runtime.shutdown(flush=False)

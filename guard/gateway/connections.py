@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from guard.gateway.uvicorn_http import GuardedHttpProtocol
 
 _SCAN_INTERVAL_S: Final = 0.25
+_TRICKLES_S: Final = 1.0
+"""How long a request may take to arrive where another connection needs the room."""
 
 
 class HttpConnections:
@@ -36,13 +38,21 @@ class HttpConnections:
         self.accounts = Accounts()
 
     def make_room(self) -> bool:
-        """Close the oldest stranger, else an idle connection of the organisation with the most."""
+        """Close the oldest stranger, else a connection of the organisation with the most.
+
+        An idle one, else one whose request trickles in.
+        """
         for protocol in self.strangers:
             protocol.evict()
             return True
         largest = max(self.known.values(), key=len, default={})
         for protocol in largest:
             if protocol.is_idle:
+                protocol.evict()
+                return True
+        latest = asyncio.get_running_loop().time() - _TRICKLES_S
+        for protocol in largest:
+            if protocol.waiting_since is not None and protocol.waiting_since < latest:
                 protocol.evict()
                 return True
         return False

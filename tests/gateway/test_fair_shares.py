@@ -11,6 +11,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
+from guard.gateway import connections
 from guard.gateway.domain.policy import CapUse
 from guard.gateway.embedded import Gateway, run_gateway
 from guard.gateway.storage import memory_rates
@@ -97,6 +98,26 @@ def test_idle_strangers_make_room(tenants: list[Tenant], small: Gateway) -> None
     finally:
         for sock in socks:
             sock.close()
+
+
+def test_bodies_that_trickle_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "_TRICKLES_S", 0.0)
+    with run_gateway(connections_max=CAP, request_deadline_ms=3_600_000) as gateway:
+        slow, other = new_tenant(gateway), new_tenant(gateway)
+        assert gateway._server is not None
+        watch, app = gateway._server._connections, gateway._server.app
+        socks: list[socket.socket] = []
+        try:
+            while app.connections() < CAP:
+                socks.append(_open(gateway, _post(slow, b" ", 1_000)))
+                until(lambda: len(watch.known.get(slow.organisation_id, ())) == len(socks))
+            assert other.gate().status_code == 200, "at its first attempt"
+        finally:
+            for sock in socks:
+                sock.close()
+        for tenant in (slow, other):
+            tenant.http.close()
+            tenant.admin.close()
 
 
 @pytest.mark.parametrize("path", ["/api/v1/control", "/api/v1/admin/keys"])
