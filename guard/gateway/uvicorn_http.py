@@ -228,7 +228,8 @@ class GuardedHttpProtocol(HttpToolsProtocol):
         if len(self.headers) > _FIELDS_MAX:
             self._refuse(431, "GD-P003", "Request head too large")
             return
-        if self.parser.should_upgrade() and self._should_upgrade():
+        parser: Any = self.parser
+        if parser.should_upgrade() and self._should_upgrade():
             self._check_upgrade()
         super().on_headers_complete()
         cycle: RequestResponseCycle | None = self.cycle
