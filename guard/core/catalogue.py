@@ -243,4 +243,12 @@ CATALOGUE: Final[dict[str, CatalogueEntry]] = {
         "The request took too long to arrive. Please try again.",
         "The request did not arrive within the gateway's deadline (request_deadline_ms).",
     ),
+    "GD-P007": CatalogueEntry(
+        "Text not accepted",
+        _NOT_ACCEPTED,
+        "A name, an id or another text of the request has a character that not every store takes "
+        "(NUL, U+FDD0), or more bytes than a name may have (768 in UTF-8); detail names the "
+        "field. An event with such a text is rejected without the others. The SDK refuses such a "
+        "name where it is given.",
+    ),
 }

@@ -51,9 +51,7 @@ def origin(tmp_path: Path) -> Origin:
         tenant.admin.set_budget(10_000)
         tenant.admin.set_budget(500, scope_kind="workflow", scope_id="*", window="day")
         tenant.admin.set_policy("p", tools_block=["rm"])
-        tenant.send(
-            tenant.llm(2_000_000_000, workflow_id="w"), tenant.llm(1000, workflow_id="nul\0l")
-        )
+        tenant.send(tenant.llm(2_000_000_000, workflow_id="w"), tenant.llm(1000, workflow_id="nul"))
         reply = tenant.allowed(
             call_id="c-1", model="gpt-4o", max_input_tokens=10, max_output_tokens=10,
             headers={"Idempotency-Key": "once"},
@@ -67,6 +65,11 @@ def origin(tmp_path: Path) -> Origin:
         )  # fmt: skip
         tenant.http.close()
         tenant.admin.close()
+    # Names could have one once.
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(
+            "UPDATE workflows SET workflow_id = ? WHERE workflow_id = 'nul'", ("nul\0l",)
+        )
     return found
 
 

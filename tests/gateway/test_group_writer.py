@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from guard.gateway.domain.commands import PostCommitEvent
+from guard.gateway.domain.errors import UnstorableError
 from guard.gateway.ledger.state import Scopes
 from guard.gateway.storage.group_writer import REMOTE_WEIGHT_MAX, GroupWriter
 from tests.support.waiting import until_async
@@ -100,4 +101,61 @@ async def test_one_piece_may_be_heavier_than_a_group() -> None:
     async with asyncio.timeout(60):
         assert await asyncio.gather(*futures) == [0, 1, 2]
     assert unit.groups == [1, 1, 1]
+    await made.close()
+
+
+class Poisoned(Unit):
+    """Fails each commit of a group with a bad piece in it; counts commits that are tried."""
+
+    def __init__(self, *bad: int) -> None:
+        super().__init__()
+        self.may_commit.set()
+        self.bad = set(bad)
+        self.done: list[int] = []
+        self.committed: list[int] = []
+        self.tried = 0
+
+    def begin(self, scopes: Sequence[Scopes]) -> None:
+        super().begin(scopes)
+        self.done = []
+
+    def commit(self) -> list[PostCommitEvent]:
+        self.tried += 1
+        if self.bad.intersection(self.done):
+            raise _NotTakenError
+        self.committed += self.done
+        return []
+
+
+class _NotTakenError(Exception):
+    sqlstate = "54000"
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("bad", [[0], [63], [31, 32], [7, 7], range(64)])
+async def test_a_group_that_fails_is_halved_until_what_is_to_blame_stands_alone(
+    bad: Sequence[int],
+) -> None:
+    unit = Poisoned(*bad)
+    made = GroupWriter(unit, lambda _: None, inline=False, failures=(_NotTakenError,))
+
+    def piece(number: int) -> Callable[[Poisoned], int]:
+        def work(unit: Poisoned) -> int:
+            unit.done.append(number)
+            return number
+
+        return work
+
+    futures = [made.submit(piece(number)) for number in range(64)]
+    async with asyncio.timeout(60):
+        answers = await asyncio.gather(*futures, return_exceptions=True)
+    for number, answer in enumerate(answers):
+        if number in bad:
+            assert isinstance(answer, UnstorableError)
+        else:
+            assert answer == number
+    assert unit.committed == [number for number in range(64) if number not in bad]
+    if len(set(bad)) <= 2:
+        assert unit.tried <= 1 + 2 * 6 * len(set(bad)), "not one commit for each of the others"
+    assert made.healthy, "the store works, and /readyz says so"
     await made.close()

@@ -52,6 +52,7 @@ from guard.core.wire.fields import (
     HEADER_IDEMPOTENCY,
     HEADER_PROTOCOL,
     LEASE_PATH,
+    NAME_BYTES_MAX,
     NAME_LENGTH_MAX,
     NANOUSD_MAX,
     NANOUSD_PER_CENT,
@@ -62,6 +63,7 @@ from guard.core.wire.fields import (
     PROTOCOL_VERSION,
     RELEASE_PATH,
     RENEWED_MAX,
+    RESPONSE_ID_BYTES_MAX,
     RESPONSE_ID_LENGTH_MAX,
     SDK_MIN_VERSION_FOR_V3,
     SPEND_PATH,
@@ -87,6 +89,7 @@ from guard.core.wire.leases import (
     RateRow,
 )
 from guard.core.wire.spend import SpendReply, SpentBudget
+from guard.core.wire.text import fitted, flaw_in_text, require_name
 
 __all__ = [
     "AROUND_MAX",
@@ -110,6 +113,7 @@ __all__ = [
     "HEADER_IDEMPOTENCY",
     "HEADER_PROTOCOL",
     "LEASE_PATH",
+    "NAME_BYTES_MAX",
     "NAME_LENGTH_MAX",
     "NANOUSD_MAX",
     "NANOUSD_PER_CENT",
@@ -121,6 +125,7 @@ __all__ = [
     "PROTOCOL_VERSION",
     "RELEASE_PATH",
     "RENEWED_MAX",
+    "RESPONSE_ID_BYTES_MAX",
     "RESPONSE_ID_LENGTH_MAX",
     "SDK_MIN_VERSION_FOR_V3",
     "SPEND_PATH",
@@ -172,5 +177,8 @@ __all__ = [
     "decode",
     "dollars",
     "encode",
+    "fitted",
+    "flaw_in_text",
+    "require_name",
     "salvage",
 ]

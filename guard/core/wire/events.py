@@ -8,11 +8,12 @@ from msgspec import Meta, Struct
 
 from guard.core.wire.budget import Budget
 from guard.core.wire.fields import (
-    RESPONSE_ID_LENGTH_MAX,
     UNKNOWN_MODEL,
     Fees,
+    LongText,
     Name,
     NanoUsd,
+    ResponseId,
     Tags,
     Tokens,
     UnixMs,
@@ -86,7 +87,7 @@ class LlmData(Struct, omit_defaults=True):
     cut_short: bool = False
     local: bool = False
     source: Literal["auto", "manual"] = "manual"
-    response_id: Annotated[str, Meta(max_length=RESPONSE_ID_LENGTH_MAX)] | None = None
+    response_id: ResponseId | None = None
     request_id: Name | None = None
     metadata: dict[str, Any] = {}
     fees: Fees = {}
@@ -106,7 +107,7 @@ class ToolData(Struct, omit_defaults=True):
 class SpanData(Struct, omit_defaults=True):
     """Payload of a ``span`` event. ``final`` releases the rest of the reservation."""
 
-    name: Annotated[str, Meta(max_length=512)]
+    name: LongText
     kind: Name = "span"
     duration_ms: float | None = None
     outcome: Name | None = None

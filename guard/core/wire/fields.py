@@ -42,10 +42,15 @@ UNKNOWN_MODEL: Final = "unknown"
 NAME_LENGTH_MAX: Final = 256
 """Maximum characters in a name (workflow, agent, chain, tool, model) or an id."""
 
+NAME_BYTES_MAX: Final = 3 * NAME_LENGTH_MAX
+"""Maximum bytes of a name in UTF-8: those of the longest one whose characters have three each, as
+those of nearly every script in use have. Three such names fit into one row of an index."""
+
 NANOUSD_PER_CENT: Final = 10_000_000
 NANOUSD_PER_DOLLAR: Final = 1_000_000_000
 NANOUSD_MAX: Final = 2**62
 RESPONSE_ID_LENGTH_MAX: Final = 512
+RESPONSE_ID_BYTES_MAX: Final = 2 * RESPONSE_ID_LENGTH_MAX
 NOTE_MESSAGE_MAX: Final = 1000
 NOTE_BYTES_MAX: Final = 8192
 NOTE_DEPTH_MAX: Final = 16
@@ -71,11 +76,33 @@ TAGS_MAX: Final = 16
 TAG_NAME_LENGTH_MAX: Final = 64
 """Maximum characters in the name of a tag; its value is as long as a name at most."""
 
-Name = Annotated[str, Meta(max_length=NAME_LENGTH_MAX)]
-Tags = Annotated[
-    dict[Annotated[str, Meta(min_length=1, max_length=TAG_NAME_LENGTH_MAX)], Name],
-    Meta(max_length=TAGS_MAX),
+BYTES_MAX: Final = "bytes_max"
+"""How a type names the most bytes of a text (see :mod:`guard.core.wire.text`)."""
+
+TEXT_SCHEMA: Final = {"pattern": r"^[^\x00\ufdd0]*$"}
+"""What the published schema says of any text; decoding does not look at it."""
+
+Name = Annotated[
+    str,
+    Meta(
+        max_length=NAME_LENGTH_MAX,
+        extra={BYTES_MAX: NAME_BYTES_MAX},
+        extra_json_schema=TEXT_SCHEMA,
+    ),
 ]
+ResponseId = Annotated[
+    str,
+    Meta(
+        max_length=RESPONSE_ID_LENGTH_MAX,
+        extra={BYTES_MAX: RESPONSE_ID_BYTES_MAX},
+        extra_json_schema=TEXT_SCHEMA,
+    ),
+]
+TagName = Annotated[
+    str, Meta(min_length=1, max_length=TAG_NAME_LENGTH_MAX, extra_json_schema=TEXT_SCHEMA)
+]
+LongText = Annotated[str, Meta(max_length=512, extra_json_schema=TEXT_SCHEMA)]
+Tags = Annotated[dict[TagName, Name], Meta(max_length=TAGS_MAX)]
 Fees = Annotated[dict[Name, Annotated[int, Meta(ge=0, le=UNITS_MAX)]], Meta(max_length=FEES_MAX)]
 Tokens = Annotated[int, Meta(ge=0, le=TOKENS_MAX)]
 NanoUsd = Annotated[int, Meta(ge=0, le=NANOUSD_MAX)]

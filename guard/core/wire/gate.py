@@ -12,11 +12,13 @@ from guard.core.wire.events import Chain, Event, EventsOutcome
 from guard.core.wire.fields import (
     AROUND_MAX,
     NOTE_MESSAGE_MAX,
+    TEXT_SCHEMA,
     TOKENS_MAX,
     UNKNOWN_MODEL,
     CallKind,
     DurationMs,
     Fees,
+    LongText,
     Name,
     NanoUsd,
     Tags,
@@ -34,7 +36,7 @@ class ApprovalNote(Struct, omit_defaults=True):
         details: any JSON; together with the message at most ``NOTE_BYTES_MAX`` bytes.
     """
 
-    message: Annotated[str, Meta(max_length=NOTE_MESSAGE_MAX)] = ""
+    message: Annotated[str, Meta(max_length=NOTE_MESSAGE_MAX, extra_json_schema=TEXT_SCHEMA)] = ""
     details: dict[str, Any] = {}
 
     def __repr__(self) -> str:
@@ -84,7 +86,7 @@ class GateRequest(Struct, omit_defaults=True):
 
     call_id: Name
     kind: CallKind
-    function: Annotated[str, Meta(max_length=512)]
+    function: LongText
     # Our own factories, because `omit_defaults` leaves out a plain default: the gate always
     # gets a model and a tool list, even when they are placeholders (spec parts 2 and 9).
     model: Name = msgspec.field(default_factory=lambda: UNKNOWN_MODEL)
@@ -130,7 +132,7 @@ class GateRequest(Struct, omit_defaults=True):
     least_output_tokens: Tokens | None = None
     fees: Fees = {}
     text_tokens: Tokens = 0
-    unnumbered: Annotated[str, Meta(max_length=512)] = ""
+    unnumbered: LongText = ""
     renewed: bool = False
     unjournaled: bool = False
 
@@ -177,7 +179,7 @@ class ReleaseRequest(Struct, omit_defaults=True):
     """
 
     reservation_id: Name
-    reason: Annotated[str, Meta(max_length=512)] = ""
+    reason: LongText = ""
 
 
 class Problem(Struct, omit_defaults=True):

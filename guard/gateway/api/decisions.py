@@ -9,12 +9,14 @@ from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 import attrs
+from msgspec import Struct
 
 from guard.core import wire
 from guard.gateway.api.auth import KeyIdentity
-from guard.gateway.api.http import ProblemError, fail
+from guard.gateway.api.http import ProblemError, fail, store_failed
 from guard.gateway.domain.commands import EncodedAnswer, RequestOrigin
-from guard.gateway.domain.errors import StoreError, StoreFullError
+from guard.gateway.domain.errors import StoreError, StoreFullError, UnstorableError
+from guard.gateway.domain.message_text import flaw_in, is_plain
 from guard.gateway.domain.nesting import nested_deeper
 from guard.gateway.services.gatekeeper import Gatekeeper
 from guard.gateway.services.metrics import Counts
@@ -60,6 +62,8 @@ class DecisionHandlers:
             _check_note(call.note)
         try:
             answer = await self._gatekeeper.gate(request, call, leases=leases)
+        except UnstorableError as exc:
+            raise store_failed(exc) from None
         except StoreError as exc:
             reason = str(exc) if isinstance(exc, StoreFullError) else "RATE_LIMIT_STORE"
             raise fail(
@@ -123,12 +127,15 @@ def request_of(identity: KeyIdentity, path: str, key: str | None, body: bytes) -
         body: the JSON body.
 
     Raises:
-        ProblemError: the key is empty or too long.
+        ProblemError: the key is empty, too long, or not text that the protocol takes.
     """
     fingerprint = b""
     if key is not None:
         if not 1 <= len(key) <= wire.NAME_LENGTH_MAX:
             raise fail(400, "GD-P002", "Bad request", "Idempotency-Key: 1 to 256 characters")
+        flaw = wire.flaw_in_text(key, wire.NAME_BYTES_MAX)
+        if flaw is not None:
+            raise bad_text(f"Idempotency-Key: {flaw}")
         hashed = _hash_of(path).copy()
         hashed.update(body)
         fingerprint = hashed.digest()
@@ -151,12 +158,23 @@ def parse(body: bytes, kind: type[T]) -> T:
     """Decode a body.
 
     Raises:
-        ProblemError: 400, naming the field and what was expected.
+        ProblemError: 400, naming the field and what was expected. Text in events is not looked at:
+            each is judged by itself.
     """
     try:
-        return wire.decode(body, kind)
+        message = wire.decode(body, kind)
     except wire.WireError as exc:
         raise fail(400, "GD-P002", "Bad request", str(exc)) from None
+    if isinstance(message, Struct) and not is_plain(body):
+        flaw = flaw_in(message)
+        if flaw is not None:
+            raise bad_text(flaw)
+    return message
+
+
+def bad_text(flaw: str) -> ProblemError:
+    """Return the refusal of a request with text that the protocol does not take."""
+    return fail(400, "GD-P007", "Text not accepted", flaw)
 
 
 def _check_note(note: wire.ApprovalNote) -> None:

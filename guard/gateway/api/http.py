@@ -9,7 +9,7 @@ from typing import Any, Final
 from guard.core import wire
 from guard.gateway.domain import render
 from guard.gateway.domain.commands import EncodedAnswer
-from guard.gateway.domain.errors import StoreError, StoreFullError
+from guard.gateway.domain.errors import StoreError, StoreFullError, UnstorableError
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -66,6 +66,8 @@ def store_failed(exc: StoreError) -> ProblemError:
     """Return an exception that answers that the store has failed, and what to do about it."""
     if isinstance(exc, StoreFullError):
         return fail(503, "GD-B002", "Disk full", str(exc))
+    if isinstance(exc, UnstorableError):  # 400: it would fail again
+        return fail(400, "GD-P007", "Text not accepted", str(exc))
     return fail(503, "GD-B002", "Store not available", "try again")
 
 

@@ -10,11 +10,11 @@ import msgspec
 
 from guard import gateway
 from guard.core import wire
+from guard.core.wire.fields import TEXT_SCHEMA
 from guard.gateway.api.admin.app import ADMIN_PATH
 from guard.gateway.api.admin.operations import Operation
 
 _REF: Final = "#/components/schemas/{name}"
-_NO_NUL: Final = r"^[^\x00]*$"
 _JSON: Final = "application/json"
 _PROBLEM: Final = "application/problem+json"
 _NUMBER: Final = {"type": "integer", "minimum": 0, "maximum": 10**15 - 1}
@@ -129,7 +129,7 @@ def _sdk_paths(by_kind: dict[str, Any]) -> dict[str, Any]:
     names = [
         {"name": name, "in": "query", "required": name == "workflow",
          "schema": {"type": "string", "minLength": int(name == "workflow"),
-                    "maxLength": wire.NAME_LENGTH_MAX, "pattern": _NO_NUL},
+                    "maxLength": wire.NAME_LENGTH_MAX, **TEXT_SCHEMA},
          "description": description}
         for name, description in (
             ("workflow", "Within the key's organisation, and its workflow if it is for one."),

@@ -7,7 +7,7 @@ import attrs
 from guard.core import wire
 from guard.gateway.api.auth import Authenticator, signature_of
 from guard.gateway.api.control import text_in
-from guard.gateway.api.decisions import overloaded
+from guard.gateway.api.decisions import bad_text, overloaded
 from guard.gateway.api.http import Receive, Scope, Send, fail, headers_of, read_body, send_answer
 from guard.gateway.domain.commands import EncodedAnswer
 from guard.gateway.domain.errors import NotFoundError
@@ -59,7 +59,9 @@ class SpendRoute:
 
 def _name_in(scope: Scope, parameter: str) -> str | None:
     text = text_in(scope, parameter)
-    if text is not None and (len(text) > wire.NAME_LENGTH_MAX or "\0" in text):
+    if text is not None and len(text) > wire.NAME_LENGTH_MAX:
         most = wire.NAME_LENGTH_MAX
-        raise fail(400, "GD-P002", "Bad request", f"{parameter}: at most {most} characters, no NUL")
+        raise fail(400, "GD-P002", "Bad request", f"{parameter}: at most {most} characters")
+    if text is not None and (flaw := wire.flaw_in_text(text, wire.NAME_BYTES_MAX)) is not None:
+        raise bad_text(f"{parameter}: {flaw}")
     return text or None

@@ -11,6 +11,10 @@ class StoreFullError(StoreError):
     """The store has no space left; nothing can be written until there is some."""
 
 
+class UnstorableError(StoreError):
+    """The store works, and does not take what it was given; nor will it take it again."""
+
+
 class StoreLostError(StoreError):
     """The store cannot be reached; whether the last commit happened is not known."""
 

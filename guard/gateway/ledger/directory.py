@@ -24,8 +24,7 @@ def announce_workflow(unit: UnitOfWork, _: Actor, organisation_id: str, workflow
         NotFoundError: no such organisation.
         ValueError: no workflow can have a name like that.
     """
-    if not 1 <= len(workflow_id) <= wire.NAME_LENGTH_MAX:
-        raise ValueError(f"a workflow's name has 1 to {wire.NAME_LENGTH_MAX} characters")
+    wire.require_name("a workflow's name", workflow_id)
     own = organisation(unit, organisation_id).organisation_id
     unit.count_workflow(own, workflow_id, spent=0, calls=0, events=0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 from typing import Final
 
@@ -19,6 +20,9 @@ MODEL_KNOWN_MS: Final = HOUR_MS
 A call that is refused cannot show that its model has changed, so this knowledge ends by itself.
 """
 
+SUBJECT_MAX: Final = 2048
+"""Characters, and bytes, of a subject that is not shortened: a row of an index has 2,704 bytes."""
+
 GATED: Final = "gated "
 """Prefix of calls whose LLM requests are gated one by one: these pay for the requests."""
 
@@ -33,12 +37,21 @@ def subjects(function: str, workflow_id: str | None, model: str | None) -> tuple
     """Return the names under which the cost of such a call is learned, most specific first."""
     known = model if model and model != wire.UNKNOWN_MODEL else ""
     is_gated = function.startswith(GATED)
-    found = [json.dumps(["", function, known])]
+    found = [_subject("", function, known)]
     if workflow_id:  # a name made for one run never recurs, but its function does
-        found.insert(0, json.dumps([workflow_id, function, known]))
+        found.insert(0, _subject(workflow_id, function, known))
     if known and not is_gated:
-        found.append(json.dumps(["", "", known]))
+        found.append(_subject("", "", known))
     return tuple(found)
+
+
+def _subject(workflow_id: str, function: str, model: str) -> str:
+    """Return a key of the estimates; retention reads the workflow in it."""
+    found = json.dumps([workflow_id, function, model])
+    if len(found) <= SUBJECT_MAX:
+        return found
+    rest = json.dumps([function, model]).encode()
+    return json.dumps([workflow_id, "", hashlib.blake2b(rest, digest_size=16).hexdigest()])
 
 
 def last_model(

@@ -10,6 +10,7 @@ from guard.core import wire
 from guard.core.wire import EVENT_TOKENS_MAX
 from guard.gateway.domain.commands import PricedEvent
 from guard.gateway.domain.ledger import EVENT_NANOUSD_MAX
+from guard.gateway.domain.message_text import flaw_in, free_json
 from guard.gateway.domain.nesting import DEPTH_MAX, nested_deeper
 from guard.gateway.services.pricing import PriceBook
 
@@ -65,10 +66,12 @@ def _price(
 ) -> PricedEvent:
     if not event.event_id or not event.type:
         raise _RejectedError("GD-E001", "event_id and type must not be empty")
+    _require_text(event)
     try:
         data_json = wire.encode(event.data)
     except wire.WireError:
         raise _RejectedError("GD-E001", "data contains a number out of range") from None
+    data_json = free_json(data_json)
     if len(data_json) > max_event_bytes:
         raise _RejectedError("GD-E002", f"data is larger than {max_event_bytes} bytes")
     if nested_deeper(data_json, DEPTH_MAX):
@@ -80,12 +83,19 @@ def _price(
         data = msgspec.convert(event.data, kind)
     except (msgspec.ValidationError, RecursionError) as exc:
         raise _RejectedError("GD-E001", f"data: {exc}") from None
+    _require_text(data, "data.")
     if isinstance(data, wire.LlmData):
         return _price_tokens(event, data_json, data, prices)
     if isinstance(data, wire.ToolData):
         blocked = blocks(event, data.tool_name)
         return PricedEvent(event, data_json, flags="blocked_tool" if blocked else "")
     return PricedEvent(event, data_json, final=isinstance(data, wire.SpanData) and data.final)
+
+
+def _require_text(message: msgspec.Struct, place: str = "") -> None:
+    flaw = flaw_in(message)
+    if flaw is not None:
+        raise _RejectedError("GD-P007", f"{place}{flaw}")
 
 
 def _price_tokens(

@@ -2,8 +2,8 @@
 
 Work submitted from the event loop is collected for one tick, run in one unit of work, committed
 once, and only then answered, so every answer is committed. Each piece of work runs behind a
-savepoint: a failing one undoes only its own changes. If the commit fails, or the store has lost the
-transaction, every piece runs again in a unit of its own.
+savepoint: a failing one undoes only its own changes. If the commit fails, the group is halved until
+what is to blame stands alone, so that one piece costs the others a few commits and not one each.
 
 Where a commit does not wait for the disk, a small group runs on the loop itself: handing 32 small
 decisions to a thread and back costs more than deciding them, because both sides need the
@@ -28,11 +28,11 @@ from collections.abc import Callable
 from typing import Any, Final, Generic, TypeVar
 
 from guard.gateway.domain.commands import PostCommitEvent
-from guard.gateway.domain.errors import StoreError, StoreLostError
+from guard.gateway.domain.errors import StoreError, StoreLostError, UnstorableError
 from guard.gateway.domain.statistics import WriterStatistics
 from guard.gateway.ledger.state import ANYTHING, Scopes
 from guard.gateway.ledger.unit_of_work import Transaction
-from guard.gateway.storage.sql.failures import store_error
+from guard.gateway.storage.sql.failures import store_error, summary
 
 logger = logging.getLogger(__name__)
 
@@ -261,12 +261,11 @@ class GroupWriter(Generic[UnitT]):
         except Exception:  # noqa: BLE001  # the item carries it to its caller
             if len(group) == 1:
                 return []
-        # Nothing was committed, and which item is to blame is not known: each runs by itself.
-        events: list[PostCommitEvent] = []
+        # Nothing was committed, and which item is to blame is not known.
         for item in group:
             item.error = None
-            events += self._run_group([item])
-        return events
+        middle = len(group) // 2
+        return [*self._run_group(group[:middle]), *self._run_group(group[middle:])]
 
     def _attempt(self, group: list[_Item[UnitT]]) -> list[PostCommitEvent]:
         """Run a group in one transaction; an item's own failure is its own."""
@@ -318,6 +317,8 @@ class GroupWriter(Generic[UnitT]):
             return exc
         if not isinstance(exc, self._failures):
             return exc
-        self.healthy = False
-        logger.error("the store failed: %s", exc)
-        return store_error(exc)
+        error = store_error(exc)
+        if not isinstance(error, UnstorableError):  # that says nothing of the store
+            self.healthy = False
+        logger.error("the store failed: %s", summary(exc))
+        return error

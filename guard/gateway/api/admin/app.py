@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import attrs
@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute, Route
 
 from guard.core import wire
 from guard.gateway.api.admin.operations import AdminCall, Operation, organisation_named
-from guard.gateway.api.decisions import parse
+from guard.gateway.api.decisions import bad_text, parse
 from guard.gateway.api.http import (
     ProblemError,
     decoded,
@@ -71,6 +71,7 @@ class AdminApp:
             if operation.body is not None:
                 body = parse(decoded(headers, raw, BODY_MAX), operation.body)
             path = {name: str(value) for name, value in request.path_params.items()}
+            _require_text([*path.items(), *request.query_params.multi_items()])
             query = _query(request, operation.query)
             call = AdminCall(actor, organisation_id, path, query, body)
             try:
@@ -123,6 +124,12 @@ class AdminApp:
                 400, "GD-P002", "Bad request", "name the organisation: ?organisation=ID or its name"
             )
         return known[0].organisation_id
+
+
+def _require_text(given: Iterable[tuple[str, str]]) -> None:
+    for name, value in given:
+        if (flaw := wire.flaw_in_text(value)) is not None:
+            raise bad_text(f"{name}: {flaw}")
 
 
 def _query(request: Request, kind: Any) -> Any:

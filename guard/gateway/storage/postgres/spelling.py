@@ -25,10 +25,8 @@ _PAIRS: Final = (
     ("GROUP BY +organisation_id, +", "GROUP BY organisation_id, "),
     # JSON that is stored as text, and lists of arguments.
     ("json_each(?1) j", "jsonb_array_elements_text((?1)::jsonb) AS j(value)"),
-    ("json_each(?)", "jsonb_array_elements_text((?)::jsonb) AS j(value)"),
     ("json_each(e.balance_ids) j", "jsonb_array_elements_text(e.balance_ids::jsonb) AS j(value)"),
     ("json_each(r.balance_ids) j", "jsonb_array_elements_text(r.balance_ids::jsonb) AS j(value)"),
-    ("json_extract(subject, '$[0]')", "(subject::jsonb ->> 0)"),
     # A whole table, in an instant.
     ("DELETE FROM idempotency_0", "TRUNCATE idempotency_0"),
     ("DELETE FROM idempotency_1", "TRUNCATE idempotency_1"),

@@ -10,6 +10,7 @@ import msgspec
 from guard.core import wire
 from guard.gateway.domain import records
 from guard.gateway.domain.control import Directives, is_timed
+from guard.gateway.domain.message_text import free_json
 from guard.gateway.ledger.state import OrganisationState
 from guard.gateway.storage.sql.columns import SELECT_APPROVALS
 from guard.gateway.storage.sql.connection import WritingConnection
@@ -142,7 +143,7 @@ class ControlTables(Tables):
     def add_approval(self, approval: records.Approval, key_id: str, subject: str) -> None:
         """Insert an approval."""
         a = approval
-        note = wire.encode(wire.ApprovalNote(a.message, a.details)).decode()
+        note = free_json(wire.encode(wire.ApprovalNote(a.message, a.details))).decode()
         self.write(
             "INSERT INTO approvals VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
             (a.approval_id, a.organisation_id, key_id, a.call_id, subject, a.status, a.tool_name,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import ClassVar, Concatenate, Final, Generic, ParamSpec, TypeVar
 
@@ -14,10 +15,12 @@ from guard.gateway.ledger.state import Scopes
 from guard.gateway.storage.group_writer import INLINE_WEIGHT_MAX, GroupWriter
 from guard.gateway.storage.sql import samples
 from guard.gateway.storage.sql.connection import ReadingStore
-from guard.gateway.storage.sql.failures import store_error
+from guard.gateway.storage.sql.failures import store_error, summary
 from guard.gateway.storage.sql.read_pool import PooledT, ReadPool
 from guard.gateway.storage.sql.retention import STEPS_MAX, Retention
 from guard.gateway.storage.sql.unit_of_work import SqlUnitOfWork
+
+logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -107,7 +110,8 @@ class SqlEngine(ReadingStore, Generic[UnitT, PooledT]):
         try:
             return await pool.run(work, wait_s)
         except self.failures as exc:
-            raise store_error(exc) from exc
+            logger.error("reading from the store failed: %s", summary(exc))
+            raise store_error(exc, writes=False) from exc
 
     # -- periodic work -------------------------------------------------------------------------
 

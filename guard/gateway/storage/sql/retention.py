@@ -245,19 +245,33 @@ def _chains(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:
 def _estimates(unit: SqlUnitOfWork, _: int, limit: int, part: _Part) -> int:
     """Delete the estimates of workflows that have been deleted."""
     rows = unit.connection.execute(
-        "SELECT organisation_id, subject, json_extract(subject, '$[0]') != '' AND NOT EXISTS"
-        " (SELECT 1 FROM workflows w WHERE w.organisation_id = e.organisation_id"
-        " AND w.workflow_id = json_extract(subject, '$[0]')) FROM estimates e"
+        "SELECT organisation_id, subject FROM estimates"
         " WHERE (organisation_id, subject) > (?, ?) ORDER BY organisation_id, subject LIMIT ?",
         (*(part.cursor or ("", "")), limit),
     ).fetchall()
-    over = [row[:2] for row in rows if row[2]]
+    # Read here: the engines do not take the same JSON, and one name must not stop the others.
+    workflows = {(own, subject): json.loads(subject)[0] for own, subject in rows}
+    left = _known_workflows(unit, {(own, name) for (own, _), name in workflows.items() if name})
+    over = [key for key, name in workflows.items() if name and (key[0], name) not in left]
     unit.write_many("DELETE FROM estimates WHERE organisation_id = ? AND subject = ?", over)
     for key in over:
         unit.estimates.pop(key, None)
     if rows:
         part.cursor = rows[-1][:2]
     return len(rows)
+
+
+def _known_workflows(unit: SqlUnitOfWork, named: set[tuple[str, str]]) -> set[tuple[str, str]]:
+    """Return those of the named workflows that are stored."""
+    if not named:
+        return set()
+    places = ", ".join(["(?, ?)"] * len(named))
+    rows = unit.connection.execute(
+        "SELECT organisation_id, workflow_id FROM workflows"  # noqa: S608 (constant text)
+        f" WHERE (organisation_id, workflow_id) IN (VALUES {places})",
+        tuple(value for each in named for value in each),
+    ).fetchall()
+    return {(own, name) for own, name in rows}
 
 
 def _directives(unit: SqlUnitOfWork, cutoff: int, limit: int, part: _Part) -> int:

@@ -7,7 +7,6 @@ moment, and a report over a month reads a row for each scope and day instead of 
 
 from __future__ import annotations
 
-import json
 from typing import Any, Final
 
 from guard.core.wire import NANOUSD_MAX
@@ -26,6 +25,9 @@ KINDS: Final = ("workflow", "run", "agent", "chain", "user", "key")
 
 _NUMBERS: Final = ("cost_nanousd", "events", "llm_calls", "tool_calls", "input_tokens",
                    "output_tokens", "unpriced")  # fmt: skip
+_PLACES: Final = "<places>"
+"""Where a report names scopes: one argument for each, because the engines read JSON differently."""
+
 _SUMMED: Final = "(SELECT CAST(value AS BIGINT) FROM facts WHERE name = 'summed_event_seq')"
 _ADD: Final = ", ".join(
     f"{n} = min(scope_days.{n} + excluded.{n}, {NANOUSD_MAX})" for n in _NUMBERS
@@ -110,10 +112,13 @@ def usage_between(
             dearest_sql, own, kind, start_ms, end_ms, own, f"no {kind}", start_ms, end_ms,
             *times, limit,
         )  # fmt: skip
-        names = json.dumps([row[0] for row in found])
+        names = [row[0] for row in found]
+        if not names:
+            return []
+        places = ", ".join(["(?)"] * len(names))
         rows = reading.rows(
-            details_sql, names, own, kind, start_ms, end_ms, own, f"no {kind}", start_ms, end_ms,
-            *times,
+            details_sql.replace(_PLACES, places), *names, own, kind, start_ms, end_ms,
+            own, f"no {kind}", start_ms, end_ms, *times,
         )  # fmt: skip
     details = {row[0]: row for row in rows}
     return [details[name] for name, _ in found]
@@ -149,7 +154,7 @@ def _report_sql(kind: str) -> tuple[str, str]:
         " ORDER BY cost DESC, grp NULLS FIRST LIMIT ?"
     )
     details = (
-        "WITH named AS (SELECT value FROM json_each(?)) SELECT grp, sum(events), sum(llm_calls),"  # noqa: S608 (constants of this module)
+        f"WITH named(value) AS (VALUES {_PLACES}) SELECT grp, sum(events), sum(llm_calls),"  # noqa: S608 (constants of this module)
         " sum(tool_calls), sum(input_tokens), sum(output_tokens), sum(cost_nanousd), sum(unpriced)"
         f" FROM ({everything}) parts GROUP BY grp"
     )
