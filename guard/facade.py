@@ -24,7 +24,7 @@ from guard.control.observations import OBSERVED_EVENT
 from guard.core.buffer import Record
 from guard.core.ids import TAILS
 from guard.core.tool_definitions import names_in_definition
-from guard.core.wire import NAME_LENGTH_MAX, TOKENS_MAX, ToolData
+from guard.core.wire import TOKENS_MAX, ToolData, require_name
 from guard.hooks import ErrorContext, fire
 from guard.loop.threads import in_thread
 from guard.messages import format_user_message
@@ -406,9 +406,7 @@ def name_of(argument: str, value: object) -> str:
     """Return a name that a caller gives, or raise an error that says what it must be."""
     if not isinstance(value, str):
         raise TypeError(f"{argument} must be a string, not {type(value).__name__}")
-    if not value or len(value) > NAME_LENGTH_MAX:
-        raise ValueError(f"{argument} must have 1 to {NAME_LENGTH_MAX} characters")
-    return value
+    return require_name(argument, value)
 
 
 def _tokens(argument: str, value: object) -> int:

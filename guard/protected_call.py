@@ -36,6 +36,7 @@ from guard.scope.span_ids import call_scope
 from guard.scope.wrapping import Edge
 
 _FUNCTION_LENGTH_MAX: Final = 512
+_FUNCTION_BYTES_MAX: Final = 4 * _FUNCTION_LENGTH_MAX
 
 carry_kills_out()
 
@@ -75,7 +76,11 @@ class Target:
         module = getattr(function, "__module__", None)
         dotted = f"{module}.{qualified}" if module else qualified
         protected_names.add(name)
-        return cls(dotted[:_FUNCTION_LENGTH_MAX], name[: wire.NAME_LENGTH_MAX], sensitive)
+        return cls(
+            wire.fitted(dotted, _FUNCTION_LENGTH_MAX, _FUNCTION_BYTES_MAX),
+            wire.fitted(name),
+            sensitive,
+        )
 
 
 class ProtectedCall(Edge):

@@ -18,7 +18,7 @@ from guard.breaker.exceptions import (
     GuardConfigError,
     InsecureTransportError,
 )
-from guard.core.wire import NAME_LENGTH_MAX
+from guard.core.wire import require_name
 from guard.tls import read_fingerprint
 
 DEFAULT_API_URL: Final = "http://127.0.0.1:8787"
@@ -329,10 +329,9 @@ def _choice(*options: str) -> Callable[[Any], str]:
 
 
 def _workflow(value: Any) -> str:
-    text = str(value).strip()
-    if not isinstance(value, str) or not 1 <= len(text) <= NAME_LENGTH_MAX:
-        raise ValueError(f"a name of 1 to {NAME_LENGTH_MAX} characters")
-    return text
+    if not isinstance(value, str):
+        raise ValueError("a name")
+    return require_name("a name", value.strip())
 
 
 def _flag(value: Any) -> bool:

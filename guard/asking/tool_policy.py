@@ -99,7 +99,7 @@ class ToolPolicy:
                 workflow_id=scope.workflow_id,
                 reason=verdict.reason,
                 action="block",
-                tool_name=name[: wire.NAME_LENGTH_MAX],
+                tool_name=wire.fitted(name),
                 details={"policy": verdict.policy, "policy_version": verdict.policy_version},
             )
             if self._reports.enforces:
@@ -141,7 +141,7 @@ class ToolPolicy:
         self._reports.observed(exc, scope, name)
 
     def _request(self, scope: Scope, name: str) -> wire.GateRequest:
-        name = name[: wire.NAME_LENGTH_MAX]
+        name = wire.fitted(name)
         return scope.question(
             self._ids.uuid7(time.time_ns() // 1_000_000),
             "tool",

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, Self, TypeVar
 from guard.breaker.refusals import error_at_edge
 from guard.control.pools import carry_kills_out
 from guard.core.ids import IdFactory
-from guard.core.wire import NAME_LENGTH_MAX, SpanData
+from guard.core.wire import SpanData, require_name
 from guard.facade import enforcing_runtime, enforcing_runtime_async
 from guard.runtime.active import active_runtime
 from guard.scope.callables import require_callable
@@ -41,8 +41,8 @@ class Boundary:
     def __init__(self, name: str | None) -> None:
         if name is not None and not isinstance(name, str):
             raise TypeError(f"{self.kind} takes a name, not {type(name).__name__}")
-        if name is not None and not 1 <= len(name) <= NAME_LENGTH_MAX:
-            raise ValueError(f"a {self.kind}'s name has 1 to {NAME_LENGTH_MAX} characters")
+        if name is not None:
+            require_name(f"a {self.kind}'s name", name)
         self.name = name
         # Restores the scope outside, in the context that it was set in; None for a decorated call.
         self._token: Token[Scope] | None = None

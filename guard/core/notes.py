@@ -10,6 +10,7 @@ from typing import Any, Final
 from guard.core.wire.codec import WireError, encode
 from guard.core.wire.fields import NOTE_BYTES_MAX, NOTE_DEPTH_MAX, NOTE_MESSAGE_MAX
 from guard.core.wire.gate import ApprovalNote
+from guard.core.wire.text import flaw_in_text
 
 _INTEGER_MAX: Final = 2**63
 _TAKES: Final = "text, numbers, booleans, None, lists and mappings with text as keys"
@@ -32,6 +33,8 @@ def note_of(message: str | None, details: Mapping[str, Any] | None) -> ApprovalN
             f"message has at most {NOTE_MESSAGE_MAX} characters, not {len(message)}; put the rest"
             " into details, or leave it out"
         )
+    if message is not None and (flaw := flaw_in_text(message)) is not None:
+        raise ValueError(f"message {flaw}")
     if details is not None and not isinstance(details, Mapping):
         raise TypeError(f"details is a mapping, not {type(details).__name__}")
     if not message and not details:

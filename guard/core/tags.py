@@ -6,7 +6,8 @@ import functools
 import json
 from collections.abc import Mapping
 
-from guard.core.wire.fields import NAME_LENGTH_MAX, TAG_NAME_LENGTH_MAX, TAGS_MAX
+from guard.core.wire.fields import NAME_BYTES_MAX, NAME_LENGTH_MAX, TAG_NAME_LENGTH_MAX, TAGS_MAX
+from guard.core.wire.text import flaw_in_text
 
 
 def merged(outer: str | None, added: Mapping[str, str]) -> str | None:
@@ -47,14 +48,18 @@ def check_tags(tags: Mapping[str, str]) -> None:
 
     Raises:
         TypeError: a name or a value is not a string.
-        ValueError: a name or a value is too long, or a name is empty.
+        ValueError: a name or a value is too long or no text of the protocol, or a name is empty.
     """
     for name, value in tags.items():
         if not isinstance(name, str):
             raise TypeError(f"the name of a tag is a string, not {type(name).__name__}")
         if not 1 <= len(name) <= TAG_NAME_LENGTH_MAX:
             raise ValueError(f"the name of a tag has 1 to {TAG_NAME_LENGTH_MAX} characters")
+        if (flaw := flaw_in_text(name)) is not None:
+            raise ValueError(f"the name of a tag {flaw}")
         if not isinstance(value, str):
             raise TypeError(f"the tag {name!r} is a string, not {type(value).__name__}")
         if len(value) > NAME_LENGTH_MAX:
             raise ValueError(f"the tag {name!r} has at most {NAME_LENGTH_MAX} characters")
+        if (flaw := flaw_in_text(value, NAME_BYTES_MAX)) is not None:
+            raise ValueError(f"the tag {name!r} {flaw}")

@@ -93,7 +93,7 @@ class ScopeToolRules:
         >>> rules.verdict("RM").kind, rules.verdict("pay_out").kind, rules.verdict("search")
         ('block', 'ask', None)
         """
-        name = tool[: wire.NAME_LENGTH_MAX]
+        name = wire.fitted(tool)
         return _cached(self._verdicts, name, self._judge, NAMES_KEPT)
 
     def _judge(self, tool: str) -> ToolVerdict | None:

@@ -21,7 +21,7 @@ from guard.core.usage import Usage, find_endpoint
 from guard.core.usage.realtime import find_realtime
 from guard.core.usage.response_format import replaced
 from guard.core.usage.vendors import names_llm, names_unpriced
-from guard.core.wire import NAME_LENGTH_MAX, RESPONSE_ID_LENGTH_MAX
+from guard.core.wire import RESPONSE_ID_BYTES_MAX, RESPONSE_ID_LENGTH_MAX, fitted
 from guard.instrumentation import patching
 from guard.instrumentation.answered_tiers import AnsweredTiers
 from guard.instrumentation.include_usage import StreamUsage
@@ -303,7 +303,7 @@ class Instrumentation:
         """Record what a response of a session used; never raises."""
         try:
             if call.usage is not None:
-                call.usage = _shortened(call.usage)
+                call.usage = _as_taken(call.usage)
             self._record("llm", call, scope)
         except Exception as exc:  # noqa: BLE001  # counted and logged: it never hurts the user
             self.failed(exc)
@@ -399,11 +399,7 @@ class Instrumentation:
             return None
         if usage.later:
             return None
-        if (
-            len(usage.model or "") > NAME_LENGTH_MAX
-            or len(usage.response_id or "") > RESPONSE_ID_LENGTH_MAX
-        ):
-            usage = _shortened(usage)
+        usage = _as_taken(usage)
         if usage.response_id is not None:
             # Vendors re-use ids, so two requests are two calls; only polls and caches repeat a
             # response.
@@ -435,7 +431,7 @@ class Instrumentation:
 
     def goes_on(self, call: ObservedCall, event: InstrumentedCall, at_most: Usage) -> None:
         """Hold what a call has begun until a poll names its response."""
-        at_most, hold = _shortened(replaced(at_most, later=False)), call.hold
+        at_most, hold = _as_taken(replaced(at_most, later=False)), call.hold
         assert hold is not None
         assert at_most.response_id is not None
         # The record of the call itself has nothing to say, and does not clear its place.
@@ -479,9 +475,12 @@ class Instrumentation:
         return False
 
 
-def _shortened(usage: Usage) -> Usage:
-    return replaced(
-        usage,
-        model=usage.model and usage.model[:NAME_LENGTH_MAX],
-        response_id=usage.response_id and usage.response_id[:RESPONSE_ID_LENGTH_MAX],
-    )
+def _as_taken(usage: Usage) -> Usage:
+    """Return usage with the vendor's words as the protocol takes them: else its event is lost."""
+    model, tier = usage.model and fitted(usage.model), usage.service_tier
+    tier = tier and fitted(tier)
+    response_id = usage.response_id
+    response_id = response_id and fitted(response_id, RESPONSE_ID_LENGTH_MAX, RESPONSE_ID_BYTES_MAX)
+    if (model, tier, response_id) == (usage.model, usage.service_tier, usage.response_id):
+        return usage
+    return replaced(usage, model=model, service_tier=tier, response_id=response_id)

@@ -29,6 +29,7 @@ from langchain_core.tracers.context import register_configure_hook
 
 from guard.asking.tool_calls import Watcher
 from guard.context import chain, span
+from guard.core.wire import fitted
 from guard.integrations import tools
 
 logger = logging.getLogger("guard.integrations")
@@ -131,12 +132,12 @@ class GuardCallbackHandler(BaseCallbackHandler):
         scopes = contextlib.ExitStack()
         try:
             if thread is not None:
-                identity = str(thread)[:256]
+                identity = fitted(str(thread))
                 op = "continue" if identity in self._threads else "start"
                 scopes.enter_context(chain(identity, op=op))  # type: ignore[arg-type]  # one of both
                 if len(self._threads) < _THREADS_KEPT:
                     self._threads[identity] = None
-            scopes.enter_context(span(str(name or node or "graph")[:256]))
+            scopes.enter_context(span(fitted(str(name or node or "graph"))))
         except Exception:  # a missing span must not fail the run
             logger.debug("no span for this run", exc_info=True)
         self._scopes[run_id] = scopes

@@ -12,6 +12,7 @@ import attrs
 from guard.asking.tool_calls import Watcher, current
 from guard.breaker.exceptions import GuardError
 from guard.control.enforcement import refusal_in
+from guard.core.wire import fitted
 from guard.facade import track_tool
 from guard.protected_call import ProtectedCall, Target
 from guard.runtime.active import active_runtime
@@ -19,8 +20,6 @@ from guard.scope.scope import current_scope
 from guard.scope.wrapping import run_inside
 
 T = TypeVar("T")
-
-_NAME_LENGTH_MAX = 256
 
 
 @attrs.define(eq=False)
@@ -182,7 +181,7 @@ def check_llm_request() -> None:
 
 def report_tool(name: str, started_s: float) -> None:
     """Report a tool call that has ended; ``started_s`` is from the monotonic clock."""
-    track_tool(name[:_NAME_LENGTH_MAX] or "tool", (time.monotonic() - started_s) * 1000)
+    track_tool(fitted(name) or "tool", (time.monotonic() - started_s) * 1000)
 
 
 def carried(error: GuardError) -> BaseException:
@@ -191,7 +190,7 @@ def carried(error: GuardError) -> BaseException:
 
 
 def _edge(name: str, watcher: Watcher) -> ProtectedCall:
-    name = (name or "tool")[:_NAME_LENGTH_MAX]
+    name = fitted(name or "tool")
     if (runtime := active_runtime()) is not None:
         runtime.tools.unchecked.checked((name,))
     return ProtectedCall(Target(f"tools.{name}", name, watcher=watcher, pays=False))

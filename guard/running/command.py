@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import click
 
-from guard.core.wire import NAME_LENGTH_MAX
+from guard.core.wire import require_name
 from guard.gateway.cli.admin_client import AdminClient, AdminError
 from guard.local_gateway import LocalGateway, LocalGatewayError, join
 from guard.local_runs import RunMark
@@ -100,10 +100,11 @@ def run(
     """
     if not program:
         raise click.UsageError("no program; for example: guard run --limit '$2' -- python agent.py")
-    if workflow is not None and not 1 <= len(workflow.strip()) <= NAME_LENGTH_MAX:
-        raise click.BadParameter(
-            f"a name has 1 to {NAME_LENGTH_MAX} characters", param_hint="--workflow"
-        )
+    if workflow is not None:
+        try:
+            require_name("a name", workflow.strip())
+        except ValueError as exc:
+            raise click.BadParameter(str(exc), param_hint="--workflow") from None
     try:
         command = plan.command_of(program)
     except FileNotFoundError as exc:

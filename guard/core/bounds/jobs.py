@@ -16,7 +16,7 @@ from guard.core.usage.gemini import Gemini
 from guard.core.usage.jobs import Jobs
 from guard.core.usage.message import items, mapping, text_or_none
 from guard.core.usage.response_format import ResponseFormat
-from guard.core.wire import FEES_MAX, NAME_LENGTH_MAX, TOKENS_MAX, UNITS_MAX
+from guard.core.wire import FEES_MAX, TOKENS_MAX, UNITS_MAX, fitted
 
 IN_FILES: Final = "work that is described in files, so that nothing in it limits its cost"
 _SEVERAL: Final = "requests for several models in one batch: send a batch for each model"
@@ -44,7 +44,7 @@ def job(
         said = {}
     if not response_format.is_inline:
         model = text_or_none(said.get("model"))
-        return RequestBound(provider, model and model[:NAME_LENGTH_MAX], unnumbered=IN_FILES)
+        return RequestBound(provider, model and fitted(model), unnumbered=IN_FILES)
     kind: ResponseFormat = AnthropicMessages(provider)
     requests, each_path = [mapping(r).get("params") for r in items(said.get("requests"))], path
     if provider == "google":

@@ -24,7 +24,7 @@ from guard.core.usage.gemini import Gemini
 from guard.core.usage.openai import ChatCompletions
 from guard.core.usage.openai_responses import Responses
 from guard.core.usage.response_format import Call
-from guard.core.wire import NAME_LENGTH_MAX, TOKENS_MAX
+from guard.core.wire import NAME_LENGTH_MAX, TOKENS_MAX, fitted
 
 Limit = Annotated[int, Meta(ge=0, le=TOKENS_MAX)] | None
 Model = Annotated[str, Meta(min_length=1, max_length=NAME_LENGTH_MAX)]
@@ -43,11 +43,7 @@ def terms_of(model: str | None, tier: str | None, body: bytes) -> Terms:
     """Return the terms of a text where the vendor may write to a cache unasked."""
     is_claude = model is not None and "claude" in model  # through a router
     terms = _LONG_WRITES if is_claude and b'"cache_control"' in body and b'"1h"' in body else TEXT
-    return (
-        terms
-        if not tier or tier == BATCH
-        else Terms(tier[:NAME_LENGTH_MAX], terms.cache_writes, True)
-    )
+    return terms if not tier or tier == BATCH else Terms(fitted(tier), terms.cache_writes, True)
 
 
 def written(body: bytes) -> Terms:
@@ -241,7 +237,7 @@ def chat(provider: str, path: str, body: bytes, ratios: InputRatios) -> RequestB
         msgspec.DecodeError: not a request of the usual shape.
     """
     said = _chat.decode(body)
-    output, model = said.max_completion_tokens, said.model
+    output, model = said.max_completion_tokens, fitted(said.model)
     if "-search-" in model or provider == "perplexity":
         raise msgspec.ValidationError("the model searches the web, which is charged by the search")
     text = text_tokens(model, body)
@@ -284,7 +280,7 @@ def responses(provider: str, path: str, body: bytes, ratios: InputRatios) -> Req
         msgspec.DecodeError: not a request of the usual shape.
     """
     said = _response.decode(body)
-    model = said.model
+    model = fitted(said.model)
     text = text_tokens(model, body)
     tokens, named, streams = ratios.tokens(model, text), said.max_output_tokens, said.stream is True
     is_structured = said.tools is not None or said.text is not None
@@ -320,7 +316,7 @@ def messages(provider: str, path: str, body: bytes, ratios: InputRatios) -> Requ
         msgspec.DecodeError: not a request of the usual shape.
     """
     said = _messages.decode(body)
-    model = said.model or google_model(path)
+    model = google_model(path) if said.model is None else fitted(said.model)
     text = text_tokens(model, body)
     tokens = ratios.tokens(model, text)
     if said.tools:
@@ -450,14 +446,14 @@ def converse(provider: str, path: str, body: bytes, ratios: InputRatios) -> Requ
 def google_model(path: str) -> str | None:
     """Return the model that a path of Google names."""
     found = PATH_MODEL.search(path)
-    return None if found is None else found[1][:NAME_LENGTH_MAX]
+    return None if found is None else fitted(found[1])
 
 
 @functools.lru_cache(1024)
 def bedrock_model(path: str) -> str | None:
     """Return the model, or the stored prompt, that a path of Bedrock names."""
     found = model_of(Call(path))
-    return None if found is None else found[:NAME_LENGTH_MAX]
+    return None if found is None else fitted(found)
 
 
 Reader = Callable[[str, str, bytes, InputRatios], RequestBound]

@@ -37,7 +37,7 @@ from guard.core.usage.openai_responses import Responses
 from guard.core.usage.openai_runs import ThreadRuns
 from guard.core.usage.piecework import Piecework
 from guard.core.usage.response_format import Call, ResponseFormat
-from guard.core.wire import NAME_LENGTH_MAX, TOKENS_MAX
+from guard.core.wire import TOKENS_MAX, fitted
 
 _BODY_BYTES_MAX: Final = 32 * 1024 * 1024
 """A larger body is not read."""
@@ -116,8 +116,8 @@ def _bounded(
     uploads: Sequence[Upload] = (),
 ) -> RequestBound:
     provider, model = response_format.provider, asked.model
-    if model is not None and len(model) > NAME_LENGTH_MAX:
-        model = model[:NAME_LENGTH_MAX]
+    if model is not None:
+        model = fitted(model)
     tokens, text = _input(asked, model, said, body, ratios)
     besides = _besides(response_format, path, model, said, uploads)
     return RequestBound(
@@ -177,7 +177,7 @@ def _terms(provider: str, model: str | None, said: Message, body: bytes, is_boun
     for name in ("speed", "service_tier", "serviceTier"):
         value = said.get(name)
         if type(value) is str and value not in ("standard", BATCH):
-            tier = value[:NAME_LENGTH_MAX]
+            tier = fitted(value)
             break
     asks_to_write = provider in ("anthropic", "aws") or "anthropic_version" in said
     terms = plain.written(body) if asks_to_write else plain.terms_of(model, None, body)
@@ -206,5 +206,5 @@ def _unbounded(response_format: ResponseFormat, path: str, body: bytes) -> Reque
     """Return what is left: the model, where a form or the path names it."""
     model = Call(path, lambda: body).model() if len(body) <= _BODY_BYTES_MAX else None
     if model is not None:
-        model = model[:NAME_LENGTH_MAX]
+        model = fitted(model)
     return RequestBound(response_format.provider, model)

@@ -350,9 +350,9 @@ class TestArguments:
             ({"limit_cents": math.inf}, ValueError, "limit_cents is a number from 0 on"),
             ({"max_output_tokens": 1.5}, TypeError, "max_output_tokens is a whole number"),
             ({"max_output_tokens": 0}, ValueError, "max_output_tokens is a number from 1"),
-            ({"tool_name": ""}, ValueError, "tool_name must have 1 to 256 characters"),
+            ({"tool_name": ""}, ValueError, "tool_name has 1 to 256 characters"),
             ({"tool_name": 1}, TypeError, "tool_name must be a string, not int"),
-            ({"model": "m" * 257}, ValueError, "model must have 1 to 256 characters"),
+            ({"model": "m" * 257}, ValueError, "model has 1 to 256 characters"),
         ],
     )
     def test_bad_ones_are_named(
