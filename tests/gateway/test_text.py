@@ -168,9 +168,9 @@ def _admin_calls(tenant: Tenant, text: str) -> list[tuple[str, str, Any]]:
         ("POST", "/control", {"action": "pause", "workflow_id": "w", "reason": text}),
         ("PUT", "/budgets", {"scope_kind": "workflow", "scope_id": text, "limit_cents": 1}),
         ("PUT", "/policies/p", {"scope_kind": "workflow", "scope_id": text}),
-        ("PUT", "/policies/p", {"document": {"tools": {"block": [text]}}}),
+        ("PUT", "/policies/p", {"document": {"tools_block": [text]}}),
         ("POST", "/keys", {"workflow_id": text}),
-        ("PUT", "/prices", {"model": text, "rates": {}}),
+        ("PUT", "/prices", {"model": text, "rates": {"input_per_mtok": 1, "output_per_mtok": 1}}),
     ]
 
 
@@ -182,8 +182,7 @@ def test_operators_texts_are_checked_by_the_same_rule(tenant: Tenant, kind: str)
     headers = {"Authorization": f"Bearer {tenant.gateway.admin_key}"}
     for method, path, body in _admin_calls(tenant, text):
         reply = tenant.http.request(method, base + path, json=body, params=query, headers=headers)
-        assert reply.status_code == 400, (path, reply.text)
-        assert reply.json()["error_code"] in ("GD-P007", "GD-P002"), path
+        assert (reply.status_code, reply.json()["error_code"]) == (400, "GD-P007"), path
     for path, name in (("/events", "workflow_id"), ("/runs", "workflow_id"), ("/runs", "after"),
                        ("/control/named", "workflow_id"), ("/workflows", "after")):  # fmt: skip
         reply = tenant.http.get(base + path, params={**query, name: text}, headers=headers)
