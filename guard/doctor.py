@@ -27,10 +27,11 @@ from guard.breaker.exceptions import (
     InsecureTransportError,
 )
 from guard.core import wire
+from guard.core.plaintext import is_loopback
 from guard.delivery.spool import Spool, SpoolError, owner_of
 from guard.instrumentation import patching
 from guard.runtime.runtime import GuardRuntime
-from guard.settings import DEFAULT_API_URL, LOCAL, Settings, is_loopback, misspelled_variables
+from guard.settings import DEFAULT_API_URL, LOCAL, Settings, misspelled_variables
 from guard.transport.client import GatewayClient
 from guard.version import __version__
 

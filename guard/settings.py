@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import ipaddress
 import os
-import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -18,6 +16,7 @@ from guard.breaker.exceptions import (
     GuardConfigError,
     InsecureTransportError,
 )
+from guard.core.plaintext import HOSTS_VARIABLE, flaw_in_address, hosts_in
 from guard.core.wire import require_name
 from guard.tls import read_fingerprint
 
@@ -32,7 +31,6 @@ TransportMode = Literal["auto", "http", "websocket"]
 FallbackMode = Literal["closed", "open"]
 Mode = Literal["enforce", "observe", "off"]
 _PREFIX_LENGTH: Final = 8
-_HOST: Final = re.compile(r"[a-z0-9._-]+|[0-9a-f:]*:[0-9a-f:.]*")
 GATE_CONCURRENCY: Final = 32
 """Maximum gate requests that one process sends at once; other callers wait their turn."""
 
@@ -233,28 +231,9 @@ def require_secure(url: str, allowed: Collection[str] = ()) -> None:
     Raises:
         InsecureTransportError: before a byte is sent.
     """
-    parts = urlsplit(url)
-    host = parts.hostname or ""
-    if parts.scheme in ("https", "wss") or is_loopback(host) or host in allowed:
-        return
-    raise InsecureTransportError(
-        f"plain {parts.scheme} is allowed to a loopback address only; use https for {host}. Inside "
-        "a network that nobody else can read (compose, a pod) name the host in "
-        "GUARD_ALLOW_PLAINTEXT_HOSTS"
-    )
-
-
-def is_loopback(host: str) -> bool:
-    """Tell whether a host is ``localhost`` or a loopback address in its canonical spelling.
-
-    Spellings such as ``127.1`` or ``0x7f000001`` are refused: resolvers disagree about them.
-    """
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    flaw = flaw_in_address(url, allowed)
+    if flaw is not None:
+        raise InsecureTransportError(flaw)
 
 
 def _is_blank(value: Any) -> bool:
@@ -294,15 +273,9 @@ def _fingerprint(value: Any) -> str:
 
 
 def _hosts(value: Any) -> tuple[str, ...]:
-    wanted = "host names without a port or a wildcard, separated by commas"
-    if isinstance(value, str):
-        value = value.replace(",", " ").split()
-    if not isinstance(value, list | tuple | set | frozenset):
-        raise ValueError(wanted)
-    names = tuple(sorted(_text(each).lower() for each in value))
-    if not all(_HOST.fullmatch(name) for name in names):
-        raise ValueError(wanted)
-    return names
+    if isinstance(value, list | tuple | set | frozenset):
+        value = ",".join(_text(each) for each in value)
+    return hosts_in(value if isinstance(value, str) else "*")
 
 
 def _whole(low: int, high: int) -> Callable[[Any], int]:
@@ -374,7 +347,7 @@ _READERS: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
     "mode": (MODE_VARIABLE, _choice("enforce", "observe", "off")),
     "debug": ("GUARD_DEBUG", _flag),
     "tls_fingerprint": ("GUARD_TLS_FINGERPRINT", _fingerprint),
-    "allow_plaintext_hosts": ("GUARD_ALLOW_PLAINTEXT_HOSTS", _hosts),
+    "allow_plaintext_hosts": (HOSTS_VARIABLE, _hosts),
 }
 
 VARIABLES: Final = tuple(variable for variable, _ in _READERS.values())

@@ -15,7 +15,7 @@ from websockets.frames import Frame, Opcode
 from websockets.protocol import State
 
 from guard.core import wire
-from guard.settings import is_loopback
+from guard.core.plaintext import is_loopback
 
 Closed = websockets.ConnectionClosedOK
 """The gateway has closed the socket in order."""

@@ -13,8 +13,9 @@ import attrs
 
 from guard.breaker.exceptions import GuardTransportError, was_shut_down
 from guard.core import wire
+from guard.core.plaintext import is_loopback
 from guard.scope.scope import OWN_TRAFFIC
-from guard.settings import Settings, is_loopback, require_secure
+from guard.settings import Settings, require_secure
 from guard.tls import client_context
 from guard.transport.own_httpx import httpx
 from guard.transport.quiet import unlogged

@@ -15,6 +15,8 @@ from guard.gateway.dashboard.security import local_path
 from guard.gateway.embedded import Gateway, run_gateway
 from guard.gateway.services.operators import IDLE_MS, SESSION_MS, Throttle
 from guard.gateway.settings import GatewaySettings
+from guard.gateway.tls import fingerprint
+from guard.tls import client_context
 
 PAGES: Final = ["/", "/workflows", "/users", "/workflow?id=x", "/events", "/approvals", "/budgets",
                 "/budgets/edit", "/policies", "/policies/edit", "/keys", "/settings", "/audit",
@@ -178,6 +180,20 @@ def test_behind_tls_the_cookies_are_bound_to_the_host(tmp_path: Path) -> None:
         cookie = reply.headers["set-cookie"]
         assert cookie.startswith("__Host-guard_visit=")
         assert "Secure" in cookie
+
+
+def test_signing_in_over_the_gateways_own_tls(tmp_path: Path) -> None:
+    with run_gateway(tmp_path / "g.sqlite3", tls_self_signed=True) as gateway:
+        gateway.admin.set_password("admin", PASSWORD)
+        context = client_context(fingerprint(tmp_path / "g.tls.pem"))
+        with httpx.Client(base_url=gateway.base_url, trust_env=False, verify=context) as http:
+            csrf = csrf_in(http.get("/sign-in").text)
+            body = {"name": "admin", "password": PASSWORD, "csrf": csrf}
+            plain = gateway.base_url.replace("https:", "http:")
+            for origin_of_page, status in ((plain, 403), (gateway.base_url, 303)):
+                reply = http.post("/sign-in", data=body, headers={"Origin": origin_of_page})
+                assert reply.status_code == status, reply.text
+            assert "Key" in http.get("/keys").text
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "evil.example:80", ""])

@@ -13,8 +13,10 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from guard.breaker.exceptions import InsecureTransportError
 from guard.gateway.cli.main import gateway as command
 from guard.gateway.embedded import run_gateway
+from guard.settings import Settings
 
 Invoke = Callable[..., Result]
 
@@ -260,3 +262,32 @@ def test_errors_are_one_line(gateway: Any, tmp_path: Path) -> None:
         command, ["workflows", "--url", gateway.base_url], env={"GUARD_ADMIN_KEY": ""}
     )
     assert (keyless.exit_code, "admin key" in keyless.output) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("address", "allowed"),
+    [
+        ("http://gateway.example:9", ""),
+        ("http://127.1:9", ""),
+        ("http://gateway.example:9", "other.example"),
+        ("http://127.0.0.1:9", ""),
+        ("https://gateway.invalid:9", ""),
+        ("http://gateway.invalid:9", "gateway.invalid"),
+    ],
+)
+def test_a_key_goes_where_a_programs_key_goes(address: str, allowed: str) -> None:
+    """The command line and the SDK refuse plain HTTP to the same addresses."""
+    environ = {"GUARD_ALLOW_PLAINTEXT_HOSTS": allowed, "GUARD_API_KEY": "gdk_x"}
+    try:
+        Settings.load({**environ, "GUARD_API_URL": address})
+        is_refused = False
+    except InsecureTransportError as exc:
+        is_refused, said = True, str(exc)
+    for words in (["budgets", "list"], ["kill", "w", "--anyway"]):
+        env = {**environ, "GUARD_ADMIN_KEY": "gda_secret"}
+        result = CliRunner().invoke(command, [*words, "--url", address], env=env)
+        assert result.exit_code == 1, result.output
+        assert ("is allowed to a loopback address only" in result.output) is is_refused
+        if is_refused:
+            assert said in " ".join(result.output.split())
+        assert "gda_secret" not in result.output

@@ -16,7 +16,8 @@ from guard.breaker.exceptions import (
     GuardConfigError,
     InsecureTransportError,
 )
-from guard.settings import Settings, is_loopback, require_secure
+from guard.core.plaintext import is_loopback
+from guard.settings import Settings, require_secure
 
 KEY = {"GUARD_API_KEY": "gk_0123456789abcdef0123456789abcdef"}
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import attrs
 import click
 
+from guard.core.plaintext import HOSTS_VARIABLE, flaw_in_address, hosts_in
 from guard.gateway.cli.address import LOCAL, RULE, AddressError, address_of
 from guard.gateway.cli.admin_client import AdminClient, AdminError
 from guard.tls import read_fingerprint
@@ -122,7 +123,19 @@ def _gateway_of(options: dict[str, Any]) -> Iterator[tuple[str, Where]]:
             f"an admin key is required for {safe(url)}: --admin-key or GUARD_ADMIN_KEY (for this "
             "user's local gateway none is: --local)"
         )
+    _require_secure(url)
     yield admin_key, Where(url)
+
+
+def _require_secure(url: str) -> None:
+    """Send a key over no network in clear text; the rule is the one for programs."""
+    try:
+        allowed = hosts_in(os.environ.get(HOSTS_VARIABLE, ""))
+    except ValueError as exc:
+        raise click.ClickException(f"{HOSTS_VARIABLE} takes {exc}") from None
+    flaw = flaw_in_address(url, allowed)
+    if flaw is not None:
+        raise click.ClickException(safe(flaw))
 
 
 @attrs.frozen

@@ -59,6 +59,7 @@ class OriginChecks:
     def __init__(self, settings: GatewaySettings) -> None:
         public = urllib.parse.urlsplit(settings.public_url or "")
         self.is_https = public.scheme == "https" or (settings.has_tls and not public.netloc)
+        self._own_scheme = "https" if settings.has_tls else "http"
         self._public_origin = f"{public.scheme}://{public.netloc}" if public.netloc else None
         self._hosts: frozenset[str] | None = None
         if public.hostname:
@@ -94,7 +95,7 @@ class OriginChecks:
         """
         if request.headers.get("sec-fetch-site", "same-origin") != "same-origin":
             raise ForbiddenError("the request comes from another site")
-        own = {f"http://{request.headers.get('host', '')}"}
+        own = {f"{self._own_scheme}://{request.headers.get('host', '')}"}
         if self._public_origin is not None:
             own.add(self._public_origin)
         if request.headers.get("origin", "") not in own:
