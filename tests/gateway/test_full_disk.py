@@ -131,6 +131,24 @@ def test_a_program_is_told_and_refused_whatever_its_fallback(site: Site) -> None
     assert "the gateway's disk is full" in str(error)
 
 
+def test_no_load_balancer_sends_calls_to_a_full_disk(site: Site) -> None:
+    """Also after groups that had nothing to write, or little."""
+    ready = f"{site.gateway.base_url}/readyz"
+    refused(site.gate)
+    for _ in range(3):
+        assert httpx.get(ready).status_code == 503
+        assert "guard_gateway_store_healthy 0.0" in metrics(site)
+    limit_pages(site.gateway, None)
+    assert httpx.get(ready).status_code == 200
+    assert site.gate().is_success
+    assert "guard_gateway_store_healthy 1.0" in metrics(site)
+    limit_pages(site.gateway, 1)
+
+
+def metrics(site: Site) -> str:
+    return site.admin.get(f"{site.gateway.base_url}/metrics").text
+
+
 def test_it_recovers_when_there_is_room(site: Site) -> None:
     limit_pages(site.gateway, None)
     for write in WRITES.values():

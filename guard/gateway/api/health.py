@@ -68,7 +68,8 @@ class HealthRoutes:
             async with asyncio.timeout(READY_WAIT_S):
                 ready = await self._storage.ready()
         if not ready:
-            raise fail(503, "GD-B002", "Not ready", "the store is being opened, or does not answer")
+            detail = "the store is being opened, does not answer, or its disk is full"
+            raise fail(503, "GD-B002", "Not ready", detail)
         return Response(b'{"status":"ready"}', media_type="application/json")
 
     async def _capabilities(self, request: Request) -> Response:

@@ -28,7 +28,12 @@ from collections.abc import Callable
 from typing import Any, Final, Generic, TypeVar
 
 from guard.gateway.domain.commands import PostCommitEvent
-from guard.gateway.domain.errors import StoreError, StoreLostError, UnstorableError
+from guard.gateway.domain.errors import (
+    StoreError,
+    StoreFullError,
+    StoreLostError,
+    UnstorableError,
+)
 from guard.gateway.domain.statistics import WriterStatistics
 from guard.gateway.ledger.state import ANYTHING, Scopes
 from guard.gateway.ledger.unit_of_work import Transaction
@@ -121,6 +126,9 @@ class GroupWriter(Generic[UnitT]):
         self.items = 0
         # Whether the last commit succeeded, for ``/readyz``.
         self.healthy = True
+        # Whether the disk was full. Small commits may find room then: that it has some again is
+        # shown by whoever clears this (``SqlEngine.has_room``).
+        self.is_full = False
         self.statistics = WriterStatistics()
         self._thread = threading.Thread(target=self._run, name="guard-gateway-writer", daemon=True)
         self._thread.start()
@@ -291,7 +299,7 @@ class GroupWriter(Generic[UnitT]):
         found.commits.add(clock() - done)
         found.lock_waits.add(begun - started)
         found.sizes.add(len(group))
-        if not self.healthy:
+        if not self.healthy and not self.is_full:
             self.healthy = not any(isinstance(item.error, StoreError) for item in group)
         return events
 
@@ -320,5 +328,6 @@ class GroupWriter(Generic[UnitT]):
         error = store_error(exc)
         if not isinstance(error, UnstorableError):  # that says nothing of the store
             self.healthy = False
+        self.is_full = self.is_full or isinstance(error, StoreFullError)
         logger.error("the store failed: %s", summary(exc))
         return error

@@ -261,12 +261,12 @@ class PostgresEngine(SqlEngine[PostgresUnitOfWork, PostgresReadConnection]):
         return is_time
 
     async def ready(self) -> bool:
-        """Tell whether the database answers and the last commit succeeded."""
+        """Tell whether the database answers, and its disk takes what is written."""
         try:
             await self.write(NOTHING, lambda unit: unit.now_ms)
+            return await self.has_room()
         except StoreError:
             return False
-        return True
 
     def statistics(self) -> StoreStatistics:
         """Return counters for metrics; nothing before the store is open."""

@@ -9,9 +9,9 @@ from typing import ClassVar, Concatenate, Final, Generic, ParamSpec, TypeVar
 
 import msgspec
 
-from guard.gateway.domain.errors import StoreError
+from guard.gateway.domain.errors import StoreError, StoreFullError
 from guard.gateway.domain.statistics import StoreStatistics
-from guard.gateway.ledger.state import Scopes
+from guard.gateway.ledger.state import NOTHING, Scopes
 from guard.gateway.storage.group_writer import INLINE_WEIGHT_MAX, GroupWriter
 from guard.gateway.storage.sql import samples
 from guard.gateway.storage.sql.connection import ReadingStore
@@ -33,6 +33,9 @@ REPORT_CONNECTIONS: Final = 2
 REPORT_WAIT_S: Final = 900.0
 SUM_STEPS_MAX: Final = 8
 """Steps of one sweep that sum events by scope and day: at most a fifth of the writer's time."""
+
+_ROOM_BYTES: Final = 65_536
+"""What is written to see whether a disk that was full has room again."""
 
 _LONG: Final = Scopes(weight=INLINE_WEIGHT_MAX + 1)
 """The scopes of a step that is not run on the loop."""
@@ -112,6 +115,22 @@ class SqlEngine(ReadingStore, Generic[UnitT, PooledT]):
         except self.failures as exc:
             logger.error("reading from the store failed: %s", summary(exc))
             raise store_error(exc, writes=False) from exc
+
+    async def has_room(self) -> bool:
+        """Tell whether the disk takes what is written; tried, by writing, after it was full.
+
+        Raises:
+            StoreError: the store failed.
+        """
+        writer = self._writer
+        if writer is not None and writer.is_full:
+            for value in ("x" * _ROOM_BYTES, ""):
+                try:
+                    await self.write(NOTHING, SqlUnitOfWork.save_fact, "room", value)
+                except StoreFullError:
+                    return False
+            writer.is_full = False
+        return True
 
     # -- periodic work -------------------------------------------------------------------------
 

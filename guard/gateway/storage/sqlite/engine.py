@@ -141,14 +141,14 @@ class SqliteEngine(SqlEngine[SqliteUnitOfWork, SqliteReadConnection]):
         return _size_of(f"{self.path}-wal")
 
     async def ready(self) -> bool:
-        """Tell whether the store answers and its last commit succeeded."""
+        """Tell whether the store answers, and its disk takes what is written."""
         if self._writer is None:
             return False
         try:
             await self.write(NOTHING, lambda unit: unit.now_ms)
+            return await self.has_room()
         except StoreError:
             return False
-        return True
 
     def statistics(self) -> StoreStatistics:
         """Return counters for metrics; nothing before the store is open."""
