@@ -291,3 +291,16 @@ def test_a_key_goes_where_a_programs_key_goes(address: str, allowed: str) -> Non
         if is_refused:
             assert said in " ".join(result.output.split())
         assert "gda_secret" not in result.output
+
+
+def test_a_budget_that_refuses_shows_what_is_left(invoke: Invoke, tenant: Any) -> None:
+    """A call is refused by what it needs: more than is left, not more than nothing."""
+    tenant.admin.set_budget(300)
+    tenant.send(tenant.llm(2_997_400_000))
+    tenant.refused(402, "GD-B004", model="gpt-4o", max_input_tokens=0, max_output_tokens=1000)
+    head, row = invoke("budgets", "list").output.splitlines()
+    assert "left ct" in head
+    assert "exhausted" not in head
+    assert "0.2600" in row.split()
+    (shown,) = json.loads(invoke("budgets", "list", "--json").output)
+    assert (shown["left_cents"], shown["exhausted"]) == (0.26, False)

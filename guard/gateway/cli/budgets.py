@@ -23,7 +23,9 @@ def budgets() -> None:
 @budgets.command("list")
 @with_client
 def budgets_list(client: AdminClient) -> None:
-    """List balances: limit, spent and reserved per window.
+    """List balances: limit, spent, reserved and left per window.
+
+    A call that needs more than what is left is refused, also when that is not nothing.
 
     \b
     Examples:
@@ -31,12 +33,15 @@ def budgets_list(client: AdminClient) -> None:
       guard gateway budgets list --json
     """
     columns = ["scope", "window", "mode", "limit_cents", "committed_cents",
-               "uncertain_cents", "reserved_cents", "exhausted", "budget_id"]  # fmt: skip
+               "uncertain_cents", "reserved_cents", "left_cents", "budget_id"]  # fmt: skip
     rows = client.ledger()
+    for row in rows:
+        row["left_cents"] = max(0, row["remaining_nanousd"]) / 1e7
     known = {row["budget_id"] for row in rows}
     rows += [
         {**b, "limit_cents": b["limit_nanousd"] / 1e7, "committed_cents": 0.0,
-         "uncertain_cents": 0.0, "reserved_cents": 0.0, "exhausted": False}
+         "uncertain_cents": 0.0, "reserved_cents": 0.0, "exhausted": False,
+         "left_cents": b["limit_nanousd"] / 1e7}
         for b in client.budgets() if b["budget_id"] not in known
     ]  # fmt: skip
     show([{**row, "scope": scope_of(row)} for row in rows], columns)
