@@ -129,6 +129,10 @@ def test_only_forms_are_read(visitor: Any) -> None:
         ("/keys", {"name": "k", "role": "root"}),
         ("/settings", {"chain_ttl_ms": "soon"}),
         ("/approvals", {"approval": "x", "answer": "maybe"}),
+        ("/control", {"action": "kill", "workflow": "a\0b"}),
+        ("/control", {"action": "kill", "workflow": "x", "reason": "a\ufdd0b"}),
+        ("/budgets", {"limit": "1", "scope_kind": "workflow", "scope_id": "a\0b"}),
+        ("/policies", {"name": "p", "is_new": "1", "tools_block": "a\ufdd0b"}),
     ],
 )
 def test_nonsense_changes_nothing_and_is_explained(

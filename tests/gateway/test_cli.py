@@ -304,3 +304,16 @@ def test_a_budget_that_refuses_shows_what_is_left(invoke: Invoke, tenant: Any) -
     assert "0.2600" in row.split()
     (shown,) = json.loads(invoke("budgets", "list", "--json").output)
     assert (shown["left_cents"], shown["exhausted"]) == (0.26, False)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["kill", "a\udcff", "--anyway"],
+        ["budgets", "set", "--limit-cents", "1", "--scope", "workflow", "--id", "a\udcff"],
+        ["policies", "delete", "a\udcff"],
+    ],
+)
+def test_an_argument_that_is_no_text_is_one_line(invoke: Invoke, words: list[str]) -> None:
+    said = invoke(*words, expect=1).output
+    assert said == "Error: an argument is not text in UTF-8\n"

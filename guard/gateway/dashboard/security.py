@@ -11,6 +11,7 @@ from typing import Final
 
 from starlette.requests import Request
 
+from guard.core import wire
 from guard.gateway.api.http import headers_of, read_body
 from guard.gateway.settings import GatewaySettings
 
@@ -129,11 +130,13 @@ class Form:
         """Return a field's only value, without the space around it.
 
         Raises:
-            ValueError: the field is given twice.
+            ValueError: the field is given twice, or has text that the protocol does not take.
         """
         values = self._fields.get(name, [default])
         if len(values) != 1:
             raise ValueError(f"{name} is given twice")
+        if (flaw := wire.flaw_in_text(values[0])) is not None:
+            raise ValueError(f"{name} {flaw}")
         return values[0].strip()
 
     def secret(self, name: str) -> str:
