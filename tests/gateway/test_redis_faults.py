@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -99,6 +100,44 @@ def test_hanging(site: Site) -> None:
     finally:
         site.redis.signal(signal.SIGCONT)
     until(lambda: site.capped() == 200)
+
+
+@pytest.fixture
+def site_over_tcp(tmp_path: Path) -> Iterator[Site]:
+    """Redis on a port, as in production; clients treat the end of such a connection differently."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    server = RedisServer(tmp_path, port=port)
+    with run_gateway(redis=server.url, sweep_interval_ms=50) as gateway:
+        tenant = new_tenant(gateway)
+        tenant.admin.set_policy(rate_caps=[CAP])
+        yield Site(server, tenant)
+        tenant.http.close()
+        tenant.admin.close()
+    server.kill()
+
+
+def test_a_restart_between_two_calls_refuses_none(
+    site_over_tcp: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connections are those of the server before; nobody has asked anything meanwhile."""
+    monkeypatch.setattr("guard.gateway.storage.redis.connection.PING_S", 3600)
+    site = site_over_tcp
+    for _ in range(3):
+        assert site.capped() == 200
+        site.redis.kill()
+        site.redis.start()
+        assert site.capped() == 200
+
+
+def test_a_loss_that_no_call_meets_is_shown(site_over_tcp: Site) -> None:
+    site = site_over_tcp
+    assert site.capped() == 200
+    site.redis.kill()
+    until(lambda: site.metric("redis_up") == 0)
+    site.redis.start()
+    until(lambda: site.metric("redis_up") == 1)
+    assert site.capped() == 200
 
 
 @pytest.mark.asyncio

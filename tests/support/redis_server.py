@@ -21,21 +21,23 @@ MISSING = "no Redis: set GUARD_TEST_REDIS_URL, or install redis-server"
 
 
 class RedisServer:
-    """One ``redis-server`` on a socket file.
+    """One ``redis-server``, on a socket file unless a port is given.
 
     Args:
         folder: for the socket, and what it keeps.
+        port: of TCP, on loopback.
         keeps: whether it writes down each command before it answers; else all is gone when it ends.
 
     Attributes:
-        url: of its socket; the same after a restart.
+        url: of its socket or port; the same after a restart.
     """
 
-    def __init__(self, folder: Path, *, keeps: bool = False) -> None:
+    def __init__(self, folder: Path, *, keeps: bool = False, port: int = 0) -> None:
         self._folder = folder
         self._keeps = keeps
         self._process: subprocess.Popen[bytes] | None = None
-        self.url = f"unix://{folder}/redis.sock"
+        self._port = port
+        self.url = f"redis://127.0.0.1:{port}/0" if port else f"unix://{folder}/redis.sock"
         self.start()
 
     def start(self) -> None:
@@ -44,7 +46,8 @@ class RedisServer:
         if program is None:
             pytest.skip(MISSING)
         self._process = subprocess.Popen(
-            [program, "--port", "0", "--unixsocket", f"{self._folder}/redis.sock", "--save", "",
+            [program, "--port", str(self._port), "--save", "",
+             *(() if self._port else ("--unixsocket", f"{self._folder}/redis.sock")),
              "--appendonly", "yes" if self._keeps else "no", "--appendfsync", "always",
              "--dir", str(self._folder)],
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,

@@ -30,9 +30,12 @@ from guard.gateway.storage.postgres.migrations import SchemaError, migrate, note
 from guard.gateway.storage.postgres.notices import Feed
 from guard.gateway.storage.postgres.peers import PostgresPeers
 from guard.gateway.storage.postgres.rates import PostgresRates
+from guard.gateway.storage.postgres.turning import turn_answers
 from guard.gateway.storage.postgres.unit_of_work import PostgresUnitOfWork
 from guard.gateway.storage.postgres.watch import AnswerWatch
 from guard.gateway.storage.sql.engine import SqlEngine
+from guard.gateway.storage.sql.failures import store_error
+from guard.gateway.storage.sql.replay import Turn
 from guard.gateway.storage.sql.retention import Retention
 from guard.gateway.storage.sql.rows import monotonic_clock_ms, wall_clock_ms
 
@@ -41,6 +44,9 @@ logger = logging.getLogger(__name__)
 LOOKUP_CONNECTIONS: Final = 4
 COUNT_PAUSES: Final = 100
 """Open reservations are counted again after so many times as long as the count took."""
+
+TURN_RETRY_MS: Final = 60_000
+"""How often emptying a table is tried that somebody else reads; jittered."""
 
 SAMPLE_WAIT_S: Final = 30.0
 RETRY_S: Final = 0.5
@@ -109,6 +115,8 @@ class PostgresEngine(SqlEngine[PostgresUnitOfWork, PostgresReadConnection]):
         self._next_try_s = 0.0
         self.peers = PostgresPeers(self.look_up, self._sender)
         self.rates = PostgresRates(self._write_connection, clock_ms)
+        # When the tables of stored answers are next tried to turn; only the sweep writes it.
+        self._next_turn_ms = 0
         # The last count, for metrics, and when the next one is due; only the sweep writes them.
         self._open_now = _Open()
         self._next_count_s = 0.0
@@ -241,6 +249,31 @@ class PostgresEngine(SqlEngine[PostgresUnitOfWork, PostgresReadConnection]):
         self._watch.close()
 
     # -- periodic work -------------------------------------------------------------------------
+
+    async def turn_answers(self) -> None:
+        """Do so outside of units of work; what holds the table, such as ``pg_dump``, delays it."""
+        unit = self._unit
+        if unit is None or self._monotonic_ms() < self._next_turn_ms:
+            return
+        if not unit.answers.turn.is_due(unit.now_ms):
+            return
+        self._next_turn_ms = self._monotonic_ms() + int(TURN_RETRY_MS * random.uniform(0.5, 1.5))
+        try:
+            turn = await asyncio.to_thread(self._turn, unit.now_ms)
+        except psycopg.Error as exc:
+            raise store_error(exc) from exc
+        unit.answers.turn = turn
+        if not turn.is_due(unit.now_ms):
+            self._next_turn_ms = 0
+
+    def _turn(self, now_ms: int) -> Turn:
+        with self._trying():
+            connection = WriteConnection(self._dsn, "guard-gateway-upkeep", self._watch)
+        try:
+            connection.expect(ANSWER_WAIT_S)
+            return turn_answers(connection.psycopg, now_ms)
+        finally:
+            connection.close()
 
     async def _step(self, work: Callable[[PostgresUnitOfWork], object]) -> None:
         """Run a long step, which locks every organisation for all replicas; then rest as long."""

@@ -27,9 +27,6 @@ _PAIRS: Final = (
     ("json_each(?1) j", "jsonb_array_elements_text((?1)::jsonb) AS j(value)"),
     ("json_each(e.balance_ids) j", "jsonb_array_elements_text(e.balance_ids::jsonb) AS j(value)"),
     ("json_each(r.balance_ids) j", "jsonb_array_elements_text(r.balance_ids::jsonb) AS j(value)"),
-    # A whole table, in an instant.
-    ("DELETE FROM idempotency_0", "TRUNCATE idempotency_0"),
-    ("DELETE FROM idempotency_1", "TRUNCATE idempotency_1"),
 )
 """What SQLite reads, and what PostgreSQL reads in its place."""
 

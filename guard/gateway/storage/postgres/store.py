@@ -54,6 +54,7 @@ class PostgresStorage(PostgresEngine, Storage):
         if now_ms - self._rates_cleaned_ms >= CLEAN_MS:
             self._rates_cleaned_ms = now_ms
             await self.rates.delete_old()
+        await self.turn_answers()
         await self.sum_days()
         await self.retain()
         await self.sample()

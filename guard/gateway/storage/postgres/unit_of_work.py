@@ -125,12 +125,12 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
                 found.execute("BEGIN")
                 rows = self._lock(_organisations(scopes))
                 clock = found.execute(CLOCK)
-                answers = self._answers.ask(lookup_keys)
+                answers = self.answers.ask(lookup_keys)
                 reservations = self.ask_named(named)
                 recorded = self.new_events.ask(events)
             self._read_clock(clock.fetchall()[0][0])
             self._locked(rows.fetchall())
-            self._answers.take(self._answers.ask(lookup_keys) if self._answers.turn() else answers)
+            self.answers.take(answers)
             self.take_named(reservations)
             # Those that were cached may have been forgotten meanwhile.
             self.take_named(self.ask_named(named.difference(reservations.ids)))
@@ -267,11 +267,6 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
     def insert_numbered(self, column: str, sql: str, arguments: tuple[Any, ...]) -> int:
         """Insert a row whose number the database chooses, and return the number."""
         return int(self.write(f"{sql} RETURNING {column}", arguments).fetchone()[0])
-
-    def locked_fact(self, name: str) -> str | None:
-        """Return one of the store's own values, locked until the transaction ends."""
-        row = self.row("SELECT value FROM facts WHERE name = ? FOR UPDATE", name)
-        return None if row is None else str(row[0])
 
     def time_ms(self) -> int:
         """Return the time of the newest unit, and what has passed since."""

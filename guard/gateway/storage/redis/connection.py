@@ -12,6 +12,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.commands.core import AsyncScript
 from redis.exceptions import NoScriptError, RedisError
+from redis.maint_notifications import MaintNotificationsConfig
 
 from guard.core.retry import Backoff
 from guard.gateway.domain.errors import StoreError
@@ -20,6 +21,9 @@ logger = logging.getLogger(__name__)
 
 ANSWER_WAIT_S: Final = 1.0
 """A Redis that takes longer to answer is away."""
+
+PING_S: Final = 1.0
+"""How often Redis is asked while nothing else asks it."""
 
 RECONNECT: Final = Backoff(base_s=0.1, cap_s=2.0)
 _BATCH_MAX: Final = 512
@@ -60,6 +64,8 @@ class RedisConnection:
             socket_timeout=answer_wait_s,
             socket_connect_timeout=answer_wait_s,
             retry=Retry(NoBackoff(), 0),
+            # With them a connection that the server has closed is used again over TCP, and fails.
+            maint_notifications_config=MaintNotificationsConfig(enabled=False),
         )
         # Asked for in this turn of the loop, and not written yet. All of this is the loop's own.
         self._calls: list[_Call] = []
@@ -67,6 +73,10 @@ class RedisConnection:
         self._tasks: set[asyncio.Task[None]] = set()
         # Tries to reach Redis again, while it is away.
         self._reconnecting: asyncio.Task[None] | None = None
+        # Pings, so that a loss is known before a call meets it.
+        self._pinging: asyncio.Task[None] | None = None
+        # Whether Redis has answered since the last ping was due.
+        self._has_answered = False
         self.is_up = True
         self.failures = 0
 
@@ -80,12 +90,13 @@ class RedisConnection:
             await self._ping()
         except Failure as exc:
             self._lost(exc)
+        self._pinging = asyncio.create_task(self._ping_on(), name="guard-gateway-redis-ping")
 
     async def close(self) -> None:
         """Fail what is under way, and disconnect."""
         calls, self._calls = self._calls, []
         _answer(calls, [StoreError("the gateway ends")] * len(calls))
-        tasks = [*self._tasks, *([self._reconnecting] if self._reconnecting else [])]
+        tasks = [*self._tasks, *filter(None, (self._reconnecting, self._pinging))]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -127,6 +138,7 @@ class RedisConnection:
                     again = await self._asked([calls[n] for n in unknown])
                     for n, answer in zip(unknown, again, strict=True):
                         answers[n] = answer
+                self._has_answered = True
         except Failure as exc:
             self._lost(exc)
             answers = [exc] * len(calls)
@@ -165,6 +177,16 @@ class RedisConnection:
             else:
                 self.is_up = True
                 logger.warning("Redis is available again")
+
+    async def _ping_on(self) -> None:
+        while True:
+            await asyncio.sleep(PING_S)
+            is_idle, self._has_answered = not self._has_answered, False
+            if is_idle and self.is_up:
+                try:
+                    await self._ping()
+                except Failure as exc:
+                    self._lost(exc)
 
     async def _ping(self) -> None:
         async with asyncio.timeout(self._answer_wait_s):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import logging
 from collections.abc import Callable
@@ -150,6 +151,10 @@ class SqlEngine(ReadingStore, Generic[UnitT, PooledT]):
             if not self._retention.is_due(self.clock_ms()):
                 break
             await self._step(self._retention.step)
+
+    @abc.abstractmethod
+    async def turn_answers(self) -> None:
+        """Empty the older table of stored answers and use it, if it is time."""
 
     async def sum_days(self) -> None:
         """Sum events by scope and day, in short steps like retention."""

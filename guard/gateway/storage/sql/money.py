@@ -63,7 +63,7 @@ class MoneyTables(Tables):
         self._dirty_reservations: dict[str, Reservation] = {}
         self._dirty_chains: dict[tuple[str, str], None] = {}
         self._dirty_estimates: dict[tuple[str, str], None] = {}
-        self._answers = ReplayTable(self)
+        self.answers = ReplayTable(self)
         self.rollups = UsageRollups(self)
         self.totals = ScopeTotals(self)
         self.uncertain = UncertainHours(self)
@@ -320,11 +320,11 @@ class MoneyTables(Tables):
 
     def stored_answer(self, lookup_key: str) -> StoredAnswer | None:
         """Return the answer stored under a key that the scopes named."""
-        return self._answers.find(lookup_key)
+        return self.answers.find(lookup_key)
 
     def store_answer(self, lookup_key: str, answer: StoredAnswer) -> None:
         """Store an answer for repeats."""
-        self._answers.keep(lookup_key, answer)
+        self.answers.keep(lookup_key, answer)
 
     def chain(self, organisation_id: str, chain_id: str) -> ChainState | None:
         """Return a chain in any state."""
@@ -397,7 +397,7 @@ class MoneyTables(Tables):
         for changed in (self._new_reservations, self._dirty_reservations):
             self.counts.written(changed, self.reservations)
         self.seen.flush()
-        self._answers.flush()
+        self.answers.flush()
         self.rollups.flush()
         self.totals.flush()
         self.uncertain.flush()

@@ -1,12 +1,16 @@
 """Answers stored for repeated requests, in two tables used in turn.
 
 Each table takes the answers of one period, and is emptied before it is used again. So an answer
-lives for one period at least, and no row needs an expiry index.
+lives for one period at least, and no row needs an expiry index. The sweep empties it, outside of
+units that requests wait for; while it cannot, because a backup reads the table, the period goes on.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterable
+from typing import Any, Final
+
+from msgspec import Struct
 
 from guard.core import wire
 from guard.gateway.domain.windows import HOUR_MS
@@ -34,7 +38,54 @@ _KEEP: Final = (
         for number in (0, 1)
     ),
 )
-_EMPTY: Final = ("DELETE FROM idempotency_0", "DELETE FROM idempotency_1")
+EMPTY_ROWS: Final = 2000
+"""Answers that one step deletes, where a table is not emptied at once."""
+
+_EMPTY: Final = (
+    *(
+        f"DELETE FROM idempotency_{number} WHERE request IN"  # noqa: S608 (constant text)
+        f" (SELECT request FROM idempotency_{number} LIMIT ?)"
+        for number in (0, 1)
+    ),
+)
+TURN: Final = "SELECT name, value FROM facts WHERE name IN ('replay_period', 'replay_turned_ms')"
+"""What :meth:`Turn.of` reads."""
+
+
+class Turn(Struct, frozen=True):
+    """Which of the two tables takes new answers, and since when.
+
+    Attributes:
+        period: its remainder by two is the table's number.
+        at_ms: when this period began, in Unix milliseconds.
+    """
+
+    period: int = -2
+    at_ms: int = -2 * PERIOD_MS
+
+    @classmethod
+    def of(cls, rows: Iterable[Any]) -> Turn:
+        """Return what is stored. A gateway of an earlier version stored the period only."""
+        facts = {name: int(value) for name, value in rows}
+        period = facts.get("replay_period", -2)
+        return cls(period, max(facts.get("replay_turned_ms", 0), period * PERIOD_MS))
+
+    def is_due(self, now_ms: int) -> bool:
+        """Tell whether every answer in the other table has lived for a whole period."""
+        return now_ms // PERIOD_MS > self.period and now_ms - self.at_ms >= PERIOD_MS
+
+    def next(self, now_ms: int) -> Turn:
+        """Return the period that begins now, in the other table.
+
+        >>> Turn(4, 0).next(6 * PERIOD_MS).period
+        5
+        """
+        period = now_ms // PERIOD_MS
+        return Turn(period - (period - self.period + 1) % 2, now_ms)
+
+    def facts(self) -> dict[str, str]:
+        """Return what is stored, by name."""
+        return {"replay_period": str(self.period), "replay_turned_ms": str(self.at_ms)}
 
 
 class ReplayTable:
@@ -44,21 +95,8 @@ class ReplayTable:
         self._tables = tables
         self._found: dict[str, StoredAnswer] = {}
         self._new: dict[str, StoredAnswer] = {}
-        row = tables.row("SELECT value FROM facts WHERE name = 'replay_period'")
-        self._period = -2 if row is None else int(row[0])
-
-    def begin(self, lookup_keys: list[str]) -> None:
-        """Look up the answers of a whole group at once."""
-        self.turn()
-        self.take(self.ask(lookup_keys))
-
-    def turn(self) -> bool:
-        """Empty the older table and use it, if it is time; tell whether it was."""
-        period = self._tables.now_ms // PERIOD_MS
-        is_time = period != self._period
-        if is_time:
-            self._rotate(period)
-        return is_time
+        # Set between units by a store whose sweep turns the tables outside of them.
+        self.turn = Turn.of(tables.connection.execute(TURN).fetchall())
 
     def ask(self, lookup_keys: list[str]) -> Cursor | None:
         """Look up answers; :meth:`take` reads what was found."""
@@ -77,18 +115,16 @@ class ReplayTable:
             if status or name not in self._found:  # the same name may be in both tables
                 self._found[name] = StoredAnswer(fingerprint, status, body)
 
-    def _rotate(self, period: int) -> None:
-        execute = self._tables.connection.execute
-        stored = self._tables.locked_fact("replay_period")
-        if stored is not None and int(stored) >= period:  # another replica has done it
-            self._period = int(stored)
+    def empty_some(self) -> None:
+        """Delete some answers of the older table; use it once it is empty."""
+        turn = self.turn.next(self._tables.now_ms)
+        deleted = self._tables.write(_EMPTY[turn.period % 2], (EMPTY_ROWS,)).rowcount
+        if deleted == EMPTY_ROWS:
             return
-        execute(_EMPTY[period % 2])
-        if period != self._period + 1:
-            execute(_EMPTY[(period + 1) % 2])
-        self._tables.save_fact("replay_period", str(period))
-        self._tables.on_undo(setattr, self, "_period", self._period)
-        self._period = period
+        for name, value in turn.facts().items():
+            self._tables.save_fact(name, value)
+        self._tables.on_undo(setattr, self, "turn", self.turn)
+        self.turn = turn
 
     def find(self, lookup_key: str) -> StoredAnswer | None:
         """Return the stored answer, if any. The key was named at the beginning of the unit."""
@@ -104,7 +140,7 @@ class ReplayTable:
         if not self._new:
             return
         rows = [(name, a.fingerprint, a.status, a.body) for name, a in self._new.items()]
-        self._tables.connection.executemany(_KEEP[self._period % 2], rows)
+        self._tables.connection.executemany(_KEEP[self.turn.period % 2], rows)
         self._found.update(self._new)
         self._new.clear()
 

@@ -48,11 +48,6 @@ class Tables:
     def write_events(self) -> None:
         """Write the rows of events that are kept back until the unit ends; for a query of them."""
 
-    def locked_fact(self, name: str) -> str | None:
-        """Return one of the store's own values, locked until the transaction ends."""
-        row = self.row("SELECT value FROM facts WHERE name = ?", name)
-        return None if row is None else str(row[0])
-
     def save_fact(self, name: str, value: str) -> None:
         """Write one of the store's own values."""
         self.write(

@@ -65,7 +65,7 @@ class SqlUnitOfWork(CatalogueTables, DirectoryTables, MoneyTables, abc.ABC):
         self._forget_changes()
         self.counts.start(self.leases.values())
         self.undo_log.clear()
-        self._answers.forget()
+        self.answers.forget()
         self.rollups.forget()
         self.totals.forget()
         self.uncertain.forget()

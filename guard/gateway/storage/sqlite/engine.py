@@ -17,7 +17,7 @@ from guard.gateway.ledger.state import NOTHING
 from guard.gateway.storage.group_writer import GroupWriter
 from guard.gateway.storage.sql.engine import LOOKUP_WAIT_S, SqlEngine
 from guard.gateway.storage.sql.read_pool import ReadPool
-from guard.gateway.storage.sql.retention import Retention
+from guard.gateway.storage.sql.retention import STEPS_MAX, Retention
 from guard.gateway.storage.sql.rows import monotonic_clock_ms, wall_clock_ms
 from guard.gateway.storage.sqlite import file_lock, schema
 from guard.gateway.storage.sqlite.connection import SqliteReadConnection
@@ -126,6 +126,14 @@ class SqliteEngine(SqlEngine[SqliteUnitOfWork, SqliteReadConnection]):
         if self._lock_file is not None:
             os.close(self._lock_file)
             self._lock_file = None
+
+    async def turn_answers(self) -> None:
+        """Do so in short steps that let requests in between."""
+        unit = self._unit
+        for _ in range(STEPS_MAX):
+            if unit is None or not unit.answers.turn.is_due(unit.now_ms):
+                break
+            await self._step(lambda unit: unit.answers.empty_some())
 
     async def checkpoint(self) -> None:
         """Copy the write-ahead log into the database when it has grown, beside the writer."""

@@ -22,6 +22,7 @@ class SqliteStorage(SqliteEngine, Storage):
     async def sweep(self) -> int:
         """Run the periodic work, delete old rows, copy the log at intervals, sample figures."""
         expired = await self.write(ANYTHING, lapse.sweep)
+        await self.turn_answers()
         await self.sum_days()
         await self.retain()
         await self.checkpoint()

@@ -45,7 +45,8 @@ class SqliteUnitOfWork(SqlUnitOfWork):
         self.connection.execute("BEGIN IMMEDIATE")
         self._undo_from = 0
         self.now_ms = self._clock.read(self._clock_ms(), self._monotonic_ms())
-        self._answers.begin([s.lookup_key for s in scopes if s.lookup_key is not None])
+        lookup_keys = [s.lookup_key for s in scopes if s.lookup_key is not None]
+        self.answers.take(self.answers.ask(lookup_keys))
 
     def commit(self) -> list[PostCommitEvent]:
         """Write back everything that changed, commit, and return the post-commit events."""
