@@ -197,9 +197,9 @@ def test_status_dry_run_and_up(old: Path) -> None:
 
 
 def test_a_step_that_fails_leaves_what_was(old: Path) -> None:
-    change(old, "DROP TABLE events")
+    change(old, "ALTER TABLE events RENAME COLUMN event_seq TO n")
     for words in (("migrate", "up", "--dry-run"), ("migrate", "up")):
-        fails("old.sqlite3: no such table", *words, "--database", old)
+        fails("old.sqlite3: table events has no column named n", *words, "--database", old)
     assert version_of(old) == 2
     assert left_of(old.parent) == {"old.sqlite3", "old.sqlite3.lock"}
 

@@ -53,6 +53,9 @@ async def test_full_disk_refuses_and_recovers(tmp_path: Path, durable: bool) -> 
 @pytest.mark.asyncio
 async def test_newer_schema_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "g.sqlite3"
+    storage = SqliteStorage(path)
+    await storage.open(lambda events: None)
+    await storage.close()
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version = 999")
     connection.close()

@@ -88,10 +88,13 @@ def copy(
         StoreError: what is wrong; nothing was copied.
     """
     try:
-        pending = SqliteMigrator(source).status().pending
-        if pending:
-            raise RuntimeError("its schema is an older one: run `guard gateway migrate up` first")
+        if not source.is_file():
+            raise FileNotFoundError(f"no database at {source}")
         with file_lock.held(source):
+            if SqliteMigrator(source).status().pending:
+                raise RuntimeError(
+                    "its schema is an older one: run `guard gateway migrate up` first"
+                )
             return _copied(source, dsn, dry_run, told or (lambda *_: None))
     except psycopg.Error as exc:
         raise StoreError(f"the target failed: {reason_of(exc, dsn)}") from None

@@ -308,6 +308,11 @@ class PostgresUnitOfWork(PostgresMoney, SqlUnitOfWork):
         row = self.row("SELECT 1 FROM replicas WHERE seen_ms > ? LIMIT 1", self.now_ms - within_ms)
         return row is not None
 
+    def organisation_named(self, name: str) -> bool:
+        """Tell whether there is one; replicas take turns, so that no two of them are told no."""
+        self.connection.psycopg.execute(_ALONE, (schema.AUDIT,))  # its entry needs the lock as well
+        return super().organisation_named(name)
+
     def audit_head(self) -> tuple[int, str] | None:
         """Return the number and the hash of the newest audit entry; the chain is locked."""
         self.connection.psycopg.execute(_ALONE, (schema.AUDIT,))

@@ -19,8 +19,9 @@ from guard.gateway.storage.sql.engine import LOOKUP_WAIT_S, SqlEngine
 from guard.gateway.storage.sql.read_pool import ReadPool
 from guard.gateway.storage.sql.retention import STEPS_MAX, Retention
 from guard.gateway.storage.sql.rows import monotonic_clock_ms, wall_clock_ms
-from guard.gateway.storage.sqlite import file_lock, schema
+from guard.gateway.storage.sqlite import schema
 from guard.gateway.storage.sqlite.connection import SqliteReadConnection
+from guard.gateway.storage.sqlite.file_lock import FileLock
 from guard.gateway.storage.sqlite.migrations import convert_0_7
 from guard.gateway.storage.sqlite.unit_of_work import SqliteUnitOfWork
 
@@ -69,7 +70,7 @@ class SqliteEngine(SqlEngine[SqliteUnitOfWork, SqliteReadConnection]):
         # The writer's: used by its thread or by the loop, never by both (see ``GroupWriter``).
         self._connection: sqlite3.Connection | None = None
         # Held as long as the file is open; closing it, or the end of the process, frees it.
-        self._lock_file: int | None = None
+        self._lock: FileLock | None = None
         super().__init__(
             self._read_connection,
             LOOKUP_CONNECTIONS,
@@ -98,11 +99,12 @@ class SqliteEngine(SqlEngine[SqliteUnitOfWork, SqliteReadConnection]):
 
     def _open(self) -> SqliteUnitOfWork:
         # First: whatever comes after may change the file.
-        self._lock_file = file_lock.take(self.path)
+        self._lock = FileLock(self.path)
         os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
         kept = convert_0_7(self.path)
         if kept is not None:
             logger.warning("%s was of release 0.7 and is converted; kept as %s", self.path, kept)
+        self._lock.take_file()
         self._connection = schema.connect(str(self.path), durable=self._durable)
         schema.migrate(self._connection)
         return SqliteUnitOfWork(self._connection, self.clock_ms, self._monotonic_ms)
@@ -123,9 +125,9 @@ class SqliteEngine(SqlEngine[SqliteUnitOfWork, SqliteReadConnection]):
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-        if self._lock_file is not None:
-            os.close(self._lock_file)
-            self._lock_file = None
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     async def turn_answers(self) -> None:
         """Do so in short steps that let requests in between."""

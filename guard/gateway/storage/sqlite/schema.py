@@ -19,6 +19,9 @@ _WORDS: Final = {
 }  # fmt: skip
 _BASELINE: Final = baseline.TABLES.format(**_WORDS)
 
+_TABLES: Final = {"organisations", "balances", "reservations", "events", "audit", "facts"}
+"""Some that every version has had."""
+
 MIGRATIONS: tuple[str, ...] = (
     baseline.UNCERTAIN_HOURS.format(**_WORDS),
     baseline.RENEWALS.format(**_WORDS),
@@ -60,11 +63,15 @@ def read_version(connection: sqlite3.Connection) -> int:
         RuntimeError: the file is of an unknown version, or no gateway's.
     """
     (version,) = connection.execute("PRAGMA user_version").fetchone()
-    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    (program,) = connection.execute("PRAGMA application_id").fetchone()
+    names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+    # Other programs count their versions as well.
+    if program or (names if not version else not names >= _TABLES):
+        raise RuntimeError(
+            "this is not a gateway's database, and nothing was changed: name another file"
+        )
     if version > newest():
         raise RuntimeError(f"the database has schema {version}, newer than this gateway knows")
-    if tables and not version:
-        raise RuntimeError("this is not a gateway's database")
     if 0 < version < BASELINE and version != RELEASE_0_7:
         raise RuntimeError(
             f"the database has schema {version}, which no release has written: files of release "
