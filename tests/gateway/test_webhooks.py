@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import http.server
+import ipaddress
 import json
 import socket
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,36 @@ def test_threshold_webhooks_are_signed(private: Any, receiver: Any) -> None:
 def test_webhook_addresses_that_are_refused(url: str) -> None:
     with pytest.raises(ValueError, match=r"URL|host is not public"):
         check_url(url)
+
+
+INSIDE = (
+    "0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12",
+    "192.0.0.0/29", "192.0.2.0/24", "192.168.0.0/16", "198.18.0.0/15", "198.51.100.0/24",
+    "203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4", "::/96", "::ffff:127.0.0.0/104",
+    "64:ff9b::/96", "64:ff9b:1::/48", "100::/64", "2001::/32", "2001:2::/48", "2001:db8::/32",
+    "2002::/16", "3fff::/20", "5f00::/16", "fc00::/7", "fe80::/10", "fec0::/10", "ff00::/8",
+)  # fmt: skip
+"""Networks of the two IANA registries of special-purpose addresses, and deprecated ones."""
+
+
+@pytest.mark.generator("addresses that lead inside")
+@pytest.mark.parametrize("network", INSIDE)
+def test_no_special_purpose_address_is_public(
+    network: str, count_cases: Callable[[int], None]
+) -> None:
+    found = ipaddress.ip_network(network)
+    last = found.num_addresses - 1
+    numbers = {*(at * last // 99 for at in range(100)), min(1, last), max(0, last - 1)}
+    for number in numbers:
+        host = str(found[number])
+        with pytest.raises(ValueError, match="host is not public"):
+            check_url(f"https://[{host}]/" if ":" in host else f"https://{host}/")
+    count_cases(len(numbers))
+
+
+def test_public_addresses_are_taken() -> None:
+    for host in ("1.1.1.1", "[2606:4700::1111]", "[2a00:1450:4001::1]", "[::ffff:8.8.8.8]"):
+        check_url(f"https://{host}/")
 
 
 def test_webhook_signature_vector() -> None:

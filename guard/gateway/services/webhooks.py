@@ -28,7 +28,11 @@ RETRY_AFTER_MS: Final = (5_000, 30_000, 300_000, 1_800_000, 7_200_000, 21_600_00
 _TIMEOUT_S: Final = 10.0
 CONCURRENT_MAX: Final = 100
 _IDLE_S: Final = 5.0
-_NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
+_UNICAST: Final = ipaddress.ip_network("2000::/3")
+"""The only IPv6 addresses that IANA has given to anybody: translation, mapped, compatible and
+site-local ones lie outside."""
+
+_DOCUMENTATION: Final = ipaddress.ip_network("3fff::/20")
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -70,7 +74,9 @@ def is_public(address: Address) -> bool:
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
             return is_public(address.ipv4_mapped)
-        if address.sixtofour is not None or address.teredo is not None or address in _NAT64:
+        if address.sixtofour is not None or address.teredo is not None:
+            return False
+        if address not in _UNICAST or address in _DOCUMENTATION:
             return False
     return address.is_global and not address.is_multicast
 
