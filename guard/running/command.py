@@ -18,6 +18,7 @@ import click
 
 from guard.core.wire import require_name
 from guard.gateway.cli.admin_client import AdminClient, AdminError
+from guard.gateway.cli.numbers import Finite
 from guard.local_gateway import LocalGateway, LocalGatewayError, join
 from guard.local_runs import RunMark
 from guard.running import plan, reports, words
@@ -53,7 +54,7 @@ def _read_by(read: Callable[[str], Any]) -> Callable[..., Any]:
               help="Refuse all other models; may be repeated.")  # fmt: skip
 @click.option("--rate", metavar="N/min", callback=_read_by(plan.read_rate),
               help="The most requests in a time: 10/s, 60/min, 500/h; more wait.")  # fmt: skip
-@click.option("--wait", "wait_s", type=click.FloatRange(0, 86_400), metavar="SECONDS",
+@click.option("--wait", "wait_s", type=Finite(0, 86_400), metavar="SECONDS",
               help="How long a request waits for money that is only set aside, from the last time "
                    "that some came back (120); 0 refuses it at once.")  # fmt: skip
 @click.option("--max-output-tokens", type=click.IntRange(1, 2**31),

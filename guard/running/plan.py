@@ -7,7 +7,7 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
 
@@ -87,7 +87,7 @@ def read_limit(text: str) -> int:
         nanousd = Decimal(bare) * NANOUSD_PER_DOLLAR
         if not nanousd.is_finite() or not 1 <= nanousd <= 10**18:
             raise ValueError
-    except (InvalidOperation, ValueError):
+    except (ArithmeticError, ValueError):
         raise ValueError(
             f"{text!r} is no amount of dollars above zero; write --limit '$2' or --limit 0.50 "
             "(in single quotes, because the shell replaces $2)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from typing import Any
 from urllib.parse import quote
 
@@ -17,7 +18,10 @@ _KNOWN_S = 5.0
 
 
 def _quoted(name: str) -> str:
-    return quote(name, safe="")
+    try:
+        return quote(name, safe="")
+    except UnicodeError:
+        raise AdminError(0, "the name is not UTF-8 text") from None
 
 
 def _given(fields: _Json) -> _Json:
@@ -37,6 +41,18 @@ class AdminError(Exception):
         super().__init__(message)
         self.status = status
         self.problem = problem or {}
+
+
+def _encoded(body: Any) -> bytes:
+    """Encode a body.
+
+    Raises:
+        AdminError: it has something that JSON has not.
+    """
+    try:
+        return json.dumps(body, allow_nan=False).encode()
+    except (ValueError, TypeError, RecursionError) as exc:
+        raise AdminError(0, f"this cannot be sent as JSON: {exc}") from None
 
 
 class AdminClient:
@@ -62,7 +78,11 @@ class AdminClient:
         self.base_url = base_url.rstrip("/")
         self._http = httpx.Client(
             base_url=f"{self.base_url}/api/v1/admin",
-            headers={"Authorization": f"Bearer {admin_key}"},
+            headers={
+                # What is no key gets an answer, and not an error of encoding.
+                b"Authorization": f"Bearer {admin_key}".encode(errors="replace"),
+                b"Content-Type": b"application/json",
+            },
             params={} if organisation is None else {"organisation": organisation},
             timeout=timeout_s,
             trust_env=False,
@@ -100,10 +120,12 @@ class AdminClient:
             response = self._http.request(
                 method,
                 path,
-                json=body,
+                content=None if body is None else _encoded(body),
                 params=_given(query),
                 timeout=httpx.USE_CLIENT_DEFAULT if wait_s is None else wait_s,
             )
+        except (httpx.InvalidURL, UnicodeError):
+            raise AdminError(0, "a name has characters that cannot be sent") from None
         except httpx.HTTPError as exc:
             where = self._http.base_url.netloc.decode()
             raise AdminError(

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from guard.gateway.cli.files import FILE, read_file
+from guard.gateway.cli.files import FILE, read_rules
 from guard.gateway.cli.output import admin_options, client_of, safe, show, wants_json, where
 
 
@@ -26,11 +26,7 @@ def apply(file: Path, dry_run: bool, prune: bool, **options: Any) -> None:
       guard gateway apply guard.toml --dry-run
       guard gateway apply guard.toml --prune
     """
-    wanted = read_file(file)
-    if not isinstance(wanted, dict):
-        raise click.ClickException(
-            f"{file.name}: tables named budgets, policies, prices, settings expected"
-        )
+    wanted = read_rules(file)
     with client_of(options) as client:
         plan = client.request("POST", "/apply", {**wanted, "dry_run": dry_run, "prune": prune})
         if wants_json():

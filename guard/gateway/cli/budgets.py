@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from guard.gateway.cli.admin_client import AdminClient
+from guard.gateway.cli.numbers import Finite
 from guard.gateway.cli.output import note, scope_of, show, where, with_client
 
 
@@ -48,7 +49,7 @@ def budgets_list(client: AdminClient) -> None:
 
 
 @budgets.command("set")
-@click.option("--limit-cents", type=click.FloatRange(min=0), required=True)
+@click.option("--limit-cents", type=Finite(min=0), required=True)
 @click.option(
     "--scope",
     "scope_kind",

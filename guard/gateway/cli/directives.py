@@ -8,6 +8,7 @@ from typing import Any, Final
 import click
 
 from guard.gateway.cli.aim import Aim
+from guard.gateway.cli.numbers import Finite
 from guard.gateway.cli.output import admin_options, client_of, examples_of, note, safe, where
 
 _SUMMARIES: Final = {
@@ -68,7 +69,7 @@ def _directive(action: str, program: str) -> click.Command:
 def _own_options(action: str) -> Sequence[Callable[[click.Command], Any]]:
     """Return the options that not all of them have."""
     for_seconds = click.option(
-        "--for-seconds", type=click.FloatRange(min=0.001), help="Ends by itself after that time."
+        "--for-seconds", type=Finite(min=0.001), help="Ends by itself after that time."
     )
     anyway = click.option(
         "--anyway", is_flag=True, help="Also when nothing of this name is known: for later runs."

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from guard.gateway.cli.output import safe
+
+VALUES_MAX: Final = 100_000
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -20,18 +23,59 @@ def read_file(path: Path) -> Any:
     Raises:
         ClickException: another suffix, or a file that cannot be read in that format.
     """
-    text = path.read_text("utf-8")
     try:
+        text = path.read_text("utf-8")
         if path.suffix == ".toml":
-            return tomllib.loads(text)
+            return _checked(tomllib.loads(text))
         if path.suffix == ".json":
-            return json.loads(text)
+            return _checked(json.loads(text))
         if path.suffix in (".yaml", ".yml"):
             import yaml  # type: ignore[import-untyped]  # comes with uvicorn[standard]
 
-            return yaml.safe_load(text) or {}
-    except ValueError as exc:
-        raise click.ClickException(f"{path.name}: {exc}") from None
+            return _checked(yaml.safe_load(text) or {})
+    except UnicodeDecodeError:
+        raise click.ClickException(f"{path.name} is not UTF-8 text") from None
+    except RecursionError:
+        raise click.ClickException(f"{path.name} is nested too deeply") from None
+    except (ValueError, OSError) as exc:
+        raise click.ClickException(f"{path.name}: {safe(exc)}") from None
     except Exception as exc:  # noqa: BLE001  # yaml's own errors, whose type needs the import
         raise click.ClickException(f"{path.name}: {safe(exc)}") from None
     raise click.ClickException(f"{path.name}: a .toml, .yaml or .json file is needed")
+
+
+def read_rules(path: Path) -> dict[str, Any]:
+    """Read a file whose top is a table.
+
+    Raises:
+        ClickException: as :func:`read_file`, or it is none.
+    """
+    found = read_file(path)
+    if not isinstance(found, dict):
+        raise click.ClickException(f"{path.name}: a table of names and values is expected")
+    return found
+
+
+def _checked(value: Any) -> Any:
+    """Return what was read; it can be sent as JSON.
+
+    Raises:
+        ValueError: it holds itself, too many values, or one that JSON has not.
+    """
+    left, count = [value], 0
+    while left:
+        each = left.pop()
+        count += 1
+        if count > VALUES_MAX:
+            raise ValueError(f"it holds itself, or more than {VALUES_MAX:,} values")
+        if isinstance(each, dict):
+            if not all(isinstance(key, str) for key in each):
+                raise ValueError("names are texts: put them in quotes")
+            left += each.values()
+        elif isinstance(each, list):
+            left += each
+        elif not isinstance(each, str | int | float | None):
+            raise ValueError(f"{each} is no text, number, list or table: put it in quotes")
+        elif isinstance(each, float) and not math.isfinite(each):
+            raise ValueError(f"{each} is not a finite number")
+    return value

@@ -14,6 +14,7 @@ from guard.gateway.cli.copy import copy
 from guard.gateway.cli.database import backup, migrate, restore
 from guard.gateway.cli.directives import directives
 from guard.gateway.cli.local import local
+from guard.gateway.cli.numbers import Finite
 from guard.gateway.cli.output import note, show, where, with_client
 from guard.gateway.cli.password import password
 from guard.gateway.cli.policies import policies
@@ -100,7 +101,9 @@ def keys_create(client: AdminClient, name: str, **wanted: Any) -> None:
 
 @keys.command("rotate")
 @click.argument("key_id")
-@click.option("--overlap-seconds", default=0.0, help="How long the old key stays valid.")
+@click.option(
+    "--overlap-seconds", default=0.0, type=Finite(min=0), help="How long the old key stays valid."
+)
 @with_client
 def keys_rotate(client: AdminClient, key_id: str, overlap_seconds: float) -> None:
     """Make a new key with the same scope and end the old one.

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from guard.gateway.cli.admin_client import AdminClient
-from guard.gateway.cli.files import FILE, read_file
+from guard.gateway.cli.files import FILE, read_rules
 from guard.gateway.cli.output import (
     admin_options,
     client_of,
@@ -83,15 +83,20 @@ def policies_set(
       guard gateway policies set no-deletes --block-tool 'delete_*'
       guard gateway policies set tools tools.toml --preview
     """
-    body = {} if file is None else read_file(file)
-    document = dict(body.pop("document", {}))
+    body = {} if file is None else read_rules(file)
+    document = body.pop("document", {})
+    if not isinstance(document, dict):
+        raise click.ClickException("document is a table of rules")
     for rule, globs in (
         ("tools_block", block_tool),
         ("approval_tools", approve_tool),
         ("models_block", block_model),
     ):
         if globs:
-            document[rule] = [*document.get(rule, ()), *globs]
+            named = document.get(rule, [])
+            if not isinstance(named, list):
+                raise click.ClickException(f"{rule} is a list of globs")
+            document[rule] = [*named, *globs]
     if not document:
         raise click.UsageError("no rules: give a file, or an option such as --block-tool")
     with client_of(options) as client:

@@ -16,6 +16,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _SHOWN: Final = ("provider", "model", "input", "output", "cache_read", "cache_write", "reasoning",
                  "audio", "price_id")  # fmt: skip
+_NANOUSD_MAX: Final = 10**18
 _RATES: Final = ("input", "output", "cache_read", "cache_write", "reasoning", "audio")
 
 
@@ -25,9 +26,11 @@ def _nanousd(context: click.Context, parameter: click.Parameter, value: str | No
         return None
     try:
         nanousd = Decimal(value) * NANOUSD_PER_DOLLAR
-    except InvalidOperation:
+        if nanousd.is_nan():
+            raise InvalidOperation
+    except ArithmeticError:
         raise click.BadParameter(f"{value!r} is not an amount of US dollars") from None
-    if not nanousd.is_finite() or nanousd < 0 or nanousd != nanousd.to_integral_value():
+    if not 0 <= nanousd <= _NANOUSD_MAX or nanousd != nanousd.to_integral_value():
         raise click.BadParameter(f"{value!r} is not zero or more, in whole nano-dollars")
     return int(nanousd)
 

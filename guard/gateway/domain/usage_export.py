@@ -116,7 +116,7 @@ def _of_json(text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the results of pages with buckets, or the objects of a list."""
     try:
         value = json.loads(text)
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise ExportError(f"no JSON: {exc}") from None
     pages = value if isinstance(value, list) else [value]
     for number, page in enumerate(pages, 1):
