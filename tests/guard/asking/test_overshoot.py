@@ -116,6 +116,8 @@ def test_an_open_request_of_the_model_holds_more(vendor: str, start: Any) -> Non
         with guard.workflow("w"):
             httpx.post(vendor, json=body, timeout=WAIT_S)
 
+    link = runtime.link
+    until(lambda: link.session is not None and link.session.asks.can_lease, WAIT_S)
     ask("warm")  # brings a lease
     slow = threading.Thread(target=ask, args=(f"slow {TEXT}",))
     slow.start()

@@ -129,7 +129,7 @@ def test_a_broken_observer_does_not_reach_the_user(
     def broken(*arguments: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("guard.instrumentation.observed_call.read_body", broken)
+    monkeypatch.setattr("guard.instrumentation.answer.read_body", broken)
     monkeypatch.setattr("guard.core.usage.recording.Recording.recorded", broken)
     answer = httpx.post(standin.url + CHAT, json={"model": "m"})
     assert answer.json()["choices"]
