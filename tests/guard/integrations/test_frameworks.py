@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import importlib.util
 import json
 from collections.abc import Awaitable, Callable, Iterator
@@ -33,14 +34,15 @@ def asker() -> Iterator[ToolAsker]:
 
 
 @pytest.fixture(autouse=True)
-def model(asker: ToolAsker, monkeypatch: pytest.MonkeyPatch) -> ToolAsker:
+def model(asker: ToolAsker, monkeypatch: pytest.MonkeyPatch) -> Iterator[ToolAsker]:
     """A model that wants to call ``delete_files``."""
     for name in ("CREWAI_DISABLE_TELEMETRY", "CREWAI_TRACING_ENABLED", "OTEL_SDK_DISABLED"):
         monkeypatch.setenv(name, "false" if "TRACING" in name else "true")
     monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
     ran.clear()
     asker.reset()
-    return asker
+    yield asker
+    gc.collect()
 
 
 def delete_files(path: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import re
 from collections.abc import Iterator
 from typing import Any, Final
@@ -89,14 +90,15 @@ def insatiable() -> Iterator[Insatiable]:
 
 
 @pytest.fixture
-def vendor(insatiable: Insatiable, tenant: Any) -> Insatiable:
+def vendor(insatiable: Insatiable, tenant: Any) -> Iterator[Insatiable]:
     """The model, at a price, with a budget for ten of its answers."""
     insatiable.reset()
     tenant.admin.set_price("*", input_per_mtok=10**9, output_per_mtok=4 * 10**9)
     tenant.admin.set_budget(scope_kind="workflow", scope_id="agent", limit_nanousd=LIMIT)
     # Most of them set no limit, and ten answers do not pay for the least one that is put in.
     tenant.admin.update_settings(unbounded_output="learned")
-    return insatiable
+    yield insatiable
+    gc.collect()  # connections that the frameworks leave open end here
 
 
 async def agents_chat(url: str) -> None:

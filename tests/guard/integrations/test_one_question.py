@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -68,11 +69,12 @@ def asker() -> Iterator[ToolAsker]:
 
 
 @pytest.fixture
-def model(asker: ToolAsker) -> ToolAsker:
+def model(asker: ToolAsker) -> Iterator[ToolAsker]:
     ran.clear()
     asker.reset()
     asker.tools = ("delete_files",)
-    return asker
+    yield asker
+    gc.collect()
 
 
 @attrs.frozen

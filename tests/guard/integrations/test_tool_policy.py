@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import json
 import logging
 import time
@@ -56,6 +57,7 @@ def model(asker: ToolAsker, caplog: pytest.LogCaptureFixture) -> Iterator[ToolAs
     caplog.set_level(logging.DEBUG, "guard")
     yield asker
     assert ARGUMENT not in caplog.text
+    gc.collect()  # what clients of others leave to the collector is not the subject here
 
 
 def delete_files(path: str) -> str:

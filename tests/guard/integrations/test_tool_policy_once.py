@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -35,10 +36,11 @@ def asker() -> Iterator[ToolAsker]:
 
 
 @pytest.fixture
-def model(asker: ToolAsker) -> ToolAsker:
+def model(asker: ToolAsker) -> Iterator[ToolAsker]:
     asker.reset()
     asker.tools = ("delete_files",)
-    return asker
+    yield asker
+    gc.collect()
 
 
 @attrs.define
