@@ -4,17 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from guard.gateway.reading import Accounts
 from guard.gateway.settings import GatewaySettings
 
-if TYPE_CHECKING:
-    from guard.gateway.uvicorn_http import GuardedHttpProtocol
-
 _SCAN_INTERVAL_S: Final = 0.25
 _TRICKLES_S: Final = 1.0
 """How long a request may take to arrive where another connection needs the room."""
+
+
+class HttpConnection(Protocol):
+    """One connection; see ``GuardedHttpProtocol``."""
+
+    waiting_since: float | None
+    organisation_id: str | None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is in flight."""
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it is the gateway that reads no further."""
+
+    def evict(self) -> None:
+        """Close the connection to make room for another."""
+
+    def end_stalled(self) -> None:
+        """Answer 408 where an answer is still possible, and close."""
 
 
 class HttpConnections:
@@ -32,9 +50,9 @@ class HttpConnections:
         self.deadline_s = settings.request_deadline_ms / 1000
         self.connections_max = settings.connections_max
         # All that may stall. Weak, so that a connection that uvicorn has let go of is gone at once.
-        self.protocols: weakref.WeakSet[GuardedHttpProtocol] = weakref.WeakSet()
-        self.strangers: dict[GuardedHttpProtocol, None] = {}
-        self.known: dict[str, dict[GuardedHttpProtocol, None]] = {}
+        self.protocols: weakref.WeakSet[HttpConnection] = weakref.WeakSet()
+        self.strangers: dict[HttpConnection, None] = {}
+        self.known: dict[str, dict[HttpConnection, None]] = {}
         self.accounts = Accounts()
 
     def make_room(self) -> bool:
@@ -57,7 +75,7 @@ class HttpConnections:
                 return True
         return False
 
-    def forget(self, protocol: GuardedHttpProtocol) -> None:
+    def forget(self, protocol: HttpConnection) -> None:
         """Stop watching a connection."""
         self.protocols.discard(protocol)
         self.strangers.pop(protocol, None)

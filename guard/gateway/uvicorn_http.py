@@ -40,6 +40,9 @@ __all__ = [
 _HEAD_MAX: Final = 32_768
 _FIELDS_MAX: Final = 128
 _UPGRADE_LINE_MAX: Final = 8_000
+_DRAINED_MAX: Final = 64 * 1024
+"""A body up to this size is read to its end although its request is answered already."""
+
 _PIPELINE_MAX: Final = 64
 _LINGER_S: Final = 5.0
 _DROPPED_MAX: Final = 2 << 20
@@ -77,7 +80,8 @@ class GuardedHttpProtocol(HttpToolsProtocol):
     - All that is no body counts against one budget, from the end of a message to the end of the
       next: empty lines, head, framing of chunks, trailer.
     - What is received is read in slices, a slice of each account in a turn of the loop.
-    - An answer that comes before the end of its request ends the connection.
+    - An answer that comes before the end of its request ends the connection, unless it has not
+      said so and what is left to come is little.
 
     ``waiting_since`` is when the connection, or the request now arriving, began; ``None`` while
     the gateway waits for nothing. One scan per quarter second reads it, so that a request costs
@@ -298,6 +302,7 @@ class GuardedHttpProtocol(HttpToolsProtocol):
         if cycle.disconnected or self._refused or self.transport.is_closing():
             return
         closes = cycle.more_body or not cycle.keep_alive
+        cycle.keep_alive = not closes
         parts = [STATUS_LINE[status]]
         for name, value in (*cycle.default_headers, *headers):
             parts += (name, b": ", value, b"\r\n")
@@ -312,13 +317,23 @@ class GuardedHttpProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """Go on with the next request; end the connection if this one has not arrived yet."""
-        if self.cycle is not None and self.cycle.response_complete and self.cycle.more_body:
+        cycle = self.cycle
+        is_early = cycle is not None and cycle.response_complete and cycle.more_body
+        if is_early and not (cycle.keep_alive and self._is_little()):
             self.server_state.total_requests += 1
             self._linger()
             return
         super().on_response_complete()
         if self.waiting_since is not None:  # it was not read meanwhile
             self.waiting_since = self.loop.time()
+
+    def _is_little(self) -> bool:
+        """Whether the body that is still coming is small: it is read and dropped.
+
+        The client has not been told that the connection ends, and may use it again.
+        """
+        length = next((v for n, v in self.scope["headers"] if n == b"content-length"), b"")
+        return length.isdigit() and int(length) <= _DRAINED_MAX
 
     def handle_websocket_upgrade(self) -> None:
         """End the deadline: the WebSocket has its own."""

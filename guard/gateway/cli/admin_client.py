@@ -13,6 +13,7 @@ from guard.tls import client_context
 
 _Json = dict[str, Any]
 _PAGE = 1000
+_NO_TEXT = "an argument is not text in UTF-8"
 _KNOWN_S = 5.0
 """How long a directive waits to hear whether its target is known; then it is given all the same."""
 
@@ -21,7 +22,7 @@ def _quoted(name: str) -> str:
     try:
         return quote(name, safe="")
     except UnicodeError:
-        raise AdminError(0, "the name is not UTF-8 text") from None
+        raise AdminError(0, _NO_TEXT) from None
 
 
 def _given(fields: _Json) -> _Json:
@@ -50,7 +51,9 @@ def _encoded(body: Any) -> bytes:
         AdminError: it has something that JSON has not.
     """
     try:
-        return json.dumps(body, allow_nan=False).encode()
+        return json.dumps(body, allow_nan=False, ensure_ascii=False).encode()
+    except UnicodeError:
+        raise AdminError(0, _NO_TEXT) from None
     except (ValueError, TypeError, RecursionError) as exc:
         raise AdminError(0, f"this cannot be sent as JSON: {exc}") from None
 
@@ -125,7 +128,7 @@ class AdminClient:
                 timeout=httpx.USE_CLIENT_DEFAULT if wait_s is None else wait_s,
             )
         except (httpx.InvalidURL, UnicodeError):
-            raise AdminError(0, "a name has characters that cannot be sent") from None
+            raise AdminError(0, _NO_TEXT) from None
         except httpx.HTTPError as exc:
             where = self._http.base_url.netloc.decode()
             raise AdminError(

@@ -99,8 +99,6 @@ def client_of(options: dict[str, Any]) -> Iterator[AdminClient]:
             yield client
         except AdminError as exc:
             raise click.ClickException(safe(str(exc))) from None
-        except UnicodeEncodeError:  # an argument's bytes, of which Python makes half pairs
-            raise click.ClickException("an argument is not text in UTF-8") from None
         finally:
             client.close()
 

@@ -94,7 +94,8 @@ class GatewayCollector(Collector):
         yield _gauge("draining", "1 while the gateway is shutting down", self._draining())
         redis = self._redis()
         if redis is not None:
-            yield _gauge("redis_up", "1 while Redis answers", redis[0])
+            is_up = "1 while Redis answers; it is asked once a second when no call does"
+            yield _gauge("redis_up", is_up, redis[0])
             yield _counter("redis_failures", "How often Redis went away", redis[1])
 
 
