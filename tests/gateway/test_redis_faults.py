@@ -21,6 +21,7 @@ from guard.gateway.app import GatewayApp
 from guard.gateway.domain.errors import StoreError
 from guard.gateway.embedded import run_gateway
 from guard.gateway.settings import GatewaySettings
+from guard.gateway.storage.redis import connection
 from guard.gateway.storage.redis.connection import RedisConnection
 from tests.gateway.conftest import SERVE, Tenant, new_tenant
 from tests.gateway.test_metrics import scraped
@@ -121,7 +122,7 @@ def test_a_restart_between_two_calls_refuses_none(
     site_over_tcp: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its connections are those of the server before; nobody has asked anything meanwhile."""
-    monkeypatch.setattr("guard.gateway.storage.redis.connection.PING_S", 3600)
+    monkeypatch.setattr(connection, "PING_S", 3600)
     site = site_over_tcp
     for _ in range(3):
         assert site.capped() == 200
