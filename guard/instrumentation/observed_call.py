@@ -16,11 +16,12 @@ from guard.core.usage import (
     Call,
     Endpoint,
     Recording,
+    Usage,
 )
 from guard.core.usage.ends import Ending, may_be_billed
 from guard.core.usage.tool_scan import ToolScanner
 from guard.instrumentation import open_streams
-from guard.instrumentation.answer import AnswerReports, settle
+from guard.instrumentation.answer import Lessons, settle
 from guard.instrumentation.include_usage import StreamUsage, UsageChunkFilter
 from guard.instrumentation.output_limits import LimitedBody, OutputLimits
 from guard.instrumentation.request_gate import RequestCover, RequestGate
@@ -40,8 +41,8 @@ _SMALL_BYTES: Final = 64 * 1024
 _REFUSALS: Final = (400, 422)
 
 
-class CallReports(AnswerReports["ObservedCall"], Protocol):
-    """What an observed call reports to."""
+class CallReports(Lessons, Protocol):
+    """What an observed call reports to; an ``AnswerReports`` of such calls as well."""
 
     reading: threading.RLock
     """Held while an answer is read, so that two threads do not read it at once."""
@@ -63,6 +64,12 @@ class CallReports(AnswerReports["ObservedCall"], Protocol):
 
     def tried(self, lost: ObservedCall) -> None:
         """Note an earlier try of a call, which ends at once."""
+
+    def reported(self, call: ObservedCall, usage: Usage | None, *, again: bool) -> Usage | None:
+        """Return the usage to record; None if there is none or it was recorded before."""
+
+    def goes_on(self, call: ObservedCall, event: InstrumentedCall, at_most: Usage) -> None:
+        """Hold what a call has begun until a poll names its response."""
 
     def failed(self, exc: Exception) -> None:
         """Count an error in the observation."""
@@ -483,19 +490,19 @@ class ObservedCall:
         """Whether the response reached its end."""
         return self.ending is Ending.COMPLETE
 
-    def read(self, event: InstrumentedCall) -> None:
+    def read(self, call: InstrumentedCall) -> None:
         """Set what the call used, unless that was done already; never raises."""
         reports = self._reports
         with reports.reading:
-            if event.answer is None:
+            if call.answer is None:
                 return
             try:
-                settle(self, event, reports)
+                settle(self, call, reports)
             except Exception as exc:  # noqa: BLE001  # counted and logged: it never hurts the user
                 reports.failed(exc)
                 if self.hold is not None:
                     self.hold.keep()
-            event.answer = None
+            call.answer = None
 
     @property
     def content(self) -> bytes | Recording | None:
