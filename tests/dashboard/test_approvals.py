@@ -22,12 +22,13 @@ NOTE: dict[str, Any] = {
     },
 }
 HOSTILE: dict[str, Any] = {
-    "message": "harmless \u202etxt.exe\u0000\u200b <script>window.pwned=1</script>"
+    "message": "harmless \u202etxt.exe\u200b <script>window.pwned=1</script>"
     + " \n" * 60
     + "last words",
     "details": {
         "<img src=x onerror=window.pwned=1>": "<b>bold</b>",
         "\u2066key": {"deep": ["\u202e", "<script>window.pwned=1</script>"]},
+        "zero": "\u0000",  # a message has none, other data is any JSON
         "long": "x" * 3000,
         "עברית": "שלום",
         "items": "a name like the method's",
@@ -85,7 +86,8 @@ def test_nothing_that_an_agent_shows_misleads(signed_in: Callable[..., Any], ten
     picture(page, "approvals-hostile")
     said = page.get_by_role("group", name="Shown by the agent")
     text = said.inner_text()
-    assert "harmless ⟨U+202E⟩txt.exe⟨U+0000⟩⟨U+200B⟩ <script>window.pwned=1</script>" in text
+    assert "harmless ⟨U+202E⟩txt.exe⟨U+200B⟩ <script>window.pwned=1</script>" in text
+    assert "⟨U+0000⟩" in text
     assert "⟨U+2066⟩key" in text
     assert '"⟨U+202E⟩"' in text
     assert "שלום" in text  # a language that is written from right to left is no trick

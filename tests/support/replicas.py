@@ -280,9 +280,10 @@ class Site:
             late = "SELECT * FROM reservations WHERE state = 'open' ORDER BY created_at_ms"
             raise AssertionError(self.rows(late), time.time()) from None
         self.looks.end()
+        # Besides them are charges in doubt of leases that expired while their holder was cut off.
         events = self.rows(
             "SELECT count(*), count(DISTINCT data::json ->> 'response_id') FROM events"
-            " WHERE type = 'llm'"
+            " WHERE type = 'llm' AND event_id NOT LIKE 'expired-%'"
         )[0]
         print(f"{dict(outcomes)}; {answered} answered, {events} events; {self.looks.looks} looks")
         assert self.looks.looks
