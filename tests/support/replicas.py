@@ -283,7 +283,7 @@ class Site:
         # Besides them are charges in doubt of leases that expired while their holder was cut off.
         events = self.rows(
             "SELECT count(*), count(DISTINCT data::json ->> 'response_id') FROM events"
-            " WHERE type = 'llm' AND event_id NOT LIKE 'expired-%'"
+            " WHERE type = 'llm' AND left(event_id, 8) <> 'expired-'"
         )[0]
         print(f"{dict(outcomes)}; {answered} answered, {events} events; {self.looks.looks} looks")
         assert self.looks.looks
