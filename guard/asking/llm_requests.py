@@ -176,9 +176,7 @@ class LlmRequests:
 
     def _too_dear(self, ceiling: Ceiling, scope: Scope, bound: RequestBound) -> int | None:
         """Return what a request could cost if that is known to be above the ceiling."""
-        rates = self._leases.rates(
-            lane_of(scope, bound), request_subject(bound.provider, bound.local)
-        )
+        rates = self._rates(scope, bound)
         worst = None if rates is None else worst_case(rates, bound)
         if worst is None or ceiling.short_of(worst[0]) is None:
             return None
@@ -280,10 +278,7 @@ class LlmRequests:
     ) -> GuardError | WorkflowKilledInterrupt:
         if not isinstance(exc, GuardBlockedException):
             return exc
-        rates = self._leases.rates(
-            lane_of(scope, bound), request_subject(bound.provider, bound.local)
-        )
-        return _explained(exc, bound, rates)
+        return _explained(exc, bound, self._rates(scope, bound))
 
     def _without_cover(
         self, scope: Scope, bound: RequestBound, error: GuardError | WorkflowKilledInterrupt

@@ -106,11 +106,13 @@ class EventPipeline:
     @property
     def has_journal(self) -> bool:
         """Whether requests under way are written down; where they are not, the gateway is told."""
+        directory = self._settings.spool_dir
+        # One that could not be opened is not tried again: this is asked before each request.
+        if self._journal is None and directory is not None and self.journal_state != "failed":
+            self._open_journal(directory)
         if self._journal is None:
-            directory = self._settings.spool_dir
-            if directory is None or self._open_journal(directory) is None:
-                self._leases.tells = True
-                return False
+            self._leases.tells = True
+            return False
         return True
 
     def begin(self, reservation_id: str, amount: int, model: str | None) -> BegunRequest:
@@ -131,7 +133,7 @@ class EventPipeline:
                 return entry
         return UnwrittenEntry(self._leases, reservation_id, amount, now_ms, serial)
 
-    def _open_journal(self, directory: Path) -> Journal | None:
+    def _open_journal(self, directory: Path) -> None:
         owner = owner_of(self._settings.api_url, self._settings.api_key)
         with self._opening:
             if self._journal is None and self.journal_state != "failed":
@@ -141,7 +143,6 @@ class EventPipeline:
                 except OSError as exc:
                     self.journal_state = "failed"
                     logger.warning("open requests cannot be written down: %s", exc.strerror)
-            return self._journal
 
     def record_call(self, function: str, scope: Scope, duration_ms: float) -> None:
         """Put the closing event of a protected call that ended well into the buffer.
