@@ -28,6 +28,7 @@ from guard.gateway.api.http import (
     Scope,
     Send,
     fail,
+    in_one_write,
     send_answer,
     store_failed,
 )
@@ -279,7 +280,7 @@ class GatewayApp:
             return
         hot = self._hot.get(scope["path"])
         if hot is None:
-            await self._cold(scope, receive, send)
+            await self._cold(scope, receive, in_one_write(scope, send))
             return
         try:
             await hot(scope, receive, send)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -112,6 +113,36 @@ def test_a_request_behind_a_large_body_is_read_by_itself(gateway: GatewayProcess
         sock.sendall(b"\r\nConnection: close\r\n\r\n")
         received += read_to_end(sock)
     assert re.findall(rb"HTTP/1.1 (\d+)", received) == [b"400", b"200"]
+
+
+@pytest.mark.generator("large bodies that nobody asked for, by path and method")
+@pytest.mark.parametrize("size", [100_000, 3_000_000])
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT"])
+@pytest.mark.parametrize(
+    "path",
+    ["/gate", "/events", "/leases", "/budgets", "/nowhere", "/", "/login", "/control", "/docs",
+     "/healthz", "/metrics", "/dashboard"],
+)  # fmt: skip
+@pytest.mark.parametrize("is_chunked", [False, True], ids=["length", "chunks"])
+def test_an_answer_before_its_request_ends_says_that_the_connection_ends(
+    gateway: GatewayProcess, path: str, method: str, size: int, is_chunked: bool
+) -> None:
+    """Else the next request on the connection would get no answer."""
+    body, fields = b" " * size, f"Content-Length: {size}"
+    if is_chunked:
+        body, fields = b"%x\r\n%b\r\n0\r\n\r\n" % (size, body), CHUNKED
+    head = _head(path, gateway.key, JSON, fields).replace(b"POST", method.encode(), 1)
+    with connect(gateway.url) as sock:
+        with contextlib.suppress(ConnectionError):  # it has heard enough
+            sock.sendall(head + body)
+        first = http.client.HTTPResponse(sock, method=method)
+        first.begin()
+        first.read()
+        if first.getheader("Connection") != "close":
+            sock.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+            second = http.client.HTTPResponse(sock, method="GET")
+            second.begin()
+            assert second.status == 200
 
 
 UPGRADE = (

@@ -188,3 +188,34 @@ async def send_answer(
         return
     await send({"type": "http.response.start", "status": status, "headers": out})
     await send({"type": "http.response.body", "body": answer.body})
+
+
+def in_one_write(scope: Scope, send: Send) -> Send:
+    """Wrap ``send`` so that an answer whose body is one message goes out as by `send_answer`.
+
+    An answer may come before its request has arrived. In one write the server tells the client
+    then that the connection ends, and the client does not use it again.
+    """
+    one_write = (scope.get("extensions") or {}).get(ONE_WRITE)
+    if one_write is None:
+        return send
+    start: Message | None = None
+
+    async def joining(message: Message) -> None:
+        nonlocal start
+        if message["type"] == "http.response.start" and _has_length(message):
+            start = message
+        elif start is None:
+            await send(message)
+        elif message.get("more_body", False):
+            await send(start)
+            start = None
+            await send(message)
+        else:
+            one_write(start["status"], list(start["headers"]), message.get("body", b""))
+
+    return joining
+
+
+def _has_length(start: Message) -> bool:
+    return any(name.lower() == b"content-length" for name, _ in start.get("headers", ()))
