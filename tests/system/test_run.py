@@ -62,9 +62,10 @@ def test_a_module_and_a_console_script(guard: Runs, vendor: str, tmp_path: Path)
     test.write_text(
         f"import sys\n\ndef test_it():\n    sys.argv = ['', {vendor!r}, '9']\n    exec({AGENT!r})\n"
     )
+    alone = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # to load all that is installed takes seconds
     for program in (["pytest"], ["-m", "pytest"]):
         done = guard("run", "--limit", LIMIT, "--", *program, "-q", "-p", "no:cacheprovider",
-                     str(test), cwd=tmp_path)  # fmt: skip
+                     str(test), cwd=tmp_path, env=alone)  # fmt: skip
         assert done.returncode == 77, "pytest's own code is 1"
         assert "3 LLM requests" in done.stderr
 
