@@ -136,7 +136,11 @@ class TestChainOperations:
     def forward(
         self, timed: Gateway, clock: list[int], start: Callable[..., GuardRuntime]
     ) -> Callable[[int], None]:
-        """Move the clock; the SDK begins anew, for it would keep a lease by a clock of its own."""
+        """Move the clock; the SDK begins anew.
+
+        It would keep a lease by a clock of its own, and one that was granted inside of a chain may
+        still pay for a call outside.
+        """
 
         def moved(ms: int) -> None:
             guard.shutdown()
@@ -178,22 +182,26 @@ class TestChainOperations:
         self._spend(100)
         assert not self._allowed()
 
-    def test_start_registers_and_leaves_it_open(self, name: str) -> None:
+    def test_start_registers_and_leaves_it_open(
+        self, name: str, forward: Callable[[int], None]
+    ) -> None:
         """Part 3, op=start: registers the chain (semantics: left open on exit)."""
         with guard.chain(name, op="start"):
             self._spend(100)
             assert self._allowed()
+        forward(0)
         assert not self._allowed()  # no longer inside of it
         with guard.chain(name, op="continue"):
             assert self._allowed()  # and still open
 
-    def test_end_closes_it(self, name: str, timed: Gateway) -> None:
+    def test_end_closes_it(self, name: str, forward: Callable[[int], None]) -> None:
         """Part 3, op=end: closes the chain."""
         with guard.chain(name, op="start"):
             self._spend(100)
             assert self._allowed()
         with guard.chain(name, op="end"):
             assert self._allowed()
+        forward(0)
         with guard.chain(name, op="continue"):
             assert not self._allowed()
 
@@ -212,13 +220,16 @@ class TestChainOperations:
         with guard.chain(name, op="continue"):
             assert not self._allowed()
 
-    def test_auto_is_the_default_starts_outermost_and_ends_there(self, name: str) -> None:
+    def test_auto_is_the_default_starts_outermost_and_ends_there(
+        self, name: str, forward: Callable[[int], None]
+    ) -> None:
         """Part 3, op=auto: the default; the outermost entry starts, and its exit ends."""
         with guard.chain(name):
             self._spend(100)
             with guard.chain(name):
                 assert self._allowed()
             assert self._allowed()  # the inner exit did not end it
+        forward(0)
         with guard.chain(name, op="continue"):
             assert not self._allowed()  # the outer one did
 
