@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import threading
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -20,9 +22,13 @@ S = TypeVar("S", bound=Struct)
 _CHOICE: Final = re.compile(r"Invalid enum value .*?(?=(?: - at `[^`]*`)?\Z)", re.DOTALL)
 
 _encoder = msgspec.json.Encoder()
-# Made on first use, kept for ever: there are as many as message types. Two threads may make the
-# same one, which does no harm.
+# Made on first use, kept for ever: there are as many as message types.
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
+# While one is made; forks wait.
+_making = threading.RLock()
+os.register_at_fork(
+    before=_making.acquire, after_in_parent=_making.release, after_in_child=_making.release
+)
 
 
 def encode(message: Any) -> bytes:
@@ -46,7 +52,7 @@ def decode(data: bytes | str, kind: type[T]) -> T:
     """
     decoder = _decoders.get(kind)
     if decoder is None:
-        decoder = _decoders[kind] = msgspec.json.Decoder(kind)
+        decoder = _made(kind)
     try:
         return decoder.decode(data)  # type: ignore[no-any-return]  # the decoder was built for kind
     except UnicodeDecodeError:
@@ -56,6 +62,19 @@ def decode(data: bytes | str, kind: type[T]) -> T:
     except msgspec.DecodeError as exc:
         # `from None`: for an enumeration, the cause's text repeats the value that was sent.
         raise WireError(_CHOICE.sub("Expected one of the protocol's values", str(exc))) from None
+
+
+def _made(kind: Any) -> msgspec.json.Decoder[Any]:
+    """Make the decoder of a message, one at a time.
+
+    msgspec notes what it has found out of a type before it has found out of the types within. A
+    thread, or a child that is forked meanwhile, that decodes by the half of it crashes.
+    """
+    with _making:
+        decoder = _decoders.get(kind)
+        if decoder is None:
+            decoder = _decoders[kind] = msgspec.json.Decoder(kind)
+        return decoder
 
 
 def salvage(data: bytes | str, kind: type[S]) -> S:

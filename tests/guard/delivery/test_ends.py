@@ -412,10 +412,8 @@ assert codes == [0] * 8, codes
 for thread in threads: thread.join()
 flusher.join()
 """
-        # A flush raises at the deadline of one answer, which says nothing of forks.
-        patient = env(tenant)
-        code, _, err = ended(spawn(HEAD + program, env=patient))
-        assert (code, err) == (0, "")
+        code, _, err = ended(spawn(HEAD + program, env=env(tenant)), timeout_s=300)
+        assert (code, err) == (0, ""), err
         seen = [number for page in _pages(tenant) for number in page]
         assert len(seen) == len(set(seen)), "nothing is sent by both sides of a fork"
         assert sorted(number for number in seen if number < 1_000_000) == list(range(80))
