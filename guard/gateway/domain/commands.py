@@ -127,6 +127,11 @@ class GateCommand(Struct, kw_only=True, frozen=True):
         return self.call.lease is not None and self.call.lease.ahead
 
     @property
+    def is_foreign(self) -> bool:
+        """Whether the call is made for another workflow than the one that the key is for."""
+        return self.request.key_workflow_id not in (None, self.call.workflow_id)
+
+    @property
     def answers_function(self) -> str | None:
         """Under which the model is learned that answers requests for the one asked for."""
         call = self.call
@@ -163,7 +168,8 @@ class EncodedAnswer(Struct, frozen=True):
 
     With ``recall`` (as in a refusal) it is not finished: the same command decides once more, after
     the holders of these leases have given back what they do not use. ``lease_id`` names the lease
-    that was granted. ``waits`` is set when the call has a place in line.
+    that was granted, ``own_lease`` the caller's own, open one that the request has named and given
+    back to. ``waits`` is set when the call has a place in line.
     """
 
     status: int
@@ -173,6 +179,7 @@ class EncodedAnswer(Struct, frozen=True):
     kept: bool = True
     recall: dict[str, list[str]] = {}
     lease_id: str | None = None
+    own_lease: str | None = None
     waits: Waiter | None = None
 
 

@@ -120,6 +120,7 @@ class Reservation(Struct, gc=False):
         renewed: whether its holder renews it, so that it lasts no longer than a lease.
         under_way: what requests can cost that only the holder knows of: it is charged when the
             reservation expires, and from then on pays for events that come after all.
+        closing: whether its holder has closed the lease: it only pays for events on their way.
     """
 
     reservation_id: str
@@ -143,6 +144,7 @@ class Reservation(Struct, gc=False):
     user: str | None = None
     renewed: bool = False
     under_way: int = 0
+    closing: bool = False
     answered_by: str | None = None
     """The model that was reported last; not stored."""
 

@@ -14,7 +14,7 @@ from guard.core import wire
 from guard.gateway.domain import ledger, render
 from guard.gateway.domain.commands import EncodedAnswer, GateCommand, LeaseCommand, RequestOrigin
 from guard.gateway.domain.ledger import BudgetAccount, Reservation
-from guard.gateway.ledger import approvals, expiry, idempotency, lapse, renewals
+from guard.gateway.ledger import approvals, expiry, idempotency, renewals
 from guard.gateway.ledger.accounts import organisation
 from guard.gateway.ledger.state import OrganisationState
 from guard.gateway.ledger.unit_of_work import UnitOfWork
@@ -64,14 +64,12 @@ def take_back(unit: UnitOfWork, command: GateCommand, *, give_back: bool) -> Res
 
 
 def _live(unit: UnitOfWork, request: RequestOrigin, lease_id: str) -> Reservation | None:
-    """Return the key's own lease, unless it is over or its time has passed."""
+    """Return the key's own lease, unless it is closed or over, or its time has passed."""
     found = expiry.own_reservation(unit, request, lease_id)
-    if found is None or not found.is_lease or found.state != "open":
+    if found is None or not found.is_lease or found.state != "open" or found.closing:
         return None
-    if found.expires_at_ms <= unit.now_ms:  # before the sweep has seen it: it must not be renewed
-        lapse.expire(unit, found)
-        return None
-    return found
+    # What no sweep has seen yet must not be renewed either.
+    return found if found.expires_at_ms > unit.now_ms else None
 
 
 def grant(
@@ -141,12 +139,13 @@ def update(unit: UnitOfWork, command: LeaseCommand) -> EncodedAnswer:
         expiry.close(unit, lease, "settled" if lease.spent else "released")
     elif change.close:  # events of its last calls may be on their way, and are paid from it
         unit.expire_sooner(lease, min(lease.expires_at_ms, unit.now_ms + CLOSING_MS))
+        lease.closing = True
     else:
         ttl_ms = organisation(unit, request.organisation_id).settings.lease_ttl_ms
         lease.expires_at_ms = unit.now_ms + ttl_ms
     left_ms = lease.expires_at_ms - unit.now_ms if lease.state == "open" else 0
     state = wire.LeaseState(lease.reservation_id, lease.state, lease.held, left_ms)
-    answer = EncodedAnswer(200, wire.encode(state))
+    answer = EncodedAnswer(200, wire.encode(state), own_lease=lease.reservation_id)
     idempotency.keep(unit, request, answer)
     return answer
 
@@ -164,7 +163,8 @@ def resume(unit: UnitOfWork) -> int:
     for each in found:
         unit.change_reservation(each)
         ttl_ms = organisation(unit, each.organisation_id).settings.lease_ttl_ms
-        each.expires_at_ms = max(each.expires_at_ms, unit.now_ms + ttl_ms)
+        left_ms = CLOSING_MS if each.closing else ttl_ms
+        each.expires_at_ms = max(each.expires_at_ms, unit.now_ms + left_ms)
     return len(found)
 
 
@@ -191,7 +191,9 @@ def holders(
         and account.rule.mode == "hard"
         and account.room(chain_over_permille) < needed
     ]
-    held = [lease for lease in unit.open_leases(short) if lease is not own] if short else []
+    leases = unit.open_leases(short) if short else []
+    # Nobody holds a closed one any more, who could give it back.
+    held = [lease for lease in leases if lease is not own and not lease.closing]
     # Those that hold most first: the fewest have to answer.
     held.sort(key=lambda lease: -lease.held)
     found: dict[str, list[str]] = {}

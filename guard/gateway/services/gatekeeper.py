@@ -126,8 +126,8 @@ class Gatekeeper:
         answer = await self._write(gate.gate, command)
         # A question gives back first, so it answers a recall of the caller's own lease as well.
         if not is_ahead:
-            if lease is not None and lease.lease_id is not None:
-                self._recalls.answered(lease.lease_id)
+            if answer.own_lease is not None:
+                self._recalls.answered(answer.own_lease)
             if answer.recall:  # decided once more, after the holders have given back
                 returns_ms = 0 if command.place is None else gate.RETURNS_MS
                 await self._recalls.recall(request.organisation_id, answer.recall, returns_ms)
@@ -187,9 +187,11 @@ class Gatekeeper:
     async def lease(self, request: RequestOrigin, update: wire.LeaseUpdate) -> EncodedAnswer:
         """Renew a lease, give back a part of it, or close it."""
         answer = await self._write(leases.update, LeaseCommand(request=request, update=update))
-        self._recalls.answered(update.lease_id)
+        if answer.own_lease is None:  # it changed no lease: none of its own, or a repeat
+            return answer
+        self._recalls.answered(answer.own_lease)
         view = await self._catalogue.view(request.organisation_id)
-        if view.rules and not answer.replay:
+        if view.rules:
             await self._shares.update(request, update, view.settings.lease_ttl_ms)
         return answer
 
@@ -205,7 +207,10 @@ class Gatekeeper:
         if self._line.left(request, body.reservation_id):
             return render.withdrawn(body.reservation_id)
         command = ReleaseCommand(request=request, reservation_id=body.reservation_id)
-        return await self._write(expiry.release, command)
+        answer = await self._write(expiry.release, command)
+        if answer.own_lease is not None:
+            self._recalls.answered(answer.own_lease)
+        return answer
 
     def _write(
         self, use_case: Callable[[UnitOfWork, CommandT], EncodedAnswer], command: CommandT
