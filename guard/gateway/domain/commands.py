@@ -86,6 +86,7 @@ class GateCommand(Struct, kw_only=True, frozen=True):
             known.
         output_max: the most tokens that the model can answer, for a request without a limit.
         grants_lease: a lease may be granted.
+        small_lease: the key does not answer recalls, so a lease holds no more than this call needs.
         lease_calls: how many calls the lease's share of rate caps allows; ``None``: no cap.
         policy_version: identifies the policies, prices and settings that the decision rests on.
         recalls: rather than refuse, ask for a recall of the leases that hold the room.
@@ -110,6 +111,7 @@ class GateCommand(Struct, kw_only=True, frozen=True):
     input_max: int = 0
     output_max: int | None = None
     grants_lease: bool = False
+    small_lease: bool = False
     lease_calls: int | None = None
     policy_version: str = ""
     recalls: bool = False

@@ -21,6 +21,7 @@ from guard.gateway.ledger import (
     expiry,
     idempotency,
     lapse,
+    lease_sizes,
     leases,
     line,
     requests,
@@ -254,14 +255,14 @@ def _granted(
         amount: what was to be reserved.
     """
     unit, org, command = decision.unit, decision.org, decision.command
-    call, allowance = command.call, decision.allowance
+    call = command.call
     granted = judgement.amount
     # Who takes more than the call needs, or covers others with it, jumps the line.
     is_awaited = line.is_awaited(command, accounts)
-    if command.grants_lease and call.lease is not None and not is_awaited:
-        granted = leases.size(accounts, granted, call.lease.demand_nanousd, lease, allowance)
+    if call.lease is not None and command.grants_lease and not (is_awaited or command.small_lease):
+        granted = lease_sizes.size(decision, accounts, granted, call.lease.demand_nanousd, lease)
     unit.change_balances([account.balance for account in accounts])
-    ledger.reserve(accounts, granted, allowance)
+    ledger.reserve(accounts, granted, decision.allowance)
     # By position, as above.
     reservation = Reservation(
         unit.ids.unguessable(unit.now_ms),

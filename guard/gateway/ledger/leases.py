@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from guard.core import wire
-from guard.gateway.domain import ledger, render
+from guard.gateway.domain import render
 from guard.gateway.domain.commands import EncodedAnswer, GateCommand, LeaseCommand, RequestOrigin
 from guard.gateway.domain.ledger import BudgetAccount, Reservation
 from guard.gateway.ledger import approvals, expiry, idempotency, renewals
@@ -200,28 +200,3 @@ def holders(
     for lease in held[:RECALL_MAX]:
         found.setdefault(lease.key_id, []).append(lease.reservation_id)
     return found
-
-
-def size(
-    accounts: Sequence[BudgetAccount],
-    amount: int,
-    demand: int,
-    lease: Reservation | None,
-    chain_over_permille: int | None,
-) -> int:
-    """Return how much to grant: the demand, within a share of the room; at least the amount.
-
-    The share leaves as much for every other holder of a lease, and for one to come. Where it is
-    smaller than the amount, exactly the amount is granted, so that the last of a budget is decided
-    call by call.
-    """
-    share = ledger.LEASE_NANOUSD_MAX
-    for account in accounts:
-        balance = account.balance
-        others = balance.leases - (lease is not None)
-        if account.rule.mode == "hard":
-            room = account.room(chain_over_permille)
-        else:
-            room = wire.NANOUSD_MAX - balance.committed - balance.reserved
-        share = min(share, room // (others + 2))
-    return max(amount, min(demand, share))
