@@ -224,11 +224,13 @@ async def test_a_closed_lease_does_not_live_on(store: Store, reopened: bool) -> 
     await update(store, lease, 80, close=True)
     if reopened:
         await store.reopen()
-    for close in (False, True):
-        assert await update(store, lease, 5, close=close) == 404
+    assert await update(store, lease, 5) == 404
     assert await totals(store) == (0, 20), "nothing came back, either"
+    state = await update(store, lease, 5, close=True)
+    assert (state.state, state.held_nanousd, state.ttl_ms) == ("open", 15, 5000)
     new = await granted(store, 10, 10, lease_id=lease.lease_id, unused=20)
     assert new.lease_id != lease.lease_id
+    assert await totals(store) == (0, 25)
     assert await store.storage.resume() == 2
     store.clock.now += 5000
     assert await store.storage.sweep() == 1, "not renewed by anything"

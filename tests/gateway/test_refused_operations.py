@@ -296,12 +296,12 @@ async def test_no_command_changes_what_is_over(
     commands: list[tuple[str, dict[str, Any]]] = [
         ("/gate/lease", fields)
         for fields in (
-            {}, {"unused_nanousd": 5}, {"calls_left": 3}, {"close": True},
-            {"under_way_nanousd": 7}, {"also": [subject]},
+            {}, {"unused_nanousd": 5}, {"calls_left": 3}, {"under_way_nanousd": 7},
+            {"also": [subject]},
         )
     ]  # fmt: skip
-    if how != "closed":  # which is still open, for what is on its way: it can be released
-        commands.append(("/gate/release", {}))
+    if how != "closed":  # which is still open, for what is on its way: more of it can go back
+        commands += [("/gate/release", {}), ("/gate/lease", {"close": True})]
     async with httpx.AsyncClient(
         base_url=world.gateway.base_url, headers=headers, trust_env=False
     ) as http:

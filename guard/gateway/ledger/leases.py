@@ -63,10 +63,21 @@ def take_back(unit: UnitOfWork, command: GateCommand, *, give_back: bool) -> Res
     return lease
 
 
-def _live(unit: UnitOfWork, request: RequestOrigin, lease_id: str) -> Reservation | None:
-    """Return the key's own lease, unless it is closed or over, or its time has passed."""
+def _live(
+    unit: UnitOfWork, request: RequestOrigin, lease_id: str, *, also_closing: bool = False
+) -> Reservation | None:
+    """Return the key's own lease, unless it is over, or its time has passed.
+
+    Args:
+        unit: the unit of work.
+        request: who asks.
+        lease_id: of the lease.
+        also_closing: whether it may be closed, and only pay for events on their way.
+    """
     found = expiry.own_reservation(unit, request, lease_id)
-    if found is None or not found.is_lease or found.state != "open" or found.closing:
+    if found is None or not found.is_lease or found.state != "open":
+        return None
+    if found.closing and not also_closing:
         return None
     # What no sweep has seen yet must not be renewed either.
     return found if found.expires_at_ms > unit.now_ms else None
@@ -124,7 +135,8 @@ def update(unit: UnitOfWork, command: LeaseCommand) -> EncodedAnswer:
     kept = idempotency.replay(unit, request)
     if kept is not None:
         return kept
-    lease = _live(unit, request, change.lease_id)
+    # What is granted while a lease is being closed goes back by closing it once more.
+    lease = _live(unit, request, change.lease_id, also_closing=change.close)
     if lease is None:
         state = renewals.renew(unit, request, change)
         if state is None:
@@ -138,8 +150,9 @@ def update(unit: UnitOfWork, command: LeaseCommand) -> EncodedAnswer:
     if change.close and not lease.held:
         expiry.close(unit, lease, "settled" if lease.spent else "released")
     elif change.close:  # events of its last calls may be on their way, and are paid from it
-        unit.expire_sooner(lease, min(lease.expires_at_ms, unit.now_ms + CLOSING_MS))
         lease.closing = True
+        if lease.expires_at_ms > unit.now_ms + CLOSING_MS:
+            unit.expire_sooner(lease, unit.now_ms + CLOSING_MS)
     else:
         ttl_ms = organisation(unit, request.organisation_id).settings.lease_ttl_ms
         lease.expires_at_ms = unit.now_ms + ttl_ms
