@@ -84,6 +84,18 @@ async def test_one_key_leaves_the_others_half(store: Store, demand: int) -> None
 
 
 @pytest.mark.asyncio
+async def test_leases_that_are_asked_for_at_once_are_counted_too(store: Store) -> None:
+    """In one transaction, in which nothing is written yet."""
+    greedy, other = await new_key(store), await new_key(store)
+    lanes = [granted(store, greedy, f"lane-{number}") for number in range(25)]
+    assert min(await asyncio.gather(*lanes)) == 10
+    assert await held(store) <= LIMIT // 2 + 25 * 10
+    again = [granted(store, greedy, f"again-{number}") for number in range(25)]
+    assert set(await asyncio.gather(*again)) == {10}
+    assert await granted(store, other, "a", amount=LIMIT * 2 // 5) == LIMIT * 2 // 5
+
+
+@pytest.mark.asyncio
 async def test_each_key_gets_half_of_what_the_others_have_left(store: Store) -> None:
     keys = [await new_key(store) for _ in range(4)]
     for count, key in enumerate(keys, start=1):

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from guard.core import wire
 from guard.core.wire import NANOUSD_MAX
+from guard.gateway.domain.lineage import root_of
 from guard.gateway.domain.records import BudgetRule
 
 EVENT_NANOUSD_MAX: Final = 10**15
@@ -162,6 +163,26 @@ class Reservation(Struct, gc=False):
     def is_request(self) -> bool:
         """Whether it is for one LLM request, which its event settles."""
         return self.basis != "lease" and self.function.startswith("llm:")
+
+
+def held_by_key(
+    reservations: Iterable[Reservation], organisation_id: str, root_id: str
+) -> dict[int, int]:
+    """Return, by balance, what open leases of a key and of those that belong to it hold.
+
+    Args:
+        reservations: any, of which others are passed over.
+        organisation_id: of the key.
+        root_id: of the key, which belongs to no other.
+    """
+    found: dict[int, int] = {}
+    for each in reservations:
+        if not (each.held and each.is_lease and each.state == "open"):
+            continue
+        if each.organisation_id == organisation_id and root_of(each.key_id) == root_id:
+            for balance_id in each.balance_ids:
+                found[balance_id] = found.get(balance_id, 0) + each.held
+    return found
 
 
 class Judgement(Struct):

@@ -65,12 +65,8 @@ def _within_share_of_key(
         # Where all that is set aside leaves enough, what of it is the key's need not be known.
         if 2 * wanted > room - balance.reserved:
             rooms[balance.balance_id] = room
-    unit = decision.unit
-    if not rooms or not unit.has_other_keys(decision.org.organisation_id, root):
+    unit, organisation_id = decision.unit, decision.org.organisation_id
+    if not rooms or not unit.has_other_keys(organisation_id, root):
         return wanted
-    own = dict.fromkeys(rooms, 0)
-    for lease in unit.open_leases(list(rooms)):
-        if root_of(lease.key_id) == root:
-            for balance_id in own.keys() & lease.balance_ids:
-                own[balance_id] += lease.held
-    return min(wanted, *((room - own[each]) // 2 for each, room in rooms.items()))
+    own = unit.leased(organisation_id, root)
+    return min(wanted, *((room - own.get(each, 0)) // 2 for each, room in rooms.items()))

@@ -14,7 +14,7 @@ from guard.core import wire
 from guard.gateway.domain import records
 from guard.gateway.domain.commands import CallRefusal, PricedEvent, RequestOrigin
 from guard.gateway.domain.estimates import Estimate
-from guard.gateway.domain.ledger import Balance, BudgetAccount, Reservation
+from guard.gateway.domain.ledger import Balance, BudgetAccount, Reservation, held_by_key
 from guard.gateway.ledger.state import (
     ChainState,
     ChargedHour,
@@ -245,6 +245,10 @@ class MoneyTables(Tables):
             for lease in self.leases.values()
             if lease.state == "open" and lease.held and not wanted.isdisjoint(lease.balance_ids)
         ]
+
+    def leased(self, organisation_id: str, root_id: str) -> dict[int, int]:
+        """Return, by balance, what the open leases of a key and of those below it hold."""
+        return held_by_key(self.leases.values(), organisation_id, root_id)
 
     def all_renewed(self) -> list[Reservation]:
         """Return every open lease, and the open reservations that are renewed."""
